@@ -1,0 +1,169 @@
+//! What can go wrong, with what to do about it.
+
+use burn::tensor::FloatDType;
+use burn_lean_reparam::{AttachError, Rejected};
+
+use crate::report::SkipCause;
+
+/// Every error of this crate.
+///
+/// Functions that consume a model return it inside a [`Rejected`]; `?` converts that into an
+/// `AmpError` where the model is not needed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AmpError {
+    /// The device cannot compute in the requested dtype.
+    #[error(
+        "{device} cannot compute in {dtype:?}; it can in {}. Choose one of these, or a fallback \
+         (`AutocastConfig::with_fallback`): F32, or emulation{}",
+        list(.supported),
+        if *.emulation { "" } else { " (not available for this device in this build)" }
+    )]
+    UnsupportedDtype {
+        /// What was asked for.
+        dtype: FloatDType,
+        /// The device, as Burn prints it.
+        device: String,
+        /// The float dtypes it can compute in.
+        supported: Vec<FloatDType>,
+        /// Whether [`Fallback::Emulate`](crate::Fallback::Emulate) would work there.
+        emulation: bool,
+    },
+    /// The dtype is no compute dtype of autocast.
+    #[error("{dtype:?} is not a compute dtype of autocast; use F16, BF16, or F32 for no cast")]
+    NotAComputeDtype {
+        /// What was asked for.
+        dtype: FloatDType,
+    },
+    /// The device says it supports the dtype, but computes wrong numbers in it.
+    #[error(
+        "{device} fails the {dtype:?} self-test `{check}`: expected {expected}, found {found}; \
+         mixed precision would be wrong there. Use F32 on this device"
+    )]
+    SelfTest {
+        /// The device, as Burn prints it.
+        device: String,
+        /// The dtype under test.
+        dtype: FloatDType,
+        /// The check that failed.
+        check: &'static str,
+        /// What a correct device gives.
+        expected: String,
+        /// What this one gave.
+        found: String,
+    },
+    /// Attaching the casts failed.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// A parameter is not FP32, so it cannot be a master weight.
+    #[error(
+        "parameter `{path}` is {dtype:?}, but master weights are F32: load or convert the model \
+         in F32 before `prepare`"
+    )]
+    ParameterDtype {
+        /// Path of the parameter.
+        path: String,
+        /// Its dtype.
+        dtype: burn::tensor::DType,
+    },
+    /// The loss handed to `scale` is not FP32.
+    #[error(
+        "the loss is {dtype:?}, but it must be F32 to be scaled (65536 is infinite in F16): cast \
+         the model's output with `Autocast::forward` and compute the loss outside of it"
+    )]
+    LossDtype {
+        /// Its dtype.
+        dtype: burn::tensor::DType,
+    },
+    /// A gradient is not FP32.
+    #[error(
+        "the gradient of `{path}` is {dtype:?}: gradients are unscaled in F32. The parameter \
+         itself is half; keep F32 parameters and let `AutocastConfig::prepare` cast them"
+    )]
+    GradientDtype {
+        /// Path of the parameter.
+        path: String,
+        /// The gradient's dtype.
+        dtype: burn::tensor::DType,
+    },
+    /// No parameter of the model has a gradient.
+    #[error(
+        "no parameter of the model has a gradient: check that the model is on an autodiff device, \
+         that the loss depends on it, and that the gradients were made from this very model"
+    )]
+    NoGradients,
+    /// `update` without a preceding `apply`.
+    #[error("`update` was called, but no gradients were applied since the last one")]
+    NothingToUpdate,
+    /// A number of a config or record is out of its range.
+    #[error("{field} is {value}, but must be {expected}")]
+    InvalidConfig {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is accepted.
+        expected: &'static str,
+    },
+    /// Too many steps in a row were skipped: lowering the scale does not help.
+    #[error(
+        "{consecutive} steps in a row were skipped, the last at loss scale {loss_scale}: {cause}\
+         {}. Lowering the loss scale further would not help",
+        .parameter.as_ref().map(|path| format!("; first non-finite gradient: `{path}`")).unwrap_or_default()
+    )]
+    Diverged {
+        /// Skipped steps in a row.
+        consecutive: usize,
+        /// Loss scale of the last one.
+        loss_scale: f32,
+        /// Why the last one was skipped.
+        cause: SkipCause,
+        /// First parameter, in module order, whose gradient was not finite.
+        parameter: Option<String>,
+    },
+    /// A record is of another version, damaged, or of something else.
+    #[error("cannot load {what}: {reason}")]
+    Record {
+        /// What was being loaded.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file could not be read or written.
+    #[error("{action} {path}: {reason}")]
+    Io {
+        /// What was tried, for example `cannot write`.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// The model's forward pass could not be traced.
+    #[error(
+        "the audit could not run the forward pass to its end: {reason}. Last operation: {last_operation}"
+    )]
+    Audit {
+        /// What Burn said.
+        reason: String,
+        /// The last operation that was recorded.
+        last_operation: String,
+    },
+    /// The device failed while numbers were read back.
+    #[error("reading from the device failed: {reason}")]
+    Device {
+        /// What Burn said.
+        reason: String,
+    },
+}
+
+impl<M> From<Rejected<M, AmpError>> for AmpError {
+    fn from(rejected: Rejected<M, AmpError>) -> Self {
+        rejected.into_error()
+    }
+}
+
+fn list(dtypes: &[FloatDType]) -> String {
+    let names: Vec<String> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();
+    names.join(", ")
+}

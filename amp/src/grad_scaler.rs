@@ -1,0 +1,433 @@
+//! The gradient scaler: scale the loss, unscale the gradients, step or skip, update the scale.
+
+use burn::config::Config;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData, Transaction};
+use burn_lean_reparam::Rejected;
+
+use crate::gradients::{self, Unscaled, read};
+use crate::report::{Overflow, SkipCause, StepReport};
+use crate::{AmpError, LossScale, LossScaleState};
+
+/// Configuration of a [`GradScaler`].
+#[derive(Config, Debug)]
+pub struct GradScalerConfig {
+    /// None, static or dynamic.
+    pub loss_scale: LossScale,
+    /// Clip the global L2 norm of the unscaled gradients to this in [`GradScaler::step`]; positive.
+    #[config(default = "None")]
+    pub max_norm: Option<f32>,
+    /// Skipped steps in a row that make [`GradScaler::step`] fail with [`AmpError::Diverged`];
+    /// `None` for no limit. Default 50: from 65536 the scale has then fallen to 2⁻³⁴.
+    #[config(default = "Some(50)")]
+    pub max_consecutive_skips: Option<usize>,
+}
+
+impl GradScalerConfig {
+    /// What the compute dtype needs: dynamic scaling for F16, none for BF16 and F32.
+    pub fn for_dtype(dtype: FloatDType) -> Self {
+        Self::new(LossScale::for_dtype(dtype))
+    }
+
+    /// Builds the scaler.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidConfig`] with the field that is out of range.
+    pub fn init(&self) -> Result<GradScaler, AmpError> {
+        self.loss_scale.validate()?;
+        if let Some(max_norm) = self.max_norm
+            && !(max_norm.is_finite() && max_norm > 0.0)
+        {
+            return Err(AmpError::InvalidConfig {
+                field: "max_norm",
+                value: max_norm.to_string(),
+                expected: "positive and finite",
+            });
+        }
+        if self.max_consecutive_skips == Some(0) {
+            return Err(AmpError::InvalidConfig {
+                field: "max_consecutive_skips",
+                value: "0".into(),
+                expected: "at least 1, or none",
+            });
+        }
+        Ok(GradScaler {
+            config: self.clone(),
+            state: self.loss_scale.init(),
+            pending_loss: None,
+            found_inf: None,
+            report: None,
+        })
+    }
+}
+
+/// Keeps F16 gradients out of underflow and the optimizer out of infinities.
+///
+/// ```text
+/// scale    loss · scale                                 (in F32, before backward)
+/// unscale  gradient · f32(1/scale)                      (in F32)
+/// apply    any gradient not finite ? skip : optimizer step
+/// update   see DynamicLossScale
+/// ```
+///
+/// [`step`](Self::step) does the last three. Take them one by one for several optimizers with one
+/// scale, or to work on the unscaled gradients; order mistakes do not compile, because
+/// [`unscale`](Self::unscale) turns gradients into [`Unscaled`] and only those can be applied.
+///
+/// The scaler reads the device once per step, in [`apply`](Self::apply), and not at all with
+/// [`LossScale::None`]; [`Speculative`](crate::Speculative) hides that read too. It is a plain
+/// value: clones do not share state.
+///
+/// # Gradient accumulation
+///
+/// Scale each micro-batch's loss, add up the scaled gradients with Burn's `GradientsAccumulator`,
+/// and call [`step`](Self::step) with the sum: the scale only changes there.
+///
+/// # Example
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::optim::{GradientsParams, SgdConfig};
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_lean_amp::{AutocastConfig, GradScalerConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(1, 1).with_bias(false).init(&device);
+/// let (mut model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
+/// let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init()?;
+/// let mut optim = SgdConfig::new().init();
+///
+/// for step in 0..2 {
+///     let x = Tensor::<2>::full([4, 1], if step == 0 { f32::INFINITY } else { 1.0 }, &device);
+///     let loss = autocast.forward(x, |x| model.forward(x)).mean();
+///     let grads = GradientsParams::from_grads(scaler.scale(loss)?.backward(), &model);
+///     model = scaler.step(&mut optim, 0.1, model, grads)?;
+/// }
+/// // The first step was skipped, and the scale halved.
+/// assert_eq!(scaler.state().skipped_steps, 1);
+/// assert_eq!(scaler.loss_scale(), 32768.0);
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct GradScaler {
+    pub(crate) config: GradScalerConfig,
+    pub(crate) state: LossScaleState,
+    /// Sum and number of the losses scaled since the last step; on the device.
+    pending_loss: Option<(Tensor<1>, usize)>,
+    /// Whether any gradients applied since the last update were not finite.
+    found_inf: Option<bool>,
+    report: Option<StepReport>,
+}
+
+impl GradScaler {
+    /// Multiplies the loss by the loss scale. Call `backward` on the result.
+    ///
+    /// `loss` is F32 (or F64) of shape `[1]`. With [`LossScale::None`] it is returned unchanged.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossDtype`] when the loss is in half precision: 65536 times anything is
+    /// infinite there.
+    pub fn scale(&mut self, loss: Tensor<1>) -> Result<Tensor<1>, AmpError> {
+        let dtype = loss.dtype();
+        if !matches!(dtype, DType::F32 | DType::F64) {
+            return Err(AmpError::LossDtype { dtype });
+        }
+        if self.is_disabled() {
+            return Ok(loss);
+        }
+        let value = loss.clone().without_autodiff().cast(DType::F32);
+        self.pending_loss = Some(match self.pending_loss.take() {
+            Some((sum, count)) => (sum + value, count + 1),
+            None => (value, 1),
+        });
+        Ok(loss.mul_scalar(self.state.scale))
+    }
+
+    /// Divides the gradients of `model` by the loss scale and looks for infinities and NaN.
+    ///
+    /// Everything stays on the device. Parameters without a gradient are left alone.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::NoGradients`], or [`AmpError::GradientDtype`] with the path of a parameter
+    /// whose gradient is in half precision.
+    pub fn unscale<M: Module>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<Unscaled, AmpError> {
+        gradients::unscale(
+            model,
+            grads,
+            self.state.inverse_scale(),
+            !self.is_disabled(),
+        )
+    }
+
+    /// Steps the optimizer, or skips the step when a gradient is not finite.
+    ///
+    /// A skipped step leaves `model` and `optim` as they were. Call [`update`](Self::update) once
+    /// when all optimizers have been served. This is the one place that reads the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Device`] when that read fails; the model comes back in the error.
+    pub fn apply<M: Module>(
+        &mut self,
+        optim: &mut ModuleOptimizer,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
+        unscaled: Unscaled,
+    ) -> Result<M, Rejected<M, AmpError>> {
+        let reading = self.reading(&unscaled);
+        let verdict = match reading.wait() {
+            Ok(verdict) => verdict,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        Ok(match self.judge(&model, &unscaled, verdict) {
+            true => optim.step(lr, model, unscaled.grads),
+            false => model,
+        })
+    }
+
+    /// Moves the loss scale on, once per iteration.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::NothingToUpdate`] when nothing was applied since the last call,
+    /// [`AmpError::Diverged`] when too many steps in a row were skipped. After the latter the
+    /// scaler can be used further: the count goes on.
+    pub fn update(&mut self) -> Result<(), AmpError> {
+        let found_inf = self.found_inf.take().ok_or(AmpError::NothingToUpdate)?;
+        self.pending_loss = None;
+        let before = self.state;
+        self.state = self.config.loss_scale.update(before, found_inf);
+        if self.state.scale != before.scale {
+            tracing::info!(
+                from = before.scale,
+                to = self.state.scale,
+                step = self.state.steps,
+                "loss scale changed"
+            );
+        }
+        match self.config.max_consecutive_skips {
+            Some(limit) if found_inf && self.state.consecutive_skips as usize >= limit => {
+                Err(self.diverged())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Unscales, clips if configured, steps or skips, and updates: the usual iteration.
+    ///
+    /// # Errors
+    ///
+    /// As [`unscale`](Self::unscale), [`apply`](Self::apply) and [`update`](Self::update). The
+    /// model comes back in the error: after [`AmpError::Diverged`] it is the one before the first
+    /// of the skipped steps.
+    pub fn step<M: Module>(
+        &mut self,
+        optim: &mut ModuleOptimizer,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<M, Rejected<M, AmpError>> {
+        let unscaled = match self.unscale_and_clip(&model, grads) {
+            Ok(unscaled) => unscaled,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        let model = self.apply(optim, lr, model, unscaled)?;
+        match self.update() {
+            Ok(()) => Ok(model),
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    /// What the next loss is multiplied by; 1 when disabled.
+    pub fn loss_scale(&self) -> f32 {
+        self.state.scale
+    }
+
+    /// The state: scale, trackers and counters.
+    pub fn state(&self) -> LossScaleState {
+        self.state
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &GradScalerConfig {
+        &self.config
+    }
+
+    /// Whether this is [`LossScale::None`], which does nothing.
+    pub fn is_disabled(&self) -> bool {
+        self.config.loss_scale == LossScale::None
+    }
+
+    /// What the last [`apply`](Self::apply) or [`step`](Self::step) did.
+    pub fn report(&self) -> Option<&StepReport> {
+        self.report.as_ref()
+    }
+
+    pub(crate) fn unscale_and_clip<M: Module>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<Unscaled, AmpError> {
+        let unscaled = self.unscale(model, grads)?;
+        match self.config.max_norm {
+            Some(max_norm) => unscaled.clip_norm(model, max_norm),
+            None => Ok(unscaled),
+        }
+    }
+
+    /// Collects what must be read to decide on a step.
+    pub(crate) fn reading(&self, unscaled: &Unscaled) -> Reading {
+        let mut reading = Reading {
+            transaction: Transaction::default(),
+            paths: Vec::with_capacity(unscaled.flags.len()),
+            has_norm: false,
+            losses: None,
+        };
+        let Some((_, first)) = unscaled.flags.first() else {
+            return reading;
+        };
+        let device = first.device();
+        let mut register = |tensor: Tensor<1>| {
+            let tensor = match tensor.device() == device {
+                true => tensor,
+                false => tensor.to_device(&device),
+            };
+            reading.transaction = std::mem::take(&mut reading.transaction).register(tensor);
+        };
+        for (path, flag) in &unscaled.flags {
+            register(flag.clone());
+            reading.paths.push(path.clone());
+        }
+        if let Some(norm) = &unscaled.norm {
+            register(norm.clone());
+            reading.has_norm = true;
+        }
+        if let Some((sum, count)) = &self.pending_loss {
+            register(sum.clone().sum());
+            reading.losses = Some(*count);
+        }
+        reading
+    }
+
+    /// Writes the report; true when the step may be taken.
+    pub(crate) fn judge<M: Module>(
+        &mut self,
+        model: &M,
+        unscaled: &Unscaled,
+        verdict: Verdict,
+    ) -> bool {
+        let scale = self.state.scale;
+        let cause = verdict.cause(&self.config.loss_scale, scale);
+        self.found_inf = Some(self.found_inf.unwrap_or(false) || cause.is_some());
+        let overflow = cause.map(|cause| Overflow {
+            cause,
+            parameters: gradients::describe_overflow(model, &unscaled.grads, verdict.overflowing),
+        });
+        if let Some(overflow) = &overflow {
+            tracing::warn!(
+                step = self.state.steps,
+                loss_scale = scale,
+                cause = %overflow.cause,
+                parameters = overflow.parameters.len(),
+                first = overflow.first(),
+                "skipped step"
+            );
+        }
+        let taken = overflow.is_none();
+        self.report = Some(StepReport {
+            skipped: !taken,
+            loss_scale: scale,
+            loss: verdict.loss,
+            grad_norm: verdict.norm,
+            overflow,
+        });
+        taken
+    }
+
+    fn diverged(&self) -> AmpError {
+        let overflow = self.report.as_ref().and_then(|report| report.overflow.as_ref());
+        AmpError::Diverged {
+            consecutive: self.state.consecutive_skips as usize,
+            loss_scale: self
+                .report
+                .as_ref()
+                .map_or(self.state.scale, |report| report.loss_scale),
+            cause: overflow.map_or(SkipCause::ScaleTooHigh, |overflow| overflow.cause),
+            parameter: overflow.and_then(|overflow| overflow.first().map(String::from)),
+        }
+    }
+}
+
+/// A read that decides on a step, not yet made.
+pub(crate) struct Reading {
+    pub(crate) transaction: Transaction,
+    pub(crate) paths: Vec<String>,
+    has_norm: bool,
+    losses: Option<usize>,
+}
+
+impl Reading {
+    /// Reads and waits; free when there is nothing to read.
+    fn wait(mut self) -> Result<Verdict, AmpError> {
+        if self.paths.is_empty() {
+            return Ok(Verdict::default());
+        }
+        let data = read(std::mem::take(&mut self.transaction))?;
+        Ok(self.verdict(&data))
+    }
+
+    pub(crate) fn verdict(self, data: &[TensorData]) -> Verdict {
+        let mut numbers = data
+            .iter()
+            .map(|data| data.iter::<f32>().next().unwrap_or(0.0));
+        let overflowing = self
+            .paths
+            .into_iter()
+            .zip(&mut numbers)
+            .filter(|(_, flag)| !flag.is_finite())
+            .map(|(path, _)| path)
+            .collect();
+        let norm = if self.has_norm { numbers.next() } else { None };
+        let loss = self
+            .losses
+            .and_then(|count| numbers.next().map(|sum| sum / count as f32));
+        Verdict {
+            overflowing,
+            norm,
+            loss,
+        }
+    }
+}
+
+/// What the read said.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    overflowing: Vec<String>,
+    norm: Option<f32>,
+    loss: Option<f32>,
+}
+
+impl Verdict {
+    fn cause(&self, rule: &LossScale, scale: f32) -> Option<SkipCause> {
+        if !self.overflowing.is_empty() {
+            return Some(match self.loss {
+                Some(loss) if !loss.is_finite() => SkipCause::LossNotFinite,
+                _ if rule.at_floor(scale) => SkipCause::ScaleAtFloor,
+                _ => SkipCause::ScaleTooHigh,
+            });
+        }
+        match self.norm {
+            Some(norm) if !norm.is_finite() => Some(SkipCause::NormNotFinite),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Walks over gradients: unscale them, find what is not finite, measure and clip their norm.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
+
+use crate::AmpError;
+use crate::report::OverflowingParameter;
+
+/// Gradients divided by the loss scale, with what is needed to decide on the step.
+///
+/// Made by [`GradScaler::unscale`](crate::GradScaler::unscale), consumed by
+/// [`GradScaler::apply`](crate::GradScaler::apply): unscaling twice, or stepping with scaled
+/// gradients, does not compile.
+#[derive(Debug)]
+#[must_use = "unscaled gradients do nothing until they are applied"]
+pub struct Unscaled {
+    pub(crate) grads: GradientsParams,
+    /// Per parameter with a gradient, in module order: its path, and a number on the device that
+    /// is finite exactly when the whole gradient is. Empty when the scaler checks nothing.
+    pub(crate) flags: Vec<(String, Tensor<1>)>,
+    pub(crate) norm: Option<Tensor<1>>,
+}
+
+impl Unscaled {
+    /// The gradients, for inspection or for a penalty of your own.
+    pub fn gradients(&self) -> &GradientsParams {
+        &self.grads
+    }
+
+    /// The gradients, to change in place.
+    ///
+    /// What is put in is not checked for infinities again: the check belongs to the backward pass.
+    pub fn gradients_mut(&mut self) -> &mut GradientsParams {
+        &mut self.grads
+    }
+
+    /// Scales all gradients down so that their global L2 norm is at most `max_norm`.
+    ///
+    /// The factor is `min(1, max_norm / (norm + 1e-6))`, computed on the device in F32, and the
+    /// norm is over all parameters of the model together (Burn's own clipping is per parameter).
+    /// A norm that overflows F32 makes [`GradScaler::apply`](crate::GradScaler::apply) skip the
+    /// step.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidConfig`] unless `max_norm` is positive and finite.
+    pub fn clip_norm<M: Module>(mut self, model: &M, max_norm: f32) -> Result<Self, AmpError> {
+        if !(max_norm.is_finite() && max_norm > 0.0) {
+            return Err(AmpError::InvalidConfig {
+                field: "max_norm",
+                value: max_norm.to_string(),
+                expected: "positive and finite",
+            });
+        }
+        let Some(norm) = global_norm(model, &self.grads) else {
+            return Ok(self);
+        };
+        let factor = (norm.clone() + 1e-6)
+            .recip()
+            .mul_scalar(max_norm)
+            .clamp_max(1.0);
+        model.visit(&mut Multiply {
+            grads: &mut self.grads,
+            factor,
+        });
+        self.norm = Some(norm);
+        Ok(self)
+    }
+}
+
+/// Global L2 norm of all gradients, on the device of the first; `None` without gradients.
+fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Option<Tensor<1>> {
+    let mut squares = SumOfSquares { grads, sum: None };
+    model.visit(&mut squares);
+    squares.sum.map(Tensor::sqrt)
+}
+
+struct SumOfSquares<'a> {
+    grads: &'a GradientsParams,
+    sum: Option<Tensor<1>>,
+}
+
+impl ModuleVisitor for SumOfSquares<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            let sum = grad.square().sum();
+            self.sum = Some(match self.sum.take() {
+                Some(total) => total.clone() + same_device(sum, &total.device()),
+                None => sum,
+            });
+        }
+    }
+}
+
+struct Multiply<'a> {
+    grads: &'a mut GradientsParams,
+    factor: Tensor<1>,
+}
+
+impl ModuleVisitor for Multiply<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.remove::<D>(param.id) {
+            let factor = same_device(self.factor.clone(), &grad.device());
+            let grad = grad * factor.reshape([1; D]);
+            self.grads.register::<D>(param.id, grad);
+        }
+    }
+}
+
+fn same_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+    match tensor.device() == *device {
+        true => tensor,
+        false => tensor.to_device(device),
+    }
+}
+
+/// A number that is finite exactly when every element of `x` is: 0 or NaN.
+///
+/// `0 · x` is 0 for every finite `x`, so the sum cannot overflow, as a sum of the gradients could.
+pub(crate) fn non_finite_flag<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    x.mul_scalar(0.0).sum()
+}
+
+/// Multiplies every gradient by `inverse_scale`; with `check`, flags what is not finite.
+///
+/// Infinities are looked for *before* the multiplication, as PyTorch does, so that a scale below
+/// 1 cannot make one up.
+pub(crate) fn unscale<M: Module>(
+    model: &M,
+    grads: GradientsParams,
+    inverse_scale: f32,
+    check: bool,
+) -> Result<Unscaled, AmpError> {
+    let mut walk = Unscale {
+        path: Vec::new(),
+        inverse_scale,
+        check,
+        found: 0,
+        error: None,
+        out: Unscaled {
+            grads,
+            flags: Vec::new(),
+            norm: None,
+        },
+    };
+    model.visit(&mut walk);
+    match walk.error {
+        Some(error) => Err(error),
+        None if walk.found == 0 => Err(AmpError::NoGradients),
+        None => Ok(walk.out),
+    }
+}
+
+struct Unscale {
+    path: Vec<String>,
+    inverse_scale: f32,
+    check: bool,
+    found: usize,
+    error: Option<AmpError>,
+    out: Unscaled,
+}
+
+impl ModuleVisitor for Unscale {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.error.is_some() {
+            return;
+        }
+        let Some(grad) = self.out.grads.remove::<D>(param.id) else {
+            return;
+        };
+        self.found += 1;
+        let dtype = grad.dtype();
+        if !matches!(dtype, DType::F32 | DType::F64) {
+            self.error = Some(AmpError::GradientDtype {
+                path: self.path.join("."),
+                dtype,
+            });
+            return;
+        }
+        // A reduction over nothing is undefined on some backends, and there is nothing to find.
+        if self.check && grad.shape().num_elements() > 0 {
+            let flag = non_finite_flag(grad.clone()).cast(DType::F32);
+            self.out.flags.push((self.path.join("."), flag));
+        }
+        let grad = match self.inverse_scale == 1.0 {
+            true => grad,
+            false => grad.mul_scalar(self.inverse_scale),
+        };
+        self.out.grads.register::<D>(param.id, grad);
+    }
+}
+
+/// Describes the gradients named in `paths`, on the device; nothing is read.
+pub(crate) fn describe_overflow<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+    paths: Vec<String>,
+) -> Vec<OverflowingParameter> {
+    let mut walk = Describe {
+        path: Vec::new(),
+        paths,
+        grads,
+        found: Vec::new(),
+    };
+    model.visit(&mut walk);
+    walk.found
+}
+
+struct Describe<'a> {
+    path: Vec<String>,
+    paths: Vec<String>,
+    grads: &'a GradientsParams,
+    found: Vec<OverflowingParameter>,
+}
+
+impl ModuleVisitor for Describe<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        if !self.paths.contains(&path) {
+            return;
+        }
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            let elements = grad.shape().num_elements();
+            let bad = grad.clone().is_finite().bool_not();
+            self.found.push(OverflowingParameter {
+                path,
+                elements,
+                non_finite: bad.clone().int().sum(),
+                largest_finite: grad.mask_fill(bad, 0.0).abs().max(),
+            });
+        }
+    }
+}
+
+/// Reads everything registered, in one go.
+pub(crate) fn read(transaction: Transaction) -> Result<Vec<TensorData>, AmpError> {
+    transaction.try_execute().map_err(|error| AmpError::Device {
+        reason: error.to_string(),
+    })
+}

@@ -1,0 +1,124 @@
+//! What a step did, and what went wrong in it.
+
+use std::fmt;
+
+use burn::tensor::Tensor;
+use burn::tensor::{Int, Transaction};
+use serde::{Deserialize, Serialize};
+
+use crate::AmpError;
+
+/// Outcome of one optimizer step under a [`GradScaler`](crate::GradScaler).
+#[derive(Debug, Clone)]
+pub struct StepReport {
+    /// Whether the update was left out because a gradient was not finite.
+    pub skipped: bool,
+    /// The loss scale that this step's gradients carried.
+    pub loss_scale: f32,
+    /// Mean over the losses that were scaled for this step, unscaled; `None` where the scaler
+    /// reads nothing ([`LossScale::None`](crate::LossScale::None)).
+    pub loss: Option<f32>,
+    /// Global L2 norm of the unscaled gradients before clipping; `None` without clipping.
+    pub grad_norm: Option<f32>,
+    /// Which gradients were not finite, on a skipped step.
+    pub overflow: Option<Overflow>,
+}
+
+/// Why a step was skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum SkipCause {
+    /// The loss is finite, gradients are not: the loss scale is too high, and is lowered.
+    ScaleTooHigh,
+    /// The loss itself is not finite: the forward pass is broken, whatever the scale.
+    LossNotFinite,
+    /// The loss is finite and the scale is at its floor (or static): the backward pass overflows
+    /// by itself.
+    ScaleAtFloor,
+    /// All gradients are finite, but their global norm is not: the clipping has no factor.
+    NormNotFinite,
+}
+
+impl fmt::Display for SkipCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ScaleTooHigh => "gradients overflow although the loss is finite",
+            Self::LossNotFinite => "the loss is not finite, so the forward pass is broken",
+            Self::ScaleAtFloor => {
+                "gradients overflow although the loss is finite and the loss scale is at its floor"
+            }
+            Self::NormNotFinite => "the global gradient norm overflows F32",
+        })
+    }
+}
+
+/// The non-finite gradients of a skipped step.
+///
+/// Which parameters is known at once; [`inspect`](Self::inspect) reads the rest from the device.
+#[derive(Debug, Clone)]
+pub struct Overflow {
+    /// Why the step was skipped.
+    pub cause: SkipCause,
+    pub(crate) parameters: Vec<OverflowingParameter>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct OverflowingParameter {
+    pub(crate) path: String,
+    pub(crate) elements: usize,
+    pub(crate) non_finite: Tensor<1, Int>,
+    pub(crate) largest_finite: Tensor<1>,
+}
+
+/// The non-finite gradient of one parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ParameterOverflow {
+    /// Path of the parameter.
+    pub path: String,
+    /// Elements that are infinite or NaN.
+    pub non_finite: usize,
+    /// All elements.
+    pub elements: usize,
+    /// Largest finite magnitude, unscaled; 0 where no element is finite.
+    pub largest_finite: f32,
+}
+
+impl Overflow {
+    /// Path of the first parameter, in module order, whose gradient is not finite.
+    pub fn first(&self) -> Option<&str> {
+        self.parameters.first().map(|found| found.path.as_str())
+    }
+
+    /// Paths of all parameters whose gradient is not finite, in module order.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.parameters.iter().map(|found| found.path.as_str())
+    }
+
+    /// How many elements of each gradient are not finite, and the largest that is.
+    ///
+    /// This reads from the device (once); nothing is read for it unless you call it.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Device`] when the read fails.
+    pub fn inspect(&self) -> Result<Vec<ParameterOverflow>, AmpError> {
+        let mut transaction = Transaction::default();
+        for found in &self.parameters {
+            transaction = transaction
+                .register(found.non_finite.clone())
+                .register(found.largest_finite.clone());
+        }
+        let data = crate::gradients::read(transaction)?;
+        Ok(self
+            .parameters
+            .iter()
+            .zip(data.chunks_exact(2))
+            .map(|(found, pair)| ParameterOverflow {
+                path: found.path.clone(),
+                non_finite: pair[0].iter::<i64>().next().unwrap_or(0) as usize,
+                elements: found.elements,
+                largest_finite: pair[1].iter::<f32>().next().unwrap_or(0.0),
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,167 @@
+//! Attaching a reparameterization, with the check that Burn leaves out.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterizer};
+use burn::tensor::Tensor;
+
+use crate::Rejected;
+
+/// Why [`attach`] refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The parameter already carries a reparameterization, and Burn can hold only one.
+    #[error(
+        "parameter `{path}` already carries the reparameterization `{existing}`; attach both \
+         together with `Chain`, or fold the first in with `Module::materialize`"
+    )]
+    AlreadyAttached {
+        /// Path of the parameter, for example `encoder.0.weight`.
+        path: String,
+        /// [`NAME`](burn::module::Reparameterization::NAME) of what it carries.
+        existing: String,
+    },
+    /// The model has no floating-point parameter at all.
+    #[error(
+        "the model has no floating-point parameter to attach to; check that its modules derive \
+         `Module` and that no field holding parameters is marked `#[module(skip)]`"
+    )]
+    NoParameters,
+}
+
+/// One parameter that carries a reparameterization.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// Path of the parameter, for example `encoder.0.weight`.
+    pub path: String,
+    /// Identity of the parameter (its base).
+    pub id: ParamId,
+    /// [`NAME`](burn::module::Reparameterization::NAME) of the reparameterization.
+    pub name: String,
+}
+
+/// Lists the parameters of `model` that carry a reparameterization, in module order.
+pub fn attached<M: Module>(model: &M) -> Vec<Attached> {
+    let mut finder = AttachedFinder::default();
+    model.visit(&mut finder);
+    finder.attached
+}
+
+/// Attaches a reparameterization to every parameter that `reparameterizer` chooses.
+///
+/// Same as [`Module::apply_reparameterization`], except that a parameter which already carries
+/// one is an error instead of a silent loss. Parameters that already carry one and that
+/// `reparameterizer` leaves alone are fine. Parameters *inside* a reparameterization (the factors
+/// of a LoRA adapter, say) are not offered to `reparameterizer`.
+///
+/// # Errors
+///
+/// [`AttachError::AlreadyAttached`] with the path of the first such parameter,
+/// [`AttachError::NoParameters`] when the model has none. The model comes back in the error.
+pub fn attach<M: Module, R: Reparameterizer>(
+    model: M,
+    reparameterizer: R,
+) -> Result<M, Rejected<M, AttachError>> {
+    let mut finder = AttachedFinder::default();
+    model.visit(&mut finder);
+    if finder.float_parameters == 0 {
+        return Err(Rejected::new(model, AttachError::NoParameters));
+    }
+    let mut conflict = None;
+    let checked = Checked {
+        inner: reparameterizer,
+        existing: finder
+            .attached
+            .into_iter()
+            .map(|attached| (attached.id, attached.name))
+            .collect(),
+        nested: finder.nested,
+        conflict: &mut conflict,
+    };
+    // Modules are handles: the clone copies no tensor, and is what the error gives back.
+    let attached = model.clone().apply_reparameterization(checked);
+    match conflict {
+        None => Ok(attached),
+        Some(error) => Err(Rejected::new(model, error)),
+    }
+}
+
+/// Runs the reparameterizer, but never on a parameter that would lose what it carries.
+struct Checked<'a, R> {
+    inner: R,
+    existing: HashMap<ParamId, String>,
+    nested: Vec<ParamId>,
+    conflict: &'a mut Option<AttachError>,
+}
+
+impl<R: Reparameterizer> Reparameterizer for Checked<'_, R> {
+    type Reparam = R::Reparam;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<R::Reparam>) {
+        if self.conflict.is_some() || self.nested.contains(&param.id) {
+            return (param, None);
+        }
+        let id = param.id;
+        let (base, reparameterization) = self.inner.reparameterize(path, param);
+        if reparameterization.is_some()
+            && let Some(existing) = self.existing.get(&id)
+        {
+            *self.conflict = Some(AttachError::AlreadyAttached {
+                path: path.to_string(),
+                existing: existing.clone(),
+            });
+            return (base, None);
+        }
+        (base, reparameterization)
+    }
+}
+
+/// Burn visits the base, then enters a "module" of container type `Reparameterization`.
+#[derive(Default)]
+struct AttachedFinder {
+    path: Vec<String>,
+    depth: usize,
+    last: Option<(String, ParamId)>,
+    float_parameters: usize,
+    attached: Vec<Attached>,
+    nested: Vec<ParamId>,
+}
+
+impl ModuleVisitor for AttachedFinder {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == "Reparameterization" {
+            if self.depth == 0
+                && let Some((path, id)) = self.last.take()
+            {
+                self.attached.push(Attached {
+                    path,
+                    id,
+                    name: name.to_string(),
+                });
+            }
+            self.depth += 1;
+        }
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        if container_type == "Reparameterization" {
+            self.depth -= 1;
+        }
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.depth > 0 {
+            self.nested.push(param.id);
+        } else {
+            self.float_parameters += 1;
+            self.last = Some((self.path.join("."), param.id));
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Checked attachment and chaining of [Burn](https://burn.dev) weight reparameterizations.
+//!
+//! A [`Reparameterization`](burn::module::Reparameterization) changes what a weight *means* in
+//! the forward pass: [`Param::val`](burn::module::Param::val) returns the *effective value* while
+//! the optimizer keeps updating the stored *base*. Burn lets one parameter carry one of them and
+//! drops a second one without a word. This crate adds what several extensions need to share a
+//! weight:
+//!
+//! - [`attach`]: like `Module::apply_reparameterization`, but a second attachment to the same
+//!   parameter is an error that names the parameter path;
+//! - [`Chain`]: two reparameterizations on one weight, applied one after the other;
+//! - [`attached`]: which parameters already carry one, and its name;
+//! - [`Rejected`]: an error that gives the caller's model back.
+//!
+//! # Order of loading
+//!
+//! A record of a reparameterized model also holds the state of its reparameterizations. Attach
+//! first, load the record afterwards; the other way round Burn reports unused tensors.
+//!
+//! # Example
+//!
+//! ```
+//! use burn::module::{Lora, Module};
+//! use burn::nn::LinearConfig;
+//! use burn::tensor::Device;
+//! use burn_lean_reparam::{attach, attached};
+//!
+//! let linear = LinearConfig::new(4, 2).init(&Device::flex());
+//! let linear = attach(linear, Lora::new(1, 1.0)).unwrap();
+//! assert_eq!(attached(&linear)[0].path, "weight");
+//!
+//! // Burn alone would drop the second adapter silently.
+//! let rejected = attach(linear, Lora::new(1, 1.0)).unwrap_err();
+//! assert!(rejected.error().to_string().contains("`weight`"));
+//! let linear = rejected.into_value();
+//! assert_eq!(linear.num_params(), 4 * 2 + 2 + (4 + 2));
+//! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod attach;
+mod chain;
+mod rejected;
+
+pub use attach::{AttachError, Attached, attach, attached};
+pub use chain::{Chain, ChainReparameterizer};
+pub use rejected::Rejected;

@@ -1,0 +1,7 @@
+//! burn-lean makes models written for [Burn](https://burn.dev) lean, without rewriting them.
+//!
+//! - [`amp`]: automatic mixed precision, F16 and BF16 compute over FP32 master weights;
+//! - [`reparam`]: what the extensions need to share one weight.
+
+pub use burn_lean_amp as amp;
+pub use burn_lean_reparam as reparam;
