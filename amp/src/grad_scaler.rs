@@ -318,31 +318,49 @@ impl GradScaler {
         reading
     }
 
-    /// Writes the report; true when the step may be taken.
+    /// Writes the report, with what there is to say of the overflowing gradients; true when the
+    /// step may be taken.
     pub(crate) fn judge<M: Module>(
         &mut self,
         model: &M,
         unscaled: &Unscaled,
         verdict: Verdict,
     ) -> bool {
+        let described =
+            gradients::describe_overflow(model, &unscaled.grads, &verdict.overflowing);
+        let taken = self.record_verdict(verdict);
+        if let Some(overflow) = self
+            .report
+            .as_mut()
+            .and_then(|report| report.overflow.as_mut())
+        {
+            overflow.details = described;
+        }
+        taken
+    }
+
+    /// Writes the report from what was read; true when the step may be taken.
+    pub(crate) fn record_verdict(&mut self, verdict: Verdict) -> bool {
         let scale = self.state.scale;
-        let cause = verdict.cause(&self.config.loss_scale, scale);
-        self.found_inf = Some(self.found_inf.unwrap_or(false) || cause.is_some());
-        let overflow = cause.map(|cause| Overflow {
-            cause,
-            parameters: gradients::describe_overflow(model, &unscaled.grads, verdict.overflowing),
-        });
+        let overflow = verdict
+            .cause(&self.config.loss_scale, scale)
+            .map(|cause| Overflow {
+                cause,
+                paths: verdict.overflowing,
+                details: Vec::new(),
+            });
         if let Some(overflow) = &overflow {
             tracing::warn!(
                 step = self.state.steps,
                 loss_scale = scale,
                 cause = %overflow.cause,
-                parameters = overflow.parameters.len(),
+                parameters = overflow.paths.len(),
                 first = overflow.first(),
                 "skipped step"
             );
         }
         let taken = overflow.is_none();
+        self.found_inf = Some(self.found_inf.unwrap_or(false) || !taken);
         self.report = Some(StepReport {
             skipped: !taken,
             loss_scale: scale,
@@ -351,6 +369,11 @@ impl GradScaler {
             overflow,
         });
         taken
+    }
+
+    /// Takes over the losses that `other` has scaled since its last step.
+    pub(crate) fn take_pending_loss(&mut self, other: &mut Self) {
+        self.pending_loss = other.pending_loss.take();
     }
 
     fn diverged(&self) -> AmpError {

@@ -203,8 +203,11 @@ impl ModuleVisitor for Unscale {
 pub(crate) fn describe_overflow<M: Module>(
     model: &M,
     grads: &GradientsParams,
-    paths: Vec<String>,
+    paths: &[String],
 ) -> Vec<OverflowingParameter> {
+    if paths.is_empty() {
+        return Vec::new();
+    }
     let mut walk = Describe {
         path: Vec::new(),
         paths,
@@ -217,7 +220,7 @@ pub(crate) fn describe_overflow<M: Module>(
 
 struct Describe<'a> {
     path: Vec<String>,
-    paths: Vec<String>,
+    paths: &'a [String],
     grads: &'a GradientsParams,
     found: Vec<OverflowingParameter>,
 }

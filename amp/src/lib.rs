@@ -10,6 +10,7 @@ mod grad_scaler;
 mod gradients;
 mod loss_scale;
 mod report;
+mod speculative;
 
 pub use autocast::{
     Autocast, AutocastConfig, Caster, KeptBecause, MasterWeight, ParameterPrecision,
@@ -23,3 +24,4 @@ pub use grad_scaler::{GradScaler, GradScalerConfig};
 pub use gradients::Unscaled;
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
+pub use speculative::Speculative;

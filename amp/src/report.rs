@@ -59,7 +59,9 @@ impl fmt::Display for SkipCause {
 pub struct Overflow {
     /// Why the step was skipped.
     pub cause: SkipCause,
-    pub(crate) parameters: Vec<OverflowingParameter>,
+    pub(crate) paths: Vec<String>,
+    /// Described on the device while the gradients were at hand.
+    pub(crate) details: Vec<OverflowingParameter>,
 }
 
 #[derive(Debug, Clone)]
@@ -86,31 +88,32 @@ pub struct ParameterOverflow {
 impl Overflow {
     /// Path of the first parameter, in module order, whose gradient is not finite.
     pub fn first(&self) -> Option<&str> {
-        self.parameters.first().map(|found| found.path.as_str())
+        self.paths.first().map(String::as_str)
     }
 
     /// Paths of all parameters whose gradient is not finite, in module order.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
-        self.parameters.iter().map(|found| found.path.as_str())
+        self.paths.iter().map(String::as_str)
     }
 
     /// How many elements of each gradient are not finite, and the largest that is.
     ///
-    /// This reads from the device (once); nothing is read for it unless you call it.
+    /// This reads from the device (once); nothing is read for it unless you call it. Empty under
+    /// [`Speculative`](crate::Speculative), which has let go of the gradients by then.
     ///
     /// # Errors
     ///
     /// [`AmpError::Device`] when the read fails.
     pub fn inspect(&self) -> Result<Vec<ParameterOverflow>, AmpError> {
         let mut transaction = Transaction::default();
-        for found in &self.parameters {
+        for found in &self.details {
             transaction = transaction
                 .register(found.non_finite.clone())
                 .register(found.largest_finite.clone());
         }
         let data = crate::gradients::read(transaction)?;
         Ok(self
-            .parameters
+            .details
             .iter()
             .zip(data.chunks_exact(2))
             .map(|(found, pair)| ParameterOverflow {
