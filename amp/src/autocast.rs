@@ -306,6 +306,14 @@ impl Autocast {
         output.map_floats(&Caster::Dtype(self.output_dtype))
     }
 
+    /// The same region without any cast.
+    pub(crate) fn in_full_precision(&self) -> Self {
+        Self {
+            compute: Compute::native(FloatDType::F32),
+            output_dtype: FloatDType::F32,
+        }
+    }
+
     /// The dtype that the forward pass computes in (or emulates).
     pub fn dtype(&self) -> FloatDType {
         self.compute.dtype

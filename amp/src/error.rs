@@ -149,6 +149,23 @@ pub enum AmpError {
         /// The last operation that was recorded.
         last_operation: String,
     },
+    /// An operation of the forward pass cannot be trusted.
+    #[error(
+        "operation {index} of the forward pass, {operation}: {}",
+        match .finding {
+            crate::Finding::MixedDtypes => "it, or the one after it, mixes float dtypes. Run the \
+                module that has F32 constants or parameters in a `full_precision` region",
+            _ => "the device cannot compute in this dtype",
+        }
+    )]
+    UnsoundOperation {
+        /// Its place in [`Audit::operations`](crate::Audit::operations).
+        index: usize,
+        /// The operation, its dtypes and parameters.
+        operation: String,
+        /// What is wrong with it.
+        finding: crate::Finding,
+    },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]
     Device {

@@ -251,15 +251,22 @@ impl LossScaleState {
     }
 
     /// Checks a state that comes from outside.
-    pub(crate) fn validate(&self) -> Result<(), AmpError> {
-        if self.scale.is_normal() && self.scale > 0.0 && self.skipped_steps <= self.steps {
+    pub(crate) fn validate(&self, rule: &LossScale) -> Result<(), AmpError> {
+        let within = match rule {
+            LossScale::Dynamic(rule) => (rule.min_scale..=rule.max_scale).contains(&self.scale),
+            LossScale::None | LossScale::Static(_) => true,
+        };
+        let counts = self.skipped_steps <= self.steps
+            && u64::from(self.consecutive_skips) <= self.skipped_steps;
+        if self.scale.is_normal() && self.scale > 0.0 && within && counts {
             return Ok(());
         }
         Err(AmpError::Record {
             what: "loss scale state".into(),
             reason: format!(
-                "scale {} with {} of {} steps skipped is no state of a grad scaler",
-                self.scale, self.skipped_steps, self.steps
+                "scale {} with {} of {} steps skipped, {} of them in a row, is no state of this \
+                 grad scaler",
+                self.scale, self.skipped_steps, self.steps, self.consecutive_skips
             ),
         })
     }

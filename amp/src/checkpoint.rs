@@ -1,0 +1,286 @@
+//! Checkpoints of a plain training loop that survive being killed at any moment.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::store::ModuleRecord;
+use burn::tensor::Bytes;
+use burn_lean_reparam::Rejected;
+use serde::{Deserialize, Serialize};
+
+use crate::{AmpError, GradScaler, GradScalerRecord};
+
+/// A folder of checkpoints: model, optimizer and grad scaler of one step each.
+///
+/// A checkpoint is written to a folder of another name, flushed to the disk, and renamed when it
+/// is complete: after a crash or a kill the newest complete one loads as if nothing had happened,
+/// and a half-written one is never seen. Every file carries a checksum.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::optim::AdamWConfig;
+/// use burn::tensor::Device;
+/// use burn_lean_amp::{Checkpoints, GradScalerConfig, LossScale};
+///
+/// let folder = tempfile::tempdir()?;
+/// let checkpoints = Checkpoints::new(folder.path()).keep(2);
+/// let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+/// let scaler = GradScalerConfig::new(LossScale::Static(8.0)).init()?;
+/// for step in [10, 20, 30] {
+///     checkpoints.save(step, &model, &AdamWConfig::new().init(), &scaler)?;
+/// }
+/// assert_eq!(checkpoints.steps()?, [20, 30]);
+/// let (model, optim, scaler) = checkpoints.load(30, model, AdamWConfig::new().init())?;
+/// assert_eq!(scaler.loss_scale(), 8.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    folder: PathBuf,
+    keep: usize,
+}
+
+const MODEL: &str = "model.bpk";
+const OPTIMIZER: &str = "optimizer.bpk";
+const SCALER: &str = "scaler.json";
+const MANIFEST: &str = "manifest.json";
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    step: u64,
+    files: Vec<ManifestFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ManifestFile {
+    name: String,
+    bytes: usize,
+    crc32: u32,
+}
+
+impl Checkpoints {
+    /// Checkpoints in `folder`, which is created when the first is saved. Keeps the newest two.
+    pub fn new(folder: impl AsRef<Path>) -> Self {
+        Self {
+            folder: folder.as_ref().to_path_buf(),
+            keep: 2,
+        }
+    }
+
+    /// Keeps the newest `count` checkpoints (at least one) and removes older ones.
+    pub fn keep(mut self, count: usize) -> Self {
+        self.keep = count.max(1);
+        self
+    }
+
+    /// Steps of the complete checkpoints, ascending.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Io`] when the folder exists but cannot be read.
+    pub fn steps(&self) -> Result<Vec<u64>, AmpError> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
+        };
+        let mut steps: Vec<u64> = entries
+            .filter_map(|entry| {
+                let name = entry.ok()?.file_name();
+                name.to_str()?.strip_prefix("step-")?.parse().ok()
+            })
+            .collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// Writes a checkpoint; a complete one of the same step is kept instead.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Io`] or [`AmpError::Record`]; earlier checkpoints are untouched.
+    pub fn save<M: Module>(
+        &self,
+        step: u64,
+        model: &M,
+        optim: &ModuleOptimizer,
+        scaler: &GradScaler,
+    ) -> Result<(), AmpError> {
+        let target = self.path(step);
+        if target.exists() {
+            return Ok(());
+        }
+        let record = |what: &str, error: &dyn std::fmt::Display| AmpError::Record {
+            what: what.into(),
+            reason: error.to_string(),
+        };
+        let model = model
+            .clone()
+            .into_record()
+            .into_bytes()
+            .map_err(|error| record("the model", &error))?;
+        let optim = optim
+            .into_bytes()
+            .map_err(|error| record("the optimizer", &error))?;
+        let scaler = serde_json::to_vec_pretty(&scaler.to_record())
+            .map_err(|error| record("the grad scaler", &error))?;
+
+        let partial = self.folder.join(format!("partial-{step}"));
+        remove(&partial)?;
+        fs::create_dir_all(&partial).map_err(|error| io_error("cannot create", &partial, &error))?;
+        let mut files = Vec::new();
+        for (name, bytes) in [
+            (MODEL, &model[..]),
+            (OPTIMIZER, &optim[..]),
+            (SCALER, &scaler[..]),
+        ] {
+            write(&partial.join(name), bytes)?;
+            files.push(ManifestFile {
+                name: name.into(),
+                bytes: bytes.len(),
+                crc32: crc32fast::hash(bytes),
+            });
+        }
+        let manifest = serde_json::to_vec_pretty(&Manifest {
+            version: VERSION,
+            step,
+            files,
+        })
+        .map_err(|error| record("the manifest", &error))?;
+        write(&partial.join(MANIFEST), &manifest)?;
+        sync_folder(&partial)?;
+        fs::rename(&partial, &target).map_err(|error| io_error("cannot rename", &partial, &error))?;
+        sync_folder(&self.folder)?;
+
+        let steps = self.steps()?;
+        for old in &steps[..steps.len().saturating_sub(self.keep)] {
+            // Renamed first: a removal that is cut short must not leave half a checkpoint behind.
+            let doomed = self.folder.join(format!("partial-{old}"));
+            let old = self.path(*old);
+            fs::rename(&old, &doomed).map_err(|error| io_error("cannot rename", &old, &error))?;
+            remove(&doomed)?;
+        }
+        Ok(())
+    }
+
+    /// The newest complete checkpoint, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`steps`](Self::steps).
+    pub fn latest(&self) -> Result<Option<u64>, AmpError> {
+        Ok(self.steps()?.pop())
+    }
+
+    /// Loads a checkpoint into a prepared model and a fresh optimizer.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Io`] for a file that cannot be read, [`AmpError::Record`] for one that is
+    /// damaged, of another version, or of another model. The model comes back in the error,
+    /// unchanged.
+    pub fn load<M: Module>(
+        &self,
+        step: u64,
+        model: M,
+        optim: ModuleOptimizer,
+    ) -> Result<(M, ModuleOptimizer, GradScaler), Rejected<M, AmpError>> {
+        let loaded = self.read(step).and_then(|(record, optimizer, scaler)| {
+            // The clone copies no tensor; the original goes back to the caller on failure.
+            let loaded = model
+                .clone()
+                .try_load_record(record)
+                .map_err(|error| damaged(&self.path(step).join(MODEL), &error))?;
+            Ok((loaded, optim.load_record(optimizer), scaler))
+        });
+        loaded.map_err(|error| Rejected::new(model, error))
+    }
+
+    fn read(&self, step: u64) -> Result<(ModuleRecord, OptimizerRecord, GradScaler), AmpError> {
+        let folder = self.path(step);
+        let path = folder.join(MANIFEST);
+        let manifest: Manifest =
+            serde_json::from_slice(&read(&path)?).map_err(|error| damaged(&path, &error))?;
+        if manifest.version != VERSION {
+            return Err(damaged(
+                &path,
+                &format!("version {} instead of {VERSION}", manifest.version),
+            ));
+        }
+        let checked = |name: &str| {
+            let path = folder.join(name);
+            let bytes = read(&path)?;
+            match manifest.files.iter().find(|file| file.name == name) {
+                Some(file) if file.bytes == bytes.len() && file.crc32 == crc32fast::hash(&bytes) => {
+                    Ok((path, bytes))
+                }
+                _ => Err(damaged(&path, &"its checksum does not match the manifest")),
+            }
+        };
+        let (path, bytes) = checked(MODEL)?;
+        let model = ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes))
+            .map_err(|error| damaged(&path, &error))?;
+        let (path, bytes) = checked(OPTIMIZER)?;
+        let optim = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes))
+            .map_err(|error| damaged(&path, &error))?;
+        let (path, bytes) = checked(SCALER)?;
+        let scaler: GradScalerRecord =
+            serde_json::from_slice(&bytes).map_err(|error| damaged(&path, &error))?;
+        Ok((model, optim, GradScaler::from_record(scaler)?))
+    }
+
+    fn path(&self, step: u64) -> PathBuf {
+        self.folder.join(format!("step-{step}"))
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, AmpError> {
+    fs::read(path).map_err(|error| io_error("cannot read", path, &error))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), AmpError> {
+    let written = File::create(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|error| io_error("cannot write", path, &error))
+}
+
+fn remove(folder: &Path) -> Result<(), AmpError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io_error("cannot remove", folder, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a rename or a new file durable; Windows has no such thing for folders.
+fn sync_folder(folder: &Path) -> Result<(), AmpError> {
+    if cfg!(windows) {
+        return Ok(());
+    }
+    File::open(folder)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|error| io_error("cannot flush", folder, &error))
+}
+
+fn io_error(action: &'static str, path: &Path, error: &io::Error) -> AmpError {
+    AmpError::Io {
+        action,
+        path: path.display().to_string(),
+        reason: error.to_string(),
+    }
+}
+
+fn damaged(path: &Path, error: &dyn std::fmt::Display) -> AmpError {
+    AmpError::Record {
+        what: path.display().to_string(),
+        reason: error.to_string(),
+    }
+}

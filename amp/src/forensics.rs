@@ -1,0 +1,287 @@
+//! Gradient forensics: what a gradient looks like, and which loss scale it calls for.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{FloatDType, Int, Tensor, Transaction};
+use serde::{Deserialize, Serialize};
+
+use crate::AmpError;
+use crate::gradients::read;
+
+/// The gradient of one parameter, counted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ParameterGradient {
+    /// Path of the parameter.
+    pub path: String,
+    /// All elements.
+    pub elements: usize,
+    /// Elements that are exactly zero: in a half-precision backward pass, those that underflowed
+    /// (and those that are zero anyway, behind a ReLU for instance).
+    pub zeros: usize,
+    /// Elements that are infinite or NaN.
+    pub non_finite: usize,
+    /// Largest finite magnitude.
+    pub largest_finite: f32,
+}
+
+impl ParameterGradient {
+    /// Fraction of zeros, 0 to 1.
+    pub fn zero_fraction(&self) -> f64 {
+        self.zeros as f64 / self.elements.max(1) as f64
+    }
+}
+
+/// Counts zeros and non-finite elements of every gradient, scaled or not.
+///
+/// A parameter whose gradient is all zeros although it should learn is the silent failure of
+/// half-precision training: the loss stays finite and nothing is skipped. This reads from the
+/// device (once).
+///
+/// # Errors
+///
+/// [`AmpError::Device`] when the read fails.
+pub fn inspect_gradients<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+) -> Result<Vec<ParameterGradient>, AmpError> {
+    let mut walk = Count {
+        path: Vec::new(),
+        grads,
+        found: Vec::new(),
+    };
+    model.visit(&mut walk);
+    let mut transaction = Transaction::default();
+    for (_, _, counts, largest) in &walk.found {
+        for count in counts {
+            transaction = transaction.register(count.clone());
+        }
+        transaction = transaction.register(largest.clone());
+    }
+    let data = match walk.found.is_empty() {
+        true => return Ok(Vec::new()),
+        false => read(transaction)?,
+    };
+    let count = |index: usize| data[index].iter::<i64>().next().unwrap_or(0) as usize;
+    Ok(walk
+        .found
+        .iter()
+        .enumerate()
+        .map(|(i, (path, elements, ..))| ParameterGradient {
+            path: path.clone(),
+            elements: *elements,
+            zeros: count(3 * i),
+            non_finite: count(3 * i + 1),
+            largest_finite: data[3 * i + 2].iter::<f32>().next().unwrap_or(0.0),
+        })
+        .collect())
+}
+
+type Counted = (String, usize, [Tensor<1, Int>; 2], Tensor<1>);
+
+struct Count<'a> {
+    path: Vec<String>,
+    grads: &'a GradientsParams,
+    found: Vec<Counted>,
+}
+
+impl ModuleVisitor for Count<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(grad) = self.grads.get::<D>(param.id) else {
+            return;
+        };
+        let elements = grad.shape().num_elements();
+        if elements == 0 {
+            return;
+        }
+        let bad = grad.clone().is_finite().bool_not();
+        let zeros = grad.clone().equal_elem(0.0).int().sum();
+        let non_finite = bad.clone().int().sum();
+        let largest = grad.mask_fill(bad, 0.0).abs().max();
+        self.found
+            .push((self.path.join("."), elements, [zeros, non_finite], largest));
+    }
+}
+
+/// Gradient magnitudes of an FP32 backward pass, and the loss scale they call for.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_lean_amp::{DynamicLossScale, GradScalerConfig, LossScale, calibrate_scale};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 1).with_bias(false).init(&device);
+/// let calibration = calibrate_scale(&model, FloatDType::F16, |model| {
+///     // Gradient 2⁻²⁰ for each weight.
+///     model.forward(Tensor::<2>::ones([1, 4], &device)).mean() * (1.0 / 1048576.0)
+/// })?;
+/// // 65504 / (2⁻²⁰ · 16), rounded down to a power of two.
+/// assert_eq!(calibration.loss_scale, 2f32.powi(31));
+/// // All four would survive unscaled; at 1/64 of that, none.
+/// assert_eq!(calibration.underflow(1.0), 0.0);
+/// assert_eq!(calibration.underflow(1.0 / 64.0), 1.0);
+///
+/// let scaler = GradScalerConfig::new(LossScale::Dynamic(DynamicLossScale {
+///     init_scale: calibration.loss_scale,
+///     ..Default::default()
+/// }))
+/// .init()?;
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ScaleCalibration {
+    /// Proposed initial loss scale: the largest power of two that keeps the largest gradient at
+    /// least 16 times below the largest finite number of the dtype. 1 when all gradients are
+    /// zero, and for dtypes with the exponents of F32.
+    pub loss_scale: f32,
+    /// The dtype it is for.
+    pub dtype: FloatDType,
+    /// Largest magnitude.
+    pub largest: f32,
+    /// All gradient elements.
+    pub elements: u64,
+    /// Elements that are exactly zero in F32.
+    pub zeros: u64,
+    /// Elements by binary exponent: `e` counts those in `[2ᵉ, 2ᵉ⁺¹)`.
+    pub histogram: BTreeMap<i32, u64>,
+}
+
+/// Room left above the largest weight gradient: the gradients of activations, which pass through
+/// half precision too but are not seen here, may be larger, and later batches differ.
+const HEADROOM: f64 = 16.0;
+
+impl ScaleCalibration {
+    /// Fraction of the non-zero gradients that become zero in the dtype at a loss scale, 0 to 1.
+    ///
+    /// Counted by binade: exact for scales that are powers of two, up to the elements that are
+    /// exactly half the smallest subnormal.
+    pub fn underflow(&self, loss_scale: f32) -> f64 {
+        // Below half the smallest subnormal everything rounds to zero.
+        let lost_below = match self.dtype {
+            FloatDType::F16 => -25,
+            FloatDType::BF16 => -134,
+            _ => -150,
+        };
+        let shift = f64::from(loss_scale).log2();
+        let non_zero: u64 = self.histogram.values().sum();
+        let lost: u64 = self
+            .histogram
+            .iter()
+            .filter(|(exponent, _)| f64::from(**exponent) + shift < f64::from(lost_below))
+            .map(|(_, count)| count)
+            .sum();
+        lost as f64 / non_zero.max(1) as f64
+    }
+}
+
+/// One FP32 forward and backward pass, and the loss scale its gradients call for.
+///
+/// `loss` computes the loss (F32, shape `[1]`) of one or more batches, *outside* of an autocast
+/// region. Starting from the proposed scale saves the skipped steps with which dynamic scaling
+/// finds it. The gradients are read to the host: meant for once, not for every step.
+///
+/// # Errors
+///
+/// [`AmpError::LossDtype`], [`AmpError::NoGradients`], [`AmpError::Device`], and
+/// [`AmpError::Diverged`] when a gradient of the FP32 pass itself is not finite.
+pub fn calibrate_scale<M: Module>(
+    model: &M,
+    dtype: FloatDType,
+    loss: impl FnOnce(&M) -> Tensor<1>,
+) -> Result<ScaleCalibration, AmpError> {
+    let loss = loss(model);
+    if loss.dtype() != burn::tensor::DType::F32 {
+        return Err(AmpError::LossDtype {
+            dtype: loss.dtype(),
+        });
+    }
+    let grads = GradientsParams::from_grads(loss.backward(), model);
+    let mut walk = Collect {
+        path: Vec::new(),
+        grads: &grads,
+        paths: Vec::new(),
+        transaction: Transaction::default(),
+    };
+    model.visit(&mut walk);
+    let Collect {
+        paths, transaction, ..
+    } = walk;
+    if paths.is_empty() {
+        return Err(AmpError::NoGradients);
+    }
+    let mut calibration = ScaleCalibration {
+        loss_scale: 1.0,
+        dtype,
+        largest: 0.0,
+        elements: 0,
+        zeros: 0,
+        histogram: BTreeMap::new(),
+    };
+    for (path, data) in paths.iter().zip(read(transaction)?) {
+        for gradient in data.iter::<f32>() {
+            if !gradient.is_finite() {
+                return Err(AmpError::Diverged {
+                    consecutive: 0,
+                    loss_scale: 1.0,
+                    cause: crate::SkipCause::ScaleAtFloor,
+                    parameter: Some(path.clone()),
+                });
+            }
+            calibration.count(gradient.abs());
+        }
+    }
+    if dtype == FloatDType::F16 && calibration.largest > 0.0 {
+        let limit = half::f16::MAX.to_f64() / (f64::from(calibration.largest) * HEADROOM);
+        // Larger scales would themselves leave the range of F32 together with the loss.
+        calibration.loss_scale = limit.log2().floor().clamp(-24.0, 100.0).exp2() as f32;
+    }
+    Ok(calibration)
+}
+
+impl ScaleCalibration {
+    fn count(&mut self, magnitude: f32) {
+        self.elements += 1;
+        if magnitude == 0.0 {
+            self.zeros += 1;
+            return;
+        }
+        self.largest = self.largest.max(magnitude);
+        // In F64 every F32, subnormals included, is normal: the exponent field is exact.
+        let exponent = ((f64::from(magnitude).to_bits() >> 52) & 0x7ff) as i32 - 1023;
+        *self.histogram.entry(exponent).or_default() += 1;
+    }
+}
+
+struct Collect<'a> {
+    path: Vec<String>,
+    grads: &'a GradientsParams,
+    paths: Vec<String>,
+    transaction: Transaction,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            self.paths.push(self.path.join("."));
+            self.transaction = std::mem::take(&mut self.transaction).register(grad);
+        }
+    }
+}

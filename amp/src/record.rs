@@ -1,0 +1,82 @@
+//! The grad scaler's state on disk.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{AmpError, GradScaler, GradScalerConfig, LossScale, LossScaleState};
+
+/// Everything a [`GradScaler`] needs to go on as if it had never stopped.
+///
+/// Serialize it with any serde format that keeps F32 exact; JSON does. Take it between steps: the
+/// losses of a half-accumulated batch are not part of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct GradScalerRecord {
+    /// Version of this format.
+    pub version: u32,
+    /// The scaler's configuration.
+    pub config: GradScalerConfig,
+    /// The loss scale, its trackers and counters.
+    pub state: LossScaleState,
+}
+
+impl GradScalerRecord {
+    /// The version that this release writes and reads.
+    pub const VERSION: u32 = 1;
+}
+
+impl GradScaler {
+    /// The configuration and the full state.
+    pub fn to_record(&self) -> GradScalerRecord {
+        GradScalerRecord {
+            version: GradScalerRecord::VERSION,
+            config: self.config.clone(),
+            state: self.state,
+        }
+    }
+
+    /// Continues from a record.
+    ///
+    /// ```
+    /// use burn_lean_amp::{GradScaler, GradScalerConfig, LossScale};
+    ///
+    /// let scaler = GradScalerConfig::new(LossScale::Static(128.0)).init()?;
+    /// let json = serde_json::to_string(&scaler.to_record()).unwrap();
+    /// let resumed = GradScaler::from_record(serde_json::from_str(&json).unwrap())?;
+    /// assert_eq!(resumed.state(), scaler.state());
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Record`] for another version or an impossible state,
+    /// [`AmpError::InvalidConfig`] for an impossible configuration.
+    pub fn from_record(record: GradScalerRecord) -> Result<Self, AmpError> {
+        if record.version != GradScalerRecord::VERSION {
+            return Err(AmpError::Record {
+                what: "grad scaler".into(),
+                reason: format!(
+                    "it has version {}, this release reads {}",
+                    record.version,
+                    GradScalerRecord::VERSION
+                ),
+            });
+        }
+        let mut scaler = record.config.init()?;
+        scaler.load_state(record.state)?;
+        Ok(scaler)
+    }
+
+    /// Replaces the state and keeps the configuration.
+    ///
+    /// A disabled scaler ignores it, so that a run can be resumed in BF16.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Record`] for a state that no scaler of this configuration can be in.
+    pub fn load_state(&mut self, state: LossScaleState) -> Result<(), AmpError> {
+        state.validate(&self.config.loss_scale)?;
+        if self.config.loss_scale != LossScale::None {
+            self.state = state;
+        }
+        Ok(())
+    }
+}
