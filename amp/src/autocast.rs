@@ -298,12 +298,12 @@ impl Autocast {
         input: I,
         forward: impl FnOnce(I) -> O,
     ) -> O {
-        let input = input.map_floats(&Caster::Compute(self.compute));
+        let input = input.map_floats(&Caster(Edge::In(self.compute)));
         let output = {
             let _region = Entered::enter(Some(self.compute));
             forward(input)
         };
-        output.map_floats(&Caster::Dtype(self.output_dtype))
+        output.map_floats(&Caster(Edge::Out(self.compute, self.output_dtype)))
     }
 
     /// The same region without any cast.
@@ -361,30 +361,36 @@ pub fn full_precision<I: FloatTensors, O: FloatTensors>(
     let Some(compute) = REGION.get() else {
         return body(input);
     };
-    let input = input.map_floats(&Caster::Dtype(FloatDType::F32));
+    let input = input.map_floats(&Caster(Edge::Out(compute, FloatDType::F32)));
     let output = {
         let _region = Entered::enter(None);
         body(input)
     };
-    output.map_floats(&Caster::Compute(compute))
+    output.map_floats(&Caster(Edge::In(compute)))
 }
 
 /// The cast at the edge of a region, handed to [`FloatTensors::map_floats`].
 #[derive(Debug, Clone, Copy)]
-pub enum Caster {
-    #[doc(hidden)]
-    #[allow(private_interfaces)]
-    Compute(Compute),
-    #[doc(hidden)]
-    Dtype(FloatDType),
+pub struct Caster(Edge);
+
+#[derive(Debug, Clone, Copy)]
+enum Edge {
+    /// Into a region.
+    In(Compute),
+    /// Out of a region, to this dtype.
+    Out(Compute, FloatDType),
 }
 
 impl Caster {
     /// Casts one tensor of any rank; the cast is tracked by autodiff.
     pub fn cast<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        match *self {
-            Self::Compute(compute) => compute.cast(x),
-            Self::Dtype(dtype) => cast_to(x, dtype),
+        match self.0 {
+            Edge::In(compute) => compute.cast(x),
+            Edge::Out(compute, dtype) if compute.emulated => {
+                // What leaves a half region is half, and so is the gradient that enters it.
+                cast_to(compute.cast(x), dtype)
+            }
+            Edge::Out(_, dtype) => cast_to(x, dtype),
         }
     }
 }
