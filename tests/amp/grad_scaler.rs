@@ -1,0 +1,490 @@
+//! Scaling, skipping, clipping, accumulating, failing.
+
+use burn::module::{Module, Param};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, SgdConfig};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_lean::amp::{
+    AmpError, DynamicLossScale, GradScaler, GradScalerConfig, GradScalerRecord, LossScale,
+    SkipCause, calibrate_scale, inspect_gradients,
+};
+
+use crate::model::{Mlp, bits, gradients, loss, prepared};
+use crate::support::{each_device, values};
+
+fn dynamic() -> GradScaler {
+    GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap()
+}
+
+fn half_gradients(model: &Mlp) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    let device = model.second.weight.base().device().inner();
+    let half = Tensor::<2>::ones([8, 3], &device).cast(FloatDType::F16);
+    grads.register::<2>(model.second.weight.id, half);
+    grads
+}
+
+/// Gradients of one value for all elements of the first weight; zeros elsewhere.
+fn one_gradient(model: &Mlp, values: &[f32]) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    let device = model.first.weight.base().device().inner();
+    let mut data = vec![0.0; 48];
+    data[..values.len()].copy_from_slice(values);
+    let weight = Tensor::<2>::from_data(TensorData::new(data, [6, 8]), &device);
+    grads.register::<2>(model.first.weight.id, weight);
+    let bias = Tensor::<1>::zeros([3], &device);
+    grads.register::<1>(model.second.bias.as_ref().unwrap().id, bias);
+    grads
+}
+
+#[test]
+fn f16_training_descends_on_every_device() {
+    each_device(|target| {
+        let (mut model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        let mut scaler = dynamic();
+        let mut optim = AdamWConfig::new().init();
+        let before = values(loss(&model, &autocast, 0, 1.0))[0];
+        for _ in 0..20 {
+            let grads = gradients(&model, &autocast, &mut scaler, 0, 1.0).unwrap();
+            model = scaler.step(&mut optim, 0.01, model, grads).unwrap();
+            let report = scaler.report().unwrap();
+            assert!(report.loss.unwrap().is_finite());
+        }
+        let after = values(loss(&model, &autocast, 0, 1.0))[0];
+        assert!(after < 0.5 * before, "{}: {before} to {after}", target.name);
+        assert_eq!(scaler.state().steps, 20);
+    });
+}
+
+#[test]
+fn an_overflowing_step_changes_nothing_but_the_scale() {
+    each_device(|target| {
+        let (model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        let mut scaler = dynamic();
+        let mut optim = AdamWConfig::new().init();
+        let grads = gradients(&model, &autocast, &mut scaler, 0, 1.0).unwrap();
+        let model = scaler.step(&mut optim, 0.01, model, grads).unwrap();
+        let (weights, moments) = (bits(&model), optim.into_bytes().unwrap());
+
+        let grads = gradients(&model, &autocast, &mut scaler, 1, f32::INFINITY).unwrap();
+        let model = scaler.step(&mut optim, 0.01, model, grads).unwrap();
+
+        assert_eq!(bits(&model), weights, "{}", target.name);
+        assert_eq!(optim.into_bytes().unwrap()[..], moments[..]);
+        assert_eq!(scaler.loss_scale(), 32768.0);
+        assert!(scaler.report().unwrap().skipped);
+    });
+}
+
+#[test]
+fn the_report_names_the_first_parameter_the_count_and_the_largest_finite_gradient() {
+    each_device(|target| {
+        let (model, _) = prepared(1, FloatDType::F16, &target.device);
+        let mut scaler = dynamic();
+        scaler
+            .scale(Tensor::<1>::ones([1], &target.device))
+            .unwrap();
+        let grads = one_gradient(&model, &[f32::INFINITY, 65536.0 * 7.0, f32::NAN]);
+        let _ = scaler
+            .step(&mut SgdConfig::new().init(), 0.1, model, grads)
+            .unwrap();
+
+        let overflow = scaler.report().unwrap().overflow.clone().unwrap();
+        assert_eq!(overflow.cause, SkipCause::ScaleTooHigh);
+        assert_eq!(overflow.first(), Some("first.weight"));
+        assert_eq!(overflow.paths().count(), 1);
+        let details = overflow.inspect().unwrap();
+        assert_eq!(details[0].non_finite, 2);
+        assert_eq!(details[0].elements, 48);
+        assert_eq!(details[0].largest_finite, 7.0);
+    });
+}
+
+#[test]
+fn the_largest_finite_gradients_are_no_overflow() {
+    each_device(|target| {
+        let (model, _) = prepared(1, FloatDType::F16, &target.device);
+        // Their sum overflows F32; none of them does.
+        let grads = one_gradient(&model, &[f32::MAX; 48]);
+        let mut scaler = dynamic();
+        let _ = scaler
+            .step(&mut SgdConfig::new().init(), 0.0, model, grads)
+            .unwrap();
+        assert!(!scaler.report().unwrap().skipped, "{}", target.name);
+    });
+}
+
+#[test]
+fn a_broken_forward_pass_becomes_an_error_and_the_model_comes_back() {
+    each_device(|target| {
+        let (mut model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        let weights = bits(&model);
+        let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16)
+            .with_max_consecutive_skips(Some(3))
+            .init()
+            .unwrap();
+        let mut optim = SgdConfig::new().init();
+        for _ in 0..2 {
+            let grads = gradients(&model, &autocast, &mut scaler, 0, f32::NAN).unwrap();
+            model = scaler.step(&mut optim, 0.1, model, grads).unwrap();
+        }
+        let grads = gradients(&model, &autocast, &mut scaler, 0, f32::NAN).unwrap();
+        let rejected = scaler.step(&mut optim, 0.1, model, grads).unwrap_err();
+        assert_eq!(
+            *rejected.error(),
+            AmpError::Diverged {
+                consecutive: 3,
+                loss_scale: 16384.0,
+                cause: SkipCause::LossNotFinite,
+                parameter: Some("first.weight".into()),
+            }
+        );
+        assert_eq!(bits(rejected.value()), weights);
+    });
+}
+
+#[test]
+fn overflow_at_the_floor_is_told_from_a_scale_that_is_too_high() {
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let mut scaler = GradScalerConfig::new(LossScale::Dynamic(DynamicLossScale {
+        init_scale: 2.0,
+        min_scale: 1.0,
+        ..Default::default()
+    }))
+    .init()
+    .unwrap();
+    let mut optim = SgdConfig::new().init();
+    let mut model = model;
+    for expected in [SkipCause::ScaleTooHigh, SkipCause::ScaleAtFloor] {
+        let grads = one_gradient(&model, &[f32::INFINITY]);
+        model = scaler.step(&mut optim, 0.1, model, grads).unwrap();
+        let overflow = scaler.report().unwrap().overflow.clone().unwrap();
+        assert_eq!(overflow.cause, expected);
+        assert_eq!(scaler.loss_scale(), 1.0);
+    }
+}
+
+#[test]
+fn a_half_loss_is_refused() {
+    let loss = Tensor::<1>::ones([1], &Device::flex()).cast(FloatDType::F16);
+    let error = dynamic().scale(loss).unwrap_err();
+    assert_eq!(error, AmpError::LossDtype { dtype: DType::F16 });
+}
+
+#[test]
+fn half_gradients_are_refused_with_the_parameter_path() {
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let error = dynamic()
+        .unscale(&model, half_gradients(&model))
+        .unwrap_err();
+    assert_eq!(
+        error,
+        AmpError::GradientDtype {
+            path: "second.weight".into(),
+            dtype: DType::F16,
+        }
+    );
+}
+
+#[test]
+fn a_step_without_any_gradient_is_refused() {
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let weights = bits(&model);
+    let mut scaler = dynamic();
+    let rejected = scaler
+        .step(
+            &mut SgdConfig::new().init(),
+            0.1,
+            model,
+            GradientsParams::new(),
+        )
+        .unwrap_err();
+    assert_eq!(*rejected.error(), AmpError::NoGradients);
+    assert_eq!(bits(rejected.value()), weights);
+}
+
+#[test]
+fn an_update_without_gradients_is_refused() {
+    assert_eq!(dynamic().update(), Err(AmpError::NothingToUpdate));
+}
+
+#[test]
+fn the_scale_stops_at_its_ceiling_and_at_the_end_of_f32() {
+    for (init_scale, max_scale) in [(2f32.powi(20), 2f32.powi(20)), (2f32.powi(127), f32::MAX)] {
+        let rule = LossScale::Dynamic(DynamicLossScale {
+            init_scale,
+            max_scale,
+            growth_interval: 1,
+            ..Default::default()
+        });
+        let mut state = rule.init();
+        for _ in 0..5 {
+            state = rule.update(state, false);
+        }
+        assert_eq!((state.scale, state.growth_tracker), (init_scale, 0));
+    }
+}
+
+#[test]
+fn hysteresis_tolerates_single_overflows() {
+    let rule = LossScale::Dynamic(DynamicLossScale {
+        hysteresis: 2,
+        ..Default::default()
+    });
+    let scales: Vec<f32> = [true, false, true, true, true, false, true]
+        .into_iter()
+        .scan(rule.init(), |state, found_inf| {
+            *state = rule.update(*state, found_inf);
+            Some(state.scale / 65536.0)
+        })
+        .collect();
+    assert_eq!(scales, [1.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.25]);
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_by_field() {
+    let default = DynamicLossScale::default();
+    let bad = [
+        ("init_scale", DynamicLossScale { init_scale: f32::NAN, ..default }),
+        ("init_scale", DynamicLossScale { init_scale: 0.0, ..default }),
+        ("growth_factor", DynamicLossScale { growth_factor: 1.0, ..default }),
+        ("backoff_factor", DynamicLossScale { backoff_factor: 1.0, ..default }),
+        ("growth_interval", DynamicLossScale { growth_interval: 0, ..default }),
+        ("hysteresis", DynamicLossScale { hysteresis: 0, ..default }),
+        ("min_scale", DynamicLossScale { min_scale: 0.0, ..default }),
+        ("max_scale", DynamicLossScale { max_scale: f32::INFINITY, ..default }),
+    ];
+    for (expected, rule) in bad {
+        let error = GradScalerConfig::new(LossScale::Dynamic(rule)).init().unwrap_err();
+        let AmpError::InvalidConfig { field, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(field, expected);
+    }
+    assert!(GradScalerConfig::new(LossScale::Static(-1.0)).init().is_err());
+    let config = GradScalerConfig::new(LossScale::None);
+    assert!(config.clone().with_max_norm(Some(0.0)).init().is_err());
+    assert!(config.with_max_consecutive_skips(Some(0)).init().is_err());
+}
+
+#[test]
+fn clipping_bounds_the_global_norm_after_unscaling() {
+    each_device(|target| {
+        let (model, _) = prepared(1, FloatDType::F16, &target.device);
+        let id = model.first.weight.id;
+        let scaler = GradScalerConfig::new(LossScale::Static(8.0)).init().unwrap();
+        // Unscaled: 3 and 4, so the norm is 5.
+        let unscaled = scaler
+            .unscale(&model, one_gradient(&model, &[24.0, 32.0]))
+            .unwrap();
+        let clipped = unscaled.clip_norm(&model, 1.0).unwrap();
+        let gradient = values(clipped.gradients().get::<2>(id).unwrap());
+        for (found, expected) in gradient.iter().zip([0.6, 0.8]) {
+            // The factor is 1 / (5 + 1e-6).
+            assert!((found - expected).abs() < 1e-6, "{found}");
+        }
+        // A norm below the bound is left alone, exactly.
+        let unscaled = scaler
+            .unscale(&model, one_gradient(&model, &[24.0, 32.0]))
+            .unwrap();
+        let same = unscaled.clip_norm(&model, 5.5).unwrap();
+        assert_eq!(values(same.gradients().get::<2>(id).unwrap())[..2], [3.0, 4.0]);
+    });
+}
+
+#[test]
+fn a_norm_that_overflows_skips_the_step_instead_of_zeroing_the_gradients() {
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let weights = bits(&model);
+    let mut scaler = GradScalerConfig::new(LossScale::Static(1.0))
+        .with_max_norm(Some(1.0))
+        .init()
+        .unwrap();
+    let grads = one_gradient(&model, &[f32::MAX]);
+    let model = scaler
+        .step(&mut SgdConfig::new().init(), 0.1, model, grads)
+        .unwrap();
+    let overflow = scaler.report().unwrap().overflow.clone().unwrap();
+    assert_eq!(overflow.cause, SkipCause::NormNotFinite);
+    assert_eq!(bits(&model), weights);
+}
+
+#[test]
+fn accumulated_gradients_are_unscaled_once() {
+    each_device(|target| {
+        let train = |loss_scale| {
+            let (model, autocast) = prepared(1, FloatDType::F32, &target.device);
+            let mut scaler = GradScalerConfig::new(loss_scale).init().unwrap();
+            let mut accumulator = GradientsAccumulator::new();
+            for step in 0..3 {
+                let grads = gradients(&model, &autocast, &mut scaler, step, 1.0).unwrap();
+                accumulator.accumulate(&model, grads);
+            }
+            let mut optim = SgdConfig::new().init();
+            let model = scaler
+                .step(&mut optim, 0.1, model, accumulator.grads())
+                .unwrap();
+            (bits(&model), scaler)
+        };
+        let (expected, _) = train(LossScale::None);
+        let (found, scaler) = train(LossScale::Static(1024.0));
+        // A power of two is exact in F32.
+        assert_eq!(found, expected, "{}", target.name);
+        assert_eq!(scaler.state().steps, 1);
+    });
+}
+
+#[test]
+fn each_optimizer_skips_on_its_own_infinities_and_one_update_serves_all() {
+    let (sound, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let (broken, _) = prepared(2, FloatDType::F16, &Device::flex());
+    let (before_sound, before_broken) = (bits(&sound), bits(&broken));
+    let mut scaler = dynamic();
+    let mut optims = [SgdConfig::new().init(), SgdConfig::new().init()];
+
+    let first = scaler.unscale(&sound, one_gradient(&sound, &[65536.0])).unwrap();
+    let second = scaler
+        .unscale(&broken, one_gradient(&broken, &[f32::NAN]))
+        .unwrap();
+    let broken = scaler.apply(&mut optims[1], 0.5, broken, second).unwrap();
+    let sound = scaler.apply(&mut optims[0], 0.5, sound, first).unwrap();
+    scaler.update().unwrap();
+
+    assert_ne!(bits(&sound), before_sound);
+    assert_eq!(bits(&broken), before_broken);
+    assert_eq!(scaler.loss_scale(), 32768.0);
+    assert_eq!(scaler.state().steps, 1);
+}
+
+#[test]
+fn a_disabled_scaler_does_nothing() {
+    let (model, autocast) = prepared(1, FloatDType::BF16, &Device::flex());
+    let mut scaler = GradScalerConfig::for_dtype(FloatDType::BF16).init().unwrap();
+    assert!(scaler.is_disabled());
+    let plain = loss(&model, &autocast, 0, 1.0);
+    let scaled = scaler.scale(plain.clone()).unwrap();
+    assert_eq!(values(scaled.clone()), values(plain));
+    let grads = GradientsParams::from_grads(scaled.backward(), &model);
+    let before = bits(&model);
+    let model = scaler
+        .step(&mut SgdConfig::new().init(), 0.1, model, grads)
+        .unwrap();
+    assert_ne!(bits(&model), before);
+    assert_eq!(scaler.loss_scale(), 1.0);
+    assert_eq!(scaler.report().unwrap().loss, None);
+}
+
+#[test]
+fn clones_do_not_share_state() {
+    let rule = LossScale::Dynamic(DynamicLossScale::default());
+    let mut scaler = GradScalerConfig::new(rule).init().unwrap();
+    let copy = scaler.clone();
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let grads = one_gradient(&model, &[f32::NAN]);
+    let _ = scaler
+        .step(&mut SgdConfig::new().init(), 0.1, model, grads)
+        .unwrap();
+    assert_eq!(scaler.loss_scale(), 32768.0);
+    assert_eq!(copy.loss_scale(), 65536.0);
+    assert_eq!(copy.state(), rule.init());
+}
+
+#[test]
+fn a_record_restores_every_number() {
+    let mut scaler = GradScalerConfig::new(LossScale::Dynamic(DynamicLossScale {
+        init_scale: 3.0,
+        growth_factor: 1.7,
+        backoff_factor: 0.3,
+        growth_interval: 7,
+        hysteresis: 3,
+        min_scale: 0.01,
+        max_scale: 1e6,
+    }))
+    .with_max_norm(Some(0.7))
+    .with_max_consecutive_skips(None)
+    .init()
+    .unwrap();
+    let (mut model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    for value in [1.0, f32::NAN, f32::NAN, f32::NAN, 1.0, f32::NAN] {
+        let grads = one_gradient(&model, &[value]);
+        model = scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads).unwrap();
+    }
+    let json = serde_json::to_string(&scaler.to_record()).unwrap();
+    let resumed = GradScaler::from_record(serde_json::from_str(&json).unwrap()).unwrap();
+    assert_eq!(resumed.state(), scaler.state());
+    assert_eq!(resumed.state().skipped_steps, 4);
+    assert_eq!(resumed.config().to_string(), scaler.config().to_string());
+}
+
+#[test]
+fn records_of_another_version_or_without_sense_are_refused() {
+    let good = dynamic().to_record();
+    let mut other = good.clone();
+    other.version = 99;
+    let mut zero = good.clone();
+    zero.state.scale = 0.0;
+    let mut nan = good.clone();
+    nan.state.scale = f32::NAN;
+    let mut counts = good.clone();
+    counts.state.skipped_steps = 5;
+    for record in [other, zero, nan, counts] {
+        let error = GradScaler::from_record(record).unwrap_err();
+        assert!(matches!(error, AmpError::Record { .. }), "{error}");
+    }
+    assert!(GradScaler::from_record(good).is_ok());
+    assert!(serde_json::from_str::<GradScalerRecord>("{\"version\": 1}").is_err());
+}
+
+#[test]
+fn gradients_are_counted_per_parameter() {
+    each_device(|target| {
+        let (model, _) = prepared(1, FloatDType::F16, &target.device);
+        let grads = one_gradient(&model, &[1.0, f32::INFINITY, -3.0]);
+        let found = inspect_gradients(&model, &grads).unwrap();
+        let paths: Vec<&str> = found.iter().map(|found| found.path.as_str()).collect();
+        assert_eq!(paths, ["first.weight", "second.bias"]);
+        assert_eq!((found[0].zeros, found[0].non_finite), (45, 1));
+        assert_eq!(found[0].largest_finite, 3.0);
+        assert_eq!(found[1].zero_fraction(), 1.0);
+    });
+}
+
+#[derive(Module, Debug)]
+struct WithEmpty {
+    empty: Param<Tensor<2>>,
+    full: Param<Tensor<1>>,
+}
+
+#[test]
+fn zero_element_parameters_are_stepped_over() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = WithEmpty {
+            empty: Param::from_tensor(Tensor::zeros([0, 3], &device)),
+            full: Param::from_tensor(Tensor::ones([2], &device)),
+        };
+        let mut grads = GradientsParams::new();
+        grads.register::<2>(model.empty.id, Tensor::zeros([0, 3], &target.device));
+        grads.register::<1>(model.full.id, Tensor::ones([2], &target.device));
+        assert_eq!(inspect_gradients(&model, &grads).unwrap().len(), 1);
+        let unscaled = dynamic().unscale(&model, grads).unwrap();
+        let full = unscaled.gradients().get::<1>(model.full.id).unwrap();
+        assert_eq!(values(full), [1.0 / 65536.0; 2]);
+    });
+}
+
+#[test]
+fn calibration_proposes_a_scale_at_which_no_gradient_is_lost() {
+    each_device(|target| {
+        let (model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        let calibration = calibrate_scale(&model, FloatDType::F16, |model| {
+            loss(model, &autocast, 0, 1.0).mul_scalar(2f32.powi(-20))
+        });
+        // The loss went through F16 inside of the region: fine, it is F32 outside.
+        let calibration = calibration.unwrap();
+        let scale = calibration.loss_scale;
+        assert_eq!(scale.log2().fract(), 0.0);
+        assert!(calibration.largest * scale * 16.0 <= 65504.0);
+        assert!(calibration.largest * scale * 32.0 > 65504.0);
+        assert!(calibration.underflow(scale) <= calibration.underflow(1.0));
+    });
+}

@@ -1,0 +1,12 @@
+//! The `amp` crate as its users see it, on every device.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod audit;
+mod autocast;
+mod emulation;
+mod grad_scaler;
+mod model;
+mod resume;
+mod speculative;

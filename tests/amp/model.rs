@@ -1,0 +1,79 @@
+//! A small network and the steps that the tests take with it.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::GradientsParams;
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, GradScaler};
+
+use crate::support::{tensor, values};
+
+#[derive(Module, Debug)]
+pub struct Mlp {
+    pub first: Linear,
+    pub second: Linear,
+}
+
+impl Mlp {
+    /// Weights from `seed`, the same on every device.
+    pub fn new(seed: u64, device: &Device) -> Self {
+        let linear = |seed, rows, columns| {
+            let mut linear = LinearConfig::new(rows, columns).init(device);
+            linear.weight = Param::from_tensor(tensor(seed, [rows, columns], device) * 0.5);
+            linear.bias = Some(Param::from_tensor(tensor(seed + 1, [columns], device) * 0.1));
+            linear
+        };
+        Self {
+            first: linear(seed, 6, 8),
+            second: linear(seed + 2, 8, 3),
+        }
+    }
+
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward(relu(self.first.forward(x)))
+    }
+}
+
+/// A prepared network; emulated where the device has no such dtype.
+pub fn prepared(seed: u64, dtype: FloatDType, device: &Device) -> (Mlp, Autocast) {
+    AutocastConfig::new(dtype)
+        .with_fallback(Fallback::Emulate)
+        .prepare(Mlp::new(seed, &device.clone().autodiff()))
+        .unwrap()
+}
+
+/// Mean squared distance to a fixed target; `factor` scales the input.
+pub fn loss(model: &Mlp, autocast: &Autocast, step: u64, factor: f32) -> Tensor<1> {
+    let device = model.first.weight.base().device();
+    let x = tensor::<2>(100 + step, [5, 6], &device).mul_scalar(factor);
+    let y = tensor::<2>(200 + step, [5, 3], &device);
+    let output = autocast.forward(x, |x| model.forward(x));
+    (output - y).square().mean()
+}
+
+/// Scaled gradients of one batch.
+pub fn gradients(
+    model: &Mlp,
+    autocast: &Autocast,
+    scaler: &mut GradScaler,
+    step: u64,
+    factor: f32,
+) -> Result<GradientsParams, AmpError> {
+    let loss = scaler.scale(loss(model, autocast, step, factor))?;
+    Ok(GradientsParams::from_grads(loss.backward(), model))
+}
+
+/// Bits of all float parameters, in module order.
+pub fn bits<M: Module>(model: &M) -> Vec<u32> {
+    struct Bits(Vec<u32>);
+    impl ModuleVisitor for Bits {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0
+                .extend(values(param.base()).into_iter().map(f32::to_bits));
+        }
+    }
+    let mut found = Bits(Vec::new());
+    model.visit(&mut found);
+    found.0
+}

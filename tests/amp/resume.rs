@@ -1,0 +1,190 @@
+//! Training that is killed goes on from its last checkpoint, bit for bit.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use burn::module::Param;
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::{AmpError, Checkpoints, GradScaler, GradScalerConfig, round_to};
+
+use crate::model::{Mlp, bits, gradients, prepared};
+
+const STEPS: u64 = 12;
+const FOLDER: &str = "BURN_LEAN_TEST_CHECKPOINTS";
+
+fn factor(step: u64) -> f32 {
+    if step % 5 == 2 { f32::INFINITY } else { 1.0 }
+}
+
+/// Trains to the last step, from the newest checkpoint in `folder`; calls `at` inside of a step.
+fn train(folder: &Path, mut at: impl FnMut(u64)) -> (Vec<u32>, GradScaler) {
+    let checkpoints = Checkpoints::new(folder);
+    let (mut model, autocast) = prepared(1, FloatDType::F16, &Device::flex());
+    let mut optim = AdamWConfig::new().init();
+    let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let mut first = 0;
+    if let Some(step) = checkpoints.latest().unwrap() {
+        (model, optim, scaler) = checkpoints.load(step, model, optim).unwrap();
+        first = step;
+    }
+    for step in first..STEPS {
+        let grads = gradients(&model, &autocast, &mut scaler, step, factor(step)).unwrap();
+        at(step);
+        model = scaler.step(&mut optim, 0.05, model, grads).unwrap();
+        checkpoints.save(step + 1, &model, &optim, &scaler).unwrap();
+    }
+    (bits(&model), scaler)
+}
+
+/// Not a test by itself: the process that the tests below kill.
+#[test]
+fn child_that_trains_until_it_is_killed() {
+    let Some(folder) = std::env::var_os(FOLDER) else {
+        return;
+    };
+    train(Path::new(&folder), |step| println!("\nin step {step}"));
+}
+
+fn spawn(folder: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "resume::child_that_trains_until_it_is_killed"])
+        .args(["--nocapture", "--test-threads=1"])
+        .env(FOLDER, folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn assert_resumes_as_if_never_killed(folder: &Path) {
+    let (found, scaler) = train(folder, |_| {});
+    let uninterrupted = tempfile::tempdir().unwrap();
+    let (expected, expected_scaler) = train(uninterrupted.path(), |_| {});
+    assert_eq!(found, expected);
+    assert_eq!(scaler.state(), expected_scaler.state());
+    assert_eq!(scaler.state().skipped_steps, 2);
+}
+
+#[test]
+fn killed_in_the_middle_of_a_step_training_continues_bit_exactly() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = spawn(folder.path());
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let reached = output
+        .lines()
+        .map_while(Result::ok)
+        .any(|line| line == "in step 6");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(reached, "the child ended before step 6");
+    assert!(Checkpoints::new(folder.path()).latest().unwrap() >= Some(6));
+    assert_resumes_as_if_never_killed(folder.path());
+}
+
+#[test]
+fn killed_in_the_middle_of_a_checkpoint_training_continues_bit_exactly() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = spawn(folder.path());
+    // Whatever instant this hits, the rule is the same; mostly it is inside of the write.
+    let partial = folder.path().join("partial-7");
+    while !partial.exists() && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let latest = Checkpoints::new(folder.path()).latest().unwrap();
+    assert!(latest >= Some(6), "{latest:?}");
+    assert_resumes_as_if_never_killed(folder.path());
+}
+
+/// What a kill leaves behind when it hits between two files of a checkpoint, without the luck.
+#[test]
+fn a_half_written_checkpoint_is_never_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let optim = AdamWConfig::new().init();
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let checkpoints = Checkpoints::new(folder.path());
+    checkpoints.save(1, &model, &optim, &scaler).unwrap();
+    let partial = folder.path().join("partial-2");
+    std::fs::create_dir(&partial).unwrap();
+    std::fs::write(partial.join("model.bpk"), b"half a mod").unwrap();
+
+    assert_eq!(checkpoints.latest().unwrap(), Some(1));
+    // And the next save of that step is not disturbed by it.
+    checkpoints.save(2, &model, &optim, &scaler).unwrap();
+    assert_eq!(checkpoints.steps().unwrap(), [1, 2]);
+    assert!(checkpoints.load(2, model, optim).is_ok());
+}
+
+#[test]
+fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let before = bits(&model);
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let checkpoints = Checkpoints::new(folder.path()).keep(10);
+    let optim = || AdamWConfig::new().init();
+    for step in 1..=5 {
+        checkpoints.save(step, &model, &optim(), &scaler).unwrap();
+    }
+    let file = |step: u64, name: &str| folder.path().join(format!("step-{step}/{name}"));
+
+    // One flipped bit in the weights, a truncated optimizer, another version, no scaler at all.
+    let mut bytes = std::fs::read(file(1, "model.bpk")).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(file(1, "model.bpk"), bytes).unwrap();
+    let bytes = std::fs::read(file(2, "optimizer.bpk")).unwrap();
+    std::fs::write(file(2, "optimizer.bpk"), &bytes[..bytes.len() / 2]).unwrap();
+    let manifest = std::fs::read_to_string(file(3, "manifest.json")).unwrap();
+    let manifest = manifest.replace("\"version\": 1", "\"version\": 7");
+    std::fs::write(file(3, "manifest.json"), manifest).unwrap();
+    std::fs::remove_file(file(4, "scaler.json")).unwrap();
+
+    let mut model = model;
+    for (step, expected) in [
+        (1, "model.bpk"),
+        (2, "optimizer.bpk"),
+        (3, "version 7"),
+        (4, "scaler.json"),
+        (6, "step-6"),
+    ] {
+        let rejected = checkpoints.load(step, model, optim()).err().unwrap();
+        let text = rejected.to_string();
+        assert!(text.contains(expected), "{text}");
+        assert!(matches!(
+            rejected.error(),
+            AmpError::Record { .. } | AmpError::Io { .. }
+        ));
+        model = rejected.into_value();
+        assert_eq!(bits(&model), before);
+    }
+
+    // A model of another shape.
+    let mut other = Mlp::new(1, &Device::flex().autodiff());
+    other.second.weight = Param::from_tensor(Tensor::zeros([8, 4], &Device::flex().autodiff()));
+    let rejected = checkpoints.load(5, other, optim()).err().unwrap();
+    assert!(matches!(rejected.error(), AmpError::Record { .. }), "{rejected}");
+    assert_eq!(rejected.value().second.weight.dims(), [8, 4]);
+}
+
+#[test]
+fn a_plain_checkpoint_loads_into_a_prepared_model() {
+    use burn::module::Module;
+    let device = Device::flex();
+    let plain = Mlp::new(9, &device);
+    let (model, autocast) = prepared(1, FloatDType::F16, &device);
+    let model = model.try_load_record(plain.clone().into_record()).unwrap();
+    assert_eq!(bits(&model), bits(&plain));
+    let half = autocast.forward((), |()| model.first.weight.val());
+    let expected: Vec<f32> = crate::support::values(plain.first.weight.val())
+        .into_iter()
+        .map(|x| round_to(FloatDType::F16, x))
+        .collect();
+    assert_eq!(crate::support::values(half), expected);
+    // And back.
+    let plain = Mlp::new(2, &device).try_load_record(model.clone().into_record());
+    assert_eq!(bits(&plain.unwrap()), bits(&model));
+}

@@ -1,0 +1,178 @@
+//! No-wait mode against the plain mode.
+
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::{
+    AmpError, AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig, LossScale,
+    Speculative, full_precision,
+};
+
+use crate::model::{bits, gradients, prepared};
+use crate::support::{each_device, tensor};
+
+/// Overflows at the start, in a row, alone, and at the end.
+const FACTORS: [f32; 12] = [
+    f32::INFINITY,
+    1.0,
+    1.0,
+    f32::NAN,
+    f32::INFINITY,
+    1.0,
+    1.0,
+    1.0,
+    1.0,
+    f32::INFINITY,
+    1.0,
+    f32::INFINITY,
+];
+
+fn scaler() -> GradScaler {
+    GradScalerConfig::new(LossScale::Dynamic(DynamicLossScale {
+        growth_interval: 2,
+        ..Default::default()
+    }))
+    .with_max_norm(Some(0.5))
+    .init()
+    .unwrap()
+}
+
+#[test]
+fn no_wait_mode_gives_the_numbers_of_the_plain_mode() {
+    each_device(|target| {
+        let (mut model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        let speculative = model.clone();
+        let mut plain = scaler();
+        let mut optim = AdamWConfig::new().init();
+        for (step, factor) in FACTORS.into_iter().enumerate() {
+            let grads = gradients(&model, &autocast, &mut plain, step as u64, factor).unwrap();
+            model = plain.step(&mut optim, 0.05, model, grads).unwrap();
+        }
+
+        let mut training = Speculative::new(speculative, AdamWConfig::new().init(), scaler());
+        for (step, factor) in FACTORS.into_iter().enumerate() {
+            training
+                .step(0.05, |model, scaler| {
+                    gradients(model, &autocast, scaler, step as u64, factor)
+                })
+                .unwrap();
+        }
+        let (found, found_optim, found_scaler) = training.finish().unwrap();
+
+        assert_eq!(bits(&found), bits(&model), "{}", target.name);
+        assert_eq!(found_scaler.state(), plain.state());
+        assert_eq!(found_scaler.state().skipped_steps, 5);
+        // Equal moments give equal steps.
+        let one_more = |mut model, mut optim: ModuleOptimizer, mut scaler: GradScaler| {
+            let grads = gradients(&model, &autocast, &mut scaler, 99, 1.0).unwrap();
+            model = scaler.step(&mut optim, 0.05, model, grads).unwrap();
+            bits(&model)
+        };
+        let expected = one_more(model, optim, plain);
+        assert_eq!(one_more(found, found_optim, found_scaler), expected);
+    });
+}
+
+#[derive(Module, Debug)]
+struct Normalized {
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+impl Normalized {
+    fn new(device: &Device) -> Self {
+        let mut linear = LinearConfig::new(6, 4).init(device);
+        linear.weight = burn::module::Param::from_tensor(tensor(7, [6, 4], device));
+        linear.bias = None;
+        Self {
+            linear,
+            norm: BatchNormConfig::new(4).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        full_precision(self.linear.forward(x), |x| self.norm.forward(x))
+    }
+}
+
+#[test]
+fn running_statistics_are_taken_back_too() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let config = AutocastConfig::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+        // The gradient overflows at the loss, not in the forward pass, which stays sound.
+        let gradients = |model: &Normalized,
+                         autocast: &burn_lean::amp::Autocast,
+                         scaler: &mut GradScaler,
+                         step: usize| {
+            let x = tensor::<2>(step as u64, [5, 6], &device);
+            let loss = autocast.forward(x, |x| model.forward(x)).square().mean();
+            let factor = if step == 1 { f32::INFINITY } else { 1.0 };
+            let loss = scaler.scale(loss.mul_scalar(factor))?;
+            Ok::<_, AmpError>(GradientsParams::from_grads(loss.backward(), model))
+        };
+
+        let (mut model, autocast) = config.prepare(Normalized::new(&device)).unwrap();
+        let mut plain = scaler();
+        let mut optim = AdamWConfig::new().init();
+        for step in 0..4 {
+            let grads = gradients(&model, &autocast, &mut plain, step).unwrap();
+            model = plain.step(&mut optim, 0.05, model, grads).unwrap();
+        }
+
+        let (other, autocast) = config.prepare(Normalized::new(&device)).unwrap();
+        let mut training = Speculative::new(other, AdamWConfig::new().init(), scaler());
+        for step in 0..4 {
+            training
+                .step(0.05, |model, scaler| {
+                    gradients(model, &autocast, scaler, step)
+                })
+                .unwrap();
+        }
+        let (found, _, found_scaler) = training.finish().unwrap();
+
+        assert_eq!(found_scaler.state(), plain.state());
+        assert_eq!(bits(&found.valid()), bits(&model.valid()), "{}", target.name);
+    });
+}
+
+#[test]
+fn divergence_is_reported_one_step_later_and_gives_everything_back() {
+    let (model, autocast) = prepared(1, FloatDType::F16, &Device::flex());
+    let weights = bits(&model);
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16)
+        .with_max_consecutive_skips(Some(2))
+        .init()
+        .unwrap();
+    let mut training = Speculative::new(model, AdamWConfig::new().init(), scaler);
+    let mut step = || {
+        training.step(0.1, |model, scaler| {
+            gradients(model, &autocast, scaler, 0, f32::NAN)
+        })
+    };
+    step().unwrap();
+    step().unwrap();
+    let error = step().unwrap_err();
+    assert!(matches!(error, AmpError::Diverged { consecutive: 2, .. }), "{error}");
+    let (model, _, scaler) = training.finish().unwrap();
+    assert_eq!(bits(&model), weights);
+    assert_eq!(scaler.state().skipped_steps, 2);
+}
+
+#[test]
+fn settling_waits_for_the_outcome() {
+    let (model, autocast) = prepared(1, FloatDType::F16, &Device::flex());
+    let weights = bits(&model);
+    let mut training = Speculative::new(model, AdamWConfig::new().init(), scaler());
+    training
+        .step(0.1, |model, scaler| {
+            gradients(model, &autocast, scaler, 0, f32::INFINITY)
+        })
+        .unwrap();
+    assert_ne!(bits(training.model()), weights);
+    let (model, _, scaler) = training.settle().unwrap();
+    assert_eq!(bits(model), weights);
+    assert_eq!(scaler.state().skipped_steps, 1);
+    assert!(training.report().unwrap().skipped);
+}
