@@ -170,8 +170,7 @@ fn unscale(case: &Value, target: &Target) {
     let found = values(unscaled.gradients().get::<1>(model.values.id).unwrap());
     for (index, (found, expected)) in found.iter().zip(floats(&case["unscaled"])).enumerate() {
         // Vulkan lets a device flush subnormal F32 numbers to zero.
-        let flushed =
-            target.name == "wgpu" && expected.abs() < f32::MIN_POSITIVE && *found == 0.0;
+        let flushed = target.name == "wgpu" && expected.abs() < f32::MIN_POSITIVE && *found == 0.0;
         assert!(
             same(*found, expected) || flushed,
             "{} [{index}] on {}: {found:e} instead of {expected:e}",
@@ -183,7 +182,12 @@ fn unscale(case: &Value, target: &Target) {
     let mut optim = SgdConfig::new().init();
     let _ = scaler.apply(&mut optim, 1.0, model, unscaled).unwrap();
     let skipped = scaler.report().unwrap().skipped;
-    assert_eq!(skipped, case["found_inf"].as_bool().unwrap(), "{}", case["name"]);
+    assert_eq!(
+        skipped,
+        case["found_inf"].as_bool().unwrap(),
+        "{}",
+        case["name"]
+    );
 }
 
 fn dtype(case: &Value) -> FloatDType {
@@ -201,7 +205,11 @@ fn numbers_are_rounded_as_in_the_reference() {
         for (from, to) in [("x", "rounded"), ("dy", "dy_rounded")] {
             for (x, expected) in floats(&case[from]).into_iter().zip(floats(&case[to])) {
                 let found = round_to(dtype(&case), x);
-                assert!(same(found, expected), "{}: {x:e} gave {found:e}", case["name"]);
+                assert!(
+                    same(found, expected),
+                    "{}: {x:e} gave {found:e}",
+                    case["name"]
+                );
             }
         }
     }
@@ -243,9 +251,8 @@ fn rounding(case: &Value, target: &Target) {
         for (index, expected) in floats(expected).into_iter().enumerate() {
             let input = floats(&case[from])[index];
             // Vulkan lets a device flush subnormal numbers to zero, F32 inputs among them.
-            let flushed = target.name == "wgpu"
-                && input.abs() < f32::MIN_POSITIVE
-                && found[index] == 0.0;
+            let flushed =
+                target.name == "wgpu" && input.abs() < f32::MIN_POSITIVE && found[index] == 0.0;
             assert!(
                 same(found[index], expected) || flushed,
                 "{} on {}: {from} {input:e} gave {:e} instead of {expected:e}",
@@ -342,7 +349,10 @@ fn training(case: &Value, target: &Target) {
     let mut optim = SgdConfig::new().init();
     let loss_fn = CrossEntropyLossConfig::new().init(&device);
     let x = Tensor::<2>::from_data(TensorData::new(floats(&case["X"]), [32, 8]), &device);
-    let labels: Vec<i32> = floats(&case["Y"]).iter().map(|label| *label as i32).collect();
+    let labels: Vec<i32> = floats(&case["Y"])
+        .iter()
+        .map(|label| *label as i32)
+        .collect();
     let y = Tensor::<1, Int>::from_data(TensorData::from(&labels[..]), &device);
 
     for (step, expected) in floats(&case["losses"]).into_iter().enumerate() {

@@ -208,7 +208,11 @@ impl Audit {
 
 impl fmt::Display for AuditedOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {:?} to {:?}", self.name, self.inputs, self.outputs)?;
+        write!(
+            f,
+            "{} of {:?} to {:?}",
+            self.name, self.inputs, self.outputs
+        )?;
         if !self.parameters.is_empty() {
             write!(f, " with {}", self.parameters.join(", "))?;
         }
@@ -219,7 +223,11 @@ impl fmt::Display for AuditedOperation {
 impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Forward pass in {:?} on {}", self.dtype, self.device)?;
-        writeln!(f, "{:<24} {:<14} {:>6}  findings", "operation", "dtype", "count")?;
+        writeln!(
+            f,
+            "{:<24} {:<14} {:>6}  findings",
+            "operation", "dtype", "count"
+        )?;
         let mut rows: BTreeMap<(String, String), (usize, Vec<Finding>)> = BTreeMap::new();
         for operation in &self.operations {
             let dtypes = match operation.inputs.is_empty() {
@@ -237,7 +245,11 @@ impl fmt::Display for Audit {
         }
         for ((name, dtype), (count, findings)) in &rows {
             let findings: Vec<String> = findings.iter().map(|found| format!("{found:?}")).collect();
-            writeln!(f, "{name:<24} {dtype:<14} {count:>6}  {}", findings.join(", "))?;
+            writeln!(
+                f,
+                "{name:<24} {dtype:<14} {count:>6}  {}",
+                findings.join(", ")
+            )?;
         }
         if let Some(reason) = &self.stopped {
             writeln!(f, "stopped: {reason}")?;

@@ -132,7 +132,8 @@ impl Checkpoints {
 
         let partial = self.folder.join(format!("partial-{step}"));
         remove(&partial)?;
-        fs::create_dir_all(&partial).map_err(|error| io_error("cannot create", &partial, &error))?;
+        fs::create_dir_all(&partial)
+            .map_err(|error| io_error("cannot create", &partial, &error))?;
         let mut files = Vec::new();
         for (name, bytes) in [
             (MODEL, &model[..]),
@@ -154,7 +155,8 @@ impl Checkpoints {
         .map_err(|error| record("the manifest", &error))?;
         write(&partial.join(MANIFEST), &manifest)?;
         sync_folder(&partial)?;
-        fs::rename(&partial, &target).map_err(|error| io_error("cannot rename", &partial, &error))?;
+        fs::rename(&partial, &target)
+            .map_err(|error| io_error("cannot rename", &partial, &error))?;
         sync_folder(&self.folder)?;
 
         let steps = self.steps()?;
@@ -216,7 +218,9 @@ impl Checkpoints {
             let path = folder.join(name);
             let bytes = read(&path)?;
             match manifest.files.iter().find(|file| file.name == name) {
-                Some(file) if file.bytes == bytes.len() && file.crc32 == crc32fast::hash(&bytes) => {
+                Some(file)
+                    if file.bytes == bytes.len() && file.crc32 == crc32fast::hash(&bytes) =>
+                {
                     Ok((path, bytes))
                 }
                 _ => Err(damaged(&path, &"its checksum does not match the manifest")),

@@ -326,8 +326,7 @@ impl GradScaler {
         unscaled: &Unscaled,
         verdict: Verdict,
     ) -> bool {
-        let described =
-            gradients::describe_overflow(model, &unscaled.grads, &verdict.overflowing);
+        let described = gradients::describe_overflow(model, &unscaled.grads, &verdict.overflowing);
         let taken = self.record_verdict(verdict);
         if let Some(overflow) = self
             .report
@@ -377,7 +376,10 @@ impl GradScaler {
     }
 
     fn diverged(&self) -> AmpError {
-        let overflow = self.report.as_ref().and_then(|report| report.overflow.as_ref());
+        let overflow = self
+            .report
+            .as_ref()
+            .and_then(|report| report.overflow.as_ref());
         AmpError::Diverged {
             consecutive: self.state.consecutive_skips as usize,
             loss_scale: self

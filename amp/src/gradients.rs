@@ -83,7 +83,9 @@ struct SumOfSquares<'a> {
 
 impl ModuleVisitor for SumOfSquares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.get::<D>(param.id) {
+        if let Some(grad) = self.grads.get::<D>(param.id)
+            && grad.shape().num_elements() > 0
+        {
             let sum = grad.square().sum();
             self.sum = Some(match self.sum.take() {
                 Some(total) => total.clone() + same_device(sum, &total.device()),
@@ -100,9 +102,14 @@ struct Multiply<'a> {
 
 impl ModuleVisitor for Multiply<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.remove::<D>(param.id) {
+        // Taken out, so that the product can reuse its memory.
+        if let Some(mut grad) = self.grads.remove::<D>(param.id) {
+            if grad.shape().num_elements() == 0 {
+                self.grads.register::<D>(param.id, grad);
+                return;
+            }
             let factor = same_device(self.factor.clone(), &grad.device());
-            let grad = grad * factor.reshape([1; D]);
+            grad = grad * factor.reshape([1; D]);
             self.grads.register::<D>(param.id, grad);
         }
     }
@@ -186,8 +193,12 @@ impl ModuleVisitor for Unscale {
             });
             return;
         }
-        // A reduction over nothing is undefined on some backends, and there is nothing to find.
-        if self.check && grad.shape().num_elements() > 0 {
+        // Arithmetic on nothing panics on some of Burn's backends, and there is nothing to do.
+        if grad.shape().num_elements() == 0 {
+            self.out.grads.register::<D>(param.id, grad);
+            return;
+        }
+        if self.check {
             let flag = non_finite_flag(grad.clone()).cast(DType::F32);
             self.out.flags.push((self.path.join("."), flag));
         }

@@ -26,9 +26,7 @@ pub use device::{Fallback, MixedMatmul, SelfTest, self_test, supported_dtypes};
 pub use emulation::round_to;
 pub use error::AmpError;
 pub use float_tensors::FloatTensors;
-pub use forensics::{
-    ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients,
-};
+pub use forensics::{ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients};
 pub use grad_scaler::{GradScaler, GradScalerConfig};
 pub use gradients::Unscaled;
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};

@@ -127,8 +127,10 @@ impl<M: Module> Speculative<M> {
     #[allow(clippy::type_complexity)]
     pub fn finish(
         mut self,
-    ) -> Result<(M, ModuleOptimizer, GradScaler), Rejected<(M, ModuleOptimizer, GradScaler), AmpError>>
-    {
+    ) -> Result<
+        (M, ModuleOptimizer, GradScaler),
+        Rejected<(M, ModuleOptimizer, GradScaler), AmpError>,
+    > {
         let resolved = self.resolve();
         let parts = (self.model, self.optim, self.scaler);
         match resolved {
@@ -274,6 +276,8 @@ impl Buffers {
     }
 
     fn restore<M: Module>(self, model: M) -> M {
+        // And here, so that none is merged into the restored values later.
+        let _ = model.valid();
         model.map(&mut RestoreBuffers(self.values))
     }
 }

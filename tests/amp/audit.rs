@@ -49,7 +49,10 @@ fn a_mixed_matrix_product_is_found_with_the_parameter_path() {
     })
     .unwrap();
     let error = audit.check().unwrap_err();
-    let AmpError::UnsoundOperation { operation, finding, .. } = &error else {
+    let AmpError::UnsoundOperation {
+        operation, finding, ..
+    } = &error
+    else {
         panic!("{error}");
     };
     assert_eq!(*finding, Finding::MixedDtypes);
@@ -71,17 +74,19 @@ fn mixed_dtypes_in_a_users_forward_are_found_where_burn_stops() {
     assert!(audit.stopped.is_some());
     assert!(matches!(
         audit.check(),
-        Err(AmpError::UnsoundOperation { finding: Finding::MixedDtypes, .. })
+        Err(AmpError::UnsoundOperation {
+            finding: Finding::MixedDtypes,
+            ..
+        })
     ));
 }
 
 #[test]
 fn a_recurrent_layer_outside_of_a_region_is_found_and_inside_passes() {
     let model = LstmConfig::new(4, 4, true).init(&Device::flex());
-    let (model, autocast) = config(FloatDType::BF16).prepare((
-        model,
-        LinearConfig::new(4, 4).init(&Device::flex()),
-    )).unwrap();
+    let (model, autocast) = config(FloatDType::BF16)
+        .prepare((model, LinearConfig::new(4, 4).init(&Device::flex())))
+        .unwrap();
     let run = |region: bool| {
         audit(&model, &autocast, |model, autocast, device| {
             let x = Tensor::<3>::ones([2, 3, 4], device);
@@ -98,7 +103,12 @@ fn a_recurrent_layer_outside_of_a_region_is_found_and_inside_passes() {
     assert!(run(false).check().is_err());
     let sound = run(true);
     sound.check().unwrap();
-    assert!(sound.parameters.iter().any(|p| p.kept == Some(KeptBecause::Recurrent)));
+    assert!(
+        sound
+            .parameters
+            .iter()
+            .any(|p| p.kept == Some(KeptBecause::Recurrent))
+    );
 }
 
 #[test]
@@ -147,7 +157,11 @@ fn an_attention_block_holds_well_under_the_bytes_of_f32() {
     assert_eq!(memory.cast_weights, 4 * 64 * 64 * 2);
     assert_eq!(memory.activations * 2, memory.activations_f32);
     assert!(memory.ratio() < 0.6, "{memory:?}");
-    let softmax = audit.operations.iter().find(|op| op.name == "Softmax").unwrap();
+    let softmax = audit
+        .operations
+        .iter()
+        .find(|op| op.name == "Softmax")
+        .unwrap();
     assert_eq!(softmax.inputs, [DType::F16]);
     assert_eq!(softmax.findings, [Finding::LosesPrecision]);
 }
@@ -163,7 +177,10 @@ fn the_report_reads_as_a_table_and_survives_serde() {
     })
     .unwrap();
     let text = audit.to_string();
-    assert!(text.contains("Matmul") && text.contains("MayOverflow"), "{text}");
+    assert!(
+        text.contains("Matmul") && text.contains("MayOverflow"),
+        "{text}"
+    );
     let json = serde_json::to_string(&audit).unwrap();
     let back: burn_lean::amp::Audit = serde_json::from_str(&json).unwrap();
     assert_eq!(back, audit);

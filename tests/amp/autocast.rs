@@ -36,7 +36,10 @@ fn a_dtype_that_the_device_lacks_is_refused_with_device_dtype_and_remedy() {
             assert_eq!(*named, dtype);
             assert_eq!(*supported, supported_dtypes(&target.device));
             let text = rejected.to_string();
-            assert!(text.contains(&format!("{dtype:?}")) && text.contains("F32"), "{text}");
+            assert!(
+                text.contains(&format!("{dtype:?}")) && text.contains("F32"),
+                "{text}"
+            );
             // The model comes back, and nothing was attached.
             assert_eq!(bits(&rejected.into_value()), before);
         }
@@ -305,7 +308,10 @@ fn a_self_test_that_fails_is_an_error_that_names_the_check() {
     let mut test = self_test(&Device::flex(), FloatDType::F16).unwrap();
     test.doubled_60000 = 65504.0;
     let error = test.failure().unwrap().to_string();
-    assert!(error.contains("60000 · 2") && error.contains("65504"), "{error}");
+    assert!(
+        error.contains("60000 · 2") && error.contains("65504"),
+        "{error}"
+    );
     test.detects_computed_nan = false;
     let error = test.failure().unwrap().to_string();
     assert!(error.contains("computed NaN"), "{error}");

@@ -37,11 +37,15 @@ fn assert_same(found: f32, expected: f32, x: f32) {
 
 #[test]
 fn every_half_returns_to_itself() {
-    let halves: Vec<f32> = (0..=u16::MAX).map(|bits| f16::from_bits(bits).to_f32()).collect();
+    let halves: Vec<f32> = (0..=u16::MAX)
+        .map(|bits| f16::from_bits(bits).to_f32())
+        .collect();
     for (x, found) in halves.iter().zip(emulated(FloatDType::F16, &halves)) {
         assert_same(found, *x, *x);
     }
-    let halves: Vec<f32> = (0..=u16::MAX).map(|bits| bf16::from_bits(bits).to_f32()).collect();
+    let halves: Vec<f32> = (0..=u16::MAX)
+        .map(|bits| bf16::from_bits(bits).to_f32())
+        .collect();
     for (x, found) in halves.iter().zip(emulated(FloatDType::BF16, &halves)) {
         assert_same(found, *x, *x);
     }

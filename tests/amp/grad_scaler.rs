@@ -244,23 +244,77 @@ fn hysteresis_tolerates_single_overflows() {
 fn numbers_out_of_range_are_refused_by_field() {
     let default = DynamicLossScale::default();
     let bad = [
-        ("init_scale", DynamicLossScale { init_scale: f32::NAN, ..default }),
-        ("init_scale", DynamicLossScale { init_scale: 0.0, ..default }),
-        ("growth_factor", DynamicLossScale { growth_factor: 1.0, ..default }),
-        ("backoff_factor", DynamicLossScale { backoff_factor: 1.0, ..default }),
-        ("growth_interval", DynamicLossScale { growth_interval: 0, ..default }),
-        ("hysteresis", DynamicLossScale { hysteresis: 0, ..default }),
-        ("min_scale", DynamicLossScale { min_scale: 0.0, ..default }),
-        ("max_scale", DynamicLossScale { max_scale: f32::INFINITY, ..default }),
+        (
+            "init_scale",
+            DynamicLossScale {
+                init_scale: f32::NAN,
+                ..default
+            },
+        ),
+        (
+            "init_scale",
+            DynamicLossScale {
+                init_scale: 0.0,
+                ..default
+            },
+        ),
+        (
+            "growth_factor",
+            DynamicLossScale {
+                growth_factor: 1.0,
+                ..default
+            },
+        ),
+        (
+            "backoff_factor",
+            DynamicLossScale {
+                backoff_factor: 1.0,
+                ..default
+            },
+        ),
+        (
+            "growth_interval",
+            DynamicLossScale {
+                growth_interval: 0,
+                ..default
+            },
+        ),
+        (
+            "hysteresis",
+            DynamicLossScale {
+                hysteresis: 0,
+                ..default
+            },
+        ),
+        (
+            "min_scale",
+            DynamicLossScale {
+                min_scale: 0.0,
+                ..default
+            },
+        ),
+        (
+            "max_scale",
+            DynamicLossScale {
+                max_scale: f32::INFINITY,
+                ..default
+            },
+        ),
     ];
     for (expected, rule) in bad {
-        let error = GradScalerConfig::new(LossScale::Dynamic(rule)).init().unwrap_err();
+        let error = GradScalerConfig::new(LossScale::Dynamic(rule))
+            .init()
+            .unwrap_err();
         let AmpError::InvalidConfig { field, .. } = error else {
             panic!("{error}");
         };
         assert_eq!(field, expected);
     }
-    assert!(GradScalerConfig::new(LossScale::Static(-1.0)).init().is_err());
+    assert!(
+        GradScalerConfig::new(LossScale::Static(-1.0))
+            .init()
+            .is_err()
+    );
     let config = GradScalerConfig::new(LossScale::None);
     assert!(config.clone().with_max_norm(Some(0.0)).init().is_err());
     assert!(config.with_max_consecutive_skips(Some(0)).init().is_err());
@@ -271,7 +325,9 @@ fn clipping_bounds_the_global_norm_after_unscaling() {
     each_device(|target| {
         let (model, _) = prepared(1, FloatDType::F16, &target.device);
         let id = model.first.weight.id;
-        let scaler = GradScalerConfig::new(LossScale::Static(8.0)).init().unwrap();
+        let scaler = GradScalerConfig::new(LossScale::Static(8.0))
+            .init()
+            .unwrap();
         // Unscaled: 3 and 4, so the norm is 5.
         let unscaled = scaler
             .unscale(&model, one_gradient(&model, &[24.0, 32.0]))
@@ -287,7 +343,10 @@ fn clipping_bounds_the_global_norm_after_unscaling() {
             .unscale(&model, one_gradient(&model, &[24.0, 32.0]))
             .unwrap();
         let same = unscaled.clip_norm(&model, 5.5).unwrap();
-        assert_eq!(values(same.gradients().get::<2>(id).unwrap())[..2], [3.0, 4.0]);
+        assert_eq!(
+            values(same.gradients().get::<2>(id).unwrap())[..2],
+            [3.0, 4.0]
+        );
     });
 }
 
@@ -341,7 +400,9 @@ fn each_optimizer_skips_on_its_own_infinities_and_one_update_serves_all() {
     let mut scaler = dynamic();
     let mut optims = [SgdConfig::new().init(), SgdConfig::new().init()];
 
-    let first = scaler.unscale(&sound, one_gradient(&sound, &[65536.0])).unwrap();
+    let first = scaler
+        .unscale(&sound, one_gradient(&sound, &[65536.0]))
+        .unwrap();
     let second = scaler
         .unscale(&broken, one_gradient(&broken, &[f32::NAN]))
         .unwrap();
@@ -358,7 +419,9 @@ fn each_optimizer_skips_on_its_own_infinities_and_one_update_serves_all() {
 #[test]
 fn a_disabled_scaler_does_nothing() {
     let (model, autocast) = prepared(1, FloatDType::BF16, &Device::flex());
-    let mut scaler = GradScalerConfig::for_dtype(FloatDType::BF16).init().unwrap();
+    let mut scaler = GradScalerConfig::for_dtype(FloatDType::BF16)
+        .init()
+        .unwrap();
     assert!(scaler.is_disabled());
     let plain = loss(&model, &autocast, 0, 1.0);
     let scaled = scaler.scale(plain.clone()).unwrap();
@@ -406,7 +469,9 @@ fn a_record_restores_every_number() {
     let (mut model, _) = prepared(1, FloatDType::F16, &Device::flex());
     for value in [1.0, f32::NAN, f32::NAN, f32::NAN, 1.0, f32::NAN] {
         let grads = one_gradient(&model, &[value]);
-        model = scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads).unwrap();
+        model = scaler
+            .step(&mut SgdConfig::new().init(), 0.1, model, grads)
+            .unwrap();
     }
     let json = serde_json::to_string(&scaler.to_record()).unwrap();
     let resumed = GradScaler::from_record(serde_json::from_str(&json).unwrap()).unwrap();

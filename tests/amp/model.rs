@@ -1,5 +1,7 @@
 //! A small network and the steps that the tests take with it.
 
+#![allow(unreachable_pub)]
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
@@ -21,7 +23,9 @@ impl Mlp {
         let linear = |seed, rows, columns| {
             let mut linear = LinearConfig::new(rows, columns).init(device);
             linear.weight = Param::from_tensor(tensor(seed, [rows, columns], device) * 0.5);
-            linear.bias = Some(Param::from_tensor(tensor(seed + 1, [columns], device) * 0.1));
+            linear.bias = Some(Param::from_tensor(
+                tensor(seed + 1, [columns], device) * 0.1,
+            ));
             linear
         };
         Self {

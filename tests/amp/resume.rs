@@ -166,7 +166,10 @@ fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model(
     let mut other = Mlp::new(1, &Device::flex().autodiff());
     other.second.weight = Param::from_tensor(Tensor::zeros([8, 4], &Device::flex().autodiff()));
     let rejected = checkpoints.load(5, other, optim()).err().unwrap();
-    assert!(matches!(rejected.error(), AmpError::Record { .. }), "{rejected}");
+    assert!(
+        matches!(rejected.error(), AmpError::Record { .. }),
+        "{rejected}"
+    );
     assert_eq!(rejected.value().second.weight.dims(), [8, 4]);
 }
 

@@ -133,7 +133,12 @@ fn running_statistics_are_taken_back_too() {
         let (found, _, found_scaler) = training.finish().unwrap();
 
         assert_eq!(found_scaler.state(), plain.state());
-        assert_eq!(bits(&found.valid()), bits(&model.valid()), "{}", target.name);
+        assert_eq!(
+            bits(&found.valid()),
+            bits(&model.valid()),
+            "{}",
+            target.name
+        );
     });
 }
 
@@ -154,7 +159,10 @@ fn divergence_is_reported_one_step_later_and_gives_everything_back() {
     step().unwrap();
     step().unwrap();
     let error = step().unwrap_err();
-    assert!(matches!(error, AmpError::Diverged { consecutive: 2, .. }), "{error}");
+    assert!(
+        matches!(error, AmpError::Diverged { consecutive: 2, .. }),
+        "{error}"
+    );
     let (model, _, scaler) = training.finish().unwrap();
     assert_eq!(bits(&model), weights);
     assert_eq!(scaler.state().skipped_steps, 2);

@@ -107,10 +107,7 @@ pub fn tensor<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> 
 
 /// The values of a tensor on the host, in F32.
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor
-        .into_data()
-        .iter::<f32>()
-        .collect()
+    tensor.into_data().iter::<f32>().collect()
 }
 
 /// Seeds the device and keeps other tests from drawing random numbers until it is dropped: the
