@@ -1,5 +1,83 @@
 //! Automatic mixed precision for [Burn](https://burn.dev): half-precision compute over FP32
 //! master weights, without rewriting the model.
+//!
+//! ```text
+//! master weights (F32) ─cast─▶ half weights ─forward─▶ output ─cast─▶ F32 loss · scale
+//!        ▲                                                                  │ backward
+//!        └── optimizer step, or skip ◀── finite? ◀── unscale ◀── F32 gradients
+//! ```
+//!
+//! A training loop changes in four places:
+//!
+//! ```
+//! use burn::nn::loss::{MseLoss, Reduction};
+//! use burn::nn::LinearConfig;
+//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::tensor::{Device, FloatDType, Tensor};
+//! use burn_lean_amp::{AutocastConfig, GradScalerConfig};
+//!
+//! let device = Device::flex().autodiff();
+//! let model = LinearConfig::new(2, 1).init(&device);
+//! let mut optim = AdamWConfig::new().init();
+//!
+//! // 1. Prepare the model.
+//! let (mut model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
+//! let mut scaler = GradScalerConfig::for_dtype(autocast.dtype()).init()?;
+//! let mut losses = Vec::new();
+//! for _ in 0..50 {
+//!     let x = Tensor::<2>::from_floats([[0., 1.], [1., 0.], [1., 1.]], &device);
+//!     let y = Tensor::<2>::from_floats([[1.], [-1.], [0.]], &device);
+//!     // 2. Run the forward pass in half precision; the loss stays in F32.
+//!     let output = autocast.forward(x, |x| model.forward(x));
+//!     let loss = MseLoss::new().forward(output, y, Reduction::Mean);
+//!     losses.push(loss.clone().into_scalar::<f32>());
+//!     // 3. Scale the loss.
+//!     let grads = scaler.scale(loss)?.backward();
+//!     let grads = GradientsParams::from_grads(grads, &model);
+//!     // 4. Step through the scaler.
+//!     model = scaler.step(&mut optim, 0.1, model, grads)?;
+//! }
+//! assert!(losses[49] < 0.01 * losses[0]);
+//! # Ok::<(), burn_lean_amp::AmpError>(())
+//! ```
+//!
+//! # Which dtype
+//!
+//! | device | choose | why |
+//! |---|---|---|
+//! | NVIDIA since Ampere, Metal, flex | BF16 | the exponents of F32: no loss scale, nothing underflows |
+//! | older NVIDIA, Vulkan, WebGPU | F16 | no BF16 arithmetic there; needs the [`GradScaler`] |
+//! | ndarray | F32 | it has no half types; [`Fallback::Emulate`] checks what F16 would do |
+//!
+//! BF16 has 8 bits of precision, F16 has 11: where BF16 loses accuracy (statistics of norms,
+//! small differences), put that module in a [`full_precision`] region or use F16 with scaling.
+//! [`GradScalerConfig::for_dtype`] picks the loss scaling that the dtype needs: none for BF16, so
+//! the loop is the same. A CPU gains memory from half precision, not speed.
+//!
+//! # What it does
+//!
+//! - [`AutocastConfig`] attaches the casts; [`Autocast::forward`] is the region they work in;
+//!   [`full_precision`] is for what Burn cannot run in half.
+//! - [`GradScaler`] with [`LossScale`]: none, static, dynamic; clipping by the global norm;
+//!   gradient accumulation; several optimizers. [`Speculative`] is the same without ever waiting
+//!   for the device. [`Checkpoints`] survive being killed.
+//! - [`audit()`] looks at every operation before training; [`self_test`] at the device;
+//!   [`StepReport`], [`Overflow`] and [`inspect_gradients`] at what went wrong;
+//!   [`calibrate_scale`] proposes the first loss scale.
+//! - Skipped steps, changes of the scale and fallbacks are [`tracing`] events.
+//!
+//! # Limits
+//!
+//! Burn has no hook for operations, so the dtype of an operation is that of its operands: there
+//! is no per-operation list as in PyTorch. Tensors that the model makes itself inside of its
+//! forward pass are F32 and do not mix with half ones; [`audit()`] finds them.
+//!
+//! # Feature flags
+//!
+//! - `flex`, `ndarray`, `wgpu`, `vulkan`, `metal`, `cuda`, `cpu`: forwarded to Burn; a backend's
+//!   feature also compiles emulation for it.
+//! - `train`: integration with Burn's `Learner`.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod audit;
 mod autocast;
