@@ -159,7 +159,7 @@ pub fn audit<M: Module, O: Any>(
             last_operation: half
                 .operations
                 .last()
-                .map_or("none".into(), |operation| name(operation)),
+                .map_or("none".into(), name),
         });
     }
     let master_weights = half

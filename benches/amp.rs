@@ -1,0 +1,343 @@
+//! FP32 against AMP: time of a training step, the scaler's share of it, and bytes held.
+//!
+//! `cargo bench --bench amp -- --device flex --json FILE`
+//!
+//! All variants of a network run interleaved in one process, a few steps of each in turn, so that
+//! the ratios do not depend on what else the machine does. A sample is the time of several steps
+//! with one synchronization at their end; the table shows medians.
+
+#[path = "../examples/support/mod.rs"]
+mod support;
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use burn_lean::amp::{
+    AmpError, Autocast, AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig,
+    LossScale, Memory, Speculative, audit, supported_dtypes,
+};
+use clap::Parser;
+use support::{Cell, DeviceName, Table};
+
+/// Benchmark of mixed precision.
+#[derive(Parser)]
+struct Arguments {
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
+    device: DeviceName,
+    /// Sizes for a GPU instead of a CPU.
+    #[arg(long)]
+    large: bool,
+    /// Samples of each variant.
+    #[arg(long, default_value_t = 9)]
+    samples: usize,
+    /// Steps in a sample.
+    #[arg(long, default_value_t = 3)]
+    steps: usize,
+    /// Only networks whose name contains this.
+    #[arg(long, default_value = "")]
+    network: String,
+    /// Also write the table to this file, as JSON.
+    #[arg(long)]
+    json: Option<std::path::PathBuf>,
+    /// Passed by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> ExitCode {
+    support::exit(run(&Arguments::parse()))
+}
+
+fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let device = arguments.device.open()?.autodiff();
+    let mut table = Table::new(
+        format!("training step with AdamW on {device:?}"),
+        &[
+            "network", "dtype", "step ms", "time of F32", "scaler %", "no-wait %", "bytes", "bytes of F32",
+        ],
+    );
+    benchmark::<Mlp>(arguments, &device, &mut table)?;
+    benchmark::<ConvNet>(arguments, &device, &mut table)?;
+    benchmark::<Transformer>(arguments, &device, &mut table)?;
+    table.publish(arguments.json.as_deref())?;
+    Ok(())
+}
+
+/// A network with an input of its own, both of two sizes.
+trait Network: Module + Send + 'static {
+    const NAME: &'static str;
+    fn new(large: bool, device: &Device) -> Self;
+    /// Random input, all ranks written as four.
+    fn input(large: bool, device: &Device) -> Tensor<4>;
+    fn forward(&self, input: Tensor<4>) -> Tensor<2>;
+
+    fn loss(&self, autocast: &Autocast, input: Tensor<4>) -> Tensor<1> {
+        autocast
+            .forward(input, |input| self.forward(input))
+            .square()
+            .mean()
+    }
+}
+
+/// Layers of 512, 1024, 1024 and 10 (large: 4096 throughout), batch 128 (1024).
+#[derive(Module, Debug)]
+struct Mlp {
+    layers: Vec<Linear>,
+}
+
+impl Network for Mlp {
+    const NAME: &'static str = "mlp";
+
+    fn new(large: bool, device: &Device) -> Self {
+        let sizes = match large {
+            true => [4096, 4096, 4096, 4096],
+            false => [512, 1024, 1024, 10],
+        };
+        let linear = |pair: &[usize]| LinearConfig::new(pair[0], pair[1]).init(device);
+        Self {
+            layers: sizes.windows(2).map(linear).collect(),
+        }
+    }
+
+    fn input(large: bool, device: &Device) -> Tensor<4> {
+        let shape = match large {
+            true => [1, 1, 1024, 4096],
+            false => [1, 1, 128, 512],
+        };
+        Tensor::random(shape, Distribution::Default, device)
+    }
+
+    fn forward(&self, input: Tensor<4>) -> Tensor<2> {
+        let x = input.flatten::<2>(0, 2);
+        self.layers
+            .iter()
+            .fold(x, |x, layer| relu(layer.forward(x)))
+    }
+}
+
+/// Two convolutions of 3×3 with 32 and 64 channels (large: 128 and 256) with pooling, and a linear
+/// layer, on images of 3×32×32 (3×64×64), batch 16 (64).
+#[derive(Module, Debug)]
+struct ConvNet {
+    first: Conv2d,
+    second: Conv2d,
+    pool: MaxPool2d,
+    head: Linear,
+}
+
+impl Network for ConvNet {
+    const NAME: &'static str = "conv net";
+
+    fn new(large: bool, device: &Device) -> Self {
+        let (a, b, side) = if large { (128, 256, 64) } else { (32, 64, 32) };
+        let convolution = |from, to| {
+            Conv2dConfig::new([from, to], [3, 3])
+                .with_padding(burn::nn::PaddingConfig2d::Same)
+                .init(device)
+        };
+        Self {
+            first: convolution(3, a),
+            second: convolution(a, b),
+            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            head: LinearConfig::new(b * side * side / 16, 10).init(device),
+        }
+    }
+
+    fn input(large: bool, device: &Device) -> Tensor<4> {
+        let shape = match large {
+            true => [64, 3, 64, 64],
+            false => [16, 3, 32, 32],
+        };
+        Tensor::random(shape, Distribution::Default, device)
+    }
+
+    fn forward(&self, input: Tensor<4>) -> Tensor<2> {
+        let x = self.pool.forward(relu(self.first.forward(input)));
+        let x = self.pool.forward(relu(self.second.forward(x)));
+        self.head.forward(x.flatten(1, 3))
+    }
+}
+
+/// One encoder block, width 128 with 4 heads and 512 inside (large: 1024, 16 and 4096), on 16
+/// (16) sequences of 64 (512) positions.
+#[derive(Module, Debug)]
+struct Transformer {
+    encoder: TransformerEncoder,
+}
+
+impl Network for Transformer {
+    const NAME: &'static str = "transformer block";
+
+    fn new(large: bool, device: &Device) -> Self {
+        let (width, inside, heads) = if large { (1024, 4096, 16) } else { (128, 512, 4) };
+        Self {
+            encoder: TransformerEncoderConfig::new(width, inside, heads, 1)
+                .with_dropout(0.0)
+                .init(device),
+        }
+    }
+
+    fn input(large: bool, device: &Device) -> Tensor<4> {
+        let shape = match large {
+            true => [1, 16, 512, 1024],
+            false => [1, 16, 64, 128],
+        };
+        Tensor::random(shape, Distribution::Default, device)
+    }
+
+    fn forward(&self, input: Tensor<4>) -> Tensor<2> {
+        let x = input.squeeze_dim::<3>(0);
+        let x = self.encoder.forward(TransformerEncoderInput::new(x));
+        x.flatten(0, 1)
+    }
+}
+
+/// A way to take a training step, with the samples taken of it.
+struct Variant {
+    dtype: String,
+    memory: Memory,
+    step: Box<dyn FnMut() -> Result<(), AmpError>>,
+    milliseconds: Vec<f64>,
+}
+
+#[derive(Clone, Copy)]
+enum Scaling {
+    Off,
+    Plain,
+    NoWait,
+}
+
+fn benchmark<N: Network>(
+    arguments: &Arguments,
+    device: &Device,
+    table: &mut Table,
+) -> Result<(), Box<dyn Error>> {
+    if !N::NAME.contains(&arguments.network) {
+        return Ok(());
+    }
+    let plain_device = device.clone().inner();
+    let supported = supported_dtypes(&plain_device);
+    let mut variants = Vec::new();
+    for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
+        // A device without BF16 has the row of F16; one without any half emulates F16.
+        if !supported.contains(&dtype) && (dtype == FloatDType::BF16 || supported.len() > 1) {
+            continue;
+        }
+        for scaling in [Scaling::Off, Scaling::Plain, Scaling::NoWait] {
+            variants.push(variant::<N>(arguments.large, dtype, scaling, device)?);
+        }
+    }
+    let bar = support::progress((arguments.samples + 1) * variants.len(), N::NAME);
+    for sample in 0..=arguments.samples {
+        for variant in &mut variants {
+            plain_device.sync()?;
+            let start = Instant::now();
+            for _ in 0..arguments.steps {
+                (variant.step)()?;
+            }
+            plain_device.sync()?;
+            // The first sample compiles kernels and allocates.
+            if sample > 0 {
+                let elapsed = start.elapsed().as_secs_f64() * 1e3;
+                variant.milliseconds.push(elapsed / arguments.steps as f64);
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    report(N::NAME, &mut variants, table);
+    Ok(())
+}
+
+fn variant<N: Network>(
+    large: bool,
+    dtype: FloatDType,
+    scaling: Scaling,
+    device: &Device,
+) -> Result<Variant, AmpError> {
+    let (model, autocast) = AutocastConfig::new(dtype)
+        .with_fallback(Fallback::Emulate)
+        .prepare(N::new(large, device))?;
+    let memory = audit(&model, &autocast, |model, autocast, device| {
+        model.loss(autocast, N::input(large, device))
+    })?
+    .memory;
+    let input = N::input(large, device);
+    let scaler = GradScalerConfig::new(match scaling {
+        Scaling::Off => LossScale::None,
+        // No overflow is wanted here: it would skip the optimizer, and look fast.
+        _ => LossScale::Dynamic(DynamicLossScale {
+            init_scale: 256.0,
+            ..Default::default()
+        }),
+    })
+    .init()?;
+    let gradients = move |model: &N, scaler: &mut GradScaler| {
+        let loss = scaler.scale(model.loss(&autocast, input.clone()))?;
+        Ok(GradientsParams::from_grads(loss.backward(), model))
+    };
+    let optim = AdamWConfig::new().init();
+    let step: Box<dyn FnMut() -> Result<(), AmpError>> = match scaling {
+        Scaling::NoWait => {
+            let mut training = Speculative::new(model, optim, scaler);
+            Box::new(move || training.step(1e-4, &gradients))
+        }
+        _ => {
+            let (mut optim, mut scaler, mut model) = (optim, scaler, Some(model));
+            Box::new(move || {
+                let current = model.take().expect("the model is put back after each step");
+                let grads = gradients(&current, &mut scaler)?;
+                model = Some(scaler.step(&mut optim, 1e-4, current, grads)?);
+                Ok(())
+            })
+        }
+    };
+    Ok(Variant {
+        dtype: support::dtype_name(&autocast),
+        memory,
+        step,
+        milliseconds: Vec::new(),
+    })
+}
+
+fn report(network: &str, variants: &mut [Variant], table: &mut Table) {
+    let medians: Vec<f64> = variants
+        .iter_mut()
+        .map(|variant| median(&mut variant.milliseconds))
+        .collect();
+    // F32 without a scaler is what a plain training loop costs.
+    let f32_step = medians[0];
+    for (variants, medians) in variants.chunks(3).zip(medians.chunks(3)) {
+        let [off, plain, no_wait] = medians else {
+            unreachable!("every dtype has three variants");
+        };
+        let memory = variants[0].memory;
+        table.push([
+            network.into(),
+            variants[0].dtype.clone().into(),
+            Cell::Number(*plain, 2),
+            Cell::Number(plain / f32_step, 2),
+            Cell::Number(100.0 * (plain - off) / plain, 1),
+            Cell::Number(100.0 * (no_wait - off) / no_wait, 1),
+            Cell::Integer(memory.total() as u64),
+            Cell::Number(memory.ratio(), 2),
+        ]);
+    }
+}
+
+fn median(samples: &mut [f64]) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
