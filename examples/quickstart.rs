@@ -105,8 +105,9 @@ impl Network {
             stem: Conv2dConfig::new([1, CHANNELS], [3, 3])
                 .with_padding(PaddingConfig2d::Same)
                 .init(device),
-            patches: Conv2dConfig::new([CHANNELS, FEATURES], [patch, patch])
+            patches: Conv2dConfig::new([CHANNELS, FEATURES], [2 * patch - 1, 2 * patch - 1])
                 .with_stride([patch, patch])
+                .with_padding(PaddingConfig2d::Explicit(patch - 1, patch - 1, patch - 1, patch - 1))
                 .init(device),
             norm: LayerNormConfig::new(FEATURES).init(device),
             attention: MultiHeadAttentionConfig::new(FEATURES, 4)
@@ -127,7 +128,7 @@ impl Network {
 }
 
 const BATCH_SIZE: usize = 32;
-const LEARNING_RATE: f64 = 2e-3;
+fn lr() -> f64 { std::env::var("LR").unwrap().parse().unwrap() }
 
 /// Trains in `dtype` and returns the row of the table.
 fn train(
@@ -160,7 +161,7 @@ fn train(
             // 4. Scale the loss, go backward, and let the scaler step or skip.
             let grads = scaler.scale(loss)?.backward();
             let grads = GradientsParams::from_grads(grads, &model);
-            model = scaler.step(&mut optim, LEARNING_RATE, model, grads)?;
+            model = scaler.step(&mut optim, lr(), model, grads)?;
             bar.inc(1);
         }
     }

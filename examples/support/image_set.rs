@@ -13,8 +13,11 @@ use super::idx::{self, IdxError};
 
 /// 1,797 real digits with pixels 0..16; see `assets/DIGITS-LICENSE.md`.
 const DIGITS: &[u8] = include_bytes!("../../assets/digits.csv.gz");
-/// The last rows are the test set: other writers than the first ones, which is the harder split.
+/// Size of the test set of the digits.
 const DIGITS_TEST: usize = 360;
+/// Seed of the split. The file is ordered by writer: its last rows alone would be a test on unseen
+/// writers, which is another and harder task.
+const DIGITS_SPLIT_SEED: u64 = 0;
 
 /// Images with their labels; pixels are in 0..1.
 #[derive(Debug, Clone)]
@@ -52,7 +55,7 @@ impl ImageSet {
         }
     }
 
-    /// The embedded digits: the first 1,437 rows to train, the last 360 to test.
+    /// The embedded digits: 1,437 to train and 360 to test, the same split whatever the seed.
     pub(crate) fn digits() -> Self {
         let mut csv = String::new();
         GzDecoder::new(DIGITS)
@@ -67,16 +70,17 @@ impl ImageSet {
             pixels.extend(numbers.by_ref().take(64).map(|pixel| f32::from(pixel) / 16.0));
             labels.extend(numbers.map(i64::from));
         }
-        let train = labels.len() - DIGITS_TEST;
         let all = Images {
             pixels,
             labels,
             side: 8,
         };
+        let order = all.order(DIGITS_SPLIT_SEED);
+        let (train, test) = order.split_at(all.len() - DIGITS_TEST);
         Self {
             name: "digits",
-            train: all.slice(0, train),
-            test: all.slice(train, all.len()),
+            train: all.select(train),
+            test: all.select(test),
         }
     }
 }
@@ -118,16 +122,27 @@ impl Images {
 
     /// The first `n` images, or all there are.
     pub(crate) fn take(&self, n: usize) -> Self {
-        self.slice(0, n.min(self.len()))
+        let first: Vec<usize> = (0..n.min(self.len())).collect();
+        self.select(&first)
     }
 
-    fn slice(&self, from: usize, to: usize) -> Self {
+    fn select(&self, indices: &[usize]) -> Self {
         let area = self.side * self.side;
         Self {
-            pixels: self.pixels[from * area..to * area].to_vec(),
-            labels: self.labels[from..to].to_vec(),
+            pixels: indices
+                .iter()
+                .flat_map(|index| &self.pixels[index * area..(index + 1) * area])
+                .copied()
+                .collect(),
+            labels: indices.iter().map(|index| self.labels[*index]).collect(),
             side: self.side,
         }
+    }
+
+    fn order(&self, seed: u64) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.len()).collect();
+        order.shuffle(&mut StdRng::seed_from_u64(seed));
+        order
     }
 
     /// The images in the order of `seed`, in batches; the last may be smaller.
@@ -137,9 +152,7 @@ impl Images {
         batch_size: usize,
         device: &Device,
     ) -> impl Iterator<Item = Batch> {
-        let mut order: Vec<usize> = (0..self.len()).collect();
-        order.shuffle(&mut StdRng::seed_from_u64(seed));
-        self.batches(order, batch_size, device)
+        self.batches(self.order(seed), batch_size, device)
     }
 
     /// The images in their order, in batches; the last may be smaller.
@@ -157,19 +170,13 @@ impl Images {
         batch_size: usize,
         device: &Device,
     ) -> impl Iterator<Item = Batch> {
-        let area = self.side * self.side;
         (0..order.len()).step_by(batch_size).map(move |from| {
-            let indices = &order[from..(from + batch_size).min(order.len())];
-            let pixels: Vec<f32> = indices
-                .iter()
-                .flat_map(|i| &self.pixels[i * area..(i + 1) * area])
-                .copied()
-                .collect();
-            let labels: Vec<i64> = indices.iter().map(|i| self.labels[*i]).collect();
-            let shape = [indices.len(), 1, self.side, self.side];
+            let batch = self.select(&order[from..(from + batch_size).min(order.len())]);
+            let n = batch.len();
+            let shape = [n, 1, self.side, self.side];
             Batch {
-                images: Tensor::from_data(TensorData::new(pixels, shape), device),
-                labels: Tensor::from_data(TensorData::new(labels, [indices.len()]), device),
+                images: Tensor::from_data(TensorData::new(batch.pixels, shape), device),
+                labels: Tensor::from_data(TensorData::new(batch.labels, [n]), device),
             }
         })
     }
