@@ -67,6 +67,8 @@ struct Cli {
     learning_rate: f64,
     #[arg(long, default_value_t = 0.05)]
     init: f64,
+    #[arg(long, default_value_t=1.0)]
+    workers: f64,
     #[arg(long)]
     only: Option<usize>,
 }
@@ -183,15 +185,20 @@ fn train(
         let logits = autocast.forward((batch.source, batch.shifted), |(source, shifted)| {
             model.forward(source, shifted)
         });
-        let loss = cross_entropy.forward(logits, batch.target);
+        let loss = cross_entropy.forward(logits, batch.target).div_scalar(cli.workers);
         let grads = scaler.scale(loss)?.backward();
         let grads = GradientsParams::from_grads(grads, &model);
+        if std::env::var("DIAG").is_ok() && (step % 20 == 0) {
+            eprint!("step {step}:");
+            diag(&model, &grads);
+            eprintln!();
+        }
         if step % 20 == 0 {
             zero_shares.push(zero_share(&model, &grads));
         }
         model = scaler.step(&mut optim, cli.learning_rate, model, grads)?;
         // The scaler has read the loss together with its verdict on the gradients.
-        losses.extend(scaler.report().and_then(|report| report.loss));
+        losses.extend(scaler.report().and_then(|report| report.loss).map(|l| l * cli.workers as f32));
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -295,7 +302,7 @@ impl Translator {
         let (encoded, state) = self.encoder.forward(source, [zeros.clone(), zeros]);
         let (decoded, _) = self.decoder.forward(self.target.forward(shifted), state);
 
-        let scores = self.query.forward(decoded.clone()).matmul(encoded.clone().transpose());
+        let scores = self.query.forward(decoded.clone()).matmul(encoded.clone().transpose()).div_scalar((hidden as f64).sqrt());
         let context = softmax(scores, 2).matmul(encoded);
         let combined = self.combine.forward(Tensor::cat(vec![decoded, context], 2)).tanh();
         self.output.forward(combined).flatten(0, 1)
@@ -354,4 +361,22 @@ fn zero_share(model: &Translator, grads: &GradientsParams) -> f64 {
     };
     model.visit(&mut zeros);
     zeros.zeros as f64 / zeros.elements as f64
+}
+
+fn diag(model: &Translator, grads: &GradientsParams) {
+    struct V<'a>(&'a GradientsParams, Vec<String>);
+    impl ModuleVisitor for V<'_> {
+        fn enter_module(&mut self, name: &str, _c: &str) { self.1.push(name.into()); }
+        fn exit_module(&mut self, _n: &str, _c: &str) { self.1.pop(); }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if D < 2 { return; }
+            if let Some(g) = self.0.get::<D>(param.id) {
+                let n = g.shape().num_elements() as f64;
+                let z = g.clone().equal_elem(0.0).int().sum().into_scalar::<i64>() as f64 / n;
+                let m = g.abs().mean().into_scalar::<f32>();
+                eprint!(" {} {:.0}%/{:.0e}", self.1.join("."), 100.0 * z, m);
+            }
+        }
+    }
+    model.visit(&mut V(grads, vec![]));
 }

@@ -128,7 +128,7 @@ impl Network {
 }
 
 const BATCH_SIZE: usize = 32;
-fn lr() -> f64 { std::env::var("LR").unwrap().parse().unwrap() }
+const LEARNING_RATE: f64 = 3e-3;
 
 /// Trains in `dtype` and returns the row of the table.
 fn train(
@@ -161,7 +161,7 @@ fn train(
             // 4. Scale the loss, go backward, and let the scaler step or skip.
             let grads = scaler.scale(loss)?.backward();
             let grads = GradientsParams::from_grads(grads, &model);
-            model = scaler.step(&mut optim, lr(), model, grads)?;
+            model = scaler.step(&mut optim, LEARNING_RATE, model, grads)?;
             bar.inc(1);
         }
     }
