@@ -1,0 +1,382 @@
+//! Why F16 needs a loss scale: a sequence-to-sequence model, trained in FP32 and in F16.
+//!
+//! ```sh
+//! cargo run --release --example loss_scaling
+//! ```
+//!
+//! The task: write a random sequence of tokens backwards. Two LSTMs with attention between them
+//! learn it from data that the example makes up as it goes. Three FP32 runs with different seeds
+//! show how much a result depends on luck; then F16 runs over the same data as the first of them:
+//!
+//! - loss scale 1 (none at all),
+//! - loss scale 1024,
+//! - dynamic.
+//!
+//! Gradients are small here for ordinary reasons: the loss is a mean over batch × length tokens,
+//! attention starts out uniform and so divides by the length once more, and small initial weights
+//! divide at every layer. What reaches the attention scores and the encoder is below 2⁻²⁴, the
+//! smallest F16 number, and is flushed to zero, so that with loss scale 1 the model does not learn
+//! where to look. The same happened to the language model of
+//! [Mixed Precision Training, Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740).
+//!
+//! Curves go to `out/loss_scaling.csv` and `out/loss_scaling.svg`.
+
+mod support;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use burn::module::{Initializer, Module, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn_lean::amp::{AmpError, DynamicLossScale, GradScalerConfig, LossScale};
+use clap::Parser;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use support::{Cell, Curve, Options, Table};
+
+/// Train a sequence-to-sequence model in FP32, and in F16 with and without a loss scale.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    /// Folder for the curves.
+    #[arg(long, value_name = "DIR", default_value = "out")]
+    out: PathBuf,
+    /// Training steps of each run.
+    #[arg(long, default_value_t = 600, value_parser = support::at_least_one)]
+    steps: usize,
+    /// Sequences per step.
+    #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
+    batch_size: usize,
+    /// Tokens per sequence.
+    #[arg(long, default_value_t = 12, value_parser = support::at_least_one)]
+    length: usize,
+    /// Different tokens.
+    #[arg(long, default_value_t = 16, value_parser = support::at_least_one)]
+    vocabulary: usize,
+    /// Features of the LSTMs.
+    #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
+    hidden: usize,
+    #[arg(long, default_value_t = 3e-3)]
+    learning_rate: f64,
+    #[arg(long, default_value_t = 0.05)]
+    init: f64,
+    #[arg(long, default_value_t=1.0)]
+    workers: f64,
+    #[arg(long)]
+    only: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    support::init_tracing();
+    support::exit(run(&Cli::parse()))
+}
+
+fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let device = cli.options.device()?;
+    std::fs::create_dir_all(&cli.out)
+        .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;
+
+    let seed = cli.options.seed;
+    let half = cli.options.dtype();
+    let no_scaling = LossScale::Static(1.0);
+    let mut runs: Vec<(String, FloatDType, LossScale, u64)> = (0..3)
+        .map(|run| seed.wrapping_add(run))
+        .map(|seed| (format!("F32 seed {seed}"), FloatDType::F32, no_scaling, seed))
+        .collect();
+    for (name, loss_scale) in [
+        ("scale 1", no_scaling),
+        ("scale 1024", LossScale::Static(1024.0)),
+        ("dynamic", LossScale::Dynamic(DynamicLossScale::default())),
+    ] {
+        runs.push((format!("{half:?} {name}"), half, loss_scale, seed));
+    }
+
+    let mut table = Table::new(
+        format!(
+            "{} tokens backwards, vocabulary {}, {} sequences a step, {} steps",
+            cli.length, cli.vocabulary, cli.batch_size, cli.steps
+        ),
+        &[
+            "run",
+            "final perplexity",
+            "zero gradients [%]",
+            "final loss scale",
+            "skipped steps",
+            "time [s]",
+        ],
+    );
+    let mut curves = Vec::new();
+    for (i, (name, dtype, loss_scale, seed)) in runs.into_iter().enumerate() {
+        if cli.only.is_some_and(|o| o != i) { continue; }
+        let start = Instant::now();
+        let outcome = train(cli, &name, dtype, loss_scale, seed, &device)?;
+        eprintln!("{name} {:.3} {:.2}% {:.1}s", perplexity(&outcome.losses[cli.steps * 9 / 10..]), outcome.zero_gradients, start.elapsed().as_secs_f64());
+        for c in outcome.losses.chunks(cli.steps.div_ceil(10)) { eprint!(" {:.3}", perplexity(c)); }
+        eprintln!();
+        table.push([
+            Cell::Text(name.clone()),
+            Cell::Number(perplexity(&outcome.losses[cli.steps * 9 / 10..]), 3),
+            Cell::Number(outcome.zero_gradients, 1),
+            Cell::Number(outcome.loss_scale.into(), 0),
+            Cell::Integer(outcome.skipped_steps),
+            Cell::Number(start.elapsed().as_secs_f64(), 1),
+        ]);
+        curves.push(Curve {
+            name,
+            points: outcome
+                .losses
+                .chunks(cli.steps.div_ceil(50))
+                .scan(0, |step, window| {
+                    *step += window.len();
+                    Some((*step, perplexity(window)))
+                })
+                .collect(),
+        });
+    }
+
+    support::write_csv(&cli.out.join("loss_scaling.csv"), &curves)?;
+    let svg = cli.out.join("loss_scaling.svg");
+    support::write_svg(&svg, "Loss scaling", "training perplexity", &curves)?;
+    table.publish(cli.options.json.as_deref())?;
+    println!("curves: {}", svg.display());
+    Ok(())
+}
+
+/// What a run leaves.
+struct Outcome {
+    /// Mean loss per token of each step [nats].
+    losses: Vec<f32>,
+    /// Share of exact zeros among the gradients, mean over the run [%].
+    zero_gradients: f64,
+    loss_scale: f32,
+    skipped_steps: u64,
+}
+
+fn train(
+    cli: &Cli,
+    name: &str,
+    dtype: FloatDType,
+    loss_scale: LossScale,
+    seed: u64,
+    device: &Device,
+) -> Result<Outcome, AmpError> {
+    device.seed(seed);
+    let model = Translator::new(cli, device);
+    let (mut model, autocast) = cli.options.autocast(dtype).prepare(model)?;
+    let mut scaler = GradScalerConfig::new(loss_scale).init()?;
+    // Adam divides by the size of the gradient: only gradients that are zero do not count. Its
+    // epsilon must be smaller than they are.
+    let mut optim = AdamWConfig::new().with_epsilon(1e-8).init();
+    let cross_entropy = CrossEntropyLossConfig::new().init(device);
+    let mut rng = StdRng::seed_from_u64(seed);
+
+    let mut losses = Vec::with_capacity(cli.steps);
+    let mut zero_shares = Vec::new();
+    let bar = support::progress(cli.steps, name);
+    for step in 0..cli.steps {
+        let batch = Sequences::random(cli, &mut rng, device);
+        let logits = autocast.forward((batch.source, batch.shifted), |(source, shifted)| {
+            model.forward(source, shifted)
+        });
+        let loss = cross_entropy.forward(logits, batch.target).div_scalar(cli.workers);
+        let grads = scaler.scale(loss)?.backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        if std::env::var("DIAG").is_ok() && (step % 20 == 0) {
+            eprint!("step {step}:");
+            diag(&model, &grads);
+            eprintln!();
+        }
+        if step % 20 == 0 {
+            zero_shares.push(zero_share(&model, &grads));
+        }
+        model = scaler.step(&mut optim, cli.learning_rate, model, grads)?;
+        // The scaler has read the loss together with its verdict on the gradients.
+        losses.extend(scaler.report().and_then(|report| report.loss).map(|l| l * cli.workers as f32));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(Outcome {
+        losses,
+        zero_gradients: 100.0 * zero_shares.iter().sum::<f64>() / zero_shares.len() as f64,
+        loss_scale: scaler.loss_scale(),
+        skipped_steps: scaler.state().skipped_steps,
+    })
+}
+
+/// Perplexity of the mean of `losses`.
+fn perplexity(losses: &[f32]) -> f64 {
+    let mean = losses.iter().copied().map(f64::from).sum::<f64>() / losses.len() as f64;
+    mean.exp()
+}
+
+/// A batch of the task.
+struct Sequences {
+    /// `[batch, length]`
+    source: Tensor<2, Int>,
+    /// The target one step late, behind a start token, `[batch, length]`.
+    shifted: Tensor<2, Int>,
+    /// The source backwards, `[batch · length]`.
+    target: Tensor<1, Int>,
+}
+
+impl Sequences {
+    fn random(cli: &Cli, rng: &mut StdRng, device: &Device) -> Self {
+        let [n, length] = [cli.batch_size, cli.length];
+        let start_token = cli.vocabulary as i64;
+        let mut source: Vec<i64> = Vec::with_capacity(n * length);
+        let mut shifted = Vec::with_capacity(n * length);
+        let mut target: Vec<i64> = Vec::with_capacity(n * length);
+        for _ in 0..n {
+            let tokens: Vec<i64> = (0..length)
+                .map(|_| rng.random_range(0..start_token))
+                .collect();
+            shifted.push(start_token);
+            shifted.extend(tokens.iter().rev().take(length - 1));
+            target.extend(tokens.iter().rev());
+            source.extend(tokens);
+        }
+        Self {
+            source: Tensor::from_data(TensorData::new(source, [n, length]), device),
+            shifted: Tensor::from_data(TensorData::new(shifted, [n, length]), device),
+            target: Tensor::from_data(TensorData::new(target, [n * length]), device),
+        }
+    }
+}
+
+/// An encoder LSTM, a decoder LSTM that begins where it ends, and attention between the two.
+#[derive(Module, Debug)]
+struct Translator {
+    source: Embedding,
+    target: Embedding,
+    encoder: Lstm,
+    decoder: Lstm,
+    query: Linear,
+    combine: Linear,
+    output: Linear,
+}
+
+impl Translator {
+    fn new(cli: &Cli, device: &Device) -> Self {
+        let (tokens, hidden) = (cli.vocabulary, cli.hidden);
+        let init = Initializer::Uniform { min: -cli.init, max: cli.init };
+        let embedding = |tokens| {
+            EmbeddingConfig::new(tokens, hidden)
+                .with_initializer(init.clone())
+                .init(device)
+        };
+        let linear = |from, to| {
+            LinearConfig::new(from, to)
+                .with_initializer(init.clone())
+                .init(device)
+        };
+        let lstm = || Lstm {
+            input: linear(hidden, 4 * hidden),
+            recurrent: linear(hidden, 4 * hidden),
+        };
+        Self {
+            source: embedding(tokens),
+            target: embedding(tokens + 1),
+            encoder: lstm(),
+            decoder: lstm(),
+            query: linear(hidden, hidden),
+            combine: linear(2 * hidden, hidden),
+            output: linear(hidden, tokens),
+        }
+    }
+
+    /// Tokens `[batch, length]`, twice, to logits `[batch · length, vocabulary]`.
+    fn forward(&self, source: Tensor<2, Int>, shifted: Tensor<2, Int>) -> Tensor<2> {
+        let device = &source.device();
+        let source = self.source.forward(source);
+        let [n, _, hidden] = source.dims();
+        // In the dtype of the region. `burn::nn::Lstm` begins with F32 zeros and so cannot run in
+        // half precision; that is why this example has its own.
+        let zeros = Tensor::zeros([n, hidden], (device, source.dtype()));
+        let (encoded, state) = self.encoder.forward(source, [zeros.clone(), zeros]);
+        let (decoded, _) = self.decoder.forward(self.target.forward(shifted), state);
+
+        let scores = self.query.forward(decoded.clone()).matmul(encoded.clone().transpose()).div_scalar((hidden as f64).sqrt());
+        let context = softmax(scores, 2).matmul(encoded);
+        let combined = self.combine.forward(Tensor::cat(vec![decoded, context], 2)).tanh();
+        self.output.forward(combined).flatten(0, 1)
+    }
+}
+
+/// A long short-term memory of linear layers, which runs in any dtype.
+#[derive(Module, Debug)]
+struct Lstm {
+    input: Linear,
+    recurrent: Linear,
+}
+
+impl Lstm {
+    /// Inputs `[batch, length, features]` and the state (hidden, cell), each `[batch, features]`,
+    /// to all hidden states `[batch, length, features]` and the last state.
+    fn forward(&self, inputs: Tensor<3>, state: [Tensor<2>; 2]) -> (Tensor<3>, [Tensor<2>; 2]) {
+        let [mut hidden, mut cell] = state;
+        let length = inputs.dims()[1];
+        let inputs = self.input.forward(inputs);
+        let mut all = Vec::with_capacity(length);
+        for step in 0..length {
+            let input: Tensor<2> = inputs.clone().narrow(1, step, 1).squeeze_dim(1);
+            let gates = input + self.recurrent.forward(hidden);
+            let [write, forget, read, new]: [Tensor<2>; 4] = gates
+                .chunk(4, 1)
+                .try_into()
+                .expect("four gates");
+            cell = sigmoid(forget) * cell + sigmoid(write) * new.tanh();
+            hidden = sigmoid(read) * cell.clone().tanh();
+            all.push(hidden.clone());
+        }
+        (Tensor::stack(all, 1), [hidden, cell])
+    }
+}
+
+/// Share of exact zeros among all gradients.
+fn zero_share(model: &Translator, grads: &GradientsParams) -> f64 {
+    struct Zeros<'a> {
+        grads: &'a GradientsParams,
+        zeros: i64,
+        elements: usize,
+    }
+    impl ModuleVisitor for Zeros<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.grads.get::<D>(param.id) {
+                self.elements += grad.shape().num_elements();
+                self.zeros += grad.equal_elem(0.0).int().sum().into_scalar::<i64>();
+            }
+        }
+    }
+    let mut zeros = Zeros {
+        grads,
+        zeros: 0,
+        elements: 0,
+    };
+    model.visit(&mut zeros);
+    zeros.zeros as f64 / zeros.elements as f64
+}
+
+fn diag(model: &Translator, grads: &GradientsParams) {
+    struct V<'a>(&'a GradientsParams, Vec<String>);
+    impl ModuleVisitor for V<'_> {
+        fn enter_module(&mut self, name: &str, _c: &str) { self.1.push(name.into()); }
+        fn exit_module(&mut self, _n: &str, _c: &str) { self.1.pop(); }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if D < 2 { return; }
+            if let Some(g) = self.0.get::<D>(param.id) {
+                let n = g.shape().num_elements() as f64;
+                let z = g.clone().equal_elem(0.0).int().sum().into_scalar::<i64>() as f64 / n;
+                let m = g.abs().mean().into_scalar::<f32>();
+                eprint!(" {} {:.0}%/{:.0e}", self.1.join("."), 100.0 * z, m);
+            }
+        }
+    }
+    model.visit(&mut V(grads, vec![]));
+}

@@ -1,0 +1,80 @@
+//! Curves over training steps, as CSV and as SVG.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use plotters::prelude::*;
+
+/// One line of a figure.
+#[derive(Debug, Clone)]
+pub(crate) struct Curve {
+    pub(crate) name: String,
+    /// (step, value)
+    pub(crate) points: Vec<(usize, f64)>,
+}
+
+/// Writes the curves as `curve,step,value` rows.
+pub(crate) fn write_csv(path: &Path, curves: &[Curve]) -> Result<(), String> {
+    let mut csv = String::from("curve,step,value\n");
+    for curve in curves {
+        for (step, value) in &curve.points {
+            let _ = writeln!(csv, "{},{step},{value}", curve.name);
+        }
+    }
+    std::fs::write(path, csv).map_err(|error| failed(path, error))
+}
+
+/// Draws the curves over the step, with a logarithmic value axis.
+pub(crate) fn write_svg(
+    path: &Path,
+    title: &str,
+    value: &str,
+    curves: &[Curve],
+) -> Result<(), String> {
+    let points = || curves.iter().flat_map(|curve| &curve.points);
+    let finite = || points().map(|(_, value)| *value).filter(|value| value.is_finite());
+    let last_step = points().map(|(step, _)| *step).max().unwrap_or(1);
+    let lowest = finite().fold(f64::INFINITY, f64::min).max(1e-9);
+    let highest = finite().fold(lowest * 1.1, f64::max);
+
+    let root = SVGBackend::new(path, (860, 520)).into_drawing_area();
+    root.fill(&WHITE).map_err(|error| failed(path, error))?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(title, ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(60)
+        .build_cartesian_2d(0..last_step, (lowest..highest).log_scale())
+        .map_err(|error| failed(path, error))?;
+    chart
+        .configure_mesh()
+        .x_desc("step")
+        .y_desc(value)
+        .draw()
+        .map_err(|error| failed(path, error))?;
+    for (index, curve) in curves.iter().enumerate() {
+        let style = Palette99::pick(index).stroke_width(2);
+        let line = curve
+            .points
+            .iter()
+            .filter(|(_, value)| value.is_finite())
+            .copied();
+        chart
+            .draw_series(LineSeries::new(line, style))
+            .map_err(|error| failed(path, error))?
+            .label(&curve.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK)
+        .draw()
+        .map_err(|error| failed(path, error))?;
+    root.present().map_err(|error| failed(path, error))
+}
+
+fn failed(path: &Path, error: impl std::fmt::Display) -> String {
+    format!("cannot write {}: {error}", path.display())
+}

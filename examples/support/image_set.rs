@@ -1,0 +1,203 @@
+//! Labelled grey-scale images of digits: the embedded 8×8 set, or MNIST from a folder.
+
+use std::io::Read;
+use std::path::Path;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use flate2::read::GzDecoder;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+
+use super::idx::{self, IdxError};
+
+/// 1,797 real digits with pixels 0..16; see `assets/DIGITS-LICENSE.md`.
+const DIGITS: &[u8] = include_bytes!("../../assets/digits.csv.gz");
+/// Size of the test set of the digits.
+const DIGITS_TEST: usize = 360;
+/// Seed of the split. The file is ordered by writer: its last rows alone would be a test on unseen
+/// writers, which is another and harder task.
+const DIGITS_SPLIT_SEED: u64 = 0;
+
+/// Images with their labels; pixels are in 0..1.
+#[derive(Debug, Clone)]
+pub(crate) struct Images {
+    pixels: Vec<f32>,
+    labels: Vec<i64>,
+    side: usize,
+}
+
+/// A training set and a test set.
+#[derive(Debug, Clone)]
+pub(crate) struct ImageSet {
+    pub(crate) name: &'static str,
+    pub(crate) train: Images,
+    pub(crate) test: Images,
+}
+
+/// Images `[batch, 1, side, side]` and labels `[batch]`.
+#[derive(Debug, Clone)]
+pub(crate) struct Batch {
+    pub(crate) images: Tensor<4>,
+    pub(crate) labels: Tensor<1, Int>,
+}
+
+impl ImageSet {
+    /// MNIST from `dir`, or without one the digits that are part of the binary.
+    pub(crate) fn load(dir: Option<&Path>) -> Result<Self, IdxError> {
+        match dir {
+            Some(dir) => Ok(Self {
+                name: "MNIST",
+                train: mnist(dir, "train")?,
+                test: mnist(dir, "t10k")?,
+            }),
+            None => Ok(Self::digits()),
+        }
+    }
+
+    /// The embedded digits: 1,437 to train and 360 to test, the same split whatever the seed.
+    pub(crate) fn digits() -> Self {
+        let mut csv = String::new();
+        GzDecoder::new(DIGITS)
+            .read_to_string(&mut csv)
+            .expect("the embedded file is valid");
+        let mut pixels = Vec::new();
+        let mut labels = Vec::new();
+        for row in csv.lines().skip(1) {
+            let mut numbers = row
+                .split(',')
+                .map(|number| number.parse::<u8>().expect("the embedded file is valid"));
+            pixels.extend(numbers.by_ref().take(64).map(|pixel| f32::from(pixel) / 16.0));
+            labels.extend(numbers.map(i64::from));
+        }
+        let all = Images {
+            pixels,
+            labels,
+            side: 8,
+        };
+        let order = all.order(DIGITS_SPLIT_SEED);
+        let (train, test) = order.split_at(all.len() - DIGITS_TEST);
+        Self {
+            name: "digits",
+            train: all.select(train),
+            test: all.select(test),
+        }
+    }
+}
+
+fn mnist(dir: &Path, part: &str) -> Result<Images, IdxError> {
+    let (pixels, [n, height, width]) =
+        idx::read_images(dir, &format!("{part}-images-idx3-ubyte"))?;
+    let labels = idx::read_labels(dir, &format!("{part}-labels-idx1-ubyte"))?;
+    if n != labels.len() || n == 0 {
+        return Err(IdxError::Counts {
+            dir: dir.to_path_buf(),
+            images: n,
+            labels: labels.len(),
+        });
+    }
+    if height != width || height == 0 || height % 4 != 0 {
+        return Err(IdxError::Shape {
+            dir: dir.to_path_buf(),
+            height,
+            width,
+        });
+    }
+    Ok(Images {
+        pixels: pixels.iter().map(|pixel| f32::from(*pixel) / 255.0).collect(),
+        labels: labels.iter().map(|label| i64::from(*label)).collect(),
+        side: height,
+    })
+}
+
+impl Images {
+    pub(crate) fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Height and width of an image [pixels].
+    pub(crate) fn side(&self) -> usize {
+        self.side
+    }
+
+    /// The first `n` images, or all there are.
+    pub(crate) fn take(&self, n: usize) -> Self {
+        let first: Vec<usize> = (0..n.min(self.len())).collect();
+        self.select(&first)
+    }
+
+    fn select(&self, indices: &[usize]) -> Self {
+        let area = self.side * self.side;
+        Self {
+            pixels: indices
+                .iter()
+                .flat_map(|index| &self.pixels[index * area..(index + 1) * area])
+                .copied()
+                .collect(),
+            labels: indices.iter().map(|index| self.labels[*index]).collect(),
+            side: self.side,
+        }
+    }
+
+    fn order(&self, seed: u64) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.len()).collect();
+        order.shuffle(&mut StdRng::seed_from_u64(seed));
+        order
+    }
+
+    /// The images in the order of `seed`, in batches; the last may be smaller.
+    pub(crate) fn shuffled(
+        &self,
+        seed: u64,
+        batch_size: usize,
+        device: &Device,
+    ) -> impl Iterator<Item = Batch> {
+        self.batches(self.order(seed), batch_size, device)
+    }
+
+    /// The images in their order, in batches; the last may be smaller.
+    pub(crate) fn ordered(
+        &self,
+        batch_size: usize,
+        device: &Device,
+    ) -> impl Iterator<Item = Batch> {
+        self.batches((0..self.len()).collect(), batch_size, device)
+    }
+
+    fn batches(
+        &self,
+        order: Vec<usize>,
+        batch_size: usize,
+        device: &Device,
+    ) -> impl Iterator<Item = Batch> {
+        (0..order.len()).step_by(batch_size).map(move |from| {
+            let batch = self.select(&order[from..(from + batch_size).min(order.len())]);
+            let n = batch.len();
+            let shape = [n, 1, self.side, self.side];
+            Batch {
+                images: Tensor::from_data(TensorData::new(batch.pixels, shape), device),
+                labels: Tensor::from_data(TensorData::new(batch.labels, [n]), device),
+            }
+        })
+    }
+}
+
+/// Share of `images` that `forward` gives the right label [%]; logits are `[batch, 10]`.
+pub(crate) fn accuracy(
+    images: &Images,
+    device: &Device,
+    forward: impl Fn(Tensor<4>) -> Tensor<2>,
+) -> f64 {
+    let correct: i64 = images
+        .ordered(256, device)
+        .map(|batch| {
+            let predicted = forward(batch.images).argmax(1).flatten::<1>(0, 1);
+            predicted
+                .equal(batch.labels)
+                .int()
+                .sum()
+                .into_scalar::<i64>()
+        })
+        .sum();
+    100.0 * correct as f64 / images.len() as f64
+}

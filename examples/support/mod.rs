@@ -1,0 +1,68 @@
+//! What the examples share: command-line options, image sets, tables and curves.
+
+// Every example compiles this module for itself and uses a part of it.
+#![allow(dead_code, unused_imports)]
+
+mod curve;
+mod idx;
+mod image_set;
+mod options;
+mod table;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use burn_lean::amp::Autocast;
+use indicatif::{ProgressBar, ProgressStyle};
+
+pub(crate) use curve::{Curve, write_csv, write_svg};
+pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
+pub(crate) use options::{Dtype, Options};
+pub(crate) use table::{Cell, Table};
+
+/// Prints an error for people (Rust would print its fields) and turns it into exit code 1.
+pub(crate) fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints the warnings of the libraries (fallbacks, skipped steps with `RUST_LOG=warn`).
+pub(crate) fn init_tracing() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+}
+
+/// A progress bar over `steps` steps; it stays away when stderr is no terminal.
+pub(crate) fn progress(steps: usize, name: impl Into<String>) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix:>22} {wide_bar} {pos}/{len} {msg} {eta}")
+        .expect("the template is valid");
+    ProgressBar::new(steps as u64)
+        .with_style(style)
+        .with_prefix(name.into())
+}
+
+/// The compute dtype of a region as a table shows it.
+pub(crate) fn dtype_name(autocast: &Autocast) -> String {
+    match autocast.is_emulated() {
+        true => format!("{:?} (emulated)", autocast.dtype()),
+        false => format!("{:?}", autocast.dtype()),
+    }
+}
+
+/// Reads a count that must not be 0.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(count) => Ok(count),
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,167 @@
+//! Command-line options that every example has.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use burn::tensor::{Device, FloatDType};
+use burn_lean::amp::{AutocastConfig, Fallback};
+use clap::{Args, ValueEnum};
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Options {
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
+    pub(crate) device: DeviceName,
+    /// Compute dtype of the mixed-precision run; F32 computes without any cast.
+    #[arg(long, value_enum, default_value_t = Dtype::F16)]
+    pub(crate) dtype: Dtype,
+    /// What to do where the device cannot compute in the dtype.
+    #[arg(long, value_enum, default_value_t = FallbackName::Error)]
+    pub(crate) fallback: FallbackName,
+    /// Seed of the initial weights and of the order of the data.
+    #[arg(long, default_value_t = 42)]
+    pub(crate) seed: u64,
+    /// Also write the printed table to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl Options {
+    /// The device, for training: with autodiff.
+    pub(crate) fn device(&self) -> Result<Device, DeviceError> {
+        self.device.open().map(Device::autodiff)
+    }
+
+    /// The compute dtype.
+    pub(crate) fn dtype(&self) -> FloatDType {
+        self.dtype.into()
+    }
+
+    /// Autocast in `dtype`, with the fallback that was asked for.
+    pub(crate) fn autocast(&self, dtype: FloatDType) -> AutocastConfig {
+        AutocastConfig::new(dtype).with_fallback(match self.fallback {
+            FallbackName::Error => Fallback::Error,
+            FallbackName::F32 => Fallback::F32,
+            FallbackName::Emulate => Fallback::Emulate,
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<Dtype> for FloatDType {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::BF16,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FallbackName {
+    /// End with an error.
+    Error,
+    /// Compute in F32 after all.
+    F32,
+    /// Round F32 numbers to the dtype.
+    Emulate,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceName {
+    /// Burn's CPU backend ndarray, F32 only.
+    Ndarray,
+    /// Burn's CPU backend flex.
+    Flex,
+    /// The default GPU through WebGPU.
+    Wgpu,
+    /// The default GPU through Vulkan (cargo feature `vulkan`).
+    Vulkan,
+    /// The first NVIDIA GPU (cargo feature `cuda`).
+    Cuda,
+}
+
+impl DeviceName {
+    fn open(self) -> Result<Device, DeviceError> {
+        match self {
+            // Burn 0.22 deprecates ndarray, and is the last to ship it.
+            #[allow(deprecated)]
+            Self::Ndarray => Ok(Device::ndarray()),
+            Self::Flex => Ok(Device::flex()),
+            Self::Wgpu => probe(self, || {
+                Device::wgpu_options()
+                    .init()
+                    .map_err(|error| error.to_string())
+            }),
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => probe(self, || Ok(Device::vulkan(Default::default()))),
+            #[cfg(not(feature = "vulkan"))]
+            Self::Vulkan => Err(DeviceError::NotCompiled("vulkan")),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => probe(self, || Ok(Device::cuda(0))),
+            #[cfg(not(feature = "cuda"))]
+            Self::Cuda => Err(DeviceError::NotCompiled("cuda")),
+        }
+    }
+}
+
+/// Why there is no device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DeviceError {
+    /// The cargo feature that is missing.
+    NotCompiled(&'static str),
+    /// It is compiled in, but does not come up on this machine.
+    NotFound { device: DeviceName, reason: String },
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotCompiled(feature) => write!(
+                f,
+                "the device `{feature}` is not in this binary: run cargo with `--features {feature}`"
+            ),
+            Self::NotFound { device, reason } => {
+                let device = format!("{device:?}").to_lowercase();
+                write!(f, "no device for `{device}`: {reason}; try `--device flex`")
+            }
+        }
+    }
+}
+
+impl std::error::Error for DeviceError {}
+
+/// Opens a GPU and asks it a first question: without a driver some of Burn's runtimes panic here.
+fn probe(
+    name: DeviceName,
+    open: impl FnOnce() -> Result<Device, String>,
+) -> Result<Device, DeviceError> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let device = open()?;
+        let _ = device.supports_dtype(FloatDType::F32);
+        Ok(device)
+    }));
+    std::panic::set_hook(hook);
+    let reason = match opened {
+        Ok(Ok(device)) => return Ok(device),
+        Ok(Err(reason)) => reason,
+        Err(panic) => match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
+            (Some(reason), _) => reason.clone(),
+            (_, Some(reason)) => reason.to_string(),
+            _ => "its driver did not start".into(),
+        },
+    };
+    Err(DeviceError::NotFound {
+        device: name,
+        reason,
+    })
+}

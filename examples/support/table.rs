@@ -1,0 +1,135 @@
+//! A table for the terminal, which is also written as JSON.
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+/// One entry.
+#[derive(Debug, Clone)]
+pub(crate) enum Cell {
+    Text(String),
+    /// A number and how many decimals of it are printed; JSON gets all.
+    Number(f64, usize),
+    Integer(u64),
+    /// Not known, or not applicable.
+    Empty,
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl Cell {
+    fn json(&self) -> Value {
+        match self {
+            Self::Text(text) => json!(text),
+            // JSON has no infinity and no NaN.
+            Self::Number(number, _) if !number.is_finite() => json!(number.to_string()),
+            Self::Number(number, _) => json!(number),
+            Self::Integer(integer) => json!(integer),
+            Self::Empty => Value::Null,
+        }
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Number(number, decimals) => write!(f, "{number:.decimals$}"),
+            Self::Integer(integer) => write!(f, "{integer}"),
+            Self::Empty => f.write_str("-"),
+        }
+    }
+}
+
+/// Rows under a header; the first column is left-aligned, the others right-aligned.
+#[derive(Debug, Clone)]
+pub(crate) struct Table {
+    title: String,
+    header: Vec<&'static str>,
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    pub(crate) fn new(title: impl Into<String>, header: &[&'static str]) -> Self {
+        Self {
+            title: title.into(),
+            header: header.to_vec(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row with one cell per column.
+    pub(crate) fn push(&mut self, row: impl IntoIterator<Item = Cell>) {
+        let row: Vec<Cell> = row.into_iter().collect();
+        assert_eq!(row.len(), self.header.len(), "one cell per column");
+        self.rows.push(row);
+    }
+
+    /// Prints the table and, if `json` names a file, writes it there too.
+    pub(crate) fn publish(&self, json: Option<&Path>) -> Result<(), String> {
+        println!("\n{self}");
+        let Some(path) = json else { return Ok(()) };
+        let mut text = serde_json::to_string_pretty(&self.json()).expect("a table is valid JSON");
+        text.push('\n');
+        std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
+    }
+
+    fn json(&self) -> Value {
+        let rows: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|row| {
+                let columns = self.header.iter().map(|name| name.to_string());
+                Value::Object(columns.zip(row.iter().map(Cell::json)).collect::<Map<_, _>>())
+            })
+            .collect();
+        json!({ "title": self.title, "rows": rows })
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows: Vec<Vec<String>> = self
+            .rows
+            .iter()
+            .map(|row| row.iter().map(Cell::to_string).collect())
+            .collect();
+        let width = |column: usize| {
+            rows.iter()
+                .map(|row| row[column].chars().count())
+                .chain([self.header[column].chars().count()])
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.header.len()).map(width).collect();
+        let mut line = |cells: &[&str]| {
+            let mut text = String::new();
+            for (column, cell) in cells.iter().enumerate() {
+                let width = widths[column];
+                match column {
+                    0 => text += &format!("{cell:<width$}"),
+                    _ => text += &format!("  {cell:>width$}"),
+                }
+            }
+            writeln!(f, "{}", text.trim_end())
+        };
+        line(&[&self.title])?;
+        line(&self.header)?;
+        for row in &rows {
+            let row: Vec<&str> = row.iter().map(String::as_str).collect();
+            line(&row)?;
+        }
+        Ok(())
+    }
+}
