@@ -1,6 +1,7 @@
 //! What an autocast region can take and return.
 
-use burn::nn::LstmState;
+use burn::nn::attention::MhaOutput;
+use burn::nn::{LstmState, RnnState};
 use burn::tensor::{Bool, Int, Tensor};
 
 use crate::Caster;
@@ -8,7 +9,7 @@ use crate::Caster;
 /// A value made of tensors, whose float tensors are cast at the edge of an autocast region.
 ///
 /// Implemented for tensors of every kind and rank, `()`, numbers, tuples, `Option`, `Vec` and
-/// arrays, and Burn's LSTM state. For a type of your own:
+/// arrays, the states of Burn's recurrent cells, and what its attention returns. For a type of your own:
 ///
 /// ```
 /// use burn::tensor::{Int, Tensor};
@@ -100,5 +101,20 @@ tuples!(A B C D E F);
 impl<const D: usize> FloatTensors for LstmState<D> {
     fn map_floats(self, caster: &Caster) -> Self {
         LstmState::new(caster.cast(self.cell), caster.cast(self.hidden))
+    }
+}
+
+impl<const D: usize> FloatTensors for RnnState<D> {
+    fn map_floats(self, caster: &Caster) -> Self {
+        RnnState::new(caster.cast(self.hidden))
+    }
+}
+
+impl FloatTensors for MhaOutput {
+    fn map_floats(self, caster: &Caster) -> Self {
+        MhaOutput {
+            weights: caster.cast(self.weights),
+            context: caster.cast(self.context),
+        }
     }
 }

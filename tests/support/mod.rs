@@ -2,23 +2,25 @@
 //! the device.
 
 // Each test binary uses a part of this.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code)]
 
-pub mod lifecycle;
+pub(crate) mod lifecycle;
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::backend::AutoGraphicsApi;
 use burn::backend::wgpu::{RuntimeOptions, WgpuDevice, try_init_setup};
-use burn::tensor::{Device, DeviceKind, Shape, Tensor, TensorData};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, DeviceKind, Shape, Tensor, TensorData};
 
 /// A device of the test matrix.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub(crate) struct Target {
     /// `flex`, `ndarray` or `wgpu`.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// The device, without autodiff.
-    pub device: Device,
+    pub(crate) device: Device,
 }
 
 /// The devices to test: flex, ndarray, and wgpu where there is an adapter.
@@ -26,7 +28,7 @@ pub struct Target {
 /// `BURN_DEVICE` restricts the list to one of them. With `REQUIRE_WGPU=1` a missing adapter is a
 /// failure instead of a line `skipped: no adapter`.
 #[allow(deprecated)] // `Device::ndarray`: Burn deprecates its ndarray backend; we still test it.
-pub fn devices() -> Vec<Target> {
+pub(crate) fn devices() -> Vec<Target> {
     const NAMES: [&str; 3] = ["flex", "ndarray", "wgpu"];
     let chosen = std::env::var("BURN_DEVICE").ok();
     if let Some(chosen) = &chosen {
@@ -50,7 +52,7 @@ pub fn devices() -> Vec<Target> {
 }
 
 /// Runs `test` on every device of the matrix.
-pub fn each_device(mut test: impl FnMut(&Target)) {
+pub(crate) fn each_device(mut test: impl FnMut(&Target)) {
     for target in devices() {
         // Captured, and printed when the test fails.
         println!("device: {}", target.name);
@@ -87,7 +89,7 @@ fn wgpu() -> Result<Device, String> {
 }
 
 /// `count` numbers between -1 and 1, the same on every device: a linear congruential generator.
-pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
+pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     (0..count)
         .map(|_| {
@@ -100,21 +102,123 @@ pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// [`numbers`] as a tensor.
-pub fn tensor<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> Tensor<D> {
+pub(crate) fn tensor<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> Tensor<D> {
     let count = Shape::from(shape).num_elements();
     Tensor::from_data(TensorData::new(numbers(seed, count), shape), device)
 }
 
 /// The values of a tensor on the host, in F32.
-pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// Seeds the device and keeps other tests from drawing random numbers until it is dropped: the
-/// generators of Burn's backends are shared by the threads of a process.
-pub fn seeded(device: &Device, seed: u64) -> MutexGuard<'static, ()> {
+/// Seeds the device, and keeps other tests from doing so until it is dropped: the generators of
+/// Burn's backends are shared by the threads of a process.
+pub(crate) fn seeded(device: &Device, seed: u64) -> MutexGuard<'static, ()> {
     static RANDOM: Mutex<()> = Mutex::new(());
     let guard = RANDOM.lock().unwrap_or_else(PoisonError::into_inner);
     device.seed(seed);
     guard
+}
+
+/// Sets the parameters of `model` by formula instead of by a device's random numbers, so that every
+/// device has the same model: matrices and kernels keep the variance of their input, vectors come
+/// near the constant that they are initialized with. What is frozen stays frozen.
+pub(crate) fn with_numbers<M: Module>(model: M, seed: u64) -> M {
+    struct ByFormula {
+        seed: u64,
+    }
+    impl ModuleMapper for ByFormula {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            self.seed += 1;
+            let seed = self.seed;
+            param.map(|initial| {
+                let requires_grad = initial.is_require_grad();
+                let shape = initial.shape();
+                let numbers = numbers(seed, shape.num_elements());
+                let numbers = TensorData::new(numbers, shape.clone());
+                let numbers = Tensor::<D>::from_data(numbers, &initial.device());
+                let value = match D {
+                    1 => numbers * 0.2 + constant(&initial),
+                    _ => {
+                        let fan_in = shape.num_elements() / shape[0];
+                        numbers * (3.0 / fan_in as f32).sqrt()
+                    }
+                };
+                // A parameter is a leaf of the graph.
+                value.detach().set_require_grad(requires_grad)
+            })
+        }
+    }
+    /// 1 for the gain of a norm, 0 for a bias, also for one that was drawn.
+    fn constant<const D: usize>(initial: &Tensor<D>) -> f32 {
+        let values = values(initial.clone());
+        match values.iter().all(|value| *value == values[0]) {
+            true => values[0],
+            false => 0.0,
+        }
+    }
+    model.map(&mut ByFormula { seed: seed * 1000 })
+}
+
+/// One floating-point parameter of a model, as [`parameters`] lists it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Parameter {
+    pub(crate) path: String,
+    pub(crate) values: Vec<f32>,
+    pub(crate) trains: bool,
+}
+
+/// The floating-point parameters of a model, in module order.
+pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
+    let mut walk = Walk::default();
+    model.visit(&mut walk);
+    walk.parameters
+}
+
+/// Path, dtype and values of each gradient, in module order.
+pub(crate) fn gradients<M: Module>(
+    model: &M,
+    grads: GradientsParams,
+) -> Vec<(String, DType, Vec<f32>)> {
+    let mut walk = Walk {
+        grads: Some(grads),
+        ..Walk::default()
+    };
+    model.visit(&mut walk);
+    walk.gradients
+}
+
+#[derive(Default)]
+struct Walk {
+    path: Vec<String>,
+    grads: Option<GradientsParams>,
+    parameters: Vec<Parameter>,
+    gradients: Vec<(String, DType, Vec<f32>)>,
+}
+
+impl ModuleVisitor for Walk {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        match &self.grads {
+            Some(grads) => {
+                if let Some(grad) = grads.get::<D>(param.id) {
+                    self.gradients.push((path, grad.dtype(), values(grad)));
+                }
+            }
+            None => self.parameters.push(Parameter {
+                path,
+                values: values(param.base()),
+                trains: param.base().is_require_grad(),
+            }),
+        }
+    }
 }

@@ -1,0 +1,284 @@
+//! Master weights, alone and chained, through the lifecycle of a model on every device.
+
+mod support;
+
+use burn::module::{Lora, LoraAdapter, Module, Param, Reparameterization, Reparameterizer};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, MasterWeight, round_to};
+use burn_lean::reparam::{AttachError, Chain, attach, attached};
+use support::lifecycle::{Lifecycle, parameter};
+use support::{each_device, numbers, parameters, tensor, values, with_numbers};
+
+const INPUTS: usize = 6;
+const OUTPUTS: usize = 4;
+
+#[derive(Module, Debug)]
+struct Model {
+    first: Linear,
+    second: Linear,
+}
+
+fn model(device: &Device) -> Model {
+    Model {
+        first: LinearConfig::new(INPUTS, OUTPUTS).init(device),
+        second: LinearConfig::new(OUTPUTS, 2).init(device),
+    }
+}
+
+fn forward(model: &Model, x: Tensor<2>) -> Tensor<2> {
+    model.second.forward(model.first.forward(x))
+}
+
+fn weight(model: &Model) -> &Param<Tensor<2>> {
+    &model.first.weight
+}
+
+/// F16, emulated where the device has none.
+fn config() -> AutocastConfig {
+    AutocastConfig::new(FloatDType::F16).with_fallback(Fallback::Emulate)
+}
+
+/// Runs `body` in the region of `autocast`.
+fn inside(autocast: Autocast, body: &mut dyn FnMut()) {
+    autocast.forward((), |()| body());
+}
+
+fn rounded(values: &[f32]) -> Vec<f32> {
+    values
+        .iter()
+        .map(|value| round_to(FloatDType::F16, *value))
+        .collect()
+}
+
+/// A reparameterization with a state of its own: the base times a trained factor.
+#[derive(Module, Debug)]
+struct Scaled {
+    factor: Param<Tensor<1>>,
+}
+
+impl Reparameterization for Scaled {
+    const NAME: &'static str = "scaled";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        base * self.factor.val().reshape([1; D])
+    }
+}
+
+struct ScaleMatrices;
+
+impl Reparameterizer for ScaleMatrices {
+    type Reparam = Scaled;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Scaled>) {
+        if D != 2 {
+            return (param, None);
+        }
+        let factor = Tensor::ones([1], &param.lazy_device());
+        let factor = Param::from_tensor(factor);
+        (param, Some(Scaled { factor }))
+    }
+}
+
+#[test]
+fn master_weights_survive_the_lifecycle() {
+    each_device(|target| {
+        let (_, autocast) = config().prepare(model(&target.device)).unwrap();
+        Lifecycle {
+            build: &|seed, device| {
+                let (model, _) = config().prepare(model(device)).unwrap();
+                with_numbers(model, seed)
+            },
+            weight,
+            expected: &|parameters| rounded(parameter(parameters, "first.weight")),
+            tolerance: 0.0,
+            inside: &|body| inside(autocast, body),
+            trained: &["first.weight"],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn lora_under_autocast_survives_the_lifecycle() {
+    const RANK: usize = 2;
+    const ALPHA: f64 = 3.0;
+    let adapted = |device: &Device| {
+        let (model, _) = config()
+            .prepare_with(model(device), Lora::new(RANK, ALPHA))
+            .unwrap();
+        model
+    };
+    let factor = |name| format!("first.weight.chain.first.{name}");
+    each_device(|target| {
+        let (_, autocast) = config().prepare(model(&target.device)).unwrap();
+        Lifecycle {
+            build: &|seed, device| with_numbers(adapted(device), seed),
+            weight,
+            expected: &|parameters| {
+                let base = parameter(parameters, "first.weight");
+                let (a, b) = (
+                    parameter(parameters, &factor("a")),
+                    parameter(parameters, &factor("b")),
+                );
+                let scale = (ALPHA / RANK as f64) as f32;
+                let sum = |i: usize, o: usize| -> f32 {
+                    (0..RANK)
+                        .map(|r| a[i * RANK + r] * b[r * OUTPUTS + o])
+                        .sum()
+                };
+                let adapted: Vec<f32> = (0..INPUTS * OUTPUTS)
+                    .map(|at| base[at] + scale * sum(at / OUTPUTS, at % OUTPUTS))
+                    .collect();
+                rounded(&adapted)
+            },
+            // One unit in the last place of F16 below 8: F32 sums in another order may fall on the
+            // other side of a tie.
+            tolerance: 2f32.powi(-8),
+            inside: &|body| inside(autocast, body),
+            trained: &[&factor("a"), &factor("b")],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn a_custom_reparameterization_under_autocast_survives_the_lifecycle() {
+    each_device(|target| {
+        let (_, autocast) = config().prepare(model(&target.device)).unwrap();
+        Lifecycle {
+            build: &|seed, device| {
+                let (model, _) = config().prepare_with(model(device), ScaleMatrices).unwrap();
+                with_numbers(model, seed)
+            },
+            weight,
+            expected: &|parameters| {
+                let factor = parameter(parameters, "first.weight.chain.first.factor")[0];
+                let base = parameter(parameters, "first.weight");
+                rounded(&base.iter().map(|value| value * factor).collect::<Vec<_>>())
+            },
+            tolerance: 0.0,
+            inside: &|body| inside(autocast, body),
+            trained: &["first.weight", "first.weight.chain.first.factor"],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn a_step_under_autocast_trains_the_adapter_and_leaves_the_base() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let (model, autocast) = config()
+            .prepare_with(model(&device), Lora::new(2, 3.0))
+            .unwrap();
+        let model = with_numbers(model, 1);
+        let before = parameters(&model);
+        let y = autocast.forward(tensor(3, [5, INPUTS], &device), |x| forward(&model, x));
+        let grads = GradientsParams::from_grads(y.square().mean().backward(), &model);
+        let model = SgdConfig::new().init().step(0.1, model, grads);
+        for (before, after) in before.iter().zip(parameters(&model)) {
+            let factor = before.path.contains(".chain.first.");
+            assert_eq!(before.values != after.values, factor, "{}", before.path);
+        }
+    });
+}
+
+#[test]
+fn lora_and_master_weight_are_both_found_on_the_weight() {
+    let (model, _) = config()
+        .prepare_with(model(&Device::flex()), Lora::new(2, 3.0))
+        .unwrap();
+    let chain = model
+        .first
+        .weight
+        .reparameterization::<Chain<LoraAdapter, MasterWeight>>()
+        .unwrap();
+    assert!(chain.first.is_some() && chain.second.is_some());
+}
+
+#[test]
+fn preparing_twice_is_refused_with_the_path() {
+    each_device(|target| {
+        let (model, _) = config().prepare(model(&target.device)).unwrap();
+        let error = config().prepare(model).unwrap_err().into_error();
+        let expected = AttachError::AlreadyAttached {
+            path: "first.weight".into(),
+            existing: "master_weight".into(),
+        };
+        assert_eq!(error, AmpError::Attach(expected));
+    });
+}
+
+#[test]
+fn attaching_lora_after_autocast_is_refused_with_the_path() {
+    each_device(|target| {
+        let (model, _) = config().prepare(model(&target.device)).unwrap();
+        let error = attach(model, Lora::new(2, 3.0)).unwrap_err().into_error();
+        let expected = AttachError::AlreadyAttached {
+            path: "first.weight".into(),
+            existing: "master_weight".into(),
+        };
+        assert_eq!(error, expected);
+    });
+}
+
+#[test]
+fn a_refused_model_comes_back_unharmed() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let (model, autocast) = config().prepare(model(&device)).unwrap();
+        let model = with_numbers(model, 1);
+        let (parameters_before, attached_before) = (parameters(&model), attached(&model));
+        let x = tensor(3, [5, INPUTS], &device);
+        let output = |model: &Model| values(autocast.forward(x.clone(), |x| forward(model, x)));
+        let output_before = output(&model);
+
+        let model = attach(model, Lora::new(2, 3.0)).unwrap_err().into_value();
+
+        // Trainable, as they were: LoRA freezes what it adapts.
+        assert_eq!(parameters(&model), parameters_before);
+        assert_eq!(attached(&model), attached_before);
+        assert_eq!(output(&model), output_before);
+    });
+}
+
+#[test]
+fn a_plain_checkpoint_loads_into_a_prepared_model_and_back() {
+    each_device(|target| {
+        let plain = with_numbers(model(&target.device), 1);
+        let (prepared, _) = config().prepare(model(&target.device)).unwrap();
+        let prepared = prepared
+            .try_load_record(plain.clone().into_record())
+            .unwrap();
+        assert_eq!(parameters(&prepared), parameters(&plain));
+        let back = model(&target.device)
+            .try_load_record(prepared.into_record())
+            .unwrap();
+        assert_eq!(parameters(&back), parameters(&plain));
+    });
+}
+
+#[test]
+fn a_record_with_state_is_refused_before_attaching() {
+    let (adapted, _) = config()
+        .prepare_with(model(&Device::flex()), Lora::new(2, 3.0))
+        .unwrap();
+    let error = model(&Device::flex())
+        .try_load_record(adapted.into_record())
+        .unwrap_err();
+    assert!(error.to_string().contains("Unused tensors"), "{error}");
+}
+
+#[test]
+fn the_numbers_of_the_tests_span_both_signs() {
+    let numbers = numbers(1, 1000);
+    assert!(numbers.iter().all(|number| (-1.0..1.0).contains(number)));
+    assert!(numbers.iter().any(|number| *number < -0.9));
+    assert!(numbers.iter().any(|number| *number > 0.9));
+}
