@@ -8,6 +8,8 @@ mod error;
 mod float_tensors;
 mod grad_scaler;
 mod gradients;
+#[cfg(feature = "train")]
+mod learner;
 mod loss_scale;
 mod report;
 
@@ -21,5 +23,10 @@ pub use error::AmpError;
 pub use float_tensors::FloatTensors;
 pub use grad_scaler::{GradScaler, GradScalerConfig};
 pub use gradients::Unscaled;
+#[cfg(feature = "train")]
+pub use learner::{
+    Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
+    SkippedStepsMetric,
+};
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
