@@ -5,7 +5,7 @@ mod metric;
 mod monitor;
 mod state;
 
-use burn::lr_scheduler::DynLrScheduler;
+use burn::lr_scheduler::LrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
@@ -105,7 +105,7 @@ pub trait AmpInferenceStep {
 ///     &AutocastConfig::new(FloatDType::F16),
 ///     &GradScalerConfig::for_dtype(FloatDType::F16),
 /// )?;
-/// let schedule = amp.lr_scheduler(0.1);
+/// let schedule = amp.lr_scheduler(0.1)?;
 /// let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
 ///
 /// // What `SupervisedTraining` does with each batch:
@@ -206,9 +206,16 @@ impl<M: Module + ModuleDisplay> Amp<M> {
         self.monitor.clone()
     }
 
-    /// Makes `schedule` wait for skipped steps; see [`AmpLrScheduler`].
-    pub fn lr_scheduler(&self, schedule: impl Into<DynLrScheduler>) -> AmpLrScheduler {
-        AmpLrScheduler::new(schedule.into(), self.monitor.clone())
+    /// A schedule that waits for skipped steps, from one of Burn's configs or a constant.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidConfig`] with Burn's reason.
+    pub fn lr_scheduler(
+        &self,
+        schedule: impl Into<LrSchedulerConfig>,
+    ) -> Result<AmpLrScheduler, AmpError> {
+        AmpLrScheduler::from_config(schedule.into(), &self.monitor)
     }
 
     /// The loss as the backward pass needs it.

@@ -10,8 +10,9 @@ const VERSION: i32 = 1;
 
 /// A [`LossScaleState`] on the device: the source of truth, of which there is no copy on the host.
 ///
-/// A loaded record replaces it, a clone has its own, a fork takes it along. It has no gradient and
-/// no autodiff association.
+/// A loaded record replaces it, a clone has its own, a fork takes it along. It never has a gradient;
+/// the factors are on the autodiff device of the model only because Burn's distributed training
+/// asks that of every float parameter.
 #[derive(Module, Debug)]
 pub(crate) struct StateTensors {
     /// The loss scale and its inverse, F32, `[2]`. The inverse is stored because not every device
@@ -72,9 +73,8 @@ impl StateTensors {
 }
 
 fn factors(state: &LossScaleState, device: &Device) -> Tensor<1> {
-    let device = device.clone().without_autodiff();
     let data = TensorData::from([state.scale, state.inverse_scale()]);
-    Tensor::from_data(data, (&device, DType::F32))
+    Tensor::from_data(data, (device, DType::F32))
 }
 
 fn counters(state: &LossScaleState, device: &Device) -> Tensor<1, Int> {
