@@ -99,7 +99,7 @@ pub trait AmpInferenceStep {
 /// }
 ///
 /// let device = Device::flex().autodiff();
-/// let model = Model { linear: LinearConfig::new(2, 1).init(&device) };
+/// let model = Model { linear: LinearConfig::new(2, 1).with_bias(false).init(&device) };
 /// let amp = Amp::new(
 ///     model,
 ///     &AutocastConfig::new(FloatDType::F16),
@@ -109,7 +109,7 @@ pub trait AmpInferenceStep {
 /// let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
 ///
 /// // What `SupervisedTraining` does with each batch:
-/// for value in [1.0, f32::INFINITY, 1.0] {
+/// for value in [0.5, f32::INFINITY, 0.5] {
 ///     let step = learner.train_step(Tensor::full([4, 2], value, &device));
 ///     learner.lr_step();
 ///     learner.optimizer_step(step.grads);
@@ -281,7 +281,7 @@ impl<M: Module + ModuleDisplay> Amp<M> {
         unscaled.multiply(&self.model, self.grad_scaler.inverse_scale());
         let unscaled = scaler.clip(&self.model, unscaled)?;
         if let Some(losses) = losses {
-            let [sum, count] = [losses.clone().slice([0..1]), losses.slice([1..2])];
+            let [sum, count] = [losses.clone().slice(0..1), losses.slice(1..2)];
             scaler = scaler.with_pending_loss(sum / count);
         }
         let mut reading = scaler.reading(&unscaled);

@@ -1,7 +1,7 @@
 //! Burn's own checkpoints hold the state of the grad scaler.
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::AdamWConfig;
+use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::Learner;
 use burn_lean_amp::{Amp, AmpError};
@@ -60,7 +60,7 @@ fn a_damaged_state_is_an_error_and_no_step() {
     let damaged = amp(&device, FloatDType::F16, &scaler()).map(&mut Damage::default());
     let monitor = damaged.monitor();
     let before = bits(damaged.model());
-    let mut learner = Learner::new(damaged, AdamWConfig::new().init(), 0.1);
+    let mut learner = Learner::new(damaged, SgdConfig::new().init(), 0.1);
 
     step(&mut learner, &samples(4), &device);
 
@@ -101,5 +101,5 @@ fn learner() -> Learner<Amp<Mlp>> {
     let amp = amp(&device, FloatDType::F16, &scaler());
     let schedule = burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig::new(0.1, 0.9);
     let schedule = amp.lr_scheduler(schedule).unwrap();
-    Learner::new(amp, AdamWConfig::new().init(), schedule)
+    Learner::new(amp, SgdConfig::new().init(), schedule)
 }

@@ -47,12 +47,12 @@ impl StateTensors {
 
     /// The loss scale, `[1]`.
     pub(crate) fn scale(&self) -> Tensor<1> {
-        self.factors.val().without_autodiff().slice([0..1])
+        self.factors.val().without_autodiff().slice(0..1)
     }
 
     /// `1 / scale`, `[1]`.
     pub(crate) fn inverse_scale(&self) -> Tensor<1> {
-        self.factors.val().without_autodiff().slice([1..2])
+        self.factors.val().without_autodiff().slice(1..2)
     }
 
     /// Adds both tensors to a read on `device`; [`parse`] takes what comes back.
