@@ -118,6 +118,38 @@ pub trait AmpInferenceStep {
 /// assert_eq!((state.steps, state.skipped_steps, state.scale), (3, 1, 32768.0));
 /// # Ok::<(), burn_lean_amp::AmpError>(())
 /// ```
+///
+/// Under `SupervisedTraining`, with everything connected:
+///
+/// ```
+/// # use burn::module::{Module, ModuleDisplay};
+/// # use burn::optim::ModuleOptimizer;
+/// # use burn::train::{Learner, LearningResult, SupervisedTraining};
+/// # use burn_lean_amp::{
+/// #     Amp, AmpError, AmpInferenceStep, AmpTrainStep, LossScaleMetric, SkippedStepsMetric,
+/// # };
+/// # fn train<M>(
+/// #     training: SupervisedTraining<Amp<M>>,
+/// #     amp: Amp<M>,
+/// #     optim: ModuleOptimizer,
+/// # ) -> Result<LearningResult<Amp<M>>, AmpError>
+/// # where
+/// #     M: Module + ModuleDisplay + AmpTrainStep + AmpInferenceStep + 'static,
+/// # {
+/// let monitor = amp.monitor();
+/// let schedule = amp.lr_scheduler(1e-3)?;
+/// let result = training
+///     .with_default_checkpointers()
+///     .with_interrupter(monitor.interrupter())
+///     .metric_train_numeric(LossScaleMetric::new(&monitor))
+///     .metric_train_numeric(SkippedStepsMetric::new(&monitor))
+///     .launch(Learner::new(amp, optim, schedule));
+/// if let Some(error) = monitor.error() {
+///     return Err(error);
+/// }
+/// # Ok(result)
+/// # }
+/// ```
 #[derive(Module, Debug)]
 pub struct Amp<M> {
     model: M,
@@ -255,6 +287,7 @@ impl<M: Module + ModuleDisplay> Amp<M> {
             self.model = optim.step(lr, self.model, unscaled.grads);
         }
         if scaler.is_disabled() {
+            self.monitor.stepped(&scaler);
             return Ok(self);
         }
         let updated = scaler.update();

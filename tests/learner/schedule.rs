@@ -95,6 +95,35 @@ fn a_checkpoint_after_a_step_taken_goes_on() {
     assert_eq!([resumed.step(), schedule.step()], [0.25, 0.25]);
 }
 
+#[test]
+fn going_back_to_a_checkpoint_forgets_the_steps_after_it() {
+    let device = Device::flex().autodiff();
+    let amp = amp(&device, FloatDType::F16, &scaler());
+    let mut schedule = amp.lr_scheduler(halving()).unwrap();
+    let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
+    assert_eq!(schedule.step(), 0.5);
+    step(&mut learner, &samples_with_infinity(4, &[0]), &device);
+    let record = schedule.to_record();
+    assert_eq!(schedule.step(), 0.5);
+    step(&mut learner, &samples(4), &device);
+    assert_eq!(schedule.step(), 0.25);
+
+    schedule.load_record(record);
+
+    assert_eq!(schedule.step(), 0.5);
+}
+
+#[test]
+fn a_schedule_that_burn_refuses_is_refused() {
+    let amp = amp(&Device::flex().autodiff(), FloatDType::F16, &scaler());
+
+    let error = amp
+        .lr_scheduler(ExponentialLrSchedulerConfig::new(0.5, 2.0))
+        .unwrap_err();
+
+    assert!(error.to_string().contains("Gamma"), "{error}");
+}
+
 /// A new schedule of a new model, as after a restart.
 fn restored(record: LrSchedulerRecord) -> AmpLrScheduler {
     let amp = amp(&Device::flex().autodiff(), FloatDType::F16, &scaler());
