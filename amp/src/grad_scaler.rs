@@ -278,10 +278,26 @@ impl GradScaler {
         grads: GradientsParams,
     ) -> Result<Unscaled, AmpError> {
         let unscaled = self.unscale(model, grads)?;
+        self.clip(model, unscaled)
+    }
+
+    /// Clips as configured.
+    pub(crate) fn clip<M: Module>(
+        &self,
+        model: &M,
+        unscaled: Unscaled,
+    ) -> Result<Unscaled, AmpError> {
         match self.config.max_norm {
             Some(max_norm) => unscaled.clip_norm(model, max_norm),
             None => Ok(unscaled),
         }
+    }
+
+    /// Tells the scaler the unscaled loss of a step that it did not scale itself.
+    #[cfg(feature = "train")]
+    pub(crate) fn with_pending_loss(mut self, loss: Tensor<1>) -> Self {
+        self.pending_loss = Some((loss, 1));
+        self
     }
 
     /// Collects what must be read to decide on a step.

@@ -60,12 +60,17 @@ impl Unscaled {
             .recip()
             .mul_scalar(max_norm)
             .clamp_max(1.0);
+        self.multiply(model, factor);
+        self.norm = Some(norm);
+        Ok(self)
+    }
+
+    /// Multiplies every gradient by a number on the device, of shape `[1]`.
+    pub(crate) fn multiply<M: Module>(&mut self, model: &M, factor: Tensor<1>) {
         model.visit(&mut Multiply {
             grads: &mut self.grads,
             factor,
         });
-        self.norm = Some(norm);
-        Ok(self)
     }
 }
 

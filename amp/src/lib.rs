@@ -89,6 +89,8 @@ mod float_tensors;
 mod forensics;
 mod grad_scaler;
 mod gradients;
+#[cfg(feature = "train")]
+mod learner;
 mod loss_scale;
 mod record;
 mod report;
@@ -107,6 +109,11 @@ pub use float_tensors::FloatTensors;
 pub use forensics::{ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients};
 pub use grad_scaler::{GradScaler, GradScalerConfig};
 pub use gradients::Unscaled;
+#[cfg(feature = "train")]
+pub use learner::{
+    Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
+    SkippedStepsMetric,
+};
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use record::GradScalerRecord;
 pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};

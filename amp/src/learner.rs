@@ -1,0 +1,414 @@
+//! Mixed precision under Burn's `Learner`: the model with its grad scaler, as one module.
+
+mod lr_scheduler;
+mod metric;
+mod monitor;
+mod state;
+
+use burn::lr_scheduler::LrSchedulerConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
+use burn::tensor::{DType, Tensor};
+use burn::train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
+use burn_lean_reparam::{AttachError, Rejected};
+
+use crate::gradients::{self, Unscaled};
+use crate::{AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, LossScaleState};
+
+pub use lr_scheduler::AmpLrScheduler;
+pub use metric::{LossScaleMetric, SkippedStepsMetric};
+pub use monitor::Monitor;
+use state::StateTensors;
+
+/// The forward pass and loss of a model under [`Amp`], in place of Burn's `TrainStep`.
+pub trait AmpTrainStep {
+    /// A batch.
+    type Input: Send + 'static;
+    /// What the metrics get.
+    type Output: ItemLazy + 'static;
+
+    /// Runs the forward pass in the region `autocast`, and computes the loss outside of it.
+    ///
+    /// Returns the loss, F32 (or F64) of shape `[1]` and not scaled, with the output for the
+    /// metrics. Scaling and the backward pass are [`Amp`]'s.
+    fn train_step(&self, autocast: &Autocast, item: Self::Input) -> (Tensor<1>, Self::Output);
+}
+
+/// The validation step of a model under [`Amp`], in place of Burn's `InferenceStep`.
+pub trait AmpInferenceStep {
+    /// A batch.
+    type Input: Send + 'static;
+    /// What the metrics get.
+    type Output: ItemLazy + 'static;
+
+    /// Validates on one batch: in half precision inside the region, in F32 without it.
+    fn inference_step(&self, autocast: &Autocast, item: Self::Input) -> Self::Output;
+}
+
+/// A model that trains in mixed precision under Burn's `Learner` and `SupervisedTraining`.
+///
+/// It is a module made of the prepared model and of the state of a [`GradScaler`] as two small
+/// tensors, so Burn's own checkpoints save and restore the loss scale with the weights, bit for
+/// bit. Paths in optimizer and learning-rate groups are those of the inner model; paths in records
+/// start with `model.`.
+///
+/// - Each step reads the device once, as with [`GradScaler::step`]; not at all with
+///   [`LossScale::None`](crate::LossScale::None).
+/// - A step that is not finite changes neither model nor optimizer. The schedule of
+///   [`lr_scheduler`](Self::lr_scheduler) waits for it too.
+/// - Gradient accumulation: the scale changes once per optimizer step.
+/// - Several devices: workers read the scale, the main device moves it. In distributed data
+///   parallel training each replica has a scaler of its own, and since all get the same reduced
+///   gradients, all take the same decisions.
+/// - An error ([`AmpError::Diverged`], a record that makes no sense) leaves the model as it is,
+///   and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it.
+///
+/// # Example
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::SgdConfig;
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn::train::Learner;
+/// use burn_lean_amp::{
+///     Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, GradScalerConfig,
+/// };
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     linear: Linear,
+/// }
+///
+/// impl AmpTrainStep for Model {
+///     type Input = Tensor<2>;
+///     type Output = ();
+///
+///     fn train_step(&self, autocast: &Autocast, x: Tensor<2>) -> (Tensor<1>, ()) {
+///         let y = autocast.forward(x, |x| self.linear.forward(x));
+///         (y.mean(), ())
+///     }
+/// }
+///
+/// impl AmpInferenceStep for Model {
+///     type Input = Tensor<2>;
+///     type Output = ();
+///
+///     fn inference_step(&self, _autocast: &Autocast, _x: Tensor<2>) {}
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let model = Model { linear: LinearConfig::new(2, 1).with_bias(false).init(&device) };
+/// let amp = Amp::new(
+///     model,
+///     &AutocastConfig::new(FloatDType::F16),
+///     &GradScalerConfig::for_dtype(FloatDType::F16),
+/// )?;
+/// let schedule = amp.lr_scheduler(0.1)?;
+/// let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
+///
+/// // What `SupervisedTraining` does with each batch:
+/// for value in [0.5, f32::INFINITY, 0.5] {
+///     let step = learner.train_step(Tensor::full([4, 2], value, &device));
+///     learner.lr_step();
+///     learner.optimizer_step(step.grads);
+/// }
+/// let state = learner.model().state()?;
+/// assert_eq!((state.steps, state.skipped_steps, state.scale), (3, 1, 32768.0));
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+///
+/// Under `SupervisedTraining`, with everything connected:
+///
+/// ```
+/// # use burn::module::{Module, ModuleDisplay};
+/// # use burn::optim::ModuleOptimizer;
+/// # use burn::train::{Learner, LearningResult, SupervisedTraining};
+/// # use burn_lean_amp::{
+/// #     Amp, AmpError, AmpInferenceStep, AmpTrainStep, LossScaleMetric, SkippedStepsMetric,
+/// # };
+/// # fn train<M>(
+/// #     training: SupervisedTraining<Amp<M>>,
+/// #     amp: Amp<M>,
+/// #     optim: ModuleOptimizer,
+/// # ) -> Result<LearningResult<Amp<M>>, AmpError>
+/// # where
+/// #     M: Module + ModuleDisplay + AmpTrainStep + AmpInferenceStep + 'static,
+/// # {
+/// let monitor = amp.monitor();
+/// let schedule = amp.lr_scheduler(1e-3)?;
+/// let result = training
+///     .with_default_checkpointers()
+///     .with_interrupter(monitor.interrupter())
+///     .metric_train_numeric(LossScaleMetric::new(&monitor))
+///     .metric_train_numeric(SkippedStepsMetric::new(&monitor))
+///     .launch(Learner::new(amp, optim, schedule));
+/// if let Some(error) = monitor.error() {
+///     return Err(error);
+/// }
+/// # Ok(result)
+/// # }
+/// ```
+#[derive(Module, Debug)]
+pub struct Amp<M> {
+    model: M,
+    grad_scaler: StateTensors,
+    #[module(skip)]
+    config: GradScalerConfig,
+    #[module(skip)]
+    autocast: Autocast,
+    #[module(skip)]
+    monitor: Monitor,
+}
+
+impl<M: Module + ModuleDisplay> Amp<M> {
+    /// Prepares `model` for autocast and gives it a grad scaler.
+    ///
+    /// # Errors
+    ///
+    /// As [`AutocastConfig::prepare`] and [`GradScalerConfig::init`]; the model comes back.
+    pub fn new(
+        model: M,
+        autocast: &AutocastConfig,
+        scaler: &GradScalerConfig,
+    ) -> Result<Self, Rejected<M, AmpError>> {
+        if let Err(error) = scaler.init() {
+            return Err(Rejected::new(model, error));
+        }
+        let (model, autocast) = autocast.prepare(model)?;
+        Self::from_prepared(model, autocast, scaler)
+    }
+
+    /// Gives a grad scaler to a model that is prepared, for example with
+    /// [`AutocastConfig::prepare_with`].
+    ///
+    /// # Errors
+    ///
+    /// As [`GradScalerConfig::init`], or [`AmpError::Attach`] when the model has no parameters;
+    /// the model comes back.
+    pub fn from_prepared(
+        model: M,
+        autocast: Autocast,
+        scaler: &GradScalerConfig,
+    ) -> Result<Self, Rejected<M, AmpError>> {
+        let state = match scaler.init() {
+            Ok(scaler) => scaler.state(),
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        let Some(device) = model.devices().into_iter().next() else {
+            return Err(Rejected::new(model, AttachError::NoParameters.into()));
+        };
+        Ok(Self {
+            model,
+            grad_scaler: StateTensors::new(&state, &device),
+            config: scaler.clone(),
+            autocast,
+            monitor: Monitor::new(state),
+        })
+    }
+
+    /// The inner model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// The inner model, without the scaler; its master weights are F32.
+    pub fn into_model(self) -> M {
+        self.model
+    }
+
+    /// The region that the steps run in.
+    pub fn autocast(&self) -> Autocast {
+        self.autocast
+    }
+
+    /// The state of the grad scaler. Reads the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Record`] when a record of another version, or a damaged one, was loaded;
+    /// [`AmpError::Device`] when the read fails.
+    pub fn state(&self) -> Result<LossScaleState, AmpError> {
+        self.grad_scaler.read()
+    }
+
+    /// The window on the training that this value and all its clones share.
+    pub fn monitor(&self) -> Monitor {
+        self.monitor.clone()
+    }
+
+    /// A schedule that waits for skipped steps, from one of Burn's configs or a constant.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidConfig`] with Burn's reason.
+    pub fn lr_scheduler(
+        &self,
+        schedule: impl Into<LrSchedulerConfig>,
+    ) -> Result<AmpLrScheduler, AmpError> {
+        AmpLrScheduler::from_config(schedule.into(), &self.monitor)
+    }
+
+    /// The loss as the backward pass needs it.
+    fn scale(&self, loss: Tensor<1>) -> Result<Tensor<1>, AmpError> {
+        let dtype = loss.dtype();
+        if !matches!(dtype, DType::F32 | DType::F64) {
+            return Err(AmpError::LossDtype { dtype });
+        }
+        if !loss.is_autodiff() {
+            return Err(AmpError::NoGradients);
+        }
+        if self.is_disabled() {
+            return Ok(loss);
+        }
+        let scale = self.grad_scaler.scale().cast(dtype);
+        Ok(loss * scale)
+    }
+
+    fn is_disabled(&self) -> bool {
+        self.config.loss_scale == crate::LossScale::None
+    }
+
+    /// Unscales, clips, steps or skips, and updates. In the error, the model has not changed.
+    fn try_optimize(
+        mut self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        mut grads: GradientsParams,
+    ) -> Result<Self, Rejected<Self, AmpError>> {
+        let losses = grads.remove::<1>(self.grad_scaler.id());
+        let decision = self.decide(grads, losses);
+        let (mut scaler, unscaled, taken) = match decision {
+            Ok(decision) => decision,
+            Err(error) => return Err(Rejected::new(self, error)),
+        };
+        if taken {
+            self.model = optim.step(lr, self.model, unscaled.grads);
+        }
+        if scaler.is_disabled() {
+            self.monitor.stepped(&scaler);
+            return Ok(self);
+        }
+        let updated = scaler.update();
+        self.grad_scaler = self.grad_scaler.with_state(&scaler.state());
+        self.monitor.stepped(&scaler);
+        match updated {
+            Ok(()) => Ok(self),
+            Err(error) => Err(Rejected::new(self, error)),
+        }
+    }
+
+    /// Unscales and clips on the device, then reads flags and state in one go.
+    fn decide(
+        &self,
+        grads: GradientsParams,
+        losses: Option<Tensor<1>>,
+    ) -> Result<(GradScaler, Unscaled, bool), AmpError> {
+        let mut scaler = self.config.init()?;
+        if scaler.is_disabled() {
+            let unscaled = scaler.unscale_and_clip(&self.model, grads)?;
+            return Ok((scaler, unscaled, true));
+        }
+        let mut unscaled = gradients::unscale(&self.model, grads, 1.0, true)?;
+        unscaled.multiply(&self.model, self.grad_scaler.inverse_scale());
+        let unscaled = scaler.clip(&self.model, unscaled)?;
+        if let Some(losses) = losses {
+            let [sum, count] = [losses.clone().slice(0..1), losses.slice(1..2)];
+            scaler = scaler.with_pending_loss(sum / count);
+        }
+        let mut reading = scaler.reading(&unscaled);
+        let device = match unscaled.flags.first() {
+            Some((_, flag)) => flag.device(),
+            None => self.grad_scaler.scale().device(),
+        };
+        let transaction = std::mem::take(&mut reading.transaction);
+        let data = gradients::read(self.grad_scaler.register(transaction, &device))?;
+        let (verdict, state) = data.split_at(data.len().saturating_sub(2));
+        scaler.state = state::parse(state)?;
+        let taken = scaler.judge(&self.model, &unscaled, reading.verdict(verdict));
+        Ok((scaler, unscaled, taken))
+    }
+}
+
+impl<M: Module + ModuleDisplay + AmpTrainStep> TrainStep for Amp<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    fn step(&self, item: M::Input) -> TrainOutput<M::Output> {
+        let (loss, output) = self.model.train_step(&self.autocast, item);
+        match self.scale(loss.clone()) {
+            Ok(scaled) => {
+                let mut step = TrainOutput::new(&self.model, scaled.backward(), output);
+                // The loss tells a broken forward pass from an overflow. It travels as the
+                // gradient of the state, so whatever accumulates gradients accumulates it too.
+                if !self.is_disabled() {
+                    let loss = loss.without_autodiff().cast(DType::F32).sum();
+                    let one = loss.ones_like();
+                    step.grads
+                        .register(self.grad_scaler.id(), Tensor::cat(vec![loss, one], 0));
+                }
+                step
+            }
+            Err(error) => {
+                self.monitor.fail(error);
+                TrainOutput {
+                    grads: GradientsParams::new(),
+                    item: output,
+                }
+            }
+        }
+    }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        self.try_optimize(optim, lr, grads)
+            .unwrap_or_else(|rejected| {
+                let (amp, error) = rejected.into_parts();
+                amp.monitor.fail(error);
+                amp
+            })
+    }
+
+    fn optimize_multi(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: MultiGradientsParams,
+    ) -> Self {
+        let mut sum = SumOverDevices {
+            grads,
+            sum: GradientsParams::new(),
+        };
+        self.visit(&mut sum);
+        let grads = sum.sum;
+        self.optimize(optim, lr, grads)
+    }
+}
+
+impl<M: Module + ModuleDisplay + AmpInferenceStep> InferenceStep for Amp<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    fn step(&self, item: M::Input) -> M::Output {
+        self.model.inference_step(&self.autocast, item)
+    }
+}
+
+/// Adds the gradients of several devices up, each parameter on the device that Burn elects for it.
+struct SumOverDevices {
+    grads: MultiGradientsParams,
+    sum: GradientsParams,
+}
+
+impl ModuleVisitor for SumOverDevices {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some((grad, _device)) = self.grads.remove::<D>(param.id) {
+            self.sum.register(param.id, grad);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Burn's own checkpoints hold the state of the grad scaler.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn::train::Learner;
+use burn_lean_amp::{Amp, AmpError};
+
+use crate::support::{Mlp, amp, bits, samples, samples_with_infinity, scaler, training};
+use crate::training::step;
+
+#[test]
+fn a_checkpoint_restores_the_state_bit_for_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let rows = samples_with_infinity(16, &[5]);
+    let trained = training(directory.path(), rows.clone(), 4)
+        .with_default_checkpointers()
+        .num_epochs(2)
+        .launch(learner())
+        .model;
+    let state = trained.state().unwrap();
+    assert_eq!(
+        (state.steps, state.skipped_steps, state.hysteresis_left),
+        (8, 2, 2)
+    );
+
+    // Both epochs are done: nothing is left to train after loading.
+    let loaded = training(directory.path(), rows, 4)
+        .with_default_checkpointers()
+        .checkpoint(2)
+        .num_epochs(2)
+        .launch(learner())
+        .model;
+
+    assert_eq!(loaded.state().unwrap(), state);
+    assert_eq!(bits(&loaded), bits(&trained));
+}
+
+#[test]
+fn a_resumed_training_is_the_uninterrupted_one() {
+    let rows = samples_with_infinity(16, &[13]);
+    let whole = tempfile::tempdir().unwrap();
+    let whole = training(whole.path(), rows.clone(), 4)
+        .num_epochs(3)
+        .launch(learner())
+        .model;
+
+    let directory = tempfile::tempdir().unwrap();
+    let train = || training(directory.path(), rows.clone(), 4).with_default_checkpointers();
+    train().num_epochs(2).launch(learner());
+    let resumed = train().num_epochs(3).checkpoint(2).launch(learner()).model;
+
+    assert_eq!(resumed.state().unwrap(), whole.state().unwrap());
+    assert_eq!(bits(resumed.model()), bits(whole.model()));
+}
+
+#[test]
+fn a_damaged_state_is_an_error_and_no_step() {
+    let device = Device::flex().autodiff();
+    let damaged = amp(&device, FloatDType::F16, &scaler()).map(&mut Damage::default());
+    let monitor = damaged.monitor();
+    let before = bits(damaged.model());
+    let mut learner = Learner::new(damaged, SgdConfig::new().init(), 0.1);
+
+    step(&mut learner, &samples(4), &device);
+
+    assert!(
+        matches!(monitor.error(), Some(AmpError::Record { .. })),
+        "{monitor:?}"
+    );
+    assert!(monitor.interrupter().should_stop());
+    assert_eq!(bits(learner.model().model()), before);
+}
+
+/// Doubles the loss scale and forgets its inverse.
+#[derive(Default)]
+struct Damage {
+    path: Vec<String>,
+}
+
+impl ModuleMapper for Damage {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.path.join(".") == "grad_scaler.factors" {
+            true => param.map(|factors| factors * 2.0),
+            false => param,
+        }
+    }
+}
+
+/// Four steps an epoch, one of them skipped, with a schedule that goes down on each step.
+fn learner() -> Learner<Amp<Mlp>> {
+    let device = Device::flex().autodiff();
+    let amp = amp(&device, FloatDType::F16, &scaler());
+    let schedule = burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig::new(0.1, 0.9);
+    let schedule = amp.lr_scheduler(schedule).unwrap();
+    Learner::new(amp, SgdConfig::new().init(), schedule)
+}

@@ -1,0 +1,126 @@
+//! What cannot go on stops the training.
+
+use burn::module::Module;
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn::train::Learner;
+use burn_lean_amp::{
+    Amp, AmpError, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, GradScalerConfig,
+    SkipCause,
+};
+
+use crate::support::{
+    Batch, Mlp, amp, batch, bits, samples, samples_with_infinity, scaler, training,
+};
+
+#[test]
+fn a_diverged_training_stops_with_the_model_before_it() {
+    let device = Device::flex().autodiff();
+    let directory = tempfile::tempdir().unwrap();
+    let config = scaler().with_max_consecutive_skips(Some(3));
+    let amp = amp(&device, FloatDType::F16, &config);
+    let monitor = amp.monitor();
+    let before = bits(amp.model());
+    let every_other: Vec<usize> = (0..40).step_by(2).collect();
+
+    let result = training(directory.path(), samples_with_infinity(40, &every_other), 4)
+        .with_interrupter(monitor.interrupter())
+        .num_epochs(5)
+        .launch(Learner::new(amp, SgdConfig::new().init(), 0.1));
+
+    assert_eq!(
+        monitor.error(),
+        Some(AmpError::Diverged {
+            consecutive: 3,
+            loss_scale: 512.0,
+            cause: SkipCause::LossNotFinite,
+            parameter: Some("first.weight".into()),
+        })
+    );
+    let error = result.error.unwrap().to_string();
+    assert!(error.contains("3 steps in a row were skipped"), "{error}");
+    assert_eq!(result.model.state().unwrap().steps, 3);
+    assert_eq!(bits(result.model.model()), before);
+}
+
+#[test]
+fn a_loss_in_half_precision_is_an_error_and_no_step() {
+    let device = Device::flex().autodiff();
+    let model = HalfLoss {
+        mlp: Mlp::new(&device),
+    };
+    let amp = Amp::new(model, &AutocastConfig::new(FloatDType::F16), &scaler()).unwrap();
+    let monitor = amp.monitor();
+    let before = bits(amp.model());
+    let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
+
+    let output = learner.train_step(batch(&samples(4), &device));
+    learner.lr_step();
+    learner.optimizer_step(output.grads);
+
+    assert!(
+        matches!(monitor.error(), Some(AmpError::LossDtype { .. })),
+        "{monitor:?}"
+    );
+    assert_eq!(bits(learner.model().model()), before);
+}
+
+#[test]
+fn a_model_off_the_autodiff_device_is_an_error_and_no_panic() {
+    let device = Device::flex();
+    let amp = amp(&device, FloatDType::F16, &scaler());
+    let monitor = amp.monitor();
+    let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
+
+    let output = learner.train_step(batch(&samples(4), &device));
+    learner.lr_step();
+    learner.optimizer_step(output.grads);
+
+    assert_eq!(monitor.error(), Some(AmpError::NoGradients));
+}
+
+#[test]
+fn a_bad_configuration_gives_the_model_back() {
+    let device = Device::flex().autodiff();
+    let config = GradScalerConfig::for_dtype(FloatDType::F16).with_max_norm(Some(-1.0));
+
+    let rejected = Amp::new(
+        Mlp::new(&device),
+        &AutocastConfig::new(FloatDType::F16),
+        &config,
+    )
+    .unwrap_err();
+
+    assert!(matches!(
+        rejected.error(),
+        AmpError::InvalidConfig {
+            field: "max_norm",
+            ..
+        }
+    ));
+    assert_eq!(bits(rejected.value()), bits(&Mlp::new(&device)));
+}
+
+/// Computes its loss inside the region.
+#[derive(Module, Debug)]
+struct HalfLoss {
+    mlp: Mlp,
+}
+
+impl AmpTrainStep for HalfLoss {
+    type Input = Batch;
+    type Output = ();
+
+    fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
+        let mut loss = None;
+        autocast.forward(batch.x, |x| loss = Some(self.mlp.first.forward(x).mean()));
+        (loss.unwrap(), ())
+    }
+}
+
+impl AmpInferenceStep for HalfLoss {
+    type Input = Batch;
+    type Output = ();
+
+    fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
+}
