@@ -65,7 +65,14 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let mut table = Table::new(
         format!("training step with AdamW on {device:?}"),
         &[
-            "network", "dtype", "step ms", "time of F32", "scaler %", "no-wait %", "bytes", "bytes of F32",
+            "network",
+            "dtype",
+            "step ms",
+            "time of F32",
+            "scaler %",
+            "no-wait %",
+            "bytes",
+            "bytes of F32",
         ],
     );
     benchmark::<Mlp>(arguments, &device, &mut table)?;
@@ -181,7 +188,11 @@ impl Network for Transformer {
     const NAME: &'static str = "transformer block";
 
     fn new(large: bool, device: &Device) -> Self {
-        let (width, inside, heads) = if large { (1024, 4096, 16) } else { (128, 512, 4) };
+        let (width, inside, heads) = if large {
+            (1024, 4096, 16)
+        } else {
+            (128, 512, 4)
+        };
         Self {
             encoder: TransformerEncoderConfig::new(width, inside, heads, 1)
                 .with_dropout(0.0)

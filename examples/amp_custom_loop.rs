@@ -72,7 +72,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     if cli.data.is_none() {
         println!("no --data: training on the embedded digits instead of MNIST");
     }
-    let epochs = cli.epochs.unwrap_or(if cli.data.is_some() { 2 } else { 15 });
+    let epochs = cli
+        .epochs
+        .unwrap_or(if cli.data.is_some() { 2 } else { 15 });
 
     let mut table = Table::new(
         format!(

@@ -67,7 +67,7 @@ struct Cli {
     learning_rate: f64,
     #[arg(long, default_value_t = 0.05)]
     init: f64,
-    #[arg(long, default_value_t=1.0)]
+    #[arg(long, default_value_t = 1.0)]
     workers: f64,
     #[arg(long)]
     only: Option<usize>,
@@ -88,7 +88,14 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let no_scaling = LossScale::Static(1.0);
     let mut runs: Vec<(String, FloatDType, LossScale, u64)> = (0..3)
         .map(|run| seed.wrapping_add(run))
-        .map(|seed| (format!("F32 seed {seed}"), FloatDType::F32, no_scaling, seed))
+        .map(|seed| {
+            (
+                format!("F32 seed {seed}"),
+                FloatDType::F32,
+                no_scaling,
+                seed,
+            )
+        })
         .collect();
     for (name, loss_scale) in [
         ("scale 1", no_scaling),
@@ -114,11 +121,20 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     );
     let mut curves = Vec::new();
     for (i, (name, dtype, loss_scale, seed)) in runs.into_iter().enumerate() {
-        if cli.only.is_some_and(|o| o != i) { continue; }
+        if cli.only.is_some_and(|o| o != i) {
+            continue;
+        }
         let start = Instant::now();
         let outcome = train(cli, &name, dtype, loss_scale, seed, &device)?;
-        eprintln!("{name} {:.3} {:.2}% {:.1}s", perplexity(&outcome.losses[cli.steps * 9 / 10..]), outcome.zero_gradients, start.elapsed().as_secs_f64());
-        for c in outcome.losses.chunks(cli.steps.div_ceil(10)) { eprint!(" {:.3}", perplexity(c)); }
+        eprintln!(
+            "{name} {:.3} {:.2}% {:.1}s",
+            perplexity(&outcome.losses[cli.steps * 9 / 10..]),
+            outcome.zero_gradients,
+            start.elapsed().as_secs_f64()
+        );
+        for c in outcome.losses.chunks(cli.steps.div_ceil(10)) {
+            eprint!(" {:.3}", perplexity(c));
+        }
         eprintln!();
         table.push([
             Cell::Text(name.clone()),
@@ -185,7 +201,9 @@ fn train(
         let logits = autocast.forward((batch.source, batch.shifted), |(source, shifted)| {
             model.forward(source, shifted)
         });
-        let loss = cross_entropy.forward(logits, batch.target).div_scalar(cli.workers);
+        let loss = cross_entropy
+            .forward(logits, batch.target)
+            .div_scalar(cli.workers);
         let grads = scaler.scale(loss)?.backward();
         let grads = GradientsParams::from_grads(grads, &model);
         if std::env::var("DIAG").is_ok() && (step % 20 == 0) {
@@ -198,7 +216,12 @@ fn train(
         }
         model = scaler.step(&mut optim, cli.learning_rate, model, grads)?;
         // The scaler has read the loss together with its verdict on the gradients.
-        losses.extend(scaler.report().and_then(|report| report.loss).map(|l| l * cli.workers as f32));
+        losses.extend(
+            scaler
+                .report()
+                .and_then(|report| report.loss)
+                .map(|l| l * cli.workers as f32),
+        );
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -265,7 +288,10 @@ struct Translator {
 impl Translator {
     fn new(cli: &Cli, device: &Device) -> Self {
         let (tokens, hidden) = (cli.vocabulary, cli.hidden);
-        let init = Initializer::Uniform { min: -cli.init, max: cli.init };
+        let init = Initializer::Uniform {
+            min: -cli.init,
+            max: cli.init,
+        };
         let embedding = |tokens| {
             EmbeddingConfig::new(tokens, hidden)
                 .with_initializer(init.clone())
@@ -302,9 +328,16 @@ impl Translator {
         let (encoded, state) = self.encoder.forward(source, [zeros.clone(), zeros]);
         let (decoded, _) = self.decoder.forward(self.target.forward(shifted), state);
 
-        let scores = self.query.forward(decoded.clone()).matmul(encoded.clone().transpose()).div_scalar((hidden as f64).sqrt());
+        let scores = self
+            .query
+            .forward(decoded.clone())
+            .matmul(encoded.clone().transpose())
+            .div_scalar((hidden as f64).sqrt());
         let context = softmax(scores, 2).matmul(encoded);
-        let combined = self.combine.forward(Tensor::cat(vec![decoded, context], 2)).tanh();
+        let combined = self
+            .combine
+            .forward(Tensor::cat(vec![decoded, context], 2))
+            .tanh();
         self.output.forward(combined).flatten(0, 1)
     }
 }
@@ -327,10 +360,8 @@ impl Lstm {
         for step in 0..length {
             let input: Tensor<2> = inputs.clone().narrow(1, step, 1).squeeze_dim(1);
             let gates = input + self.recurrent.forward(hidden);
-            let [write, forget, read, new]: [Tensor<2>; 4] = gates
-                .chunk(4, 1)
-                .try_into()
-                .expect("four gates");
+            let [write, forget, read, new]: [Tensor<2>; 4] =
+                gates.chunk(4, 1).try_into().expect("four gates");
             cell = sigmoid(forget) * cell + sigmoid(write) * new.tanh();
             hidden = sigmoid(read) * cell.clone().tanh();
             all.push(hidden.clone());
@@ -366,10 +397,16 @@ fn zero_share(model: &Translator, grads: &GradientsParams) -> f64 {
 fn diag(model: &Translator, grads: &GradientsParams) {
     struct V<'a>(&'a GradientsParams, Vec<String>);
     impl ModuleVisitor for V<'_> {
-        fn enter_module(&mut self, name: &str, _c: &str) { self.1.push(name.into()); }
-        fn exit_module(&mut self, _n: &str, _c: &str) { self.1.pop(); }
+        fn enter_module(&mut self, name: &str, _c: &str) {
+            self.1.push(name.into());
+        }
+        fn exit_module(&mut self, _n: &str, _c: &str) {
+            self.1.pop();
+        }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if D < 2 { return; }
+            if D < 2 {
+                return;
+            }
             if let Some(g) = self.0.get::<D>(param.id) {
                 let n = g.shape().num_elements() as f64;
                 let z = g.clone().equal_elem(0.0).int().sum().into_scalar::<i64>() as f64 / n;

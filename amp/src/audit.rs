@@ -156,10 +156,7 @@ pub fn audit<M: Module, O: Any>(
     if let (Some(reason), false) = (&half.stopped, half.stopped_by_dtypes()) {
         return Err(AmpError::Audit {
             reason: reason.clone(),
-            last_operation: half
-                .operations
-                .last()
-                .map_or("none".into(), name),
+            last_operation: half.operations.last().map_or("none".into(), name),
         });
     }
     let master_weights = half

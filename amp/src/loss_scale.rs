@@ -251,23 +251,35 @@ impl LossScaleState {
     }
 
     /// Checks a state that comes from outside.
-    pub(crate) fn validate(&self, rule: &LossScale) -> Result<(), AmpError> {
-        let within = match rule {
-            LossScale::Dynamic(rule) => (rule.min_scale..=rule.max_scale).contains(&self.scale),
-            LossScale::None | LossScale::Static(_) => true,
-        };
+    pub(crate) fn validate(&self) -> Result<(), AmpError> {
         let counts = self.skipped_steps <= self.steps
             && u64::from(self.consecutive_skips) <= self.skipped_steps;
-        if self.scale.is_normal() && self.scale > 0.0 && within && counts {
-            return Ok(());
+        match self.scale.is_normal() && self.scale > 0.0 && counts {
+            true => Ok(()),
+            false => Err(self.refuse("no grad scaler")),
         }
-        Err(AmpError::Record {
+    }
+
+    /// Checks also that a scaler with this rule can be in the state.
+    pub(crate) fn validate_for(&self, rule: &LossScale) -> Result<(), AmpError> {
+        self.validate()?;
+        match rule {
+            LossScale::Dynamic(rule)
+                if !(rule.min_scale..=rule.max_scale).contains(&self.scale) =>
+            {
+                Err(self.refuse("not one with the floor and ceiling of this one"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse(&self, whose: &str) -> AmpError {
+        AmpError::Record {
             what: "loss scale state".into(),
             reason: format!(
-                "scale {} with {} of {} steps skipped, {} of them in a row, is no state of this \
-                 grad scaler",
+                "scale {} with {} of {} steps skipped, {} of them in a row, is the state of {whose}",
                 self.scale, self.skipped_steps, self.steps, self.consecutive_skips
             ),
-        })
+        }
     }
 }

@@ -73,7 +73,7 @@ impl GradScaler {
     ///
     /// [`AmpError::Record`] for a state that no scaler of this configuration can be in.
     pub fn load_state(&mut self, state: LossScaleState) -> Result<(), AmpError> {
-        state.validate(&self.config.loss_scale)?;
+        state.validate_for(&self.config.loss_scale)?;
         if self.config.loss_scale != LossScale::None {
             self.state = state;
         }

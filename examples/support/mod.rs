@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use curve::{Curve, write_csv, write_svg};
 pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
-pub(crate) use options::{Dtype, Options};
+pub(crate) use options::{DeviceName, Dtype, Options};
 pub(crate) use table::{Cell, Table};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.

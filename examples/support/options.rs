@@ -89,7 +89,8 @@ pub(crate) enum DeviceName {
 }
 
 impl DeviceName {
-    fn open(self) -> Result<Device, DeviceError> {
+    /// The device, without autodiff.
+    pub(crate) fn open(self) -> Result<Device, DeviceError> {
         match self {
             // Burn 0.22 deprecates ndarray, and is the last to ship it.
             #[allow(deprecated)]
