@@ -2,7 +2,7 @@
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Module, ParamGroup};
-use burn::optim::{GradientsParams, SgdConfig};
+use burn::optim::{GradientsAccumulator, GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType};
 use burn::train::Learner;
 use burn::train::metric::LossMetric;
@@ -126,6 +126,27 @@ fn an_accumulated_step_is_the_step_of_the_whole_batch() {
     let state = accumulated.state().unwrap();
     assert_eq!((state.steps, state.scale), (1, 128.0));
     assert_eq!(state, whole.state().unwrap());
+}
+
+#[test]
+fn the_reported_loss_is_the_mean_over_the_accumulated_batches() {
+    let device = Device::flex().autodiff();
+    let amp = amp(&device, FloatDType::F16, &scaler());
+    let monitor = amp.monitor();
+    let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
+    let mut accumulator = GradientsAccumulator::new();
+    let mut losses = Vec::new();
+
+    for rows in [samples(4), samples(7)] {
+        let output = learner.train_step(batch(&rows, &device));
+        losses.push(output.item.loss.into_scalar::<f32>());
+        accumulator.accumulate(&learner.model(), output.grads);
+    }
+    learner.lr_step();
+    learner.optimizer_step(accumulator.grads());
+
+    let mean = (losses[0] + losses[1]) / 2.0;
+    assert_eq!(monitor.report().unwrap().loss, Some(mean));
 }
 
 #[test]

@@ -1,0 +1,117 @@
+//! The steps: what the user's model does, and what Burn's training loops call.
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
+use burn::tensor::{DType, Tensor};
+use burn::train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
+
+use super::Amp;
+use crate::Autocast;
+
+/// The forward pass and loss of a model under [`Amp`], in place of Burn's `TrainStep`.
+pub trait AmpTrainStep {
+    /// A batch.
+    type Input: Send + 'static;
+    /// What the metrics get.
+    type Output: ItemLazy + 'static;
+
+    /// Runs the forward pass in the region `autocast`, and computes the loss outside of it.
+    ///
+    /// Returns the loss, F32 (or F64) of shape `[1]` and not scaled, with the output for the
+    /// metrics. Scaling and the backward pass are [`Amp`]'s.
+    fn train_step(&self, autocast: &Autocast, item: Self::Input) -> (Tensor<1>, Self::Output);
+}
+
+/// The validation step of a model under [`Amp`], in place of Burn's `InferenceStep`.
+pub trait AmpInferenceStep {
+    /// A batch.
+    type Input: Send + 'static;
+    /// What the metrics get.
+    type Output: ItemLazy + 'static;
+
+    /// Validates on one batch: in half precision inside the region, in F32 without it.
+    fn inference_step(&self, autocast: &Autocast, item: Self::Input) -> Self::Output;
+}
+
+impl<M: Module + ModuleDisplay + AmpTrainStep> TrainStep for Amp<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    fn step(&self, item: M::Input) -> TrainOutput<M::Output> {
+        let (loss, output) = self.model.train_step(&self.autocast, item);
+        match self.scale(loss.clone()) {
+            Ok(scaled) => {
+                let mut step = TrainOutput::new(&self.model, scaled.backward(), output);
+                // The loss tells a broken forward pass from an overflow. It travels as the
+                // gradient of the state, so whatever accumulates gradients accumulates it too.
+                if !self.is_disabled() {
+                    let loss = loss.without_autodiff().cast(DType::F32).sum();
+                    let one = loss.ones_like();
+                    step.grads
+                        .register(self.grad_scaler.id(), Tensor::cat(vec![loss, one], 0));
+                }
+                step
+            }
+            Err(error) => {
+                self.monitor.fail(error);
+                TrainOutput {
+                    grads: GradientsParams::new(),
+                    item: output,
+                }
+            }
+        }
+    }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        self.try_optimize(optim, lr, grads)
+            .unwrap_or_else(|rejected| {
+                let (amp, error) = rejected.into_parts();
+                amp.monitor.fail(error);
+                amp
+            })
+    }
+
+    fn optimize_multi(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: MultiGradientsParams,
+    ) -> Self {
+        let mut sum = SumOverDevices {
+            grads,
+            sum: GradientsParams::new(),
+        };
+        self.visit(&mut sum);
+        let grads = sum.sum;
+        self.optimize(optim, lr, grads)
+    }
+}
+
+impl<M: Module + ModuleDisplay + AmpInferenceStep> InferenceStep for Amp<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    fn step(&self, item: M::Input) -> M::Output {
+        self.model.inference_step(&self.autocast, item)
+    }
+}
+
+/// Adds the gradients of several devices up, each parameter on the device that Burn elects for it.
+struct SumOverDevices {
+    grads: MultiGradientsParams,
+    sum: GradientsParams,
+}
+
+impl ModuleVisitor for SumOverDevices {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some((grad, _device)) = self.grads.remove::<D>(param.id) {
+            self.sum.register(param.id, grad);
+        }
+    }
+}
