@@ -305,7 +305,7 @@ fn attention() -> Vec<Entry> {
             "TransformerEncoder",
             Way::WorksAsIs,
             ATTENTION + FEED_FORWARD + 2 * NORM + 2,
-            "and its layers",
+            "also TransformerEncoderLayer",
             |d| {
                 TransformerEncoderConfig::new(8, 8, 2, 1)
                     .with_dropout(0.0)
@@ -317,7 +317,7 @@ fn attention() -> Vec<Entry> {
             "TransformerDecoder",
             Way::WorksAsIs,
             2 * ATTENTION + FEED_FORWARD + 3 * NORM + 3,
-            "and its layers",
+            "also TransformerDecoderLayer",
             |d| {
                 TransformerDecoderConfig::new(8, 8, 2, 1)
                     .with_dropout(0.0)
@@ -332,7 +332,7 @@ fn attention() -> Vec<Entry> {
             "MhaCache",
             Way::WorksAsIs,
             ATTENTION,
-            "holds tensors in the dtype of the region that filled it: use it in one region, and \
+            "holds tensors (TensorCache) in the dtype of the region that filled it: use it in one region, and \
              do not carry it out of it",
             |d| {
                 MultiHeadAttentionConfig::new(8, 2)
@@ -370,7 +370,7 @@ fn attention() -> Vec<Entry> {
             "TransformerEncoderAutoregressiveCache",
             Way::WorksAsIs,
             ATTENTION + FEED_FORWARD + 2 * NORM + 2,
-            "as MhaCache",
+            "as MhaCache; also TransformerEncoderLayerAutoregressiveCache",
             |d| {
                 TransformerEncoderConfig::new(8, 8, 2, 1)
                     .with_dropout(0.0)
@@ -389,7 +389,7 @@ fn attention() -> Vec<Entry> {
             "TransformerDecoderAutoregressiveCache",
             Way::WorksAsIs,
             2 * ATTENTION + FEED_FORWARD + 3 * NORM + 3,
-            "as MhaCache",
+            "as MhaCache; also TransformerDecoderLayerAutoregressiveCache",
             |d| {
                 TransformerDecoderConfig::new(8, 8, 2, 1)
                     .with_dropout(0.0)
@@ -518,7 +518,7 @@ fn pooling_and_reshaping() -> Vec<Entry> {
     use Way::WorksAsIs as AsIs;
     let pair = |h: Tensor<2>| {
         let x = h.reshape([BATCH * 2, WIDTH / 2]);
-        (x.clone().slice([0..BATCH]), x.slice([BATCH..2 * BATCH]))
+        (x.clone().narrow(0, 0, BATCH), x.narrow(0, BATCH, BATCH))
     };
     vec![
         layer(

@@ -145,7 +145,7 @@ pub(crate) fn losses() -> Vec<Entry> {
             let lengths = integers(&[2, 2], [2], &device);
             let target_lengths = integers(&[2, 2], [2], &device);
             RNNTLossConfig::new().init().forward_with_reduction(
-                y.reshape([64]).slice([0..48]).reshape([2, 2, 3, 4]),
+                y.reshape([64]).narrow(0, 0, 48).reshape([2, 2, 3, 4]),
                 targets,
                 lengths,
                 target_lengths,

@@ -69,7 +69,7 @@ fn gradients_are_f32_and_close_to_fp32() {
 }
 
 #[test]
-fn twenty_adamw_steps_lower_the_loss() {
+fn adamw_steps_lower_the_loss() {
     for_every_module(|entry, precision| {
         if entry.no_backward.contains(&precision.target.name) {
             return Ok(());
