@@ -1,0 +1,284 @@
+//! One row of the table: a module, how it goes through AMP, and the means to measure it.
+
+use burn::module::{Module, ModuleDisplay};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean::amp::{
+    Autocast, AutocastConfig, Fallback, GradScalerConfig, KeptBecause, LossScale, full_precision,
+    parameter_precision,
+};
+
+use crate::support::{self, Target, seeded, tensor, values, with_numbers};
+
+/// How a module goes through AMP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Nothing to do: parameters are cast, the call computes in half precision.
+    WorksAsIs,
+    /// `prepare` keeps its parameters in F32; the call goes into a full-precision region.
+    KeptInFp32CalledInRegion,
+    /// It computes with F32 constants; the call goes into a full-precision region.
+    CalledInRegion,
+    /// A loss: computed in F32, outside of the autocast region.
+    OutsideInFp32,
+}
+
+/// Where, and in which precision, a module is measured.
+#[derive(Debug, Clone)]
+pub(crate) struct Precision {
+    pub(crate) target: Target,
+    pub(crate) dtype: FloatDType,
+    pub(crate) emulated: bool,
+}
+
+impl Precision {
+    /// Half the distance from 1 to the next number: 11 significant bits in F16, 8 in BF16.
+    pub(crate) fn unit_roundoff(&self) -> f32 {
+        match self.dtype {
+            FloatDType::F16 => 2f32.powi(-11),
+            _ => 2f32.powi(-8),
+        }
+    }
+
+    /// The precisions of the matrix on one device.
+    pub(crate) fn of(target: &Target) -> Vec<Self> {
+        let dtypes: &[FloatDType] = match target.name {
+            "flex" => &[FloatDType::F16, FloatDType::BF16],
+            _ => &[FloatDType::F16],
+        };
+        dtypes
+            .iter()
+            .map(|&dtype| Self {
+                target: target.clone(),
+                dtype,
+                emulated: target.name == "ndarray",
+            })
+            .collect()
+    }
+
+    fn device(&self) -> Device {
+        self.target.device.clone().autodiff()
+    }
+
+    fn config(&self) -> AutocastConfig {
+        AutocastConfig::new(self.dtype).with_fallback(match self.emulated {
+            true => Fallback::Emulate,
+            false => Fallback::Error,
+        })
+    }
+}
+
+/// A module of the table.
+pub(crate) struct Entry {
+    pub(crate) name: &'static str,
+    pub(crate) way: Way,
+    /// What the table says about it, in Markdown.
+    pub(crate) note: &'static str,
+    /// Roundings to half precision on the longest path through the module: one for each operand
+    /// that is cast and one for each result that is stored.
+    pub(crate) roundings: u32,
+    /// It draws random numbers when it trains.
+    pub(crate) random: bool,
+    /// Devices where Burn has no backward pass for it, in FP32 neither.
+    pub(crate) no_backward: &'static [&'static str],
+    pub(crate) subject: Box<dyn Subject>,
+}
+
+/// A gradient in both precisions.
+pub(crate) struct Gradient {
+    pub(crate) path: String,
+    pub(crate) dtype: DType,
+    pub(crate) fp32: Vec<f32>,
+    pub(crate) amp: Vec<f32>,
+}
+
+/// The measurements; object-safe, so that modules of any type share one table.
+pub(crate) trait Subject {
+    /// Outputs of the FP32 model on flex, and of the same model under autocast.
+    fn outputs(&self, precision: &Precision, random: bool) -> (Vec<f32>, Vec<f32>);
+    /// Gradients of the loss in both precisions.
+    fn gradients(&self, precision: &Precision, random: bool) -> Vec<Gradient>;
+    /// The gradients of the FP32 model on a device, for their failure only.
+    fn fp32_gradients(&self, device: &Device);
+    /// The loss before and after so many AdamW steps under autocast.
+    fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32);
+    /// Why parameters stay in F32, for each that does.
+    fn kept(&self, precision: &Precision) -> Vec<KeptBecause>;
+    /// Calls the module under autocast without its full-precision region.
+    fn call_without_region(&self, precision: &Precision);
+}
+
+/// The tiny model around a module: its input comes from a linear layer, so that a gradient has to
+/// pass through the module even when it has no parameter of its own.
+#[derive(Module, Debug)]
+pub(crate) struct Probe<M: Module> {
+    front: Linear,
+    layer: M,
+}
+
+pub(crate) const BATCH: usize = 4;
+pub(crate) const WIDTH: usize = 16;
+/// For the modules that draw random numbers.
+pub(crate) const SEED: u64 = 11;
+
+pub(crate) struct Case<M, B, F, L> {
+    pub(crate) way: Way,
+    pub(crate) build: B,
+    /// From `[BATCH, WIDTH]` to any two-dimensional tensor.
+    pub(crate) forward: F,
+    /// From the output in F32, outside of the region.
+    pub(crate) loss: L,
+    pub(crate) layer: std::marker::PhantomData<M>,
+}
+
+impl<M, B, F, L> Case<M, B, F, L>
+where
+    M: Module + ModuleDisplay,
+    B: Fn(&Device) -> M,
+    F: Fn(&M, Tensor<2>) -> Tensor<2>,
+    L: Fn(Tensor<2>) -> Tensor<1>,
+{
+    fn model(&self, device: &Device) -> Probe<M> {
+        let model = Probe {
+            front: LinearConfig::new(WIDTH, WIDTH).init(device),
+            layer: (self.build)(device),
+        };
+        with_numbers(model, 1)
+    }
+
+    fn prepared(&self, precision: &Precision) -> (Probe<M>, Autocast) {
+        let model = self.model(&precision.device());
+        precision.config().prepare(model).unwrap()
+    }
+
+    fn input(&self, device: &Device) -> Tensor<2> {
+        tensor(1, [BATCH, WIDTH], device)
+    }
+
+    fn forward(&self, model: &Probe<M>, x: Tensor<2>) -> Tensor<2> {
+        let h = model.front.forward(x);
+        match self.way {
+            Way::KeptInFp32CalledInRegion | Way::CalledInRegion => {
+                full_precision(h, |h| (self.forward)(&model.layer, h))
+            }
+            Way::WorksAsIs | Way::OutsideInFp32 => (self.forward)(&model.layer, h),
+        }
+    }
+
+    fn autocast_forward(
+        &self,
+        autocast: &Autocast,
+        model: &Probe<M>,
+        precision: &Precision,
+    ) -> Tensor<2> {
+        let y = autocast.forward(self.input(&precision.device()), |x| {
+            let y = self.forward(model, x);
+            let inside = match precision.emulated {
+                true => FloatDType::F32,
+                false => precision.dtype,
+            };
+            assert_eq!(y.dtype(), inside.into(), "dtype inside of the region");
+            y
+        });
+        assert_eq!(y.dtype(), DType::F32, "dtype outside of the region");
+        y
+    }
+
+    /// Random modules are compared in the form that they have in inference: their random numbers
+    /// depend on the dtype. Only their own flags are frozen, the layer before them trains.
+    fn comparable(&self, mut model: Probe<M>, random: bool) -> Probe<M> {
+        if random {
+            model.layer = model.layer.freeze();
+        }
+        model
+    }
+}
+
+impl<M, B, F, L> Subject for Case<M, B, F, L>
+where
+    M: Module + ModuleDisplay,
+    B: Fn(&Device) -> M,
+    F: Fn(&M, Tensor<2>) -> Tensor<2>,
+    L: Fn(Tensor<2>) -> Tensor<1>,
+{
+    fn outputs(&self, precision: &Precision, random: bool) -> (Vec<f32>, Vec<f32>) {
+        let device = Device::flex().autodiff();
+        let model = self.comparable(self.model(&device), random);
+        let fp32 = self.forward(&model, self.input(&device));
+        let (model, autocast) = self.prepared(precision);
+        let model = self.comparable(model, random);
+        let amp = self.autocast_forward(&autocast, &model, precision);
+        match self.way {
+            Way::OutsideInFp32 => (values((self.loss)(fp32)), values((self.loss)(amp))),
+            _ => (values(fp32), values(amp)),
+        }
+    }
+
+    fn gradients(&self, precision: &Precision, random: bool) -> Vec<Gradient> {
+        let device = Device::flex().autodiff();
+        let model = self.comparable(self.model(&device), random);
+        let fp32 = (self.loss)(self.forward(&model, self.input(&device))).backward();
+        let fp32 = support::gradients(&model, GradientsParams::from_grads(fp32, &model));
+        let (model, autocast) = self.prepared(precision);
+        let model = self.comparable(model, random);
+        let amp = (self.loss)(self.autocast_forward(&autocast, &model, precision));
+        // Large enough against underflow; at the 65536 that dynamic scaling starts with, some of
+        // these losses overflow, and it would skip the step.
+        const SCALE: f32 = 1024.0;
+        let scaler = GradScalerConfig::new(LossScale::Static(SCALE)).init();
+        let amp = scaler.unwrap().scale(amp).unwrap().backward();
+        let amp = support::gradients(&model, GradientsParams::from_grads(amp, &model));
+        assert_eq!(
+            fp32.iter().map(|(path, ..)| path).collect::<Vec<_>>(),
+            amp.iter().map(|(path, ..)| path).collect::<Vec<_>>(),
+            "parameters with a gradient"
+        );
+        fp32.into_iter()
+            .zip(amp)
+            .map(|((path, _, fp32), (_, dtype, amp))| Gradient {
+                path,
+                dtype,
+                fp32,
+                amp: amp.into_iter().map(|value| value / SCALE).collect(),
+            })
+            .collect()
+    }
+
+    fn fp32_gradients(&self, device: &Device) {
+        let model = self.model(device);
+        (self.loss)(self.forward(&model, self.input(device))).backward();
+    }
+
+    fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32) {
+        let (mut model, autocast) = self.prepared(precision);
+        let mut scaler = GradScalerConfig::for_dtype(precision.dtype).init().unwrap();
+        let mut optim = AdamWConfig::new().init();
+        let loss =
+            |model: &Probe<M>| (self.loss)(self.autocast_forward(&autocast, model, precision));
+        let _guard = seeded(&precision.device(), SEED);
+        let before = loss(&model).into_scalar::<f32>();
+        for _ in 0..steps {
+            let grads = scaler.scale(loss(&model)).unwrap().backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = scaler.step(&mut optim, 0.02, model, grads).unwrap();
+        }
+        (before, loss(&model).into_scalar::<f32>())
+    }
+
+    fn kept(&self, precision: &Precision) -> Vec<KeptBecause> {
+        let (model, _) = self.prepared(precision);
+        parameter_precision(&model)
+            .into_iter()
+            .filter_map(|parameter| parameter.kept)
+            .collect()
+    }
+
+    fn call_without_region(&self, precision: &Precision) {
+        let (model, autocast) = self.prepared(precision);
+        let _guard = seeded(&precision.device(), SEED);
+        autocast.forward(self.input(&precision.device()), |x| {
+            (self.forward)(&model.layer, model.front.forward(x))
+        });
+    }
+}

@@ -1,0 +1,226 @@
+//! Every module of burn-nn 0.22.1 goes through AMP, in every precision of the device matrix.
+//!
+//! Each module is measured behind a linear layer: under autocast against the FP32 model with the
+//! same parameters on flex.
+//!
+//! # Tolerances
+//!
+//! Rounding to half precision perturbs a number by at most the unit roundoff `u` of the dtype:
+//! 2⁻¹¹ for F16, 2⁻⁸ for BF16. Each entry of the table counts the roundings `r` on its longest
+//! path; the linear layer before it adds 5 (input, weight, product, bias, sum). If all of them
+//! erred in the same direction, the output would be off by `u · r` of its size, so this is the
+//! tolerance of the output in the L2 norm. A gradient is a product of forward values and of the
+//! values that come back, and the derivatives on the way back are taken at perturbed points:
+//! three times as much, measured against the norm of the gradient of all parameters together,
+//! because some gradients are zero but for rounding (the bias of attention keys).
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod activations;
+mod entry;
+mod layers;
+mod losses;
+mod table;
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean::amp::{AmpError, GradScalerConfig};
+use entry::{Entry, Precision, SEED, Way};
+use support::{Target, each_device};
+use table::table;
+
+/// Roundings in the linear layer before each module.
+const FRONT: u32 = 5;
+
+#[test]
+fn outputs_are_close_to_fp32() {
+    for_every_module(|entry, precision| {
+        let (fp32, amp) = entry.subject.outputs(precision, entry.random);
+        let tolerance = precision.unit_roundoff() * (FRONT + entry.roundings) as f32;
+        within(distance(&fp32, &amp) / norm(&fp32), tolerance, "output")
+    });
+}
+
+#[test]
+fn gradients_are_f32_and_close_to_fp32() {
+    for_every_module(|entry, precision| {
+        if entry.no_backward.contains(&precision.target.name) {
+            return Ok(());
+        }
+        let gradients = entry.subject.gradients(precision, entry.random);
+        let whole = gradients
+            .iter()
+            .map(|gradient| norm(&gradient.fp32).powi(2))
+            .sum::<f32>()
+            .sqrt();
+        let tolerance = 3.0 * precision.unit_roundoff() * (FRONT + entry.roundings) as f32;
+        for gradient in gradients {
+            if gradient.dtype != DType::F32 {
+                return Err(format!("{} is {:?}", gradient.path, gradient.dtype));
+            }
+            let error = distance(&gradient.fp32, &gradient.amp) / whole;
+            within(error, tolerance, &gradient.path)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn adamw_steps_lower_the_loss() {
+    for_every_module(|entry, precision| {
+        if entry.no_backward.contains(&precision.target.name) {
+            return Ok(());
+        }
+        let (before, after) = entry.subject.losses(precision, steps(&precision.target));
+        match after < before {
+            true => Ok(()),
+            false => Err(format!("loss went from {before} to {after}")),
+        }
+    });
+}
+
+/// Twenty steps; five on wgpu, unless it is chosen with `BURN_DEVICE=wgpu`: on a software adapter
+/// a step of one of these models takes 30 ms, and twenty of all of them over a minute.
+fn steps(target: &Target) -> usize {
+    let chosen = std::env::var("BURN_DEVICE").is_ok();
+    match target.name == "wgpu" && !chosen {
+        true => 5,
+        false => 20,
+    }
+}
+
+#[test]
+fn modules_without_a_backward_pass_on_a_device_have_none_in_fp32_either() {
+    each_device(|target| {
+        for entry in table() {
+            if entry.no_backward.contains(&target.name) {
+                let device = target.device.clone().autodiff();
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    entry.subject.fp32_gradients(&device);
+                }));
+                assert!(result.is_err(), "{} on {}", entry.name, target.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn prepare_keeps_in_fp32_what_the_table_says() {
+    for entry in table() {
+        let kept = entry.subject.kept(&flex_in_f16());
+        let expected = entry.way == Way::KeptInFp32CalledInRegion;
+        assert_eq!(!kept.is_empty(), expected, "{}: {kept:?}", entry.name);
+    }
+}
+
+#[test]
+fn modules_of_a_region_panic_without_it_on_flex() {
+    for entry in table() {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            entry.subject.call_without_region(&flex_in_f16());
+        }));
+        let needs_region = matches!(
+            entry.way,
+            Way::KeptInFp32CalledInRegion | Way::CalledInRegion
+        );
+        assert_eq!(result.is_err(), needs_region, "{}", entry.name);
+    }
+}
+
+#[test]
+fn a_loss_computed_inside_of_the_region_is_refused_by_its_dtype() {
+    let loss = Tensor::<1>::ones([1], &Device::flex()).cast(FloatDType::F16);
+    let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    assert_eq!(
+        scaler.scale(loss).unwrap_err(),
+        AmpError::LossDtype { dtype: DType::F16 }
+    );
+}
+
+#[test]
+fn no_module_is_listed_twice() {
+    let table = table();
+    let names: BTreeSet<_> = table.iter().map(|entry| entry.name).collect();
+    assert_eq!(names.len(), table.len());
+}
+
+#[test]
+fn the_documented_table_is_the_tested_one() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/amp/MODULES.md");
+    let text = table::text(&table());
+    if std::env::var("UPDATE_MODULES").is_ok_and(|value| value == "1") {
+        std::fs::write(path, &text).unwrap();
+    }
+    let file = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        file == text,
+        "amp/MODULES.md differs: run with UPDATE_MODULES=1"
+    );
+}
+
+fn flex_in_f16() -> Precision {
+    Precision {
+        target: Target {
+            name: "flex",
+            device: Device::flex(),
+        },
+        dtype: FloatDType::F16,
+        emulated: false,
+    }
+}
+
+/// Runs `check` on the whole table and every precision, and fails with all that failed.
+fn for_every_module(check: impl Fn(&Entry, &Precision) -> Result<(), String>) {
+    let mut failures = Vec::new();
+    each_device(|target| {
+        for precision in Precision::of(target) {
+            for entry in table() {
+                let result = catch_unwind(AssertUnwindSafe(|| check(&entry, &precision)));
+                let failure = match result {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(failure)) => failure,
+                    Err(panic) => format!("panicked: {}", message(panic.as_ref())),
+                };
+                failures.push(format!(
+                    "{} on {} in {:?}: {failure}",
+                    entry.name, target.name, precision.dtype
+                ));
+            }
+        }
+    });
+    assert!(
+        failures.is_empty(),
+        "with the device seed {SEED}:\n{}",
+        failures.join("\n")
+    );
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
+        .unwrap_or_else(|| "no message".into())
+}
+
+fn within(error: f32, tolerance: f32, what: &str) -> Result<(), String> {
+    match error <= tolerance {
+        true => Ok(()),
+        false => Err(format!(
+            "{what} is off by {error:e}, more than {tolerance:e}"
+        )),
+    }
+}
+
+fn norm(values: &[f32]) -> f32 {
+    values.iter().map(|value| value * value).sum::<f32>().sqrt()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let difference: Vec<f32> = a.iter().zip(b).map(|(a, b)| a - b).collect();
+    norm(&difference)
+}

@@ -1,0 +1,121 @@
+//! The table of all modules, and its text.
+
+use std::marker::PhantomData;
+
+use burn::module::{Module, ModuleDisplay};
+use burn::tensor::{Device, Tensor};
+
+use crate::activations::activations;
+use crate::entry::{Case, Entry, Way};
+use crate::layers::layers;
+use crate::losses::losses;
+use crate::support::tensor;
+
+/// Every module of burn-nn 0.22.1.
+pub(crate) fn table() -> Vec<Entry> {
+    let mut table = layers();
+    table.extend(activations());
+    table.extend(losses());
+    table
+}
+
+/// A layer in a regression: the squared distance to fixed targets is its loss.
+pub(crate) fn layer<M: Module + ModuleDisplay + 'static>(
+    name: &'static str,
+    way: Way,
+    roundings: u32,
+    note: &'static str,
+    build: impl Fn(&Device) -> M + 'static,
+    forward: impl Fn(&M, Tensor<2>) -> Tensor<2> + 'static,
+) -> Entry {
+    Entry {
+        name,
+        way,
+        note,
+        roundings,
+        random: false,
+        no_backward: &[],
+        subject: Box::new(Case {
+            way,
+            build,
+            forward,
+            loss: squared_error,
+            layer: PhantomData,
+        }),
+    }
+}
+
+impl Entry {
+    pub(crate) fn random(self) -> Self {
+        Self {
+            random: true,
+            ..self
+        }
+    }
+
+    pub(crate) fn no_backward_on(self, devices: &'static [&'static str]) -> Self {
+        Self {
+            no_backward: devices,
+            ..self
+        }
+    }
+}
+
+impl Way {
+    fn text(self) -> &'static str {
+        match self {
+            Way::WorksAsIs => "works as is",
+            Way::KeptInFp32CalledInRegion => "kept in F32 by `prepare`; call it in a region",
+            Way::CalledInRegion => "call it in a region",
+            Way::OutsideInFp32 => "outside of `Autocast::forward`, in F32",
+        }
+    }
+}
+
+/// The table as `amp/MODULES.md` has it.
+pub(crate) fn text(table: &[Entry]) -> String {
+    let mut text = String::from(INTRODUCTION);
+    for entry in table {
+        let (name, way, note) = (entry.name, entry.way.text(), entry.note);
+        text += &format!("| {name} | {way} | {note} |\n");
+    }
+    text
+}
+
+const INTRODUCTION: &str = "\
+# Which modules go through AMP, and how
+
+All modules of `burn-nn` 0.22.1 do, none is unsupported:
+
+- *works as is*: its parameters are cast and it computes in half precision;
+- *kept in F32 by `prepare`; call it in a region*: Burn cannot run it in half precision, because it
+  mixes in F32 state. `AutocastConfig::prepare` leaves its parameters in F32, and its call goes
+  into `full_precision`;
+- *call it in a region*: it has F32 constants that `prepare` cannot see, and its call goes into
+  `full_precision`;
+- *outside of `Autocast::forward`, in F32*: losses take the F32 output of the region. In F16 a
+  scaled loss would be infinite.
+
+Without its region such a module mixes dtypes. Burn's CPU backends panic then; a GPU backend may
+compute wrong numbers without a word.
+
+This file is written by a test, which holds every line against measurements: on flex in F16 and
+BF16, on wgpu in F16 and on ndarray with emulated F16, outputs and gradients are within rounding of
+FP32, gradients are F32, and AdamW steps lower the loss (twenty; five on wgpu, unless it is tested
+alone). Modules that draw random numbers are compared in their inference form, and trained in the
+other.
+
+| module | way through AMP | note |
+|---|---|---|
+";
+
+pub(crate) fn squared_error(y: Tensor<2>) -> Tensor<1> {
+    let target = tensor(2, y.dims(), &y.device());
+    (y - target).square().mean()
+}
+
+/// A tensor of any rank as one row.
+pub(crate) fn flat<const D: usize>(x: Tensor<D>) -> Tensor<2> {
+    let count = x.shape().num_elements();
+    x.reshape([1, count])
+}
