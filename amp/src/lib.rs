@@ -66,6 +66,8 @@
 //!   [`calibrate_scale`] proposes the first loss scale.
 //! - Skipped steps, changes of the scale and fallbacks are [`tracing`] events.
 //!
+//! Which module needs what is in [`modules`].
+//!
 //! # Limits
 //!
 //! Burn has no hook for operations, so the dtype of an operation is that of its operands: there
@@ -78,6 +80,10 @@
 //!   feature also compiles emulation for it.
 //! - `train`: integration with Burn's `Learner`.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+
+/// The way of every module of `burn-nn` through AMP.
+#[doc = include_str!("../MODULES.md")]
+pub mod modules {}
 
 mod audit;
 mod autocast;

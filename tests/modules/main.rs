@@ -74,22 +74,12 @@ fn adamw_steps_lower_the_loss() {
         if entry.no_backward.contains(&precision.target.name) {
             return Ok(());
         }
-        let (before, after) = entry.subject.losses(precision, steps(&precision.target));
+        let (before, after) = entry.subject.losses(precision, 20);
         match after < before {
             true => Ok(()),
             false => Err(format!("loss went from {before} to {after}")),
         }
     });
-}
-
-/// Twenty steps; five on wgpu, unless it is chosen with `BURN_DEVICE=wgpu`: on a software adapter
-/// a step of one of these models takes 30 ms, and twenty of all of them over a minute.
-fn steps(target: &Target) -> usize {
-    let chosen = std::env::var("BURN_DEVICE").is_ok();
-    match target.name == "wgpu" && !chosen {
-        true => 5,
-        false => 20,
-    }
 }
 
 #[test]

@@ -101,9 +101,8 @@ compute wrong numbers without a word.
 
 This file is written by a test, which holds every line against measurements: on flex in F16 and
 BF16, on wgpu in F16 and on ndarray with emulated F16, outputs and gradients are within rounding of
-FP32, gradients are F32, and AdamW steps lower the loss (twenty; five on wgpu, unless it is tested
-alone). Modules that draw random numbers are compared in their inference form, and trained in the
-other.
+FP32, gradients are F32, and twenty AdamW steps lower the loss. Modules that draw random numbers are
+compared in their inference form, and trained in the other.
 
 | module | way through AMP | note |
 |---|---|---|
