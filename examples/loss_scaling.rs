@@ -12,12 +12,19 @@
 //! - loss scale 1024,
 //! - dynamic.
 //!
-//! Gradients are small here for ordinary reasons: the loss is a mean over batch × length tokens,
-//! attention starts out uniform and so divides by the length once more, and small initial weights
-//! divide at every layer. What reaches the attention scores and the encoder is below 2⁻²⁴, the
-//! smallest F16 number, and is flushed to zero, so that with loss scale 1 the model does not learn
-//! where to look. The same happened to the language model of
-//! [Mixed Precision Training, Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740).
+//! F16 gradients below 2⁻²⁴ are zero, and gradients are small for ordinary reasons. The loss is a
+//! mean over all tokens of a step, so every gradient is divided by their number: up to millions in
+//! the training of large language models
+//! ([Brown et al., 2020](https://arxiv.org/abs/2005.14165), Table 2.1: 0.5 to 3.2 million). Attention
+//! starts out uniform and divides by the length once more; small initial weights divide at every
+//! layer. A small machine has the same numbers in the place of one data-parallel worker among
+//! many: its loss is its *share* of the mean over the whole batch, 0.8 million tokens by default
+//! (`--workers`). Adam does not care about that factor, so the FP32 curves are those of one worker
+//! alone; with `--workers 1` nothing underflows for long, and all runs agree.
+//!
+//! With loss scale 1 the gradients of the attention and of the encoder are zeros, and the model does not
+//! learn where to look. With a loss scale F16 does what FP32 does. This is what the language model
+//! in [Mixed Precision Training, Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740) did.
 //!
 //! Curves go to `out/loss_scaling.csv` and `out/loss_scaling.svg`.
 
@@ -49,7 +56,7 @@ struct Cli {
     #[arg(long, value_name = "DIR", default_value = "out")]
     out: PathBuf,
     /// Training steps of each run.
-    #[arg(long, default_value_t = 600, value_parser = support::at_least_one)]
+    #[arg(long, default_value_t = 300, value_parser = support::at_least_one)]
     steps: usize,
     /// Sequences per step.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
@@ -63,14 +70,10 @@ struct Cli {
     /// Features of the LSTMs.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
     hidden: usize,
-    #[arg(long, default_value_t = 3e-3)]
-    learning_rate: f64,
-    #[arg(long, default_value_t = 0.05)]
-    init: f64,
-    #[arg(long, default_value_t=1.0)]
-    workers: f64,
-    #[arg(long)]
-    only: Option<usize>,
+    /// Data-parallel workers among which the batch is divided; this process is one of them, and
+    /// its loss is its share of the mean over all.
+    #[arg(long, default_value_t = 1024, value_parser = support::at_least_one)]
+    workers: usize,
 }
 
 fn main() -> ExitCode {
@@ -83,20 +86,22 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(&cli.out)
         .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;
 
-    let seed = cli.options.seed;
     let half = cli.options.dtype();
-    let no_scaling = LossScale::Static(1.0);
-    let mut runs: Vec<(String, FloatDType, LossScale, u64)> = (0..3)
-        .map(|run| seed.wrapping_add(run))
-        .map(|seed| (format!("F32 seed {seed}"), FloatDType::F32, no_scaling, seed))
-        .collect();
-    for (name, loss_scale) in [
-        ("scale 1", no_scaling),
-        ("scale 1024", LossScale::Static(1024.0)),
-        ("dynamic", LossScale::Dynamic(DynamicLossScale::default())),
-    ] {
-        runs.push((format!("{half:?} {name}"), half, loss_scale, seed));
-    }
+    // Scale 1 changes nothing, but makes the scaler read the loss, which the curves need.
+    let none = LossScale::Static(1.0);
+    let dynamic = LossScale::Dynamic(DynamicLossScale::default());
+    let run = |name: &str, dtype, loss_scale, offset| Run {
+        name: format!("{dtype:?} {name}"),
+        dtype,
+        loss_scale,
+        seed: cli.options.seed.wrapping_add(offset),
+    };
+    let full_precision = [0, 1, 2].map(|i| run(&format!("run {i}"), FloatDType::F32, none, i));
+    let scaled = [
+        run("loss scale 1", half, none, 0),
+        run("loss scale 1024", half, LossScale::Static(1024.0), 0),
+        run("dynamic", half, dynamic, 0),
+    ];
 
     let mut table = Table::new(
         format!(
@@ -105,6 +110,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         ),
         &[
             "run",
+            "seed",
             "final perplexity",
             "zero gradients [%]",
             "final loss scale",
@@ -113,23 +119,24 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         ],
     );
     let mut curves = Vec::new();
-    for (i, (name, dtype, loss_scale, seed)) in runs.into_iter().enumerate() {
-        if cli.only.is_some_and(|o| o != i) { continue; }
+    let mut finals = Vec::new();
+    for run in full_precision.iter().chain(&scaled) {
         let start = Instant::now();
-        let outcome = train(cli, &name, dtype, loss_scale, seed, &device)?;
-        eprintln!("{name} {:.3} {:.2}% {:.1}s", perplexity(&outcome.losses[cli.steps * 9 / 10..]), outcome.zero_gradients, start.elapsed().as_secs_f64());
-        for c in outcome.losses.chunks(cli.steps.div_ceil(10)) { eprint!(" {:.3}", perplexity(c)); }
-        eprintln!();
+        let outcome = train(cli, run, &device)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let last = perplexity(&outcome.losses[outcome.losses.len() * 9 / 10..]);
+        finals.push(last);
         table.push([
-            Cell::Text(name.clone()),
-            Cell::Number(perplexity(&outcome.losses[cli.steps * 9 / 10..]), 3),
+            run.name.as_str().into(),
+            Cell::Integer(run.seed),
+            Cell::Number(last, 3),
             Cell::Number(outcome.zero_gradients, 1),
             Cell::Number(outcome.loss_scale.into(), 0),
             Cell::Integer(outcome.skipped_steps),
-            Cell::Number(start.elapsed().as_secs_f64(), 1),
+            Cell::Number(seconds, 1),
         ]);
         curves.push(Curve {
-            name,
+            name: run.name.clone(),
             points: outcome
                 .losses
                 .chunks(cli.steps.div_ceil(50))
@@ -145,9 +152,31 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let svg = cli.out.join("loss_scaling.svg");
     support::write_svg(&svg, "Loss scaling", "training perplexity", &curves)?;
     table.publish(cli.options.json.as_deref())?;
+    let (full_precision, scaled) = finals.split_at(full_precision.len());
+    let lowest = full_precision.iter().copied().fold(f64::INFINITY, f64::min);
+    let highest = full_precision.iter().copied().fold(0.0, f64::max);
+    println!("final: mean over the last tenth of the steps");
+    println!("spread of the F32 seeds: {:.3}", highest - lowest);
+    for (name, last) in ["1", "1024", "dynamic"].iter().zip(scaled) {
+        let off = last - full_precision[0];
+        println!("loss scale {name}: {off:+.3} from F32 with the same seed");
+    }
     println!("curves: {}", svg.display());
     Ok(())
 }
+
+/// One training run.
+struct Run {
+    name: String,
+    dtype: FloatDType,
+    loss_scale: LossScale,
+    seed: u64,
+}
+
+/// Of Adam, for all runs.
+const LEARNING_RATE: f64 = 3e-3;
+/// All weights begin uniformly within ± this.
+const INIT: f64 = 0.05;
 
 /// What a run leaves.
 struct Outcome {
@@ -159,46 +188,39 @@ struct Outcome {
     skipped_steps: u64,
 }
 
-fn train(
-    cli: &Cli,
-    name: &str,
-    dtype: FloatDType,
-    loss_scale: LossScale,
-    seed: u64,
-    device: &Device,
-) -> Result<Outcome, AmpError> {
-    device.seed(seed);
+fn train(cli: &Cli, run: &Run, device: &Device) -> Result<Outcome, AmpError> {
+    device.seed(run.seed);
     let model = Translator::new(cli, device);
-    let (mut model, autocast) = cli.options.autocast(dtype).prepare(model)?;
-    let mut scaler = GradScalerConfig::new(loss_scale).init()?;
+    let (mut model, autocast) = cli.options.autocast(run.dtype).prepare(model)?;
+    let mut scaler = GradScalerConfig::new(run.loss_scale).init()?;
     // Adam divides by the size of the gradient: only gradients that are zero do not count. Its
     // epsilon must be smaller than they are.
     let mut optim = AdamWConfig::new().with_epsilon(1e-8).init();
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = StdRng::seed_from_u64(run.seed);
 
     let mut losses = Vec::with_capacity(cli.steps);
     let mut zero_shares = Vec::new();
-    let bar = support::progress(cli.steps, name);
+    let bar = support::progress(cli.steps, run.name.as_str());
     for step in 0..cli.steps {
         let batch = Sequences::random(cli, &mut rng, device);
         let logits = autocast.forward((batch.source, batch.shifted), |(source, shifted)| {
             model.forward(source, shifted)
         });
-        let loss = cross_entropy.forward(logits, batch.target).div_scalar(cli.workers);
+        // This worker's share of the mean over the tokens of all workers.
+        let loss = cross_entropy
+            .forward(logits, batch.target)
+            .div_scalar(cli.workers as f64);
         let grads = scaler.scale(loss)?.backward();
         let grads = GradientsParams::from_grads(grads, &model);
-        if std::env::var("DIAG").is_ok() && (step % 20 == 0) {
-            eprint!("step {step}:");
-            diag(&model, &grads);
-            eprintln!();
-        }
         if step % 20 == 0 {
             zero_shares.push(zero_share(&model, &grads));
         }
-        model = scaler.step(&mut optim, cli.learning_rate, model, grads)?;
+        model = scaler.step(&mut optim, LEARNING_RATE, model, grads)?;
         // The scaler has read the loss together with its verdict on the gradients.
-        losses.extend(scaler.report().and_then(|report| report.loss).map(|l| l * cli.workers as f32));
+        if let Some(share) = scaler.report().and_then(|report| report.loss) {
+            losses.push(share * cli.workers as f32);
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -265,7 +287,10 @@ struct Translator {
 impl Translator {
     fn new(cli: &Cli, device: &Device) -> Self {
         let (tokens, hidden) = (cli.vocabulary, cli.hidden);
-        let init = Initializer::Uniform { min: -cli.init, max: cli.init };
+        let init = Initializer::Uniform {
+            min: -INIT,
+            max: INIT,
+        };
         let embedding = |tokens| {
             EmbeddingConfig::new(tokens, hidden)
                 .with_initializer(init.clone())
@@ -302,9 +327,16 @@ impl Translator {
         let (encoded, state) = self.encoder.forward(source, [zeros.clone(), zeros]);
         let (decoded, _) = self.decoder.forward(self.target.forward(shifted), state);
 
-        let scores = self.query.forward(decoded.clone()).matmul(encoded.clone().transpose()).div_scalar((hidden as f64).sqrt());
+        let scores = self
+            .query
+            .forward(decoded.clone())
+            .matmul(encoded.clone().transpose())
+            .div_scalar((hidden as f64).sqrt());
         let context = softmax(scores, 2).matmul(encoded);
-        let combined = self.combine.forward(Tensor::cat(vec![decoded, context], 2)).tanh();
+        let combined = self
+            .combine
+            .forward(Tensor::cat(vec![decoded, context], 2))
+            .tanh();
         self.output.forward(combined).flatten(0, 1)
     }
 }
@@ -327,10 +359,8 @@ impl Lstm {
         for step in 0..length {
             let input: Tensor<2> = inputs.clone().narrow(1, step, 1).squeeze_dim(1);
             let gates = input + self.recurrent.forward(hidden);
-            let [write, forget, read, new]: [Tensor<2>; 4] = gates
-                .chunk(4, 1)
-                .try_into()
-                .expect("four gates");
+            let [write, forget, read, new]: [Tensor<2>; 4] =
+                gates.chunk(4, 1).try_into().expect("four gates");
             cell = sigmoid(forget) * cell + sigmoid(write) * new.tanh();
             hidden = sigmoid(read) * cell.clone().tanh();
             all.push(hidden.clone());
@@ -361,22 +391,4 @@ fn zero_share(model: &Translator, grads: &GradientsParams) -> f64 {
     };
     model.visit(&mut zeros);
     zeros.zeros as f64 / zeros.elements as f64
-}
-
-fn diag(model: &Translator, grads: &GradientsParams) {
-    struct V<'a>(&'a GradientsParams, Vec<String>);
-    impl ModuleVisitor for V<'_> {
-        fn enter_module(&mut self, name: &str, _c: &str) { self.1.push(name.into()); }
-        fn exit_module(&mut self, _n: &str, _c: &str) { self.1.pop(); }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if D < 2 { return; }
-            if let Some(g) = self.0.get::<D>(param.id) {
-                let n = g.shape().num_elements() as f64;
-                let z = g.clone().equal_elem(0.0).int().sum().into_scalar::<i64>() as f64 / n;
-                let m = g.abs().mean().into_scalar::<f32>();
-                eprint!(" {} {:.0}%/{:.0e}", self.1.join("."), 100.0 * z, m);
-            }
-        }
-    }
-    model.visit(&mut V(grads, vec![]));
 }

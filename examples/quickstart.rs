@@ -107,7 +107,12 @@ impl Network {
                 .init(device),
             patches: Conv2dConfig::new([CHANNELS, FEATURES], [2 * patch - 1, 2 * patch - 1])
                 .with_stride([patch, patch])
-                .with_padding(PaddingConfig2d::Explicit(patch - 1, patch - 1, patch - 1, patch - 1))
+                .with_padding(PaddingConfig2d::Explicit(
+                    patch - 1,
+                    patch - 1,
+                    patch - 1,
+                    patch - 1,
+                ))
                 .init(device),
             norm: LayerNormConfig::new(FEATURES).init(device),
             attention: MultiHeadAttentionConfig::new(FEATURES, 4)
@@ -122,7 +127,9 @@ impl Network {
         let x = relu(self.stem.forward(images));
         let x = relu(self.patches.forward(x));
         let x: Tensor<3> = x.flatten::<3>(2, 3).swap_dims(1, 2);
-        let attended = self.attention.forward(MhaInput::self_attn(self.norm.forward(x.clone())));
+        let attended = self
+            .attention
+            .forward(MhaInput::self_attn(self.norm.forward(x.clone())));
         self.head.forward((x + attended.context).flatten(1, 2))
     }
 }
@@ -185,7 +192,6 @@ fn train(
         Cell::Number(seconds, 1),
     ])
 }
-
 
 /// Bytes that a forward pass in `dtype` reads as weights, and bytes it saves for the backward pass.
 fn memory<M: Module>(model: &M, dtype: FloatDType) -> (u64, Option<u64>) {

@@ -32,7 +32,11 @@ pub(crate) fn write_svg(
     curves: &[Curve],
 ) -> Result<(), String> {
     let points = || curves.iter().flat_map(|curve| &curve.points);
-    let finite = || points().map(|(_, value)| *value).filter(|value| value.is_finite());
+    let finite = || {
+        points()
+            .map(|(_, value)| *value)
+            .filter(|value| value.is_finite())
+    };
     let last_step = points().map(|(step, _)| *step).max().unwrap_or(1);
     let lowest = finite().fold(f64::INFINITY, f64::min).max(1e-9);
     let highest = finite().fold(lowest * 1.1, f64::max);

@@ -163,7 +163,11 @@ impl fmt::Display for IdxError {
                 path.display()
             ),
             Self::Label { path, index, label } => {
-                write!(f, "label {index} of {} is {label}, no digit", path.display())
+                write!(
+                    f,
+                    "label {index} of {} is {label}, no digit",
+                    path.display()
+                )
             }
             Self::Counts {
                 dir,

@@ -67,7 +67,12 @@ impl ImageSet {
             let mut numbers = row
                 .split(',')
                 .map(|number| number.parse::<u8>().expect("the embedded file is valid"));
-            pixels.extend(numbers.by_ref().take(64).map(|pixel| f32::from(pixel) / 16.0));
+            pixels.extend(
+                numbers
+                    .by_ref()
+                    .take(64)
+                    .map(|pixel| f32::from(pixel) / 16.0),
+            );
             labels.extend(numbers.map(i64::from));
         }
         let all = Images {
@@ -86,8 +91,7 @@ impl ImageSet {
 }
 
 fn mnist(dir: &Path, part: &str) -> Result<Images, IdxError> {
-    let (pixels, [n, height, width]) =
-        idx::read_images(dir, &format!("{part}-images-idx3-ubyte"))?;
+    let (pixels, [n, height, width]) = idx::read_images(dir, &format!("{part}-images-idx3-ubyte"))?;
     let labels = idx::read_labels(dir, &format!("{part}-labels-idx1-ubyte"))?;
     if n != labels.len() || n == 0 {
         return Err(IdxError::Counts {
@@ -104,7 +108,10 @@ fn mnist(dir: &Path, part: &str) -> Result<Images, IdxError> {
         });
     }
     Ok(Images {
-        pixels: pixels.iter().map(|pixel| f32::from(*pixel) / 255.0).collect(),
+        pixels: pixels
+            .iter()
+            .map(|pixel| f32::from(*pixel) / 255.0)
+            .collect(),
         labels: labels.iter().map(|label| i64::from(*label)).collect(),
         side: height,
     })

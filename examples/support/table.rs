@@ -82,7 +82,8 @@ impl Table {
         let Some(path) = json else { return Ok(()) };
         let mut text = serde_json::to_string_pretty(&self.json()).expect("a table is valid JSON");
         text.push('\n');
-        std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
+        std::fs::write(path, text)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))
     }
 
     fn json(&self) -> Value {
@@ -91,7 +92,11 @@ impl Table {
             .iter()
             .map(|row| {
                 let columns = self.header.iter().map(|name| name.to_string());
-                Value::Object(columns.zip(row.iter().map(Cell::json)).collect::<Map<_, _>>())
+                Value::Object(
+                    columns
+                        .zip(row.iter().map(Cell::json))
+                        .collect::<Map<_, _>>(),
+                )
             })
             .collect();
         json!({ "title": self.title, "rows": rows })
