@@ -6,7 +6,8 @@
 //!
 //! The task: write a random sequence of tokens backwards. Two LSTMs with attention between them
 //! learn it from data that the example makes up as it goes. Three FP32 runs with different seeds
-//! show how much a result depends on luck; then F16 runs over the same data as the first of them:
+//! show how much a result depends on luck; then F16 runs with the seed of the middle one, so from
+//! the same initial weights and over the same data:
 //!
 //! - loss scale 1 (none at all),
 //! - loss scale 1024,
@@ -14,38 +15,39 @@
 //!
 //! F16 gradients below 2⁻²⁴ are zero, and gradients are small for ordinary reasons. The loss is a
 //! mean over all tokens of a step, so every gradient is divided by their number: up to millions in
-//! the training of large language models
-//! ([Brown et al., 2020](https://arxiv.org/abs/2005.14165), Table 2.1: 0.5 to 3.2 million). Attention
-//! starts out uniform and divides by the length once more; small initial weights divide at every
-//! layer. A small machine has the same numbers in the place of one data-parallel worker among
+//! the training of large language models (0.5 to 3.2 million in Table 2.1 of
+//! [Brown et al., 2020](https://arxiv.org/abs/2005.14165)). Attention starts out uniform and divides
+//! by the length once more; small initial weights divide at every layer. A small machine has the same numbers in the place of one data-parallel worker among
 //! many: its loss is its *share* of the mean over the whole batch, 0.8 million tokens by default
 //! (`--workers`). Adam does not care about that factor, so the FP32 curves are those of one worker
 //! alone; with `--workers 1` nothing underflows for long, and all runs agree.
 //!
-//! With loss scale 1 the gradients of the attention and of the encoder are zeros, and the model does not
-//! learn where to look. With a loss scale F16 does what FP32 does. This is what the language model
-//! in [Mixed Precision Training, Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740) did.
+//! With loss scale 1 the gradients of the attention and of the encoder are zeros, and the model
+//! does not learn where to look. With a loss scale F16 does what FP32 does. The language model of
+//! [Mixed Precision Training, Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740), an LSTM,
+//! was such a case: it needed a loss scale to match FP32.
 //!
 //! Curves go to `out/loss_scaling.csv` and `out/loss_scaling.svg`.
 
 mod support;
+#[path = "loss_scaling/translator.rs"]
+mod translator;
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::module::{Initializer, Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::amp::{AmpError, DynamicLossScale, GradScalerConfig, LossScale};
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use support::{Cell, Curve, Options, Table};
+use translator::Translator;
 
 /// Train a sequence-to-sequence model in FP32, and in F16 with and without a loss scale.
 #[derive(Debug, Parser)]
@@ -86,23 +88,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(&cli.out)
         .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;
 
-    let half = cli.options.dtype();
-    // Scale 1 changes nothing, but makes the scaler read the loss, which the curves need.
-    let none = LossScale::Static(1.0);
-    let dynamic = LossScale::Dynamic(DynamicLossScale::default());
-    let run = |name: &str, dtype, loss_scale, offset| Run {
-        name: format!("{dtype:?} {name}"),
-        dtype,
-        loss_scale,
-        seed: cli.options.seed.wrapping_add(offset),
-    };
-    let full_precision = [0, 1, 2].map(|i| run(&format!("run {i}"), FloatDType::F32, none, i));
-    let scaled = [
-        run("loss scale 1", half, none, 0),
-        run("loss scale 1024", half, LossScale::Static(1024.0), 0),
-        run("dynamic", half, dynamic, 0),
-    ];
-
     let mut table = Table::new(
         format!(
             "{} tokens backwards, vocabulary {}, {} sequences a step, {} steps",
@@ -119,49 +104,67 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         ],
     );
     let mut curves = Vec::new();
-    let mut finals = Vec::new();
-    for run in full_precision.iter().chain(&scaled) {
+    let mut train = |name: &str, dtype, loss_scale, seed| -> Result<f64, AmpError> {
+        let name = format!("{dtype:?} {name}");
+        let run = Run {
+            name: name.clone(),
+            dtype,
+            loss_scale,
+            seed,
+        };
         let start = Instant::now();
-        let outcome = train(cli, run, &device)?;
-        let seconds = start.elapsed().as_secs_f64();
+        let outcome = train(cli, &run, &device)?;
         let last = perplexity(&outcome.losses[outcome.losses.len() * 9 / 10..]);
-        finals.push(last);
         table.push([
-            run.name.as_str().into(),
-            Cell::Integer(run.seed),
+            name.as_str().into(),
+            Cell::Integer(seed),
             Cell::Number(last, 3),
             Cell::Number(outcome.zero_gradients, 1),
             Cell::Number(outcome.loss_scale.into(), 0),
             Cell::Integer(outcome.skipped_steps),
-            Cell::Number(seconds, 1),
+            Cell::Number(start.elapsed().as_secs_f64(), 1),
         ]);
-        curves.push(Curve {
-            name: run.name.clone(),
-            points: outcome
-                .losses
-                .chunks(cli.steps.div_ceil(50))
-                .scan(0, |step, window| {
-                    *step += window.len();
-                    Some((*step, perplexity(window)))
-                })
-                .collect(),
-        });
+        curves.push(outcome.curve(name));
+        Ok(last)
+    };
+
+    // Scale 1 changes nothing, but makes the scaler read the loss, which the curves need.
+    let none = LossScale::Static(1.0);
+    let mut full_precision = Vec::new();
+    for index in 0..3 {
+        let seed = cli.options.seed.wrapping_add(index);
+        let name = format!("run {}", index + 1);
+        full_precision.push((train(&name, FloatDType::F32, none, seed)?, seed));
+    }
+    full_precision.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let [(lowest, _), (middle, seed), (highest, _)] = full_precision[..] else {
+        unreachable!("there are three runs");
+    };
+
+    let dynamic = LossScale::Dynamic(DynamicLossScale::default());
+    let mut verdicts = Vec::new();
+    for (name, loss_scale) in [
+        ("loss scale 1", none),
+        ("loss scale 1024", LossScale::Static(1024.0)),
+        ("dynamic loss scale", dynamic),
+    ] {
+        let last = train(name, cli.options.dtype(), loss_scale, seed)?;
+        let place = match (lowest..=highest).contains(&last) {
+            true => "within",
+            false => "outside",
+        };
+        verdicts.push(format!(
+            "{name}: {place} the spread of F32, {:+.3} from the run with the same seed",
+            last - middle
+        ));
     }
 
     support::write_csv(&cli.out.join("loss_scaling.csv"), &curves)?;
     let svg = cli.out.join("loss_scaling.svg");
     support::write_svg(&svg, "Loss scaling", "training perplexity", &curves)?;
     table.publish(cli.options.json.as_deref())?;
-    let (full_precision, scaled) = finals.split_at(full_precision.len());
-    let lowest = full_precision.iter().copied().fold(f64::INFINITY, f64::min);
-    let highest = full_precision.iter().copied().fold(0.0, f64::max);
-    println!("final: mean over the last tenth of the steps");
-    println!("spread of the F32 seeds: {:.3}", highest - lowest);
-    for (name, last) in ["1", "1024", "dynamic"].iter().zip(scaled) {
-        let off = last - full_precision[0];
-        println!("loss scale {name}: {off:+.3} from F32 with the same seed");
-    }
-    println!("curves: {}", svg.display());
+    println!("spread of F32: {lowest:.3} to {highest:.3} (mean over the last tenth of the steps)");
+    println!("{}\ncurves: {}", verdicts.join("\n"), svg.display());
     Ok(())
 }
 
@@ -175,8 +178,6 @@ struct Run {
 
 /// Of Adam, for all runs.
 const LEARNING_RATE: f64 = 3e-3;
-/// All weights begin uniformly within ± this.
-const INIT: f64 = 0.05;
 
 /// What a run leaves.
 struct Outcome {
@@ -188,9 +189,24 @@ struct Outcome {
     skipped_steps: u64,
 }
 
+impl Outcome {
+    /// Training perplexity in 50 windows.
+    fn curve(&self, name: String) -> Curve {
+        let windows = self.losses.chunks(self.losses.len().div_ceil(50));
+        let points = windows.scan(0, |step, window| {
+            *step += window.len();
+            Some((*step, perplexity(window)))
+        });
+        Curve {
+            name,
+            points: points.collect(),
+        }
+    }
+}
+
 fn train(cli: &Cli, run: &Run, device: &Device) -> Result<Outcome, AmpError> {
     device.seed(run.seed);
-    let model = Translator::new(cli, device);
+    let model = Translator::new(cli.vocabulary, cli.hidden, device);
     let (mut model, autocast) = cli.options.autocast(run.dtype).prepare(model)?;
     let mut scaler = GradScalerConfig::new(run.loss_scale).init()?;
     // Adam divides by the size of the gradient: only gradients that are zero do not count. Its
@@ -269,103 +285,6 @@ impl Sequences {
             shifted: Tensor::from_data(TensorData::new(shifted, [n, length]), device),
             target: Tensor::from_data(TensorData::new(target, [n * length]), device),
         }
-    }
-}
-
-/// An encoder LSTM, a decoder LSTM that begins where it ends, and attention between the two.
-#[derive(Module, Debug)]
-struct Translator {
-    source: Embedding,
-    target: Embedding,
-    encoder: Lstm,
-    decoder: Lstm,
-    query: Linear,
-    combine: Linear,
-    output: Linear,
-}
-
-impl Translator {
-    fn new(cli: &Cli, device: &Device) -> Self {
-        let (tokens, hidden) = (cli.vocabulary, cli.hidden);
-        let init = Initializer::Uniform {
-            min: -INIT,
-            max: INIT,
-        };
-        let embedding = |tokens| {
-            EmbeddingConfig::new(tokens, hidden)
-                .with_initializer(init.clone())
-                .init(device)
-        };
-        let linear = |from, to| {
-            LinearConfig::new(from, to)
-                .with_initializer(init.clone())
-                .init(device)
-        };
-        let lstm = || Lstm {
-            input: linear(hidden, 4 * hidden),
-            recurrent: linear(hidden, 4 * hidden),
-        };
-        Self {
-            source: embedding(tokens),
-            target: embedding(tokens + 1),
-            encoder: lstm(),
-            decoder: lstm(),
-            query: linear(hidden, hidden),
-            combine: linear(2 * hidden, hidden),
-            output: linear(hidden, tokens),
-        }
-    }
-
-    /// Tokens `[batch, length]`, twice, to logits `[batch · length, vocabulary]`.
-    fn forward(&self, source: Tensor<2, Int>, shifted: Tensor<2, Int>) -> Tensor<2> {
-        let device = &source.device();
-        let source = self.source.forward(source);
-        let [n, _, hidden] = source.dims();
-        // In the dtype of the region. `burn::nn::Lstm` begins with F32 zeros and so cannot run in
-        // half precision; that is why this example has its own.
-        let zeros = Tensor::zeros([n, hidden], (device, source.dtype()));
-        let (encoded, state) = self.encoder.forward(source, [zeros.clone(), zeros]);
-        let (decoded, _) = self.decoder.forward(self.target.forward(shifted), state);
-
-        let scores = self
-            .query
-            .forward(decoded.clone())
-            .matmul(encoded.clone().transpose())
-            .div_scalar((hidden as f64).sqrt());
-        let context = softmax(scores, 2).matmul(encoded);
-        let combined = self
-            .combine
-            .forward(Tensor::cat(vec![decoded, context], 2))
-            .tanh();
-        self.output.forward(combined).flatten(0, 1)
-    }
-}
-
-/// A long short-term memory of linear layers, which runs in any dtype.
-#[derive(Module, Debug)]
-struct Lstm {
-    input: Linear,
-    recurrent: Linear,
-}
-
-impl Lstm {
-    /// Inputs `[batch, length, features]` and the state (hidden, cell), each `[batch, features]`,
-    /// to all hidden states `[batch, length, features]` and the last state.
-    fn forward(&self, inputs: Tensor<3>, state: [Tensor<2>; 2]) -> (Tensor<3>, [Tensor<2>; 2]) {
-        let [mut hidden, mut cell] = state;
-        let length = inputs.dims()[1];
-        let inputs = self.input.forward(inputs);
-        let mut all = Vec::with_capacity(length);
-        for step in 0..length {
-            let input: Tensor<2> = inputs.clone().narrow(1, step, 1).squeeze_dim(1);
-            let gates = input + self.recurrent.forward(hidden);
-            let [write, forget, read, new]: [Tensor<2>; 4] =
-                gates.chunk(4, 1).try_into().expect("four gates");
-            cell = sigmoid(forget) * cell + sigmoid(write) * new.tanh();
-            hidden = sigmoid(read) * cell.clone().tanh();
-            all.push(hidden.clone());
-        }
-        (Tensor::stack(all, 1), [hidden, cell])
     }
 }
 
