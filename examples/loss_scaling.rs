@@ -19,8 +19,9 @@
 //! [Brown et al., 2020](https://arxiv.org/abs/2005.14165)). Attention starts out uniform and divides
 //! by the length once more; small initial weights divide at every layer. A small machine has the same numbers in the place of one data-parallel worker among
 //! many: its loss is its *share* of the mean over the whole batch, 0.8 million tokens by default
-//! (`--workers`). Adam does not care about that factor, so the FP32 curves are those of one worker
-//! alone; with `--workers 1` nothing underflows for long, and all runs agree.
+//! (`--workers`). All runs have the same gradients up to rounding, and Adam, which divides by the
+//! size of the gradient, trains in FP32 with them. With `--workers 1` few gradients underflow, and
+//! F16 trains without a loss scale too.
 //!
 //! With loss scale 1 the gradients of the attention and of the encoder are zeros, and the model
 //! does not learn where to look. With a loss scale F16 does what FP32 does. The language model of
@@ -209,8 +210,8 @@ fn train(cli: &Cli, run: &Run, device: &Device) -> Result<Outcome, AmpError> {
     let model = Translator::new(cli.vocabulary, cli.hidden, device);
     let (mut model, autocast) = cli.options.autocast(run.dtype).prepare(model)?;
     let mut scaler = GradScalerConfig::new(run.loss_scale).init()?;
-    // Adam divides by the size of the gradient: only gradients that are zero do not count. Its
-    // epsilon must be smaller than they are.
+    // Adam divides by the size of the gradient: only gradients that are zero do not count, if its
+    // epsilon is small. Burn's default, 1e-5, is not small enough; this is PyTorch's.
     let mut optim = AdamWConfig::new().with_epsilon(1e-8).init();
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
     let mut rng = StdRng::seed_from_u64(run.seed);
