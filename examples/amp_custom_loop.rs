@@ -53,7 +53,8 @@ struct Cli {
     /// Clip the global L2 norm of the gradients to this.
     #[arg(long, value_name = "NORM")]
     max_norm: Option<f32>,
-    #[arg(long, default_value_t = 1e-3)]
+    /// Learning rate of AdamW.
+    #[arg(long, default_value_t = 3e-3)]
     learning_rate: f64,
     /// Repeat with this many seeds, from `--seed` on.
     #[arg(long, default_value_t = 1, value_parser = support::at_least_one)]
@@ -219,10 +220,10 @@ impl Network {
                 .init(device)
         };
         Self {
-            first: conv(1, 8),
-            second: conv(8, 16),
+            first: conv(1, 16),
+            second: conv(16, 32),
             pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
-            head: LinearConfig::new(16 * (side / 4).pow(2), 10).init(device),
+            head: LinearConfig::new(32 * (side / 4).pow(2), 10).init(device),
         }
     }
 

@@ -6,39 +6,49 @@
 //!
 //! The task: write a random sequence of tokens backwards. Two LSTMs with attention between them
 //! learn it from data that the example makes up as it goes. Three FP32 runs with different seeds
-//! show how much a result depends on luck; then F16 runs over the same data as the first of them:
+//! show how much a result depends on luck; then F16 runs with the seed of the middle one, so from
+//! the same initial weights and over the same data:
 //!
 //! - loss scale 1 (none at all),
 //! - loss scale 1024,
 //! - dynamic.
 //!
-//! Gradients are small here for ordinary reasons: the loss is a mean over batch × length tokens,
-//! attention starts out uniform and so divides by the length once more, and small initial weights
-//! divide at every layer. What reaches the attention scores and the encoder is below 2⁻²⁴, the
-//! smallest F16 number, and is flushed to zero, so that with loss scale 1 the model does not learn
-//! where to look. The same happened to the language model of
-//! [Mixed Precision Training, Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740).
+//! F16 gradients below 2⁻²⁴ are zero, and gradients are small for ordinary reasons. The loss is a
+//! mean over all tokens of a step, so every gradient is divided by their number: up to millions in
+//! the training of large language models (0.5 to 3.2 million in Table 2.1 of
+//! [Brown et al., 2020](https://arxiv.org/abs/2005.14165)). Attention starts out uniform and divides
+//! by the length once more; small initial weights divide at every layer. A small machine has the same numbers in the place of one data-parallel worker among
+//! many: its loss is its *share* of the mean over the whole batch, 0.8 million tokens by default
+//! (`--workers`). All runs have the same gradients up to rounding, and Adam, which divides by the
+//! size of the gradient, trains in FP32 with them. With `--workers 1` few gradients underflow, and
+//! F16 trains without a loss scale too.
+//!
+//! With loss scale 1 the gradients of the attention and of the encoder are zeros, and the model
+//! does not learn where to look. With a loss scale F16 does what FP32 does. The language model of
+//! [Mixed Precision Training, Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740), an LSTM,
+//! was such a case: it needed a loss scale to match FP32.
 //!
 //! Curves go to `out/loss_scaling.csv` and `out/loss_scaling.svg`.
 
 mod support;
+#[path = "loss_scaling/translator.rs"]
+mod translator;
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::module::{Initializer, Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::amp::{AmpError, DynamicLossScale, GradScalerConfig, LossScale};
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use support::{Cell, Curve, Options, Table};
+use translator::Translator;
 
 /// Train a sequence-to-sequence model in FP32, and in F16 with and without a loss scale.
 #[derive(Debug, Parser)]
@@ -49,7 +59,7 @@ struct Cli {
     #[arg(long, value_name = "DIR", default_value = "out")]
     out: PathBuf,
     /// Training steps of each run.
-    #[arg(long, default_value_t = 600, value_parser = support::at_least_one)]
+    #[arg(long, default_value_t = 300, value_parser = support::at_least_one)]
     steps: usize,
     /// Sequences per step.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
@@ -63,14 +73,10 @@ struct Cli {
     /// Features of the LSTMs.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
     hidden: usize,
-    #[arg(long, default_value_t = 3e-3)]
-    learning_rate: f64,
-    #[arg(long, default_value_t = 0.05)]
-    init: f64,
-    #[arg(long, default_value_t = 1.0)]
-    workers: f64,
-    #[arg(long)]
-    only: Option<usize>,
+    /// Data-parallel workers among which the batch is divided; this process is one of them, and
+    /// its loss is its share of the mean over all.
+    #[arg(long, default_value_t = 1024, value_parser = support::at_least_one)]
+    workers: usize,
 }
 
 fn main() -> ExitCode {
@@ -83,28 +89,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(&cli.out)
         .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;
 
-    let seed = cli.options.seed;
-    let half = cli.options.dtype();
-    let no_scaling = LossScale::Static(1.0);
-    let mut runs: Vec<(String, FloatDType, LossScale, u64)> = (0..3)
-        .map(|run| seed.wrapping_add(run))
-        .map(|seed| {
-            (
-                format!("F32 seed {seed}"),
-                FloatDType::F32,
-                no_scaling,
-                seed,
-            )
-        })
-        .collect();
-    for (name, loss_scale) in [
-        ("scale 1", no_scaling),
-        ("scale 1024", LossScale::Static(1024.0)),
-        ("dynamic", LossScale::Dynamic(DynamicLossScale::default())),
-    ] {
-        runs.push((format!("{half:?} {name}"), half, loss_scale, seed));
-    }
-
     let mut table = Table::new(
         format!(
             "{} tokens backwards, vocabulary {}, {} sequences a step, {} steps",
@@ -112,6 +96,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         ),
         &[
             "run",
+            "seed",
             "final perplexity",
             "zero gradients [%]",
             "final loss scale",
@@ -120,50 +105,80 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         ],
     );
     let mut curves = Vec::new();
-    for (i, (name, dtype, loss_scale, seed)) in runs.into_iter().enumerate() {
-        if cli.only.is_some_and(|o| o != i) {
-            continue;
-        }
+    let mut train = |name: &str, dtype, loss_scale, seed| -> Result<f64, AmpError> {
+        let name = format!("{dtype:?} {name}");
+        let run = Run {
+            name: name.clone(),
+            dtype,
+            loss_scale,
+            seed,
+        };
         let start = Instant::now();
-        let outcome = train(cli, &name, dtype, loss_scale, seed, &device)?;
-        eprintln!(
-            "{name} {:.3} {:.2}% {:.1}s",
-            perplexity(&outcome.losses[cli.steps * 9 / 10..]),
-            outcome.zero_gradients,
-            start.elapsed().as_secs_f64()
-        );
-        for c in outcome.losses.chunks(cli.steps.div_ceil(10)) {
-            eprint!(" {:.3}", perplexity(c));
-        }
-        eprintln!();
+        let outcome = train(cli, &run, &device)?;
+        let last = perplexity(&outcome.losses[outcome.losses.len() * 9 / 10..]);
         table.push([
-            Cell::Text(name.clone()),
-            Cell::Number(perplexity(&outcome.losses[cli.steps * 9 / 10..]), 3),
+            name.as_str().into(),
+            Cell::Integer(seed),
+            Cell::Number(last, 3),
             Cell::Number(outcome.zero_gradients, 1),
             Cell::Number(outcome.loss_scale.into(), 0),
             Cell::Integer(outcome.skipped_steps),
             Cell::Number(start.elapsed().as_secs_f64(), 1),
         ]);
-        curves.push(Curve {
-            name,
-            points: outcome
-                .losses
-                .chunks(cli.steps.div_ceil(50))
-                .scan(0, |step, window| {
-                    *step += window.len();
-                    Some((*step, perplexity(window)))
-                })
-                .collect(),
-        });
+        curves.push(outcome.curve(name));
+        Ok(last)
+    };
+
+    // Scale 1 changes nothing, but makes the scaler read the loss, which the curves need.
+    let none = LossScale::Static(1.0);
+    let mut full_precision = Vec::new();
+    for index in 0..3 {
+        let seed = cli.options.seed.wrapping_add(index);
+        let name = format!("run {}", index + 1);
+        full_precision.push((train(&name, FloatDType::F32, none, seed)?, seed));
+    }
+    full_precision.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let [(lowest, _), (middle, seed), (highest, _)] = full_precision[..] else {
+        unreachable!("there are three runs");
+    };
+
+    let dynamic = LossScale::Dynamic(DynamicLossScale::default());
+    let mut verdicts = Vec::new();
+    for (name, loss_scale) in [
+        ("loss scale 1", none),
+        ("loss scale 1024", LossScale::Static(1024.0)),
+        ("dynamic loss scale", dynamic),
+    ] {
+        let last = train(name, cli.options.dtype(), loss_scale, seed)?;
+        let place = match (lowest..=highest).contains(&last) {
+            true => "within",
+            false => "outside",
+        };
+        verdicts.push(format!(
+            "{name}: {place} the spread of F32, {:+.3} from the run with the same seed",
+            last - middle
+        ));
     }
 
     support::write_csv(&cli.out.join("loss_scaling.csv"), &curves)?;
     let svg = cli.out.join("loss_scaling.svg");
     support::write_svg(&svg, "Loss scaling", "training perplexity", &curves)?;
     table.publish(cli.options.json.as_deref())?;
-    println!("curves: {}", svg.display());
+    println!("spread of F32: {lowest:.3} to {highest:.3} (mean over the last tenth of the steps)");
+    println!("{}\ncurves: {}", verdicts.join("\n"), svg.display());
     Ok(())
 }
+
+/// One training run.
+struct Run {
+    name: String,
+    dtype: FloatDType,
+    loss_scale: LossScale,
+    seed: u64,
+}
+
+/// Of Adam, for all runs.
+const LEARNING_RATE: f64 = 3e-3;
 
 /// What a run leaves.
 struct Outcome {
@@ -175,53 +190,54 @@ struct Outcome {
     skipped_steps: u64,
 }
 
-fn train(
-    cli: &Cli,
-    name: &str,
-    dtype: FloatDType,
-    loss_scale: LossScale,
-    seed: u64,
-    device: &Device,
-) -> Result<Outcome, AmpError> {
-    device.seed(seed);
-    let model = Translator::new(cli, device);
-    let (mut model, autocast) = cli.options.autocast(dtype).prepare(model)?;
-    let mut scaler = GradScalerConfig::new(loss_scale).init()?;
-    // Adam divides by the size of the gradient: only gradients that are zero do not count. Its
-    // epsilon must be smaller than they are.
+impl Outcome {
+    /// Training perplexity in 50 windows.
+    fn curve(&self, name: String) -> Curve {
+        let windows = self.losses.chunks(self.losses.len().div_ceil(50));
+        let points = windows.scan(0, |step, window| {
+            *step += window.len();
+            Some((*step, perplexity(window)))
+        });
+        Curve {
+            name,
+            points: points.collect(),
+        }
+    }
+}
+
+fn train(cli: &Cli, run: &Run, device: &Device) -> Result<Outcome, AmpError> {
+    device.seed(run.seed);
+    let model = Translator::new(cli.vocabulary, cli.hidden, device);
+    let (mut model, autocast) = cli.options.autocast(run.dtype).prepare(model)?;
+    let mut scaler = GradScalerConfig::new(run.loss_scale).init()?;
+    // Adam divides by the size of the gradient: only gradients that are zero do not count, if its
+    // epsilon is small. Burn's default, 1e-5, is not small enough; this is PyTorch's.
     let mut optim = AdamWConfig::new().with_epsilon(1e-8).init();
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = StdRng::seed_from_u64(run.seed);
 
     let mut losses = Vec::with_capacity(cli.steps);
     let mut zero_shares = Vec::new();
-    let bar = support::progress(cli.steps, name);
+    let bar = support::progress(cli.steps, run.name.as_str());
     for step in 0..cli.steps {
         let batch = Sequences::random(cli, &mut rng, device);
         let logits = autocast.forward((batch.source, batch.shifted), |(source, shifted)| {
             model.forward(source, shifted)
         });
+        // This worker's share of the mean over the tokens of all workers.
         let loss = cross_entropy
             .forward(logits, batch.target)
-            .div_scalar(cli.workers);
+            .div_scalar(cli.workers as f64);
         let grads = scaler.scale(loss)?.backward();
         let grads = GradientsParams::from_grads(grads, &model);
-        if std::env::var("DIAG").is_ok() && (step % 20 == 0) {
-            eprint!("step {step}:");
-            diag(&model, &grads);
-            eprintln!();
-        }
         if step % 20 == 0 {
             zero_shares.push(zero_share(&model, &grads));
         }
-        model = scaler.step(&mut optim, cli.learning_rate, model, grads)?;
+        model = scaler.step(&mut optim, LEARNING_RATE, model, grads)?;
         // The scaler has read the loss together with its verdict on the gradients.
-        losses.extend(
-            scaler
-                .report()
-                .and_then(|report| report.loss)
-                .map(|l| l * cli.workers as f32),
-        );
+        if let Some(share) = scaler.report().and_then(|report| report.loss) {
+            losses.push(share * cli.workers as f32);
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -273,103 +289,6 @@ impl Sequences {
     }
 }
 
-/// An encoder LSTM, a decoder LSTM that begins where it ends, and attention between the two.
-#[derive(Module, Debug)]
-struct Translator {
-    source: Embedding,
-    target: Embedding,
-    encoder: Lstm,
-    decoder: Lstm,
-    query: Linear,
-    combine: Linear,
-    output: Linear,
-}
-
-impl Translator {
-    fn new(cli: &Cli, device: &Device) -> Self {
-        let (tokens, hidden) = (cli.vocabulary, cli.hidden);
-        let init = Initializer::Uniform {
-            min: -cli.init,
-            max: cli.init,
-        };
-        let embedding = |tokens| {
-            EmbeddingConfig::new(tokens, hidden)
-                .with_initializer(init.clone())
-                .init(device)
-        };
-        let linear = |from, to| {
-            LinearConfig::new(from, to)
-                .with_initializer(init.clone())
-                .init(device)
-        };
-        let lstm = || Lstm {
-            input: linear(hidden, 4 * hidden),
-            recurrent: linear(hidden, 4 * hidden),
-        };
-        Self {
-            source: embedding(tokens),
-            target: embedding(tokens + 1),
-            encoder: lstm(),
-            decoder: lstm(),
-            query: linear(hidden, hidden),
-            combine: linear(2 * hidden, hidden),
-            output: linear(hidden, tokens),
-        }
-    }
-
-    /// Tokens `[batch, length]`, twice, to logits `[batch · length, vocabulary]`.
-    fn forward(&self, source: Tensor<2, Int>, shifted: Tensor<2, Int>) -> Tensor<2> {
-        let device = &source.device();
-        let source = self.source.forward(source);
-        let [n, _, hidden] = source.dims();
-        // In the dtype of the region. `burn::nn::Lstm` begins with F32 zeros and so cannot run in
-        // half precision; that is why this example has its own.
-        let zeros = Tensor::zeros([n, hidden], (device, source.dtype()));
-        let (encoded, state) = self.encoder.forward(source, [zeros.clone(), zeros]);
-        let (decoded, _) = self.decoder.forward(self.target.forward(shifted), state);
-
-        let scores = self
-            .query
-            .forward(decoded.clone())
-            .matmul(encoded.clone().transpose())
-            .div_scalar((hidden as f64).sqrt());
-        let context = softmax(scores, 2).matmul(encoded);
-        let combined = self
-            .combine
-            .forward(Tensor::cat(vec![decoded, context], 2))
-            .tanh();
-        self.output.forward(combined).flatten(0, 1)
-    }
-}
-
-/// A long short-term memory of linear layers, which runs in any dtype.
-#[derive(Module, Debug)]
-struct Lstm {
-    input: Linear,
-    recurrent: Linear,
-}
-
-impl Lstm {
-    /// Inputs `[batch, length, features]` and the state (hidden, cell), each `[batch, features]`,
-    /// to all hidden states `[batch, length, features]` and the last state.
-    fn forward(&self, inputs: Tensor<3>, state: [Tensor<2>; 2]) -> (Tensor<3>, [Tensor<2>; 2]) {
-        let [mut hidden, mut cell] = state;
-        let length = inputs.dims()[1];
-        let inputs = self.input.forward(inputs);
-        let mut all = Vec::with_capacity(length);
-        for step in 0..length {
-            let input: Tensor<2> = inputs.clone().narrow(1, step, 1).squeeze_dim(1);
-            let gates = input + self.recurrent.forward(hidden);
-            let [write, forget, read, new]: [Tensor<2>; 4] =
-                gates.chunk(4, 1).try_into().expect("four gates");
-            cell = sigmoid(forget) * cell + sigmoid(write) * new.tanh();
-            hidden = sigmoid(read) * cell.clone().tanh();
-            all.push(hidden.clone());
-        }
-        (Tensor::stack(all, 1), [hidden, cell])
-    }
-}
-
 /// Share of exact zeros among all gradients.
 fn zero_share(model: &Translator, grads: &GradientsParams) -> f64 {
     struct Zeros<'a> {
@@ -392,28 +311,4 @@ fn zero_share(model: &Translator, grads: &GradientsParams) -> f64 {
     };
     model.visit(&mut zeros);
     zeros.zeros as f64 / zeros.elements as f64
-}
-
-fn diag(model: &Translator, grads: &GradientsParams) {
-    struct V<'a>(&'a GradientsParams, Vec<String>);
-    impl ModuleVisitor for V<'_> {
-        fn enter_module(&mut self, name: &str, _c: &str) {
-            self.1.push(name.into());
-        }
-        fn exit_module(&mut self, _n: &str, _c: &str) {
-            self.1.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if D < 2 {
-                return;
-            }
-            if let Some(g) = self.0.get::<D>(param.id) {
-                let n = g.shape().num_elements() as f64;
-                let z = g.clone().equal_elem(0.0).int().sum().into_scalar::<i64>() as f64 / n;
-                let m = g.abs().mean().into_scalar::<f32>();
-                eprint!(" {} {:.0}%/{:.0e}", self.1.join("."), 100.0 * z, m);
-            }
-        }
-    }
-    model.visit(&mut V(grads, vec![]));
 }

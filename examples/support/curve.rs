@@ -24,7 +24,8 @@ pub(crate) fn write_csv(path: &Path, curves: &[Curve]) -> Result<(), String> {
     std::fs::write(path, csv).map_err(|error| failed(path, error))
 }
 
-/// Draws the curves over the step, with a logarithmic value axis.
+/// Draws the curves over the step. The value axis is logarithmic; base 2 has ticks where plotters'
+/// own, base 10, would have one or none.
 pub(crate) fn write_svg(
     path: &Path,
     title: &str,
@@ -48,12 +49,13 @@ pub(crate) fn write_svg(
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(60)
-        .build_cartesian_2d(0..last_step, (lowest..highest).log_scale())
+        .build_cartesian_2d(0..last_step, (0.95 * lowest).log2()..(1.2 * highest).log2())
         .map_err(|error| failed(path, error))?;
     chart
         .configure_mesh()
         .x_desc("step")
         .y_desc(value)
+        .y_label_formatter(&|log2| format!("{:.2}", log2.exp2()))
         .draw()
         .map_err(|error| failed(path, error))?;
     for (index, curve) in curves.iter().enumerate() {
@@ -62,7 +64,7 @@ pub(crate) fn write_svg(
             .points
             .iter()
             .filter(|(_, value)| value.is_finite())
-            .copied();
+            .map(|(step, value)| (*step, value.log2()));
         chart
             .draw_series(LineSeries::new(line, style))
             .map_err(|error| failed(path, error))?
@@ -71,7 +73,7 @@ pub(crate) fn write_svg(
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
+        .position(SeriesLabelPosition::LowerLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
         .draw()

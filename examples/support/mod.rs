@@ -31,10 +31,12 @@ pub(crate) fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {
     }
 }
 
-/// Prints the warnings of the libraries (fallbacks, skipped steps with `RUST_LOG=warn`).
+/// Prints what the libraries report: errors and dtype fallbacks; skipped steps with `RUST_LOG=warn`,
+/// every change of the loss scale with `RUST_LOG=info`.
 pub(crate) fn init_tracing() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        tracing_subscriber::EnvFilter::new("error,burn_lean_amp::autocast=warn")
+    });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

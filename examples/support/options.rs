@@ -1,8 +1,10 @@
 //! Command-line options that every example has.
 
+use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
+use burn::nn::LinearConfig;
 use burn::tensor::{Device, FloatDType};
 use burn_lean::amp::{AutocastConfig, Fallback};
 use clap::{Args, ValueEnum};
@@ -27,9 +29,13 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The device, for training: with autodiff.
-    pub(crate) fn device(&self) -> Result<Device, DeviceError> {
-        self.device.open().map(Device::autodiff)
+    /// The device, for training: with autodiff, and known to compute in the dtype or to have the
+    /// fallback. Checked before anything is trained.
+    pub(crate) fn device(&self) -> Result<Device, Box<dyn Error>> {
+        let device = self.device.open()?.autodiff();
+        let model = LinearConfig::new(1, 1).init(&device);
+        self.autocast(self.dtype()).prepare(model)?;
+        Ok(device)
     }
 
     /// The compute dtype.
@@ -137,7 +143,7 @@ impl fmt::Display for DeviceError {
     }
 }
 
-impl std::error::Error for DeviceError {}
+impl Error for DeviceError {}
 
 /// Opens a GPU and asks it a first question: without a driver some of Burn's runtimes panic here.
 fn probe(
