@@ -19,16 +19,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType};
 use burn_lean::amp::{AmpError, GradScalerConfig};
 use clap::Parser;
-use support::{Cell, ImageSet, Options, Table};
+use support::{Cell, ConvNet, ImageSet, Options, Table};
 
 /// Train a convolutional network in FP32 and with mixed precision, and compare test accuracies.
 #[derive(Debug, Parser)]
@@ -125,7 +121,7 @@ fn train(
     device: &Device,
 ) -> Result<Outcome, AmpError> {
     device.seed(seed);
-    let model = Network::new(images.train.side(), device);
+    let model = ConvNet::new(images.train.side(), device);
     let (mut model, autocast) = cli.options.autocast(dtype).prepare(model)?;
     let mut scaler = GradScalerConfig::for_dtype(autocast.dtype())
         .with_max_norm(cli.max_norm)
@@ -201,36 +197,4 @@ fn summary(results: &[Outcome]) -> [Cell; 7] {
         Cell::Integer(results.iter().map(|result| result.skipped_steps).sum()),
         Cell::Number(results.iter().map(|result| result.seconds).sum(), 1),
     ]
-}
-
-/// Two convolutions and a linear layer.
-#[derive(Module, Debug)]
-struct Network {
-    first: Conv2d,
-    second: Conv2d,
-    pool: MaxPool2d,
-    head: Linear,
-}
-
-impl Network {
-    fn new(side: usize, device: &Device) -> Self {
-        let conv = |from, to| {
-            Conv2dConfig::new([from, to], [3, 3])
-                .with_padding(PaddingConfig2d::Same)
-                .init(device)
-        };
-        Self {
-            first: conv(1, 16),
-            second: conv(16, 32),
-            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
-            head: LinearConfig::new(32 * (side / 4).pow(2), 10).init(device),
-        }
-    }
-
-    /// Images `[batch, 1, side, side]` to logits `[batch, 10]`.
-    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self.pool.forward(relu(self.first.forward(images)));
-        let x = self.pool.forward(relu(self.second.forward(x)));
-        self.head.forward(x.flatten(1, 3))
-    }
 }

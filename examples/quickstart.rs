@@ -24,8 +24,8 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::amp::{AmpError, GradScalerConfig, parameter_precision};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_lean::amp::{AmpError, Autocast, GradScalerConfig, Memory, audit};
 use clap::Parser;
 use support::{Cell, ImageSet, Options, Table};
 
@@ -154,7 +154,7 @@ fn train(
 
     let mut optim = AdamWConfig::new().init();
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    let (weights, activations) = memory(&model, autocast.dtype());
+    let memory = memory(&model, &autocast, images.train.side())?;
     let batches = images.train.len().div_ceil(BATCH_SIZE);
     let bar = support::progress(cli.epochs as usize * batches, format!("{dtype:?}"));
     let start = Instant::now();
@@ -187,24 +187,23 @@ fn train(
             false => Cell::Number(scaler.loss_scale().into(), 0),
         },
         Cell::Integer(scaler.state().skipped_steps),
-        Cell::Integer(weights),
-        activations.map_or(Cell::Empty, Cell::Integer),
+        Cell::Integer((memory.master_weights + memory.cast_weights) as u64),
+        Cell::Integer(memory.activations as u64),
         Cell::Number(seconds, 1),
     ])
 }
 
-/// Bytes that a forward pass in `dtype` reads as weights, and bytes it saves for the backward pass.
-fn memory<M: Module>(model: &M, dtype: FloatDType) -> (u64, Option<u64>) {
-    let half = match dtype {
-        FloatDType::F16 | FloatDType::BF16 => 2,
-        _ => 4,
-    };
-    let weights = parameter_precision(model)
-        .iter()
-        .map(|parameter| {
-            let bytes = if parameter.kept.is_none() { half } else { 4 };
-            bytes * parameter.elements as u64
-        })
-        .sum();
-    (weights, None)
+/// Bytes of the weights and of what one batch keeps for the backward pass, by the audit.
+fn memory(model: &Network, autocast: &Autocast, side: usize) -> Result<Memory, AmpError> {
+    let audit = audit(model, autocast, |model, autocast, device| {
+        let images = Tensor::zeros([BATCH_SIZE, 1, side, side], device);
+        let labels = Tensor::<1, Int>::zeros([BATCH_SIZE], device);
+        let logits = autocast.forward(images, |images| model.forward(images));
+        CrossEntropyLossConfig::new()
+            .init(device)
+            .forward(logits, labels)
+    })?;
+    // No operation mixes dtypes, and the device can compute in all of them.
+    audit.check()?;
+    Ok(audit.memory)
 }

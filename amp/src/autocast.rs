@@ -241,10 +241,7 @@ impl Compute {
 }
 
 fn is_castable(dtype: DType) -> bool {
-    matches!(
-        dtype,
-        DType::F32 | DType::Flex32 | DType::F16 | DType::BF16
-    )
+    matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16)
 }
 
 /// A cast that is recorded only where it changes something.
@@ -354,10 +351,7 @@ impl Autocast {
 /// assert_eq!(y.dims(), [3, 2, 1]);
 /// # Ok::<(), burn_lean_amp::AmpError>(())
 /// ```
-pub fn full_precision<I: FloatTensors, O: FloatTensors>(
-    input: I,
-    body: impl FnOnce(I) -> O,
-) -> O {
+pub fn full_precision<I: FloatTensors, O: FloatTensors>(input: I, body: impl FnOnce(I) -> O) -> O {
     let Some(compute) = REGION.get() else {
         return body(input);
     };

@@ -164,9 +164,7 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
         true => device.clone().inner(),
         false => device.clone(),
     };
-    let upload = |values: &[f32]| {
-        Tensor::<1>::from_data(TensorData::from(values), &device)
-    };
+    let upload = |values: &[f32]| Tensor::<1>::from_data(TensorData::from(values), &device);
     let inf = upload(&[1.0, f32::INFINITY, 2.0]);
     let computed = inf.clone().mul_scalar(0.0);
     let ones = Tensor::<2>::ones([1, 4096], &device);

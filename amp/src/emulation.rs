@@ -130,7 +130,11 @@ impl<B: RoundToHalf> Backward<B, 1> for RoundGradient {
 impl<B: RoundToHalf, C: CheckpointStrategy> RoundToHalf for Autodiff<B, C> {
     fn round_to_half(x: FloatTensor<Self>, bfloat: bool) -> FloatTensor<Self> {
         let (primitive, node) = x.into_parts();
-        match RoundGradient.prepare::<C>([node]).compute_bound().stateful() {
+        match RoundGradient
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(prep) => prep.finish(bfloat, B::round_to_half(primitive, bfloat)),
             OpsKind::UnTracked(prep) => prep.finish(B::round_to_half(primitive, bfloat)),
         }

@@ -146,6 +146,13 @@ impl Images {
         }
     }
 
+    /// Every image with its label, for loaders that make their own batches.
+    pub(crate) fn items(&self) -> Vec<(Vec<f32>, i64)> {
+        let area = self.side * self.side;
+        let pixels = self.pixels.chunks_exact(area).map(<[f32]>::to_vec);
+        pixels.zip(self.labels.iter().copied()).collect()
+    }
+
     fn order(&self, seed: u64) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.len()).collect();
         order.shuffle(&mut StdRng::seed_from_u64(seed));

@@ -3,10 +3,12 @@
 // Every example compiles this module for itself and uses a part of it.
 #![allow(dead_code, unused_imports)]
 
+mod conv_net;
 mod curve;
 mod idx;
 mod image_set;
 mod options;
+mod progress_renderer;
 mod table;
 
 use std::error::Error;
@@ -15,9 +17,11 @@ use std::process::ExitCode;
 use burn_lean::amp::Autocast;
 use indicatif::{ProgressBar, ProgressStyle};
 
+pub(crate) use conv_net::ConvNet;
 pub(crate) use curve::{Curve, write_csv, write_svg};
 pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
 pub(crate) use options::{DeviceName, Dtype, Options};
+pub(crate) use progress_renderer::ProgressRenderer;
 pub(crate) use table::{Cell, Table};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.

@@ -1,0 +1,239 @@
+//! Mixed precision under Burn's Learner: loss scaling, checkpoints, a schedule that waits for
+//! skipped steps, and the loss scale among the metrics.
+//!
+//! ```sh
+//! cargo run --release --example amp_learner
+//! cargo run --release --example amp_learner -- --data path/to/mnist --epochs 2
+//! ```
+//!
+//! A model for Burn's Learner implements `TrainStep` and `InferenceStep`. For mixed precision it
+//! implements `AmpTrainStep` and `AmpInferenceStep` instead, which get the autocast region and
+//! leave the backward pass to `Amp`; the Learner then trains `Amp<Model>`. A run that is
+//! interrupted goes on with `--resume EPOCH` from Burn's own checkpoints in `--out`, the loss scale
+//! included.
+
+mod support;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::{ClassificationOutput, Learner, SupervisedTraining};
+use burn_lean::amp::{
+    Amp, AmpInferenceStep, AmpTrainStep, Autocast, GradScalerConfig, LossScaleMetric,
+    SkippedStepsMetric,
+};
+use clap::Parser;
+use support::{Batch, Cell, ConvNet, ImageSet, Images, Options, ProgressRenderer, Table};
+
+/// Train a convolutional network through Burn's Learner, in FP32 and with mixed precision.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    /// Folder with the four MNIST files; without it, the embedded 8×8 digits.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Passes over the training images [default: 2 for MNIST, 15 for the digits].
+    #[arg(long, value_parser = support::at_least_one)]
+    epochs: Option<usize>,
+    /// Images per forward pass.
+    #[arg(long, default_value_t = 32, value_parser = support::at_least_one)]
+    batch_size: usize,
+    /// Training images, at most.
+    #[arg(long, default_value_t = 10_000, value_parser = support::at_least_one)]
+    limit: usize,
+    /// Batches whose gradients are added up for one step.
+    #[arg(long, default_value_t = 1, value_parser = support::at_least_one)]
+    accumulate: usize,
+    /// Initial learning rate of AdamW; a cosine takes it down.
+    #[arg(long, default_value_t = 3e-3)]
+    learning_rate: f64,
+    /// Folder for Burn's logs and checkpoints.
+    #[arg(long, default_value = "out/amp_learner", value_name = "DIR")]
+    out: PathBuf,
+    /// Go on after this epoch, from its checkpoint.
+    #[arg(long, value_name = "EPOCH")]
+    resume: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    support::init_tracing();
+    support::exit(run(&Cli::parse()))
+}
+
+fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let device = cli.options.device()?;
+    let mut images = ImageSet::load(cli.data.as_deref())?;
+    images.train = images.train.take(cli.limit);
+    let epochs = cli
+        .epochs
+        .unwrap_or(if cli.data.is_some() { 2 } else { 15 });
+
+    let mut table = Table::new(
+        format!(
+            "{}: {} training and {} test images, {epochs} epochs, seed {}",
+            images.name,
+            images.train.len(),
+            images.test.len(),
+            cli.options.seed,
+        ),
+        &[
+            "dtype",
+            "test accuracy [%]",
+            "final loss scale",
+            "skipped steps",
+            "time [s]",
+        ],
+    );
+    for dtype in [FloatDType::F32, cli.options.dtype()] {
+        table.push(train(cli, dtype, epochs, &images, &device)?);
+    }
+    table.publish(cli.options.json.as_deref())?;
+    Ok(())
+}
+
+/// The model under the Learner.
+#[derive(Module, Debug)]
+struct Classifier {
+    network: ConvNet,
+}
+
+impl Classifier {
+    fn classify(&self, autocast: &Autocast, batch: Batch) -> ClassificationOutput {
+        let logits = autocast.forward(batch.images, |images| self.network.forward(images));
+        let loss = CrossEntropyLossConfig::new()
+            .init(&logits.device())
+            .forward(logits.clone(), batch.labels.clone());
+        ClassificationOutput::new(loss, logits, batch.labels)
+    }
+}
+
+impl AmpTrainStep for Classifier {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ClassificationOutput) {
+        let output = self.classify(autocast, batch);
+        (output.loss.clone(), output)
+    }
+}
+
+impl AmpInferenceStep for Classifier {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn inference_step(&self, autocast: &Autocast, batch: Batch) -> ClassificationOutput {
+        self.classify(autocast, batch)
+    }
+}
+
+/// Makes batches of pixels and labels.
+#[derive(Clone)]
+struct ToBatch {
+    side: usize,
+}
+
+impl Batcher<(Vec<f32>, i64), Batch> for ToBatch {
+    fn batch(&self, items: Vec<(Vec<f32>, i64)>, device: &Device) -> Batch {
+        let count = items.len();
+        let (pixels, labels): (Vec<Vec<f32>>, Vec<i64>) = items.into_iter().unzip();
+        let shape = [count, 1, self.side, self.side];
+        Batch {
+            images: Tensor::from_data(TensorData::new(pixels.concat(), shape), device),
+            labels: Tensor::from_data(TensorData::new(labels, [count]), device),
+        }
+    }
+}
+
+/// Trains in `dtype` and returns the row of the table.
+fn train(
+    cli: &Cli,
+    dtype: FloatDType,
+    epochs: usize,
+    images: &ImageSet,
+    device: &Device,
+) -> Result<[Cell; 5], Box<dyn Error>> {
+    device.seed(cli.options.seed);
+    let model = Classifier {
+        network: ConvNet::new(images.train.side(), device),
+    };
+    let amp = Amp::new(
+        model,
+        &cli.options.autocast(dtype),
+        &GradScalerConfig::for_dtype(dtype),
+    )?;
+
+    let loader = |images: &Images| {
+        DataLoaderBuilder::new(ToBatch {
+            side: images.side(),
+        })
+        .batch_size(cli.batch_size)
+        .shuffle(cli.options.seed)
+        .build(InMemDataset::new(images.items()))
+    };
+    let steps = epochs * images.train.len().div_ceil(cli.batch_size * cli.accumulate);
+    let schedule = amp.lr_scheduler(CosineAnnealingLrSchedulerConfig::new(
+        cli.learning_rate,
+        steps,
+    ))?;
+    let monitor = amp.monitor();
+    let autocast = amp.autocast();
+
+    let mut training = SupervisedTraining::new(
+        cli.out.join(format!("{dtype:?}").to_lowercase()),
+        loader(&images.train),
+        loader(&images.test),
+    )
+    .metrics((AccuracyMetric::new(), LossMetric::new()))
+    .metric_train_numeric(LossScaleMetric::new(&monitor))
+    .metric_train_numeric(SkippedStepsMetric::new(&monitor))
+    .with_default_checkpointers()
+    .with_interrupter(monitor.interrupter())
+    .with_application_logger(None)
+    .renderer(Box::new(ProgressRenderer::new(format!("{dtype:?}"))))
+    .num_epochs(epochs);
+    if cli.accumulate > 1 {
+        training = training.grads_accumulation(cli.accumulate);
+    }
+    if let Some(epoch) = cli.resume {
+        training = training.checkpoint(epoch);
+    }
+
+    let start = Instant::now();
+    let result = training.launch(Learner::new(amp, AdamWConfig::new().init(), schedule));
+    let seconds = start.elapsed().as_secs_f64();
+    if let Some(error) = monitor.error() {
+        return Err(error.into());
+    }
+    if let Some(error) = result.error {
+        return Err(error.to_string().into());
+    }
+
+    let amp = result.model;
+    let state = amp.state()?;
+    let test_device = device.clone().inner();
+    let accuracy = support::accuracy(&images.test, &test_device, |images| {
+        autocast.forward(images, |images| amp.model().network.forward(images))
+    });
+    Ok([
+        support::dtype_name(&autocast).into(),
+        Cell::Number(accuracy, 2),
+        match dtype {
+            FloatDType::F16 => Cell::Number(state.scale.into(), 0),
+            _ => Cell::Empty,
+        },
+        Cell::Integer(state.skipped_steps),
+        Cell::Number(seconds, 1),
+    ])
+}
