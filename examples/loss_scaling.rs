@@ -17,8 +17,10 @@
 //! mean over all tokens of a step, so every gradient is divided by their number: up to millions in
 //! the training of large language models (0.5 to 3.2 million in Table 2.1 of
 //! [Brown et al., 2020](https://arxiv.org/abs/2005.14165)). Attention starts out uniform and divides
-//! by the length once more; small initial weights divide at every layer. A small machine has the same numbers in the place of one data-parallel worker among
-//! many: its loss is its *share* of the mean over the whole batch, 0.8 million tokens by default
+//! by the length once more; small initial weights divide at every layer.
+//!
+//! A small machine sees the same numbers in the place of one data-parallel worker among many: its
+//! loss is its *share* of the mean over the whole batch, 0.8 million tokens by default
 //! (`--workers`). All runs have the same gradients up to rounding, and Adam, which divides by the
 //! size of the gradient, trains in FP32 with them. With `--workers 1` few gradients underflow, and
 //! F16 trains without a loss scale too.
