@@ -15,6 +15,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::device::device_name;
 use crate::{AmpError, Autocast, ParameterPrecision, parameter_precision};
 
 mod operation;
@@ -167,7 +168,7 @@ pub fn audit<M: Module, O: Any>(
     let (cast_weights, activations) = half.saved_bytes();
     let (_, activations_f32) = full.saved_bytes();
     Ok(Audit {
-        device: format!("{target:?}"),
+        device: device_name(&target),
         dtype: autocast.dtype(),
         operations: half.audited(&target),
         parameters: parameter_precision(model),

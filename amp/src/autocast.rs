@@ -125,12 +125,23 @@ impl AutocastConfig {
         })
     }
 
+    /// Says whether [`prepare`](Self::prepare) would find the device able, without a model.
+    ///
+    /// For programs that want to end before they load data and build a model.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`] or [`AmpError::SelfTest`].
+    pub fn check(&self, device: &Device) -> Result<(), AmpError> {
+        self.resolve(std::slice::from_ref(device)).map(|_| ())
+    }
+
     fn prepare_impl<M: Module>(
         &self,
         model: M,
         attach: impl FnOnce(M, AttachMasterWeight) -> Result<M, Rejected<M, AttachError>>,
     ) -> Result<(M, Autocast), Rejected<M, AmpError>> {
-        let compute = match self.resolve(&model) {
+        let compute = match self.resolve(&model.devices()) {
             Ok(compute) => compute,
             Err(error) => return Err(Rejected::new(model, error)),
         };
@@ -153,20 +164,19 @@ impl AutocastConfig {
         }
     }
 
-    /// What `dtype` comes to on the devices of the model.
-    fn resolve<M: Module>(&self, model: &M) -> Result<Compute, AmpError> {
+    /// What `dtype` comes to on these devices.
+    fn resolve(&self, devices: &[Device]) -> Result<Compute, AmpError> {
         if !matches!(
             self.dtype,
             FloatDType::F16 | FloatDType::BF16 | FloatDType::F32
         ) {
             return Err(AmpError::NotAComputeDtype { dtype: self.dtype });
         }
-        let devices = model.devices();
         let Some(lacking) = devices
             .iter()
             .find(|device| !device.supports_dtype(self.dtype))
         else {
-            return checked(Compute::native(self.dtype), &devices);
+            return checked(Compute::native(self.dtype), devices);
         };
         match self.fallback {
             Fallback::Emulate if devices.iter().all(emulation::is_available) => {
@@ -175,7 +185,7 @@ impl AutocastConfig {
                     device = ?lacking,
                     "the device lacks the dtype: emulating it with rounded F32"
                 );
-                checked(Compute::emulated(self.dtype), &devices)
+                checked(Compute::emulated(self.dtype), devices)
             }
             Fallback::F32 => {
                 tracing::warn!(

@@ -198,7 +198,7 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
             .expect("every check gives at least one number")
     };
     Ok(SelfTest {
-        device: format!("{device:?}"),
+        device: device_name(&device),
         dtype: compute.dtype,
         detects_inf: !first(0).is_finite(),
         detects_nan: !first(1).is_finite(),
@@ -218,7 +218,7 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
 
 /// Only the GPU backends accept the mixed product; the CPU backends panic on it.
 fn mixed_matmul_operands(device: &Device, compute: Compute) -> Option<(Tensor<2>, Tensor<2>)> {
-    let cpu = ["flex", "ndarray"].contains(&backend_name(device).as_str());
+    let cpu = is_cpu_backend(device);
     (compute.is_half() && !compute.emulated && !cpu).then(|| {
         let lhs = Tensor::<2>::ones([1, 64], device);
         let rhs = Tensor::<2>::ones([64, 1], device).cast(compute.dtype);
@@ -226,21 +226,40 @@ fn mixed_matmul_operands(device: &Device, compute: Compute) -> Option<(Tensor<2>
     })
 }
 
+fn is_cpu_backend(device: &Device) -> bool {
+    let name = backend_name(device);
+    name.contains("flex") || name.contains("ndarray")
+}
+
 pub(crate) fn unsupported(device: &Device, dtype: FloatDType) -> AmpError {
     AmpError::UnsupportedDtype {
         dtype,
-        device: format!("{device:?}"),
+        device: device_name(device),
         supported: supported_dtypes(device),
         emulation: crate::emulation::is_available(device),
     }
 }
 
-/// Burn's own name of the backend, without its wrappers: `flex`, `ndarray`, `wgpu<wgsl>`…
+/// Burn's own name of the backend, in lower case, without the layers around it: `flex`,
+/// `ndarray`, `wgpu<wgsl>`…
 pub(crate) fn backend_name(device: &Device) -> String {
-    let name = Dispatch::name(device.as_dispatch());
-    let name = name.to_lowercase();
-    ["ndarray", "flex", "capture"]
-        .into_iter()
-        .find(|known| name.contains(known))
-        .map_or(name.clone(), String::from)
+    let mut name = Dispatch::name(device.as_dispatch()).to_lowercase();
+    for layer in ["dispatch<", "autodiff<", "fusion<", "cubecl<"] {
+        if let Some(inner) = name
+            .strip_prefix(layer)
+            .and_then(|name| name.strip_suffix('>'))
+        {
+            name = inner.to_string();
+        }
+    }
+    name
+}
+
+/// The backend and Burn's identifier of the device, for messages and reports.
+pub(crate) fn device_name(device: &Device) -> String {
+    let plain = match device.is_autodiff() {
+        true => device.clone().inner(),
+        false => device.clone(),
+    };
+    format!("{} ({plain:?})", backend_name(device))
 }

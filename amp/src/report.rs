@@ -15,8 +15,8 @@ pub struct StepReport {
     pub skipped: bool,
     /// The loss scale that this step's gradients carried.
     pub loss_scale: f32,
-    /// Mean over the losses that were scaled for this step, unscaled; `None` where the scaler
-    /// reads nothing ([`LossScale::None`](crate::LossScale::None)).
+    /// Mean over the losses that were given to `scale` for this step; `None` where the scaler reads
+    /// nothing ([`LossScale::None`](crate::LossScale::None)).
     pub loss: Option<f32>,
     /// Global L2 norm of the unscaled gradients before clipping; `None` without clipping.
     pub grad_norm: Option<f32>,

@@ -4,7 +4,6 @@ use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
-use burn::nn::LinearConfig;
 use burn::tensor::{Device, FloatDType};
 use burn_lean::amp::{AutocastConfig, Fallback};
 use clap::{Args, ValueEnum};
@@ -32,10 +31,9 @@ impl Options {
     /// The device, for training: with autodiff, and known to compute in the dtype or to have the
     /// fallback. Checked before anything is trained.
     pub(crate) fn device(&self) -> Result<Device, Box<dyn Error>> {
-        let device = self.device.open()?.autodiff();
-        let model = LinearConfig::new(1, 1).init(&device);
-        self.autocast(self.dtype()).prepare(model)?;
-        Ok(device)
+        let device = self.device.open()?;
+        self.autocast(self.dtype()).check(&device)?;
+        Ok(device.autodiff())
     }
 
     /// The compute dtype.

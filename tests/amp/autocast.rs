@@ -316,3 +316,15 @@ fn a_self_test_that_fails_is_an_error_that_names_the_check() {
     let error = test.failure().unwrap().to_string();
     assert!(error.contains("computed NaN"), "{error}");
 }
+
+#[test]
+fn a_device_can_be_checked_before_there_is_a_model() {
+    each_device(|target| {
+        for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
+            let checked = AutocastConfig::new(dtype).check(&target.device);
+            assert_eq!(checked.is_ok(), target.device.supports_dtype(dtype));
+            let emulated = AutocastConfig::new(dtype).with_fallback(Fallback::Emulate);
+            emulated.check(&target.device).unwrap();
+        }
+    });
+}
