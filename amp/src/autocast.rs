@@ -6,19 +6,17 @@
 //! arrives at the FP32 master weight in FP32), and the region casts its inputs and outputs.
 //! Outside a region nothing is cast and the model is the FP32 model it was.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 
 use burn::config::Config;
-use burn::module::{
-    Module, ModuleVisitor, Param, ParamGroup, ParamId, Reparameterization, Reparameterizer,
-};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach, attached};
-use serde::{Deserialize, Serialize};
+use burn::module::{Module, Param, ParamGroup, ParamId, Reparameterization, Reparameterizer};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach};
 
 use crate::device::{Fallback, self_test_compute, unsupported};
-use crate::{AmpError, FloatTensors, emulation};
+use crate::precision::KeptParameters;
+use crate::region::{self, Compute};
+use crate::{AmpError, Autocast, KeptBecause, emulation};
 
 /// How a model computes in half precision.
 ///
@@ -150,10 +148,7 @@ impl AutocastConfig {
         if let Some(error) = kept.error {
             return Err(Rejected::new(model, error));
         }
-        let autocast = Autocast {
-            compute,
-            output_dtype: self.output_dtype,
-        };
+        let autocast = Autocast::new(compute, self.output_dtype);
         let master = AttachMasterWeight { kept: kept.kept };
         match attach(model, master) {
             Ok(model) => Ok((model, autocast)),
@@ -211,194 +206,6 @@ fn checked(compute: Compute, devices: &[Device]) -> Result<Compute, AmpError> {
     Ok(compute)
 }
 
-/// The dtype of an autocast region, and how it is reached on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Compute {
-    pub(crate) dtype: FloatDType,
-    /// F32 tensors holding half values, for devices without the dtype.
-    pub(crate) emulated: bool,
-}
-
-impl Compute {
-    pub(crate) fn native(dtype: FloatDType) -> Self {
-        Self {
-            dtype,
-            emulated: false,
-        }
-    }
-
-    pub(crate) fn emulated(dtype: FloatDType) -> Self {
-        Self {
-            dtype,
-            emulated: true,
-        }
-    }
-
-    pub(crate) fn is_half(self) -> bool {
-        matches!(self.dtype, FloatDType::F16 | FloatDType::BF16)
-    }
-
-    /// Casts F32 and half tensors; F64 and quantized tensors are left alone.
-    pub(crate) fn cast<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        if !is_castable(x.dtype()) {
-            return x;
-        }
-        if self.emulated {
-            return emulation::round(cast_to(x, FloatDType::F32), self.dtype);
-        }
-        cast_to(x, self.dtype)
-    }
-}
-
-fn is_castable(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16)
-}
-
-/// A cast that is recorded only where it changes something.
-pub(crate) fn cast_to<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
-    match !is_castable(x.dtype()) || x.dtype() == dtype.into() {
-        true => x,
-        false => x.cast(dtype),
-    }
-}
-
-thread_local! {
-    /// The region this thread is in. A spawned thread starts outside, as with PyTorch.
-    static REGION: Cell<Option<Compute>> = const { Cell::new(None) };
-}
-
-/// Restores the surrounding region, also when the forward pass panics.
-struct Entered {
-    previous: Option<Compute>,
-}
-
-impl Entered {
-    fn enter(compute: Option<Compute>) -> Self {
-        Self {
-            previous: REGION.replace(compute),
-        }
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        REGION.set(self.previous);
-    }
-}
-
-/// An autocast region for a [prepared](AutocastConfig::prepare) model: a small copyable value.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Autocast {
-    compute: Compute,
-    output_dtype: FloatDType,
-}
-
-impl Autocast {
-    /// Runs `forward` in half precision: casts the input, switches the casts of the weights on,
-    /// and casts the output.
-    ///
-    /// `input` and the result are tensors, or anything made of them ([`FloatTensors`]); integer
-    /// and boolean tensors pass unchanged, as do F64 tensors. Compute the loss outside, in F32.
-    /// The region is of this thread only: a thread that `forward` spawns is outside of it.
-    pub fn forward<I: FloatTensors, O: FloatTensors>(
-        &self,
-        input: I,
-        forward: impl FnOnce(I) -> O,
-    ) -> O {
-        let input = input.map_floats(&Caster(Edge::In(self.compute)));
-        let output = {
-            let _region = Entered::enter(Some(self.compute));
-            forward(input)
-        };
-        output.map_floats(&Caster(Edge::Out(self.compute, self.output_dtype)))
-    }
-
-    /// The same region without any cast.
-    pub(crate) fn in_full_precision(&self) -> Self {
-        Self {
-            compute: Compute::native(FloatDType::F32),
-            output_dtype: FloatDType::F32,
-        }
-    }
-
-    /// The dtype that the forward pass computes in (or emulates).
-    pub fn dtype(&self) -> FloatDType {
-        self.compute.dtype
-    }
-
-    /// Whether the dtype is emulated with rounded F32 tensors.
-    pub fn is_emulated(&self) -> bool {
-        self.compute.emulated
-    }
-}
-
-/// Runs `body` in F32 inside an autocast region, and casts its result back.
-///
-/// For what must not run in half: modules that Burn cannot run in it (BatchNorm, recurrent cells,
-/// positional encodings), or a sum that would overflow. `input` arrives in F32, weights are the
-/// FP32 master weights, the result is cast to the dtype of the region. Outside of a region `body`
-/// just runs, so a model that contains this call is unchanged without autocast.
-///
-/// ```
-/// use burn::nn::{BatchNormConfig, LinearConfig};
-/// use burn::tensor::{DType, Device, FloatDType, Tensor};
-/// use burn_lean_amp::{AutocastConfig, full_precision};
-///
-/// let device = Device::flex();
-/// let linear = LinearConfig::new(4, 2).init(&device);
-/// let norm = BatchNormConfig::new(2).init(&device);
-/// let (model, autocast) = AutocastConfig::new(FloatDType::BF16).prepare((linear, norm))?;
-///
-/// let y = autocast.forward(Tensor::<2>::ones([3, 4], &device), |x| {
-///     let h = model.0.forward(x);
-///     let h = full_precision(h.unsqueeze_dim::<3>(2), |h| {
-///         assert_eq!(h.dtype(), DType::F32);
-///         model.1.forward(h)
-///     });
-///     assert_eq!(h.dtype(), DType::BF16);
-///     h
-/// });
-/// assert_eq!(y.dims(), [3, 2, 1]);
-/// # Ok::<(), burn_lean_amp::AmpError>(())
-/// ```
-pub fn full_precision<I: FloatTensors, O: FloatTensors>(input: I, body: impl FnOnce(I) -> O) -> O {
-    let Some(compute) = REGION.get() else {
-        return body(input);
-    };
-    let input = input.map_floats(&Caster(Edge::Out(compute, FloatDType::F32)));
-    let output = {
-        let _region = Entered::enter(None);
-        body(input)
-    };
-    output.map_floats(&Caster(Edge::In(compute)))
-}
-
-/// The cast at the edge of a region, handed to [`FloatTensors::map_floats`].
-#[derive(Debug, Clone, Copy)]
-pub struct Caster(Edge);
-
-#[derive(Debug, Clone, Copy)]
-enum Edge {
-    /// Into a region.
-    In(Compute),
-    /// Out of a region, to this dtype.
-    Out(Compute, FloatDType),
-}
-
-impl Caster {
-    /// Casts one tensor of any rank; the cast is tracked by autodiff.
-    pub fn cast<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        match self.0 {
-            Edge::In(compute) => compute.cast(x),
-            Edge::Out(compute, dtype) if compute.emulated => {
-                // What leaves a half region is half, and so is the gradient that enters it.
-                cast_to(compute.cast(x), dtype)
-            }
-            Edge::Out(_, dtype) => cast_to(x, dtype),
-        }
-    }
-}
-
 /// A parameter whose base is the FP32 master weight and whose effective value is half precision
 /// inside an autocast region.
 ///
@@ -411,60 +218,11 @@ impl Reparameterization for MasterWeight {
     const NAME: &'static str = "master_weight";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        match REGION.get() {
+        match region::current() {
             Some(compute) => compute.cast(base),
             None => base,
         }
     }
-}
-
-/// Why a parameter of a prepared model stays in F32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum KeptBecause {
-    /// It belongs to a BatchNorm, whose running statistics are F32 and do not mix with half.
-    BatchNorm,
-    /// It belongs to a recurrent cell, whose initial state is F32 and does not mix with half.
-    Recurrent,
-    /// [`AutocastConfig::full_precision`] names it.
-    Requested,
-    /// It was not prepared, or is neither F32 nor half.
-    NotPrepared,
-}
-
-/// How one parameter takes part in autocast.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ParameterPrecision {
-    /// Path of the parameter.
-    pub path: String,
-    /// Elements.
-    pub elements: usize,
-    /// `None` if the parameter is cast in a region; otherwise why it stays in F32.
-    pub kept: Option<KeptBecause>,
-}
-
-/// Says for every floating-point parameter of a prepared model whether it is cast.
-///
-/// Parameters inside another reparameterization (LoRA factors) are listed as not prepared: they
-/// compute in F32.
-pub fn parameter_precision<M: Module>(model: &M) -> Vec<ParameterPrecision> {
-    let prepared: Vec<ParamId> = attached(model)
-        .into_iter()
-        .map(|attached| attached.id)
-        .collect();
-    let mut kept = KeptParameters::new(None);
-    model.visit(&mut kept);
-    kept.all
-        .into_iter()
-        .map(|(id, mut parameter)| {
-            if prepared.contains(&id) {
-                parameter.kept = None;
-            } else if parameter.kept.is_none() {
-                parameter.kept = Some(KeptBecause::NotPrepared);
-            }
-            parameter
-        })
-        .collect()
 }
 
 struct AttachMasterWeight {
@@ -484,86 +242,5 @@ impl Reparameterizer for AttachMasterWeight {
             return (param, None);
         }
         (param, Some(MasterWeight {}))
-    }
-}
-
-/// Finds what stays in F32 by the modules that surround a parameter.
-struct KeptParameters {
-    requested: Option<ParamGroup>,
-    path: Vec<String>,
-    containers: Vec<String>,
-    kept: HashMap<ParamId, KeptBecause>,
-    all: Vec<(ParamId, ParameterPrecision)>,
-    error: Option<AmpError>,
-}
-
-impl KeptParameters {
-    fn new(requested: Option<ParamGroup>) -> Self {
-        Self {
-            requested,
-            path: Vec::new(),
-            containers: Vec::new(),
-            kept: HashMap::new(),
-            all: Vec::new(),
-            error: None,
-        }
-    }
-
-    fn reason(&self, id: &ParamId, path: &str) -> Option<KeptBecause> {
-        let inside = |name: &str| self.containers.iter().any(|container| container == name);
-        // All of Burn's recurrent cells keep their weights in gate controllers, so a model's own
-        // struct that happens to be called `Lstm` is not mistaken for one.
-        if inside("Struct:GateController") {
-            Some(KeptBecause::Recurrent)
-        } else if inside("Struct:BatchNorm") {
-            Some(KeptBecause::BatchNorm)
-        } else if self
-            .requested
-            .as_ref()
-            .is_some_and(|group| group.matches(id, Some(path)))
-        {
-            Some(KeptBecause::Requested)
-        } else {
-            None
-        }
-    }
-}
-
-impl ModuleVisitor for KeptParameters {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.push(name.to_string());
-        self.containers.push(container_type.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-        self.containers.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        let dtype = param.base().dtype();
-        let mut reason = self.reason(&param.id, &path);
-        match dtype {
-            DType::F32 => {}
-            DType::F16 | DType::BF16 | DType::Flex32 if self.error.is_none() => {
-                self.error = Some(AmpError::ParameterDtype {
-                    path: path.clone(),
-                    dtype,
-                });
-            }
-            _ => reason = reason.or(Some(KeptBecause::NotPrepared)),
-        }
-        if let Some(reason) = reason {
-            self.kept.insert(param.id, reason);
-        }
-        self.all.push((
-            param.id,
-            ParameterPrecision {
-                path,
-                elements: param.lazy_shape().num_elements(),
-                kept: reason,
-            },
-        ));
     }
 }

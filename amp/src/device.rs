@@ -7,8 +7,8 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::autocast::Compute;
 use crate::gradients::{non_finite_flag, read};
+use crate::region::Compute;
 
 /// What to do where a device cannot compute in the requested dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

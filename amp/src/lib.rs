@@ -98,15 +98,14 @@ mod gradients;
 #[cfg(feature = "train")]
 mod learner;
 mod loss_scale;
+mod precision;
 mod record;
+mod region;
 mod report;
 mod speculative;
 
 pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
-pub use autocast::{
-    Autocast, AutocastConfig, Caster, KeptBecause, MasterWeight, ParameterPrecision,
-    full_precision, parameter_precision,
-};
+pub use autocast::{AutocastConfig, MasterWeight};
 pub use checkpoint::Checkpoints;
 pub use device::{Fallback, MixedMatmul, SelfTest, self_test, supported_dtypes};
 pub use emulation::round_to;
@@ -121,6 +120,8 @@ pub use learner::{
     SkippedStepsMetric,
 };
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
+pub use precision::{KeptBecause, ParameterPrecision, parameter_precision};
 pub use record::GradScalerRecord;
+pub use region::{Autocast, Caster, full_precision};
 pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
 pub use speculative::Speculative;

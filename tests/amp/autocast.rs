@@ -1,6 +1,6 @@
 //! Preparing a model, regions, and devices that cannot.
 
-use burn::module::{Module, Param, ParamGroup};
+use burn::module::{Lora, Module, Param, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
@@ -327,4 +327,21 @@ fn a_device_can_be_checked_before_there_is_a_model() {
             emulated.check(&target.device).unwrap();
         }
     });
+}
+
+#[test]
+fn a_parameter_with_an_adapter_is_reported_by_what_it_computes_in() {
+    let config = AutocastConfig::new(FloatDType::F16)
+        .with_full_precision(Some(ParamGroup::from_predicate("second")));
+    let (model, _) = config
+        .prepare_with(Mlp::new(1, &Device::flex()), Lora::new(1, 1.0))
+        .unwrap();
+    let precision = parameter_precision(&model);
+    let kept = |path: &str| precision.iter().find(|p| p.path == path).unwrap().kept;
+    assert_eq!(kept("first.weight"), None);
+    assert_eq!(kept("second.weight"), Some(KeptBecause::NotPrepared));
+    assert_eq!(
+        kept("first.weight.chain.first.a"),
+        Some(KeptBecause::NotPrepared)
+    );
 }
