@@ -11,11 +11,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::Capture;
 use burn::backend::ir::{OperationIr, TensorId, TensorIr};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::device::device_name;
+use crate::walk::{FloatVisitor, walk};
 use crate::{AmpError, Autocast, ParameterPrecision, parameter_precision};
 
 mod operation;
@@ -302,7 +303,7 @@ impl Trace {
         let captured = capture.capture_scope(|scope| {
             // `valid` copies running statistics: `to_device` would move the original's in place.
             let model = model.valid().to_device(&capture);
-            model.visit(&mut parameters);
+            walk(&model, &mut parameters);
             // Caught inside of the scope, so that what was recorded until then is not lost.
             match catch_unwind(AssertUnwindSafe(|| forward(&model, autocast, &capture))) {
                 Ok(output) => {
@@ -470,25 +471,15 @@ fn panic_message(payload: &(dyn Any + Send)) -> String {
 
 #[derive(Default)]
 struct ParameterIds {
-    path: Vec<String>,
     ids: HashMap<TensorId, (String, usize)>,
 }
 
-impl ModuleVisitor for ParameterIds {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl FloatVisitor for ParameterIds {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         let base = param.base();
         let bytes = base.shape().num_elements() * base.dtype().size();
         if let Ok(primitive) = base.try_into_primitive::<Capture>() {
-            self.ids
-                .insert(primitive.id(), (self.path.join("."), bytes));
+            self.ids.insert(primitive.id(), (path.to_string(), bytes));
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Int, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
 use crate::gradients::read;
+use crate::walk::{FloatVisitor, walk};
 
 /// The gradient of one parameter, counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,25 +47,24 @@ pub fn inspect_gradients<M: Module>(
     model: &M,
     grads: &GradientsParams,
 ) -> Result<Vec<ParameterGradient>, AmpError> {
-    let mut walk = Count {
-        path: Vec::new(),
+    let mut visitor = Count {
         grads,
         found: Vec::new(),
     };
-    model.visit(&mut walk);
+    walk(model, &mut visitor);
     let mut transaction = Transaction::default();
-    for (_, _, counts, largest) in &walk.found {
+    for (_, _, counts, largest) in &visitor.found {
         for count in counts {
             transaction = transaction.register(count.clone());
         }
         transaction = transaction.register(largest.clone());
     }
-    let data = match walk.found.is_empty() {
+    let data = match visitor.found.is_empty() {
         true => return Ok(Vec::new()),
         false => read(transaction)?,
     };
     let count = |index: usize| data[index].iter::<i64>().next().unwrap_or(0) as usize;
-    Ok(walk
+    Ok(visitor
         .found
         .iter()
         .enumerate()
@@ -81,21 +81,12 @@ pub fn inspect_gradients<M: Module>(
 type Counted = (String, usize, [Tensor<1, Int>; 2], Tensor<1>);
 
 struct Count<'a> {
-    path: Vec<String>,
     grads: &'a GradientsParams,
     found: Vec<Counted>,
 }
 
-impl ModuleVisitor for Count<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl FloatVisitor for Count<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         let Some(grad) = self.grads.get::<D>(param.id) else {
             return;
         };
@@ -108,7 +99,7 @@ impl ModuleVisitor for Count<'_> {
         let non_finite = bad.clone().int().sum();
         let largest = grad.mask_fill(bad, 0.0).abs().max();
         self.found
-            .push((self.path.join("."), elements, [zeros, non_finite], largest));
+            .push((path.to_string(), elements, [zeros, non_finite], largest));
     }
 }
 
@@ -206,16 +197,15 @@ pub fn calibrate_scale<M: Module>(
         });
     }
     let grads = GradientsParams::from_grads(loss.backward(), model);
-    let mut walk = Collect {
-        path: Vec::new(),
+    let mut visitor = Collect {
         grads: &grads,
         paths: Vec::new(),
         transaction: Transaction::default(),
     };
-    model.visit(&mut walk);
+    walk(model, &mut visitor);
     let Collect {
         paths, transaction, ..
-    } = walk;
+    } = visitor;
     if paths.is_empty() {
         return Err(AmpError::NoGradients);
     }
@@ -263,24 +253,15 @@ impl ScaleCalibration {
 }
 
 struct Collect<'a> {
-    path: Vec<String>,
     grads: &'a GradientsParams,
     paths: Vec<String>,
     transaction: Transaction,
 }
 
-impl ModuleVisitor for Collect<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl FloatVisitor for Collect<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
-            self.paths.push(self.path.join("."));
+            self.paths.push(path.to_string());
             self.transaction = std::mem::take(&mut self.transaction).register(grad);
         }
     }

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
 
 use crate::AmpError;
 use crate::report::OverflowingParameter;
+use crate::walk::{FloatVisitor, walk};
 
 /// Gradients divided by the loss scale, with what is needed to decide on the step.
 ///
@@ -144,8 +145,7 @@ pub(crate) fn unscale<M: Module>(
     inverse_scale: f32,
     check: bool,
 ) -> Result<Unscaled, AmpError> {
-    let mut walk = Unscale {
-        path: Vec::new(),
+    let mut visitor = Unscale {
         inverse_scale,
         check,
         found: 0,
@@ -156,16 +156,15 @@ pub(crate) fn unscale<M: Module>(
             norm: None,
         },
     };
-    model.visit(&mut walk);
-    match walk.error {
+    walk(model, &mut visitor);
+    match visitor.error {
         Some(error) => Err(error),
-        None if walk.found == 0 => Err(AmpError::NoGradients),
-        None => Ok(walk.out),
+        None if visitor.found == 0 => Err(AmpError::NoGradients),
+        None => Ok(visitor.out),
     }
 }
 
 struct Unscale {
-    path: Vec<String>,
     inverse_scale: f32,
     check: bool,
     found: usize,
@@ -173,16 +172,8 @@ struct Unscale {
     out: Unscaled,
 }
 
-impl ModuleVisitor for Unscale {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl FloatVisitor for Unscale {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         if self.error.is_some() {
             return;
         }
@@ -193,7 +184,7 @@ impl ModuleVisitor for Unscale {
         let dtype = grad.dtype();
         if !matches!(dtype, DType::F32 | DType::F64) {
             self.error = Some(AmpError::GradientDtype {
-                path: self.path.join("."),
+                path: path.to_string(),
                 dtype,
             });
             return;
@@ -205,7 +196,7 @@ impl ModuleVisitor for Unscale {
         }
         if self.check {
             let flag = non_finite_flag(grad.clone()).cast(DType::F32);
-            self.out.flags.push((self.path.join("."), flag));
+            self.out.flags.push((path.to_string(), flag));
         }
         let grad = match self.inverse_scale == 1.0 {
             true => grad,
@@ -224,42 +215,31 @@ pub(crate) fn describe_overflow<M: Module>(
     if paths.is_empty() {
         return Vec::new();
     }
-    let mut walk = Describe {
-        path: Vec::new(),
+    let mut visitor = Describe {
         paths,
         grads,
         found: Vec::new(),
     };
-    model.visit(&mut walk);
-    walk.found
+    walk(model, &mut visitor);
+    visitor.found
 }
 
 struct Describe<'a> {
-    path: Vec<String>,
     paths: &'a [String],
     grads: &'a GradientsParams,
     found: Vec<OverflowingParameter>,
 }
 
-impl ModuleVisitor for Describe<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        if !self.paths.contains(&path) {
+impl FloatVisitor for Describe<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if !self.paths.iter().any(|wanted| wanted == path) {
             return;
         }
         if let Some(grad) = self.grads.get::<D>(param.id) {
             let elements = grad.shape().num_elements();
             let bad = grad.clone().is_finite().bool_not();
             self.found.push(OverflowingParameter {
-                path,
+                path: path.to_string(),
                 elements,
                 non_finite: bad.clone().int().sum(),
                 largest_finite: grad.mask_fill(bad, 0.0).abs().max(),

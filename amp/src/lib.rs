@@ -103,6 +103,7 @@ mod record;
 mod region;
 mod report;
 mod speculative;
+mod walk;
 
 pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
 pub use autocast::{AutocastConfig, MasterWeight};
