@@ -51,12 +51,14 @@ pub(crate) fn round<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D
 /// The operation is compiled for the backends whose feature this crate was built with.
 pub(crate) fn is_available(device: &Device) -> bool {
     let name = crate::device::backend_name(device);
-    if name.contains("ndarray") {
-        cfg!(feature = "ndarray")
-    } else if name.contains("flex") {
-        cfg!(feature = "flex")
-    } else {
-        cfg!(any(feature = "wgpu", feature = "cuda", feature = "cpu"))
+    let compiled = [
+        ("ndarray", cfg!(feature = "ndarray")),
+        ("flex", cfg!(feature = "flex")),
+    ];
+    match compiled.iter().find(|(backend, _)| name.contains(backend)) {
+        Some((_, compiled)) => *compiled,
+        // All others are the one CubeCL backend.
+        None => cfg!(any(feature = "wgpu", feature = "cuda", feature = "cpu")),
     }
 }
 
