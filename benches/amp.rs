@@ -4,7 +4,8 @@
 //!
 //! All variants of a network run interleaved in one process, a few steps of each in turn, so that
 //! the ratios do not depend on what else the machine does. A sample is the time of several steps
-//! with one synchronization at their end; the table shows medians.
+//! with one synchronization at their end. Times are medians, ratios are medians of the ratios of
+//! samples taken right after each other.
 
 #[path = "../examples/support/mod.rs"]
 mod support;
@@ -268,7 +269,7 @@ fn benchmark<N: Network>(
         }
     }
     bar.finish_and_clear();
-    report(N::NAME, &mut variants, table);
+    report(N::NAME, &variants, table);
     Ok(())
 }
 
@@ -323,32 +324,34 @@ fn variant<N: Network>(
     })
 }
 
-fn report(network: &str, variants: &mut [Variant], table: &mut Table) {
-    let medians: Vec<f64> = variants
-        .iter_mut()
-        .map(|variant| median(&mut variant.milliseconds))
-        .collect();
+fn report(network: &str, variants: &[Variant], table: &mut Table) {
     // F32 without a scaler is what a plain training loop costs.
-    let f32_step = medians[0];
-    for (variants, medians) in variants.chunks(3).zip(medians.chunks(3)) {
-        let [off, plain, no_wait] = medians else {
+    let f32_step = &variants[0];
+    for dtype in variants.chunks(3) {
+        let [off, plain, no_wait] = dtype else {
             unreachable!("every dtype has three variants");
         };
-        let memory = variants[0].memory;
+        let share = |of: &Variant| 100.0 * ratio(of, off, |with, without| 1.0 - without / with);
         table.push([
             network.into(),
-            variants[0].dtype.clone().into(),
-            Cell::Number(*plain, 2),
-            Cell::Number(plain / f32_step, 2),
-            Cell::Number(100.0 * (plain - off) / plain, 1),
-            Cell::Number(100.0 * (no_wait - off) / no_wait, 1),
-            Cell::Integer(memory.total() as u64),
-            Cell::Number(memory.ratio(), 2),
+            off.dtype.clone().into(),
+            Cell::Number(median(plain.milliseconds.clone()), 2),
+            Cell::Number(ratio(plain, f32_step, |amp, f32| amp / f32), 2),
+            Cell::Number(share(plain), 1),
+            Cell::Number(share(no_wait), 1),
+            Cell::Integer(off.memory.total() as u64),
+            Cell::Number(off.memory.ratio(), 3),
         ]);
     }
 }
 
-fn median(samples: &mut [f64]) -> f64 {
+/// Median over the samples of two variants, each compared with its neighbour in time.
+fn ratio(a: &Variant, b: &Variant, of: impl Fn(f64, f64) -> f64) -> f64 {
+    let pairs = a.milliseconds.iter().zip(&b.milliseconds);
+    median(pairs.map(|(a, b)| of(*a, *b)).collect())
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
     samples[samples.len() / 2]
 }
