@@ -228,9 +228,9 @@ impl<M: Module> Speculative<M> {
 type ReadFuture = Pin<Box<dyn Future<Output = Result<Vec<TensorData>, ExecutionError>>>>;
 
 /// A read under way, or already done.
-enum Outcome {
-    Arrived(Result<Vec<TensorData>, ExecutionError>),
-    Reading(ReadFuture),
+struct Outcome {
+    arrived: Option<Result<Vec<TensorData>, ExecutionError>>,
+    reading: Option<ReadFuture>,
 }
 
 impl Outcome {
@@ -243,15 +243,32 @@ impl Outcome {
             .as_mut()
             .poll(&mut Context::from_waker(Waker::noop()))
         {
-            Poll::Ready(data) => Self::Arrived(data),
-            Poll::Pending => Self::Reading(future),
+            Poll::Ready(data) => Self {
+                arrived: Some(data),
+                reading: None,
+            },
+            Poll::Pending => Self {
+                arrived: None,
+                reading: Some(future),
+            },
         }
     }
 
-    fn wait(self) -> Result<Vec<TensorData>, ExecutionError> {
-        match self {
-            Self::Arrived(data) => data,
-            Self::Reading(future) => read_sync(future),
+    fn wait(mut self) -> Result<Vec<TensorData>, ExecutionError> {
+        match (self.arrived.take(), self.reading.take()) {
+            (Some(data), _) => data,
+            (None, Some(future)) => read_sync(future),
+            (None, None) => unreachable!("an outcome has arrived or is being read"),
+        }
+    }
+}
+
+/// A read that is given up leaves its staging buffer mapped, and Burn's wgpu runtime uses that
+/// buffer again for the next read, which fails (seen with cubecl-wgpu 0.11.3). So it is awaited.
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        if let Some(future) = self.reading.take() {
+            let _ = read_sync(future);
         }
     }
 }

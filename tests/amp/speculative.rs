@@ -184,3 +184,21 @@ fn settling_waits_for_the_outcome() {
     assert_eq!(scaler.state().skipped_steps, 1);
     assert!(training.report().unwrap().skipped);
 }
+
+#[test]
+fn a_training_that_is_given_up_leaves_the_device_usable() {
+    each_device(|target| {
+        let (model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        for _ in 0..3 {
+            let mut training = Speculative::new(model.clone(), AdamWConfig::new().init(), scaler());
+            training
+                .step(0.1, |model, scaler| {
+                    gradients(model, &autocast, scaler, 0, 1.0)
+                })
+                .unwrap();
+            drop(training);
+            // Another read: Burn's wgpu runtime panics here when the first one was given up.
+            assert!(!bits(&model).is_empty());
+        }
+    });
+}
