@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
+use crate::device::device_name;
 use crate::{FloatTensors, emulation};
 
 /// The dtype of an autocast region, and how it is reached on the device.
@@ -31,6 +32,17 @@ impl Compute {
 
     pub(crate) fn is_half(self) -> bool {
         matches!(self.dtype, FloatDType::F16 | FloatDType::BF16)
+    }
+
+    /// Some devices compute garbage in a dtype that they lack, without a word.
+    fn assert_supported(self, device: &Device) {
+        assert!(
+            self.emulated || !self.is_half() || device.supports_dtype(self.dtype),
+            "{} cannot compute in {:?}: the model was prepared on another device. Move it there \
+             before `AutocastConfig::prepare`, which checks the device",
+            device_name(device),
+            self.dtype
+        );
     }
 
     /// Casts F32 and half tensors; F64 and quantized tensors are left alone.
@@ -107,6 +119,11 @@ impl Autocast {
     /// `input` and the result are tensors, or anything made of them ([`FloatTensors`]); integer
     /// and boolean tensors pass unchanged, as do F64 tensors. Compute the loss outside, in F32.
     /// The region is of this thread only: a thread that `forward` spawns is outside of it.
+    ///
+    /// # Panics
+    ///
+    /// When the input is on a device that cannot compute in the dtype, which
+    /// [`prepare`](crate::AutocastConfig::prepare) has refused for the devices of the model.
     pub fn forward<I: FloatTensors, O: FloatTensors>(
         &self,
         input: I,
@@ -196,7 +213,10 @@ impl Caster {
     /// Casts one tensor of any rank; the cast is tracked by autodiff.
     pub fn cast<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self.0 {
-            Edge::In(compute) => compute.cast(x),
+            Edge::In(compute) => {
+                compute.assert_supported(&x.device());
+                compute.cast(x)
+            }
             Edge::Out(compute, dtype) if compute.emulated => {
                 // What leaves a half region is half, and so is the gradient that enters it.
                 cast_to(compute.cast(x), dtype)

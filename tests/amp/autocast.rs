@@ -345,3 +345,13 @@ fn a_parameter_with_an_adapter_is_reported_by_what_it_computes_in() {
         Some(KeptBecause::NotPrepared)
     );
 }
+
+#[test]
+#[should_panic(expected = "the model was prepared on another device")]
+#[allow(deprecated)]
+fn an_input_on_a_device_without_the_dtype_is_a_panic_and_no_garbage() {
+    let (_, autocast) = AutocastConfig::new(FloatDType::F16)
+        .prepare(Mlp::new(1, &Device::flex()))
+        .unwrap();
+    autocast.forward(Tensor::<1>::ones([2], &Device::ndarray()), |x| x);
+}

@@ -6,6 +6,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::Learner;
 use burn_lean_amp::{Amp, AmpError};
 
+use crate::devices::each_device;
 use crate::support::{Mlp, amp, bits, samples, samples_with_infinity, scaler, training};
 use crate::training::step;
 
@@ -56,20 +57,22 @@ fn a_resumed_training_is_the_uninterrupted_one() {
 
 #[test]
 fn a_damaged_state_is_an_error_and_no_step() {
-    let device = Device::flex().autodiff();
-    let damaged = amp(&device, FloatDType::F16, &scaler()).map(&mut Damage::default());
-    let monitor = damaged.monitor();
-    let before = bits(damaged.model());
-    let mut learner = Learner::new(damaged, SgdConfig::new().init(), 0.1);
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let damaged = amp(&device, FloatDType::F16, &scaler()).map(&mut Damage::default());
+        let monitor = damaged.monitor();
+        let before = bits(damaged.model());
+        let mut learner = Learner::new(damaged, SgdConfig::new().init(), 0.1);
 
-    step(&mut learner, &samples(4), &device);
+        step(&mut learner, &samples(4), &device);
 
-    assert!(
-        matches!(monitor.error(), Some(AmpError::Record { .. })),
-        "{monitor:?}"
-    );
-    assert!(monitor.interrupter().should_stop());
-    assert_eq!(bits(learner.model().model()), before);
+        assert!(
+            matches!(monitor.error(), Some(AmpError::Record { .. })),
+            "{monitor:?}"
+        );
+        assert!(monitor.interrupter().should_stop());
+        assert_eq!(bits(learner.model().model()), before);
+    });
 }
 
 /// Doubles the loss scale and forgets its inverse.

@@ -9,38 +9,41 @@ use burn_lean_amp::{
     SkipCause,
 };
 
+use crate::devices::each_device;
 use crate::support::{
     Batch, Mlp, amp, batch, bits, samples, samples_with_infinity, scaler, training,
 };
 
 #[test]
 fn a_diverged_training_stops_with_the_model_before_it() {
-    let device = Device::flex().autodiff();
-    let directory = tempfile::tempdir().unwrap();
-    let config = scaler().with_max_consecutive_skips(Some(3));
-    let amp = amp(&device, FloatDType::F16, &config);
-    let monitor = amp.monitor();
-    let before = bits(amp.model());
-    let every_other: Vec<usize> = (0..40).step_by(2).collect();
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let directory = tempfile::tempdir().unwrap();
+        let config = scaler().with_max_consecutive_skips(Some(3));
+        let amp = amp(&device, FloatDType::F16, &config);
+        let monitor = amp.monitor();
+        let before = bits(amp.model());
+        let every_other: Vec<usize> = (0..40).step_by(2).collect();
 
-    let result = training(directory.path(), samples_with_infinity(40, &every_other), 4)
-        .with_interrupter(monitor.interrupter())
-        .num_epochs(5)
-        .launch(Learner::new(amp, SgdConfig::new().init(), 0.1));
+        let result = training(directory.path(), samples_with_infinity(40, &every_other), 4)
+            .with_interrupter(monitor.interrupter())
+            .num_epochs(5)
+            .launch(Learner::new(amp, SgdConfig::new().init(), 0.1));
 
-    assert_eq!(
-        monitor.error(),
-        Some(AmpError::Diverged {
-            consecutive: 3,
-            loss_scale: 512.0,
-            cause: SkipCause::LossNotFinite,
-            parameter: Some("first.weight".into()),
-        })
-    );
-    let error = result.error.unwrap().to_string();
-    assert!(error.contains("3 steps in a row were skipped"), "{error}");
-    assert_eq!(result.model.state().unwrap().steps, 3);
-    assert_eq!(bits(result.model.model()), before);
+        assert_eq!(
+            monitor.error(),
+            Some(AmpError::Diverged {
+                consecutive: 3,
+                loss_scale: 512.0,
+                cause: SkipCause::LossNotFinite,
+                parameter: Some("first.weight".into()),
+            })
+        );
+        let error = result.error.unwrap().to_string();
+        assert!(error.contains("3 steps in a row were skipped"), "{error}");
+        assert_eq!(result.model.state().unwrap().steps, 3);
+        assert_eq!(bits(result.model.model()), before);
+    });
 }
 
 #[test]
@@ -81,24 +84,26 @@ fn a_model_off_the_autodiff_device_is_an_error_and_no_panic() {
 
 #[test]
 fn a_bad_configuration_gives_the_model_back() {
-    let device = Device::flex().autodiff();
-    let config = GradScalerConfig::for_dtype(FloatDType::F16).with_max_norm(Some(-1.0));
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let config = GradScalerConfig::for_dtype(FloatDType::F16).with_max_norm(Some(-1.0));
 
-    let rejected = Amp::new(
-        Mlp::new(&device),
-        &AutocastConfig::new(FloatDType::F16),
-        &config,
-    )
-    .unwrap_err();
+        let rejected = Amp::new(
+            Mlp::new(&device),
+            &AutocastConfig::new(FloatDType::F16),
+            &config,
+        )
+        .unwrap_err();
 
-    assert!(matches!(
-        rejected.error(),
-        AmpError::InvalidConfig {
-            field: "max_norm",
-            ..
-        }
-    ));
-    assert_eq!(bits(rejected.value()), bits(&Mlp::new(&device)));
+        assert!(matches!(
+            rejected.error(),
+            AmpError::InvalidConfig {
+                field: "max_norm",
+                ..
+            }
+        ));
+        assert_eq!(bits(rejected.value()), bits(&Mlp::new(&device)));
+    });
 }
 
 /// Computes its loss inside the region.

@@ -1,4 +1,7 @@
-//! Mixed precision under Burn's `Learner` and `SupervisedTraining`, on CPU devices.
+//! Mixed precision under Burn's `Learner` and `SupervisedTraining`, on every device.
+
+#[path = "../support/mod.rs"]
+mod devices;
 
 mod checkpoint;
 mod divergence;

@@ -10,24 +10,27 @@ use burn::tensor::{Device, FloatDType};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim, TrainingStrategy};
 use burn_lean_amp::{Amp, AmpLrScheduler};
 
+use crate::devices::each_device;
 use crate::support::{Mlp, amp, samples, samples_with_infinity, scaler, training};
 use crate::training::step;
 
 #[test]
 fn the_learning_rate_of_a_skipped_step_is_used_again() {
-    let device = Device::flex().autodiff();
-    let amp = amp(&device, FloatDType::F16, &scaler());
-    let schedule = amp.lr_scheduler(halving()).unwrap();
-    let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let amp = amp(&device, FloatDType::F16, &scaler());
+        let schedule = amp.lr_scheduler(halving()).unwrap();
+        let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
 
-    let mut lrs = Vec::new();
-    for broken in [false, true, true, false, false] {
-        let broken: &[usize] = if broken { &[0] } else { &[] };
-        step(&mut learner, &samples_with_infinity(4, broken), &device);
-        lrs.push(learner.lr_current().base());
-    }
+        let mut lrs = Vec::new();
+        for broken in [false, true, true, false, false] {
+            let broken: &[usize] = if broken { &[0] } else { &[] };
+            step(&mut learner, &samples_with_infinity(4, broken), &device);
+            lrs.push(learner.lr_current().base());
+        }
 
-    assert_eq!(lrs, [0.5, 0.25, 0.25, 0.25, 0.125]);
+        assert_eq!(lrs, [0.5, 0.25, 0.25, 0.25, 0.125]);
+    });
 }
 
 #[test]
@@ -68,49 +71,55 @@ fn advances(strategy: TrainingStrategy<Amp<Mlp>>, broken: usize) -> usize {
 
 #[test]
 fn a_checkpoint_after_a_skipped_step_keeps_its_learning_rate() {
-    let device = Device::flex().autodiff();
-    let amp = amp(&device, FloatDType::F16, &scaler());
-    let mut schedule = amp.lr_scheduler(halving()).unwrap();
-    let mut learner = Learner::new(amp.clone(), SgdConfig::new().init(), 0.1);
-    assert_eq!(schedule.step(), 0.5);
-    step(&mut learner, &samples_with_infinity(4, &[0]), &device);
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let amp = amp(&device, FloatDType::F16, &scaler());
+        let mut schedule = amp.lr_scheduler(halving()).unwrap();
+        let mut learner = Learner::new(amp.clone(), SgdConfig::new().init(), 0.1);
+        assert_eq!(schedule.step(), 0.5);
+        step(&mut learner, &samples_with_infinity(4, &[0]), &device);
 
-    let mut resumed = restored(schedule.to_record());
+        let mut resumed = restored(schedule.to_record());
 
-    assert_eq!([resumed.step(), schedule.step()], [0.5, 0.5]);
-    assert_eq!(resumed.to_record().scalar::<f64>("held_lr"), Some(0.5));
+        assert_eq!([resumed.step(), schedule.step()], [0.5, 0.5]);
+        assert_eq!(resumed.to_record().scalar::<f64>("held_lr"), Some(0.5));
+    });
 }
 
 #[test]
 fn a_checkpoint_after_a_step_taken_goes_on() {
-    let device = Device::flex().autodiff();
-    let amp = amp(&device, FloatDType::F16, &scaler());
-    let mut schedule = amp.lr_scheduler(halving()).unwrap();
-    let mut learner = Learner::new(amp.clone(), SgdConfig::new().init(), 0.1);
-    assert_eq!(schedule.step(), 0.5);
-    step(&mut learner, &samples(4), &device);
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let amp = amp(&device, FloatDType::F16, &scaler());
+        let mut schedule = amp.lr_scheduler(halving()).unwrap();
+        let mut learner = Learner::new(amp.clone(), SgdConfig::new().init(), 0.1);
+        assert_eq!(schedule.step(), 0.5);
+        step(&mut learner, &samples(4), &device);
 
-    let mut resumed = restored(schedule.to_record());
+        let mut resumed = restored(schedule.to_record());
 
-    assert_eq!([resumed.step(), schedule.step()], [0.25, 0.25]);
+        assert_eq!([resumed.step(), schedule.step()], [0.25, 0.25]);
+    });
 }
 
 #[test]
 fn going_back_to_a_checkpoint_forgets_the_steps_after_it() {
-    let device = Device::flex().autodiff();
-    let amp = amp(&device, FloatDType::F16, &scaler());
-    let mut schedule = amp.lr_scheduler(halving()).unwrap();
-    let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
-    assert_eq!(schedule.step(), 0.5);
-    step(&mut learner, &samples_with_infinity(4, &[0]), &device);
-    let record = schedule.to_record();
-    assert_eq!(schedule.step(), 0.5);
-    step(&mut learner, &samples(4), &device);
-    assert_eq!(schedule.step(), 0.25);
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let amp = amp(&device, FloatDType::F16, &scaler());
+        let mut schedule = amp.lr_scheduler(halving()).unwrap();
+        let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
+        assert_eq!(schedule.step(), 0.5);
+        step(&mut learner, &samples_with_infinity(4, &[0]), &device);
+        let record = schedule.to_record();
+        assert_eq!(schedule.step(), 0.5);
+        step(&mut learner, &samples(4), &device);
+        assert_eq!(schedule.step(), 0.25);
 
-    schedule.load_record(record);
+        schedule.load_record(record);
 
-    assert_eq!(schedule.step(), 0.5);
+        assert_eq!(schedule.step(), 0.5);
+    });
 }
 
 #[test]

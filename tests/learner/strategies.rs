@@ -6,6 +6,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim, TrainingStrategy};
 use burn_lean_amp::{Amp, GradScalerConfig};
 
+use crate::devices::each_device;
 use crate::support::{
     Mlp, Row, amp, batch, bits, error_of, samples, samples_with_infinity, scaler, training,
 };
@@ -71,34 +72,36 @@ fn train(amp: Amp<Mlp>, optim: MultiDeviceOptim, rows: Vec<Row>, epochs: usize) 
 // strategy does: a learner per replica, batches of their own, the same reduced gradients.
 #[test]
 fn replicas_with_the_same_reduced_gradients_stay_in_lock_step() {
-    let device = Device::flex().autodiff();
-    let amp = amp(&device, FloatDType::F16, &scaler());
-    let schedule = amp.lr_scheduler(0.1).unwrap();
-    let mut main = Learner::new(amp, SgdConfig::new().init(), schedule);
-    let mut other = main.clone();
-    main.fork(&device);
-    other.fork(&device);
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let amp = amp(&device, FloatDType::F16, &scaler());
+        let schedule = amp.lr_scheduler(0.1).unwrap();
+        let mut main = Learner::new(amp, SgdConfig::new().init(), schedule);
+        let mut other = main.clone();
+        main.fork(&device);
+        other.fork(&device);
 
-    for broken in [false, true, false, true, true] {
-        let broken: &[usize] = if broken { &[1] } else { &[] };
-        let mut grads = [
-            main.train_step(batch(&samples_with_infinity(4, broken), &device))
-                .grads,
-            other.train_step(batch(&samples(7), &device)).grads,
-        ];
-        main.model().model().visit(&mut Reduce(&mut grads));
-        for (learner, grads) in [&mut main, &mut other].into_iter().zip(grads) {
-            learner.lr_step();
-            learner.optimizer_step(grads);
+        for broken in [false, true, false, true, true] {
+            let broken: &[usize] = if broken { &[1] } else { &[] };
+            let mut grads = [
+                main.train_step(batch(&samples_with_infinity(4, broken), &device))
+                    .grads,
+                other.train_step(batch(&samples(7), &device)).grads,
+            ];
+            main.model().model().visit(&mut Reduce(&mut grads));
+            for (learner, grads) in [&mut main, &mut other].into_iter().zip(grads) {
+                learner.lr_step();
+                learner.optimizer_step(grads);
+            }
         }
-    }
 
-    let state = main.model().state().unwrap();
-    assert_eq!((state.steps, state.skipped_steps), (5, 3));
-    assert_eq!(other.model().state().unwrap(), state);
-    assert_eq!(bits(main.model().model()), bits(other.model().model()));
-    // Burn's distributed training marks every float parameter, which only autodiff tensors bear.
-    main.model().visit(&mut OnAutodiff);
+        let state = main.model().state().unwrap();
+        assert_eq!((state.steps, state.skipped_steps), (5, 3));
+        assert_eq!(other.model().state().unwrap(), state);
+        assert_eq!(bits(main.model().model()), bits(other.model().model()));
+        // Burn's distributed training marks every float parameter, which only autodiff tensors bear.
+        main.model().visit(&mut OnAutodiff);
+    });
 }
 
 /// Adds the gradients of two replicas up, for both.

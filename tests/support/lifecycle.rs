@@ -6,7 +6,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::reparam::{Attached, attached};
 
-use crate::support::{Parameter, Target, gradients, parameters, tensor, values};
+use super::{Parameter, Target, gradients, parameters, tensor, values};
 
 /// A model with a reparameterization attached to it, and how to look at one of its weights.
 pub(crate) struct Lifecycle<'a, M> {
