@@ -5,7 +5,7 @@
 //! All variants of a network run interleaved in one process, a few steps of each in turn, so that
 //! the ratios do not depend on what else the machine does. A sample is the time of several steps
 //! with one synchronization at their end. Times are medians, ratios are medians of the ratios of
-//! samples taken right after each other.
+//! samples of the same round.
 
 #[path = "../examples/support/mod.rs"]
 mod support;
@@ -40,7 +40,7 @@ struct Arguments {
     /// Sizes for a GPU instead of a CPU.
     #[arg(long)]
     large: bool,
-    /// Samples of each variant.
+    /// Samples of each variant; 0 measures nothing and reports bytes only.
     #[arg(long, default_value_t = 9)]
     samples: usize,
     /// Steps in a sample.
@@ -252,15 +252,22 @@ fn benchmark<N: Network>(
         }
     }
     let bar = support::progress((arguments.samples + 1) * variants.len(), N::NAME);
-    for sample in 0..=arguments.samples {
-        for variant in &mut variants {
+    let samples = match arguments.samples {
+        0 => 0..0,
+        // The first compiles kernels and allocates; it does not count.
+        count => 0..count + 1,
+    };
+    for sample in samples {
+        // Each sample starts with another variant: whose memory is still warm must not decide.
+        for turn in 0..variants.len() {
+            let index = (sample + turn) % variants.len();
+            let variant = &mut variants[index];
             plain_device.sync()?;
             let start = Instant::now();
             for _ in 0..arguments.steps {
                 (variant.step)()?;
             }
             plain_device.sync()?;
-            // The first sample compiles kernels and allocates.
             if sample > 0 {
                 let elapsed = start.elapsed().as_secs_f64() * 1e3;
                 variant.milliseconds.push(elapsed / arguments.steps as f64);
@@ -331,27 +338,31 @@ fn report(network: &str, variants: &[Variant], table: &mut Table) {
         let [off, plain, no_wait] = dtype else {
             unreachable!("every dtype has three variants");
         };
-        let share = |of: &Variant| 100.0 * ratio(of, off, |with, without| 1.0 - without / with);
+        let share = |of: &Variant| ratio(of, off, |with, without| 100.0 * (1.0 - without / with));
         table.push([
             network.into(),
             off.dtype.clone().into(),
-            Cell::Number(median(plain.milliseconds.clone()), 2),
-            Cell::Number(ratio(plain, f32_step, |amp, f32| amp / f32), 2),
-            Cell::Number(share(plain), 1),
-            Cell::Number(share(no_wait), 1),
+            cell(median(plain.milliseconds.clone()), 2),
+            cell(ratio(plain, f32_step, |amp, f32| amp / f32), 2),
+            cell(share(plain), 1),
+            cell(share(no_wait), 1),
             Cell::Integer(off.memory.total() as u64),
             Cell::Number(off.memory.ratio(), 3),
         ]);
     }
 }
 
-/// Median over the samples of two variants, each compared with its neighbour in time.
-fn ratio(a: &Variant, b: &Variant, of: impl Fn(f64, f64) -> f64) -> f64 {
+/// Median over the samples of two variants, each compared with that of the same round.
+fn ratio(a: &Variant, b: &Variant, of: impl Fn(f64, f64) -> f64) -> Option<f64> {
     let pairs = a.milliseconds.iter().zip(&b.milliseconds);
     median(pairs.map(|(a, b)| of(*a, *b)).collect())
 }
 
-fn median(mut samples: Vec<f64>) -> f64 {
+fn median(mut samples: Vec<f64>) -> Option<f64> {
     samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
+    samples.get(samples.len() / 2).copied()
+}
+
+fn cell(number: Option<f64>, decimals: usize) -> Cell {
+    number.map_or(Cell::Empty, |number| Cell::Number(number, decimals))
 }

@@ -38,6 +38,8 @@
 //!
 //! Curves go to `out/loss_scaling.csv` and `out/loss_scaling.svg`.
 
+#[path = "loss_scaling/source.rs"]
+mod source;
 mod support;
 #[path = "loss_scaling/translator.rs"]
 mod translator;
@@ -47,14 +49,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use burn_lean::amp::{AmpError, DynamicLossScale, GradScalerConfig, LossScale};
+use burn_lean::amp::{AmpError, DynamicLossScale, GradScalerConfig, LossScale, inspect_gradients};
 use clap::Parser;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use source::Source;
 use support::{Cell, Curve, Options, Table};
 use translator::Translator;
 
@@ -63,6 +65,9 @@ use translator::Translator;
 struct Cli {
     #[command(flatten)]
     options: Options,
+    /// Folder with text files (*.txt) to take the sequences from; without it, random tokens.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
     /// Folder for the curves.
     #[arg(long, value_name = "DIR", default_value = "out")]
     out: PathBuf,
@@ -94,6 +99,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.options.device()?;
+    let source = Source::load(cli.data.as_deref(), cli.vocabulary, cli.length)?;
     std::fs::create_dir_all(&cli.out)
         .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;
 
@@ -122,7 +128,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             seed,
         };
         let start = Instant::now();
-        let outcome = train(cli, &run, &device)?;
+        let outcome = train(cli, &run, &source, &device)?;
         let last = perplexity(&outcome.losses[outcome.losses.len() * 9 / 10..]);
         table.push([
             name.as_str().into(),
@@ -213,7 +219,7 @@ impl Outcome {
     }
 }
 
-fn train(cli: &Cli, run: &Run, device: &Device) -> Result<Outcome, AmpError> {
+fn train(cli: &Cli, run: &Run, source: &Source, device: &Device) -> Result<Outcome, AmpError> {
     device.seed(run.seed);
     let model = Translator::new(cli.vocabulary, cli.hidden, device);
     let (mut model, autocast) = cli.options.autocast(run.dtype).prepare(model)?;
@@ -228,7 +234,7 @@ fn train(cli: &Cli, run: &Run, device: &Device) -> Result<Outcome, AmpError> {
     let mut zero_shares = Vec::new();
     let bar = support::progress(cli.steps, run.name.as_str());
     for step in 0..cli.steps {
-        let batch = Sequences::random(cli, &mut rng, device);
+        let batch = Sequences::new(cli, source, &mut rng, device);
         let logits = autocast.forward((batch.source, batch.shifted), |(source, shifted)| {
             model.forward(source, shifted)
         });
@@ -239,7 +245,7 @@ fn train(cli: &Cli, run: &Run, device: &Device) -> Result<Outcome, AmpError> {
         let grads = scaler.scale(loss)?.backward();
         let grads = GradientsParams::from_grads(grads, &model);
         if step % 20 == 0 {
-            zero_shares.push(zero_share(&model, &grads));
+            zero_shares.push(zero_share(&model, &grads)?);
         }
         model = scaler.step(&mut optim, LEARNING_RATE, model, grads)?;
         // The scaler has read the loss together with its verdict on the gradients.
@@ -274,16 +280,14 @@ struct Sequences {
 }
 
 impl Sequences {
-    fn random(cli: &Cli, rng: &mut StdRng, device: &Device) -> Self {
+    fn new(cli: &Cli, from: &Source, rng: &mut StdRng, device: &Device) -> Self {
         let [n, length] = [cli.batch_size, cli.length];
         let start_token = cli.vocabulary as i64;
         let mut source: Vec<i64> = Vec::with_capacity(n * length);
         let mut shifted = Vec::with_capacity(n * length);
         let mut target: Vec<i64> = Vec::with_capacity(n * length);
         for _ in 0..n {
-            let tokens: Vec<i64> = (0..length)
-                .map(|_| rng.random_range(0..start_token))
-                .collect();
+            let tokens = from.sequence(length, rng);
             shifted.push(start_token);
             shifted.extend(tokens.iter().rev().take(length - 1));
             target.extend(tokens.iter().rev());
@@ -298,25 +302,9 @@ impl Sequences {
 }
 
 /// Share of exact zeros among all gradients.
-fn zero_share(model: &Translator, grads: &GradientsParams) -> f64 {
-    struct Zeros<'a> {
-        grads: &'a GradientsParams,
-        zeros: i64,
-        elements: usize,
-    }
-    impl ModuleVisitor for Zeros<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(grad) = self.grads.get::<D>(param.id) {
-                self.elements += grad.shape().num_elements();
-                self.zeros += grad.equal_elem(0.0).int().sum().into_scalar::<i64>();
-            }
-        }
-    }
-    let mut zeros = Zeros {
-        grads,
-        zeros: 0,
-        elements: 0,
-    };
-    model.visit(&mut zeros);
-    zeros.zeros as f64 / zeros.elements as f64
+fn zero_share(model: &Translator, grads: &GradientsParams) -> Result<f64, AmpError> {
+    let found = inspect_gradients(model, grads)?;
+    let zeros: usize = found.iter().map(|gradient| gradient.zeros).sum();
+    let elements: usize = found.iter().map(|gradient| gradient.elements).sum();
+    Ok(zeros as f64 / elements as f64)
 }
