@@ -38,14 +38,8 @@ impl GradScalerConfig {
     /// [`AmpError::InvalidConfig`] with the field that is out of range.
     pub fn init(&self) -> Result<GradScaler, AmpError> {
         self.loss_scale.validate()?;
-        if let Some(max_norm) = self.max_norm
-            && !(max_norm.is_finite() && max_norm > 0.0)
-        {
-            return Err(AmpError::InvalidConfig {
-                field: "max_norm",
-                value: max_norm.to_string(),
-                expected: "positive and finite",
-            });
+        if let Some(max_norm) = self.max_norm {
+            gradients::check_max_norm(max_norm)?;
         }
         if self.max_consecutive_skips == Some(0) {
             return Err(AmpError::InvalidConfig {
@@ -132,10 +126,7 @@ impl GradScaler {
     /// [`AmpError::LossDtype`] when the loss is in half precision: 65536 times anything is
     /// infinite there.
     pub fn scale(&mut self, loss: Tensor<1>) -> Result<Tensor<1>, AmpError> {
-        let dtype = loss.dtype();
-        if !matches!(dtype, DType::F32 | DType::F64) {
-            return Err(AmpError::LossDtype { dtype });
-        }
+        check_loss(&loss)?;
         if self.is_disabled() {
             return Ok(loss);
         }
@@ -405,6 +396,14 @@ impl GradScaler {
             cause: overflow.map_or(SkipCause::ScaleTooHigh, |overflow| overflow.cause),
             parameter: overflow.and_then(|overflow| overflow.first().map(String::from)),
         }
+    }
+}
+
+/// A loss that can be scaled: 65536 times anything is infinite in F16.
+pub(crate) fn check_loss(loss: &Tensor<1>) -> Result<(), AmpError> {
+    match loss.dtype() {
+        DType::F32 | DType::F64 => Ok(()),
+        dtype => Err(AmpError::LossDtype { dtype }),
     }
 }
 

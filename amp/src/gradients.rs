@@ -47,13 +47,7 @@ impl Unscaled {
     ///
     /// [`AmpError::InvalidConfig`] unless `max_norm` is positive and finite.
     pub fn clip_norm<M: Module>(mut self, model: &M, max_norm: f32) -> Result<Self, AmpError> {
-        if !(max_norm.is_finite() && max_norm > 0.0) {
-            return Err(AmpError::InvalidConfig {
-                field: "max_norm",
-                value: max_norm.to_string(),
-                expected: "positive and finite",
-            });
-        }
+        check_max_norm(max_norm)?;
         let Some(norm) = global_norm(model, &self.grads) else {
             return Ok(self);
         };
@@ -72,6 +66,18 @@ impl Unscaled {
             grads: &mut self.grads,
             factor,
         });
+    }
+}
+
+/// A norm that gradients can be clipped to.
+pub(crate) fn check_max_norm(max_norm: f32) -> Result<(), AmpError> {
+    match max_norm.is_finite() && max_norm > 0.0 {
+        true => Ok(()),
+        false => Err(AmpError::InvalidConfig {
+            field: "max_norm",
+            value: max_norm.to_string(),
+            expected: "positive and finite",
+        }),
     }
 }
 

@@ -10,9 +10,10 @@ use burn::lr_scheduler::LrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleDisplay};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_lean_reparam::{AttachError, Rejected};
 
+use crate::grad_scaler::check_loss;
 use crate::gradients::{self, Unscaled};
 use crate::{AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, LossScaleState};
 
@@ -228,17 +229,14 @@ impl<M: Module + ModuleDisplay> Amp<M> {
 
     /// The loss as the backward pass needs it.
     fn scale(&self, loss: Tensor<1>) -> Result<Tensor<1>, AmpError> {
-        let dtype = loss.dtype();
-        if !matches!(dtype, DType::F32 | DType::F64) {
-            return Err(AmpError::LossDtype { dtype });
-        }
+        check_loss(&loss)?;
         if !loss.is_autodiff() {
             return Err(AmpError::NoGradients);
         }
         if self.is_disabled() {
             return Ok(loss);
         }
-        let scale = self.grad_scaler.scale().cast(dtype);
+        let scale = self.grad_scaler.scale().cast(loss.dtype());
         Ok(loss * scale)
     }
 
