@@ -1,0 +1,1 @@
+//! Pruning for Burn.
