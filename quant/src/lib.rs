@@ -4,17 +4,26 @@
 //! - [`QuantParams`] from a [`Range`];
 //! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`].
 
+mod codes;
 mod error;
 mod fake_quantize;
 mod groups;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod host;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod in_memory;
+mod kernel;
+mod learned;
 mod number_format;
 mod qparams;
 mod scheme;
+mod step;
+mod straight_through;
 
+pub use codes::{from_codes, to_codes};
 pub use error::QuantError;
-pub use fake_quantize::{
-    Clip, LearnedGradient, fake_quantize, fake_quantize_learned, from_codes, to_codes,
-};
+pub use fake_quantize::fake_quantize;
+pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
 pub use number_format::NumberFormat;
 pub use qparams::{QuantParams, Range};
 pub use scheme::{Granularity, Mapping, ScaleFormat, ScaleRounding, Scheme};

@@ -6,6 +6,8 @@
 mod support;
 
 mod amp;
+mod quant_fake_quantize;
+mod quant_learned;
 
 use std::path::PathBuf;
 
