@@ -1,7 +1,7 @@
 //! Fake quantization of a tensor in memory, in one pass.
 
 use crate::Clip;
-use crate::groups::{Counts, Run};
+use crate::groups::{Counts, Groups, Run};
 use crate::number_format::Grid;
 use crate::step::{Integers, Round, Step};
 
@@ -206,6 +206,64 @@ pub(crate) struct LearnedGradients {
     pub(crate) x: Vec<f32>,
     pub(crate) scale: Vec<f64>,
     pub(crate) zero_point: Vec<f64>,
+}
+
+/// The lowest and the highest value of each group; NaN if there is one.
+pub(crate) fn range(x: &[f32], groups: &Groups) -> (Vec<f32>, Vec<f32>) {
+    let mut min = vec![f32::INFINITY; groups.count()];
+    let mut max = vec![f32::NEG_INFINITY; groups.count()];
+    for_each_chunk(groups.runs(), |start, len, chunk| {
+        let x = &x[start..start + len];
+        match chunk {
+            Chunk::Same(group) => {
+                let (lowest, highest) = range_of(x);
+                min[group] = lower(min[group], lowest);
+                max[group] = higher(max[group], highest);
+            }
+            Chunk::Each(group) => {
+                let bounds = min[group..group + len].iter_mut();
+                let bounds = bounds.zip(&mut max[group..group + len]);
+                for (x, (min, max)) in x.iter().zip(bounds) {
+                    *min = lower(*min, *x);
+                    *max = higher(*max, *x);
+                }
+            }
+        }
+    });
+    (min, max)
+}
+
+/// In parallel lanes, because a compiler must not reorder the comparisons of one.
+fn range_of(x: &[f32]) -> (f32, f32) {
+    const LANES: usize = 16;
+    let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            min[lane] = lower(min[lane], chunk[lane]);
+            max[lane] = higher(max[lane], chunk[lane]);
+        }
+    }
+    let rest = || rest.iter().copied();
+    (
+        min.into_iter().chain(rest()).fold(f32::INFINITY, lower),
+        max.into_iter()
+            .chain(rest())
+            .fold(f32::NEG_INFINITY, higher),
+    )
+}
+
+/// The lower of both; NaN if one is.
+#[inline(always)]
+fn lower(a: f32, b: f32) -> f32 {
+    // No comparison with NaN holds, so `a` stays NaN, and `b` has to be asked.
+    if (b < a) | b.is_nan() { b } else { a }
+}
+
+/// The higher of both; NaN if one is.
+#[inline(always)]
+fn higher(a: f32, b: f32) -> f32 {
+    if (b > a) | b.is_nan() { b } else { a }
 }
 
 /// The groups of the elements of a contiguous chunk.

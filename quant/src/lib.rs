@@ -5,6 +5,7 @@
 //! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`].
 
 mod codes;
+mod composed;
 mod error;
 mod fake_quantize;
 mod groups;
@@ -16,6 +17,7 @@ mod kernel;
 mod learned;
 mod number_format;
 mod qparams;
+mod range;
 mod scale_format;
 mod scheme;
 mod step;
@@ -26,6 +28,7 @@ pub use error::QuantError;
 pub use fake_quantize::fake_quantize;
 pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
 pub use number_format::NumberFormat;
-pub use qparams::{QuantParams, Range};
+pub use qparams::QuantParams;
+pub use range::Range;
 pub use scale_format::{ScaleFormat, ScaleRounding};
 pub use scheme::{Granularity, Mapping, Scheme};

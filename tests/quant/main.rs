@@ -3,4 +3,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod codes;
 mod fake_quantize;
+mod learned;
+mod qparams;
+mod scheme;
