@@ -5,6 +5,7 @@
 //! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`].
 
 mod calibrator;
+mod codes;
 mod control;
 mod error;
 mod fake_quantize;
@@ -12,36 +13,46 @@ mod fake_quantizer;
 mod forward_q;
 mod groups;
 mod histogram;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod host;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod in_memory;
+mod kernel;
 mod layers;
+mod learned;
 mod number_format;
 mod observer;
 mod overrides;
 mod qat;
 mod qparams;
 mod record;
+mod scale_format;
 mod schedule;
 mod scheme;
 mod state;
+mod step;
+mod straight_through;
 mod training;
 mod walk;
 mod weight_quantizer;
 
 pub use calibrator::{entropy, mse, percentile, search};
+pub use codes::{from_codes, to_codes};
 pub use error::QuantError;
-pub use fake_quantize::{
-    Clip, LearnedGradient, fake_quantize, fake_quantize_learned, from_codes, to_codes,
-};
+pub use fake_quantize::fake_quantize;
 pub use fake_quantizer::{FakeQuantize, FakeQuantizeConfig, Learned, learned_parameters};
 pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
 pub use histogram::{Histogram, RangeMethod};
+pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
 pub use number_format::NumberFormat;
 pub use observer::ObserverConfig;
 pub use overrides::Override;
 pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
 pub use qparams::{QuantParams, Range};
 pub use record::{float_record, load_float_record, load_record};
+pub use scale_format::{ScaleFormat, ScaleRounding};
 pub use schedule::{Phase, Schedule};
-pub use scheme::{Granularity, Mapping, ScaleFormat, ScaleRounding, Scheme};
+pub use scheme::{Granularity, Mapping, Scheme};
 pub use training::{advance, apply_schedule, calibrate, merge_observers, set_schedule};
 pub use walk::{Located, Site, map_quantizers, quantizers};
 pub use weight_quantizer::WeightQuantizer;

@@ -4,3 +4,4 @@
 mod support;
 
 mod fake_quantize;
+mod prepare;
