@@ -4,4 +4,5 @@
 mod support;
 
 mod fake_quantize;
+mod layers;
 mod prepare;
