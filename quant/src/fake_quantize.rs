@@ -29,7 +29,7 @@ use crate::{QuantParams, Scheme};
 /// let qparams = QuantParams::symmetric(Tensor::from_floats([0.5], &device), &scheme);
 ///
 /// let y = fake_quantize(x.clone(), &qparams, &scheme);
-/// let grads = y.sum().backward();
+/// let grads = y.clone().sum().backward();
 /// assert_eq!(y.into_data().to_vec::<f32>().unwrap(), [0.5, -2.0, 3.5]);
 /// let gradient = x.grad(&grads).unwrap();
 /// assert_eq!(gradient.into_data().to_vec::<f32>().unwrap(), [1.0, 1.0, 0.0]);

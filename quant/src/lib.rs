@@ -6,6 +6,7 @@
 
 mod calibrator;
 mod codes;
+mod composed;
 mod control;
 mod error;
 mod fake_quantize;
@@ -26,6 +27,7 @@ mod overrides;
 mod probe;
 mod qat;
 mod qparams;
+mod range;
 mod record;
 mod scale_format;
 mod schedule;
@@ -80,7 +82,8 @@ pub use overrides::Override;
 #[doc(hidden)]
 pub use probe::{IntoProbe, OfOneInput, Probe};
 pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
-pub use qparams::{QuantParams, Range};
+pub use qparams::QuantParams;
+pub use range::Range;
 pub use record::{float_record, load_float_record, load_record};
 pub use scale_format::{ScaleFormat, ScaleRounding};
 pub use schedule::{Phase, Schedule};

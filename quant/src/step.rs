@@ -62,8 +62,7 @@ impl Round for Floats {
         // As for the integers, with steps of 2ᵉ⁻ᵐ.
         let step = f32::from_bits(((exponent - self.mantissa_bits) as u32) << 23);
         let steps = INTEGERS * step;
-        let magnitude = (magnitude + steps) - steps;
-        if x < 0.0 { -magnitude } else { magnitude }
+        ((magnitude + steps) - steps).copysign(x)
     }
 }
 

@@ -3,6 +3,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod codes;
 mod fake_quantize;
 mod layers;
+mod learned;
 mod prepare;
+mod qparams;
+mod scheme;
