@@ -80,6 +80,89 @@ pub enum QuantError {
     /// Attaching the quantizers failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
+    /// A pattern matches no weight.
+    #[error(
+        "the pattern `{pattern}` matches no weight of the model; weights that can be quantized: {}",
+        .known.join(", ")
+    )]
+    UnknownPath {
+        /// The pattern of the override.
+        pattern: String,
+        /// Paths that would match.
+        known: Vec<String>,
+    },
+    /// A parameter group matches no weight.
+    #[error(
+        "the parameter group matches no weight of the model; weights that can be quantized: {}",
+        .known.join(", ")
+    )]
+    NothingInGroup {
+        /// Paths that would match.
+        known: Vec<String>,
+    },
+    /// Everything is left out.
+    #[error(
+        "nothing is left to quantize: no weight of a linear layer, convolution or embedding in the \
+         group that an override does not skip. For weights of other modules give an override \
+         their `axis`"
+    )]
+    NothingToQuantize,
+    /// The model has no quantizers.
+    #[error("the model has no quantizers: call `QatConfig::prepare` first")]
+    NotPrepared,
+    /// Replicas are not of the same model.
+    #[error("the model and its replicas differ: not all have a quantizer at `{path}`")]
+    OtherQuantizers {
+        /// Path of a quantizer that not all have.
+        path: String,
+    },
+    /// A record could not be loaded.
+    #[error("cannot load the {what}: {reason}")]
+    Record {
+        /// What was being loaded.
+        what: String,
+        /// What Burn said.
+        reason: String,
+    },
+    /// A quantizer has no range, because no data passed through it while it observed.
+    #[error(
+        "no data was observed: call the layer with `forward_q`, and calibrate the model or train \
+         it for a step; or leave it out with an override"
+    )]
+    NeverObserved,
+    /// A quantizer that takes the range of the values at hand has none of its own.
+    #[error(
+        "its range is that of the values at hand, so there is none to keep; use another observer \
+         than `Memoryless` for a static range"
+    )]
+    NoStaticRange,
+    /// What was observed or learned is infinite or not a number.
+    #[error(
+        "the {what} is infinite or not a number: look for the first layer whose output is not \
+         finite, in the data or in the model"
+    )]
+    NonFinite {
+        /// What is not finite.
+        what: &'static str,
+    },
+    /// All that was observed is one value.
+    #[error(
+        "all values observed are {value}: calibrate with more or other data, or leave the layer \
+         out with an override if it is dead"
+    )]
+    ConstantRange {
+        /// The value.
+        value: f32,
+    },
+    /// A record was made with another scheme, or by another version.
+    #[error(
+        "the record that was loaded is of another scheme than {expected}: prepare the model with \
+         the config that the record was made with"
+    )]
+    ForeignScheme {
+        /// The scheme of the model.
+        expected: String,
+    },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]
     Device {

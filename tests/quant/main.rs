@@ -5,6 +5,8 @@ mod support;
 
 mod codes;
 mod fake_quantize;
+mod layers;
 mod learned;
+mod prepare;
 mod qparams;
 mod scheme;
