@@ -1,7 +1,9 @@
 //! burn-lean makes models written for [Burn](https://burn.dev) lean, without rewriting them.
 //!
 //! - [`amp`]: automatic mixed precision, F16 and BF16 compute over FP32 master weights;
+//! - [`quant`]: quantization-aware training, calibration and conversion;
 //! - [`reparam`]: what the extensions need to share one weight.
 
 pub use burn_lean_amp as amp;
+pub use burn_lean_quant as quant;
 pub use burn_lean_reparam as reparam;

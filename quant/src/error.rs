@@ -1,6 +1,6 @@
 //! What can go wrong, with what to do about it.
 
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{AttachError, Rejected};
 
 /// Every error of this crate.
 ///
@@ -9,6 +9,74 @@ use burn_lean_reparam::Rejected;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
+    /// Another error, of one parameter of the model.
+    #[error("parameter `{path}`: {error}")]
+    Parameter {
+        /// Path of the parameter.
+        path: String,
+        /// What is wrong with it.
+        #[source]
+        error: Box<QuantError>,
+    },
+    /// A number of a config or record is out of its range.
+    #[error("{field} is {value}, but must be {expected}")]
+    InvalidConfig {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is accepted.
+        expected: &'static str,
+    },
+    /// Choices of a scheme that do not go together.
+    #[error("the scheme {scheme} cannot be: {reason}")]
+    UnsupportedScheme {
+        /// The scheme, as it prints.
+        scheme: String,
+        /// Which choices contradict each other, and what to choose instead.
+        reason: &'static str,
+    },
+    /// A channel axis that the tensor does not have.
+    #[error(
+        "axis {axis} of a tensor of shape {shape:?} does not exist: the channel axis must be \
+         below {}", .shape.len()
+    )]
+    AxisOutOfRange {
+        /// The channel axis of the granularity.
+        axis: usize,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+    },
+    /// Blocks of more dimensions than the tensor has.
+    #[error(
+        "blocks of {extents:?} have more dimensions than a tensor of shape {shape:?}: give an \
+         extent for each of its last dimensions at most"
+    )]
+    BlockRank {
+        /// The extents of a block.
+        extents: Vec<usize>,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+    },
+    /// A dimension that is not a multiple of the block's extent.
+    #[error(
+        "dimension {axis} of shape {shape:?} cannot be cut into blocks of {extent}: choose a \
+         divisor of {}, or another granularity for this tensor", .shape[*.axis]
+    )]
+    NotDivisible {
+        /// The dimension.
+        axis: usize,
+        /// The extent of a block along it.
+        extent: usize,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+    },
+    /// A tensor without elements has no range.
+    #[error("a tensor of shape {shape:?} has no elements, so no range: leave it out")]
+    EmptyTensor {
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+    },
     /// A multiplier of requantization is not a sensible number.
     #[error(
         "the requantization multiplier {value} (input scale · weight scale / output scale) must be \
@@ -73,16 +141,6 @@ pub enum QuantError {
         /// The sum.
         sum: i64,
     },
-    /// A number of a config is out of its range.
-    #[error("{field} is {value}, but must be {expected}")]
-    InvalidConfig {
-        /// Name of the field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// What is accepted.
-        expected: &'static str,
-    },
     /// A path names no parameter of the model.
     #[error("the model has no parameter `{path}`{}", hint(.similar))]
     UnknownPath {
@@ -138,12 +196,26 @@ pub enum QuantError {
         /// What has seen none.
         what: String,
     },
+    /// Attaching the quantizers failed.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]
     Device {
         /// What Burn said.
         reason: String,
     },
+}
+
+impl QuantError {
+    /// This error, of the parameter at `path`.
+    #[must_use]
+    pub fn at(self, path: impl Into<String>) -> Self {
+        Self::Parameter {
+            path: path.into(),
+            error: Box::new(self),
+        }
+    }
 }
 
 impl<M> From<Rejected<M, QuantError>> for QuantError {

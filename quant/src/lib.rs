@@ -1,22 +1,40 @@
-//! Quantization for Burn.
+//! Quantization for [Burn](https://burn.dev).
+//!
+//! - [`Scheme`]: [`NumberFormat`], [`Mapping`], [`Granularity`] and [`ScaleFormat`];
+//! - [`QuantParams`] from a [`Range`];
+//! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`];
+//! - [`fold`]: batch normalization into the layer before it;
+//! - [`gptq`] and [`adaround`]: weight rounding better than nearest, from [`InputStatistics`];
+//! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
 
 mod adaround;
 mod error;
+mod fake_quantize;
 mod float_parameters;
 mod fold;
 mod gptq;
+mod groups;
 mod input_statistics;
 mod integer;
+mod number_format;
+mod qparams;
 mod requantize;
+mod scheme;
 mod weight_grid;
 
 pub use adaround::{AdaRoundConfig, adaround};
 pub use error::QuantError;
+pub use fake_quantize::{
+    Clip, LearnedGradient, fake_quantize, fake_quantize_learned, from_codes, to_codes,
+};
 pub use fold::{FoldPair, fold};
 pub use gptq::{GptqConfig, gptq};
 pub use input_statistics::InputStatistics;
 pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
+pub use number_format::NumberFormat;
+pub use qparams::{QuantParams, Range};
 pub use requantize::{
     Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
 };
+pub use scheme::{Granularity, Mapping, ScaleFormat, ScaleRounding, Scheme};
 pub use weight_grid::WeightGrid;

@@ -1,0 +1,6 @@
+//! The `quant` crate as its users see it, on every device.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod fake_quantize;
