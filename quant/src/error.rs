@@ -196,6 +196,16 @@ pub enum QuantError {
         /// What has seen none.
         what: String,
     },
+    /// A quantized tensor that Burn, or the device, cannot hold.
+    #[error("{scheme} of shape {shape:?} cannot be a quantized tensor of Burn: {reason}")]
+    UnsupportedStorage {
+        /// The scheme, as it prints.
+        scheme: String,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// Attaching the quantizers failed.
     #[error(transparent)]
     Attach(#[from] AttachError),

@@ -8,6 +8,7 @@
 //! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
 
 mod adaround;
+mod equalization;
 mod error;
 mod fake_quantize;
 mod float_parameters;
@@ -18,11 +19,15 @@ mod input_statistics;
 mod integer;
 mod number_format;
 mod qparams;
+mod quantized_tensor;
 mod requantize;
+mod rescale;
 mod scheme;
+mod storage;
 mod weight_grid;
 
 pub use adaround::{AdaRoundConfig, adaround};
+pub use equalization::{AwqSearch, awq, smooth_quant};
 pub use error::QuantError;
 pub use fake_quantize::{
     Clip, LearnedGradient, fake_quantize, fake_quantize_learned, from_codes, to_codes,
@@ -33,8 +38,11 @@ pub use input_statistics::InputStatistics;
 pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
 pub use number_format::NumberFormat;
 pub use qparams::{QuantParams, Range};
+pub use quantized_tensor::QuantizedTensor;
 pub use requantize::{
     Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
 };
+pub use rescale::{Rescale, rescale};
 pub use scheme::{Granularity, Mapping, ScaleFormat, ScaleRounding, Scheme};
+pub use storage::Storage;
 pub use weight_grid::WeightGrid;

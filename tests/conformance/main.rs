@@ -6,6 +6,7 @@
 mod support;
 
 mod amp;
+mod quant_weight;
 
 use std::path::PathBuf;
 

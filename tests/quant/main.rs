@@ -4,3 +4,5 @@
 mod support;
 
 mod fake_quantize;
+mod fold;
+mod storage;
