@@ -206,6 +206,18 @@ pub enum QuantError {
         /// Why, and what to do.
         reason: String,
     },
+    /// The model has no weight to convert.
+    #[error("no parameter of the model carries a weight quantizer: prepare the model first")]
+    NothingToConvert,
+    /// A quantizer that its schedule keeps from quantizing.
+    #[error(
+        "its quantizer is in the phase \"{phase}\" and does not quantize: train on until its \
+         schedule quantizes, or give it another schedule"
+    )]
+    NotQuantizing {
+        /// The phase.
+        phase: String,
+    },
     /// Attaching the quantizers failed.
     #[error(transparent)]
     Attach(#[from] AttachError),

@@ -10,6 +10,8 @@
 mod adaround;
 mod calibrator;
 mod control;
+mod conversion_report;
+mod convert;
 mod equalization;
 mod error;
 mod fake_quantize;
@@ -37,6 +39,8 @@ mod weight_quantizer;
 
 pub use adaround::{AdaRoundConfig, adaround};
 pub use calibrator::{entropy, mse, percentile, search};
+pub use conversion_report::{ConversionReport, ConvertedWeight, Mismatch, Outcome};
+pub use convert::{ConvertConfig, Unsupported, quantized_weights};
 pub use equalization::{AwqSearch, awq, smooth_quant};
 pub use error::QuantError;
 pub use fake_quantize::{

@@ -195,13 +195,6 @@ impl QuantizedTensor {
         };
         codes + 4 * self.scale.len() + 4 * zero_points
     }
-
-    /// The group of each element.
-    pub(crate) fn group_of(&self, index: usize) -> usize {
-        // The shape was validated against the scheme.
-        let groups = self.scheme.group_shape(&self.shape).unwrap_or_default();
-        group_index(index, &self.shape, &groups)
-    }
 }
 
 /// Row-major index of the group that holds row-major element `index`, in a grid of `groups`.

@@ -14,8 +14,8 @@ use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::quantized_tensor::group_index;
-use crate::{Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, ScaleFormat};
+use crate::quantized_tensor::{group_index, unpack};
+use crate::{Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, ScaleFormat, Scheme};
 
 /// Where the codes of a converted weight are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -83,6 +83,82 @@ impl QuantizedTensor {
             ));
         }
         Err(self.unsupported(format!("{device:?}: {}", refusals.join("; "))))
+    }
+
+    /// The codes and scales of a quantized tensor of Burn that
+    /// [`to_burn`](Self::to_burn) made of a tensor of this scheme, also after it went through a
+    /// record. Reads from the device.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::UnsupportedStorage`] for a tensor that is not quantized or packed along
+    /// another axis than the last, [`QuantError::ForeignScheme`] when its blocks or codes are not
+    /// those of `scheme`, [`QuantError::Device`].
+    pub fn from_burn<const D: usize>(
+        tensor: Tensor<D>,
+        scheme: &Scheme,
+    ) -> Result<Self, QuantError> {
+        let shape = tensor.dims().to_vec();
+        let foreign = || QuantError::ForeignScheme {
+            expected: scheme.to_string(),
+        };
+        let unsupported = |reason: &str| QuantError::UnsupportedStorage {
+            scheme: scheme.to_string(),
+            shape: shape.clone(),
+            reason: reason.into(),
+        };
+        let DType::QFloat(stored) = tensor.dtype() else {
+            return Err(unsupported("it is not quantized"));
+        };
+        let bits = match stored.store {
+            QuantStore::Native => 8,
+            QuantStore::PackedU32(0) => stored.value.size_bits(),
+            _ => return Err(unsupported("it is packed along another axis than the last")),
+        };
+        let data = tensor.try_into_data().map_err(device_error)?;
+        let bytes = data.into_bytes();
+        let elements: usize = shape.iter().product();
+        let blocks = match stored.block_size() {
+            None => vec![1; shape.len()],
+            Some(block) => block.num_blocks(&shape),
+        };
+        let scale_bytes = 4 * blocks.iter().product::<usize>();
+        if stored.scale_dtype() != ScaleDtype::F32
+            || stored.num_levels() != 1
+            || bytes.len() != elements * bits / 8 + scale_bytes
+        {
+            return Err(foreign());
+        }
+        let (codes, scales) = bytes.split_at(bytes.len() - scale_bytes);
+        let codes = unpack(
+            &little_endian_words(codes, bits),
+            bits as u8,
+            true,
+            elements,
+        );
+        let scales: Vec<f32> = scales
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|bytes| f32::from_ne_bytes(*bytes))
+            .collect();
+        // The scale of a group is that of each of its blocks.
+        let groups = scheme.group_shape(&shape)?;
+        let divides = |(blocks, groups): (&usize, &usize)| blocks.is_multiple_of(*groups);
+        if !blocks.iter().zip(&groups).all(divides) {
+            return Err(foreign());
+        }
+        let mut of_group = vec![None; groups.iter().product()];
+        for (block, scale) in scales.iter().enumerate() {
+            let group = group_index(block, &blocks, &groups);
+            if *of_group[group].get_or_insert(*scale) != *scale {
+                return Err(foreign());
+            }
+        }
+        let scale: Vec<f32> = of_group.into_iter().flatten().collect();
+        let zero_point = vec![0.0; scale.len()];
+        let codes = codes.ok_or_else(foreign)?;
+        Self::new(codes, shape, scale, zero_point, scheme.clone()).map_err(|_| foreign())
     }
 
     /// The smallest type of Burn that holds the codes.
@@ -318,6 +394,17 @@ fn swapped<T: Copy>(values: &[T], shape: &[usize], axis: usize) -> Vec<T> {
             }
             values[source]
         })
+        .collect()
+}
+
+/// The bytes of 32-bit words in the order of their bits, whatever the machine's.
+fn little_endian_words(bytes: &[u8], bits: usize) -> Vec<u8> {
+    if bits == 8 || cfg!(target_endian = "little") {
+        return bytes.to_vec();
+    }
+    let words = bytes.as_chunks::<4>().0.iter();
+    words
+        .flat_map(|word| u32::from_ne_bytes(*word).to_le_bytes())
         .collect()
 }
 
