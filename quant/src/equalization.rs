@@ -28,7 +28,7 @@ use crate::{QuantError, QuantParams, Scheme, fake_quantize};
 /// # Errors
 ///
 /// [`QuantError::NoData`], [`QuantError::LengthMismatch`] for inputs of another layer,
-/// [`QuantError::InvalidConfig`] for an `alpha` out of range, [`QuantError::NotFinite`] for a weight
+/// [`QuantError::InvalidConfig`] for an `alpha` out of range, [`QuantError::NonFinite`] for a weight
 /// that is not finite, [`QuantError::Device`].
 ///
 /// ```
@@ -167,9 +167,7 @@ impl Rows {
         }
         let values = read(weight.clone().detach())?;
         if values.iter().any(|value| !value.is_finite()) {
-            return Err(QuantError::NotFinite {
-                what: "the weight".into(),
-            });
+            return Err(QuantError::NonFinite { what: "weight" });
         }
         Ok(Self { values, d_output })
     }

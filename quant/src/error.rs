@@ -94,12 +94,6 @@ pub enum QuantError {
         /// Its value.
         value: f32,
     },
-    /// Numbers are NaN or infinite where only finite ones make sense.
-    #[error("{what} is not finite: look for a divergence in training, or for broken input data")]
-    NotFinite {
-        /// What is not finite.
-        what: String,
-    },
     /// A code lies outside of its integer grid.
     #[error("{what} hold {code}, outside of [{quant_min}, {quant_max}]")]
     CodeOutOfRange {
@@ -259,6 +253,16 @@ pub enum QuantError {
     ForeignScheme {
         /// The scheme of the model.
         expected: String,
+    },
+    /// A file could not be read or written, or is not what it should be.
+    #[error("{action} {path}: {reason}")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
     },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]

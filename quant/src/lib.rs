@@ -9,6 +9,8 @@
 
 mod adaround;
 mod calibrator;
+mod codes;
+mod compare;
 mod control;
 mod conversion_report;
 mod convert;
@@ -21,37 +23,47 @@ mod fold;
 mod gptq;
 mod groups;
 mod histogram;
+mod host;
+mod in_memory;
 mod input_statistics;
 mod integer;
+mod kernel;
+mod learned;
 mod number_format;
 mod observer;
 mod qparams;
 mod quantized_tensor;
 mod requantize;
 mod rescale;
+mod safetensors_file;
+mod scale_format;
 mod schedule;
 mod scheme;
 mod state;
+mod step;
 mod storage;
+mod straight_through;
+mod tap;
 mod walk;
 mod weight_grid;
 mod weight_quantizer;
 
 pub use adaround::{AdaRoundConfig, adaround};
 pub use calibrator::{entropy, mse, percentile, search};
+pub use codes::{from_codes, to_codes};
+pub use compare::compare;
 pub use conversion_report::{ConversionReport, ConvertedWeight, Mismatch, Outcome};
 pub use convert::{ConvertConfig, Unsupported, quantized_weights};
 pub use equalization::{AwqSearch, awq, smooth_quant};
 pub use error::QuantError;
-pub use fake_quantize::{
-    Clip, LearnedGradient, fake_quantize, fake_quantize_learned, from_codes, to_codes,
-};
+pub use fake_quantize::fake_quantize;
 pub use fake_quantizer::{FakeQuantize, FakeQuantizeConfig, Learned, learned_parameters};
 pub use fold::{FoldPair, fold};
 pub use gptq::{GptqConfig, gptq};
 pub use histogram::{Histogram, RangeMethod};
 pub use input_statistics::InputStatistics;
 pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
+pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
 pub use number_format::NumberFormat;
 pub use observer::ObserverConfig;
 pub use qparams::{QuantParams, Range};
@@ -60,8 +72,10 @@ pub use requantize::{
     Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
 };
 pub use rescale::{Rescale, rescale};
+pub use safetensors_file::{load_safetensors, save_safetensors};
+pub use scale_format::{ScaleFormat, ScaleRounding};
 pub use schedule::{Phase, Schedule};
-pub use scheme::{Granularity, Mapping, ScaleFormat, ScaleRounding, Scheme};
+pub use scheme::{Granularity, Mapping, Scheme};
 pub use storage::Storage;
 pub use walk::{Located, Site, map_quantizers, quantizers};
 pub use weight_grid::WeightGrid;

@@ -63,9 +63,7 @@ impl QuantizedTensor {
             });
         };
         if nan.iter::<bool>().any(|nan| nan) {
-            return Err(QuantError::NotFinite {
-                what: "the tensor".into(),
-            });
+            return Err(QuantError::NonFinite { what: "tensor" });
         }
         Self::new(
             codes.iter::<i32>().collect(),
@@ -155,6 +153,38 @@ impl QuantizedTensor {
     /// The scheme.
     pub fn scheme(&self) -> &Scheme {
         &self.scheme
+    }
+
+    /// The largest difference to `other`, in steps of this tensor's scales, rounded up.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::LengthMismatch`] for another number of codes or scales.
+    pub(crate) fn largest_difference(&self, other: &Self) -> Result<u32, QuantError> {
+        let lengths = [
+            ("codes", self.codes.len(), other.codes.len()),
+            ("scales", self.scale.len(), other.scale.len()),
+        ];
+        for (what, expected, found) in lengths {
+            if expected != found {
+                return Err(QuantError::LengthMismatch {
+                    what: what.into(),
+                    expected,
+                    found,
+                });
+            }
+        }
+        let groups = self.scheme.group_shape(&self.shape)?;
+        let value = |tensor: &Self, index: usize, group: usize| {
+            let steps = f64::from(tensor.codes[index]) - f64::from(tensor.zero_point[group]);
+            steps * f64::from(tensor.scale[group])
+        };
+        let difference = |index: usize| {
+            let group = group_index(index, &self.shape, &groups);
+            let off = value(self, index, group) - value(other, index, group);
+            (off / f64::from(self.scale[group])).abs().ceil() as u32
+        };
+        Ok((0..self.codes.len()).map(difference).max().unwrap_or(0))
     }
 
     /// The numbers that the codes stand for, as a tensor of rank `D`.
