@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use crate::conversion_report::{ConversionReport, Mismatch};
 use crate::convert::quantized_weights;
 use crate::tap::{self, Tapped};
-use crate::walk::{Site, quantizers};
+use crate::walk::{Site, map_quantizers, quantizers};
 use crate::{QuantError, QuantizedTensor};
 
 /// Runs the prepared and the converted model over `samples` and writes into `report` by how much
@@ -33,7 +33,13 @@ pub fn compare<M: Module, X, const D: usize>(
     samples: impl IntoIterator<Item = X>,
     forward: impl Fn(&M, &X) -> Tensor<D>,
 ) -> Result<(), QuantError> {
-    let (prepared, converted) = (prepared.valid(), converted.valid());
+    let located = |model: &M| {
+        map_quantizers(model.valid(), |located| {
+            let path = located.path.clone();
+            located.quantizer.with_path(path)
+        })
+    };
+    let (prepared, converted) = (located(prepared), located(converted));
     let weights = weight_mismatches(&prepared, &converted)?;
     let activations = owners(&prepared);
     let mut layers: HashMap<String, Difference> = HashMap::new();
@@ -103,18 +109,15 @@ impl Difference {
     }
 }
 
-/// The parameter that each activation quantizer belongs to, by the quantizer's own path.
+/// The parameter that each activation quantizer belongs to, by the quantizer's path.
 fn owners<M: Module>(model: &M) -> HashMap<String, String> {
     let activations = quantizers(model)
         .into_iter()
         .filter(|located| located.site != Site::Weight);
     activations
         .map(|located| {
-            let owner = located
-                .parameter
-                .clone()
-                .unwrap_or_else(|| located.path.clone());
-            (located.quantizer.path().to_string(), owner)
+            let owner = located.parameter.unwrap_or_else(|| located.path.clone());
+            (located.path, owner)
         })
         .collect()
 }

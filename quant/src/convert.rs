@@ -154,9 +154,14 @@ struct QuantizedWeight {
 impl QuantizedWeight {
     fn new(located: &Located) -> Option<Self> {
         let is_weight = located.site == Site::Weight && located.quantizer.is_enabled();
-        is_weight.then(|| Self {
-            path: located.parameter.clone().unwrap_or_default(),
-            located: located.clone(),
+        let path = located.parameter.clone().filter(|_| is_weight)?;
+        let quantizer = located.quantizer.clone().with_path(path.clone());
+        Some(Self {
+            located: Located {
+                quantizer,
+                ..located.clone()
+            },
+            path,
         })
     }
 
@@ -191,12 +196,8 @@ fn check_activations(all: &[Located]) -> Result<(), QuantError> {
             && located.quantizer.config().observer.has_memory()
     });
     for located in activations {
-        match located.quantizer.qparams() {
-            Ok(_) => {}
-            // The quantizer knows its path only after `prepare`.
-            Err(error @ QuantError::Parameter { .. }) => return Err(error),
-            Err(error) => return Err(error.at(located.name())),
-        }
+        let quantizer = located.quantizer.clone().with_path(located.name());
+        quantizer.qparams()?;
     }
     Ok(())
 }

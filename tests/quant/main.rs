@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod convert;
 mod fake_quantize;
 mod fold;
 mod storage;

@@ -69,15 +69,25 @@ fn channels_longer_than_a_block_repeat_their_scale() {
 }
 
 #[test]
-fn convolution_weights_pack_along_an_axis_that_divides() {
+fn convolution_weights_are_exact_or_refused() {
     each_device(|target| {
         for bits in [8, 4, 2] {
             let scheme = Scheme::symmetric(NumberFormat::int(bits).narrow())
                 .with_granularity(per_channel(0));
-            // The last axis of 3 is no multiple of the codes in a word; the first is.
-            check([16, 2, 3, 3], &scheme, &target.device);
-            check([16, 4, 3], &scheme, &target.device);
-            check([16, 1, 3, 3, 3], &scheme, &target.device);
+            if target.name == "wgpu" {
+                // The last axis of 3 fits no word. What Burn packs along another axis comes back
+                // wrong there, which is noticed.
+                let x = tensor::<4>(7, [16, 2, 3, 3], &target.device);
+                let (quantized, _) = quantized(&x, &scheme);
+                let error = quantized.to_burn::<4>(&target.device, Storage::Auto);
+                let text = error.unwrap_err().to_string();
+                assert!(text.contains("comes back with other values"), "{text}");
+            } else {
+                check([16, 2, 3, 3], &scheme, &target.device);
+                check([16, 4, 3], &scheme, &target.device);
+                check([16, 1, 3, 3, 3], &scheme, &target.device);
+            }
+            check([16, 2, 3, 16], &scheme, &target.device);
         }
     });
 }
