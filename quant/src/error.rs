@@ -137,7 +137,7 @@ pub enum QuantError {
     },
     /// A path names no parameter of the model.
     #[error("the model has no parameter `{path}`{}", hint(.similar))]
-    UnknownPath {
+    UnknownParameter {
         /// The path.
         path: String,
         /// Paths of the model that resemble it.
@@ -215,6 +215,50 @@ pub enum QuantError {
     /// Attaching the quantizers failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
+    /// A pattern matches no weight.
+    #[error(
+        "the pattern `{pattern}` matches no weight of the model; weights that can be quantized: {}",
+        .known.join(", ")
+    )]
+    UnknownPath {
+        /// The pattern of the override.
+        pattern: String,
+        /// Paths that would match.
+        known: Vec<String>,
+    },
+    /// A parameter group matches no weight.
+    #[error(
+        "the parameter group matches no weight of the model; weights that can be quantized: {}",
+        .known.join(", ")
+    )]
+    NothingInGroup {
+        /// Paths that would match.
+        known: Vec<String>,
+    },
+    /// Everything is left out.
+    #[error(
+        "nothing is left to quantize: no weight of a linear layer, convolution or embedding in the \
+         group that an override does not skip. For weights of other modules give an override \
+         their `axis`"
+    )]
+    NothingToQuantize,
+    /// The model has no quantizers.
+    #[error("the model has no quantizers: call `QatConfig::prepare` first")]
+    NotPrepared,
+    /// Replicas are not of the same model.
+    #[error("the model and its replicas differ: not all have a quantizer at `{path}`")]
+    OtherQuantizers {
+        /// Path of a quantizer that not all have.
+        path: String,
+    },
+    /// A record could not be loaded.
+    #[error("cannot load the {what}: {reason}")]
+    Record {
+        /// What was being loaded.
+        what: String,
+        /// What Burn said.
+        reason: String,
+    },
     /// A quantizer has no range, because no data passed through it while it observed.
     #[error(
         "no data was observed: call the layer with `forward_q`, and calibrate the model or train \

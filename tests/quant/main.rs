@@ -6,4 +6,5 @@ mod support;
 mod convert;
 mod fake_quantize;
 mod fold;
+mod prepare;
 mod storage;
