@@ -6,5 +6,6 @@ mod support;
 mod convert;
 mod fake_quantize;
 mod fold;
+mod layers;
 mod prepare;
 mod storage;
