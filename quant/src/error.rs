@@ -77,6 +77,141 @@ pub enum QuantError {
         /// The shape of the tensor.
         shape: Vec<usize>,
     },
+    /// A multiplier of requantization is not a sensible number.
+    #[error(
+        "the requantization multiplier {value} (input scale · weight scale / output scale) must be \
+         positive and below 2^30: check the scales"
+    )]
+    InvalidMultiplier {
+        /// What was asked for.
+        value: f64,
+    },
+    /// A scale is zero, negative, infinite or NaN.
+    #[error("the scale of {what} is {value}, but must be positive and finite: calibrate again")]
+    InvalidScale {
+        /// Whose scale.
+        what: String,
+        /// Its value.
+        value: f32,
+    },
+    /// A code lies outside of its integer grid.
+    #[error("{what} hold {code}, outside of [{quant_min}, {quant_max}]")]
+    CodeOutOfRange {
+        /// Whose codes.
+        what: String,
+        /// The first one outside.
+        code: i64,
+        /// Smallest allowed code.
+        quant_min: i32,
+        /// Largest allowed code.
+        quant_max: i32,
+    },
+    /// Something has another length than its counterpart.
+    #[error("{what}: expected {expected} numbers, found {found}")]
+    LengthMismatch {
+        /// What was counted.
+        what: String,
+        /// Expected count.
+        expected: usize,
+        /// Found count.
+        found: usize,
+    },
+    /// A bias does not fit the `i32` of integer inference.
+    #[error(
+        "the bias {bias} of channel {channel} is more than 2^31 steps of {scale}: that channel's \
+         weights or inputs have a far too small scale"
+    )]
+    BiasOverflow {
+        /// Output channel.
+        channel: usize,
+        /// Its bias.
+        bias: f32,
+        /// Input scale · weight scale.
+        scale: f32,
+    },
+    /// A sum of products left `i32`.
+    #[error("an accumulator of {sum} does not fit 32 bits: use fewer bits or a narrower layer")]
+    AccumulatorOverflow {
+        /// The sum.
+        sum: i64,
+    },
+    /// A path names no parameter of the model.
+    #[error("the model has no parameter `{path}`{}", hint(.similar))]
+    UnknownParameter {
+        /// The path.
+        path: String,
+        /// Paths of the model that resemble it.
+        similar: Vec<String>,
+    },
+    /// Two parameters that belong together do not fit.
+    #[error("`{path}` has {found} channels, but `{other}` has {expected}")]
+    ChannelMismatch {
+        /// The parameter that does not fit.
+        path: String,
+        /// Its channels.
+        found: usize,
+        /// What it should fit.
+        other: String,
+        /// Its channels.
+        expected: usize,
+    },
+    /// A parameter has a rank that cannot be handled.
+    #[error("`{path}` has rank {rank}, but {expected}")]
+    UnsupportedRank {
+        /// The parameter.
+        path: String,
+        /// Its rank.
+        rank: usize,
+        /// What is accepted.
+        expected: &'static str,
+    },
+    /// A layer cannot be handled.
+    #[error("`{path}` cannot be used here: {reason}")]
+    UnsupportedLayer {
+        /// Path of the parameter.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// The Hessian of a layer's inputs has no Cholesky factor.
+    #[error(
+        "the Hessian of the layer inputs is not positive definite at input {index}: use more \
+         calibration data or a larger damping (now {damping})"
+    )]
+    NotPositiveDefinite {
+        /// Index of the input feature.
+        index: usize,
+        /// The damping in use.
+        damping: f64,
+    },
+    /// Nothing was observed.
+    #[error("{what} has seen no data: run the model on calibration data first")]
+    NoData {
+        /// What has seen none.
+        what: String,
+    },
+    /// A quantized tensor that Burn, or the device, cannot hold.
+    #[error("{scheme} of shape {shape:?} cannot be a quantized tensor of Burn: {reason}")]
+    UnsupportedStorage {
+        /// The scheme, as it prints.
+        scheme: String,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The model has no weight to convert.
+    #[error("no parameter of the model carries a weight quantizer: prepare the model first")]
+    NothingToConvert,
+    /// A quantizer that its schedule keeps from quantizing.
+    #[error(
+        "its quantizer is in the phase \"{phase}\" and does not quantize: train on until its \
+         schedule quantizes, or give it another schedule"
+    )]
+    NotQuantizing {
+        /// The phase.
+        phase: String,
+    },
     /// Attaching the quantizers failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
@@ -163,6 +298,16 @@ pub enum QuantError {
         /// The scheme of the model.
         expected: String,
     },
+    /// A file could not be read or written, or is not what it should be.
+    #[error("{action} {path}: {reason}")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]
     Device {
@@ -185,5 +330,12 @@ impl QuantError {
 impl<M> From<Rejected<M, QuantError>> for QuantError {
     fn from(rejected: Rejected<M, QuantError>) -> Self {
         rejected.into_error()
+    }
+}
+
+fn hint(similar: &[String]) -> String {
+    match similar {
+        [] => String::new(),
+        paths => format!("; did you mean `{}`?", paths.join("`, `")),
     }
 }

@@ -12,6 +12,7 @@ mod quant_formats;
 mod quant_learned;
 mod quant_observers;
 mod quant_qat_trajectory;
+mod quant_weight;
 
 use std::path::PathBuf;
 

@@ -4,9 +4,12 @@
 mod support;
 
 mod codes;
+mod convert;
 mod fake_quantize;
+mod fold;
 mod layers;
 mod learned;
 mod prepare;
 mod qparams;
 mod scheme;
+mod storage;
