@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use crate::error::PruneError;
 
 /// Bytes of one block of columns: well below the largest buffer of small GPUs.
-const BLOCK_BYTES: usize = 128 << 20;
+const BLOCK_BYTES: usize = 64 << 20;
 /// Bytes of F32 columns that are gathered or widened at once.
 const CHUNK_BYTES: usize = 32 << 20;
 
