@@ -158,3 +158,50 @@ fn dead_weights_go_first_however_large_they_are() {
         assert!(solve(&problem, &config).unwrap().support.contains(&3));
     });
 }
+
+#[test]
+fn the_ridge_that_is_judged_best_is_chosen_and_all_are_reported() {
+    let problem = Plain::random(12, 10, 30).problem(&Device::flex());
+    let config = SolverConfig::new(Budget::Keep(10));
+    let choice = RidgeChoice::over([1.0, 0.1, 0.01]);
+    // The judge wants the pruned weights to have a certain length.
+    let length = |solution: &Solution| -> f64 {
+        let weights = values(solution.weights.clone());
+        weights.iter().map(|w| f64::from(*w).powi(2)).sum()
+    };
+    let middle = solve(&problem.clone().with_l2(0.1).unwrap(), &config).unwrap();
+    let wanted = length(&middle);
+    let mut judge = |solution: &Solution| Ok((length(solution) - wanted).abs());
+    let sweep = solve_with_ridge(&problem, &config, &choice, &mut judge).unwrap();
+    assert_eq!(sweep.chosen.l2, 0.1);
+    assert_eq!(sweep.solution.support, middle.support);
+    let l2: Vec<f64> = sweep.candidates.iter().map(|at| at.ridge.l2).collect();
+    assert_eq!(l2, [1.0, 0.1, 0.01]);
+    assert_eq!(sweep.candidates[1].loss, 0.0);
+
+    // A loss that is not a number never wins; the first-order term can be swept, too.
+    let ridge = |l2, first_order| Ridge { l2, first_order };
+    let choice = RidgeChoice::Sweep(vec![ridge(1.0, None), ridge(1.0, Some(0.1))]);
+    let mut calls = 0;
+    let mut judge = |_: &Solution| {
+        calls += 1;
+        Ok(if calls == 1 { f64::NAN } else { 5.0 })
+    };
+    let sweep = solve_with_ridge(&problem, &config, &choice, &mut judge).unwrap();
+    assert_eq!(sweep.chosen.first_order, Some(0.1));
+
+    let mut judge = |_: &Solution| Err(PruneError::NoSamples);
+    let error = solve_with_ridge(&problem, &config, &choice, &mut judge).unwrap_err();
+    assert_eq!(error, PruneError::NoSamples);
+    let mut judge = |_: &Solution| Ok(0.0);
+    let nothing = RidgeChoice::over([]);
+    let error = solve_with_ridge(&problem, &config, &nothing, &mut judge).unwrap_err();
+    assert!(matches!(
+        error,
+        PruneError::InvalidConfig { field: "ridge", .. }
+    ));
+    let fixed = RidgeChoice::Fixed(0.1);
+    let sweep = solve_with_ridge(&problem, &config, &fixed, &mut judge).unwrap();
+    assert_eq!(sweep.solution.support, middle.support);
+    assert!(sweep.candidates.is_empty());
+}

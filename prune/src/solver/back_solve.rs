@@ -18,9 +18,9 @@ use crate::solver::factor::Symmetric;
 use crate::solver::operator::Operator;
 use crate::solver::working_set::{Solved, WorkingSet};
 
-/// Residual of the dual system, relative to its right side, at which [`refine`] is done: what F32
-/// products can tell apart.
-const DUAL_TOLERANCE: f64 = 1e-6;
+/// Residual of the dual system, relative to its right side, at which [`refine`] is done. The
+/// objective is then within the square of it, up to a factor, of its minimum.
+const DUAL_TOLERANCE: f64 = 2e-5;
 /// Conjugate gradient steps before [`refine`] gives up.
 const DUAL_ITERATIONS: usize = 20;
 

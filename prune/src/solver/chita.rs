@@ -38,11 +38,11 @@ pub(crate) fn chita(
     let all: Vec<usize> = (0..problem.parameters()).collect();
     let magnitude = dead.demote(&all, scores::magnitude(problem));
     let stages = config.stages;
-    // Beyond half of what is pruned, further weights would only be pruned again.
+    // Beyond a quarter of what is pruned, further weights would only be pruned again.
     let share = problem.parameters() as f64 / feasible.k() as f64;
     let expansion = match stages {
         0 => 1.0,
-        _ => config.expansion.min(0.5 * (1.0 + share)).max(1.0),
+        _ => config.expansion.min(0.75 + 0.25 * share).max(1.0),
     };
     let first = feasible.select(&all, &magnitude, expansion)?;
     // That no exchange improves can only be said about all samples.
