@@ -1,0 +1,12 @@
+//! The `prune` crate as its users see it, on every device.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod gradient_matrix;
+mod reference;
+mod solver_brute_force;
+mod solver_errors;
+mod solver_parts;
+mod solver_patterns;
+mod solver_properties;
