@@ -1,0 +1,6 @@
+//! The `prune` crate as its users see it, on every device.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod mask;
