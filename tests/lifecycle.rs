@@ -10,7 +10,7 @@ use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, MasterWeight,
 use burn_lean::prune::{LayerKind, Layout, Mask, Masks};
 use burn_lean::reparam::{AttachError, Chain, attach, attached};
 use support::lifecycle::{Lifecycle, parameter};
-use support::{each_device, numbers, parameters, tensor, values, with_numbers};
+use support::{Parameter, each_device, numbers, parameters, tensor, values, with_numbers};
 
 const INPUTS: usize = 6;
 const OUTPUTS: usize = 4;
