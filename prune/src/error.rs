@@ -176,6 +176,56 @@ pub enum PruneError {
         /// The ridge.
         l2: f64,
     },
+    /// Zeros in a base would not be zeros in the effective value.
+    #[error(
+        "`{path}` carries the reparameterization `{name}`, which makes nonzero weights of zeros: \
+         fold it in with `Module::materialize` before pruning"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        path: String,
+        /// Name of the reparameterization.
+        name: String,
+    },
+    /// The model is not the one that parameters were selected from.
+    #[error(
+        "the model has not all of the parameters that were selected: {}. Select again from it",
+        .expected.join(", ")
+    )]
+    OtherModel {
+        /// Paths of the selected parameters.
+        expected: Vec<String>,
+    },
+    /// The loader ended before all Fisher samples were there.
+    #[error(
+        "the loader ended after {found} of {expected} Fisher samples of {batch_size} examples: \
+         give it more batches, or ask for fewer samples"
+    )]
+    LoaderEnded {
+        /// Fisher samples n that were asked for.
+        expected: usize,
+        /// Fisher samples that came.
+        found: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// A batch of the loader holds less than one Fisher sample.
+    #[error(
+        "the loader yields a batch of {examples} examples, but a Fisher sample needs {batch_size}: \
+         make its batches a multiple of that"
+    )]
+    SmallBatch {
+        /// Examples in the batch.
+        examples: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// The loss closure does not return the mean loss of the examples.
+    #[error("the loss cannot be differentiated: {reason}")]
+    Loss {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Attaching masks failed.
     #[error(transparent)]
     Attach(#[from] AttachError),

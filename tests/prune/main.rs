@@ -2,3 +2,7 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+
+mod fisher;
+mod schedule;
+mod selection;
