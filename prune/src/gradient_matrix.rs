@@ -79,7 +79,7 @@ impl GradientMatrix {
             .step_by(width)
             .map(|start| Block {
                 start,
-                values: Tensor::zeros([samples, width.min(parameters - start)], (device, dtype)),
+                values: Tensor::zeros([samples, width.min(parameters - start)], (device, burn::tensor::DType::from(dtype))),
             })
             .collect();
         Ok(Self {

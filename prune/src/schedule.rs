@@ -1,7 +1,6 @@
 //! Targets of a multi-stage run: the sparsity that each stage prunes to.
 
 use burn::config::Config;
-use serde::{Deserialize, Serialize};
 
 use crate::PruneError;
 
