@@ -1,5 +1,6 @@
 //! A stage whose gradient matrix does not fit into memory: a block-diagonal Fisher.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use burn::module::Module;
@@ -8,8 +9,8 @@ use burn::tensor::Tensor;
 use crate::feasible::Feasible;
 use crate::pruner::Solved;
 use crate::{
-    Batch, Budget, LayerKind, Layout, Objective, Problem, PruneError, PrunerConfig, Selection,
-    Solution, SolverConfig, SparsityPattern, Termination, solve,
+    Batch, Budget, FisherReport, LayerKind, Layout, Objective, Problem, PruneError, PrunerConfig,
+    Selection, Solution, SolverConfig, SparsityPattern, Termination, solve,
 };
 
 /// Solves the problem block by block of [`FisherConfig::blocks`](crate::FisherConfig::blocks).
@@ -46,8 +47,8 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
         let k = kept.partition_point(|index| *index < columns.end) - before;
         let start = Instant::now();
         let solution = match k {
-            0 => Err(Tensor::zeros_like(&weights)),
-            k if k == columns.len() => Err(weights.clone()),
+            0 => Err(weights.zeros_like()),
+            k if k == columns.len() => Err(weights),
             k => {
                 let problem = Problem::new(fisher.gradients, weights, layout)?
                     .with_l2(config.l2)?
@@ -56,11 +57,18 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
                     Budget::Pattern => Budget::Pattern,
                     _ => Budget::Keep(k),
                 };
-                Ok(solve(&problem, &SolverConfig { budget, ..solver.clone() })?)
+                Ok(solve(
+                    &problem,
+                    &SolverConfig {
+                        budget,
+                        ..solver.clone()
+                    },
+                )?)
             }
         };
         whole.seconds += start.elapsed().as_secs_f64();
-        whole.add(columns, solution);
+        let all = k == columns.len();
+        whole.add(columns, solution, all);
         whole.report(fisher.report);
     }
     whole.finish(config.l2)
@@ -82,7 +90,7 @@ fn kept_by_magnitude(
 /// The layout of some columns; a parameter that is cut apart loses its shape.
 fn part_of(
     layout: &Layout,
-    columns: &std::ops::Range<usize>,
+    columns: &Range<usize>,
     pattern: &SparsityPattern,
 ) -> Result<Layout, PruneError> {
     let mut part = Layout::new();
@@ -93,9 +101,19 @@ fn part_of(
             continue;
         }
         if end - start == layer.len() {
-            part.push(layer.path.clone(), layer.shape.clone(), layer.kind, layer.flops_per_weight);
+            part.push(
+                layer.path.clone(),
+                layer.shape.clone(),
+                layer.kind,
+                layer.flops_per_weight,
+            );
         } else if *pattern == SparsityPattern::Unstructured {
-            part.push(layer.path.clone(), [end - start], LayerKind::Other, layer.flops_per_weight);
+            part.push(
+                layer.path.clone(),
+                [end - start],
+                LayerKind::Other,
+                layer.flops_per_weight,
+            );
         } else {
             return Err(PruneError::Infeasible {
                 reason: format!(
@@ -107,4 +125,72 @@ fn part_of(
         }
     }
     Ok(part)
+}
+
+/// The blocks put together.
+#[derive(Default)]
+struct Whole {
+    weights: Vec<Tensor<1>>,
+    support: Vec<usize>,
+    terms: Objective,
+    relative_gap: f64,
+    iterations: usize,
+    termination: Option<Termination>,
+    report: Option<FisherReport>,
+    seconds: f64,
+}
+
+impl Whole {
+    /// A solution, or the weights of a block in which nothing was to be chosen.
+    fn add(&mut self, columns: Range<usize>, solved: Result<Solution, Tensor<1>>, all: bool) {
+        let solution = match solved {
+            Ok(solution) => solution,
+            Err(weights) => {
+                self.support.extend(columns.filter(|_| all));
+                self.weights.push(weights);
+                return;
+            }
+        };
+        self.support
+            .extend(solution.support.iter().map(|index| columns.start + index));
+        self.weights.push(solution.weights);
+        self.terms.fit += solution.terms.fit;
+        self.terms.ridge += solution.terms.ridge;
+        self.terms.linear += solution.terms.linear;
+        self.relative_gap = self.relative_gap.max(solution.relative_gap);
+        self.iterations += solution.iterations;
+        self.termination = Some(solution.termination);
+    }
+
+    fn report(&mut self, block: FisherReport) {
+        match &mut self.report {
+            None => self.report = Some(block),
+            Some(report) => {
+                // What is held at a time, and the time of all.
+                report.bytes = report.bytes.max(block.bytes);
+                report.seconds += block.seconds;
+                report.unreached.extend(block.unreached);
+                report.zero_columns.extend(block.zero_columns);
+            }
+        }
+    }
+
+    fn finish(self, l2: f64) -> Result<Solved, PruneError> {
+        let report = self.report.ok_or(PruneError::NoPrunableParameter)?;
+        Ok(Solved {
+            solution: Solution {
+                weights: Tensor::cat(self.weights, 0),
+                support: self.support,
+                objective: self.terms.total(),
+                terms: self.terms,
+                relative_gap: self.relative_gap,
+                iterations: self.iterations,
+                termination: self.termination.unwrap_or(Termination::Completed),
+                trace: Vec::new(),
+            },
+            gradients: report,
+            l2,
+            seconds: self.seconds,
+        })
+    }
 }

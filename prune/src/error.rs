@@ -124,6 +124,89 @@ pub enum PruneError {
         /// Bytes it may use.
         bound: usize,
     },
+    /// Zeros in a base would not be zeros in the effective value.
+    #[error(
+        "`{path}` carries the reparameterization `{name}`, which makes nonzero weights of zeros: \
+         fold it in with `Module::materialize` before pruning"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        path: String,
+        /// Name of the reparameterization.
+        name: String,
+    },
+    /// The model is not the one that parameters were selected from.
+    #[error(
+        "the model has not all of the parameters that were selected: {}. Select again from it",
+        .expected.join(", ")
+    )]
+    OtherModel {
+        /// Paths of the selected parameters.
+        expected: Vec<String>,
+    },
+    /// The loader ended before all Fisher samples were there.
+    #[error(
+        "the loader ended after {found} of {expected} Fisher samples of {batch_size} examples: \
+         give it more batches, or ask for fewer samples"
+    )]
+    LoaderEnded {
+        /// Fisher samples n that were asked for.
+        expected: usize,
+        /// Fisher samples that came.
+        found: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// A batch of the loader holds less than one Fisher sample.
+    #[error(
+        "the loader yields a batch of {examples} examples, but a Fisher sample needs {batch_size}: \
+         make its batches a multiple of that"
+    )]
+    SmallBatch {
+        /// Examples in the batch.
+        examples: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// The loss closure does not return the mean loss of the examples.
+    #[error("the loss cannot be differentiated: {reason}")]
+    Loss {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The forward pass cannot be recorded.
+    #[error("the forward pass cannot be recorded: {reason}")]
+    Trace {
+        /// What stopped it.
+        reason: String,
+    },
+    /// A folder of finished stages belongs to a run with another config.
+    #[error(
+        "{path} holds the stages of a run with another config (`{field}` differs): use the same \
+         config to go on with it, or another folder"
+    )]
+    StagesOfAnotherRun {
+        /// The folder.
+        path: String,
+        /// The first field of the config that differs.
+        field: String,
+    },
+    /// A file could not be read or written.
+    #[error("{action} {path}: {reason}")]
+    Io {
+        /// What was tried, for example `cannot write`.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// The user's training step failed.
+    #[error("training between the stages failed: {reason}")]
+    Training {
+        /// What the training step said.
+        reason: String,
+    },
     /// The device cannot store gradients in the dtype.
     #[error("{device} cannot store gradients in {dtype:?}; use F32")]
     UnsupportedDtype {
@@ -176,53 +259,48 @@ pub enum PruneError {
         /// The ridge.
         l2: f64,
     },
-    /// Zeros in a base would not be zeros in the effective value.
-    #[error(
-        "`{path}` carries the reparameterization `{name}`, which makes nonzero weights of zeros: \
-         fold it in with `Module::materialize` before pruning"
-    )]
-    Reparameterized {
+    /// Two masks are for one parameter.
+    #[error("there are two masks for `{path}`")]
+    DuplicateMask {
         /// Path of the parameter.
         path: String,
-        /// Name of the reparameterization.
-        name: String,
     },
-    /// The model is not the one that parameters were selected from.
+    /// A support names a weight that is not there.
+    #[error("the support names weight {index} of {parameters}")]
+    SupportIndex {
+        /// The index.
+        index: usize,
+        /// Weights there are.
+        parameters: usize,
+    },
+    /// A mask does not fit the model.
     #[error(
-        "the model has not all of the parameters that were selected: {}. Select again from it",
-        .expected.join(", ")
+        "the mask of `{path}` is for a weight of shape {mask:?}, but the model has {}: it is the \
+         mask of another model",
+        .model.as_ref().map_or("no such parameter".into(), |shape| format!("one of {shape:?}"))
     )]
-    OtherModel {
-        /// Paths of the selected parameters.
-        expected: Vec<String>,
+    MaskOfAnotherModel {
+        /// Path of the parameter.
+        path: String,
+        /// Shape that the mask was made for.
+        mask: Vec<usize>,
+        /// Shape of the model's parameter; `None` if it has none of that path.
+        model: Option<Vec<usize>>,
     },
-    /// The loader ended before all Fisher samples were there.
-    #[error(
-        "the loader ended after {found} of {expected} Fisher samples of {batch_size} examples: \
-         give it more batches, or ask for fewer samples"
-    )]
-    LoaderEnded {
-        /// Fisher samples n that were asked for.
-        expected: usize,
-        /// Fisher samples that came.
-        found: usize,
-        /// Examples m per Fisher sample.
-        batch_size: usize,
+    /// A mask cannot be replaced where there is none.
+    #[error("`{path}` carries no mask to replace; attach one with `Masks::attach`")]
+    NotMasked {
+        /// Path of the parameter.
+        path: String,
     },
-    /// A batch of the loader holds less than one Fisher sample.
-    #[error(
-        "the loader yields a batch of {examples} examples, but a Fisher sample needs {batch_size}: \
-         make its batches a multiple of that"
-    )]
-    SmallBatch {
-        /// Examples in the batch.
-        examples: usize,
-        /// Examples m per Fisher sample.
-        batch_size: usize,
-    },
-    /// The loss closure does not return the mean loss of the examples.
-    #[error("the loss cannot be differentiated: {reason}")]
-    Loss {
+    /// The model carries no masks.
+    #[error("the model carries no masks; attach them with `Masks::attach`")]
+    NoMasks,
+    /// A record is of another version, damaged, or of something else.
+    #[error("cannot load {what}: {reason}")]
+    Record {
+        /// What was being loaded.
+        what: String,
         /// What is wrong with it.
         reason: String,
     },

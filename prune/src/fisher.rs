@@ -218,6 +218,25 @@ impl FisherConfig {
         Ok(())
     }
 
+    /// The batches that n Fisher samples take.
+    pub(crate) fn enough<B: Batch>(&self, batches: impl IntoIterator<Item = B>) -> Vec<B> {
+        let mut groups = 0;
+        let mut taken = Vec::new();
+        for batch in batches {
+            groups += batch.examples() / self.batch_size;
+            taken.push(batch);
+            if groups >= self.samples {
+                break;
+            }
+        }
+        taken
+    }
+
+    /// Refuses a matrix that exceeds the memory bound.
+    pub(crate) fn check_memory(&self, selection: &Selection) -> Result<(), PruneError> {
+        self.check(selection.layout().len())
+    }
+
     fn check(&self, columns: usize) -> Result<(), PruneError> {
         if self.samples == 0 {
             return Err(PruneError::NoSamples);

@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::backend::ir::{
-    FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr,
-};
+use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -42,7 +40,8 @@ pub fn flops<M: Module, B: Batch>(
     batch: &B,
 ) -> Result<HashMap<String, f64>, PruneError> {
     let examples = batch.examples().max(1) as f64;
-    let trace = Trace::record(model, &loss, batch).map_err(|reason| PruneError::Trace { reason })?;
+    let trace =
+        Trace::record(model, &loss, batch).map_err(|reason| PruneError::Trace { reason })?;
     let mut origin = trace.parameters.clone();
     let mut counted: HashMap<String, f64> = HashMap::new();
     for operation in &trace.operations {
@@ -76,9 +75,10 @@ impl<'a> Product<'a> {
                 let inner = op.lhs.shape[op.lhs.shape.num_dims() - 1] as f64;
                 (vec![&op.lhs, &op.rhs], elements(&op.out) * inner)
             }
-            OperationIr::Module(ModuleOperationIr::Linear(op)) => {
-                (vec![&op.weight], elements(&op.out) * op.weight.shape[0] as f64)
-            }
+            OperationIr::Module(ModuleOperationIr::Linear(op)) => (
+                vec![&op.weight],
+                elements(&op.out) * op.weight.shape[0] as f64,
+            ),
             OperationIr::Module(ModuleOperationIr::Conv1d(op)) => {
                 (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
             }
@@ -103,7 +103,10 @@ impl<'a> Product<'a> {
             }
             _ => return None,
         };
-        Some(Self { operands, flops: 2.0 * multiplications })
+        Some(Self {
+            operands,
+            flops: 2.0 * multiplications,
+        })
     }
 }
 
@@ -113,7 +116,9 @@ fn inherit(operation: &OperationIr, origin: &mut HashMap<TensorId, String>) {
         let path = origin.get(&input.id)?;
         Some((path.clone(), input.shape.num_elements()))
     });
-    let Some((path, elements)) = sources.next() else { return };
+    let Some((path, elements)) = sources.next() else {
+        return;
+    };
     if sources.any(|(other, _)| other != path) {
         return;
     }

@@ -3,7 +3,7 @@
 //! GᵀG/n is the empirical Fisher; it is never formed. Everything the solver does with G is here:
 //! push rows, multiply from either side, gather columns.
 
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::error::PruneError;
 
@@ -79,7 +79,10 @@ impl GradientMatrix {
             .step_by(width)
             .map(|start| Block {
                 start,
-                values: Tensor::zeros([samples, width.min(parameters - start)], (device, burn::tensor::DType::from(dtype))),
+                values: Tensor::zeros(
+                    [samples, width.min(parameters - start)],
+                    (device, DType::from(dtype)),
+                ),
             })
             .collect();
         Ok(Self {
@@ -318,7 +321,7 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, PruneE
         .cast(FloatDType::F32)
         .try_into_data()
         .map_err(|error| failed(error.to_string()))?;
-    data.into_vec::<f32>()
+    data.try_into_vec::<f32>()
         .map_err(|error| failed(format!("{error:?}")))
 }
 

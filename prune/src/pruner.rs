@@ -118,11 +118,6 @@ pub struct StageReport {
     pub solve_seconds: f64,
 }
 
-/// What follows a stage: gets the model with its zeros, the masks and the report, and returns the
-/// model to go on with.
-pub(crate) type AfterStage<'a, M> =
-    dyn FnMut(M, &Masks, &StageReport) -> Result<M, Rejected<M, PruneError>> + 'a;
-
 impl PrunerConfig {
     /// Prunes `model`.
     ///
@@ -146,7 +141,7 @@ impl PrunerConfig {
     /// recompute its BatchNorm statistics, train it.
     ///
     /// What `after_stage` returns is what the next stage prunes, and what is kept in
-    /// [`state`](Self::state). Weights that it changes away from zero count as returned.
+    /// [`state`](Self::state).
     ///
     /// # Errors
     ///
@@ -172,11 +167,18 @@ impl PrunerConfig {
             Ok(selection) => selection,
             Err(error) => return Err(Rejected::new(model, error)),
         };
-        let mut reports = done.as_mut().map(|done| std::mem::take(&mut done.reports)).unwrap_or_default();
+        let mut reports = done
+            .as_mut()
+            .map(|done| std::mem::take(&mut done.reports))
+            .unwrap_or_default();
         let mut masks = done.map(|done| done.masks);
         for (stage, (target, budget)) in budgets.iter().enumerate().skip(reports.len()) {
             let batches = loader(self.seed.wrapping_add(stage as u64));
-            let frozen = if self.zeros_return { None } else { masks.as_ref() };
+            let frozen = if self.zeros_return {
+                None
+            } else {
+                masks.as_ref()
+            };
             let solved = self
                 .stage(&model, &selection, &loss, batches, budget, frozen)
                 .and_then(|solved| {
@@ -219,7 +221,12 @@ impl PrunerConfig {
             masks = Some(new);
         }
         match masks {
-            Some(masks) => Ok(Pruned { model, masks, selection, stages: reports }),
+            Some(masks) => Ok(Pruned {
+                model,
+                masks,
+                selection,
+                stages: reports,
+            }),
             None => Err(Rejected::new(model, PruneError::NoPrunableParameter)),
         }
     }
@@ -273,7 +280,9 @@ impl PrunerConfig {
                     let share = target / highest;
                     let layers = layers.iter();
                     Budget::PerLayerTargets(
-                        layers.map(|(path, sparsity)| (path.clone(), sparsity * share)).collect(),
+                        layers
+                            .map(|(path, sparsity)| (path.clone(), sparsity * share))
+                            .collect(),
                     )
                 })
             }
@@ -299,7 +308,10 @@ impl PrunerConfig {
         frozen: Option<&Masks>,
     ) -> Result<Solved, PruneError> {
         let free = frozen.map(|masks| free_weights(masks, selection));
-        let solver = SolverConfig { budget: budget.clone(), ..self.solver.clone() };
+        let solver = SolverConfig {
+            budget: budget.clone(),
+            ..self.solver.clone()
+        };
         let first_order = match self.first_order.unwrap_or(self.stages > 1) {
             true => 1.0 / self.fisher.batch_size as f64,
             false => 0.0,
@@ -308,17 +320,36 @@ impl PrunerConfig {
         if self.fisher.bytes_needed(selection) > self.fisher.memory_bound {
             // Every block sees the same examples.
             let batches: Vec<B> = self.fisher.enough(batches);
-            return solve_blocks(self, &solver, first_order, selection, model, loss, &batches, free);
+            return solve_blocks(
+                self,
+                &solver,
+                first_order,
+                selection,
+                model,
+                loss,
+                &batches,
+                free,
+            );
         }
-        let Fisher { gradients, report } =
-            self.fisher.collect_free(model, selection, loss, batches, columns, free)?;
-        let problem = Problem::new(gradients, selection.flatten(model)?, selection.layout().clone())?
-            .with_l2(self.l2)?
-            .with_first_order(first_order)?;
+        let Fisher { gradients, report } = self
+            .fisher
+            .collect_free(model, selection, loss, batches, columns, free)?;
+        let problem = Problem::new(
+            gradients,
+            selection.flatten(model)?,
+            selection.layout().clone(),
+        )?
+        .with_l2(self.l2)?
+        .with_first_order(first_order)?;
         let start = Instant::now();
         let solution = solve(&problem, &solver)?;
         let seconds = start.elapsed().as_secs_f64();
-        Ok(Solved { solution, gradients: report, l2: self.l2, seconds })
+        Ok(Solved {
+            solution,
+            gradients: report,
+            l2: self.l2,
+            seconds,
+        })
     }
 }
 

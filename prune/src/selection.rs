@@ -137,7 +137,7 @@ impl Selection {
         &self.device
     }
 
-    /// With the floating-point operations that [`flops`](crate::flops::flops) counted, for budgets
+    /// With the floating-point operations that [`flops`](crate::flops()) counted, for budgets
     /// and reports.
     pub fn with_flops(mut self, flops_per_weight: &HashMap<String, f64>) -> Self {
         let mut layout = Layout::new();

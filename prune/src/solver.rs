@@ -1,8 +1,11 @@
 //! Chooses the weights to keep and finds their values.
 
 mod back_solve;
+mod chita;
 mod clock;
+mod dead;
 mod factor;
+mod working_set;
 
 use burn::config::Config;
 
@@ -14,6 +17,7 @@ use crate::problem::Problem;
 use crate::solution::{Solution, Step, Termination};
 use crate::sparsity::SparsityPattern;
 use clock::Clock;
+use dead::Dead;
 use serde::{Deserialize, Serialize};
 
 /// What to solve for, and how.
@@ -61,15 +65,25 @@ pub enum DeadColumns {
 pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, PruneError> {
     let mut clock = Clock::start();
     let feasible = Feasible::new(&config.pattern, &config.budget, problem.layout())?;
-    let scores: Vec<f64> = problem.dense().iter().map(|w| f64::from(w.abs())).collect();
-    let all: Vec<usize> = (0..problem.parameters()).collect();
-    let support = feasible.select(&all, &scores, 1.0)?;
-    let weights = back_solve::back_solve(problem, &support)?;
-    clock.finish(
-        problem,
-        weights,
-        support,
-        Step::BackSolve,
-        Termination::Completed,
-    )
+    let dead = Dead::new(problem, config.dead_columns);
+    match &config.method {
+        Method::Chita(chita) => {
+            let (weights, support, termination) =
+                chita::chita(problem, &feasible, chita, &dead, &mut clock)?;
+            clock.finish(problem, weights, support, Step::BackSolve, termination)
+        }
+        _ => {
+            let scores: Vec<f64> = problem.dense().iter().map(|w| f64::from(w.abs())).collect();
+            let all: Vec<usize> = (0..problem.parameters()).collect();
+            let support = feasible.select(&all, &dead.demote(&all, scores), 1.0)?;
+            let weights = back_solve::back_solve(problem, &support)?;
+            clock.finish(
+                problem,
+                weights,
+                support,
+                Step::BackSolve,
+                Termination::Completed,
+            )
+        }
+    }
 }

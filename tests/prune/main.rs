@@ -4,5 +4,6 @@
 mod support;
 
 mod fisher;
+mod mask;
 mod schedule;
 mod selection;

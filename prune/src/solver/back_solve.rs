@@ -11,10 +11,19 @@
 //! Both are right at any ridge. The textbook form b/2λ − G_Sᵀ(…)/4λ² for w_S itself subtracts two
 //! nearly equal vectors, and F32 loses it where λ is small.
 
+use burn::tensor::Tensor;
+
 use crate::error::PruneError;
 use crate::gradient_matrix::{column, read};
 use crate::problem::{Problem, narrow};
 use crate::solver::factor::Symmetric;
+use crate::solver::working_set::{RESIDENT_FRACTION, Solved, WorkingSet};
+
+/// Residual of the dual system, relative to its right side, at which [`refine`] is done: what F32
+/// products can tell apart.
+const DUAL_TOLERANCE: f64 = 1e-6;
+/// Conjugate gradient steps before [`refine`] gives up.
+const DUAL_ITERATIONS: usize = 20;
 
 /// The weights `[p]` that minimise the objective among those with this support (ascending).
 pub(crate) fn back_solve(problem: &Problem, support: &[usize]) -> Result<Vec<f32>, PruneError> {
@@ -23,11 +32,7 @@ pub(crate) fn back_solve(problem: &Problem, support: &[usize]) -> Result<Vec<f32
         true => dual(problem, support, &target)?,
         false => normal(problem, support, &target)?,
     };
-    let mut weights = vec![0.0; problem.parameters()];
-    for (index, change) in support.iter().zip(change) {
-        weights[*index] = problem.dense()[*index] + change;
-    }
-    Ok(weights)
+    Ok(scatter(problem, support, &change))
 }
 
 /// t = G_P w₀_P − a·1.
@@ -44,7 +49,7 @@ fn dual(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>
     let gradients = problem.gradients();
     let mut system = Symmetric::diagonal(target.len(), 2.0 * problem.lambda());
     for (_, columns) in gradients.chunks(support) {
-        system.add(1.0, columns.clone().matmul(columns.transpose()))?;
+        system.add_gram(1.0, &columns)?;
     }
     let dual = system.factor(problem.l2())?.solve(target);
     let dual = column(&narrow(&dual), &problem.device()).transpose();
@@ -64,4 +69,131 @@ fn normal(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f3
     let mut system = Symmetric::diagonal(support.len(), 2.0 * problem.lambda());
     system.add(1.0, transposed.matmul(columns))?;
     Ok(narrow(&system.factor(problem.l2())?.solve(&right)))
+}
+
+/// The same minimum, by conjugate gradients on the dual system over all samples, from the factor of
+/// a [`WorkingSet`] that has this support and leaves out samples.
+///
+/// The factor preconditions the rows that it has, 2λ the others, so that a few steps suffice; each
+/// costs two products with G_S, the exact system n·|S| of them.
+pub(crate) fn refine(
+    problem: &Problem,
+    set: &WorkingSet<'_>,
+    solved: &Solved,
+) -> Result<Vec<f32>, PruneError> {
+    let support = set.support();
+    let operator = Operator::new(problem, support);
+    let target = target(problem, support)?;
+    let ridge = 2.0 * problem.lambda();
+    let precondition = |residual: &[f64]| match set.rows() {
+        None => solved.factor.solve(residual),
+        Some(rows) => {
+            let kept: Vec<f64> = rows.iter().map(|row| residual[*row]).collect();
+            let mut all: Vec<f64> = residual.iter().map(|value| value / ridge).collect();
+            let solved = solved.factor.solve(&kept);
+            rows.iter()
+                .zip(solved)
+                .for_each(|(row, value)| all[*row] = value);
+            all
+        }
+    };
+    let mut dual = precondition(&target);
+    let mut change = operator.transpose_multiply(&dual)?;
+    let product = operator.multiply(&change)?;
+    let mut residual: Vec<f64> = (0..target.len())
+        .map(|row| target[row] - ridge * dual[row] - product[row])
+        .collect();
+    let bound = DUAL_TOLERANCE * norm(&target);
+    let mut preconditioned = precondition(&residual);
+    let mut direction = preconditioned.clone();
+    let mut energy = dot(&residual, &preconditioned);
+    for _ in 0..DUAL_ITERATIONS {
+        if norm(&residual) <= bound {
+            return Ok(scatter(problem, support, &change));
+        }
+        let step_change = operator.transpose_multiply(&direction)?;
+        let product = operator.multiply(&step_change)?;
+        let curvature = ridge * dot(&direction, &direction) + dot(&direction, &product);
+        let length = energy / curvature;
+        for row in 0..dual.len() {
+            dual[row] += length * direction[row];
+            residual[row] -= length * (ridge * direction[row] + product[row]);
+        }
+        for (change, step) in change.iter_mut().zip(step_change) {
+            *change += length as f32 * step;
+        }
+        preconditioned = precondition(&residual);
+        let next = dot(&residual, &preconditioned);
+        let factor = next / energy;
+        energy = next;
+        for (direction, value) in direction.iter_mut().zip(&preconditioned) {
+            *direction = value + factor * *direction;
+        }
+    }
+    // Rounding in F32 can keep the residual above the bound; the exact system has no such limit.
+    back_solve(problem, support)
+}
+
+/// Products with G_S, gathered once where it is small, else through all of G.
+struct Operator<'a> {
+    problem: &'a Problem,
+    support: &'a [usize],
+    columns: Option<Tensor<2>>,
+}
+
+impl<'a> Operator<'a> {
+    fn new(problem: &'a Problem, support: &'a [usize]) -> Self {
+        let small = support.len() as f64 <= RESIDENT_FRACTION * problem.parameters() as f64;
+        Self {
+            problem,
+            support,
+            columns: small.then(|| problem.gradients().columns(support)),
+        }
+    }
+
+    fn multiply(&self, change: &[f32]) -> Result<Vec<f64>, PruneError> {
+        match &self.columns {
+            Some(columns) => {
+                let change = column(change, &columns.device());
+                let product = read(columns.clone().matmul(change))?;
+                Ok(product.into_iter().map(f64::from).collect())
+            }
+            None => {
+                let mut all = vec![0.0; self.problem.parameters()];
+                let pairs = self.support.iter().zip(change);
+                pairs.for_each(|(index, change)| all[*index] = *change);
+                self.problem.gradients().multiply(&all)
+            }
+        }
+    }
+
+    fn transpose_multiply(&self, dual: &[f64]) -> Result<Vec<f32>, PruneError> {
+        match &self.columns {
+            Some(columns) => {
+                let dual = column(&narrow(dual), &columns.device()).transpose();
+                read(dual.matmul(columns.clone()))
+            }
+            None => {
+                let all = self.problem.gradients().transpose_multiply(&narrow(dual))?;
+                Ok(self.support.iter().map(|index| all[*index]).collect())
+            }
+        }
+    }
+}
+
+/// The weights `[p]` of a change on the support.
+fn scatter(problem: &Problem, support: &[usize], change: &[f32]) -> Vec<f32> {
+    let mut weights = vec![0.0; problem.parameters()];
+    for (index, change) in support.iter().zip(change) {
+        weights[*index] = problem.dense()[*index] + change;
+    }
+    weights
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn norm(vector: &[f64]) -> f64 {
+    dot(vector, vector).sqrt()
 }

@@ -2,12 +2,20 @@
 
 use burn::tensor::Tensor;
 use faer::linalg::solvers::{Llt, Solve};
-use faer::{Mat, Side};
+use faer::linalg::triangular_solve::solve_upper_triangular_in_place;
+use faer::{Mat, Side, get_global_parallelism};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 use crate::error::PruneError;
 use crate::gradient_matrix::read;
 
-/// A symmetric matrix on the host; sums of device products in F32 are added up in F64.
+/// Products of matrices with fewer rows are not split.
+const SPLIT_ROWS: usize = 256;
+/// Probes of a sketched leverage: its relative error is about √(2/64) = 18 %.
+const PROBES: usize = 64;
+
+/// A symmetric matrix on the host, of which the lower triangle counts; sums of device products in F32 are added up in F64.
 #[derive(Debug, Clone)]
 pub(crate) struct Symmetric(Mat<f64>);
 
@@ -37,6 +45,44 @@ impl Symmetric {
         Ok(())
     }
 
+    /// Adds `factor` times A Aᵀ for `columns` = A `[size, c]`.
+    ///
+    /// Only the halves on and below the diagonal are multiplied, which saves a quarter.
+    pub(crate) fn add_gram(&mut self, factor: f64, columns: &Tensor<2>) -> Result<(), PruneError> {
+        let [size, width] = columns.dims();
+        if size < SPLIT_ROWS {
+            return self.add(factor, columns.clone().matmul(columns.clone().transpose()));
+        }
+        let half = size / 2;
+        let upper = columns.clone().slice([0..half, 0..width]);
+        let lower = columns.clone().slice([half..size, 0..width]);
+        let transposed = upper.clone().transpose();
+        self.add_block(factor, 0, 0, upper.matmul(transposed.clone()))?;
+        self.add_block(factor, half, 0, lower.clone().matmul(transposed))?;
+        self.add_block(factor, half, half, lower.clone().matmul(lower.transpose()))
+    }
+
+    /// Adds `factor` times a block at (row, column) of the lower triangle.
+    fn add_block(
+        &mut self,
+        factor: f64,
+        row: usize,
+        column: usize,
+        block: Tensor<2>,
+    ) -> Result<(), PruneError> {
+        let [_, width] = block.dims();
+        // Transposed on the device, the values arrive column by column, as they lie here.
+        let height = block.dims()[0];
+        let values = read(block.transpose())?;
+        for (offset, values) in values.chunks_exact(height).enumerate().take(width) {
+            let sums = &mut self.0.col_as_slice_mut(column + offset)[row..row + height];
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum += factor * f64::from(*value);
+            }
+        }
+        Ok(())
+    }
+
     /// Its Cholesky factor.
     pub(crate) fn factor(&self, l2: f64) -> Result<Factor, PruneError> {
         match self.0.llt(Side::Lower) {
@@ -57,6 +103,38 @@ impl Symmetric {
 pub(crate) struct Factor(Llt<f64>);
 
 impl Factor {
+    /// Rows.
+    pub(crate) fn size(&self) -> usize {
+        self.0.L().nrows()
+    }
+
+    /// A matrix W `[probes, size]`, row-major, with ‖W a‖² ≈ aᵀ (L Lᵀ)⁻¹ a: exact up to
+    /// `PROBES` rows, else of random signs
+    /// ([Spielman & Srivastava, 2011](https://arxiv.org/abs/0803.0929)). The signs are always the
+    /// same.
+    pub(crate) fn sketch(&self) -> Vec<f32> {
+        let size = self.size();
+        let mut probes = match size <= PROBES {
+            true => Mat::<f64>::identity(size, size),
+            false => {
+                let mut random = StdRng::seed_from_u64(0);
+                let sign = 1.0 / (PROBES as f64).sqrt();
+                Mat::from_fn(size, PROBES, |_, _| match random.random::<bool>() {
+                    true => sign,
+                    false => -sign,
+                })
+            }
+        };
+        // W = Ω L⁻¹, so that Wᵀ = L⁻ᵀ Ωᵀ.
+        solve_upper_triangular_in_place(
+            self.0.L().transpose(),
+            probes.as_mut(),
+            get_global_parallelism(),
+        );
+        let columns = (0..probes.ncols()).flat_map(|probe| probes.col_as_slice(probe));
+        columns.map(|value| *value as f32).collect()
+    }
+
     /// Solves L Lᵀ x = right side.
     pub(crate) fn solve(&self, right: &[f64]) -> Vec<f64> {
         let right = Mat::from_fn(right.len(), 1, |row, _| right[row]);
