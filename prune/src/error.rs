@@ -124,6 +124,89 @@ pub enum PruneError {
         /// Bytes it may use.
         bound: usize,
     },
+    /// Zeros in a base would not be zeros in the effective value.
+    #[error(
+        "`{path}` carries the reparameterization `{name}`, which makes nonzero weights of zeros: \
+         fold it in with `Module::materialize` before pruning"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        path: String,
+        /// Name of the reparameterization.
+        name: String,
+    },
+    /// The model is not the one that parameters were selected from.
+    #[error(
+        "the model has not all of the parameters that were selected: {}. Select again from it",
+        .expected.join(", ")
+    )]
+    OtherModel {
+        /// Paths of the selected parameters.
+        expected: Vec<String>,
+    },
+    /// The loader ended before all Fisher samples were there.
+    #[error(
+        "the loader ended after {found} of {expected} Fisher samples of {batch_size} examples: \
+         give it more batches, or ask for fewer samples"
+    )]
+    LoaderEnded {
+        /// Fisher samples n that were asked for.
+        expected: usize,
+        /// Fisher samples that came.
+        found: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// A batch of the loader holds less than one Fisher sample.
+    #[error(
+        "the loader yields a batch of {examples} examples, but a Fisher sample needs {batch_size}: \
+         make its batches a multiple of that"
+    )]
+    SmallBatch {
+        /// Examples in the batch.
+        examples: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// The loss closure does not return the mean loss of the examples.
+    #[error("the loss cannot be differentiated: {reason}")]
+    Loss {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The forward pass cannot be recorded.
+    #[error("the forward pass cannot be recorded: {reason}")]
+    Trace {
+        /// What stopped it.
+        reason: String,
+    },
+    /// A folder of finished stages belongs to a run with another config.
+    #[error(
+        "{path} holds the stages of a run with another config (`{field}` differs): use the same \
+         config to go on with it, or another folder"
+    )]
+    StagesOfAnotherRun {
+        /// The folder.
+        path: String,
+        /// The first field of the config that differs.
+        field: String,
+    },
+    /// A file could not be read or written.
+    #[error("{action} {path}: {reason}")]
+    Io {
+        /// What was tried, for example `cannot write`.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// The user's training step failed.
+    #[error("training between the stages failed: {reason}")]
+    Training {
+        /// What the training step said.
+        reason: String,
+    },
     /// The device cannot store gradients in the dtype.
     #[error("{device} cannot store gradients in {dtype:?}; use F32")]
     UnsupportedDtype {

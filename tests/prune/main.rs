@@ -3,4 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod fisher;
 mod mask;
+mod schedule;
+mod selection;
