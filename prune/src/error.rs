@@ -1,7 +1,9 @@
 //! What can go wrong, with what to do about it.
 
-use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType};
 use burn_lean_reparam::{AttachError, Rejected};
+
+use crate::RecordFault;
 
 /// Every error of this crate.
 ///
@@ -304,6 +306,57 @@ pub enum PruneError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A sparse record cannot be read.
+    #[error("cannot load {what}: {fault}")]
+    SparseRecord {
+        /// The file, or what else was being loaded.
+        what: String,
+        /// What is wrong with it.
+        #[source]
+        fault: RecordFault,
+    },
+    /// A sparse record does not fit the model.
+    #[error(
+        "`{path}` {} in the record, but {} in the model: it is the record of another model, or \
+         reparameterizations are not attached",
+        shape_or_absent(.record), shape_or_absent(.model)
+    )]
+    RecordOfAnotherModel {
+        /// Path of the parameter.
+        path: String,
+        /// Its shape in the record; `None` if it is not there.
+        record: Option<Vec<usize>>,
+        /// Its shape in the model; `None` if it is not there.
+        model: Option<Vec<usize>>,
+    },
+    /// The device cannot hold a dtype of a record.
+    #[error(
+        "`{path}` is {dtype:?} in the record, which {device} cannot hold: load it on a device \
+             that can, and cast the model there"
+    )]
+    RecordDtype {
+        /// Path of the parameter.
+        path: String,
+        /// Its dtype in the record.
+        dtype: DType,
+        /// The device, as Burn prints it.
+        device: String,
+    },
+    /// A weight does not have the pattern that it should be compressed with.
+    #[error(
+        "group {group} of the weight, from element {first} on, has {nonzeros} nonzeros, more than \
+         {pattern} allows: prune it with `SparsityPattern::NM` first"
+    )]
+    PatternViolated {
+        /// The pattern, for example `2:4`.
+        pattern: String,
+        /// The group, counted with the pattern's axis running fastest.
+        group: usize,
+        /// Row-major index of the group's first element.
+        first: usize,
+        /// Nonzeros in the group.
+        nonzeros: usize,
+    },
     /// Attaching masks failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
@@ -318,5 +371,12 @@ pub enum PruneError {
 impl<M> From<Rejected<M, PruneError>> for PruneError {
     fn from(rejected: Rejected<M, PruneError>) -> Self {
         rejected.into_error()
+    }
+}
+
+fn shape_or_absent(shape: &Option<Vec<usize>>) -> String {
+    match shape {
+        Some(shape) => format!("has the shape {shape:?}"),
+        None => "does not exist".into(),
     }
 }

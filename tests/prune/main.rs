@@ -5,5 +5,7 @@ mod support;
 
 mod fisher;
 mod mask;
+mod nm;
 mod schedule;
 mod selection;
+mod sparse_record;
