@@ -309,7 +309,7 @@ impl GradientMatrix {
     }
 
     /// One row, in F32.
-    pub(crate) fn row(&self, sample: usize) -> Result<Vec<f32>, PruneError> {
+    pub fn row(&self, sample: usize) -> Result<Vec<f32>, PruneError> {
         let mut row = Vec::with_capacity(self.parameters);
         for block in &self.blocks {
             let width = block.values.dims()[1];
