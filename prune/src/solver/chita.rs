@@ -20,6 +20,8 @@ use crate::solution::{Step, Termination};
 use crate::solver::back_solve::refine;
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
+use crate::solver::exchange::exchange;
+use crate::solver::scores;
 use crate::solver::working_set::WorkingSet;
 
 /// Samples with a squared gradient norm below this fraction of 2λ are left out of the search.
@@ -33,9 +35,8 @@ pub(crate) fn chita(
     dead: &Dead,
     clock: &mut Clock,
 ) -> Result<(Vec<f32>, Vec<usize>, Termination), PruneError> {
-    let magnitude: Vec<f64> = problem.dense().iter().map(|w| f64::from(w.abs())).collect();
     let all: Vec<usize> = (0..problem.parameters()).collect();
-    let magnitude = dead.demote(&all, magnitude);
+    let magnitude = dead.demote(&all, scores::magnitude(problem));
     let stages = config.stages;
     // Beyond half of what is pruned, further weights would only be pruned again.
     let share = problem.parameters() as f64 / feasible.k() as f64;
@@ -44,7 +45,12 @@ pub(crate) fn chita(
         _ => config.expansion.min(0.5 * (1.0 + share)).max(1.0),
     };
     let first = feasible.select(&all, &magnitude, expansion)?;
-    let mut set = WorkingSet::new(problem, first, NEGLIGIBLE)?;
+    // That no exchange improves can only be said about all samples.
+    let negligible = match config.max_exchanges {
+        None => 0.0,
+        Some(_) => NEGLIGIBLE,
+    };
+    let mut set = WorkingSet::new(problem, first, negligible)?;
     let mut solved = set.solve()?;
     clock.note(Step::Start, solved.objective, set.support().len());
     for stage in 1..=stages {
@@ -55,6 +61,11 @@ pub(crate) fn chita(
         solved = set.solve()?;
         clock.note(Step::Shrink, solved.objective, set.support().len());
     }
+    let mut termination = Termination::Completed;
+    if config.max_exchanges != Some(0) && feasible.exchanges_single_weights() {
+        let limit = config.max_exchanges;
+        (set, solved, termination) = exchange(problem, feasible, set, solved, limit, dead, clock)?;
+    }
     let weights = refine(problem, &set, &solved)?;
-    Ok((weights, set.support().to_vec(), Termination::Completed))
+    Ok((weights, set.support().to_vec(), termination))
 }
