@@ -1,7 +1,7 @@
 //! The mask on one weight.
 
 use burn::module::{Module, Param, ParamId, Reparameterization};
-use burn::tensor::{Bool, Device, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
 /// A parameter whose effective value is its base where it is kept and exactly zero elsewhere.
 ///
@@ -11,7 +11,8 @@ use burn::tensor::{Bool, Device, Tensor, TensorData};
 /// parameter with zeros.
 ///
 /// Attach it with [`Masks::attach`](crate::Masks::attach). In a record it is the tensor
-/// `mask.kept` below the parameter's path, of one flag per weight.
+/// `mask.kept` below the parameter's path: for each weight, row-major, 1 if it is kept and 0 if it
+/// is pruned.
 ///
 /// ```
 /// use burn::module::Module;
@@ -33,21 +34,22 @@ use burn::tensor::{Bool, Device, Tensor, TensorData};
 /// ```
 #[derive(Module, Debug)]
 pub struct Mask {
-    // Flat, because a reparameterization has no rank of its own; row-major like the parameter.
-    kept: Param<Tensor<1, Bool>>,
+    // Flat, because a reparameterization has no rank of its own. I32, because each backend stores
+    // booleans in its own way, and those of one neither move to another nor load there.
+    kept: Param<Tensor<1, Int>>,
 }
 
 impl Mask {
     /// A mask of one flag per weight, row-major, `true` = kept.
     pub(crate) fn new(kept: &[bool], device: &Device) -> Self {
         Self {
-            kept: Param::initialized(ParamId::new(), flags(kept, device)),
+            kept: Param::initialized(ParamId::new(), zeros_and_ones(kept, device)),
         }
     }
 
     /// Which weights are kept, `[weights]`, row-major.
     pub fn kept(&self) -> Tensor<1, Bool> {
-        self.kept.val()
+        self.kept.val().not_equal_elem(0)
     }
 }
 
@@ -55,7 +57,7 @@ impl Reparameterization for Mask {
     const NAME: &'static str = "mask";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        zero_pruned(base, self.kept.val())
+        zero_pruned(base, self.kept())
     }
 }
 
@@ -80,7 +82,9 @@ pub(crate) fn zero_base<const D: usize>(
     })
 }
 
-/// Flags on a device.
-pub(crate) fn flags(kept: &[bool], device: &Device) -> Tensor<1, Bool> {
-    Tensor::from_data(TensorData::new(kept.to_vec(), [kept.len()]), device)
+/// Flags as a mask stores them.
+pub(crate) fn zeros_and_ones(kept: &[bool], device: &Device) -> Tensor<1, Int> {
+    let kept: Vec<i32> = kept.iter().map(|kept| i32::from(*kept)).collect();
+    let count = kept.len();
+    Tensor::from_data(TensorData::new(kept, [count]), (device, DType::I32))
 }

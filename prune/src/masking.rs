@@ -6,10 +6,10 @@ use burn::module::{
     Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId, Reparameterizer,
 };
 use burn::store::ModuleRecord;
-use burn::tensor::{Bool, DType, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 use burn_lean_reparam::{Rejected, attach};
 
-use crate::mask::{flags, zero_base};
+use crate::mask::{zero_base, zeros_and_ones};
 use crate::walk::{FloatVisitor, walk};
 use crate::{Mask, Masks, ParameterMask, PruneError};
 
@@ -150,8 +150,8 @@ impl Masks {
         for mask in self.parameters() {
             match old.get(mask.path()) {
                 Some(old) => {
-                    let kept = flags(mask.kept(), &old.device());
-                    let both = old.clone().bool_and(kept.clone());
+                    let kept = zeros_and_ones(mask.kept(), &old.device());
+                    let both = old.clone().bool_and(kept.clone().not_equal_elem(0));
                     new.insert(mask.path().to_string(), NewMask { kept, both });
                 }
                 None => {
@@ -340,19 +340,19 @@ impl ModuleVisitor for AttachedMasks {
         }
     }
 
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         if self.place.inside_mask() {
             self.masks.push(AttachedMask {
                 path: self.place.parameter.clone(),
                 shape: self.shape.clone(),
-                kept: param.val().flatten(0, D - 1),
+                kept: param.val().flatten(0, D - 1).not_equal_elem(0),
             });
         }
     }
 }
 
 struct NewMask {
-    kept: Tensor<1, Bool>,
+    kept: Tensor<1, Int>,
     /// Kept by the old mask and by the new one.
     both: Tensor<1, Bool>,
 }
@@ -380,10 +380,7 @@ impl ModuleMapper for Replace {
         param
     }
 
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
         if self.place.inside_mask()
             && let Some(mask) = self.new.get(&self.place.parameter)
         {

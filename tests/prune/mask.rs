@@ -190,6 +190,23 @@ fn masks_come_back_from_a_model_and_from_the_zeros_of_a_checkpoint() {
 }
 
 #[test]
+fn the_record_of_a_masked_model_loads_on_every_other_device() {
+    each_device(|from| {
+        let model = masks(3).attach(dense(&from.device)).unwrap();
+        let bytes = model.clone().into_record().into_bytes().unwrap();
+        each_device(|to| {
+            let record = burn::store::ModuleRecord::from_bytes(bytes.clone()).unwrap();
+            let other = masks(2).attach(dense(&to.device)).unwrap();
+            let loaded = other.try_load_record(record).unwrap();
+            assert_eq!(Masks::of(&loaded).unwrap(), masks(3));
+            assert_eq!(effective(&loaded), effective(&model));
+            let moved = model.clone().to_device(&to.device);
+            assert_eq!(effective(&moved), effective(&model));
+        });
+    });
+}
+
+#[test]
 fn the_mask_of_another_model_is_refused_and_the_model_comes_back() {
     let device = Device::flex();
     let mask = |path: &str, shape: [usize; 2]| {
