@@ -3,7 +3,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod batch_norm;
 mod fisher;
 mod mask;
+mod pruner;
+mod report;
 mod schedule;
 mod selection;
