@@ -10,8 +10,8 @@
 mod adaround;
 mod calibrator;
 mod codes;
-mod composed;
 mod compare;
+mod composed;
 mod control;
 mod conversion_report;
 mod convert;
@@ -40,8 +40,8 @@ mod overrides;
 mod probe;
 mod qat;
 mod qparams;
-mod range;
 mod quantized_tensor;
+mod range;
 mod record;
 mod requantize;
 mod rescale;
@@ -83,9 +83,8 @@ pub use overrides::Override;
 pub use probe::{IntoProbe, OfOneInput, Probe};
 pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
 pub use qparams::QuantParams;
-pub use range::Range;
-pub use qparams::{QuantParams, Range};
 pub use quantized_tensor::QuantizedTensor;
+pub use range::Range;
 pub use record::{float_record, load_float_record, load_record};
 pub use requantize::{
     Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,

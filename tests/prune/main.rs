@@ -3,21 +3,21 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod batch_norm;
+mod fisher;
+mod fisher;
 mod gradient_matrix;
+mod mask;
+mod mask;
+mod nm;
+mod pruner;
 mod reference;
+mod report;
+mod schedule;
+mod selection;
 mod solver_brute_force;
 mod solver_errors;
 mod solver_parts;
 mod solver_patterns;
 mod solver_properties;
-mod fisher;
-mod mask;
-mod nm;
-mod batch_norm;
-mod fisher;
-mod mask;
-mod pruner;
-mod report;
-mod schedule;
-mod selection;
 mod sparse_record;
