@@ -1,7 +1,10 @@
 //! Laws that hold for every problem, and the equality of devices.
 
 use burn::tensor::Device;
-use burn_lean::prune::{Budget, ChitaConfig, DeadColumns, IhtConfig, Method, SolverConfig, solve};
+use burn_lean::prune::{
+    Budget, ChitaConfig, DeadColumns, IhtConfig, Method, PruneError, Ridge, RidgeChoice, Solution,
+    SolverConfig, solve, solve_with_ridge,
+};
 use proptest::prelude::*;
 
 use crate::reference::Plain;
