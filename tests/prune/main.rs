@@ -5,9 +5,7 @@ mod support;
 
 mod batch_norm;
 mod fisher;
-mod fisher;
 mod gradient_matrix;
-mod mask;
 mod mask;
 mod nm;
 mod pruner;
