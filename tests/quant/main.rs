@@ -9,4 +9,5 @@ mod layers;
 mod learned;
 mod prepare;
 mod qparams;
+mod quantizers;
 mod scheme;
