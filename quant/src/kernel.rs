@@ -17,7 +17,7 @@ pub(crate) struct Rule {
 /// Fake quantization, its gradients, and ranges. All tensors are F32; scales and zero points
 /// `[groups]`.
 ///
-/// The default is [composed] of the backend's operations; a backend whose tensors lie in the
+/// The default is [composed](crate::composed) of the backend's operations; a backend whose tensors lie in the
 /// host's memory does it in one pass. Both give the same bits.
 pub(crate) trait Kernel: Backend {
     /// What the quantized `x` stands for.

@@ -92,7 +92,7 @@ fn bits(tensor: &FlexTensor) -> Vec<u32> {
     let bits = values.map(|value| match *value {
         // All NaNs are alike, and so are the zeros of float formats: Flex rounds −0.5 to 0.
         value if value.is_nan() => u32::MAX,
-        value if value == 0.0 => 0,
+        0.0 => 0,
         value => value.to_bits(),
     });
     bits.collect()
