@@ -1,8 +1,22 @@
 //! Quantization for [Burn](https://burn.dev).
 //!
+//! # The arithmetic
+//!
 //! - [`Scheme`]: [`NumberFormat`], [`Mapping`], [`Granularity`] and [`ScaleFormat`];
 //! - [`QuantParams`] from a [`Range`];
 //! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`].
+//!
+//! # Models
+//!
+//! - [`QatConfig`]: attaches quantizers to the weights of a model, with [`Override`]s by path;
+//! - [`ForwardQ`]: calls a layer with the quantizers of its activations; the attribute
+//!   [`quantize_calls`] writes it for a whole `impl` block;
+//! - [`FakeQuantize`]: a quantizer to stand anywhere in a model, after a sum for example;
+//! - [`Schedule`] and [`advance`]: when to observe, quantize and freeze;
+//! - [`calibrate`]: ranges without training, by the [`ObserverConfig`] of each quantizer;
+//! - [`load_float_record`], [`float_record`], [`load_record`]: records of float and of prepared
+//!   models;
+//! - [`quantizers`] and [`map_quantizers`]: all quantizers of a model with their paths.
 
 mod calibrator;
 mod codes;
@@ -73,8 +87,8 @@ pub use calibrator::{entropy, mse, percentile, search};
 pub use codes::{from_codes, to_codes};
 pub use error::QuantError;
 pub use fake_quantize::fake_quantize;
-pub use fake_quantize_config::{FakeQuantizeConfig, Learned};
-pub use fake_quantizer::{FakeQuantize, learned_parameters};
+pub use fake_quantize_config::{FakeQuantizeConfig, Learned, learned_parameters};
+pub use fake_quantizer::FakeQuantize;
 pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
 pub use histogram::{Histogram, RangeMethod};
 pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
