@@ -11,5 +11,6 @@ mod layers;
 mod learned;
 mod prepare;
 mod qparams;
+mod quantizers;
 mod scheme;
 mod storage;
