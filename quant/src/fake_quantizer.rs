@@ -274,6 +274,20 @@ impl FakeQuantize {
         })
     }
 
+    /// With this range from now on, also where it took that of the values at hand.
+    pub(crate) fn keeping(mut self, range: Range) -> Self {
+        if !self.config.observer.has_memory() {
+            self.config.observer = ObserverConfig::MinMax;
+            let observer = Observer::new(
+                self.config.observer,
+                range.min.dims()[0],
+                &range.min.device(),
+            );
+            self = self.edit(|state| state.observer = observer);
+        }
+        self.with_range(range)
+    }
+
     pub(crate) fn with_path(mut self, path: String) -> Self {
         self.path = path;
         self

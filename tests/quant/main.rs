@@ -6,6 +6,8 @@ mod support;
 mod convert;
 mod fake_quantize;
 mod fold;
+mod integer;
 mod layers;
 mod prepare;
+mod rounding;
 mod storage;
