@@ -29,9 +29,9 @@ impl Net {
             .init(device);
         conv.weight = Param::from_tensor(tensor(1, [4, 1, 3, 3], device));
         conv.bias = Some(Param::from_tensor(tensor(2, [4], device)));
-        let mut fc = LinearConfig::new(4 * 3 * 6, 5).init(device);
-        fc.weight = Param::from_tensor(tensor(3, [72, 5], device));
-        fc.bias = Some(Param::from_tensor(tensor(4, [5], device)));
+        let mut fc = LinearConfig::new(4 * 3 * 6, 8).init(device);
+        fc.weight = Param::from_tensor(tensor(3, [72, 8], device));
+        fc.bias = Some(Param::from_tensor(tensor(4, [8], device)));
         Self { conv, fc }
     }
 
