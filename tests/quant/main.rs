@@ -3,11 +3,16 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod codes;
 mod convert;
 mod fake_quantize;
 mod fold;
 mod integer;
 mod layers;
+mod learned;
 mod prepare;
+mod qparams;
+mod quantizers;
 mod rounding;
+mod scheme;
 mod storage;
