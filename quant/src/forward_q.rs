@@ -9,7 +9,7 @@ use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, C
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{Int, Tensor};
 
-use crate::WeightQuantizer;
+use crate::{WeightQuantizer, layer_inputs};
 
 pub use attention::MhaInput;
 pub use transformer::TransformerEncoderInput;
@@ -70,7 +70,21 @@ impl<const D: usize> ForwardQ<Tensor<D>> for Linear {
     type Output = Tensor<D>;
 
     fn forward_q(&self, input: Tensor<D>) -> Tensor<D> {
-        around(&self.weight, input, |x| self.forward(x))
+        around(&self.weight, input, |x| {
+            layer_inputs::linear(&self.weight, &x);
+            self.forward(x)
+        })
+    }
+}
+
+impl ForwardQ<Tensor<4>> for Conv2d {
+    type Output = Tensor<4>;
+
+    fn forward_q(&self, input: Tensor<4>) -> Tensor<4> {
+        around(&self.weight, input, |x| {
+            layer_inputs::conv2d(self, &x);
+            self.forward(x)
+        })
     }
 }
 
@@ -88,7 +102,6 @@ macro_rules! convolutions {
 
 convolutions! {
     Conv1d, 3;
-    Conv2d, 4;
     Conv3d, 5;
     ConvTranspose1d, 3;
     ConvTranspose2d, 4;

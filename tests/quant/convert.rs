@@ -481,3 +481,36 @@ fn a_convolution_is_converted_where_the_device_can_hold_it() {
         }
     });
 }
+
+/// Bytes of a multilayer perceptron for 28 × 28 pixels, as files.
+#[test]
+fn a_file_of_eight_bits_is_a_quarter_of_the_float_record() {
+    #[derive(Module, Debug)]
+    struct Perceptron {
+        fc1: Linear,
+        fc2: Linear,
+    }
+    let device = Device::flex();
+    let model = Perceptron {
+        fc1: LinearConfig::new(784, 256).init(&device),
+        fc2: LinearConfig::new(256, 10).init(&device),
+    };
+    let float = model.clone().into_record().into_bytes().unwrap().len() as f64;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    for (bits, goal) in [(8, 0.27), (4, 0.14), (2, 0.08)] {
+        let prepared = weight_only(bits).prepare(model.clone()).unwrap();
+        let file = save_safetensors(&prepared, &path).unwrap() as f64;
+        let (converted, report) = ConvertConfig::new().convert(prepared).unwrap();
+        let record = converted.into_record().into_bytes().unwrap().len() as f64;
+        println!(
+            "W{bits}: file {:.3}, record {:.3}, {}",
+            file / float,
+            record / float,
+            report.ratio()
+        );
+        assert!(file / float < goal, "{}", file / float);
+        // On the CPU a code takes a byte in Burn's own record, whatever its bits.
+        assert!(record / float < 0.27, "{}", record / float);
+    }
+}
