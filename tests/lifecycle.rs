@@ -206,6 +206,40 @@ fn masks_survive_the_lifecycle() {
             },
             weight,
             expected: &masked,
+            tolerance: 0.0,
+            inside: &|body| body(),
+            trained: &["first.weight"],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn masks_under_autocast_survive_the_lifecycle() {
+    let prepared = |seed, device: &Device| {
+        let model = model(device);
+        let masks = masks(seed).reparameterizer(&model).unwrap();
+        config().prepare_with(model, masks).unwrap()
+    };
+    each_device(|target| {
+        let (model, autocast) = prepared(1, &target.device);
+        let chain = model
+            .first
+            .weight
+            .reparameterization::<Chain<Mask, MasterWeight>>()
+            .unwrap();
+        assert!(chain.first.is_some() && chain.second.is_some());
+        Lifecycle {
+            build: &|seed, device| with_numbers(prepared(seed, device).0, seed),
+            weight,
+            expected: &|parameters| rounded(&masked(parameters)),
+            tolerance: 0.0,
+            inside: &|body| inside(autocast, body),
+            trained: &["first.weight"],
+        }
+        .assert(target);
+    });
+}
 
 /// INT8 per output channel, computed as the scheme's formulas say.
 fn fake_quantized(weight: &[f32], scales: Option<&[f32]>) -> Vec<f32> {
@@ -242,25 +276,6 @@ fn quantizers_survive_the_lifecycle() {
 }
 
 #[test]
-fn masks_under_autocast_survive_the_lifecycle() {
-    let prepared = |seed, device: &Device| {
-        let model = model(device);
-        let masks = masks(seed).reparameterizer(&model).unwrap();
-        config().prepare_with(model, masks).unwrap()
-    };
-    each_device(|target| {
-        let (model, autocast) = prepared(1, &target.device);
-        let chain = model
-            .first
-            .weight
-            .reparameterization::<Chain<Mask, MasterWeight>>()
-            .unwrap();
-        assert!(chain.first.is_some() && chain.second.is_some());
-        Lifecycle {
-            build: &|seed, device| with_numbers(prepared(seed, device).0, seed),
-            weight,
-            expected: &|parameters| rounded(&masked(parameters)),
-
 fn learned_scales_survive_the_lifecycle() {
     const SCALE: &str = "first.weight.quant.weight.learned_scale";
     let weights = WeightConfig::new().with_learned(Learned::Lsq);
@@ -331,7 +346,6 @@ fn quantizers_under_autocast_survive_the_lifecycle() {
         .assert(target);
     });
 }
-
 
 #[test]
 fn quantizers_between_an_adapter_and_a_cast_observe_and_quantize_in_f32() {

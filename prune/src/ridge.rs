@@ -30,6 +30,8 @@ pub struct Ridge {
     pub l2: f64,
     /// Factor of the first-order term; `None` for that of the problem.
     pub first_order: Option<f64>,
+    /// Exponent of [`Problem::with_tempering`]; `None` for that of the problem.
+    pub tempering: Option<f64>,
 }
 
 /// A candidate of a sweep, judged.
@@ -50,11 +52,25 @@ impl RidgeChoice {
         Self::over([1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0])
     }
 
+    /// A sweep over these ridges, each with gradients as they are and with all of them equally
+    /// long ([`Problem::with_tempering`] 0 and 1).
+    pub fn with_and_without_tempering(candidates: impl IntoIterator<Item = f64>) -> Self {
+        let both = |l2| {
+            [0.0, 1.0].map(|exponent| Ridge {
+                l2,
+                first_order: None,
+                tempering: Some(exponent),
+            })
+        };
+        Self::Sweep(candidates.into_iter().flat_map(both).collect())
+    }
+
     /// A sweep over these ridges, with the first-order term of the problem.
     pub fn over(candidates: impl IntoIterator<Item = f64>) -> Self {
         let candidates = candidates.into_iter().map(|l2| Ridge {
             l2,
             first_order: None,
+            tempering: None,
         });
         Self::Sweep(candidates.collect())
     }
@@ -121,6 +137,7 @@ pub fn solve_with_ridge(
             let chosen = Ridge {
                 l2: *l2,
                 first_order: None,
+                tempering: None,
             };
             return Ok(RidgeSweep {
                 solution: solve(&with_ridge(problem, chosen)?, config)?,
@@ -165,9 +182,12 @@ pub fn solve_with_ridge(
 
 /// The problem with another ridge; the gradients are shared.
 fn with_ridge(problem: &Problem, ridge: Ridge) -> Result<Problem, PruneError> {
-    let problem = problem.clone().with_l2(ridge.l2)?;
-    match ridge.first_order {
-        Some(a) => problem.with_first_order(a),
+    let mut problem = problem.clone().with_l2(ridge.l2)?;
+    if let Some(a) = ridge.first_order {
+        problem = problem.with_first_order(a)?;
+    }
+    match ridge.tempering {
+        Some(exponent) => problem.with_tempering(exponent),
         None => Ok(problem),
     }
 }

@@ -173,6 +173,16 @@ fn ridge_and_first_order_are_checked() {
             PruneError::InvalidConfig { field: "l2", .. }
         ));
     }
+    for exponent in [-0.1, 1.1, f64::NAN] {
+        let error = problem.clone().with_tempering(exponent).unwrap_err();
+        assert!(matches!(
+            error,
+            PruneError::InvalidConfig {
+                field: "tempering",
+                ..
+            }
+        ));
+    }
     for a in [-1.0, f64::NAN] {
         let error = problem.clone().with_first_order(a).unwrap_err();
         assert!(matches!(

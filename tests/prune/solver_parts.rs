@@ -2,7 +2,7 @@
 
 use burn_lean::prune::{Budget, ChitaConfig, IhtConfig, Method, Refit, SolverConfig, Step, solve};
 
-use crate::reference::{Plain, distance, vector};
+use crate::reference::{Plain, distance, dot, vector};
 use crate::support::{each_device, numbers, values};
 
 fn back_solve(k: usize) -> SolverConfig {
@@ -214,5 +214,51 @@ fn blocks_are_solved_each_by_itself() {
             let kept: Vec<usize> = kept.map(|index| index - range.start).collect();
             assert!(distance(&found[range], &alone.back_solve(&kept)) < 1e-4);
         }
+    });
+}
+
+#[test]
+fn tempering_is_the_problem_of_shorter_and_longer_gradients() {
+    let plain = Plain {
+        first_order: 0.1,
+        ..Plain::random(13, 9, 30)
+    };
+    // Exponent ½, a zero row stays one.
+    let mut expected = plain.clone();
+    expected.gradients[4].fill(0.0);
+    let start = expected.clone();
+    let square = |rows: &[Vec<f64>]| rows.iter().map(|row| dot(row, row)).sum::<f64>();
+    for row in &mut expected.gradients {
+        let norm = dot(row, row).sqrt();
+        row.iter_mut().for_each(|g| *g /= norm.max(1e-9).sqrt());
+    }
+    let keep = (square(&start.gradients) / square(&expected.gradients)).sqrt();
+    expected
+        .gradients
+        .iter_mut()
+        .flatten()
+        .for_each(|g| *g *= keep);
+    each_device(|target| {
+        let tempered = start.problem(&target.device).with_tempering(0.5).unwrap();
+        let same = expected.problem(&target.device);
+        let w = vector(&vec![0.25; 30], &target.device);
+        let found = values(tempered.gradient(w.clone()).unwrap());
+        assert!(distance(&found, &expected.gradient(&[0.25; 30])) < F32);
+        for method in [
+            Method::DiagonalFisher,
+            Method::WoodFisher { block_size: 8 },
+            Method::IterativeHardThresholding(IhtConfig::new()),
+            Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
+        ] {
+            let config = SolverConfig::new(Budget::Keep(10)).with_method(method);
+            let found = solve(&tempered, &config).unwrap();
+            let expected = solve(&same, &config).unwrap();
+            assert_eq!(found.support, expected.support);
+            let difference = (found.objective - expected.objective).abs();
+            assert!(difference < 1e-4 * expected.objective.abs());
+        }
+        let back = tempered.with_tempering(0.0).unwrap();
+        let found = back.objective(w.clone()).unwrap().total();
+        assert!((found - start.objective(&[0.25; 30])).abs() < F32 * found.abs());
     });
 }

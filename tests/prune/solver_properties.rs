@@ -183,7 +183,11 @@ fn the_ridge_that_is_judged_best_is_chosen_and_all_are_reported() {
     assert_eq!(sweep.candidates[1].loss, 0.0);
 
     // A loss that is not a number never wins; the first-order term can be swept, too.
-    let ridge = |l2, first_order| Ridge { l2, first_order };
+    let ridge = |l2, first_order| Ridge {
+        l2,
+        first_order,
+        tempering: None,
+    };
     let choice = RidgeChoice::Sweep(vec![ridge(1.0, None), ridge(1.0, Some(0.1))]);
     let mut calls = 0;
     let mut judge = |_: &Solution| {

@@ -162,7 +162,7 @@ impl<'a> WorkingSet<'a> {
         // A sketch may exceed the true value, which is below 1.
         Ok(leverage
             .into_iter()
-            .map(|q| f64::from(q).min(0.98))
+            .map(|q| f64::from(q).min(0.999999))
             .collect())
     }
 
