@@ -25,6 +25,7 @@ mod pruner;
 mod report;
 mod schedule;
 mod selection;
+mod shrink;
 mod solution;
 mod solver;
 mod sparse;
@@ -52,7 +53,12 @@ pub use pruner::{Pruned, PrunerConfig, StageReport};
 pub use report::{LayerReport, PruneReport};
 pub use schedule::Schedule;
 pub use selection::{ExcludedBecause, SelectedParameter, Selection};
+pub use shrink::{
+    NormalizedConv2d, PrunedAttention, shrink_conv, shrink_conv_linear, shrink_heads, shrink_linear,
+};
 pub use solution::{Solution, Step, Termination, TracePoint};
 pub use solver::{DeadColumns, SolverConfig, solve};
-pub use sparse::{Encoding, NMTensor, RecordFault, RecordSizes, SparseRecord, TensorSize};
+pub use sparse::{
+    Encoding, NMTensor, RecordFault, RecordSizes, SparseLinear, SparseRecord, TensorSize,
+};
 pub use sparsity::{Groups, SparsityPattern};

@@ -8,4 +8,6 @@ mod mask;
 mod nm;
 mod schedule;
 mod selection;
+mod shrink;
+mod sparse_linear;
 mod sparse_record;
