@@ -14,7 +14,27 @@ const TASK: usize = 20_000;
 /// A linear layer for inference on a CPU that skips its zeros.
 ///
 /// Holds the weight as compressed sparse columns: for each output the inputs that it reads, and
-/// their weights. Works in F32 on tensors of any CPU backend.
+/// their weights. Computes in F32 on the host; a tensor of another device travels there and back.
+///
+/// Worth it from a sparsity of 0.9 on: there it was as fast as the dense layer on flex or faster at
+/// every size (256×256 to 4096×1024) and batch (1 to 256) that the benchmark measures, at 0.95
+/// about 2 to 10 times. Below 0.8 the dense layer is faster with single rows and large batches.
+///
+/// ```
+/// use burn::module::Param;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::SparseLinear;
+///
+/// let device = Device::flex();
+/// let mut linear = LinearConfig::new(3, 2).with_bias(false).init(&device);
+/// linear.weight = Param::from_data([[0.0, 2.0], [0.0, 0.0], [1.0, 0.0]], &device);
+/// let sparse = SparseLinear::from_linear(&linear)?;
+/// assert_eq!(sparse.nonzeros(), 2);
+/// let y = sparse.forward(Tensor::<2>::from_floats([[1.0, 10.0, 100.0]], &device))?;
+/// assert_eq!(y.into_data().iter::<f32>().collect::<Vec<_>>(), [100.0, 2.0]);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct SparseLinear {
     d_input: usize,
