@@ -183,10 +183,15 @@ fn config(cli: &Cli) -> SolverConfig {
         false => DeadColumns::PrunedFirst,
     };
     let pattern = cli.pattern.clone();
+    // The blocks of WoodFisher are its own.
+    let block_size = match cli.method {
+        MethodName::WoodFisher => None,
+        _ => cli.block_size,
+    };
     SolverConfig::new(budget)
         .with_pattern(pattern.unwrap_or(SparsityPattern::Unstructured))
         .with_method(method)
-        .with_block_size(cli.block_size)
+        .with_block_size(block_size)
         .with_dead_columns(dead_columns)
         .with_seed(cli.seed)
 }

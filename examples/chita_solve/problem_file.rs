@@ -12,7 +12,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo, TensorView, serialize_to_file};
 
 /// Bytes that are read from the file at once.
-const CHUNK_BYTES: usize = 32 << 20;
+const CHUNK_BYTES: usize = 4 << 20;
 /// The format's own bound on its header.
 const LARGEST_HEADER: u64 = 100_000_000;
 

@@ -154,6 +154,55 @@ impl Feasible {
         Ok(support)
     }
 
+    /// Whether weights compete one by one for one count, and nothing else bounds them.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.shape, Shape::Unstructured)
+            && self.pools.len() == 1
+            && self.operations.is_none()
+    }
+
+    /// Whether weights can be exchanged one against one: not where groups stay together.
+    pub(crate) fn exchanges_single_weights(&self) -> bool {
+        !matches!(self.shape, Shape::Groups { .. })
+    }
+
+    /// Kept weights in each block of an N:M pattern; empty for other patterns.
+    pub(crate) fn occupancy(&self, support: &[usize]) -> Vec<usize> {
+        let Shape::Blocks { of, m, .. } = &self.shape else {
+            return Vec::new();
+        };
+        let mut occupancy = vec![0; self.parameters / m];
+        support
+            .iter()
+            .for_each(|index| occupancy[of[*index] as usize] += 1);
+        occupancy
+    }
+
+    /// Whether the kept weight `leaves` may make room for the pruned weight `enters`.
+    pub(crate) fn allows_exchange(
+        &self,
+        leaves: usize,
+        enters: usize,
+        occupancy: &[usize],
+    ) -> bool {
+        let room = match &self.shape {
+            Shape::Blocks { of, n, .. } => {
+                of[leaves] == of[enters] || occupancy[of[enters] as usize] < *n
+            }
+            _ => true,
+        };
+        room && self.pool_of(leaves) == self.pool_of(enters)
+            && self.cost(enters) <= self.cost(leaves)
+    }
+
+    /// Moves an exchanged weight in `occupancy`.
+    pub(crate) fn record_exchange(&self, leaves: usize, enters: usize, occupancy: &mut [usize]) {
+        if let Shape::Blocks { of, .. } = &self.shape {
+            occupancy[of[leaves] as usize] -= 1;
+            occupancy[of[enters] as usize] += 1;
+        }
+    }
+
     /// What competes: single weights (the best of each block), or groups with the scores of their
     /// members added up.
     fn units(&self, candidates: &[usize], scores: &[f64], expansion: f64) -> Vec<Unit> {

@@ -83,7 +83,8 @@ pub struct FisherReport {
     /// Parameters that the loss does not depend on: no backward pass reached them.
     pub unreached: Vec<String>,
     /// Per parameter with any: its path, and how many of its weights have a gradient of zero in
-    /// every sample. They are pruned first, at no cost to the objective's fit.
+    /// every sample, not counting those that were pruned before. They are pruned first, at no cost
+    /// to the objective's fit.
     pub zero_columns: Vec<(String, usize)>,
     /// Examples at the end of a loader's batch that filled no Fisher sample.
     pub skipped_examples: usize,
@@ -356,7 +357,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             bytes: gradients.bytes(),
             loss,
             unreached: plain.unreached(),
-            zero_columns: self.zero_columns(&gradients)?,
+            zero_columns: self.zero_columns(&gradients, free)?,
             skipped_examples: skipped,
             seconds: start.elapsed().as_secs_f64(),
         };
@@ -409,9 +410,16 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         }
     }
 
-    fn zero_columns(&self, gradients: &GradientMatrix) -> Result<Vec<(String, usize)>, PruneError> {
+    /// Weights without gradient, but for those that are frozen.
+    fn zero_columns(
+        &self,
+        gradients: &GradientMatrix,
+        free: Option<Tensor<2>>,
+    ) -> Result<Vec<(String, usize)>, PruneError> {
+        let free = free.map(read).transpose()?;
+        let is_free = |column: &usize| free.as_ref().is_none_or(|free| free[*column] != 0.0);
         let mut counts: Vec<(String, usize)> = Vec::new();
-        for column in gradients.dead_columns()? {
+        for column in gradients.dead_columns()?.into_iter().filter(is_free) {
             let (path, _) = self.locate(column);
             match counts.last_mut() {
                 Some((last, count)) if *last == path => *count += 1,

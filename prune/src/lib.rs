@@ -23,6 +23,7 @@ mod plain_rows;
 mod problem;
 mod pruner;
 mod report;
+mod ridge;
 mod schedule;
 mod selection;
 mod shrink;
@@ -51,6 +52,7 @@ pub use method::{ChitaConfig, IhtConfig, Method, Refit};
 pub use problem::{Objective, Problem};
 pub use pruner::{Pruned, PrunerConfig, StageReport};
 pub use report::{LayerReport, PruneReport};
+pub use ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
 pub use schedule::Schedule;
 pub use selection::{ExcludedBecause, SelectedParameter, Selection};
 pub use shrink::{

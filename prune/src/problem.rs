@@ -231,6 +231,11 @@ impl Problem {
         Ok(self.tensor(&narrow(&residual)))
     }
 
+    /// y = G w₀, `[n]`.
+    pub(crate) fn target(&self) -> &[f64] {
+        &self.target
+    }
+
     /// The gradient −Gᵀ(y − G w) + α + 2λ(w − w₀) at `weights`, `[p]`.
     ///
     /// # Errors
@@ -289,6 +294,23 @@ impl Problem {
         let pull = 2.0 * self.lambda() as f32;
         for (gradient, change) in gradient.iter_mut().zip(change) {
             *gradient += pull * change;
+        }
+        Ok(gradient)
+    }
+
+    /// The gradient at these weights only.
+    pub(crate) fn gradient_on(
+        &self,
+        indices: &[usize],
+        change: &[f32],
+        residual: &[f64],
+    ) -> Result<Vec<f32>, PruneError> {
+        let shifted: Vec<f64> = residual.iter().map(|r| self.first_order - r).collect();
+        let gradients = &self.gradients;
+        let mut gradient = gradients.transpose_multiply_at(indices, &narrow(&shifted))?;
+        let pull = 2.0 * self.lambda() as f32;
+        for (gradient, index) in gradient.iter_mut().zip(indices) {
+            *gradient += pull * change[*index];
         }
         Ok(gradient)
     }

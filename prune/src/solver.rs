@@ -1,10 +1,17 @@
 //! Chooses the weights to keep and finds their values.
 
 mod back_solve;
+mod blockwise;
 mod chita;
 mod clock;
+mod coordinate_descent;
 mod dead;
+mod exchange;
 mod factor;
+mod iht;
+mod line_search;
+mod operator;
+mod scores;
 mod working_set;
 
 use burn::config::Config;
@@ -12,11 +19,14 @@ use burn::config::Config;
 use crate::budget::Budget;
 use crate::error::PruneError;
 use crate::feasible::Feasible;
-use crate::method::{ChitaConfig, Method};
+use crate::method::{ChitaConfig, Method, Refit};
 use crate::problem::Problem;
 use crate::solution::{Solution, Step, Termination};
 use crate::sparsity::SparsityPattern;
+use back_solve::{back_solve, scatter};
+use blockwise::{Shrinking, blockwise};
 use clock::Clock;
+use coordinate_descent::coordinate_descent;
 use dead::Dead;
 use serde::{Deserialize, Serialize};
 
@@ -64,26 +74,123 @@ pub enum DeadColumns {
 /// working precision, and where the device fails.
 pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, PruneError> {
     let mut clock = Clock::start();
+    check(config)?;
     let feasible = Feasible::new(&config.pattern, &config.budget, problem.layout())?;
     let dead = Dead::new(problem, config.dead_columns);
-    match &config.method {
-        Method::Chita(chita) => {
-            let (weights, support, termination) =
-                chita::chita(problem, &feasible, chita, &dead, &mut clock)?;
-            clock.finish(problem, weights, support, Step::BackSolve, termination)
+    let by_score = |scores: Vec<f64>| {
+        let all: Vec<usize> = (0..problem.parameters()).collect();
+        feasible.select(&all, &dead.demote(&all, scores), 1.0)
+    };
+    let completed = Termination::Completed;
+    let (weights, support, step, termination) = match &config.method {
+        Method::Random => dense(problem, by_score(scores::random(problem, config.seed))?),
+        Method::Magnitude => dense(problem, by_score(scores::magnitude(problem))?),
+        Method::DiagonalFisher => dense(problem, by_score(scores::diagonal_fisher(problem)?)?),
+        Method::Wanda { activation_norms } => dense(
+            problem,
+            by_score(scores::wanda(problem, activation_norms)?)?,
+        ),
+        Method::WoodFisher { block_size } => {
+            let shrinking = Shrinking {
+                block_size: *block_size,
+                expansion: f64::INFINITY,
+                stages: 1,
+            };
+            let (weights, support) = blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+            (weights, support, Step::BackSolve, completed)
         }
-        _ => {
-            let scores: Vec<f64> = problem.dense().iter().map(|w| f64::from(w.abs())).collect();
-            let all: Vec<usize> = (0..problem.parameters()).collect();
-            let support = feasible.select(&all, &dead.demote(&all, scores), 1.0)?;
-            let weights = back_solve::back_solve(problem, &support)?;
-            clock.finish(
-                problem,
-                weights,
-                support,
-                Step::BackSolve,
-                Termination::Completed,
+        Method::BackSolve => match config.block_size {
+            Some(block_size) => {
+                let shrinking = Shrinking {
+                    block_size,
+                    expansion: 1.0,
+                    stages: 0,
+                };
+                let (weights, support) =
+                    blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+                (weights, support, Step::BackSolve, completed)
+            }
+            None => {
+                let support = by_score(scores::magnitude(problem))?;
+                let weights = back_solve(problem, &support)?;
+                (weights, support, Step::BackSolve, completed)
+            }
+        },
+        Method::IterativeHardThresholding(iht) => {
+            let (mut weights, support, termination) =
+                iht::iht(problem, &feasible, iht, &dead, &mut clock)?;
+            let step = match iht.refit {
+                Refit::None => Step::HardThreshold,
+                Refit::CoordinateDescent { sweeps } => {
+                    coordinate_descent(problem, &support, &mut weights, sweeps, &mut clock)?;
+                    Step::CoordinateDescent
+                }
+                Refit::BackSolve => {
+                    weights = back_solve(problem, &support)?;
+                    Step::BackSolve
+                }
+            };
+            (weights, support, step, termination)
+        }
+        Method::Chita(chita) => match config.block_size {
+            Some(block_size) => {
+                let shrinking = Shrinking {
+                    block_size,
+                    expansion: chita.expansion,
+                    stages: chita.stages,
+                };
+                let (weights, support) =
+                    blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+                (weights, support, Step::BackSolve, completed)
+            }
+            None => {
+                let (weights, support, termination) =
+                    chita::chita(problem, &feasible, chita, &dead, &mut clock)?;
+                (weights, support, Step::BackSolve, termination)
+            }
+        },
+    };
+    clock.finish(problem, weights, support, step, termination)
+}
+
+/// The dense weights on `support`.
+fn dense(problem: &Problem, support: Vec<usize>) -> (Vec<f32>, Vec<usize>, Step, Termination) {
+    let unchanged = vec![0.0; support.len()];
+    let weights = scatter(problem, &support, &unchanged);
+    (weights, support, Step::Start, Termination::Completed)
+}
+
+/// Refuses numbers outside of their range.
+fn check(config: &SolverConfig) -> Result<(), PruneError> {
+    let invalid = |field, value: String, expected| {
+        Err(PruneError::InvalidConfig {
+            field,
+            value,
+            expected,
+        })
+    };
+    match &config.method {
+        Method::Chita(chita) if !(chita.expansion >= 1.0) => {
+            let value = chita.expansion.to_string();
+            invalid("expansion", value, "at least 1")
+        }
+        Method::IterativeHardThresholding(iht) if !(iht.active_set >= 1.0) => {
+            let value = iht.active_set.to_string();
+            invalid("active_set", value, "at least 1")
+        }
+        Method::IterativeHardThresholding(iht) if !(iht.tolerance >= 0.0) => {
+            let value = iht.tolerance.to_string();
+            invalid("tolerance", value, "not negative")
+        }
+        Method::BackSolve | Method::Chita(_) => Ok(()),
+        _ if config.block_size.is_some() => {
+            let value = format!("{:?}", config.block_size);
+            invalid(
+                "block_size",
+                value,
+                "none, unless the method is BackSolve or Chita",
             )
         }
+        _ => Ok(()),
     }
 }

@@ -3,11 +3,21 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod batch_norm;
 mod fisher;
+mod gradient_matrix;
 mod mask;
 mod nm;
+mod pruner;
+mod reference;
+mod report;
 mod schedule;
 mod selection;
 mod shrink;
 mod sparse_linear;
+mod solver_brute_force;
+mod solver_errors;
+mod solver_parts;
+mod solver_patterns;
+mod solver_properties;
 mod sparse_record;

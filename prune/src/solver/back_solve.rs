@@ -11,17 +11,16 @@
 //! Both are right at any ridge. The textbook form b/2λ − G_Sᵀ(…)/4λ² for w_S itself subtracts two
 //! nearly equal vectors, and F32 loses it where λ is small.
 
-use burn::tensor::Tensor;
-
 use crate::error::PruneError;
 use crate::gradient_matrix::{column, read};
 use crate::problem::{Problem, narrow};
 use crate::solver::factor::Symmetric;
-use crate::solver::working_set::{RESIDENT_FRACTION, Solved, WorkingSet};
+use crate::solver::operator::Operator;
+use crate::solver::working_set::{Solved, WorkingSet};
 
-/// Residual of the dual system, relative to its right side, at which [`refine`] is done: what F32
-/// products can tell apart.
-const DUAL_TOLERANCE: f64 = 1e-6;
+/// Residual of the dual system, relative to its right side, at which [`refine`] is done. The
+/// objective is then within the square of it, up to a factor, of its minimum.
+const DUAL_TOLERANCE: f64 = 2e-5;
 /// Conjugate gradient steps before [`refine`] gives up.
 const DUAL_ITERATIONS: usize = 20;
 
@@ -35,11 +34,26 @@ pub(crate) fn back_solve(problem: &Problem, support: &[usize]) -> Result<Vec<f32
     Ok(scatter(problem, support, &change))
 }
 
-/// t = G_P w₀_P − a·1.
+/// t = G_P w₀_P − a·1 = y − G_S w₀_S − a·1, whichever reads less of G.
 pub(crate) fn target(problem: &Problem, support: &[usize]) -> Result<Vec<f64>, PruneError> {
-    let mut pruned = problem.dense().to_vec();
-    support.iter().for_each(|index| pruned[*index] = 0.0);
-    let mut target = problem.gradients().multiply(&pruned)?;
+    let dense = problem.dense();
+    let mut target = match 2 * support.len() < problem.parameters() {
+        true => {
+            let kept: Vec<f32> = support.iter().map(|index| dense[*index]).collect();
+            let kept = problem.gradients().multiply_at(support, &kept)?;
+            problem
+                .target()
+                .iter()
+                .zip(kept)
+                .map(|(y, kept)| y - kept)
+                .collect()
+        }
+        false => {
+            let mut pruned = dense.to_vec();
+            support.iter().for_each(|index| pruned[*index] = 0.0);
+            problem.gradients().multiply(&pruned)?
+        }
+    };
     let a = problem.first_order();
     target.iter_mut().for_each(|value| *value -= a);
     Ok(target)
@@ -134,55 +148,8 @@ pub(crate) fn refine(
     back_solve(problem, support)
 }
 
-/// Products with G_S, gathered once where it is small, else through all of G.
-struct Operator<'a> {
-    problem: &'a Problem,
-    support: &'a [usize],
-    columns: Option<Tensor<2>>,
-}
-
-impl<'a> Operator<'a> {
-    fn new(problem: &'a Problem, support: &'a [usize]) -> Self {
-        let small = support.len() as f64 <= RESIDENT_FRACTION * problem.parameters() as f64;
-        Self {
-            problem,
-            support,
-            columns: small.then(|| problem.gradients().columns(support)),
-        }
-    }
-
-    fn multiply(&self, change: &[f32]) -> Result<Vec<f64>, PruneError> {
-        match &self.columns {
-            Some(columns) => {
-                let change = column(change, &columns.device());
-                let product = read(columns.clone().matmul(change))?;
-                Ok(product.into_iter().map(f64::from).collect())
-            }
-            None => {
-                let mut all = vec![0.0; self.problem.parameters()];
-                let pairs = self.support.iter().zip(change);
-                pairs.for_each(|(index, change)| all[*index] = *change);
-                self.problem.gradients().multiply(&all)
-            }
-        }
-    }
-
-    fn transpose_multiply(&self, dual: &[f64]) -> Result<Vec<f32>, PruneError> {
-        match &self.columns {
-            Some(columns) => {
-                let dual = column(&narrow(dual), &columns.device()).transpose();
-                read(dual.matmul(columns.clone()))
-            }
-            None => {
-                let all = self.problem.gradients().transpose_multiply(&narrow(dual))?;
-                Ok(self.support.iter().map(|index| all[*index]).collect())
-            }
-        }
-    }
-}
-
 /// The weights `[p]` of a change on the support.
-fn scatter(problem: &Problem, support: &[usize], change: &[f32]) -> Vec<f32> {
+pub(crate) fn scatter(problem: &Problem, support: &[usize], change: &[f32]) -> Vec<f32> {
     let mut weights = vec![0.0; problem.parameters()];
     for (index, change) in support.iter().zip(change) {
         weights[*index] = problem.dense()[*index] + change;
@@ -190,7 +157,7 @@ fn scatter(problem: &Problem, support: &[usize], change: &[f32]) -> Vec<f32> {
     weights
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 

@@ -20,10 +20,15 @@ use crate::solution::{Step, Termination};
 use crate::solver::back_solve::refine;
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
+use crate::solver::exchange::exchange;
+use crate::solver::scores;
 use crate::solver::working_set::WorkingSet;
 
 /// Samples with a squared gradient norm below this fraction of 2λ are left out of the search.
 const NEGLIGIBLE: f64 = 0.05;
+
+/// Weights that a first support may always have.
+const CHEAP: f64 = 4096.0;
 
 /// The weights `[p]`, their support, and why the search ended.
 pub(crate) fn chita(
@@ -33,18 +38,25 @@ pub(crate) fn chita(
     dead: &Dead,
     clock: &mut Clock,
 ) -> Result<(Vec<f32>, Vec<usize>, Termination), PruneError> {
-    let magnitude: Vec<f64> = problem.dense().iter().map(|w| f64::from(w.abs())).collect();
     let all: Vec<usize> = (0..problem.parameters()).collect();
-    let magnitude = dead.demote(&all, magnitude);
+    let magnitude = dead.demote(&all, scores::magnitude(problem));
     let stages = config.stages;
-    // Beyond half of what is pruned, further weights would only be pruned again.
-    let share = problem.parameters() as f64 / feasible.k() as f64;
+    // Of many weights, no more than a quarter of those that will be pruned: the others would only
+    // be pruned again. A few thousand cost nothing.
+    let k = feasible.k() as f64;
+    let share = problem.parameters() as f64 / k;
+    let most = (0.75 + 0.25 * share).max(CHEAP / k);
     let expansion = match stages {
         0 => 1.0,
-        _ => config.expansion.min(0.5 * (1.0 + share)).max(1.0),
+        _ => config.expansion.min(most).min(share).max(1.0),
     };
     let first = feasible.select(&all, &magnitude, expansion)?;
-    let mut set = WorkingSet::new(problem, first, NEGLIGIBLE)?;
+    // That no exchange improves can only be said about all samples.
+    let negligible = match config.max_exchanges {
+        None => 0.0,
+        Some(_) => NEGLIGIBLE,
+    };
+    let mut set = WorkingSet::new(problem, first, negligible)?;
     let mut solved = set.solve()?;
     clock.note(Step::Start, solved.objective, set.support().len());
     for stage in 1..=stages {
@@ -55,6 +67,11 @@ pub(crate) fn chita(
         solved = set.solve()?;
         clock.note(Step::Shrink, solved.objective, set.support().len());
     }
+    let mut termination = Termination::Completed;
+    if config.max_exchanges != Some(0) && feasible.exchanges_single_weights() {
+        let limit = config.max_exchanges;
+        (set, solved, termination) = exchange(problem, feasible, set, solved, limit, dead, clock)?;
+    }
     let weights = refine(problem, &set, &solved)?;
-    Ok((weights, set.support().to_vec(), Termination::Completed))
+    Ok((weights, set.support().to_vec(), termination))
 }

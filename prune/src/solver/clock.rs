@@ -45,9 +45,9 @@ impl Clock {
         let terms = problem.objective_from(&change, &residual);
         let objective = terms.total();
         self.note(step, objective, support.len());
-        let gradient = problem.gradient_at(&change, &residual)?;
-        let on_support = |index: &usize| f64::from(gradient[*index]).powi(2);
-        let gap = support.iter().map(on_support).sum::<f64>() / (4.0 * problem.lambda());
+        let gradient = problem.gradient_on(&support, &change, &residual)?;
+        let square = |gradient: &f32| f64::from(*gradient).powi(2);
+        let gap = gradient.iter().map(square).sum::<f64>() / (4.0 * problem.lambda());
         Ok(Solution {
             weights: problem.tensor(&weights),
             objective,

@@ -2,7 +2,9 @@
 
 use burn::tensor::Tensor;
 use faer::linalg::solvers::{Llt, Solve};
-use faer::linalg::triangular_solve::solve_upper_triangular_in_place;
+use faer::linalg::triangular_solve::{
+    solve_lower_triangular_in_place, solve_upper_triangular_in_place,
+};
 use faer::{Mat, Side, get_global_parallelism};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -25,6 +27,11 @@ impl Symmetric {
         Self(Mat::from_fn(size, size, |row, column| {
             if row == column { value } else { 0.0 }
         }))
+    }
+
+    /// The matrix of these elements.
+    pub(crate) fn from_fn(size: usize, element: impl FnMut(usize, usize) -> f64) -> Self {
+        Self(Mat::from_fn(size, size, element))
     }
 
     /// Rows.
@@ -133,6 +140,43 @@ impl Factor {
         );
         let columns = (0..probes.ncols()).flat_map(|probe| probes.col_as_slice(probe));
         columns.map(|value| *value as f32).collect()
+    }
+
+    /// L⁻¹, row-major: the exact one of what [`sketch`](Self::sketch) approximates.
+    pub(crate) fn inverse_root(&self) -> Vec<f32> {
+        let inverse = self.inverse_columns();
+        let size = self.size();
+        let elements = (0..size).flat_map(|row| (0..size).map(move |column| (row, column)));
+        elements
+            .map(|(row, column)| inverse[(row, column)] as f32)
+            .collect()
+    }
+
+    /// The diagonal of (L Lᵀ)⁻¹.
+    pub(crate) fn inverse_diagonal(&self) -> Vec<f64> {
+        let inverse = self.inverse_columns();
+        let norm = |column: &[f64]| column.iter().map(|value| value * value).sum();
+        (0..self.size())
+            .map(|column| norm(inverse.col_as_slice(column)))
+            .collect()
+    }
+
+    fn inverse_columns(&self) -> Mat<f64> {
+        let mut inverse = Mat::identity(self.size(), self.size());
+        solve_lower_triangular_in_place(self.0.L(), inverse.as_mut(), get_global_parallelism());
+        inverse
+    }
+
+    /// Solves L Lᵀ X = right side.
+    pub(crate) fn solve_many(&self, right: &Mat<f64>) -> Mat<f64> {
+        self.0.solve(right)
+    }
+
+    /// Solves L X = right side, so that the squared norm of a column of X is aᵀ (L Lᵀ)⁻¹ a.
+    pub(crate) fn half_solve(&self, right: &Mat<f64>) -> Mat<f64> {
+        let mut solved = right.clone();
+        solve_lower_triangular_in_place(self.0.L(), solved.as_mut(), get_global_parallelism());
+        solved
     }
 
     /// Solves L Lᵀ x = right side.

@@ -18,12 +18,13 @@ use crate::error::PruneError;
 use crate::gradient_matrix::{column, read};
 use crate::problem::{Problem, narrow};
 use crate::solver::factor::{Factor, Symmetric};
+use crate::solver::operator::fits;
 
-/// Part of G that may be gathered and kept on the device; what is larger is gathered anew each
-/// time, chunk by chunk.
-pub(crate) const RESIDENT_FRACTION: f64 = 0.15;
 /// Columns from which the norms of the rows are estimated.
 const ROW_NORM_COLUMNS: usize = 4096;
+
+/// Mean leverage below which 1 − q counts as 1.
+const NEGLIGIBLE_LEVERAGE: f64 = 0.1;
 
 /// A support with its dual system, over the samples that matter.
 #[derive(Debug)]
@@ -77,12 +78,12 @@ impl<'a> WorkingSet<'a> {
             target: Vec::new(),
             support: Vec::new(),
         };
-        let room = RESIDENT_FRACTION * problem.samples() as f64 * problem.parameters() as f64;
+        let keep = fits(problem, count * support.len());
         let mut parts = Vec::new();
         for (_, columns) in problem.gradients().chunks(&support) {
             let columns = set.restrict(columns);
             set.kernel.add_gram(1.0, &columns)?;
-            if count * support.len() <= room as usize {
+            if keep {
                 parts.push(columns);
             }
         }
@@ -131,10 +132,15 @@ impl<'a> WorkingSet<'a> {
         })
     }
 
-    /// What removing each weight of the support alone costs, the others re-solved.
+    /// What removing each weight of the support alone costs, the others re-solved; an estimate.
     pub(crate) fn removal_costs(&self, solved: &Solved) -> Result<Vec<f64>, PruneError> {
         let lambda = self.problem.lambda();
-        let leverage = self.leverage(&solved.factor)?;
+        // The leverages add up to at most the number of rows: among many weights they are small.
+        let mean = solved.dual.len() as f64 / self.support.len() as f64;
+        let leverage = match mean < NEGLIGIBLE_LEVERAGE {
+            true => vec![0.0; self.support.len()],
+            false => self.leverage(&solved.factor)?,
+        };
         let cost = |(weight, q): (&f32, f64)| lambda * f64::from(*weight).powi(2) / (1.0 - q);
         Ok(solved.weights.iter().zip(leverage).map(cost).collect())
     }
@@ -158,6 +164,63 @@ impl<'a> WorkingSet<'a> {
             .into_iter()
             .map(|q| f64::from(q).min(0.98))
             .collect())
+    }
+
+    /// q_j = a_jᵀ K⁻¹ a_j of all p weights.
+    pub(crate) fn leverage_of_all(
+        &self,
+        factor: &Factor,
+        exact: bool,
+    ) -> Result<Vec<f64>, PruneError> {
+        let root = match exact {
+            true => factor.inverse_root(),
+            false => factor.sketch(),
+        };
+        let spread: Vec<f32> = root
+            .chunks_exact(factor.size())
+            .flat_map(|row| {
+                let row: Vec<f64> = row.iter().map(|value| f64::from(*value)).collect();
+                self.scatter_rows(&row)
+            })
+            .collect();
+        self.problem.gradients().projected_norms(spread)
+    }
+
+    /// The working set with `leaving` exchanged against as many weights `entering`.
+    pub(crate) fn exchanged(
+        &self,
+        leaving: &[usize],
+        entering: &[usize],
+    ) -> Result<Self, PruneError> {
+        let dense = self.problem.dense();
+        let mut next = Self {
+            problem: self.problem,
+            rows: self.rows.clone(),
+            support: Vec::with_capacity(self.support.len()),
+            // Gathered anew when it is needed: the order of its columns would be lost.
+            resident: None,
+            kernel: self.kernel.clone(),
+            target: self.target.clone(),
+        };
+        for (indices, sign) in [(leaving, -1.0), (entering, 1.0)] {
+            let mut indices = indices.to_vec();
+            indices.sort_unstable();
+            let weights: Vec<f32> = indices.iter().map(|index| dense[*index]).collect();
+            for (first, columns) in self.problem.gradients().chunks(&indices) {
+                let columns = self.restrict(columns);
+                next.kernel.add_gram(sign, &columns)?;
+                let part = &weights[first..first + columns.dims()[1]];
+                let part = column(part, &columns.device());
+                for (sum, term) in next.target.iter_mut().zip(read(columns.matmul(part))?) {
+                    *sum -= sign * f64::from(term);
+                }
+            }
+        }
+        let leaves: std::collections::HashSet<usize> = leaving.iter().copied().collect();
+        let stays = self.support.iter().filter(|index| !leaves.contains(index));
+        next.support.extend(stays.chain(entering));
+        next.support.sort_unstable();
+        Ok(next)
     }
 
     /// Reduces the support to `kept`, a subset of it (ascending), and downdates the system.
@@ -218,17 +281,9 @@ impl<'a> WorkingSet<'a> {
                 read(dual.matmul(resident.clone()))
             }
             None => {
-                // All columns in one pass cost less than gathering most of them.
-                let mut full = vec![0.0; self.problem.samples()];
-                match &self.rows {
-                    Some(rows) => rows
-                        .iter()
-                        .zip(dual)
-                        .for_each(|(row, u)| full[*row] = *u as f32),
-                    None => full = narrow(dual),
-                }
-                let product = self.problem.gradients().transpose_multiply(&full)?;
-                Ok(self.support.iter().map(|index| product[*index]).collect())
+                let all = self.scatter_rows(dual);
+                let gradients = self.problem.gradients();
+                gradients.transpose_multiply_at(&self.support, &all)
             }
         }
     }
@@ -254,6 +309,19 @@ impl<'a> WorkingSet<'a> {
         match &self.rows {
             Some(rows) => select(&columns, 0, rows),
             None => columns,
+        }
+    }
+
+    /// A vector over the rows of the working set as one over all samples.
+    pub(crate) fn scatter_rows(&self, vector: &[f64]) -> Vec<f32> {
+        match &self.rows {
+            Some(rows) => {
+                let mut all = vec![0.0; self.problem.samples()];
+                let pairs = rows.iter().zip(vector);
+                pairs.for_each(|(row, value)| all[*row] = *value as f32);
+                all
+            }
+            None => narrow(vector),
         }
     }
 
