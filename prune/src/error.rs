@@ -357,6 +357,12 @@ pub enum PruneError {
         /// Nonzeros in the group.
         nonzeros: usize,
     },
+    /// Layers cannot be made smaller.
+    #[error("cannot make the layers smaller: {reason}")]
+    CannotShrink {
+        /// What stands in the way.
+        reason: String,
+    },
     /// Attaching masks failed.
     #[error(transparent)]
     Attach(#[from] AttachError),

@@ -26,6 +26,7 @@ mod report;
 mod ridge;
 mod schedule;
 mod selection;
+mod shrink;
 mod solution;
 mod solver;
 mod sparse;
@@ -54,7 +55,12 @@ pub use report::{LayerReport, PruneReport};
 pub use ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
 pub use schedule::Schedule;
 pub use selection::{ExcludedBecause, SelectedParameter, Selection};
+pub use shrink::{
+    NormalizedConv2d, PrunedAttention, shrink_conv, shrink_conv_linear, shrink_heads, shrink_linear,
+};
 pub use solution::{Solution, Step, Termination, TracePoint};
 pub use solver::{DeadColumns, SolverConfig, solve};
-pub use sparse::{Encoding, NMTensor, RecordFault, RecordSizes, SparseRecord, TensorSize};
+pub use sparse::{
+    Encoding, NMTensor, RecordFault, RecordSizes, SparseLinear, SparseRecord, TensorSize,
+};
 pub use sparsity::{Groups, SparsityPattern};

@@ -3,12 +3,14 @@
 mod encoding;
 mod fault;
 mod file;
+mod linear;
 mod nm;
 mod record;
 mod sizes;
 
 pub use encoding::Encoding;
 pub use fault::RecordFault;
+pub use linear::SparseLinear;
 pub use nm::NMTensor;
 pub use record::SparseRecord;
 pub use sizes::{RecordSizes, TensorSize};

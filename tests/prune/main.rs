@@ -13,6 +13,8 @@ mod reference;
 mod report;
 mod schedule;
 mod selection;
+mod shrink;
+mod sparse_linear;
 mod solver_brute_force;
 mod solver_errors;
 mod solver_parts;
