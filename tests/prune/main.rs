@@ -6,6 +6,7 @@ mod support;
 mod batch_norm;
 mod fisher;
 mod mask;
+mod per_example;
 mod pruner;
 mod report;
 mod schedule;
