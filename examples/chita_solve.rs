@@ -58,6 +58,9 @@ struct Cli {
     /// Factor of the sum of the gradients: 1/m where each is the mean over m examples, 0 for off.
     #[arg(long, value_name = "A", default_value_t = 0.0)]
     first_order: f64,
+    /// Divide every gradient by its length to this power, in [0, 1].
+    #[arg(long, value_name = "EXPONENT", default_value_t = 0.0)]
+    tempering: f64,
     /// How the support is chosen.
     #[arg(long, value_enum, default_value_t = MethodName::Chita)]
     method: MethodName,
@@ -122,6 +125,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let samples = gradients.samples() as f64;
     let mut problem =
         Problem::new(gradients, weights, layout)?.with_first_order(cli.first_order)?;
+    problem = problem.with_tempering(cli.tempering)?;
     if let Some(lambda2) = cli.lambda2 {
         problem = problem.with_l2(2.0 * lambda2 / samples)?;
     }

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use crate::error::PruneError;
 
 /// Bytes of one block of columns: well below the largest buffer of small GPUs.
-const BLOCK_BYTES: usize = 128 << 20;
+const BLOCK_BYTES: usize = 64 << 20;
 /// Bytes of F32 columns that are gathered or widened at once.
 const CHUNK_BYTES: usize = 32 << 20;
 
@@ -35,6 +35,8 @@ pub struct GradientMatrix {
     parameters: usize,
     filled: usize,
     dtype: FloatDType,
+    /// Factor of each row in every product, `[n]`.
+    scale: Option<Vec<f32>>,
 }
 
 /// Consecutive columns of G.
@@ -91,6 +93,7 @@ impl GradientMatrix {
             parameters,
             filled: 0,
             dtype,
+            scale: None,
         })
     }
 
@@ -109,6 +112,7 @@ impl GradientMatrix {
             parameters,
             filled: samples,
             dtype,
+            scale: None,
         })
     }
 
@@ -188,12 +192,16 @@ impl GradientMatrix {
                 *sum += f64::from(term);
             }
         }
+        if let Some(scale) = &self.scale {
+            let pairs = product.iter_mut().zip(scale);
+            pairs.for_each(|(value, scale)| *value *= f64::from(*scale));
+        }
         Ok(product)
     }
 
     /// Gᵀ u for a vector of length n.
     pub(crate) fn transpose_multiply(&self, vector: &[f32]) -> Result<Vec<f32>, PruneError> {
-        let row = column(vector, &self.device()).transpose();
+        let row = column(&self.scaled(vector), &self.device()).transpose();
         let mut product = Vec::with_capacity(self.parameters);
         for (_, values) in self.slices(self.width()) {
             product.extend(read(row.clone().matmul(values))?);
@@ -252,6 +260,8 @@ impl GradientMatrix {
     pub(crate) fn projected_norms(&self, projection: Vec<f32>) -> Result<Vec<f64>, PruneError> {
         let rows = projection.len() / self.samples;
         let shape = [rows, self.samples];
+        let rows_of = projection.chunks_exact(self.samples);
+        let projection: Vec<f32> = rows_of.flat_map(|row| self.scaled(row)).collect();
         let projection: Tensor<2> =
             Tensor::from_data(TensorData::new(projection, shape), &self.device());
         let mut norms = Vec::with_capacity(self.parameters);
@@ -268,6 +278,7 @@ impl GradientMatrix {
     pub(crate) fn square_norms(&self) -> Result<Vec<f64>, PruneError> {
         let mut norms = Vec::with_capacity(self.parameters);
         for (_, values) in self.slices((CHUNK_BYTES / (4 * self.samples)).max(1)) {
+            let values = self.scale_rows(values);
             let squares = read((values.clone() * values).sum_dim(0))?;
             norms.extend(squares.into_iter().map(f64::from));
         }
@@ -286,7 +297,10 @@ impl GradientMatrix {
             let to = indices.partition_point(|index| *index < block.end());
             (from..to).step_by(width).map(move |first| {
                 let chunk = &indices[first..to.min(first + width)];
-                (first, block.select(chunk).cast(FloatDType::F32))
+                (
+                    first,
+                    self.scale_rows(block.select(chunk).cast(FloatDType::F32)),
+                )
             })
         })
     }
@@ -302,13 +316,59 @@ impl GradientMatrix {
                 (from < to).then(|| block.select(&indices[from..to]).cast(FloatDType::F32))
             })
             .collect();
-        match parts.len() {
+        self.scale_rows(match parts.len() {
             1 => parts.remove(0),
             _ => Tensor::cat(parts, 1),
+        })
+    }
+
+    /// The same gradients, each divided by its length to the power of `exponent`, times one
+    /// constant that keeps the sum of their squared lengths. Zero rows stay zero.
+    pub(crate) fn tempered(&self, exponent: f64) -> Result<Self, PruneError> {
+        let mut norms = vec![0.0; self.samples];
+        let width = (CHUNK_BYTES / (4 * self.samples)).max(1);
+        for (_, values) in self.slices(width) {
+            let squares = read((values.clone() * values).sum_dim(1))?;
+            let pairs = norms.iter_mut().zip(squares);
+            pairs.for_each(|(norm, square)| *norm += f64::from(square));
+        }
+        let factor = |norm: f64| match norm > 0.0 {
+            true => norm.powf(-0.5 * exponent),
+            false => 1.0,
+        };
+        let before: f64 = norms.iter().sum();
+        let after: f64 = norms.iter().map(|norm| norm * factor(*norm).powi(2)).sum();
+        let keep = match after > 0.0 {
+            true => (before / after).sqrt(),
+            false => 1.0,
+        };
+        let scale = norms.iter().map(|norm| (keep * factor(*norm)) as f32);
+        Ok(Self {
+            scale: Some(scale.collect()),
+            ..self.clone()
+        })
+    }
+
+    /// The factors of the rows times a vector of length n.
+    fn scaled(&self, vector: &[f32]) -> Vec<f32> {
+        match &self.scale {
+            Some(scale) => vector.iter().zip(scale).map(|(v, s)| v * s).collect(),
+            None => vector.to_vec(),
         }
     }
 
-    /// One row, in F32.
+    /// The factors of the rows times columns `[n, c]`.
+    fn scale_rows(&self, columns: Tensor<2>) -> Tensor<2> {
+        match &self.scale {
+            Some(scale) => {
+                let scale = column(scale, &columns.device());
+                columns * scale
+            }
+            None => columns,
+        }
+    }
+
+    /// One row, in F32, as it is stored.
     pub fn row(&self, sample: usize) -> Result<Vec<f32>, PruneError> {
         let mut row = Vec::with_capacity(self.parameters);
         for block in &self.blocks {

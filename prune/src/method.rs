@@ -87,8 +87,8 @@ pub struct ChitaConfig {
     /// The first support, as a multiple of k; at least 1. Default 2.
     #[config(default = 2.0)]
     pub expansion: f64,
-    /// Stages in which the support shrinks geometrically to k; each one re-solves. Default 4.
-    #[config(default = 4)]
+    /// Stages in which the support shrinks geometrically to k; each one re-solves. Default 3.
+    #[config(default = 3)]
     pub stages: usize,
     /// Largest number of exchanges of one weight against another; 0 for none, `None` to go on until
     /// no single exchange improves.

@@ -49,6 +49,7 @@ pub struct Problem {
     dead: Vec<usize>,
     l2: f64,
     first_order: f64,
+    tempering: f64,
 }
 
 /// The value of a [`Problem`], term by term.
@@ -123,6 +124,7 @@ impl Problem {
             dead,
             l2: Self::DEFAULT_L2,
             first_order: 0.0,
+            tempering: 0.0,
         })
     }
 
@@ -158,6 +160,35 @@ impl Problem {
             });
         }
         self.first_order = a;
+        Ok(self)
+    }
+
+    /// Weighs samples: every gradient is divided by its length to the power of `exponent`, in
+    /// [0, 1]; a common factor keeps the sum of their squared lengths. 0 leaves them as they are
+    /// (the default), 1 makes all of them equally long.
+    ///
+    /// The gradients of a trained network differ in length by factors of thousands: those of the
+    /// few examples that it gets wrong make up nearly all of the empirical Fisher, and what it gets
+    /// right counts for nothing. It counts with an exponent near 1. The objective becomes another
+    /// one, not comparable between exponents.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::InvalidConfig`], [`PruneError::Device`].
+    pub fn with_tempering(mut self, exponent: f64) -> Result<Self, PruneError> {
+        if !(0.0..=1.0).contains(&exponent) {
+            return Err(PruneError::InvalidConfig {
+                field: "tempering",
+                value: exponent.to_string(),
+                expected: "an exponent in [0, 1]",
+            });
+        }
+        if exponent == self.tempering {
+            return Ok(self);
+        }
+        self.gradients = self.gradients.tempered(exponent)?;
+        self.target = self.gradients.multiply(&self.dense)?;
+        self.tempering = exponent;
         Ok(self)
     }
 
@@ -205,6 +236,11 @@ impl Problem {
     /// The factor a of the first-order term.
     pub fn first_order(&self) -> f64 {
         self.first_order
+    }
+
+    /// The exponent by which the lengths of the gradients are evened out.
+    pub fn tempering(&self) -> f64 {
+        self.tempering
     }
 
     /// Where the gradients are.

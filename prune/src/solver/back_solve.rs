@@ -18,9 +18,10 @@ use crate::solver::factor::Symmetric;
 use crate::solver::operator::Operator;
 use crate::solver::working_set::{Solved, WorkingSet};
 
-/// Residual of the dual system, relative to its right side, at which [`refine`] is done: what F32
-/// products can tell apart.
-const DUAL_TOLERANCE: f64 = 1e-6;
+/// Part of the objective that [`refine`] may leave above its minimum.
+const REFINED: f64 = 1e-7;
+/// Residual of the dual system, relative to its right side, that F32 products do not tell from 0.
+const ROUNDING: f64 = 1e-6;
 /// Conjugate gradient steps before [`refine`] gives up.
 const DUAL_ITERATIONS: usize = 20;
 
@@ -117,12 +118,14 @@ pub(crate) fn refine(
     let mut residual: Vec<f64> = (0..target.len())
         .map(|row| target[row] - ridge * dual[row] - product[row])
         .collect();
-    let bound = DUAL_TOLERANCE * norm(&target);
+    // With e the error of u and r = K e, the objective is ½ eᵀ(K − 2λ)K e ≤ ½‖r‖² above its minimum.
+    let objective = solved.objective - problem.completed_square();
+    let bound = (2.0 * REFINED * objective).max(ROUNDING * ROUNDING * dot(&target, &target));
     let mut preconditioned = precondition(&residual);
     let mut direction = preconditioned.clone();
     let mut energy = dot(&residual, &preconditioned);
     for _ in 0..DUAL_ITERATIONS {
-        if norm(&residual) <= bound {
+        if dot(&residual, &residual) <= bound {
             return Ok(scatter(problem, support, &change));
         }
         let step_change = operator.transpose_multiply(&direction)?;
@@ -159,8 +162,4 @@ pub(crate) fn scatter(problem: &Problem, support: &[usize], change: &[f32]) -> V
 
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-fn norm(vector: &[f64]) -> f64 {
-    dot(vector, vector).sqrt()
 }

@@ -27,6 +27,9 @@ use crate::solver::working_set::WorkingSet;
 /// Samples with a squared gradient norm below this fraction of 2λ are left out of the search.
 const NEGLIGIBLE: f64 = 0.05;
 
+/// Weights that a first support may always have.
+const CHEAP: f64 = 4096.0;
+
 /// The weights `[p]`, their support, and why the search ended.
 pub(crate) fn chita(
     problem: &Problem,
@@ -38,11 +41,14 @@ pub(crate) fn chita(
     let all: Vec<usize> = (0..problem.parameters()).collect();
     let magnitude = dead.demote(&all, scores::magnitude(problem));
     let stages = config.stages;
-    // Beyond half of what is pruned, further weights would only be pruned again.
-    let share = problem.parameters() as f64 / feasible.k() as f64;
+    // Of many weights, no more than a quarter of those that will be pruned: the others would only
+    // be pruned again. A few thousand cost nothing.
+    let k = feasible.k() as f64;
+    let share = problem.parameters() as f64 / k;
+    let most = (0.75 + 0.25 * share).max(CHEAP / k);
     let expansion = match stages {
         0 => 1.0,
-        _ => config.expansion.min(0.5 * (1.0 + share)).max(1.0),
+        _ => config.expansion.min(most).min(share).max(1.0),
     };
     let first = feasible.select(&all, &magnitude, expansion)?;
     // That no exchange improves can only be said about all samples.

@@ -6,10 +6,16 @@ use crate::error::PruneError;
 use crate::gradient_matrix::{column, read};
 use crate::problem::{Problem, narrow};
 
-/// Part of G that may be gathered and kept on the device; what is larger is read from G each time.
-pub(crate) const RESIDENT_FRACTION: f64 = 0.15;
+/// Whether this many elements of G may be gathered and kept on the device: a small part of G, or
+/// little in absolute terms. What is larger is read from G each time.
+pub(crate) fn fits(problem: &Problem, elements: usize) -> bool {
+    let all = problem.samples() * problem.parameters();
+    elements <= (all / 8).max(RESIDENT_ELEMENTS)
+}
 
-/// Products with G_S, gathered once where it is small, else through all of G.
+/// 96 MiB in F32.
+const RESIDENT_ELEMENTS: usize = 24 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Operator<'a> {
     problem: &'a Problem,
@@ -19,7 +25,7 @@ pub(crate) struct Operator<'a> {
 
 impl<'a> Operator<'a> {
     pub(crate) fn new(problem: &'a Problem, indices: &'a [usize]) -> Self {
-        let small = indices.len() as f64 <= RESIDENT_FRACTION * problem.parameters() as f64;
+        let small = fits(problem, problem.samples() * indices.len());
         Self {
             problem,
             indices,

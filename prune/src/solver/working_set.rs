@@ -18,10 +18,13 @@ use crate::error::PruneError;
 use crate::gradient_matrix::{column, read};
 use crate::problem::{Problem, narrow};
 use crate::solver::factor::{Factor, Symmetric};
-use crate::solver::operator::RESIDENT_FRACTION;
+use crate::solver::operator::fits;
 
 /// Columns from which the norms of the rows are estimated.
 const ROW_NORM_COLUMNS: usize = 4096;
+
+/// Mean leverage below which 1 − q counts as 1.
+const NEGLIGIBLE_LEVERAGE: f64 = 0.1;
 
 /// A support with its dual system, over the samples that matter.
 #[derive(Debug)]
@@ -75,12 +78,12 @@ impl<'a> WorkingSet<'a> {
             target: Vec::new(),
             support: Vec::new(),
         };
-        let room = RESIDENT_FRACTION * problem.samples() as f64 * problem.parameters() as f64;
+        let keep = fits(problem, count * support.len());
         let mut parts = Vec::new();
         for (_, columns) in problem.gradients().chunks(&support) {
             let columns = set.restrict(columns);
             set.kernel.add_gram(1.0, &columns)?;
-            if count * support.len() <= room as usize {
+            if keep {
                 parts.push(columns);
             }
         }
@@ -129,10 +132,15 @@ impl<'a> WorkingSet<'a> {
         })
     }
 
-    /// What removing each weight of the support alone costs, the others re-solved.
+    /// What removing each weight of the support alone costs, the others re-solved; an estimate.
     pub(crate) fn removal_costs(&self, solved: &Solved) -> Result<Vec<f64>, PruneError> {
         let lambda = self.problem.lambda();
-        let leverage = self.leverage(&solved.factor)?;
+        // The leverages add up to at most the number of rows: among many weights they are small.
+        let mean = solved.dual.len() as f64 / self.support.len() as f64;
+        let leverage = match mean < NEGLIGIBLE_LEVERAGE {
+            true => vec![0.0; self.support.len()],
+            false => self.leverage(&solved.factor)?,
+        };
         let cost = |(weight, q): (&f32, f64)| lambda * f64::from(*weight).powi(2) / (1.0 - q);
         Ok(solved.weights.iter().zip(leverage).map(cost).collect())
     }
@@ -154,7 +162,7 @@ impl<'a> WorkingSet<'a> {
         // A sketch may exceed the true value, which is below 1.
         Ok(leverage
             .into_iter()
-            .map(|q| f64::from(q).min(0.98))
+            .map(|q| f64::from(q).min(0.999999))
             .collect())
     }
 

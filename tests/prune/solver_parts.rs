@@ -1,0 +1,264 @@
+//! Every part of the solver against the slow F64 reference, on every device.
+
+use burn_lean::prune::{Budget, ChitaConfig, IhtConfig, Method, Refit, SolverConfig, Step, solve};
+
+use crate::reference::{Plain, distance, dot, vector};
+use crate::support::{each_device, numbers, values};
+
+fn back_solve(k: usize) -> SolverConfig {
+    SolverConfig::new(Budget::Keep(k)).with_method(Method::BackSolve)
+}
+
+/// F32 products of a few dozen terms: some 1e-6 of the largest one.
+const F32: f64 = 2e-5;
+
+#[test]
+fn objective_residual_and_gradient_are_those_of_the_formula() {
+    each_device(|target| {
+        for first_order in [0.0, 0.25] {
+            let plain = Plain {
+                first_order,
+                ..Plain::random(1, 9, 20)
+            };
+            let problem = plain.problem(&target.device);
+            let w: Vec<f64> = numbers(77, 20).iter().map(|w| f64::from(*w)).collect();
+            let weights = vector(&w, &target.device);
+
+            let objective = problem.objective(weights.clone()).unwrap();
+            let expected = plain.objective(&w);
+            assert!((objective.total() - expected).abs() < F32 * expected.abs());
+            let residual = values(problem.residual(weights.clone()).unwrap());
+            assert!(distance(&residual, &plain.residual(&w)) < F32);
+            let gradient = values(problem.gradient(weights).unwrap());
+            assert!(distance(&gradient, &plain.gradient(&w)) < F32);
+        }
+    });
+}
+
+#[test]
+fn both_forms_of_the_back_solve_reach_the_minimum_on_both_sides_of_k_equal_n() {
+    each_device(|target| {
+        for first_order in [0.0, 0.1] {
+            for k in [1, 11, 12, 13, 29] {
+                let plain = Plain {
+                    first_order,
+                    ..Plain::random(2, 12, 30)
+                };
+                let solution = solve(&plain.problem(&target.device), &back_solve(k)).unwrap();
+                let expected = plain.back_solve(&solution.support);
+                assert!(
+                    distance(&values(solution.weights), &expected) < 1e-4,
+                    "k = {k}"
+                );
+                assert!(
+                    solution.relative_gap < 1e-3,
+                    "k = {k}: {}",
+                    solution.relative_gap
+                );
+            }
+        }
+    });
+}
+
+/// The textbook form of the back-solve loses all digits here.
+#[test]
+fn a_tiny_ridge_does_not_hurt_the_back_solve() {
+    let plain = Plain {
+        l2: 1e-6,
+        ..Plain::random(3, 12, 40)
+    };
+    each_device(|target| {
+        let solution = solve(&plain.problem(&target.device), &back_solve(20)).unwrap();
+        let expected = plain.objective(&plain.back_solve(&solution.support));
+        assert!((solution.objective - expected).abs() < 0.02 * expected);
+    });
+}
+
+#[test]
+fn coordinate_descent_takes_the_closed_step_of_each_weight() {
+    let plain = Plain {
+        first_order: 0.1,
+        ..Plain::random(4, 10, 16)
+    };
+    let iht = |refit| {
+        let iht = IhtConfig::new().with_max_iterations(0).with_refit(refit);
+        let method = Method::IterativeHardThresholding(iht);
+        SolverConfig::new(Budget::Keep(6)).with_method(method)
+    };
+    each_device(|target| {
+        let problem = plain.problem(&target.device);
+        let one = iht(Refit::CoordinateDescent { sweeps: 1 });
+        let solution = solve(&problem, &one).unwrap();
+        // From the dense values on the support, in the order of the indices.
+        let mut w = vec![0.0; 16];
+        solution
+            .support
+            .iter()
+            .for_each(|j| w[*j] = plain.dense[*j]);
+        for j in &solution.support {
+            let norm: f64 = plain.gradients.iter().map(|row| row[*j] * row[*j]).sum();
+            w[*j] -= plain.gradient(&w)[*j] / (norm + 2.0 * plain.lambda());
+        }
+        assert!(distance(&values(solution.weights), &w) < F32);
+
+        let many = solve(&problem, &iht(Refit::CoordinateDescent { sweeps: 500 })).unwrap();
+        let expected = plain.back_solve(&many.support);
+        assert!(distance(&values(many.weights), &expected) < 1e-4);
+    });
+}
+
+#[test]
+fn hard_thresholding_and_coordinate_descent_never_raise_the_objective() {
+    for seed in 0..6 {
+        let plain = Plain {
+            first_order: if seed % 2 == 0 { 0.0 } else { 0.1 },
+            ..Plain::random(100 + seed, 15, 40)
+        };
+        each_device(|target| {
+            let refit = Refit::CoordinateDescent { sweeps: 5 };
+            let method = Method::IterativeHardThresholding(IhtConfig::new().with_refit(refit));
+            let config = SolverConfig::new(Budget::Keep(12)).with_method(method);
+            let solution = solve(&plain.problem(&target.device), &config).unwrap();
+            for pair in solution.trace.windows(2) {
+                let rise = pair[1].objective - pair[0].objective;
+                assert!(
+                    rise <= F32 * pair[0].objective.abs(),
+                    "seed {seed}: {pair:?}"
+                );
+            }
+            let last = solution.trace.last().unwrap();
+            assert_eq!(last.objective, solution.objective);
+        });
+    }
+}
+
+#[test]
+fn each_exchange_lowers_the_objective() {
+    for seed in 0..4 {
+        let plain = Plain::random(200 + seed, 15, 60);
+        let chita = ChitaConfig::new().with_stages(0).with_max_exchanges(None);
+        let config = SolverConfig::new(Budget::Keep(15)).with_method(Method::Chita(chita));
+        each_device(|target| {
+            let solution = solve(&plain.problem(&target.device), &config).unwrap();
+            let exchanges = solution.trace.iter().filter(|at| at.step == Step::Exchange);
+            assert!(exchanges.count() > 0, "seed {seed}: nothing to exchange");
+            for pair in solution.trace.windows(2) {
+                let rise = pair[1].objective - pair[0].objective;
+                assert!(
+                    rise <= F32 * pair[0].objective.abs(),
+                    "seed {seed}: {pair:?}"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn leaving_out_negligible_samples_does_not_change_the_minimum() {
+    // Half of the samples are 10⁻⁴ as large: left out by the search, not by the last minimum.
+    let mut plain = Plain::random(5, 40, 60);
+    for row in plain.gradients.iter_mut().step_by(2) {
+        row.iter_mut().for_each(|g| *g *= 1e-4);
+    }
+    each_device(|target| {
+        let config = SolverConfig::new(Budget::Keep(45));
+        let solution = solve(&plain.problem(&target.device), &config).unwrap();
+        let expected = plain.back_solve(&solution.support);
+        assert!(distance(&values(solution.weights), &expected) < 1e-4);
+    });
+}
+
+#[test]
+fn a_block_of_everything_is_no_block() {
+    let plain = Plain {
+        first_order: 0.1,
+        ..Plain::random(6, 10, 20)
+    };
+    each_device(|target| {
+        let problem = plain.problem(&target.device);
+        let whole = solve(&problem, &back_solve(9)).unwrap();
+        let block = solve(&problem, &back_solve(9).with_block_size(Some(20))).unwrap();
+        assert_eq!(block.support, whole.support);
+        let expected: Vec<f64> = values(whole.weights)
+            .iter()
+            .map(|w| f64::from(*w))
+            .collect();
+        assert!(distance(&values(block.weights), &expected) < F32);
+        // The trace holds the objective of the block-diagonal problem, here the same one.
+        assert!((block.trace[0].objective - whole.objective).abs() < F32 * whole.objective.abs());
+    });
+}
+
+#[test]
+fn blocks_are_solved_each_by_itself() {
+    let plain = Plain::random(7, 10, 24);
+    each_device(|target| {
+        let problem = plain.problem(&target.device);
+        let solution = solve(&problem, &back_solve(10).with_block_size(Some(8))).unwrap();
+        let found = values(solution.weights);
+        for block in 0..3 {
+            let range = 8 * block..8 * block + 8;
+            let alone = Plain {
+                gradients: plain
+                    .gradients
+                    .iter()
+                    .map(|row| row[range.clone()].to_vec())
+                    .collect(),
+                dense: plain.dense[range.clone()].to_vec(),
+                ..plain.clone()
+            };
+            let kept = solution
+                .support
+                .iter()
+                .filter(|index| range.contains(index));
+            let kept: Vec<usize> = kept.map(|index| index - range.start).collect();
+            assert!(distance(&found[range], &alone.back_solve(&kept)) < 1e-4);
+        }
+    });
+}
+
+#[test]
+fn tempering_is_the_problem_of_shorter_and_longer_gradients() {
+    let plain = Plain {
+        first_order: 0.1,
+        ..Plain::random(13, 9, 30)
+    };
+    // Exponent ½, a zero row stays one.
+    let mut expected = plain.clone();
+    expected.gradients[4].fill(0.0);
+    let start = expected.clone();
+    let square = |rows: &[Vec<f64>]| rows.iter().map(|row| dot(row, row)).sum::<f64>();
+    for row in &mut expected.gradients {
+        let norm = dot(row, row).sqrt();
+        row.iter_mut().for_each(|g| *g /= norm.max(1e-9).sqrt());
+    }
+    let keep = (square(&start.gradients) / square(&expected.gradients)).sqrt();
+    expected
+        .gradients
+        .iter_mut()
+        .flatten()
+        .for_each(|g| *g *= keep);
+    each_device(|target| {
+        let tempered = start.problem(&target.device).with_tempering(0.5).unwrap();
+        let same = expected.problem(&target.device);
+        let w = vector(&vec![0.25; 30], &target.device);
+        let found = values(tempered.gradient(w.clone()).unwrap());
+        assert!(distance(&found, &expected.gradient(&[0.25; 30])) < F32);
+        for method in [
+            Method::DiagonalFisher,
+            Method::WoodFisher { block_size: 8 },
+            Method::IterativeHardThresholding(IhtConfig::new()),
+            Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
+        ] {
+            let config = SolverConfig::new(Budget::Keep(10)).with_method(method);
+            let found = solve(&tempered, &config).unwrap();
+            let expected = solve(&same, &config).unwrap();
+            assert_eq!(found.support, expected.support);
+            let difference = (found.objective - expected.objective).abs();
+            assert!(difference < 1e-4 * expected.objective.abs());
+        }
+        let back = tempered.with_tempering(0.0).unwrap();
+        let found = back.objective(w.clone()).unwrap().total();
+        assert!((found - start.objective(&[0.25; 30])).abs() < F32 * found.abs());
+    });
+}
