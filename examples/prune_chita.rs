@@ -24,8 +24,8 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, FisherConfig, IhtConfig, Masks, Method, Problem, PruneReport,
-    PrunerConfig, Selection, SolverConfig, flops, solve,
+    Budget, ChitaConfig, FisherConfig, GradientMethod, IhtConfig, Masks, Method, Problem,
+    PruneError, PruneReport, PrunerConfig, Selection, SolverConfig, activation_norms, flops, solve,
 };
 use clap::Parser;
 use network::{Network, loss};
@@ -91,9 +91,10 @@ impl<'a, M: Network> Run<'a, M> {
             model = network::normalized(model, &images, &device)?;
         }
         let one: Vec<Batch> = images.test.take(1).ordered(1, &device).collect();
+        let group = cli.group(&Selection::of(&model, None)?);
         let selection =
-            Selection::of(&model, None)?.with_flops(&flops(&model, loss::<M>, &one[0])?);
-        println!("{selection}");
+            Selection::of(&model, group.as_ref())?.with_flops(&flops(&model, loss::<M>, &one[0])?);
+        println!("{}", PruneReport::new(&model, &selection)?);
         let accuracy = network::accuracy(&model, &images, &device);
         println!("dense accuracy: {accuracy:.2} %");
         let table = Table::new(
@@ -154,7 +155,13 @@ impl<'a, M: Network> Run<'a, M> {
     }
 
     fn fisher(&self) -> FisherConfig {
-        FisherConfig::new(self.cli.samples()).with_batch_size(self.cli.batch_size())
+        let method = match self.cli.plain_gradients {
+            true => GradientMethod::Plain,
+            false => GradientMethod::Batched,
+        };
+        FisherConfig::new(self.cli.samples())
+            .with_batch_size(self.cli.batch_size())
+            .with_method(method)
     }
 
     /// The training images in the order of a seed, again and again until there are enough.
@@ -192,11 +199,12 @@ impl<'a, M: Network> Run<'a, M> {
         .with_l2(self.cli.l2())?
         .with_first_order(a)?;
         for name in methods {
+            let method = self.method(*name)?;
             let mut points = Vec::new();
             for sparsity in self.cli.sparsities() {
                 MEMORY.reset_peak_usage();
                 let config = SolverConfig::new(Budget::Sparsity(sparsity))
-                    .with_method(self.method(*name))
+                    .with_method(method.clone())
                     .with_seed(self.cli.seed);
                 let start = Instant::now();
                 let solution = solve(&problem, &config)?;
@@ -231,9 +239,9 @@ impl<'a, M: Network> Run<'a, M> {
     /// CHITA++ to each sparsity, or once to the highest with a row for every stage.
     fn multi_stage(&mut self) -> Result<(), Box<dyn Error>> {
         let sparsities = self.cli.sparsities();
-        let targets = match self.cli.every_stage {
+        let targets = match self.cli.one_run {
             true => vec![sparsities.iter().copied().fold(0.0, f64::max)],
-            false => sparsities,
+            false => sparsities.clone(),
         };
         let mut points = Vec::new();
         for sparsity in targets {
@@ -241,7 +249,7 @@ impl<'a, M: Network> Run<'a, M> {
             let mut rows = Vec::new();
             let mut accuracies = Vec::new();
             let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
-            let pruned = self.pruner(sparsity).prune_with(
+            let pruned = self.pruner(sparsity)?.prune_with(
                 self.model.clone(),
                 loss::<M>,
                 |seed| self.loader(seed),
@@ -249,7 +257,8 @@ impl<'a, M: Network> Run<'a, M> {
                     gradient_seconds += stage.gradients.seconds;
                     solve_seconds += stage.solve_seconds;
                     let last = stage.stage + 1 == stage.stages;
-                    if self.cli.every_stage || last {
+                    let meets = |sparsity: &f64| (sparsity - stage.target).abs() < 1e-9;
+                    if last || self.cli.one_run && sparsities.iter().any(meets) {
                         let accuracy = match self.accuracy(model.clone()) {
                             Ok(accuracy) => accuracy,
                             Err(error) => {
@@ -289,22 +298,23 @@ impl<'a, M: Network> Run<'a, M> {
         Ok(())
     }
 
-    fn pruner(&self, sparsity: f64) -> PrunerConfig {
+    fn pruner(&self, sparsity: f64) -> Result<PrunerConfig, PruneError> {
         let solver = SolverConfig::new(Budget::Sparsity(sparsity))
-            .with_method(self.method(self.cli.stage_method))
+            .with_method(self.method(self.cli.stage_method)?)
             .with_seed(self.cli.seed);
-        PrunerConfig::new(solver, self.fisher())
+        Ok(PrunerConfig::new(solver, self.fisher())
             .with_stages(self.cli.stages)
             .with_schedule(self.cli.schedule())
             .with_first_order(self.cli.first_order)
             .with_zeros_return(self.cli.zeros_return)
             .with_l2(self.cli.l2())
             .with_seed(self.cli.seed)
-            .with_state(self.cli.state.clone())
+            .with_group(self.cli.group(&self.selection))
+            .with_state(self.cli.state.clone()))
     }
 
-    fn method(&self, name: MethodName) -> Method {
-        match name {
+    fn method(&self, name: MethodName) -> Result<Method, PruneError> {
+        Ok(match name {
             MethodName::Random => Method::Random,
             MethodName::Magnitude => Method::Magnitude,
             MethodName::Obd => Method::DiagonalFisher,
@@ -312,7 +322,14 @@ impl<'a, M: Network> Run<'a, M> {
             MethodName::BackSolve => Method::BackSolve,
             MethodName::Iht => Method::IterativeHardThresholding(IhtConfig::new()),
             MethodName::Chita | MethodName::ChitaPlusPlus => Method::Chita(ChitaConfig::new()),
-        }
+            MethodName::Wanda => {
+                let batches = self.loader(self.cli.seed).take(1);
+                let norms = activation_norms(&self.model, &self.selection, loss::<M>, batches)?;
+                Method::Wanda {
+                    activation_norms: norms,
+                }
+            }
+        })
     }
 
     /// Test accuracy of a pruned model [%].
@@ -328,7 +345,7 @@ impl<'a, M: Network> Run<'a, M> {
     fn fine_tune(&self) -> Result<(), Box<dyn Error>> {
         let sparsity = self.cli.sparsities().into_iter().fold(0.0, f64::max);
         let pruned = self
-            .pruner(sparsity)
+            .pruner(sparsity)?
             .with_stages(1)
             .with_state(None)
             .prune(self.model.clone(), loss::<M>, |seed| self.loader(seed))?;
@@ -354,6 +371,7 @@ impl<'a, M: Network> Run<'a, M> {
         let counted = layers
             .map(|layer| (layer.path.clone(), layer.flops_per_weight))
             .collect();
-        Ok(Selection::of(model, None)?.with_flops(&counted))
+        let group = self.cli.group(&self.selection);
+        Ok(Selection::of(model, group.as_ref())?.with_flops(&counted))
     }
 }

@@ -71,13 +71,19 @@ pub(crate) fn accuracy<M: Network>(model: &M, images: &ImageSet, device: &Device
     support::accuracy(&images.test, device, |images| model.logits(images))
 }
 
-/// The model with BatchNorm statistics averaged over the training images.
+/// Batches that are enough for BatchNorm statistics.
+const BATCH_NORM_BATCHES: usize = 10;
+
+/// The model with BatchNorm statistics averaged over training images, augmented if they are.
 pub(crate) fn normalized<M: Network>(
     model: M,
     images: &ImageSet,
     device: &Device,
 ) -> Result<M, Box<dyn Error>> {
-    let batches = images.train.ordered(LOOK, device);
+    let batches = images
+        .train
+        .shuffled(0, LOOK, device)
+        .take(BATCH_NORM_BATCHES);
     Ok(recompute_batch_norm(
         model,
         |model, batch: &Batch| model.logits(batch.images.clone()),

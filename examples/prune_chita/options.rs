@@ -4,7 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
-use burn_lean::prune::{FisherReport, Schedule, StageReport};
+use burn::module::ParamGroup;
+use burn_lean::prune::{FisherReport, Schedule, Selection, StageReport};
 use clap::{Parser, ValueEnum};
 
 use crate::support::{self, CifarFiles, DeviceName, ImageSet};
@@ -27,9 +28,17 @@ pub(crate) struct Cli {
     /// Sparsity of the first stage of chita++.
     #[arg(long, default_value_t = 0.1, value_parser = fraction)]
     base: f64,
-    /// Run chita++ once, to the highest sparsity, and print a row for every stage.
+    /// Run chita++ once, to the highest sparsity, with a row for each stage that comes to one of the
+    /// sparsities.
     #[arg(long)]
-    pub(crate) every_stage: bool,
+    pub(crate) one_run: bool,
+    /// Leave out parameters whose path contains this; the published ResNet20 figures leave out
+    /// `downsample`.
+    #[arg(long, value_name = "TEXT")]
+    exclude: Option<String>,
+    /// Gradients by one backward pass per Fisher sample, for comparison.
+    #[arg(long)]
+    pub(crate) plain_gradients: bool,
     /// What solves the stages of chita++.
     #[arg(long, value_enum, default_value_t = MethodName::Chita)]
     pub(crate) stage_method: MethodName,
@@ -107,6 +116,8 @@ pub(crate) enum MethodName {
     /// Inverted blocks of the Fisher.
     #[value(name = "woodfisher")]
     WoodFisher,
+    /// Magnitude times the norm of the activation that meets the weight.
+    Wanda,
     /// Magnitude, then the exact regression on the kept weights.
     BackSolve,
     /// Iterative hard thresholding, then the same regression.
@@ -184,6 +195,19 @@ impl Cli {
         self.l2.unwrap_or(1e-2)
     }
 
+    /// The parameters to prune, given those of the default.
+    pub(crate) fn group(&self, default: &Selection) -> Option<ParamGroup> {
+        let exclude = self.exclude.as_ref()?;
+        let layers = default
+            .layout()
+            .layers()
+            .iter()
+            .map(|layer| layer.path.clone());
+        Some(ParamGroup::from_paths(
+            layers.filter(|path| !path.contains(exclude)).collect(),
+        ))
+    }
+
     pub(crate) fn schedule(&self) -> Schedule {
         let base = self.base;
         match self.schedule {
@@ -240,9 +264,13 @@ fn fraction(text: &str) -> Result<f64, String> {
 /// One line on a collection of gradients.
 pub(crate) fn gradients(report: &FisherReport) -> String {
     let zeros: usize = report.zero_columns.iter().map(|(_, count)| count).sum();
+    let how = match &report.fallback {
+        Some(reason) => format!("one backward pass each, since {reason}"),
+        None => format!("{} of them batched", report.batched_rows),
+    };
     format!(
-        "gradients: {} rows of {} examples in {:.2} s, {} bytes, mean loss {:.4}, {zeros} weights \
-         without any gradient",
+        "gradients: {} rows of {} examples in {:.2} s ({how}), {} bytes, mean loss {:.4}, {zeros} \
+         weights without any gradient",
         report.samples, report.batch_size, report.seconds, report.bytes, report.loss
     )
 }

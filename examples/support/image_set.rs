@@ -24,8 +24,9 @@ const DIGITS_SPLIT_SEED: u64 = 0;
 pub(crate) struct Images {
     pixels: Vec<f32>,
     labels: Vec<i64>,
-    channels: usize,
     side: usize,
+    /// A black pixel, for each channel.
+    black: Vec<f32>,
     augmented: bool,
 }
 
@@ -116,20 +117,27 @@ impl Images {
         Self {
             pixels,
             labels,
-            channels,
             side,
+            black: vec![0.0; channels],
             augmented: false,
         }
+    }
+
+    fn channels(&self) -> usize {
+        self.black.len()
     }
 
     /// Shifts and scales every channel to (pixel − mean) / deviation.
     pub(crate) fn normalized(mut self, mean: &[f32], deviation: &[f32]) -> Self {
         let area = self.side * self.side;
         for (index, plane) in self.pixels.chunks_exact_mut(area).enumerate() {
-            let channel = index % self.channels;
+            let channel = index % self.black.len();
             for pixel in plane {
                 *pixel = (*pixel - mean[channel]) / deviation[channel];
             }
+        }
+        for (channel, black) in self.black.iter_mut().enumerate() {
+            *black = (*black - mean[channel]) / deviation[channel];
         }
         self
     }
@@ -156,7 +164,7 @@ impl Images {
     }
 
     fn select(&self, indices: &[usize]) -> Self {
-        let size = self.channels * self.side * self.side;
+        let size = self.channels() * self.side * self.side;
         Self {
             pixels: indices
                 .iter()
@@ -164,15 +172,21 @@ impl Images {
                 .copied()
                 .collect(),
             labels: indices.iter().map(|index| self.labels[*index]).collect(),
+            black: self.black.clone(),
             ..*self
         }
     }
 
-    /// Every image moved by up to 4 pixels, with zeros where nothing was, and mirrored or not.
+    /// Every image moved by up to 4 pixels, black where nothing was, and mirrored or not.
     fn jittered(mut self, rng: &mut StdRng) -> Self {
         let side = self.side as isize;
-        let size = self.channels * self.side * self.side;
-        let mut moved = vec![0.0; self.pixels.len()];
+        let size = self.channels() * self.side * self.side;
+        let mut moved = Vec::with_capacity(self.pixels.len());
+        while moved.len() < self.pixels.len() {
+            for black in &self.black {
+                moved.extend(std::iter::repeat_n(*black, self.side * self.side));
+            }
+        }
         for (old, new) in self
             .pixels
             .chunks_exact(size)
@@ -200,7 +214,7 @@ impl Images {
 
     /// Every image with its label, for loaders that make their own batches.
     pub(crate) fn items(&self) -> Vec<(Vec<f32>, i64)> {
-        let size = self.channels * self.side * self.side;
+        let size = self.channels() * self.side * self.side;
         let pixels = self.pixels.chunks_exact(size).map(<[f32]>::to_vec);
         pixels.zip(self.labels.iter().copied()).collect()
     }
@@ -245,7 +259,7 @@ impl Images {
                 None => batch,
             };
             let n = batch.len();
-            let shape = [n, self.channels, self.side, self.side];
+            let shape = [n, self.channels(), self.side, self.side];
             Batch {
                 images: Tensor::from_data(TensorData::new(batch.pixels, shape), device),
                 labels: Tensor::from_data(TensorData::new(batch.labels, [n]), device),

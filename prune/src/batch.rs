@@ -61,7 +61,11 @@ macro_rules! tensor_batch {
             }
 
             fn to_device(self, device: &Device) -> Self {
-                Tensor::to_device(self, device)
+                // Examples are constants; a recording device refuses anything else.
+                match self.device() == *device {
+                    true => self,
+                    false => Tensor::to_device(self.without_autodiff(), device),
+                }
             }
         }
     )*};

@@ -15,11 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::evaluation::gradient_model;
 use crate::gradient_matrix::read;
+use crate::per_example::PerExample;
 use crate::plain_rows::PlainRows;
 use crate::{Batch, GradientMatrix, PruneError, Selection};
 
 /// Bytes of gradients that are held beside the matrix while they are checked.
 const CHUNK_BYTES: usize = 64 << 20;
+/// Examples of one batched backward pass, whose activations are held.
+const CHUNK_EXAMPLES: usize = 256;
 
 /// How the gradient matrix is collected.
 ///
@@ -55,9 +58,23 @@ pub struct FisherConfig {
     /// is computed.
     #[config(default = "8 << 30")]
     pub memory_bound: usize,
+    /// How the gradients of single examples are computed. Default: batched where possible.
+    #[config(default = "GradientMethod::Batched")]
+    pub method: GradientMethod,
     /// Show a progress bar, where standard error is a terminal.
     #[config(default = true)]
     pub progress: bool,
+}
+
+/// How gradients of single examples (or of groups of m) are computed.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GradientMethod {
+    /// All rows of a loader's batch from one backward pass, where the model consists of operations
+    /// for which that is known; checked against plain passes, and given up for them otherwise.
+    Batched,
+    /// One backward pass per row: works for every model.
+    Plain,
 }
 
 /// The gradient matrix, and how it came about.
@@ -80,6 +97,10 @@ pub struct FisherReport {
     pub bytes: usize,
     /// Mean loss over the examples.
     pub loss: f64,
+    /// Rows that came from a backward pass over many examples; the others had one each.
+    pub batched_rows: usize,
+    /// Why plain backward passes were used although batched ones were asked for.
+    pub fallback: Option<String>,
     /// Parameters that the loss does not depend on: no backward pass reached them.
     pub unreached: Vec<String>,
     /// Per parameter with any: its path, and how many of its weights have a gradient of zero in
@@ -302,10 +323,21 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             self.columns.clone(),
             self.loss,
         );
+        let mut batched = match self.config.method {
+            GradientMethod::Batched => Some(PerExample::new(
+                self.model,
+                self.selection,
+                self.columns.clone(),
+                self.loss,
+            )),
+            GradientMethod::Plain => None,
+        };
         let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
         let bar = self.bar();
-        let most = (CHUNK_BYTES / (4 * width)).clamp(1, n);
-        let mut skipped = 0;
+        let most = (CHUNK_BYTES / (4 * width))
+            .min(CHUNK_EXAMPLES / m)
+            .clamp(1, n);
+        let (mut skipped, mut batched_rows, mut fallback) = (0, 0, None);
         let mut losses: Option<Tensor<1>> = None;
         let mut batches = batches.into_iter();
         while gradients.filled() < n {
@@ -331,7 +363,20 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             for first in (0..groups).step_by(most) {
                 let count = most.min(groups - first);
                 let part = batch.slice(first * m..(first + count) * m);
-                let rows = plain.rows(&part, m)?;
+                let rows = match &mut batched {
+                    Some(source) => match source.rows(&part, m, &mut plain)? {
+                        Ok(rows) => {
+                            batched_rows += count;
+                            rows
+                        }
+                        Err(reason) => {
+                            fallback = Some(reason);
+                            batched = None;
+                            plain.rows(&part, m)?
+                        }
+                    },
+                    None => plain.rows(&part, m)?,
+                };
                 let values = match &free {
                     Some(free) => rows.gradients * free.clone(),
                     None => rows.gradients,
@@ -351,11 +396,16 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             Some(sum) => f64::from(read(sum)?[0]),
             None => 0.0,
         };
+        if let Some(reason) = &fallback {
+            tracing::info!(reason, "gradients by plain backward passes");
+        }
         let report = FisherReport {
             samples: n,
             batch_size: m,
             bytes: gradients.bytes(),
             loss,
+            batched_rows,
+            fallback,
             unreached: plain.unreached(),
             zero_columns: self.zero_columns(&gradients, free)?,
             skipped_examples: skipped,

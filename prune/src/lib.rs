@@ -2,6 +2,7 @@
 //! gradients of a trained model.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod activation_norms;
 mod batch;
 mod batch_norm;
 mod bits;
@@ -9,6 +10,7 @@ mod block_stage;
 mod budget;
 mod error;
 mod evaluation;
+mod executor;
 mod feasible;
 mod fisher;
 mod flops;
@@ -19,8 +21,10 @@ mod mask;
 mod masking;
 mod masks;
 mod method;
+mod per_example;
 mod plain_rows;
 mod problem;
+mod product;
 mod pruner;
 mod report;
 mod ridge;
@@ -35,12 +39,13 @@ mod stage_store;
 mod trace;
 mod walk;
 
+pub use activation_norms::activation_norms;
 pub use batch::Batch;
 pub use batch_norm::recompute_batch_norm;
 pub use budget::Budget;
 pub use error::PruneError;
 pub use evaluation::mean_loss;
-pub use fisher::{Fisher, FisherConfig, FisherReport};
+pub use fisher::{Fisher, FisherConfig, FisherReport, GradientMethod};
 pub use flops::flops;
 pub use gradient_matrix::GradientMatrix;
 pub use gradual::{Epoch, GradualConfig};

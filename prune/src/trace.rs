@@ -1,22 +1,22 @@
 //! One forward pass as a list of operations, recorded on Burn's capture device.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::Capture;
 use burn::backend::ir::{OperationIr, TensorId};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::Batch;
-use crate::selection::REPARAMETERIZATION;
+use crate::walk::{FloatVisitor, walk};
 
 /// The operations of a loss, with what is known about the tensors in them.
 pub(crate) struct Trace {
     pub(crate) operations: Vec<OperationIr>,
     /// Constants: parameters, the batch, whatever the model makes itself.
-    pub(crate) values: std::collections::BTreeMap<TensorId, TensorData>,
+    pub(crate) values: BTreeMap<TensorId, TensorData>,
     /// The stored base of each parameter, by its tensor: its path.
     pub(crate) parameters: HashMap<TensorId, String>,
     /// The loss.
@@ -39,10 +39,11 @@ impl Trace {
         let captured = capture.capture_scope(|scope| {
             // `valid` copies running statistics: `to_device` would move the original's in place.
             let model = model.valid().to_device(&capture);
-            model.visit(&mut paths);
-            let batch = batch.clone().to_device(&capture);
+            walk(&model, &mut paths);
             // Caught inside of the scope, which must be completed.
-            let result = catch_unwind(AssertUnwindSafe(|| loss(&model, &batch)));
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                loss(&model, &batch.clone().to_device(&capture))
+            }));
             recorded = match result {
                 Ok(loss) => match loss.clone().try_into_primitive::<Capture>() {
                     Ok(primitive) => Ok((primitive.id(), loss)),
@@ -77,27 +78,13 @@ fn panic_message(payload: &(dyn Any + Send)) -> String {
 
 #[derive(Default)]
 struct ParameterIds {
-    path: Vec<String>,
-    nested: usize,
     ids: HashMap<TensorId, String>,
 }
 
-impl ModuleVisitor for ParameterIds {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.push(name.to_string());
-        self.nested += usize::from(container_type == REPARAMETERIZATION);
-    }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.path.pop();
-        self.nested -= usize::from(container_type == REPARAMETERIZATION);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.nested == 0
-            && let Ok(primitive) = param.base().try_into_primitive::<Capture>()
-        {
-            self.ids.insert(primitive.id(), self.path.join("."));
+impl FloatVisitor for ParameterIds {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if let Ok(primitive) = param.base().try_into_primitive::<Capture>() {
+            self.ids.insert(primitive.id(), path.to_string());
         }
     }
 }

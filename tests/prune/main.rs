@@ -8,6 +8,7 @@ mod fisher;
 mod gradient_matrix;
 mod mask;
 mod nm;
+mod per_example;
 mod pruner;
 mod reference;
 mod report;

@@ -1,0 +1,287 @@
+//! Gradients of single examples from one backward pass, against one pass each.
+
+use burn::module::{Module, Param};
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{PaddingConfig2d, loss::CrossEntropyLossConfig};
+use burn::tensor::activation::{gelu, relu};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_lean::prune::{
+    Batch, FisherConfig, FisherReport, GradientMethod, Masks, PruneError, Selection,
+    activation_norms,
+};
+
+use crate::support::{each_device, tensor, with_numbers};
+
+/// Convolutions with stride, dilation, groups and a skip connection, then a linear layer.
+#[derive(Module, Debug)]
+struct Images {
+    first: Conv2d,
+    second: Conv2d,
+    norm: BatchNorm,
+    pool: MaxPool2d,
+    head: Linear,
+}
+
+impl Images {
+    fn new(device: &Device) -> Self {
+        let conv = |channels| Conv2dConfig::new(channels, [3, 3]);
+        let net = Self {
+            first: conv([2, 4]).with_stride([2, 2]).init(device),
+            second: conv([4, 4])
+                .with_groups(2)
+                .with_dilation([2, 2])
+                .with_padding(PaddingConfig2d::Explicit(2, 2, 2, 2))
+                .init(device),
+            norm: BatchNormConfig::new(4).init(device),
+            pool: MaxPool2dConfig::new([2, 2]).init(),
+            head: LinearConfig::new(4 * 2 * 2, 3).init(device),
+        };
+        with_numbers(net, 3)
+    }
+
+    fn loss(&self, batch: &(Tensor<4>, Tensor<1, Int>)) -> Tensor<1> {
+        let x = relu(self.first.forward(batch.0.clone()));
+        let x = self.norm.forward(self.second.forward(x.clone())) + x;
+        let logits = self.head.forward(self.pool.forward(x).flatten(1, 3));
+        let loss = CrossEntropyLossConfig::new().init(&logits.device());
+        loss.forward(logits, batch.1.clone())
+    }
+}
+
+fn images(count: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
+    let labels: Vec<i64> = (0..count as i64).map(|index| index % 3).collect();
+    let labels = Tensor::from_data(TensorData::new(labels, [count]), device);
+    (tensor(5, [count, 2, 9, 9], device), labels)
+}
+
+/// A sequence model: the same linear layer twice, attention, a sum over positions.
+#[derive(Module, Debug)]
+struct Sequence {
+    input: Linear,
+    attention: MultiHeadAttention,
+    own: Param<Tensor<2>>,
+}
+
+impl Sequence {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            input: LinearConfig::new(4, 4).init(device),
+            attention: MultiHeadAttentionConfig::new(4, 2)
+                .with_dropout(0.0)
+                .init(device),
+            own: Param::from_tensor(Tensor::ones([4, 2], device)),
+        };
+        with_numbers(net, 8)
+    }
+
+    fn loss(&self, x: &Tensor<3>) -> Tensor<1> {
+        let x = gelu(self.input.forward(self.input.forward(x.clone())));
+        let x = self.attention.forward(MhaInput::self_attn(x)).context;
+        let [batch, length, _] = x.dims();
+        let y = x.reshape([batch * length, 4]).matmul(self.own.val());
+        y.tanh().square().mean()
+    }
+}
+
+/// Both ways, and the report of the batched one.
+fn both<M: Module, B: Batch>(
+    model: &M,
+    loss: impl Fn(&M, &B) -> Tensor<1> + Copy,
+    batch: B,
+    size: usize,
+    group: Option<&burn::module::ParamGroup>,
+) -> (Vec<Vec<f32>>, Vec<Vec<f32>>, FisherReport) {
+    let selection = Selection::of(model, group).unwrap();
+    let n = batch.examples() / size;
+    let config = FisherConfig::new(n).with_batch_size(size);
+    let rows = |config: FisherConfig| {
+        let fisher = config
+            .collect(model, &selection, loss, [batch.clone()])
+            .unwrap();
+        let rows = (0..n)
+            .map(|row| fisher.gradients.row(row).unwrap())
+            .collect();
+        (rows, fisher.report)
+    };
+    let (batched, report) = rows(config.clone());
+    let (plain, _) = rows(config.with_method(GradientMethod::Plain));
+    (batched, plain, report)
+}
+
+/// Equal up to 1e-5 of the largest number: some hundred products in another order.
+fn close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    let largest = expected
+        .iter()
+        .flatten()
+        .fold(0f32, |max, x| max.max(x.abs()));
+    assert!(largest > 0.0);
+    for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+        assert!(
+            (found - expected).abs() <= 1e-5 * largest,
+            "{found} is not {expected}"
+        );
+    }
+}
+
+#[test]
+fn convolutions_in_one_pass_have_the_gradients_of_one_pass_each() {
+    each_device(|target| {
+        let net = Images::new(&target.device);
+        for size in [1, 3] {
+            let (batched, plain, report) =
+                both(&net, Images::loss, images(6, &target.device), size, None);
+            assert_eq!(report.fallback, None, "{}", target.name);
+            assert_eq!(report.batched_rows, 6 / size);
+            close(&batched, &plain);
+        }
+    });
+}
+
+#[test]
+fn sequences_and_weights_that_are_used_twice_do_too() {
+    each_device(|target| {
+        let net = Sequence::new(&target.device);
+        let all = burn::module::ParamGroup::from_predicate("weight")
+            .fuse(&burn::module::ParamGroup::from_path("own"));
+        for size in [1, 2] {
+            let x = tensor::<3>(2, [4, 3, 4], &target.device);
+            let (batched, plain, report) = both(&net, Sequence::loss, x, size, Some(&all));
+            assert_eq!(report.fallback, None, "{}", target.name);
+            assert_eq!(report.batched_rows, 4 / size);
+            close(&batched, &plain);
+        }
+    });
+}
+
+#[test]
+fn what_is_not_known_falls_back_to_plain_passes_with_a_reason() {
+    let device = Device::flex();
+    let x = || tensor::<2>(1, [4, 3], &device);
+    let linear = with_numbers(LinearConfig::new(3, 2).init(&device), 1);
+    let reason = |loss: fn(&Linear, &Tensor<2>) -> Tensor<1>| {
+        let (batched, plain, report) = both(&linear, loss, x(), 1, None);
+        assert_eq!(batched, plain);
+        assert_eq!(report.batched_rows, 0);
+        report.fallback.unwrap()
+    };
+    // A sum instead of a mean; a statistic over the batch; a penalty on the weight; a readout.
+    let text = reason(|model, x| model.forward(x.clone()).sum());
+    assert!(text.contains("plain backward pass"), "{text}");
+    let text = reason(|model, x| {
+        let y = model.forward(x.clone());
+        (y.clone() - y.mean_dim(0)).square().mean() + model.forward(x.clone()).mean()
+    });
+    assert!(text.contains("plain backward pass"), "{text}");
+    let text =
+        reason(|model, x| model.forward(x.clone()).mean() + model.weight.val().square().sum());
+    assert!(text.contains("a weight is used by"), "{text}");
+    let text = reason(|model, x| {
+        let y = model.forward(x.clone()).mean();
+        let scale = y.clone().into_scalar::<f32>().abs() + 1.0;
+        y / scale
+    });
+    assert!(!text.is_empty());
+    let text = reason(|model, x| model.forward(x.clone()).sin().mean());
+    assert_eq!(text, "operation Sin is not known");
+}
+
+#[test]
+fn embeddings_and_masked_weights_take_plain_passes() {
+    #[derive(Module, Debug)]
+    struct Words {
+        embedding: Embedding,
+        head: Linear,
+    }
+    let device = Device::flex();
+    let words = Words {
+        embedding: EmbeddingConfig::new(5, 3).init(&device),
+        head: LinearConfig::new(3, 2).init(&device),
+    };
+    let loss = |words: &Words, x: &Tensor<2, Int>| {
+        words
+            .head
+            .forward(words.embedding.forward(x.clone()))
+            .square()
+            .mean()
+    };
+    let x = Tensor::<2, Int>::from_data([[0, 1], [4, 4], [2, 0]], &device);
+    let (batched, plain, report) = both(&words, loss, x, 1, None);
+    assert_eq!(batched, plain);
+    assert_eq!(
+        report.fallback.as_deref(),
+        Some("a weight is used by Embedding")
+    );
+
+    let linear = LinearConfig::new(3, 2).init(&device);
+    let layout = Selection::of(&linear, None).unwrap().layout().clone();
+    let masked = Masks::from_support(&layout, &[0, 3])
+        .unwrap()
+        .attach(linear)
+        .unwrap();
+    let loss = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().mean();
+    let (batched, plain, report) = both(&masked, loss, tensor(1, [4, 3], &device), 1, None);
+    assert_eq!(batched, plain);
+    assert!(report.fallback.is_some());
+    // Pruned weights have no gradient.
+    assert_eq!(report.zero_columns, [("weight".to_string(), 4)]);
+}
+
+#[test]
+fn activation_norms_are_those_of_the_inputs_of_every_weight() {
+    each_device(|target| {
+        let net = Images::new(&target.device);
+        let selection = Selection::of(&net, None).unwrap();
+        let batches = [images(4, &target.device), images(2, &target.device)];
+        let norms = activation_norms(&net, &selection, Images::loss, batches.clone()).unwrap();
+        assert_eq!(norms.len(), selection.layout().len());
+
+        // The first kernel meets the pixels at (2·row + i, 2·column + j) for 4 × 4 outputs.
+        let mut expected = [0f64; 18];
+        for (pixels, _) in &batches {
+            let data: Vec<f32> = pixels.clone().into_data().iter::<f32>().collect();
+            for (index, sum) in expected.iter_mut().enumerate() {
+                let (channel, i, j) = (index / 9, index / 3 % 3, index % 3);
+                for image in 0..pixels.dims()[0] {
+                    for (row, column) in (0..16).map(|at| (at / 4, at % 4)) {
+                        let at = ((image * 2 + channel) * 9 + 2 * row + i) * 9 + 2 * column + j;
+                        *sum += f64::from(data[at]).powi(2);
+                    }
+                }
+            }
+        }
+        for (index, norm) in norms[..72].iter().enumerate() {
+            let expected = expected[index % 18].sqrt();
+            // Sums of a hundred squares.
+            assert!(
+                (f64::from(*norm) - expected).abs() < 1e-5 * expected,
+                "{index}"
+            );
+        }
+        // A linear layer has one norm for each input, repeated over its outputs.
+        let head = &norms[144..];
+        assert!(
+            head.chunks(3)
+                .all(|row| row[0] == row[1] && row[1] == row[2])
+        );
+    });
+}
+
+#[test]
+fn activation_norms_need_examples_and_known_operations() {
+    let device = Device::flex();
+    let linear = LinearConfig::new(3, 2).init(&device);
+    let selection = Selection::of(&linear, None).unwrap();
+    let loss = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).sin().mean();
+    assert_eq!(
+        activation_norms(&linear, &selection, loss, Vec::new()),
+        Err(PruneError::NoSamples)
+    );
+    let x = tensor::<2>(1, [2, 3], &device);
+    assert!(matches!(
+        activation_norms(&linear, &selection, loss, [x]),
+        Err(PruneError::Trace { .. })
+    ));
+}
