@@ -199,6 +199,15 @@ pub enum QuantError {
     /// Attaching the quantizers failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
+    /// The model's forward pass could not be traced.
+    #[error(
+        "the audit could not run the forward pass to its end: {reason}. On the capture device no \
+         number can be read: keep losses and metrics out of the closure"
+    )]
+    Audit {
+        /// What Burn said.
+        reason: String,
+    },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]
     Device {

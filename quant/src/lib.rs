@@ -8,6 +8,7 @@
 //! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
 
 mod adaround;
+mod audit;
 mod error;
 mod fake_quantize;
 mod float_parameters;
@@ -23,6 +24,9 @@ mod scheme;
 mod weight_grid;
 
 pub use adaround::{AdaRoundConfig, adaround};
+pub use audit::{
+    Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
+};
 pub use error::QuantError;
 pub use fake_quantize::{
     Clip, LearnedGradient, fake_quantize, fake_quantize_learned, from_codes, to_codes,
