@@ -46,8 +46,8 @@ impl Graph {
             }
             graph.derive(operation);
             graph.cover(operation, &trace.log);
-            graph.list(operation, trace);
             graph.trace_source(operation);
+            graph.list(operation, trace);
         }
         graph.layers = merged(graph.layers, |layer| &mut layer.uses);
         graph.sites = merged(graph.sites, |site| &mut site.uses);
