@@ -14,7 +14,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{FoldPair, QuantError, Scheme};
+use crate::{FoldPair, Phase, QuantError, Scheme, Site, map_quantizers, quantizers};
 
 mod display;
 mod graph;
@@ -22,7 +22,7 @@ mod log;
 mod norm_pair;
 mod operation;
 
-pub(crate) use log::{Phase, stand_in};
+pub(crate) use log::stand_in;
 pub use norm_pair::{NormPair, NotFoldable};
 
 use graph::Graph;
@@ -123,10 +123,12 @@ pub enum Cause {
         /// Path of the quantizer.
         quantizer: String,
     },
-    /// Its quantizer only observes so far.
-    ObservedOnly {
+    /// Its quantizer is switched off, or only observes so far.
+    NotQuantizing {
         /// Path of the quantizer.
         quantizer: String,
+        /// What it does instead.
+        phase: Phase,
     },
     /// Between its quantizer and the use another operation changes the numbers.
     Changed {
@@ -233,7 +235,7 @@ impl Trace {
         forward: impl Fn(&M, &Device) -> O,
     ) -> Result<Self, QuantError> {
         let capture = Device::capture();
-        let mut parameters = Parameters::default();
+        let mut parameters = Parameters::of(model);
         let mut stopped = None;
         let mut log = Log::default();
         let captured = capture.capture_scope(|scope| {
@@ -243,6 +245,8 @@ impl Trace {
                 path: Vec::new(),
                 stored: &mut parameters.stored,
             });
+            // Those that stand alone in a model that is not prepared do not know their paths.
+            let model = map_quantizers(model, |located| located.quantizer.with_path(located.path));
             let model = model.to_device(&capture);
             model.visit(&mut parameters);
             // Caught inside of the scope, which panics if it is left without a completion.
@@ -296,28 +300,27 @@ struct Parameters {
     stored: HashMap<String, String>,
     /// Paths of all quantizers.
     quantizers: Vec<String>,
+    /// Path of the quantizer for the input of the layer with a weight.
+    input_quantizers: HashMap<String, String>,
 }
 
 impl Parameters {
-    /// The quantizer for the input of the layer with this weight.
-    fn input_quantizer(&self, weight: &str) -> Option<&str> {
-        let mut quantizers = self.quantizers.iter();
-        let found = quantizers.find(|quantizer| {
-            let own = quantizer.strip_prefix(weight);
-            own.is_some_and(|own| own.starts_with('.') && own.ends_with(".input"))
-        });
-        found.map(String::as_str)
+    /// Only the quantizers; the rest is there after a visit on the capture device.
+    fn of<M: Module>(model: &M) -> Self {
+        let mut parameters = Self::default();
+        for located in quantizers(model) {
+            if let (Site::Input, Some(weight)) = (located.site, located.parameter) {
+                let path = located.path.clone();
+                parameters.input_quantizers.insert(weight, path);
+            }
+            parameters.quantizers.push(located.path);
+        }
+        parameters
     }
 }
 
 impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        if container == "Struct:FakeQuantize" {
-            let quantizer = self.path.join(".");
-            if self.quantizers.last() != Some(&quantizer) {
-                self.quantizers.push(quantizer);
-            }
-        }
+    fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_string());
     }
 

@@ -208,6 +208,45 @@ pub enum QuantError {
         /// What Burn said.
         reason: String,
     },
+    /// A quantizer has no range, because no data passed through it while it observed.
+    #[error(
+        "no data was observed: call the layer with `forward_q`, and calibrate the model or train \
+         it for a step; or leave it out with an override"
+    )]
+    NeverObserved,
+    /// A quantizer that takes the range of the values at hand has none of its own.
+    #[error(
+        "its range is that of the values at hand, so there is none to keep; use another observer \
+         than `Memoryless` for a static range"
+    )]
+    NoStaticRange,
+    /// What was observed or learned is infinite or not a number.
+    #[error(
+        "the {what} is infinite or not a number: look for the first layer whose output is not \
+         finite, in the data or in the model"
+    )]
+    NonFinite {
+        /// What is not finite.
+        what: &'static str,
+    },
+    /// All that was observed is one value.
+    #[error(
+        "all values observed are {value}: calibrate with more or other data, or leave the layer \
+         out with an override if it is dead"
+    )]
+    ConstantRange {
+        /// The value.
+        value: f32,
+    },
+    /// A record was made with another scheme, or by another version.
+    #[error(
+        "the record that was loaded is of another scheme than {expected}: prepare the model with \
+         the config that the record was made with"
+    )]
+    ForeignScheme {
+        /// The scheme of the model.
+        expected: String,
+    },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]
     Device {

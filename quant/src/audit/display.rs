@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use comfy_table::{Table, presets};
+use crate::table::table;
 
 use super::{Audit, Cause, Coverage, SiteKind};
 
@@ -24,7 +24,9 @@ impl fmt::Display for Cause {
             Self::PlainForward { quantizer } => {
                 write!(f, "{quantizer} is never used: call `forward_q`")
             }
-            Self::ObservedOnly { quantizer } => write!(f, "{quantizer} does not quantize yet"),
+            Self::NotQuantizing { quantizer, phase } => {
+                write!(f, "{quantizer} does not quantize in this phase ({phase})")
+            }
             Self::Changed {
                 quantizer,
                 operation,
@@ -105,12 +107,4 @@ impl fmt::Display for Audit {
         }
         Ok(())
     }
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::ASCII_MARKDOWN)
-        .set_header(header.to_vec());
-    table
 }

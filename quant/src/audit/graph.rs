@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::backend::ir::{ActivationOperationIr, BaseOperationIr, ModuleOperationIr, OperationIr};
 use burn::backend::ir::{TensorId, TensorIr};
 
-use super::log::{Log, Phase};
+use super::log::Log;
 use super::operation::{Product, element_wise, keeps_grid, moved, name, product};
 use super::{AuditedLayer, Cause, Coverage, FunctionalSite, SiteKind, Trace};
 
@@ -77,12 +77,13 @@ impl Graph {
         for output in operation.outputs() {
             if let Some(entry) = log.entry(output.id) {
                 let quantizer = entry.quantizer.clone();
-                let coverage = match entry.phase {
-                    Phase::Quantizing => Coverage::FakeQuantized {
+                let phase = entry.phase;
+                let coverage = match phase.quantizes() {
+                    true => Coverage::FakeQuantized {
                         quantizer,
                         scheme: entry.scheme.clone(),
                     },
-                    Phase::Float => Coverage::Float(Cause::ObservedOnly { quantizer }),
+                    false => Coverage::Float(Cause::NotQuantizing { quantizer, phase }),
                 };
                 self.coverage.insert(output.id, coverage);
                 return;
@@ -180,9 +181,9 @@ impl Graph {
         let path = self.derived.get(&weight.id).cloned().flatten();
         let path = path.unwrap_or_default();
         let input = self.coverage.get(&input.id).cloned().unwrap_or_else(|| {
-            Coverage::Float(match trace.parameters.input_quantizer(&path) {
+            Coverage::Float(match trace.parameters.input_quantizers.get(&path) {
                 Some(quantizer) if !trace.log.was_used(quantizer) => Cause::PlainForward {
-                    quantizer: quantizer.to_string(),
+                    quantizer: quantizer.clone(),
                 },
                 _ => Cause::InputNotPrepared,
             })

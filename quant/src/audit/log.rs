@@ -6,16 +6,7 @@ use burn::backend::Capture;
 use burn::backend::ir::TensorId;
 use burn::tensor::Tensor;
 
-use crate::Scheme;
-
-/// What a quantizer does with its input at this point of the schedule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// It quantizes.
-    Quantizing,
-    /// It observes, or does nothing: the numbers pass as they are.
-    Float,
-}
+use crate::{Phase, Scheme};
 
 /// One pass of a tensor through a quantizer.
 #[derive(Debug, Clone)]
@@ -33,23 +24,23 @@ thread_local! {
     static RECORDING: RefCell<Option<Log>> = const { RefCell::new(None) };
 }
 
-/// During an audit, stands for the quantization of `x`: a tensor of its own, which the log names.
-///
-/// Outside of one, nothing: the quantizer does its work.
+/// During an audit, stands for what a quantizer does to `x`: a tensor of its own, which the log
+/// names. Outside of one, nothing.
 pub(crate) fn stand_in<const D: usize>(
     x: &Tensor<D>,
-    describe: impl FnOnce() -> (String, Scheme, Phase),
+    quantizer: &str,
+    scheme: &Scheme,
+    phase: Phase,
 ) -> Option<Tensor<D>> {
     RECORDING.with_borrow_mut(|recording| {
         let log = recording.as_mut()?;
         // Any operation that is recorded and keeps the numbers gives the output an id of its own.
         let output = x.clone().add_scalar(0.0);
         let id = output.clone().try_into_primitive::<Capture>().ok()?.id();
-        let (quantizer, scheme, phase) = describe();
         log.0.push(Entry {
             output: id,
-            quantizer,
-            scheme,
+            quantizer: quantizer.to_string(),
+            scheme: scheme.clone(),
             phase,
         });
         Some(output)

@@ -1,0 +1,91 @@
+//! A look at what passes through the quantizers of a model, from outside.
+
+use std::cell::RefCell;
+
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::groups::Groups;
+use crate::{QuantParams, Scheme};
+
+/// One pass of a tensor through a quantizer that quantized it.
+pub(crate) struct Seen<'a> {
+    /// Path of the quantizer.
+    pub(crate) path: &'a str,
+    pub(crate) scheme: &'a Scheme,
+    pub(crate) groups: Groups,
+    pub(crate) shape: Vec<usize>,
+    /// What came in; F32, flat, without gradient.
+    pub(crate) x: Tensor<1>,
+    /// What went out; likewise.
+    pub(crate) y: Tensor<1>,
+    /// Scale of each element.
+    pub(crate) scale: Tensor<1>,
+    /// Zero point of each element.
+    pub(crate) zero_point: Tensor<1>,
+}
+
+impl Seen<'_> {
+    /// The quantized numbers: integers as floats.
+    pub(crate) fn codes(&self) -> Tensor<1> {
+        (self.y.clone() / self.scale.clone()).round() + self.zero_point.clone()
+    }
+}
+
+type Watcher = Box<dyn FnMut(&Seen<'_>)>;
+
+thread_local! {
+    static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
+}
+
+/// Runs `model_code` and shows `watcher` every tensor that a quantizer quantizes on this thread.
+pub(crate) fn watch<O>(
+    watcher: impl FnMut(&Seen<'_>) + 'static,
+    model_code: impl FnOnce() -> O,
+) -> O {
+    /// Puts the outer watcher back, also after a panic of the model's.
+    struct Scope(Option<Watcher>);
+    impl Drop for Scope {
+        fn drop(&mut self) {
+            WATCHER.set(self.0.take());
+        }
+    }
+    let _scope = Scope(WATCHER.replace(Some(Box::new(watcher))));
+    model_code()
+}
+
+/// Called by a quantizer that made `y` of `x`.
+pub(crate) fn seen<const D: usize>(
+    path: &str,
+    x: &Tensor<D>,
+    y: &Tensor<D>,
+    qparams: &QuantParams,
+    scheme: &Scheme,
+) {
+    // Taken out meanwhile: what the watcher computes is not watched.
+    let Some(mut watcher) = WATCHER.take() else {
+        return;
+    };
+    let shape = x.dims();
+    if let Ok(groups) = Groups::new(&scheme.granularity, &shape) {
+        let flat = |tensor: &Tensor<D>| {
+            let tensor = tensor.clone().without_autodiff().cast(FloatDType::F32);
+            tensor.flatten::<1>(0, D - 1)
+        };
+        let elements = [shape.iter().product::<usize>()];
+        let spread = |values: &Tensor<1>| {
+            let values = values.clone().without_autodiff();
+            groups.expand(values, elements)
+        };
+        watcher(&Seen {
+            path,
+            scheme,
+            shape: shape.to_vec(),
+            x: flat(x),
+            y: flat(y),
+            scale: spread(&qparams.scale),
+            zero_point: spread(&qparams.zero_point),
+            groups,
+        });
+    }
+    WATCHER.set(Some(watcher));
+}
