@@ -199,6 +199,50 @@ pub enum QuantError {
     /// Attaching the quantizers failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
+    /// A pattern matches no weight.
+    #[error(
+        "the pattern `{pattern}` matches no weight of the model; weights that can be quantized: {}",
+        .known.join(", ")
+    )]
+    UnmatchedPattern {
+        /// The pattern of the override.
+        pattern: String,
+        /// Paths that would match.
+        known: Vec<String>,
+    },
+    /// A parameter group matches no weight.
+    #[error(
+        "the parameter group matches no weight of the model; weights that can be quantized: {}",
+        .known.join(", ")
+    )]
+    NothingInGroup {
+        /// Paths that would match.
+        known: Vec<String>,
+    },
+    /// Everything is left out.
+    #[error(
+        "nothing is left to quantize: no weight of a linear layer, convolution or embedding in the \
+         group that an override does not skip. For weights of other modules give an override \
+         their `axis`"
+    )]
+    NothingToQuantize,
+    /// The model has no quantizers.
+    #[error("the model has no quantizers: call `QatConfig::prepare` first")]
+    NotPrepared,
+    /// Replicas are not of the same model.
+    #[error("the model and its replicas differ: not all have a quantizer at `{path}`")]
+    OtherQuantizers {
+        /// Path of a quantizer that not all have.
+        path: String,
+    },
+    /// A record could not be loaded.
+    #[error("cannot load the {what}: {reason}")]
+    Record {
+        /// What was being loaded.
+        what: String,
+        /// What Burn said.
+        reason: String,
+    },
     /// The model's forward pass could not be traced.
     #[error(
         "the audit could not run the forward pass to its end: {reason}. On the capture device no \

@@ -1,8 +1,11 @@
 //! Quantize and dequantize in float, with a gradient that passes through the rounding.
 
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::backend::Dispatch;
+use burn::tensor::{FloatDType, Tensor};
 
 use crate::groups::Groups;
+use crate::kernel::Rule;
+use crate::straight_through::StraightThrough;
 use crate::{QuantParams, Scheme};
 
 /// Rounds `x` to the numbers that the scheme can represent.
@@ -41,166 +44,47 @@ pub fn fake_quantize<const D: usize>(
     qparams: &QuantParams,
     scheme: &Scheme,
 ) -> Tensor<D> {
-    let Some(spread) = Spread::new(&x, qparams, scheme) else {
+    let Some(rule) = Rule::new(&x, qparams, scheme) else {
         return x;
     };
     let dtype = x.dtype();
-    let value = x.clone().detach().cast(FloatDType::F32);
-    let q = spread.nearest(value.clone(), scheme);
-    let clamped = q.clone().clamp(scheme.quant_min(), scheme.quant_max());
-    let inside = q.equal(clamped.clone());
-    let nan = value.clone().is_nan();
-    let y = ((clamped - spread.zero_point) * spread.scale).mask_where(nan, value);
-    let y = y.cast(dtype);
-    let through = x.mask_fill(inside.bool_not(), 0.0);
-    y + (through.clone() - through.detach())
+    let y = Dispatch::fake_quantize(
+        x.cast(FloatDType::F32).into_dispatch(),
+        qparams.scale.clone().into_dispatch(),
+        qparams.zero_point.clone().into_dispatch(),
+        rule,
+    );
+    Tensor::<D>::from_dispatch(y).cast(dtype)
 }
 
-/// When a value counts as clipped, which decides the gradients of a learned scale.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
-)]
-pub enum Clip {
-    /// If its rounded number is beyond the bounds: what PyTorch computes.
-    #[default]
-    AfterRounding,
-    /// If it is at or beyond the bounds before rounding: what the paper computes.
-    BeforeRounding,
-}
-
-/// How the gradients of a learned scale and zero point are formed.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct LearnedGradient {
-    /// When a value counts as clipped.
-    pub clip: Clip,
-    /// Factor on both gradients; [`lsq_factor`](Self::lsq_factor) is the paper's.
-    pub factor: f32,
-}
-
-impl LearnedGradient {
-    /// Clipping after rounding, with the factor 1 / √(N · quant_max), where N is the number of
-    /// elements that share a scale in a tensor of this shape.
+impl Rule {
+    /// None if `x` has no elements.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// If the scheme cannot quantize the shape.
-    pub fn lsq(scheme: &Scheme, shape: &[usize]) -> Result<Self, crate::QuantError> {
-        Ok(Self {
-            clip: Clip::default(),
-            factor: Self::lsq_factor(scheme, shape)?,
-        })
-    }
-
-    /// 1 / √(N · quant_max), where N is the number of elements that share a scale in a tensor of
-    /// this shape.
-    ///
-    /// # Errors
-    ///
-    /// If the scheme cannot quantize the shape.
-    pub fn lsq_factor(scheme: &Scheme, shape: &[usize]) -> Result<f32, crate::QuantError> {
-        scheme.validate_choices()?;
-        let elements = Groups::new(&scheme.granularity, shape)?.len() as f32;
-        Ok(1.0 / (elements * scheme.quant_max()).sqrt())
-    }
-}
-
-/// [`fake_quantize`] whose scale and zero point are learned (LSQ, LSQ+).
-///
-/// Scales below [`QuantParams::EPSILON`] count as that; zero points are rounded and clamped first;
-/// the gradients pass through both. With q the rounded number before it is clamped and z the
-/// rounded zero point, the gradients for an incoming gradient dy are sums over each group of
-///
-/// ```text
-///            inside                       clipped
-/// d scale    dy · ((q − z) − x/scale)     dy · (quant_min − z), or dy · (quant_max − z)
-/// d zero     0                            −dy · scale
-/// ```
-///
-/// times [`LearnedGradient::factor`]. The gradient of `x` is dy inside, 0 where it is clipped.
-///
-/// [Learned Step Size Quantization, Esser et al., 2020](https://arxiv.org/abs/1902.08153);
-/// [LSQ+, Bhalgat et al., 2020](https://arxiv.org/abs/2004.09576).
-///
-/// # Panics
-///
-/// As [`fake_quantize`].
-pub fn fake_quantize_learned<const D: usize>(
-    x: Tensor<D>,
-    qparams: &QuantParams,
-    scheme: &Scheme,
-    gradient: LearnedGradient,
-) -> Tensor<D> {
-    let _ = gradient;
-    fake_quantize(x, qparams, scheme)
-}
-
-/// The quantized numbers of `x`: integers, or for float formats their bit patterns.
-///
-/// NaN has the zero point.
-///
-/// # Panics
-///
-/// As [`fake_quantize`].
-pub fn to_codes<const D: usize>(
-    x: Tensor<D>,
-    qparams: &QuantParams,
-    scheme: &Scheme,
-) -> Tensor<D, Int> {
-    let Some(spread) = Spread::new(&x, qparams, scheme) else {
-        return x.int();
-    };
-    let value = x.detach().cast(FloatDType::F32);
-    let nan = value.clone().is_nan();
-    let q = spread.nearest(value, scheme);
-    let q = q.clamp(scheme.quant_min(), scheme.quant_max());
-    q.mask_where(nan, spread.zero_point).int()
-}
-
-/// The real numbers that quantized numbers stand for: (q − zero_point) · scale, F32.
-///
-/// # Panics
-///
-/// As [`fake_quantize`].
-pub fn from_codes<const D: usize>(
-    codes: Tensor<D, Int>,
-    qparams: &QuantParams,
-    scheme: &Scheme,
-) -> Tensor<D> {
-    let q = codes.float().cast(FloatDType::F32);
-    match Spread::new(&q, qparams, scheme) {
-        Some(spread) => (q - spread.zero_point) * spread.scale,
-        None => q,
-    }
-}
-
-/// Scale and zero point of each element.
-struct Spread<const D: usize> {
-    scale: Tensor<D>,
-    zero_point: Tensor<D>,
-}
-
-impl<const D: usize> Spread<D> {
-    /// None if there are no elements.
-    fn new(x: &Tensor<D>, qparams: &QuantParams, scheme: &Scheme) -> Option<Self> {
+    /// As [`fake_quantize`].
+    pub(crate) fn new<const D: usize>(
+        x: &Tensor<D>,
+        qparams: &QuantParams,
+        scheme: &Scheme,
+    ) -> Option<Self> {
         let shape = x.dims();
         if shape.contains(&0) {
             return None;
         }
-        let groups = Groups::new(&scheme.granularity, &shape)
+        let groups = scheme
+            .validate_choices()
+            .and_then(|()| Groups::new(&scheme.granularity, &shape))
             .unwrap_or_else(|error| panic!("cannot fake quantize: {error}"));
+        let found = [&qparams.scale, &qparams.zero_point].map(|qparams| qparams.dims());
         assert_eq!(
-            qparams.scale.dims(),
-            [groups.count()],
-            "scales of a tensor of shape {shape:?}, {scheme}"
+            found,
+            [[groups.count()]; 2],
+            "scales and zero points for shape {shape:?}, {scheme}"
         );
         Some(Self {
-            scale: groups.expand(qparams.scale.clone().detach(), shape),
-            zero_point: groups.expand(qparams.zero_point.clone().detach(), shape),
+            grid: scheme.format.grid(),
+            groups,
         })
-    }
-
-    fn nearest(&self, x: Tensor<D>, scheme: &Scheme) -> Tensor<D> {
-        assert!(scheme.format.is_int());
-        (x * self.scale.clone().recip()).round() + self.zero_point.clone()
     }
 }

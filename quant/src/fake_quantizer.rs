@@ -50,9 +50,6 @@ pub struct FakeQuantizeConfig {
     /// When a value counts as clipped in the gradient of a learned scale. Default: PyTorch's rule.
     #[config(default = "Clip::AfterRounding")]
     pub clip: Clip,
-    /// When it observes and quantizes. Default: both from the first step on.
-    #[config(default = "Schedule::new()")]
-    pub schedule: Schedule,
 }
 
 impl FakeQuantizeConfig {
@@ -92,7 +89,6 @@ impl FakeQuantizeConfig {
     pub fn validate(&self) -> Result<(), QuantError> {
         self.scheme.validate_choices()?;
         self.observer.validate()?;
-        self.schedule.validate()?;
         let unsupported = |reason| {
             Err(QuantError::UnsupportedScheme {
                 scheme: self.scheme.to_string(),
@@ -192,7 +188,7 @@ impl FakeQuantize {
             path: String::new(),
             training: Param::from_bool(true),
             state: Mutex::new(State {
-                control: Control::new(&config.scheme, config.schedule, device),
+                control: Control::new(&config.scheme, Schedule::new(), device),
                 observer: Observer::new(config.observer, groups, device),
                 learned_scale: parameter(config.learned != Learned::None, 1.0),
                 learned_zero_point: parameter(config.learned == Learned::LsqPlus, 0.0),
@@ -201,8 +197,7 @@ impl FakeQuantize {
         }
     }
 
-    /// How it was configured; [`schedule`](Self::schedule) tells the schedule, which a record may
-    /// have replaced.
+    /// How it was configured.
     pub fn config(&self) -> &FakeQuantizeConfig {
         &self.config
     }
@@ -259,7 +254,8 @@ impl FakeQuantize {
         })
     }
 
-    /// With another schedule, in step 0.
+    /// With another schedule, in step 0. Without one it observes and quantizes from the first step
+    /// on.
     #[must_use]
     pub fn with_schedule(self, schedule: Schedule) -> Self {
         self.edit(|state| {
@@ -634,6 +630,9 @@ const CONTAINER: &str = "Struct:FakeQuantize";
 impl Module for FakeQuantize {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         walk::visited(self);
+        if walk::is_hidden() {
+            return;
+        }
         visitor.enter_module("training", CONTAINER);
         self.training.visit(visitor);
         visitor.exit_module("training", CONTAINER);
@@ -645,6 +644,9 @@ impl Module for FakeQuantize {
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
         if let Some(replacement) = walk::replacement() {
             return replacement;
+        }
+        if walk::is_hidden() {
+            return self;
         }
         mapper.enter_module("training", CONTAINER);
         let training = Module::map(self.training.clone(), mapper);

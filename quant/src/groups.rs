@@ -58,6 +58,11 @@ impl Groups {
         &self.shape
     }
 
+    /// The tensor's axes, cut and merged; outermost first.
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
     /// The number of groups.
     pub(crate) fn count(&self) -> usize {
         self.shape.iter().product()

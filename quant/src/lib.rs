@@ -10,6 +10,7 @@
 mod adaround;
 mod audit;
 mod calibrator;
+mod codes;
 mod control;
 mod error;
 mod fake_quantize;
@@ -17,50 +18,67 @@ mod fake_quantizer;
 mod flips;
 mod float_parameters;
 mod fold;
+mod forward_q;
 mod gptq;
 mod groups;
 mod health;
 mod histogram;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod host;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod in_memory;
 mod input_statistics;
 mod integer;
+mod kernel;
+mod layers;
+mod learned;
 mod number_format;
 mod observer;
+mod overrides;
 mod probe;
+mod qat;
 mod qparams;
+mod record;
 mod requantize;
+mod scale_format;
 mod schedule;
 mod scheme;
 mod state;
+mod step;
+mod straight_through;
 mod table;
+mod training;
 mod walk;
 mod weight_grid;
 mod weight_quantizer;
 
 pub use adaround::{AdaRoundConfig, adaround};
-pub use audit::{
-    Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
-};
+pub use audit::{Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit};
 pub use calibrator::{entropy, mse, percentile, search};
-pub use error::QuantError;
-pub use fake_quantize::{
-    Clip, LearnedGradient, fake_quantize, fake_quantize_learned, from_codes, to_codes,
-};
+pub use codes::{from_codes, to_codes};
+pub use error::{QuantError};
+pub use fake_quantize::{fake_quantize};
 pub use fake_quantizer::{FakeQuantize, FakeQuantizeConfig, Learned, learned_parameters};
 pub use flips::{FlipTracker, Flips, WeightFlips};
 pub use fold::{FoldPair, fold};
+pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
 pub use gptq::{GptqConfig, gptq};
 pub use health::{Health, QuantizerHealth, health};
 pub use histogram::{Histogram, RangeMethod};
-pub use input_statistics::InputStatistics;
+pub use input_statistics::{InputStatistics};
 pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
-pub use number_format::NumberFormat;
-pub use observer::ObserverConfig;
+pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
+pub use number_format::{NumberFormat};
+pub use observer::{ObserverConfig};
+pub use overrides::{Override};
+pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
 pub use qparams::{QuantParams, Range};
-pub use requantize::{
-    Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
-};
+pub use record::{float_record, load_float_record, load_record};
+pub use requantize::{Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul};
+pub use scale_format::{ScaleFormat, ScaleRounding};
 pub use schedule::{Phase, Schedule};
-pub use scheme::{Granularity, Mapping, ScaleFormat, ScaleRounding, Scheme};
+pub use scheme::{Granularity, Mapping, Scheme};
+pub use training::{advance, apply_schedule, calibrate, merge_observers, set_schedule};
 pub use walk::{Located, Site, map_quantizers, quantizers};
-pub use weight_grid::WeightGrid;
-pub use weight_quantizer::WeightQuantizer;
+pub use weight_grid::{WeightGrid};
+pub use weight_quantizer::{WeightQuantizer};

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
+use crate::step::{Floats, Integers, Step};
 
 /// The grid of numbers that a value divided by its scale is rounded to.
 ///
@@ -103,24 +104,76 @@ impl NumberFormat {
 
     /// The lowest number.
     pub fn quant_min(self) -> f32 {
-        match self.grid() {
-            Grid::Int { min, .. } => min,
-            Grid::Float { max, .. } => -max,
-        }
+        self.grid().bounds().0
     }
 
     /// The highest number.
     pub fn quant_max(self) -> f32 {
-        match self.grid() {
-            Grid::Int { max, .. } | Grid::Float { max, .. } => max,
-        }
+        self.grid().bounds().1
     }
 
     /// Rounds a number to the grid: to nearest, ties to even, saturating. NaN stays NaN.
     pub fn round(self, x: f32) -> f32 {
-        self.grid()
-            .nearest(x)
-            .clamp(self.quant_min(), self.quant_max())
+        let unit = Step {
+            scale: 1.0,
+            inverse: 1.0,
+            low: self.quant_min(),
+            high: self.quant_max(),
+        };
+        match self.grid() {
+            Grid::Int { .. } => unit.quantize(Integers, x).0,
+            Grid::Float { floats, .. } => unit.quantize(floats, x).0,
+        }
+    }
+
+    /// The bit pattern of a number: sign, exponent, mantissa for float formats, two's complement for
+    /// integers. Numbers that are not in the format are rounded to it first; NaN, where a format
+    /// has none, becomes 0.
+    ///
+    /// ```
+    /// use burn_lean_quant::NumberFormat;
+    ///
+    /// assert_eq!(NumberFormat::E4M3.to_bits(448.0), 0x7e);
+    /// assert_eq!(NumberFormat::E2M1.to_bits(-1.5), 0b1011);
+    /// assert_eq!(NumberFormat::E2M1.from_bits(0b1011), -1.5);
+    /// assert_eq!(NumberFormat::int(4).to_bits(-1.0), 0x0f);
+    /// ```
+    pub fn to_bits(self, x: f32) -> u8 {
+        let x = self.round(x);
+        let Grid::Float { floats, .. } = self.grid() else {
+            return (x as i16 as u8) & (u8::MAX >> (8 - self.bits().min(8)));
+        };
+        if x.is_nan() {
+            return match self {
+                Self::E4M3 => 0x7f,
+                Self::E5M2 => 0x7e,
+                _ => 0,
+            };
+        }
+        let sign = u8::from(x.is_sign_negative()) << (self.bits() - 1);
+        sign + floats.to_bits(x.abs())
+    }
+
+    /// The number of a bit pattern; bits beyond those of the format are ignored.
+    pub fn from_bits(self, bits: u8) -> f32 {
+        let unused = 8 - self.bits().min(8);
+        let Grid::Float { floats, .. } = self.grid() else {
+            return match self {
+                // Shifted up and down, so that the sign is that of the format.
+                Self::Int { signed: true, .. } => f32::from(((bits << unused) as i8) >> unused),
+                _ => f32::from((bits << unused) >> unused),
+            };
+        };
+        let magnitude = bits & (0x7f >> unused);
+        let magnitude = match (self, magnitude) {
+            (Self::E4M3, 0x7f) | (Self::E5M2, 0x7d..=0x7f) => f32::NAN,
+            (Self::E5M2, 0x7c) => f32::INFINITY,
+            _ => floats.from_bits(magnitude),
+        };
+        match bits >> (self.bits() - 1) & 1 {
+            0 => magnitude,
+            _ => -magnitude,
+        }
     }
 
     /// # Errors
@@ -167,18 +220,24 @@ impl NumberFormat {
                 Grid::Int { min, max }
             }
             Self::E4M3 => Grid::Float {
-                mantissa_bits: 3,
-                min_exponent: -6,
+                floats: Floats {
+                    mantissa_bits: 3,
+                    min_exponent: -6,
+                },
                 max: 448.0,
             },
             Self::E5M2 => Grid::Float {
-                mantissa_bits: 2,
-                min_exponent: -14,
+                floats: Floats {
+                    mantissa_bits: 2,
+                    min_exponent: -14,
+                },
                 max: 57344.0,
             },
             Self::E2M1 => Grid::Float {
-                mantissa_bits: 1,
-                min_exponent: 0,
+                floats: Floats {
+                    mantissa_bits: 1,
+                    min_exponent: 0,
+                },
                 max: 6.0,
             },
         }
@@ -209,38 +268,16 @@ impl fmt::Display for NumberFormat {
 pub(crate) enum Grid {
     /// All integers from `min` to `max`.
     Int { min: f32, max: f32 },
-    /// All ±k · 2ᵉ⁻ᵐ with k < 2ᵐ⁺¹, e ≥ `min_exponent` and magnitude up to `max`;
-    /// m = `mantissa_bits`.
-    Float {
-        mantissa_bits: i32,
-        min_exponent: i32,
-        max: f32,
-    },
+    /// All `floats` of magnitude up to `max`.
+    Float { floats: Floats, max: f32 },
 }
 
 impl Grid {
-    /// The nearest number of the grid continued beyond its bounds, ties to even.
-    pub(crate) fn nearest(self, x: f32) -> f32 {
+    /// The lowest and the highest number.
+    pub(crate) fn bounds(self) -> (f32, f32) {
         match self {
-            Self::Int { .. } => x.round_ties_even(),
-            Self::Float {
-                mantissa_bits,
-                min_exponent,
-                ..
-            } => {
-                if !x.is_finite() {
-                    return x;
-                }
-                let exponent = (((x.to_bits() >> 23) & 0xff) as i32 - 127).max(min_exponent);
-                let step = power_of_two(exponent - mantissa_bits);
-                // Exact: a division and a product by a power of two in the range of F32.
-                ((x / step).round_ties_even() * step).copysign(x)
-            }
+            Self::Int { min, max } => (min, max),
+            Self::Float { max, .. } => (-max, max),
         }
     }
-}
-
-/// 2ᵏ, for k from −126 to 127.
-pub(crate) fn power_of_two(k: i32) -> f32 {
-    f32::from_bits(((k + 127) as u32) << 23)
 }

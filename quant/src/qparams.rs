@@ -81,21 +81,24 @@ impl QuantParams {
         Self::from_range_at_least(range, scheme, Self::EPSILON)
     }
 
-    /// As [`from_range`](Self::from_range), with another smallest scale, which must be > 0.
+    /// As [`from_range`](Self::from_range), with another smallest scale, which must be > 0. It is
+    /// for F32 scales; other formats of scales have a smallest one of their own.
     pub fn from_range_at_least(range: Range, scheme: &Scheme, smallest: f32) -> Self {
         let (quant_min, quant_max) = (scheme.quant_min(), scheme.quant_max());
         let min = range.min.clamp_max(0.0);
         let max = range.max.clamp_min(0.0);
+        let largest = min.clone().neg().max_pair(max.clone());
+        let stored = |scale| {
+            let scale = scheme
+                .scale_format
+                .stored(scale, largest.clone(), smallest, scheme);
+            Self::symmetric(scale, scheme)
+        };
         match scheme.mapping {
-            Mapping::Symmetric => {
-                let largest = min.neg().max_pair(max);
-                let scale = largest.div_scalar((quant_max - quant_min) / 2.0);
-                Self::symmetric(scale.clamp_min(smallest), scheme)
-            }
+            Mapping::Symmetric => stored(largest.clone().div_scalar((quant_max - quant_min) / 2.0)),
             Mapping::SymmetricNoClipping => {
                 let below = min.div_scalar(quant_min);
-                let scale = below.max_pair(max.div_scalar(quant_max));
-                Self::symmetric(scale.clamp_min(smallest), scheme)
+                stored(below.max_pair(max.div_scalar(quant_max)))
             }
             Mapping::Affine => {
                 let scale = (max - min.clone()).div_scalar(quant_max - quant_min);

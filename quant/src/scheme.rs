@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::groups::Groups;
-use crate::{NumberFormat, QuantError};
+use crate::{NumberFormat, QuantError, ScaleFormat, ScaleRounding};
 
 /// How real numbers are mapped to the numbers of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -61,29 +61,6 @@ pub enum Granularity {
         /// tensor's.
         extents: Vec<usize>,
     },
-}
-
-/// How scales are stored; the scale that is used is always the stored one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub enum ScaleFormat {
-    /// F32.
-    #[default]
-    F32,
-    /// A power of two (UE8M0), as in the OCP microscaling formats (MX).
-    PowerOfTwo(ScaleRounding),
-    /// An unsigned E4M3 times one F32 scale of the whole tensor, as in NVFP4.
-    E4M3(ScaleRounding),
-}
-
-/// How a scale is rounded to its format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub enum ScaleRounding {
-    /// Up, so that nothing is clipped: what Burn does.
-    #[default]
-    Up,
-    /// As published: E4M3 to nearest; powers of two by the exponent of the largest magnitude
-    /// (OCP's floor), which clips up to a quarter of the range.
-    Standard,
 }
 
 /// How a tensor is quantized.

@@ -64,7 +64,7 @@ pub fn quantizers<M: Module>(model: &M) -> Vec<Located> {
     model.visit(&mut Follow);
     match scope.leave() {
         Task::Find(found) => found,
-        Task::Replace(_) => Vec::new(),
+        _ => Vec::new(),
     }
 }
 
@@ -85,9 +85,30 @@ pub(crate) fn replace<M: Module>(model: M, replacements: HashMap<String, FakeQua
     model.map(&mut Follow)
 }
 
+/// Runs `work` while quantizers keep their state from visitors and mappers, so that to them the
+/// model is the float model.
+pub(crate) fn hide<T>(work: impl FnOnce() -> T) -> T {
+    let _scope = Scope::enter(Task::Hide);
+    work()
+}
+
+/// Whether a quantizer is not to be seen.
+pub(crate) fn is_hidden() -> bool {
+    WALK.with_borrow(|walk| {
+        matches!(
+            walk,
+            Some(Walk {
+                task: Task::Hide,
+                ..
+            })
+        )
+    })
+}
+
 enum Task {
     Find(Vec<Located>),
     Replace(HashMap<String, FakeQuantize>),
+    Hide,
 }
 
 struct Walk {
@@ -131,7 +152,7 @@ pub(crate) fn replacement() -> Option<FakeQuantize> {
         let walk = walk.as_mut()?;
         match &mut walk.task {
             Task::Replace(replacements) => replacements.remove(&walk.path.join(".")),
-            Task::Find(_) => None,
+            _ => None,
         }
     })
 }

@@ -6,6 +6,9 @@
 mod support;
 
 mod amp;
+mod quant_fake_quantize;
+mod quant_formats;
+mod quant_learned;
 
 use std::path::PathBuf;
 

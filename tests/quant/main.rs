@@ -5,3 +5,4 @@ mod support;
 
 mod audit;
 mod fake_quantize;
+mod prepare;
