@@ -94,12 +94,6 @@ pub enum QuantError {
         /// Its value.
         value: f32,
     },
-    /// Numbers are NaN or infinite where only finite ones make sense.
-    #[error("{what} is not finite: look for a divergence in training, or for broken input data")]
-    NotFinite {
-        /// What is not finite.
-        what: String,
-    },
     /// A code lies outside of its integer grid.
     #[error("{what} hold {code}, outside of [{quant_min}, {quant_max}]")]
     CodeOutOfRange {
@@ -196,6 +190,28 @@ pub enum QuantError {
         /// What has seen none.
         what: String,
     },
+    /// A quantized tensor that Burn, or the device, cannot hold.
+    #[error("{scheme} of shape {shape:?} cannot be a quantized tensor of Burn: {reason}")]
+    UnsupportedStorage {
+        /// The scheme, as it prints.
+        scheme: String,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The model has no weight to convert.
+    #[error("no parameter of the model carries a weight quantizer: prepare the model first")]
+    NothingToConvert,
+    /// A quantizer that its schedule keeps from quantizing.
+    #[error(
+        "its quantizer is in the phase \"{phase}\" and does not quantize: train on until its \
+         schedule quantizes, or give it another schedule"
+    )]
+    NotQuantizing {
+        /// The phase.
+        phase: String,
+    },
     /// Attaching the quantizers failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
@@ -229,6 +245,12 @@ pub enum QuantError {
     /// The model has no quantizers.
     #[error("the model has no quantizers: call `QatConfig::prepare` first")]
     NotPrepared,
+    /// No quantized weight has a gradient.
+    #[error(
+        "no quantized weight has a gradient: check that the model is on an autodiff device and that \
+         the loss depends on it"
+    )]
+    NoGradients,
     /// Replicas are not of the same model.
     #[error("the model and its replicas differ: not all have a quantizer at `{path}`")]
     OtherQuantizers {
@@ -290,6 +312,16 @@ pub enum QuantError {
     ForeignScheme {
         /// The scheme of the model.
         expected: String,
+    },
+    /// A file could not be read or written, or is not what it should be.
+    #[error("{action} {path}: {reason}")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
     },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]

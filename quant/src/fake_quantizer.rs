@@ -12,7 +12,7 @@ use crate::control::{Control, Mode};
 use crate::observer::{Observer, ObserverConfig, read};
 use crate::schedule::{Phase, Schedule};
 use crate::{Clip, Granularity, LearnedGradient, Mapping, QuantError, QuantParams, Range, Scheme};
-use crate::{audit, fake_quantize, fake_quantize_learned, probe, walk};
+use crate::{audit, fake_quantize, fake_quantize_learned, probe, tap, to_codes, walk};
 
 /// Whether scale and zero point are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -335,6 +335,7 @@ impl FakeQuantize {
         if x.dims().contains(&0) {
             return x;
         }
+        self.tap(&x);
         let mut state = self.lock();
         let phase = state.control.phase();
         if let Some(stand_in) = audit::stand_in(&x, &self.path, &self.config.scheme, phase) {
@@ -352,6 +353,17 @@ impl FakeQuantize {
         // The guard is released first, so that a panic does not poison the state.
         drop(state);
         quantized.unwrap_or_else(|error| panic!("{}", error.at(&self.path)))
+    }
+
+    /// Tells the codes of `x` to whoever listens.
+    fn tap<const D: usize>(&self, x: &Tensor<D>) {
+        if tap::is_open()
+            && self.phase().quantizes()
+            && let Ok(qparams) = self.qparams_for(x)
+        {
+            let x = x.clone().without_autodiff();
+            tap::record(&self.path, to_codes(x, &qparams, &self.config.scheme));
+        }
     }
 
     fn observe<const D: usize>(

@@ -86,22 +86,18 @@ pub(crate) fn find<'a>(
         })
 }
 
-/// Paths that the author of `path` may have meant: same field in another module, or the other way
-/// round.
+/// Paths that the author of `path` may have meant: fields of that module, or that field of others.
 fn similar(parameters: &[FloatParameter], path: &str) -> Vec<String> {
     let (module, field) = path.rsplit_once('.').unwrap_or(("", path));
-    let own = parameters.iter().filter(|parameter| !parameter.nested);
-    let resembles = |candidate: &str| {
-        let (other_module, other_field) = candidate.rsplit_once('.').unwrap_or(("", candidate));
-        (other_module == module && !module.is_empty())
-            || (other_field == field && (other_module.contains(module) || module.is_empty()))
-            || other_module.ends_with(&format!(".{path}"))
-            || candidate.ends_with(&format!(".{path}"))
+    let resembles = |candidate: &FloatParameter| {
+        let (of, name) = candidate
+            .path
+            .rsplit_once('.')
+            .unwrap_or(("", &candidate.path));
+        !candidate.nested && (of == module || name == field)
     };
-    own.map(|parameter| parameter.path.clone())
-        .filter(|candidate| resembles(candidate))
-        .take(3)
-        .collect()
+    let resembling = parameters.iter().filter(|candidate| resembles(candidate));
+    resembling.map(|found| found.path.clone()).take(3).collect()
 }
 
 /// Replaces the stored values at the given paths; everything else about them stays.
@@ -181,7 +177,7 @@ impl ModuleVisitor for Reader<'_> {
         if self.found.contains(&index) {
             return;
         }
-        let value = param.base().detach();
+        let value = param.base().without_autodiff();
         let value = match value.dtype() {
             DType::QFloat(_) => value.dequantize(),
             DType::F32 => value,

@@ -67,7 +67,7 @@ impl FoldPair {
 ///
 /// Each with the model inside: [`QuantError::UnknownPath`] when a path names no layer or no batch
 /// normalization, [`QuantError::UnsupportedLayer`] for a layer of another kind or one that carries
-/// a reparameterization, [`QuantError::ChannelMismatch`], [`QuantError::NotFinite`] when γ/√(σ²+ε)
+/// a reparameterization, [`QuantError::ChannelMismatch`], [`QuantError::NonFinite`] when γ/√(σ²+ε)
 /// or a folded number is not finite, [`QuantError::InvalidConfig`] for a bad epsilon or a
 /// normalization that is named twice.
 ///
@@ -233,9 +233,7 @@ fn fold_pair<M: Module>(
     };
     for (path, values) in [(&gamma, norm.gamma), (&variance, norm.variance)] {
         if values.iter().any(|value| !value.is_finite()) {
-            return Err(QuantError::NotFinite {
-                what: format!("`{path}`"),
-            });
+            return Err(QuantError::NonFinite { what: "value" }.at(path));
         }
     }
     if norm
@@ -243,9 +241,10 @@ fn fold_pair<M: Module>(
         .iter()
         .any(|v| f64::from(*v) + pair.epsilon <= 0.0)
     {
-        return Err(QuantError::NotFinite {
-            what: format!("γ/√(σ²+ε) of `{}` (a negative variance)", pair.batch_norm),
-        });
+        return Err(QuantError::NonFinite {
+            what: "root of a negative variance",
+        }
+        .at(variance));
     }
     let shape = weight_parameter.shape.clone();
     let bias = has_bias.then(|| of(&bias_path).values.as_slice());
@@ -257,9 +256,10 @@ fn fold_pair<M: Module>(
     );
     for (path, values) in [(&weight_path, &folded.weight), (&bias_path, &folded.bias)] {
         if values.iter().any(|value| !value.is_finite()) {
-            return Err(QuantError::NotFinite {
-                what: format!("the folded `{path}`"),
-            });
+            return Err(QuantError::NonFinite {
+                what: "folded value",
+            }
+            .at(path));
         }
     }
     let vector = |values: Vec<f32>| TensorData::new(values, [channels]);

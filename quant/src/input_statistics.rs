@@ -51,7 +51,7 @@ impl InputStatistics {
     ///
     /// # Errors
     ///
-    /// [`QuantError::LengthMismatch`] for another number of features, [`QuantError::NotFinite`]
+    /// [`QuantError::LengthMismatch`] for another number of features, [`QuantError::NonFinite`]
     /// when a value is not finite (nothing is added then), [`QuantError::Device`].
     pub fn observe(&mut self, samples: Tensor<2>) -> Result<(), QuantError> {
         let [count, features] = samples.dims();
@@ -74,8 +74,8 @@ impl InputStatistics {
             })?;
         let values: Vec<f32> = data.iter::<f32>().collect();
         if values.iter().any(|value| !value.is_finite()) {
-            return Err(QuantError::NotFinite {
-                what: "an input of the layer".into(),
+            return Err(QuantError::NonFinite {
+                what: "input of the layer",
             });
         }
         for row in values.chunks_exact(features) {

@@ -36,11 +36,11 @@ impl Grid {
     ///
     /// # Errors
     ///
-    /// [`QuantError::NotFinite`] for NaN: there is no code for it.
+    /// [`QuantError::NonFinite`] for NaN: there is no code for it.
     pub fn quantize(&self, value: f32) -> Result<i32, QuantError> {
         if value.is_nan() {
-            return Err(QuantError::NotFinite {
-                what: "a value to quantize".into(),
+            return Err(QuantError::NonFinite {
+                what: "value to quantize",
             });
         }
         // Infinities saturate here, and the sum below stays far inside of f64's exact integers.

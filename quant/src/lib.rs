@@ -9,9 +9,14 @@
 
 mod adaround;
 mod audit;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
 mod calibrator;
 mod codes;
+mod compare;
 mod control;
+mod conversion_report;
+mod convert;
+mod equalization;
 mod error;
 mod fake_quantize;
 mod fake_quantizer;
@@ -25,39 +30,51 @@ mod health;
 mod histogram;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod host;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
 mod in_memory;
 mod input_statistics;
 mod integer;
 mod kernel;
 mod layers;
 mod learned;
+mod mixed;
 mod number_format;
 mod observer;
 mod overrides;
 mod probe;
 mod qat;
 mod qparams;
+mod quantized_tensor;
 mod record;
 mod requantize;
+mod rescale;
+mod safetensors_file;
 mod scale_format;
 mod schedule;
 mod scheme;
+mod sensitivity;
 mod state;
 mod step;
+mod storage;
 mod straight_through;
 mod table;
+mod tap;
 mod training;
 mod walk;
 mod weight_grid;
 mod weight_quantizer;
 
 pub use adaround::{AdaRoundConfig, adaround};
-pub use audit::{Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit};
+pub use audit::{
+    Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
+};
 pub use calibrator::{entropy, mse, percentile, search};
 pub use codes::{from_codes, to_codes};
-pub use error::{QuantError};
-pub use fake_quantize::{fake_quantize};
+pub use compare::compare;
+pub use conversion_report::{ConversionReport, ConvertedWeight, Mismatch, Outcome};
+pub use convert::{ConvertConfig, Unsupported, quantized_weights};
+pub use equalization::{AwqSearch, awq, smooth_quant};
+pub use error::QuantError;
+pub use fake_quantize::fake_quantize;
 pub use fake_quantizer::{FakeQuantize, FakeQuantizeConfig, Learned, learned_parameters};
 pub use flips::{FlipTracker, Flips, WeightFlips};
 pub use fold::{FoldPair, fold};
@@ -65,20 +82,28 @@ pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
 pub use gptq::{GptqConfig, gptq};
 pub use health::{Health, QuantizerHealth, health};
 pub use histogram::{Histogram, RangeMethod};
-pub use input_statistics::{InputStatistics};
+pub use input_statistics::InputStatistics;
 pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
 pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
-pub use number_format::{NumberFormat};
-pub use observer::{ObserverConfig};
-pub use overrides::{Override};
+pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, Ranking};
+pub use number_format::NumberFormat;
+pub use observer::ObserverConfig;
+pub use overrides::Override;
 pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
 pub use qparams::{QuantParams, Range};
+pub use quantized_tensor::QuantizedTensor;
 pub use record::{float_record, load_float_record, load_record};
-pub use requantize::{Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul};
+pub use requantize::{
+    Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
+};
+pub use rescale::{Rescale, rescale};
+pub use safetensors_file::{load_safetensors, save_safetensors};
 pub use scale_format::{ScaleFormat, ScaleRounding};
 pub use schedule::{Phase, Schedule};
 pub use scheme::{Granularity, Mapping, Scheme};
+pub use sensitivity::{LayerSensitivity, Sensitivity, sensitivity};
+pub use storage::Storage;
 pub use training::{advance, apply_schedule, calibrate, merge_observers, set_schedule};
 pub use walk::{Located, Site, map_quantizers, quantizers};
-pub use weight_grid::{WeightGrid};
-pub use weight_quantizer::{WeightQuantizer};
+pub use weight_grid::WeightGrid;
+pub use weight_quantizer::WeightQuantizer;

@@ -139,7 +139,10 @@ impl MixedPrecisionConfig {
             });
         }
         let low = calibrate(self.quantize.prepare(model.clone())?, &run)?;
-        let layers: Vec<String> = quantizers(&low).iter().map(|q| owner(q).to_string()).collect();
+        let layers: Vec<String> = quantizers(&low)
+            .iter()
+            .map(|q| owner(q).to_string())
+            .collect();
         let high = match &self.keep_at {
             Precision::Float => None,
             Precision::Quantized { .. } => {
@@ -239,7 +242,10 @@ impl MixedPrecisionConfig {
                 }
             }
         });
-        layers.into_iter().map(|layer| layer.layer.clone()).collect()
+        layers
+            .into_iter()
+            .map(|layer| layer.layer.clone())
+            .collect()
     }
 }
 
@@ -261,7 +267,11 @@ impl fmt::Display for AllocationReport {
             true => "none".to_string(),
             false => self.kept.join(", "),
         };
-        let bound = if self.within_bound { "within" } else { "beyond" };
+        let bound = if self.within_bound {
+            "within"
+        } else {
+            "beyond"
+        };
         write!(
             f,
             "{}\n{table}\nkept: {kept}; {:.2} lost, {bound} the bound",

@@ -1,6 +1,6 @@
 //! What quantizing each layer alone costs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -85,8 +85,8 @@ pub fn sensitivity<M: Module, const D: usize>(
     let mut sqnr: BTreeMap<String, Vec<(Site, f64)>> = BTreeMap::new();
     let report = health(&model, |model| {
         output(model);
-    });
-    for quantizer in report.iter().flat_map(|report| &report.quantizers) {
+    })?;
+    for quantizer in &report.quantizers {
         let of_layer = sqnr.entry(quantizer.layer.clone()).or_default();
         of_layer.push((quantizer.site, quantizer.sqnr));
     }
@@ -144,9 +144,11 @@ impl Sensitivity {
         for score in scores.found.values() {
             transaction = transaction.register(score.clone());
         }
-        let data = transaction.try_execute().map_err(|error| QuantError::Device {
-            reason: error.to_string(),
-        })?;
+        let data = transaction
+            .try_execute()
+            .map_err(|error| QuantError::Device {
+                reason: error.to_string(),
+            })?;
         for (path, data) in scores.found.keys().zip(data) {
             let score: Vec<f32> = data.iter::<f32>().collect();
             if let Some(layer) = self.layers.iter_mut().find(|layer| layer.layer == *path) {
@@ -257,8 +259,7 @@ impl fmt::Display for Sensitivity {
         }
         let mut table = table(&header);
         for layer in &self.layers {
-            let sites: BTreeSet<&str> = layer.schemes.iter().map(|(site, _)| site.name()).collect();
-            let sites: Vec<&str> = sites.into_iter().collect();
+            let sites: Vec<&str> = layer.schemes.iter().map(|(site, _)| site.name()).collect();
             let sqnr = layer.sqnr.iter();
             let sqnr: Vec<String> = sqnr
                 .map(|(site, sqnr)| format!("{} {sqnr:.1}", site.name()))

@@ -26,7 +26,7 @@ impl WeightGrid {
     ///
     /// # Errors
     ///
-    /// [`QuantError::LengthMismatch`], [`QuantError::NotFinite`] for a weight that is not finite,
+    /// [`QuantError::LengthMismatch`], [`QuantError::NonFinite`] for a weight that is not finite,
     /// [`QuantError::InvalidScale`], [`QuantError::InvalidConfig`] for an empty range of codes.
     pub fn new(
         shape: [usize; 2],
@@ -51,9 +51,7 @@ impl WeightGrid {
             }
         }
         if weight.iter().any(|value| !value.is_finite()) {
-            return Err(QuantError::NotFinite {
-                what: "the weight".into(),
-            });
+            return Err(QuantError::NonFinite { what: "weight" });
         }
         if let Some(bad) = scale.iter().find(|s| !(**s > 0.0 && s.is_finite())) {
             return Err(QuantError::InvalidScale {

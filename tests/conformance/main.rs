@@ -9,6 +9,7 @@ mod amp;
 mod quant_fake_quantize;
 mod quant_formats;
 mod quant_learned;
+mod quant_weight;
 
 use std::path::PathBuf;
 

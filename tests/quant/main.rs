@@ -4,5 +4,8 @@
 mod support;
 
 mod audit;
+mod convert;
 mod fake_quantize;
+mod fold;
 mod prepare;
+mod storage;

@@ -329,7 +329,7 @@ fn patterns_and_groups_that_match_nothing_are_errors() {
     let unknown = Override::new("fc3".into());
     let config = QatConfig::new().with_overrides(vec![unknown]);
     let error = config.prepare(net()).unwrap_err().into_error();
-    assert!(matches!(&error, QuantError::UnknownPath { pattern, .. } if pattern == "fc3"));
+    assert!(matches!(&error, QuantError::UnmatchedPattern { pattern, .. } if pattern == "fc3"));
     assert!(error.to_string().contains("fc1.weight"), "{error}");
 
     let group = ParamGroup::from_predicate("decoder");
