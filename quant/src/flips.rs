@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
-use crate::probe::watch;
+use crate::probe::watch_weights;
 use crate::table::{percent, table};
-use crate::{QuantError, WeightQuantizer, map_quantizers};
+use crate::{QuantError, map_quantizers};
 
 /// Counts, from step to step, how often the code of each weight turns around.
 ///
@@ -90,14 +90,10 @@ impl FlipTracker {
         });
         let codes = Rc::new(RefCell::new(Vec::new()));
         let watched = codes.clone();
-        watch(
-            move |seen| {
-                watched
-                    .borrow_mut()
-                    .push((seen.path.to_string(), seen.codes()))
-            },
-            || model.visit(&mut Values),
-        );
+        watch_weights(&model, move |seen| {
+            let codes = (seen.path.to_string(), seen.codes());
+            watched.borrow_mut().push(codes);
+        });
         let codes = codes.take();
         if codes.is_empty() {
             return;
@@ -158,17 +154,6 @@ impl FlipTracker {
             steps: self.steps,
             weights: weights.collect(),
         })
-    }
-}
-
-/// Asks every weight that carries a quantizer for its value.
-struct Values;
-
-impl ModuleVisitor for Values {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if WeightQuantizer::of(param).is_some() {
-            let _ = param.val();
-        }
     }
 }
 

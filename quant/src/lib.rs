@@ -34,6 +34,7 @@ mod in_memory;
 mod input_statistics;
 mod integer;
 mod kernel;
+mod layer_rows;
 mod layers;
 mod learned;
 mod mixed;
@@ -41,6 +42,7 @@ mod number_format;
 mod observer;
 mod overrides;
 mod probe;
+mod ptq;
 mod qat;
 mod qparams;
 mod quantized_tensor;
@@ -89,6 +91,9 @@ pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, R
 pub use number_format::NumberFormat;
 pub use observer::ObserverConfig;
 pub use overrides::Override;
+pub use ptq::{
+    ActivationRange, PtqConfig, PtqMode, PtqReport, RoundedWeight, WeightRange, WeightRounding,
+};
 pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
 pub use qparams::{QuantParams, Range};
 pub use quantized_tensor::QuantizedTensor;

@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::groups::Groups;
-use crate::{QuantParams, Scheme};
+use crate::{QuantParams, Scheme, WeightQuantizer};
 
 /// One pass of a tensor through a quantizer that quantized it.
 pub(crate) struct Seen<'a> {
@@ -51,6 +52,22 @@ pub(crate) fn watch<O>(
     }
     let _scope = Scope(WATCHER.replace(Some(Box::new(watcher))));
     model_code()
+}
+
+/// Shows `watcher` every weight that carries a quantizer, as it is quantized.
+pub(crate) fn watch_weights<M: Module>(model: &M, watcher: impl FnMut(&Seen<'_>) + 'static) {
+    watch(watcher, || model.visit(&mut Values));
+}
+
+/// Asks every weight that carries a quantizer for its value.
+struct Values;
+
+impl ModuleVisitor for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if WeightQuantizer::of(param).is_some() {
+            let _ = param.val();
+        }
+    }
 }
 
 /// Called by a quantizer that made `y` of `x`.

@@ -8,10 +8,11 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Tensor};
-use burn_lean::quant::{set_schedule, 
+use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, Granularity, Learned, NumberFormat, ObserverConfig, Outcome,
     QuantError, QuantizedTensor, Schedule, Scheme, Storage, Unsupported, WeightQuantizer, compare,
     load_safetensors, map_quantizers, quantized_weights, quantizers, save_safetensors,
+    set_schedule,
 };
 use burn_lean::reparam::{Chain, ChainReparameterizer, attach};
 

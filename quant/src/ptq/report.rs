@@ -1,0 +1,83 @@
+//! What a post-training quantization chose.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ObserverConfig;
+use crate::table::{percent, table};
+
+/// What [`PtqConfig::quantize`](crate::PtqConfig::quantize) did. Prints as tables.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PtqReport {
+    /// Batches of calibration data in a pass; 0 if none was needed.
+    pub batches: usize,
+    /// The ranges of activations, in static mode.
+    pub activations: Vec<ActivationRange>,
+    /// The weights that were rounded with calibration data.
+    pub weights: Vec<RoundedWeight>,
+}
+
+/// The range that was chosen for an activation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ActivationRange {
+    /// Path of the quantizer.
+    pub path: String,
+    /// Its scheme, as it prints.
+    pub scheme: String,
+    /// What the range is made of.
+    pub observer: ObserverConfig,
+    /// Signal to quantization noise ratio over the calibration data [dB].
+    #[serde(with = "crate::table::float")]
+    pub sqnr: f64,
+    /// Fraction of the values that are clipped, 0 to 1.
+    pub clipped: f64,
+}
+
+/// A weight that was rounded with calibration data, or whose bias was corrected.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RoundedWeight {
+    /// Path of the weight.
+    pub path: String,
+    /// Mean squared error of the layer's output with every weight at its nearest code.
+    pub nearest_error: f64,
+    /// The same with the weights as they are rounded now.
+    pub rounded_error: f64,
+    /// Largest correction of the layer's bias; `None` if it has no bias or none was asked for.
+    pub bias_correction: Option<f32>,
+}
+
+impl fmt::Display for PtqReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} batches of calibration data", self.batches)?;
+        if !self.activations.is_empty() {
+            let header = ["activation", "scheme", "range", "SQNR [dB]", "clipped [%]"];
+            let mut table = table(&header);
+            for range in &self.activations {
+                table.add_row([
+                    range.path.clone(),
+                    range.scheme.clone(),
+                    format!("{:?}", range.observer),
+                    format!("{:.1}", range.sqnr),
+                    percent(range.clipped),
+                ]);
+            }
+            write!(f, "\n{table}")?;
+        }
+        if !self.weights.is_empty() {
+            let header = ["weight", "error, nearest", "error, rounded", "bias off by"];
+            let mut table = table(&header);
+            for weight in &self.weights {
+                let bias = weight.bias_correction;
+                table.add_row([
+                    weight.path.clone(),
+                    format!("{:.3e}", weight.nearest_error),
+                    format!("{:.3e}", weight.rounded_error),
+                    bias.map_or("-".into(), |bias| format!("{bias:.3e}")),
+                ]);
+            }
+            write!(f, "\n{table}")?;
+        }
+        Ok(())
+    }
+}
