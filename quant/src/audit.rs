@@ -246,7 +246,17 @@ impl Trace {
                 stored: &mut parameters.stored,
             });
             // Those that stand alone in a model that is not prepared do not know their paths.
-            let model = map_quantizers(model, |located| located.quantizer.with_path(located.path));
+            let model = map_quantizers(model, |located| {
+                // What is stored quantized is not quantized once more.
+                let is_stored = match (&located.parameter, located.site) {
+                    (Some(parameter), Site::Weight) => parameters.stored.contains_key(parameter),
+                    _ => false,
+                };
+                match located.quantizer.with_path(located.path) {
+                    quantizer if is_stored => quantizer.with_enabled(false),
+                    quantizer => quantizer,
+                }
+            });
             let model = model.to_device(&capture);
             model.visit(&mut parameters);
             // Caught inside of the scope, which panics if it is left without a completion.

@@ -1,12 +1,13 @@
 //! A look at what passes through the quantizers of a model, from outside.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::groups::Groups;
-use crate::{QuantParams, Scheme, WeightQuantizer};
+use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
 
 /// One pass of a tensor through a quantizer that quantized it.
 pub(crate) struct Seen<'a> {
@@ -55,17 +56,67 @@ pub(crate) fn watch<O>(
 }
 
 /// Shows `watcher` every weight that carries a quantizer, as it is quantized.
+///
+/// It is the stored weight: what another reparameterization does to it first is left out.
 pub(crate) fn watch_weights<M: Module>(model: &M, watcher: impl FnMut(&Seen<'_>) + 'static) {
-    watch(watcher, || model.visit(&mut Values));
+    watch(watcher, || visit_weights(model, &mut Quantize));
 }
 
-/// Asks every weight that carries a quantizer for its value.
-struct Values;
+/// What is done with a weight, of any rank, and its quantizer.
+pub(crate) trait WeightVisitor {
+    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: &Param<Tensor<D>>);
+}
 
-impl ModuleVisitor for Values {
+/// Shows `visitor` every weight that carries a quantizer which is switched on.
+pub(crate) fn visit_weights<M: Module>(model: &M, visitor: &mut impl WeightVisitor) {
+    let on = quantizers(model).into_iter().filter(|located| {
+        located.site == Site::Weight && located.quantizer.is_enabled()
+    });
+    let quantizers = on.filter_map(|located| Some((located.parameter?, located.quantizer)));
+    model.visit(&mut Weights {
+        path: Vec::new(),
+        quantizers: quantizers.collect(),
+        visitor,
+    });
+}
+
+/// Burn hides from visitors what a parameter carries, so quantizers are found by path.
+struct Weights<'a, V> {
+    path: Vec<String>,
+    quantizers: HashMap<String, FakeQuantize>,
+    visitor: &'a mut V,
+}
+
+impl<V: WeightVisitor> ModuleVisitor for Weights<'_, V> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if WeightQuantizer::of(param).is_some() {
-            let _ = param.val();
+        let path = self.path.join(".");
+        if let Some(quantizer) = self.quantizers.get(&path) {
+            self.visitor.visit(&path, quantizer, param);
+        }
+    }
+}
+
+/// Quantizes each weight, for a watcher.
+struct Quantize;
+
+impl WeightVisitor for Quantize {
+    fn visit<const D: usize>(
+        &mut self,
+        _path: &str,
+        quantizer: &FakeQuantize,
+        weight: &Param<Tensor<D>>,
+    ) {
+        let base = weight.base().without_autodiff();
+        if !matches!(base.dtype(), DType::QFloat(_)) {
+            let _ = quantizer.forward(base);
         }
     }
 }

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::health::health;
 use crate::table::{decibels, table};
-use crate::{Located, QuantError, Site, WeightQuantizer, map_quantizers, quantizers};
+use crate::probe::{WeightVisitor, visit_weights};
+use crate::{FakeQuantize, Located, QuantError, Site, map_quantizers, quantizers};
 
 /// What [`sensitivity`] found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -132,11 +133,10 @@ impl Sensitivity {
         }
         let grads = GradientsParams::from_grads(loss.backward(), &float_model);
         let mut scores = Scores {
-            path: Vec::new(),
             grads,
             found: BTreeMap::new(),
         };
-        quantized_only(model, |located| located.quantizer.is_enabled()).visit(&mut scores);
+        visit_weights(model, &mut scores);
         if scores.found.is_empty() {
             return Err(QuantError::NoGradients);
         }
@@ -211,35 +211,25 @@ fn signal_to_noise<const D: usize>(
 
 /// First- and second-order score of each quantized weight, by its path.
 struct Scores {
-    path: Vec<String>,
     grads: GradientsParams,
     found: BTreeMap<String, Tensor<1>>,
 }
 
-impl ModuleVisitor for Scores {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(quantizers) = WeightQuantizer::of(param) else {
-            return;
-        };
+impl WeightVisitor for Scores {
+    fn visit<const D: usize>(
+        &mut self,
+        path: &str,
+        quantizer: &FakeQuantize,
+        param: &Param<Tensor<D>>,
+    ) {
         let Some(gradient) = self.grads.get::<D>(param.id) else {
             return;
         };
         let weight = param.base().without_autodiff();
-        // As in inference: nothing is observed and no learned scale is set.
-        let quantized = quantizers.weight.valid().forward(weight.clone());
+        let quantized = quantizer.forward(weight.clone());
         let change = (quantized - weight) * gradient.without_autodiff();
-        let first = change.clone().sum();
-        let second = change.square().sum().mul_scalar(0.5);
-        let path = self.path.join(".");
-        self.found.insert(path, Tensor::cat(vec![first, second], 0));
+        let scores = vec![change.clone().sum(), change.square().sum().mul_scalar(0.5)];
+        self.found.insert(path.to_string(), Tensor::cat(scores, 0));
     }
 }
 

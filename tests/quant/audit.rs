@@ -1,12 +1,17 @@
 //! The audit names every product of a model, and what quantizes its operands.
 
-use burn::module::Module;
+use burn::module::{Lora, Module};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig, LstmConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Int, Tensor};
-use burn_lean::quant::{Audit, Cause, Coverage, NotFoldable, SiteKind, audit};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_lean::amp::AutocastConfig;
+use burn_lean::quant::{
+    AttachQuantizers, Audit, Cause, ConvertConfig, Coverage, ForwardQ, FunctionalSite, NotFoldable,
+    Override, Phase, QatConfig, Schedule, SiteKind, audit,
+};
+use burn_lean::reparam::{ChainReparameterizer, attach};
 
 /// Convolution and batch norm, a residual connection, a linear layer with a batch norm, attention.
 #[derive(Module, Debug)]
@@ -218,4 +223,162 @@ fn a_forward_pass_that_panics_is_an_error_with_the_reason() {
     let model = LinearConfig::new(4, 4).init(&Device::flex());
     let error = audit(&model, |_, _| panic!("wrong shape")).unwrap_err();
     assert!(error.to_string().contains("wrong shape"), "{error}");
+}
+
+/// A network that calls one of its layers as Burn does, and the others with their quantizers.
+#[derive(Module, Debug)]
+struct Mixed {
+    first: Linear,
+    second: Linear,
+    last: Linear,
+}
+
+impl Mixed {
+    fn new(device: &Device) -> Self {
+        let linear = |outputs| LinearConfig::new(4, outputs).init(device);
+        Self {
+            first: linear(4),
+            second: linear(4),
+            last: linear(2),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = relu(self.first.forward_q(x));
+        self.last.forward_q(relu(self.second.forward(x)))
+    }
+}
+
+fn mixed_audit(model: &Mixed) -> Audit {
+    audit(model, |model, device| {
+        model.forward(Tensor::ones([3, 4], device))
+    })
+    .unwrap()
+}
+
+#[test]
+fn a_prepared_model_names_the_quantizers_and_the_call_that_goes_around_one() {
+    let config =
+        QatConfig::new().with_overrides(vec![Override::new("last".into()).with_skip(true)]);
+    let model = config.prepare(Mixed::new(&Device::flex())).unwrap();
+    let audit = mixed_audit(&model);
+    let by = |coverage: &Coverage| match coverage {
+        Coverage::FakeQuantized { quantizer, scheme } => (quantizer.clone(), scheme.to_string()),
+        other => panic!("{other}"),
+    };
+    assert_eq!(
+        by(&audit.layers[0].weight),
+        (
+            "first.weight.quant.weight".into(),
+            "INT8 narrow, symmetric, per channel (axis 1)".into()
+        )
+    );
+    assert_eq!(
+        by(audit.layers[0].input.as_ref().unwrap()),
+        (
+            "first.weight.quant.input".into(),
+            "UINT8, affine, per tensor".into()
+        )
+    );
+    let quantizer = "second.weight.quant.input".to_string();
+    assert_eq!(
+        audit.layers[1].input,
+        Some(Coverage::Float(Cause::PlainForward {
+            quantizer: quantizer.clone()
+        }))
+    );
+    assert!(audit.layers[1].weight.is_quantized());
+    assert_eq!(
+        audit.layers[2].weight,
+        Coverage::Float(Cause::WeightNotPrepared)
+    );
+    assert_eq!(audit.unused, [quantizer]);
+    assert!(!audit.is_covered());
+}
+
+#[test]
+fn a_quantizer_that_only_observes_leaves_its_values_float() {
+    let config = QatConfig::new().with_schedule(Schedule::new().with_quantize_from(10));
+    let model = config.prepare(Mixed::new(&Device::flex())).unwrap();
+    assert_eq!(
+        mixed_audit(&model).layers[0].weight,
+        Coverage::Float(Cause::NotQuantizing {
+            quantizer: "first.weight.quant.weight".into(),
+            phase: Phase::Observe,
+        })
+    );
+}
+
+#[test]
+fn a_cast_after_the_quantizer_keeps_the_weight_quantized_and_a_sum_does_not() {
+    let device = Device::flex();
+    let covered = |chain: fn(AttachQuantizers) -> ChainReparameterizer<AttachQuantizers, Lora>| {
+        let model = LinearConfig::new(4, 2).init(&device);
+        let quantizers = QatConfig::new().reparameterizer(&model).unwrap();
+        let model = attach(model, chain(quantizers)).unwrap();
+        let audit = audit(&model, |model, device| {
+            model.forward_q(Tensor::<2>::ones([3, 4], device))
+        });
+        audit.unwrap().layers[0].weight.clone()
+    };
+    let added = covered(|quantizers| ChainReparameterizer::new(quantizers, Lora::new(1, 1.0)));
+    assert!(
+        matches!(&added, Coverage::Float(Cause::Changed { operation, .. }) if operation == "Add"),
+        "{added}"
+    );
+
+    let model = LinearConfig::new(4, 2).init(&device);
+    let quantizers = QatConfig::new().reparameterizer(&model).unwrap();
+    let autocast = AutocastConfig::new(FloatDType::F16);
+    let (model, autocast) = autocast.prepare_with(model, quantizers).unwrap();
+    let audit = audit(&model, |model, device| {
+        let x = Tensor::<2>::ones([3, 4], device);
+        autocast.forward(x, |x| model.forward_q(x))
+    });
+    assert!(audit.unwrap().layers[0].weight.is_quantized());
+}
+
+#[test]
+fn every_product_of_a_prepared_attention_is_covered() {
+    #[derive(Module, Debug)]
+    struct Attention {
+        attention: MultiHeadAttention,
+    }
+    let model = Attention {
+        attention: MultiHeadAttentionConfig::new(8, 2).init(&Device::flex()),
+    };
+    let model = QatConfig::new().prepare(model).unwrap();
+    let audit = audit(&model, |model, device| {
+        let x = Tensor::ones([2, 3, 8], device);
+        model
+            .attention
+            .forward_q(burn_lean::quant::MhaInput::self_attn(x))
+            .context
+    })
+    .unwrap();
+    assert!(audit.is_covered(), "{audit}");
+    assert!(
+        audit.sites.iter().all(FunctionalSite::is_quantized),
+        "{audit}"
+    );
+    assert_eq!(audit.sites.len(), 3);
+    assert_eq!(audit.unused, [""; 0]);
+}
+
+#[test]
+fn a_converted_weight_is_stored() {
+    let device = Device::flex();
+    let model = QatConfig::new()
+        .with_activation(None)
+        .prepare(LinearConfig::new(4, 2).init(&device))
+        .unwrap();
+    let (model, _) = ConvertConfig::new().convert(model).unwrap();
+    let audit = audit(&model, |model, device| {
+        model.forward_q(Tensor::<2>::ones([3, 4], device))
+    })
+    .unwrap();
+    assert!(
+        matches!(&audit.layers[0].weight, Coverage::Stored(scheme) if scheme.contains("Q8S")),
+        "{audit}"
+    );
 }

@@ -7,5 +7,8 @@ mod audit;
 mod convert;
 mod fake_quantize;
 mod fold;
+mod health;
 mod prepare;
+mod ptq;
+mod sensitivity;
 mod storage;

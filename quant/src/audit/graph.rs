@@ -78,12 +78,16 @@ impl Graph {
             if let Some(entry) = log.entry(output.id) {
                 let quantizer = entry.quantizer.clone();
                 let phase = entry.phase;
-                let coverage = match phase.quantizes() {
-                    true => Coverage::FakeQuantized {
+                let mut inputs = operation.inputs();
+                let before = inputs.find_map(|input| self.coverage.get(&input.id));
+                let coverage = match (phase.quantizes(), before) {
+                    (true, _) => Coverage::FakeQuantized {
                         quantizer,
                         scheme: entry.scheme.clone(),
                     },
-                    false => Coverage::Float(Cause::NotQuantizing { quantizer, phase }),
+                    // What it lets pass may be quantized already.
+                    (false, Some(before)) if before.is_quantized() => before.clone(),
+                    (false, _) => Coverage::Float(Cause::NotQuantizing { quantizer, phase }),
                 };
                 self.coverage.insert(output.id, coverage);
                 return;
