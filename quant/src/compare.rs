@@ -15,9 +15,6 @@ use crate::{QuantError, QuantizedTensor};
 /// they differ: weight codes, and the codes of quantized activations, for each layer, and the
 /// model's output.
 ///
-/// The models may differ by one code where a sum of products falls on a tie and the device adds it
-/// up in another order for a quantized weight; on the CPU backends it does not.
-///
 /// `forward` gets the model in its inference form. Samples must be on its device, without
 /// autodiff.
 ///

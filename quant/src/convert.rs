@@ -68,7 +68,7 @@ impl ConvertConfig {
     /// # Errors
     ///
     /// Each with the model inside, as it was: [`QuantError::NothingToConvert`];
-    /// [`QuantError::UnknownPath`] for a name in [`parameters`](Self::parameters) that is no
+    /// [`QuantError::UnknownParameter`] for a name in [`parameters`](Self::parameters) that is no
     /// quantized weight; [`QuantError::NotQuantizing`] for a quantizer whose schedule does not
     /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that something else transforms
     /// before its quantizer does; and, of the parameter at fault, [`QuantError::NeverObserved`] and

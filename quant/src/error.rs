@@ -137,7 +137,7 @@ pub enum QuantError {
     },
     /// A path names no parameter of the model.
     #[error("the model has no parameter `{path}`{}", hint(.similar))]
-    UnknownPath {
+    UnknownParameter {
         /// The path.
         path: String,
         /// Paths of the model that resemble it.
@@ -220,7 +220,7 @@ pub enum QuantError {
         "the pattern `{pattern}` matches no weight of the model; weights that can be quantized: {}",
         .known.join(", ")
     )]
-    UnmatchedPattern {
+    UnknownPath {
         /// The pattern of the override.
         pattern: String,
         /// Paths that would match.

@@ -12,7 +12,7 @@ use crate::control::{Control, Mode};
 use crate::observer::{Observer, ObserverConfig, read};
 use crate::schedule::{Phase, Schedule};
 use crate::{Clip, Granularity, LearnedGradient, Mapping, QuantError, QuantParams, Range, Scheme};
-use crate::{audit, fake_quantize, fake_quantize_learned, probe, tap, to_codes, walk};
+use crate::{audit, fake_quantize, fake_quantize_learned, tap, to_codes, walk, watch};
 
 /// Whether scale and zero point are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -426,7 +426,7 @@ impl FakeQuantize {
                 ..LearnedGradient::lsq(scheme, &x.dims())?
             };
             let y = fake_quantize_learned(x.clone(), &qparams, scheme, gradient);
-            probe::seen(&self.path, &x, &y, &qparams, scheme);
+            watch::seen(&self.path, &x, &y, &qparams, scheme);
             return Ok(y);
         }
         if !self.config.observer.has_memory() {
@@ -442,7 +442,7 @@ impl FakeQuantize {
 
     fn fake_quantize<const D: usize>(&self, x: Tensor<D>, qparams: &QuantParams) -> Tensor<D> {
         let y = fake_quantize(x.clone(), qparams, &self.config.scheme);
-        probe::seen(&self.path, &x, &y, qparams, &self.config.scheme);
+        watch::seen(&self.path, &x, &y, qparams, &self.config.scheme);
         y
     }
 

@@ -9,8 +9,8 @@ use burn::module::Module;
 use burn::tensor::{Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
-use crate::probe::watch_weights;
 use crate::table::{percent, table};
+use crate::watch::watch_weights;
 use crate::{QuantError, map_quantizers};
 
 /// Counts, from step to step, how often the code of each weight turns around.

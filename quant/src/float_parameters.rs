@@ -38,7 +38,7 @@ pub(crate) struct HostTensor {
 ///
 /// # Errors
 ///
-/// [`QuantError::UnknownPath`], [`QuantError::Device`].
+/// [`QuantError::UnknownParameter`], [`QuantError::Device`].
 pub(crate) fn read<M: Module>(
     model: &M,
     paths: &[String],
@@ -80,7 +80,7 @@ pub(crate) fn find<'a>(
     parameters
         .iter()
         .find(|parameter| parameter.path == path)
-        .ok_or_else(|| QuantError::UnknownPath {
+        .ok_or_else(|| QuantError::UnknownParameter {
             path: path.to_string(),
             similar: similar(parameters, path),
         })

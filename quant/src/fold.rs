@@ -65,7 +65,7 @@ impl FoldPair {
 ///
 /// # Errors
 ///
-/// Each with the model inside: [`QuantError::UnknownPath`] when a path names no layer or no batch
+/// Each with the model inside: [`QuantError::UnknownParameter`] when a path names no layer or no batch
 /// normalization, [`QuantError::UnsupportedLayer`] for a layer of another kind or one that carries
 /// a reparameterization, [`QuantError::ChannelMismatch`], [`QuantError::NonFinite`] when γ/√(σ²+ε)
 /// or a folded number is not finite, [`QuantError::InvalidConfig`] for a bad epsilon or a

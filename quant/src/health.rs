@@ -10,8 +10,8 @@ use burn::tensor::{Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::groups::Groups;
-use crate::probe::{Seen, watch};
 use crate::table::{decibels, percent, table};
+use crate::watch::{Seen, watch};
 use crate::{Granularity, QuantError, Scheme, Site, map_quantizers, quantizers};
 
 /// What [`health`] found: one entry for each quantizer that saw data, in module order.

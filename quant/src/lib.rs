@@ -9,7 +9,6 @@
 
 mod adaround;
 mod audit;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
 mod calibrator;
 mod codes;
 mod compare;
@@ -30,6 +29,7 @@ mod health;
 mod histogram;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod host;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
 mod in_memory;
 mod input_statistics;
 mod integer;
@@ -62,6 +62,7 @@ mod table;
 mod tap;
 mod training;
 mod walk;
+mod watch;
 mod weight_grid;
 mod weight_quantizer;
 
@@ -69,6 +70,7 @@ pub use adaround::{AdaRoundConfig, adaround};
 pub use audit::{
     Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
 };
+pub use burn_lean_quant_macros::quantize_calls;
 pub use calibrator::{entropy, mse, percentile, search};
 pub use codes::{from_codes, to_codes};
 pub use compare::compare;
@@ -91,6 +93,7 @@ pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, R
 pub use number_format::NumberFormat;
 pub use observer::ObserverConfig;
 pub use overrides::Override;
+pub use probe::{IntoProbe, OfOneInput, Probe};
 pub use ptq::{
     ActivationRange, PtqConfig, PtqMode, PtqReport, RoundedWeight, WeightRange, WeightRounding,
 };

@@ -1,159 +1,100 @@
-//! A look at what passes through the quantizers of a model, from outside.
+//! What [`quantize_calls`](crate::quantize_calls) turns calls of `forward` into.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::ops::Deref;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::nn::attention::MultiHeadAttention;
+use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
+use burn::nn::gru::Gru;
+use burn::nn::transformer::{PositionWiseFeedForward, TransformerEncoder, TransformerEncoderLayer};
+use burn::nn::{Embedding, Linear, Lstm, LstmState};
+use burn::tensor::{Bool, Tensor};
 
-use crate::groups::Groups;
-use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
+use crate::ForwardQ;
 
-/// One pass of a tensor through a quantizer that quantized it.
-pub(crate) struct Seen<'a> {
-    /// Path of the quantizer.
-    pub(crate) path: &'a str,
-    pub(crate) scheme: &'a Scheme,
-    pub(crate) groups: Groups,
-    pub(crate) shape: Vec<usize>,
-    /// What came in; F32, flat, without gradient.
-    pub(crate) x: Tensor<1>,
-    /// What went out; likewise.
-    pub(crate) y: Tensor<1>,
-    /// Scale of each element.
-    pub(crate) scale: Tensor<1>,
-    /// Zero point of each element.
-    pub(crate) zero_point: Tensor<1>,
+/// Makes a [`Probe`] of anything, or of what a reference refers to.
+pub trait IntoProbe {
+    /// The probe.
+    fn __quantize_probe(&self) -> Probe<'_, Self>;
 }
 
-impl Seen<'_> {
-    /// The quantized numbers: integers as floats.
-    pub(crate) fn codes(&self) -> Tensor<1> {
-        (self.y.clone() / self.scale.clone()).round() + self.zero_point.clone()
+impl<T: ?Sized> IntoProbe for T {
+    fn __quantize_probe(&self) -> Probe<'_, Self> {
+        Probe(self)
     }
 }
 
-type Watcher = Box<dyn FnMut(&Seen<'_>)>;
-
-thread_local! {
-    static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
-}
-
-/// Runs `model_code` and shows `watcher` every tensor that a quantizer quantizes on this thread.
-pub(crate) fn watch<O>(
-    watcher: impl FnMut(&Seen<'_>) + 'static,
-    model_code: impl FnOnce() -> O,
-) -> O {
-    /// Puts the outer watcher back, also after a panic of the model's.
-    struct Scope(Option<Watcher>);
-    impl Drop for Scope {
-        fn drop(&mut self) {
-            WATCHER.set(self.0.take());
-        }
-    }
-    let _scope = Scope(WATCHER.replace(Some(Box::new(watcher))));
-    model_code()
-}
-
-/// Shows `watcher` every weight that carries a quantizer, as it is quantized.
+/// A layer whose `forward` is `forward_q` if it has one, and its own otherwise.
 ///
-/// It is the stored weight: what another reparameterization does to it first is left out.
-pub(crate) fn watch_weights<M: Module>(model: &M, watcher: impl FnMut(&Seen<'_>) + 'static) {
-    watch(watcher, || visit_weights(model, &mut Quantize));
-}
+/// A method of the probe itself comes before those of what it dereferences to, and there is one
+/// for layers with quantizers only.
+#[derive(Debug)]
+pub struct Probe<'a, T: ?Sized>(&'a T);
 
-/// What is done with a weight, of any rank, and its quantizer.
-pub(crate) trait WeightVisitor {
-    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: &Param<Tensor<D>>);
-}
+impl<T: ?Sized> Deref for Probe<'_, T> {
+    type Target = T;
 
-/// Shows `visitor` every weight that carries a quantizer which is switched on.
-pub(crate) fn visit_weights<M: Module>(model: &M, visitor: &mut impl WeightVisitor) {
-    let on = quantizers(model).into_iter().filter(|located| {
-        located.site == Site::Weight && located.quantizer.is_enabled()
-    });
-    let quantizers = on.filter_map(|located| Some((located.parameter?, located.quantizer)));
-    model.visit(&mut Weights {
-        path: Vec::new(),
-        quantizers: quantizers.collect(),
-        visitor,
-    });
-}
-
-/// Burn hides from visitors what a parameter carries, so quantizers are found by path.
-struct Weights<'a, V> {
-    path: Vec<String>,
-    quantizers: HashMap<String, FakeQuantize>,
-    visitor: &'a mut V,
-}
-
-impl<V: WeightVisitor> ModuleVisitor for Weights<'_, V> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        if let Some(quantizer) = self.quantizers.get(&path) {
-            self.visitor.visit(&path, quantizer, param);
-        }
+    fn deref(&self) -> &T {
+        self.0
     }
 }
 
-/// Quantizes each weight, for a watcher.
-struct Quantize;
+/// Layers whose `forward` takes one argument.
+pub trait OfOneInput {}
 
-impl WeightVisitor for Quantize {
-    fn visit<const D: usize>(
-        &mut self,
-        _path: &str,
-        quantizer: &FakeQuantize,
-        weight: &Param<Tensor<D>>,
-    ) {
-        let base = weight.base().without_autodiff();
-        if !matches!(base.dtype(), DType::QFloat(_)) {
-            let _ = quantizer.forward(base);
-        }
+macro_rules! of_one_input {
+    ($($layer:ty),* $(,)?) => {$(impl OfOneInput for $layer {})*};
+}
+
+of_one_input!(
+    Linear,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    Embedding,
+    MultiHeadAttention,
+    PositionWiseFeedForward,
+    TransformerEncoder,
+);
+
+impl<T: OfOneInput> Probe<'_, T> {
+    /// [`ForwardQ::forward_q`].
+    pub fn forward<I>(&self, input: I) -> T::Output
+    where
+        T: ForwardQ<I>,
+    {
+        self.0.forward_q(input)
     }
 }
 
-/// Called by a quantizer that made `y` of `x`.
-pub(crate) fn seen<const D: usize>(
-    path: &str,
-    x: &Tensor<D>,
-    y: &Tensor<D>,
-    qparams: &QuantParams,
-    scheme: &Scheme,
-) {
-    // Taken out meanwhile: what the watcher computes is not watched.
-    let Some(mut watcher) = WATCHER.take() else {
-        return;
-    };
-    let shape = x.dims();
-    if let Ok(groups) = Groups::new(&scheme.granularity, &shape) {
-        let flat = |tensor: &Tensor<D>| {
-            let tensor = tensor.clone().without_autodiff().cast(FloatDType::F32);
-            tensor.flatten::<1>(0, D - 1)
-        };
-        let elements = [shape.iter().product::<usize>()];
-        let spread = |values: &Tensor<1>| {
-            let values = values.clone().without_autodiff();
-            groups.expand(values, elements)
-        };
-        watcher(&Seen {
-            path,
-            scheme,
-            shape: shape.to_vec(),
-            x: flat(x),
-            y: flat(y),
-            scale: spread(&qparams.scale),
-            zero_point: spread(&qparams.zero_point),
-            groups,
-        });
+impl Probe<'_, TransformerEncoderLayer> {
+    /// [`ForwardQ::forward_q`].
+    pub fn forward(
+        &self,
+        input: Tensor<3>,
+        mask_pad: Option<Tensor<2, Bool>>,
+        mask_attn: Option<Tensor<3, Bool>>,
+    ) -> Tensor<3> {
+        self.0.forward_q((input, mask_pad, mask_attn))
     }
-    WATCHER.set(Some(watcher));
+}
+
+impl Probe<'_, Lstm> {
+    /// [`ForwardQ::forward_q`].
+    pub fn forward(
+        &self,
+        sequence: Tensor<3>,
+        state: Option<LstmState<2>>,
+    ) -> (Tensor<3>, LstmState<2>) {
+        self.0.forward_q((sequence, state))
+    }
+}
+
+impl Probe<'_, Gru> {
+    /// [`ForwardQ::forward_q`].
+    pub fn forward(&self, sequence: Tensor<3>, state: Option<Tensor<2>>) -> Tensor<3> {
+        self.0.forward_q((sequence, state))
+    }
 }

@@ -194,7 +194,7 @@ impl QatConfig {
         for choice in &self.overrides {
             let matches = |weight: &&Weight| choice.matches(&weight.path);
             if !layers.weights.iter().any(|weight| matches(&weight)) {
-                return Err(QuantError::UnmatchedPattern {
+                return Err(QuantError::UnknownPath {
                     pattern: choice.pattern.clone(),
                     known: layers.paths(),
                 });

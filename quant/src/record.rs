@@ -21,6 +21,7 @@ pub fn load_float_record<M: Module>(
     model: M,
     record: ModuleRecord,
 ) -> Result<M, Rejected<M, QuantError>> {
+    settle(&model);
     let loaded = hide(|| model.clone().try_load_record(record));
     loaded.map_err(|error| Rejected::new(model, refused("float record", &error)))
 }
@@ -29,6 +30,7 @@ pub fn load_float_record<M: Module>(
 ///
 /// Weights are recorded before quantization.
 pub fn float_record<M: Module>(model: &M) -> ModuleRecord {
+    settle(model);
     hide(|| model.clone().into_record())
 }
 
@@ -45,6 +47,7 @@ pub fn load_record<M: Module>(
     model: M,
     record: ModuleRecord,
 ) -> Result<M, Rejected<M, QuantError>> {
+    settle(&model);
     let loaded = match model.clone().try_load_record(record) {
         Ok(loaded) => loaded,
         Err(error) => return Err(Rejected::new(model, refused("record", &error))),
@@ -57,6 +60,14 @@ pub fn load_record<M: Module>(
         Ok(()) => Ok(apply_schedule(loaded)),
         Err(error) => Err(Rejected::new(model, error)),
     }
+}
+
+/// Takes in the BatchNorm statistics of the last training step.
+///
+/// Burn keeps them apart until the next step: they would be missing in a record, and would replace
+/// those of a record that is loaded.
+fn settle<M: Module>(model: &M) {
+    let _ = model.valid();
 }
 
 fn refused(what: &str, error: &impl std::fmt::Display) -> QuantError {

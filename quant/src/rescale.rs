@@ -32,7 +32,7 @@ pub struct Rescale {
 ///
 /// # Errors
 ///
-/// Each with the model inside: [`QuantError::UnknownPath`], [`QuantError::UnsupportedLayer`] for a
+/// Each with the model inside: [`QuantError::UnknownParameter`], [`QuantError::UnsupportedLayer`] for a
 /// consumer or producer of another kind, [`QuantError::LengthMismatch`] when the factors are not as
 /// many as the features, [`QuantError::InvalidScale`] for a factor that is not positive and finite,
 /// [`QuantError::InvalidConfig`] without consumers.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::health::health;
 use crate::table::{decibels, table};
-use crate::probe::{WeightVisitor, visit_weights};
+use crate::watch::{WeightVisitor, visit_weights};
 use crate::{FakeQuantize, Located, QuantError, Site, map_quantizers, quantizers};
 
 /// What [`sensitivity`] found.

@@ -91,9 +91,9 @@ impl QuantizedTensor {
     ///
     /// # Errors
     ///
-    /// [`QuantError::UnsupportedStorage`] for a tensor that is not quantized or packed along
-    /// another axis than the last, [`QuantError::ForeignScheme`] when its blocks or codes are not
-    /// those of `scheme`, [`QuantError::Device`].
+    /// [`QuantError::UnsupportedStorage`] for a tensor that is not quantized or in another store,
+    /// [`QuantError::ForeignScheme`] when its blocks or codes are not those of `scheme`,
+    /// [`QuantError::Device`].
     pub fn from_burn<const D: usize>(
         tensor: Tensor<D>,
         scheme: &Scheme,
@@ -110,10 +110,13 @@ impl QuantizedTensor {
         let DType::QFloat(stored) = tensor.dtype() else {
             return Err(unsupported("it is not quantized"));
         };
-        let bits = match stored.store {
-            QuantStore::Native => 8,
-            QuantStore::PackedU32(0) => stored.value.size_bits(),
-            _ => return Err(unsupported("it is packed along another axis than the last")),
+        let last = shape.len().saturating_sub(1);
+        let (bits, packed_axis) = match stored.store {
+            QuantStore::Native => (8, last),
+            QuantStore::PackedU32(from_last) if from_last <= last => {
+                (stored.value.size_bits(), last - from_last)
+            }
+            _ => return Err(unsupported("it is in a store that is not known here")),
         };
         let data = tensor.try_into_data().map_err(device_error)?;
         let bytes = data.into_bytes();
@@ -136,12 +139,24 @@ impl QuantizedTensor {
             true,
             elements,
         );
+        let codes = codes.ok_or_else(foreign)?;
         let scales: Vec<f32> = scales
             .as_chunks::<4>()
             .0
             .iter()
             .map(|bytes| f32::from_ne_bytes(*bytes))
             .collect();
+        // As they were laid out: with the packed axis last. Swapping twice is the identity.
+        let stored_order = |shape: &[usize]| {
+            let mut order = shape.to_vec();
+            order.swap(packed_axis, last);
+            order
+        };
+        let codes = swapped(&codes, &stored_order(&shape), packed_axis);
+        let scales = match stored.block_size() {
+            None => scales,
+            Some(_) => swapped(&scales, &stored_order(&blocks), packed_axis),
+        };
         // The scale of a group is that of each of its blocks.
         let groups = scheme.group_shape(&shape)?;
         let divides = |(blocks, groups): (&usize, &usize)| blocks.is_multiple_of(*groups);
@@ -157,7 +172,6 @@ impl QuantizedTensor {
         }
         let scale: Vec<f32> = of_group.into_iter().flatten().collect();
         let zero_point = vec![0.0; scale.len()];
-        let codes = codes.ok_or_else(foreign)?;
         Self::new(codes, shape, scale, zero_point, scheme.clone()).map_err(|_| foreign())
     }
 

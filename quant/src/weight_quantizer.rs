@@ -58,8 +58,10 @@ impl Reparameterization for WeightQuantizer {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         match base.dtype() {
-            // Converted: it is quantized for good.
-            DType::QFloat(_) => base,
+            // Converted: it is quantized for good. Burn's layers get its values, not the quantized
+            // tensor: reshaping blocks quantizes them anew on flex, and the quantized matrix
+            // product needs more shared memory than some GPUs have.
+            DType::QFloat(_) => base.dequantize(),
             _ => self.weight.forward(base),
         }
     }

@@ -199,7 +199,7 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
     };
 
     let error = refuse(block(), FoldPair::new("layr", "norm"));
-    assert!(matches!(&error, QuantError::UnknownPath { path, .. } if path == "layr.weight"));
+    assert!(matches!(&error, QuantError::UnknownParameter { path, .. } if path == "layr.weight"));
     let error = refuse(block(), FoldPair::new("layer", "bn"));
     assert_eq!(
         error.to_string(),

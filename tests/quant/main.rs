@@ -8,6 +8,7 @@ mod convert;
 mod fake_quantize;
 mod fold;
 mod health;
+mod layers;
 mod prepare;
 mod ptq;
 mod sensitivity;

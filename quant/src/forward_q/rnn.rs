@@ -75,12 +75,40 @@ impl<'a> Gate<'a> {
         self.input.product(x)
     }
 
-    fn of_hidden(&self, hidden: Tensor<2>) -> Tensor<2> {
-        self.hidden.forward(hidden)
+    fn of_hidden(&self, hidden: Hidden) -> Tensor<2> {
+        match hidden.is_zero {
+            // Zero is on every grid, and its range would be that of the first batch.
+            true => self.hidden.product(hidden.value),
+            false => self.hidden.forward(hidden.value),
+        }
     }
 
-    fn sum(&self, step: usize, hidden: Tensor<2>) -> Tensor<2> {
+    fn sum(&self, step: usize, hidden: Hidden) -> Tensor<2> {
         self.of_input(step) + self.of_hidden(hidden)
+    }
+}
+
+/// A hidden state `[batch, d_hidden]`.
+#[derive(Clone)]
+struct Hidden {
+    value: Tensor<2>,
+    /// Whether it is the state that a sequence starts from if none is given.
+    is_zero: bool,
+}
+
+impl Hidden {
+    fn first(given: Option<Tensor<2>>, shape: [usize; 2], like: &Tensor<3>) -> Self {
+        Self {
+            is_zero: given.is_none(),
+            value: given.unwrap_or_else(|| Tensor::zeros(shape, &like.device())),
+        }
+    }
+
+    fn next(value: Tensor<2>) -> Self {
+        Self {
+            value,
+            is_zero: false,
+        }
     }
 }
 
@@ -119,11 +147,9 @@ impl ForwardQ<(Tensor<3>, Option<LstmState<2>>)> for Lstm {
         let output_gate = gate(&self.output_gate);
         let cell_gate = gate(&self.cell_gate);
 
-        let zeros = || Tensor::zeros([batch, self.d_hidden], &sequence.device());
-        let (mut cell, mut hidden) = match state {
-            Some(state) => state.unpack(),
-            None => (zeros(), zeros()),
-        };
+        let (cell, hidden) = state.map(LstmState::unpack).unzip();
+        let first = |given| Hidden::first(given, [batch, self.d_hidden], &sequence);
+        let (mut cell, mut hidden) = (first(cell).value, first(hidden));
         let mut outputs = vec![None; seq_length];
         for index in 0..seq_length {
             let step = match self.reverse {
@@ -142,12 +168,12 @@ impl ForwardQ<(Tensor<3>, Option<LstmState<2>>)> for Lstm {
             if let Some(clip) = self.clip {
                 cell = cell.clamp(-clip, clip);
             }
-            hidden = output * self.hidden_activation.forward(cell.clone());
-            outputs[step] = Some(hidden.clone().unsqueeze_dim(1));
+            hidden = Hidden::next(output * self.hidden_activation.forward(cell.clone()));
+            outputs[step] = Some(hidden.value.clone().unsqueeze_dim(1));
         }
         (
             joined(outputs, self.batch_first, [batch, 0, self.d_hidden], &cell),
-            LstmState::new(cell, hidden),
+            LstmState::new(cell, hidden.value),
         )
     }
 }
@@ -164,8 +190,7 @@ impl ForwardQ<(Tensor<3>, Option<Tensor<2>>)> for Gru {
         let [batch, seq_length, _] = sequence.dims();
         let [update_gate, reset_gate, new_gate] = gates.map(|gate| Gate::new(gate, &sequence));
 
-        let zeros = || Tensor::zeros([batch, self.d_hidden], &sequence.device());
-        let mut hidden = state.unwrap_or_else(zeros);
+        let mut hidden = Hidden::first(state, [batch, self.d_hidden], &sequence);
         let mut outputs = vec![None; seq_length];
         for (step, place) in outputs.iter_mut().enumerate() {
             let activation = &self.gate_activation;
@@ -173,17 +198,22 @@ impl ForwardQ<(Tensor<3>, Option<Tensor<2>>)> for Gru {
             let reset = activation.forward(reset_gate.sum(step, hidden.clone()));
             let candidate = match self.reset_after {
                 true => new_gate.of_input(step) + reset * new_gate.of_hidden(hidden.clone()),
-                false => new_gate.sum(step, hidden.clone() * reset),
+                false => {
+                    let value = hidden.value.clone() * reset;
+                    let is_zero = hidden.is_zero;
+                    new_gate.sum(step, Hidden { value, is_zero })
+                }
             };
             let candidate = self.hidden_activation.forward(candidate);
             let keep = update.clone().neg().add_scalar(1.0);
-            hidden = candidate * keep + update * hidden;
+            let mut next = candidate * keep + update * hidden.value;
             if let Some(clip) = self.clip {
-                hidden = hidden.clamp(-clip, clip);
+                next = next.clamp(-clip, clip);
             }
-            *place = Some(hidden.clone().unsqueeze_dim(1));
+            *place = Some(next.clone().unsqueeze_dim(1));
+            hidden = Hidden::next(next);
         }
-        joined(outputs, true, [batch, 0, self.d_hidden], &hidden)
+        joined(outputs, true, [batch, 0, self.d_hidden], &hidden.value)
     }
 }
 

@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::{Tensor, TensorData, Transaction};
 
 use super::{Data, RoundedWeight, WeightRounding};
-use crate::probe::watch_weights;
+use crate::watch::watch_weights;
 use crate::{InputStatistics, QuantError, Site, WeightGrid, adaround, gptq};
 use crate::{float_parameters, layer_rows, layers::Layers, map_quantizers};
 
@@ -111,7 +111,7 @@ fn bias_of<M: Module>(model: &M, weight: &str) -> Result<Option<(String, Vec<f32
     let path = format!("{layer}bias");
     match float_parameters::read(model, std::slice::from_ref(&path)) {
         Ok(mut read) => Ok(read.remove(&path).map(|bias| (path, bias.values))),
-        Err(QuantError::UnknownPath { .. }) => Ok(None),
+        Err(QuantError::UnknownParameter { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -1,72 +1,79 @@
-//! Weight ranges with the least squared error.
+//! Ranges of weights from their values.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::Rc;
 
-use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::module::{Module, Param};
+use burn::tensor::{FloatDType, Tensor};
 
 use super::WeightRange;
-use crate::probe::{Seen, watch_weights};
-use crate::{QuantError, QuantParams, Range, Site, map_quantizers};
+use crate::groups::Groups;
+use crate::watch::{WeightVisitor, visit_weights};
+use crate::{FakeQuantize, QuantError, QuantParams, Range, Scheme, map_quantizers};
 
 /// Shares of the full range that are tried, from the whole down to 0.2: at 2 bits the best for a
 /// bell curve is near 0.4, at 4 bits near 0.7.
 const SHARES: usize = 41;
 const LEAST: f32 = 0.2;
 
-/// The prepared model with a range for each weight, taken from its values.
+/// The prepared model with a range for each weight.
 pub(super) fn choose<M: Module>(model: M, method: WeightRange) -> Result<M, QuantError> {
-    // A range is needed before the weight is seen on its way through the quantizer.
-    let model = map_quantizers(model, |located| match located.site {
-        Site::Weight => located.quantizer.calibrating(),
-        _ => located.quantizer,
-    });
-    watch_weights(&model, |_| ());
-    let mut failed = None;
-    let model = map_quantizers(model, |located| match located.site {
-        Site::Weight => {
-            let quantizer = located.quantizer.clone();
-            quantizer.calibrated().unwrap_or_else(|error| {
-                failed = Some(error);
-                located.quantizer
-            })
-        }
-        _ => located.quantizer,
-    });
-    if let Some(error) = failed {
+    let mut ranges = Ranges {
+        method,
+        found: HashMap::new(),
+        error: None,
+    };
+    visit_weights(&model, &mut ranges);
+    if let Some(error) = ranges.error {
         return Err(error);
     }
-    if method == WeightRange::MinMax {
-        return Ok(model);
-    }
-    let ranges = Rc::new(RefCell::new(HashMap::new()));
-    let found = ranges.clone();
-    watch_weights(&model, move |seen| {
-        if seen.scheme.format.is_int() {
-            let range = least_squares(seen);
-            found.borrow_mut().insert(seen.path.to_string(), range);
-        }
-    });
-    let mut ranges = ranges.take();
     Ok(map_quantizers(model, |located| {
-        match ranges.remove(located.quantizer.path()) {
+        match ranges.found.remove(located.quantizer.path()) {
             Some(range) => located.quantizer.with_range(range),
             None => located.quantizer,
         }
     }))
 }
 
+struct Ranges {
+    method: WeightRange,
+    /// By path of the quantizer.
+    found: HashMap<String, Range>,
+    error: Option<QuantError>,
+}
+
+impl WeightVisitor for Ranges {
+    fn visit<const D: usize>(
+        &mut self,
+        path: &str,
+        quantizer: &FakeQuantize,
+        weight: &Param<Tensor<D>>,
+    ) {
+        let scheme = quantizer.scheme();
+        let weight = weight.base().without_autodiff().cast(FloatDType::F32);
+        let range = Groups::new(&scheme.granularity, &weight.dims()).and_then(|groups| {
+            let full = Range::of(&weight, scheme)?;
+            Ok(match self.method {
+                WeightRange::LeastSquares if scheme.format.is_int() => {
+                    let weight = weight.flatten::<1>(0, D - 1);
+                    least_squares(&weight, full, &groups, scheme)
+                }
+                _ => full,
+            })
+        });
+        match range {
+            Ok(range) => {
+                self.found.insert(quantizer.path().to_string(), range);
+            }
+            Err(error) => {
+                self.error.get_or_insert(error.at(path));
+            }
+        }
+    }
+}
+
 /// For each group the share of its range with the least Σ (w − w̃)².
-fn least_squares(seen: &Seen<'_>) -> Range {
-    let groups = &seen.groups;
-    let elements = seen.x.dims();
-    let full = Range {
-        min: groups.reduce(seen.x.clone(), |x| x.min_dim(1)),
-        max: groups.reduce(seen.x.clone(), |x| x.max_dim(1)),
-    };
-    let (quant_min, quant_max) = (seen.scheme.quant_min(), seen.scheme.quant_max());
+fn least_squares(weight: &Tensor<1>, full: Range, groups: &Groups, scheme: &Scheme) -> Range {
+    let elements = weight.dims();
     let mut best: Option<(Tensor<1>, Range)> = None;
     for step in 0..SHARES {
         let share = 1.0 - (1.0 - LEAST) * step as f32 / (SHARES - 1) as f32;
@@ -74,12 +81,12 @@ fn least_squares(seen: &Seen<'_>) -> Range {
             min: full.min.clone() * share,
             max: full.max.clone() * share,
         };
-        let qparams = QuantParams::from_range(range.clone(), seen.scheme);
+        let qparams = QuantParams::from_range(range.clone(), scheme);
         let scale = groups.expand(qparams.scale, elements);
         let zero_point = groups.expand(qparams.zero_point, elements);
-        let codes = (seen.x.clone() * scale.clone().recip()).round() + zero_point.clone();
-        let quantized = (codes.clamp(quant_min, quant_max) - zero_point) * scale;
-        let error = (seen.x.clone() - quantized).square();
+        let codes = (weight.clone() * scale.clone().recip()).round() + zero_point.clone();
+        let codes = codes.clamp(scheme.quant_min(), scheme.quant_max());
+        let error = (weight.clone() - (codes - zero_point) * scale).square();
         let error = groups.reduce(error, |x| x.sum_dim(1));
         best = Some(match best {
             None => (error, range),
