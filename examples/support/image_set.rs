@@ -133,6 +133,14 @@ impl Images {
         self.select(&first)
     }
 
+    /// The first images, and the last `share` of them (0 to 1).
+    pub(crate) fn split(&self, share: f64) -> (Self, Self) {
+        let last = (share * self.len() as f64).round() as usize;
+        let order: Vec<usize> = (0..self.len()).collect();
+        let (first, last) = order.split_at(self.len() - last);
+        (self.select(first), self.select(last))
+    }
+
     fn select(&self, indices: &[usize]) -> Self {
         let area = self.side * self.side;
         Self {

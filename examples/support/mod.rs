@@ -7,6 +7,7 @@ mod conv_net;
 mod curve;
 mod idx;
 mod image_set;
+mod mlp_net;
 mod options;
 mod progress_renderer;
 mod table;
@@ -18,8 +19,9 @@ use burn_lean::amp::Autocast;
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use conv_net::ConvNet;
-pub(crate) use curve::{Curve, write_csv, write_svg};
+pub(crate) use curve::{Curve, write_csv, write_svg, write_svg_over};
 pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
+pub(crate) use mlp_net::MlpNet;
 pub(crate) use options::{DeviceName, Dtype, Options};
 pub(crate) use progress_renderer::ProgressRenderer;
 pub(crate) use table::{Cell, Table};
