@@ -13,8 +13,6 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
@@ -27,7 +25,7 @@ use burn_lean::amp::{
     LossScale, Memory, Speculative, audit, supported_dtypes,
 };
 use clap::Parser;
-use harness::{Variant, interleave};
+use harness::{ConvNet, Variant, interleave};
 use support::{Cell, DeviceName, Table};
 
 /// Benchmark of mixed precision.
@@ -134,46 +132,19 @@ impl Network for Mlp {
     }
 }
 
-/// Two convolutions of 3×3 with 32 and 64 channels (large: 128 and 256) with pooling, and a linear
-/// layer, on images of 3×32×32 (3×64×64), batch 16 (64).
-#[derive(Module, Debug)]
-struct ConvNet {
-    first: Conv2d,
-    second: Conv2d,
-    pool: MaxPool2d,
-    head: Linear,
-}
-
 impl Network for ConvNet {
     const NAME: &'static str = "conv net";
 
     fn new(large: bool, device: &Device) -> Self {
-        let (a, b, side) = if large { (128, 256, 64) } else { (32, 64, 32) };
-        let convolution = |from, to| {
-            Conv2dConfig::new([from, to], [3, 3])
-                .with_padding(burn::nn::PaddingConfig2d::Same)
-                .init(device)
-        };
-        Self {
-            first: convolution(3, a),
-            second: convolution(a, b),
-            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
-            head: LinearConfig::new(b * side * side / 16, 10).init(device),
-        }
+        Self::new(large, device)
     }
 
     fn input(large: bool, device: &Device) -> Tensor<4> {
-        let shape = match large {
-            true => [64, 3, 64, 64],
-            false => [16, 3, 32, 32],
-        };
-        Tensor::random(shape, Distribution::Default, device)
+        Self::input(large, device)
     }
 
     fn forward(&self, input: Tensor<4>) -> Tensor<2> {
-        let x = self.pool.forward(relu(self.first.forward(input)));
-        let x = self.pool.forward(relu(self.second.forward(x)));
-        self.head.forward(x.flatten(1, 3))
+        self.forward(input)
     }
 }
 

@@ -13,10 +13,15 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_lean::quant::{Granularity, NumberFormat, QuantParams, Scheme, fake_quantize};
+use burn_lean::quant::{
+    ConvertConfig, FakeQuantizeConfig, Granularity, Learned, NumberFormat, QatConfig, QuantParams,
+    Scheme, WeightConfig, advance, calibrate, fake_quantize, save_safetensors,
+};
 use clap::Parser;
-use harness::{Variant, interleave};
+use harness::{ConvNet, Variant, interleave};
 use support::{Cell, DeviceName, Table};
 
 /// Benchmark of quantization.
@@ -25,6 +30,9 @@ struct Arguments {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
+    /// Sizes for a GPU instead of a CPU.
+    #[arg(long)]
+    large: bool,
     /// Samples of each variant.
     #[arg(long, default_value_t = 15)]
     samples: usize,
@@ -58,6 +66,12 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let device = arguments.device.open()?;
     if "throughput".contains(&arguments.table) {
         throughput(arguments, &device)?;
+    }
+    if "step".contains(&arguments.table) {
+        step(arguments, &device.clone().autodiff())?;
+    }
+    if "size".contains(&arguments.table) {
+        size(arguments, &device)?;
     }
     Ok(())
 }
@@ -121,5 +135,101 @@ fn throughput(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Erro
         ]);
     }
     arguments.publish("throughput", &table)?;
+    Ok(())
+}
+
+/// The configs of the step and size tables; the first is FP32.
+fn configs() -> [(&'static str, Option<QatConfig>); 5] {
+    let bits = |weights, activations, learned| {
+        let activation = Scheme::affine(NumberFormat::uint(activations));
+        let activation = FakeQuantizeConfig::new(activation).with_learned(learned);
+        QatConfig::new()
+            .with_weight(WeightConfig::int(weights).with_learned(learned))
+            .with_activation(Some(activation))
+    };
+    [
+        ("FP32", None),
+        ("W8", Some(bits(8, 8, Learned::None).with_activation(None))),
+        ("W8A8", Some(bits(8, 8, Learned::None))),
+        ("W4A4, learned scales", Some(bits(4, 4, Learned::Lsq))),
+        ("W2A8, learned scales", Some(bits(2, 8, Learned::Lsq))),
+    ]
+}
+
+fn step(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
+    let mut variants = Vec::new();
+    for (_, config) in configs() {
+        let model = ConvNet::new(arguments.large, device);
+        let model = match &config {
+            Some(config) => config.prepare(model)?,
+            None => model,
+        };
+        let input = ConvNet::input(arguments.large, device);
+        let mut optim = AdamWConfig::new().init();
+        let mut model = Some(model);
+        variants.push(Variant::new(move || {
+            let current = model.take().expect("the model is put back after each step");
+            let loss = current.forward(input.clone()).square().mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &current);
+            model = Some(advance(optim.step(1e-4, current, grads)));
+            Ok(())
+        }));
+    }
+    let bar = support::progress((arguments.samples + 1) * variants.len(), "step");
+    let (samples, steps) = (arguments.samples, arguments.steps);
+    interleave(&mut variants, samples, steps, device, &bar)?;
+
+    let mut table = Table::new(
+        format!("training step of the conv net with AdamW on {device:?}"),
+        &["quantized", "step ms", "time of FP32"],
+    );
+    for ((name, _), variant) in configs().into_iter().zip(&variants) {
+        table.push([
+            name.into(),
+            Cell::optional(variant.median(), 2),
+            Cell::optional(variant.compared(&variants[0], |qat, f32| qat / f32), 2),
+        ]);
+    }
+    arguments.publish("step", &table)?;
+    Ok(())
+}
+
+fn size(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
+    let mut table = Table::new(
+        "size of the conv net",
+        &[
+            "quantized",
+            "file bytes",
+            "of FP32",
+            "record bytes",
+            "of FP32",
+        ],
+    );
+    let folder = tempfile::tempdir()?;
+    let mut float = None;
+    for (name, config) in configs() {
+        let model = ConvNet::new(arguments.large, device);
+        let model = match config {
+            Some(config) => {
+                // Ranges of activations are part of both.
+                let model = calibrate(config.prepare(model)?, |model| {
+                    model.forward(ConvNet::input(arguments.large, device));
+                })?;
+                ConvertConfig::new().convert(model)?.0
+            }
+            None => model,
+        };
+        let file = save_safetensors(&model, folder.path().join("model.safetensors"))?;
+        let record = model.into_record().into_bytes()?.len() as u64;
+        let (float_file, float_record) = *float.get_or_insert((file, record));
+        table.push([
+            name.into(),
+            Cell::Integer(file),
+            Cell::Number(file as f64 / float_file as f64, 3),
+            Cell::Integer(record),
+            Cell::Number(record as f64 / float_record as f64, 3),
+        ]);
+    }
+    arguments.publish("size", &table)?;
     Ok(())
 }

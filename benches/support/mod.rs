@@ -5,13 +5,17 @@
 //! their end. Times are medians, ratios are medians of the ratios of samples of the same round.
 
 // Each benchmark uses a part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
+
+mod conv_net;
 
 use std::error::Error;
 use std::time::Instant;
 
 use burn::tensor::Device;
 use indicatif::ProgressBar;
+
+pub(crate) use conv_net::ConvNet;
 
 /// A way to compute something, with the samples taken of it.
 pub(crate) struct Variant {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::health::{QuantizerHealth, health};
 use crate::observer::ObserverConfig;
-use crate::{AdaRoundConfig, FakeQuantize, GptqConfig, QatConfig, QuantError, RangeMethod, Site};
+use crate::{AdaRoundConfig, GptqConfig, QatConfig, QuantError, Range, RangeMethod, Site};
 use crate::{WeightConfig, calibrate, map_quantizers, quantizers};
 
 mod report;
@@ -151,10 +151,8 @@ impl PtqConfig {
     ) -> Result<(M, PtqReport), QuantError> {
         let (mut prepared, activations) = match self.mode {
             PtqMode::Static => self.with_static_ranges(model, data)?,
-            PtqMode::WeightOnly => (self.config(None).prepare(model.clone())?, Vec::new()),
-            PtqMode::Dynamic => {
-                let config = self.config(Some(ObserverConfig::Memoryless));
-                (config.prepare(model.clone())?, Vec::new())
+            PtqMode::WeightOnly | PtqMode::Dynamic => {
+                (self.qat_config().prepare(model.clone())?, Vec::new())
             }
         };
         if self.has_static_weights() {
@@ -176,6 +174,16 @@ impl PtqConfig {
             weights,
         };
         Ok((prepared, report))
+    }
+
+    /// What prepares a model like the ones that [`quantize`](Self::quantize) returns: for those who
+    /// load a saved one.
+    pub fn qat_config(&self) -> QatConfig {
+        self.config(match self.mode {
+            PtqMode::WeightOnly => None,
+            PtqMode::Dynamic => Some(ObserverConfig::Memoryless),
+            PtqMode::Static => Some(ObserverConfig::MinMax),
+        })
     }
 
     /// Whether weights keep the range that is chosen here, instead of that of their values: after
@@ -215,8 +223,14 @@ impl PtqConfig {
         model: &M,
         data: &impl Data<M>,
     ) -> Result<(M, Vec<ActivationRange>), QuantError> {
-        let mut best: HashMap<String, (ActivationRange, FakeQuantize)> = HashMap::new();
-        let mut first = None;
+        if self.observers.is_empty() {
+            return Err(QuantError::InvalidConfig {
+                field: "observers",
+                value: "empty".into(),
+                expected: "at least one way to choose a range",
+            });
+        }
+        let mut best: HashMap<String, (ActivationRange, Range)> = HashMap::new();
         for observer in &self.observers {
             let prepared = self.config(Some(*observer)).prepare(model.clone())?;
             let calibrated = data.run("calibration", |run| calibrate(prepared, run))??;
@@ -243,23 +257,16 @@ impl PtqConfig {
                         sqnr: found.sqnr,
                         clipped: found.clipped,
                     };
-                    best.insert(located.path, (range, located.quantizer));
+                    best.insert(located.path, (range, located.quantizer.range()?));
                 }
             }
-            first.get_or_insert(calibrated);
         }
-        let Some(calibrated) = first else {
-            return Err(QuantError::InvalidConfig {
-                field: "observers",
-                value: "empty".into(),
-                expected: "at least one way to choose a range",
-            });
-        };
         let mut ranges = Vec::new();
-        let model = map_quantizers(calibrated, |located| match best.remove(&located.path) {
-            Some((range, quantizer)) => {
-                ranges.push(range);
-                quantizer
+        let prepared = self.qat_config().prepare(model.clone())?;
+        let model = map_quantizers(prepared, |located| match best.remove(&located.path) {
+            Some((report, range)) => {
+                ranges.push(report);
+                located.quantizer.with_range(range)
             }
             None => located.quantizer,
         });
