@@ -129,7 +129,7 @@ impl<'a> Run<'a> {
                     },
                 )?;
                 println!("\n{report}");
-                (model, config.quantize)
+                (model, config.qat_config())
             }
         };
         println!("\n{}", audit(&quantized, run_on)?);

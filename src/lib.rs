@@ -1,9 +1,11 @@
 //! burn-lean makes models written for [Burn](https://burn.dev) lean, without rewriting them.
 //!
 //! - [`amp`]: automatic mixed precision, F16 and BF16 compute over FP32 master weights;
-//! - [`quant`]: quantization-aware training, calibration and conversion;
+//! - [`quant`]: fake quantization, quantization-aware training, calibration, conversion;
+//! - [`prune`]: CHITA, pruning as best-subset selection over a low-rank empirical Fisher;
 //! - [`reparam`]: what the extensions need to share one weight.
 
 pub use burn_lean_amp as amp;
+pub use burn_lean_prune as prune;
 pub use burn_lean_quant as quant;
 pub use burn_lean_reparam as reparam;

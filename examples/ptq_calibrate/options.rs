@@ -133,10 +133,8 @@ impl Cli {
         }
         let mut images = match (self.arch, &self.data) {
             (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
-            (Arch::Resnet20, Some(dir)) => {
-                support::read_cifar(dir, support::CifarFiles::default())?
-                    .normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010])
-            }
+            (Arch::Resnet20, Some(dir)) => support::read_cifar(dir, support::CifarFiles::Standard)?
+                .normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010]),
             (Arch::Mlpnet, Some(dir)) => {
                 ImageSet::load(Some(dir))?.normalized_as(&[0.1307], &[0.3081])
             }

@@ -110,36 +110,16 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rows: Vec<Vec<String>> = self
-            .rows
-            .iter()
-            .map(|row| row.iter().map(Cell::to_string).collect())
-            .collect();
-        let width = |column: usize| {
-            rows.iter()
-                .map(|row| row[column].chars().count())
-                .chain([self.header[column].chars().count()])
-                .max()
-                .unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.header.len()).map(width).collect();
-        let mut line = |cells: &[&str]| {
-            let mut text = String::new();
-            for (column, cell) in cells.iter().enumerate() {
-                let width = widths[column];
-                match column {
-                    0 => text += &format!("{cell:<width$}"),
-                    _ => text += &format!("  {cell:>width$}"),
-                }
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(&self.header);
+        table.add_rows(&self.rows);
+        for (index, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((0, 2));
+            if index > 0 {
+                column.set_cell_alignment(comfy_table::CellAlignment::Right);
             }
-            writeln!(f, "{}", text.trim_end())
-        };
-        line(&[&self.title])?;
-        line(&self.header)?;
-        for row in &rows {
-            let row: Vec<&str> = row.iter().map(String::as_str).collect();
-            line(&row)?;
         }
-        Ok(())
+        writeln!(f, "{}\n{}", self.title, table.trim_fmt())
     }
 }

@@ -1,1 +1,61 @@
-//! Pruning for Burn.
+//! Pruning for [Burn](https://burn.dev): which weights to remove at the least loss, from the
+//! gradients of a trained model.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod activation_norms;
+mod batch;
+mod batch_norm;
+mod bits;
+mod block_stage;
+mod budget;
+mod error;
+mod evaluation;
+mod executor;
+mod feasible;
+mod fisher;
+mod flops;
+mod gradient_matrix;
+mod gradual;
+mod layout;
+mod mask;
+mod masking;
+mod masks;
+mod method;
+mod per_example;
+mod plain_rows;
+mod problem;
+mod product;
+mod pruner;
+mod report;
+mod schedule;
+mod selection;
+mod solution;
+mod solver;
+mod sparsity;
+mod stage_store;
+mod trace;
+mod walk;
+
+pub use activation_norms::activation_norms;
+pub use batch::Batch;
+pub use batch_norm::recompute_batch_norm;
+pub use budget::Budget;
+pub use error::PruneError;
+pub use evaluation::mean_loss;
+pub use fisher::{Fisher, FisherConfig, FisherReport, GradientMethod};
+pub use flops::flops;
+pub use gradient_matrix::GradientMatrix;
+pub use gradual::{Epoch, GradualConfig};
+pub use layout::{Layer, LayerKind, Layout};
+pub use mask::Mask;
+pub use masking::{AttachMasks, rewind};
+pub use masks::{Masks, ParameterMask};
+pub use method::{ChitaConfig, IhtConfig, Method, Refit};
+pub use problem::{Objective, Problem};
+pub use pruner::{Pruned, PrunerConfig, StageReport};
+pub use report::{LayerReport, PruneReport};
+pub use schedule::Schedule;
+pub use selection::{ExcludedBecause, SelectedParameter, Selection};
+pub use solution::{Solution, Step, Termination, TracePoint};
+pub use solver::{DeadColumns, SolverConfig, solve};
+pub use sparsity::{Groups, SparsityPattern};

@@ -1,0 +1,217 @@
+//! Solves a pruning problem that comes as a file, for people who collect gradients in Python.
+//!
+//! ```sh
+//! cargo run --release --example chita_solve -- --problem problem.safetensors --sparsity 0.9 \
+//!     --lambda2 5 --out solution.safetensors
+//! ```
+//!
+//! `problem.safetensors` holds `gradients` [n, p] F32, row i the gradient of the loss of example
+//! (or mini-batch) i, and `weights` [p] F32, the weights at which they were taken. In PyTorch:
+//!
+//! ```python
+//! save_file({"gradients": torch.stack(rows), "weights": weights}, "problem.safetensors")
+//! ```
+//!
+//! `solution.safetensors` holds `weights` [p] F32 and `support` [k] I64, the indices of the kept
+//! weights in ascending order. Standard output is one JSON object: `objective`, its terms in
+//! `objective_reference_terms`, `nonzeros`, `seconds` of the solver, `iterations`, `termination`,
+//! `peak_bytes` of this process on the host.
+
+#[path = "chita_solve/problem_file.rs"]
+mod problem_file;
+mod support;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use burn_lean::prune::{
+    Budget, ChitaConfig, DeadColumns, IhtConfig, Layout, Method, Problem, SolverConfig,
+    SparsityPattern, solve,
+};
+use clap::{Parser, ValueEnum};
+use peak_alloc::PeakAlloc;
+use support::DeviceName;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// Choose which weights to keep, and their values, at the least loss.
+#[derive(Debug, Parser)]
+struct Cli {
+    /// File with `gradients` [n, p] F32 and `weights` [p] F32.
+    #[arg(long, value_name = "FILE")]
+    problem: PathBuf,
+    /// Fraction of zeros, in [0, 1).
+    #[arg(long, required_unless_present_any = ["k", "pattern"])]
+    sparsity: Option<f64>,
+    /// Weights to keep.
+    #[arg(long, conflicts_with = "sparsity")]
+    k: Option<usize>,
+    /// Keep at most N of every M consecutive weights, for example 2:4.
+    #[arg(long, value_name = "N:M", value_parser = pattern)]
+    pattern: Option<SparsityPattern>,
+    /// Factor of ‖w − w₀‖²; n/2 times the ridge on the normalised Fisher. Default: a ridge of 0.01.
+    #[arg(long, value_name = "X")]
+    lambda2: Option<f64>,
+    /// Factor of the sum of the gradients: 1/m where each is the mean over m examples, 0 for off.
+    #[arg(long, value_name = "A", default_value_t = 0.0)]
+    first_order: f64,
+    /// How the support is chosen.
+    #[arg(long, value_enum, default_value_t = MethodName::Chita)]
+    method: MethodName,
+    /// Stages in which the support of `chita` shrinks. Default: that of the library.
+    #[arg(long)]
+    stages: Option<usize>,
+    /// First support of `chita`, as a multiple of k. Default: that of the library.
+    #[arg(long)]
+    expansion: Option<f64>,
+    /// Largest number of exchanges of `chita`; `all` goes on until none improves.
+    #[arg(long, value_name = "COUNT|all", value_parser = exchanges)]
+    exchanges: Option<Exchanges>,
+    /// Consecutive weights in a block of a block-diagonal Fisher. Default: one block.
+    #[arg(long)]
+    block_size: Option<usize>,
+    /// Let weights without any gradient compete, at the price of the ridge, instead of pruning them
+    /// first.
+    #[arg(long)]
+    dead_columns_priced: bool,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
+    device: DeviceName,
+    /// Seed of the random method.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Where to write the solution.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Also print the objective after each step.
+    #[arg(long)]
+    trace: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum MethodName {
+    Random,
+    Magnitude,
+    /// Diagonal of the empirical Fisher (OBD).
+    DiagonalFisher,
+    /// Inverted blocks of the empirical Fisher; `--block-size`, default 50.
+    WoodFisher,
+    /// Largest weights, then the exact regression on them.
+    BackSolve,
+    /// Iterative hard thresholding.
+    Iht,
+    Chita,
+}
+
+/// Most exchanges; `None` for no limit.
+#[derive(Debug, Clone, Copy)]
+struct Exchanges(Option<usize>);
+
+fn main() -> ExitCode {
+    support::init_tracing();
+    support::exit(run(&Cli::parse()))
+}
+
+fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let device = cli.device.open()?;
+    let (gradients, weights) = problem_file::read(&cli.problem, &device)?;
+    let layout = Layout::anonymous(gradients.parameters());
+    let samples = gradients.samples() as f64;
+    let mut problem =
+        Problem::new(gradients, weights, layout)?.with_first_order(cli.first_order)?;
+    if let Some(lambda2) = cli.lambda2 {
+        problem = problem.with_l2(2.0 * lambda2 / samples)?;
+    }
+
+    let start = Instant::now();
+    let solution = solve(&problem, &config(cli))?;
+    let seconds = start.elapsed().as_secs_f64();
+
+    if let Some(path) = &cli.out {
+        problem_file::write(path, solution.weights.clone(), &solution.support)?;
+    }
+    let mut report = serde_json::json!({
+        "objective": solution.objective,
+        "objective_reference_terms": solution.terms,
+        "relative_gap": solution.relative_gap,
+        "nonzeros": solution.support.len(),
+        "dead_columns": problem.dead().len(),
+        "seconds": seconds,
+        "iterations": solution.iterations,
+        "termination": solution.termination,
+        "peak_bytes": MEMORY.peak_usage(),
+    });
+    if cli.trace {
+        report["trace"] = serde_json::to_value(&solution.trace)?;
+    }
+    println!("{report}");
+    Ok(())
+}
+
+fn config(cli: &Cli) -> SolverConfig {
+    let budget = match (cli.sparsity, cli.k) {
+        (Some(sparsity), _) => Budget::Sparsity(sparsity),
+        (None, Some(k)) => Budget::Keep(k),
+        (None, None) => Budget::Pattern,
+    };
+    let mut chita = ChitaConfig::new();
+    if let Some(stages) = cli.stages {
+        chita = chita.with_stages(stages);
+    }
+    if let Some(expansion) = cli.expansion {
+        chita = chita.with_expansion(expansion);
+    }
+    if let Some(Exchanges(most)) = cli.exchanges {
+        chita = chita.with_max_exchanges(most);
+    }
+    let method = match cli.method {
+        MethodName::Random => Method::Random,
+        MethodName::Magnitude => Method::Magnitude,
+        MethodName::DiagonalFisher => Method::DiagonalFisher,
+        MethodName::WoodFisher => Method::WoodFisher {
+            block_size: cli.block_size.unwrap_or(50),
+        },
+        MethodName::BackSolve => Method::BackSolve,
+        MethodName::Iht => Method::IterativeHardThresholding(IhtConfig::new()),
+        MethodName::Chita => Method::Chita(chita),
+    };
+    let dead_columns = match cli.dead_columns_priced {
+        true => DeadColumns::Priced,
+        false => DeadColumns::PrunedFirst,
+    };
+    let pattern = cli.pattern.clone();
+    // The blocks of WoodFisher are its own.
+    let block_size = match cli.method {
+        MethodName::WoodFisher => None,
+        _ => cli.block_size,
+    };
+    SolverConfig::new(budget)
+        .with_pattern(pattern.unwrap_or(SparsityPattern::Unstructured))
+        .with_method(method)
+        .with_block_size(block_size)
+        .with_dead_columns(dead_columns)
+        .with_seed(cli.seed)
+}
+
+/// Reads `N:M`.
+fn pattern(text: &str) -> Result<SparsityPattern, String> {
+    let numbers = text.split_once(':').map(|(n, m)| (n.parse(), m.parse()));
+    match numbers {
+        Some((Ok(n), Ok(m))) => Ok(SparsityPattern::NM { n, m }),
+        _ => Err("expected two numbers, for example 2:4".into()),
+    }
+}
+
+/// Reads a count or `all`.
+fn exchanges(text: &str) -> Result<Exchanges, String> {
+    match text {
+        "all" => Ok(Exchanges(None)),
+        _ => text
+            .parse()
+            .map(|count| Exchanges(Some(count)))
+            .map_err(|_| "expected a number or `all`".into()),
+    }
+}

@@ -1,0 +1,322 @@
+//! What can go wrong, with what to do about it.
+
+use burn::tensor::FloatDType;
+use burn_lean_reparam::{AttachError, Rejected};
+
+/// Every error of this crate.
+///
+/// Functions that consume a model return it inside a [`Rejected`]; `?` converts that into a
+/// `PruneError` where the model is not needed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PruneError {
+    /// There is nothing to prune.
+    #[error(
+        "there is no prunable parameter: the selection matches none, or the model has no weight \
+         of a linear, convolution or embedding layer"
+    )]
+    NoPrunableParameter,
+    /// There are no Fisher samples.
+    #[error("the gradient matrix needs at least one Fisher sample, but n = 0")]
+    NoSamples,
+    /// The sparsity is not a fraction in [0, 1).
+    #[error(
+        "sparsity is {sparsity}, but must be a fraction of zeros in [0, 1){}",
+        if *.sparsity > 1.0 && *.sparsity <= 100.0 { "; percent are divided by 100" } else { "" }
+    )]
+    Sparsity {
+        /// What was asked for.
+        sparsity: f64,
+    },
+    /// The number of weights to keep leaves none, or all.
+    #[error(
+        "k = {k} of {parameters} weights would be kept{}, but pruning needs 0 < k < {parameters}",
+        .path.as_ref().map(|path| format!(" in `{path}`")).unwrap_or_default()
+    )]
+    KeptCount {
+        /// Weights to keep.
+        k: usize,
+        /// Weights there are.
+        parameters: usize,
+        /// The parameter, where the budget is one per layer.
+        path: Option<String>,
+    },
+    /// A number of a config is out of its range.
+    #[error("{field} is {value}, but must be {expected}")]
+    InvalidConfig {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is accepted.
+        expected: &'static str,
+    },
+    /// A gradient is NaN or infinite.
+    #[error(
+        "the gradient of sample {sample} is {value} at element {index} of `{path}`: look at that \
+         sample, or at the loss (a logarithm of 0, an overflow in half precision)"
+    )]
+    NonFiniteGradient {
+        /// Row of the gradient matrix.
+        sample: usize,
+        /// Path of the parameter.
+        path: String,
+        /// Element of that parameter, in row-major order.
+        index: usize,
+        /// What was found.
+        value: f32,
+    },
+    /// A dense weight is NaN or infinite.
+    #[error(
+        "element {index} of `{path}` is {value}: the model is already broken, prune an earlier record"
+    )]
+    NonFiniteWeight {
+        /// Path of the parameter.
+        path: String,
+        /// Element of that parameter, in row-major order.
+        index: usize,
+        /// What was found.
+        value: f32,
+    },
+    /// The gradients are finite, but too large to multiply.
+    #[error(
+        "the gradients of sample {sample} times the dense weights overflow F32: scale the loss down"
+    )]
+    Overflow {
+        /// Row of the gradient matrix.
+        sample: usize,
+    },
+    /// Sizes that belong together differ.
+    #[error("{what}: expected {expected}, found {found}")]
+    Mismatch {
+        /// What was compared, for example `weights per gradient`.
+        what: &'static str,
+        /// The size that the rest has.
+        expected: usize,
+        /// The size that was given.
+        found: usize,
+    },
+    /// Fewer rows were pushed than the gradient matrix was made for.
+    #[error(
+        "the gradient matrix has {found} of {expected} rows: the loader ended early. Give it more \
+         batches or ask for fewer Fisher samples"
+    )]
+    IncompleteGradients {
+        /// Rows it was made for.
+        expected: usize,
+        /// Rows it has.
+        found: usize,
+    },
+    /// The gradient matrix would not fit.
+    #[error(
+        "the gradient matrix [{samples}, {parameters}] in {dtype:?} needs {needed} bytes, the bound \
+         is {bound}: fewer Fisher samples, half storage, or one block of layers at a time"
+    )]
+    MemoryBound {
+        /// Fisher samples n.
+        samples: usize,
+        /// Weights p.
+        parameters: usize,
+        /// Storage dtype.
+        dtype: FloatDType,
+        /// Bytes it needs.
+        needed: usize,
+        /// Bytes it may use.
+        bound: usize,
+    },
+    /// Zeros in a base would not be zeros in the effective value.
+    #[error(
+        "`{path}` carries the reparameterization `{name}`, which makes nonzero weights of zeros: \
+         fold it in with `Module::materialize` before pruning"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        path: String,
+        /// Name of the reparameterization.
+        name: String,
+    },
+    /// The model is not the one that parameters were selected from.
+    #[error(
+        "the model has not all of the parameters that were selected: {}. Select again from it",
+        .expected.join(", ")
+    )]
+    OtherModel {
+        /// Paths of the selected parameters.
+        expected: Vec<String>,
+    },
+    /// The loader ended before all Fisher samples were there.
+    #[error(
+        "the loader ended after {found} of {expected} Fisher samples of {batch_size} examples: \
+         give it more batches, or ask for fewer samples"
+    )]
+    LoaderEnded {
+        /// Fisher samples n that were asked for.
+        expected: usize,
+        /// Fisher samples that came.
+        found: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// A batch of the loader holds less than one Fisher sample.
+    #[error(
+        "the loader yields a batch of {examples} examples, but a Fisher sample needs {batch_size}: \
+         make its batches a multiple of that"
+    )]
+    SmallBatch {
+        /// Examples in the batch.
+        examples: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// The loss closure does not return the mean loss of the examples.
+    #[error("the loss cannot be differentiated: {reason}")]
+    Loss {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The forward pass cannot be recorded.
+    #[error("the forward pass cannot be recorded: {reason}")]
+    Trace {
+        /// What stopped it.
+        reason: String,
+    },
+    /// A folder of finished stages belongs to a run with another config.
+    #[error(
+        "{path} holds the stages of a run with another config (`{field}` differs): use the same \
+         config to go on with it, or another folder"
+    )]
+    StagesOfAnotherRun {
+        /// The folder.
+        path: String,
+        /// The first field of the config that differs.
+        field: String,
+    },
+    /// A file could not be read or written.
+    #[error("{action} {path}: {reason}")]
+    Io {
+        /// What was tried, for example `cannot write`.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// The user's training step failed.
+    #[error("training between the stages failed: {reason}")]
+    Training {
+        /// What the training step said.
+        reason: String,
+    },
+    /// The device cannot store gradients in the dtype.
+    #[error("{device} cannot store gradients in {dtype:?}; use F32")]
+    UnsupportedDtype {
+        /// What was asked for.
+        dtype: FloatDType,
+        /// The device, as Burn prints it.
+        device: String,
+    },
+    /// A sparsity pattern does not divide a layer.
+    #[error(
+        "the pattern {pattern} does not divide `{path}`: axis {axis} of {shape:?} is no multiple of \
+         {multiple}. Leave the parameter out, or choose another pattern"
+    )]
+    PatternDoesNotDivide {
+        /// The pattern, for example `2:4`.
+        pattern: String,
+        /// Path of the parameter.
+        path: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The axis that does not divide.
+        axis: usize,
+        /// What it must be a multiple of.
+        multiple: usize,
+    },
+    /// No support satisfies the budget.
+    #[error("no support satisfies the budget: {reason}")]
+    Infeasible {
+        /// What stands in the way.
+        reason: String,
+    },
+    /// The budget names a parameter that is not there.
+    #[error("the budget names `{path}`, which is not among the prunable parameters: {known}")]
+    UnknownLayer {
+        /// Path in the budget.
+        path: String,
+        /// The prunable parameters.
+        known: String,
+    },
+    /// A system of equations is singular to working precision.
+    #[error(
+        "the {size} x {size} system of the back-solve is not positive definite at pivot {pivot}: \
+         the ridge (l2 = {l2}) is too small for these gradients"
+    )]
+    NotPositiveDefinite {
+        /// Its size.
+        size: usize,
+        /// Where the factorization broke down.
+        pivot: usize,
+        /// The ridge.
+        l2: f64,
+    },
+    /// Two masks are for one parameter.
+    #[error("there are two masks for `{path}`")]
+    DuplicateMask {
+        /// Path of the parameter.
+        path: String,
+    },
+    /// A support names a weight that is not there.
+    #[error("the support names weight {index} of {parameters}")]
+    SupportIndex {
+        /// The index.
+        index: usize,
+        /// Weights there are.
+        parameters: usize,
+    },
+    /// A mask does not fit the model.
+    #[error(
+        "the mask of `{path}` is for a weight of shape {mask:?}, but the model has {}: it is the \
+         mask of another model",
+        .model.as_ref().map_or("no such parameter".into(), |shape| format!("one of {shape:?}"))
+    )]
+    MaskOfAnotherModel {
+        /// Path of the parameter.
+        path: String,
+        /// Shape that the mask was made for.
+        mask: Vec<usize>,
+        /// Shape of the model's parameter; `None` if it has none of that path.
+        model: Option<Vec<usize>>,
+    },
+    /// A mask cannot be replaced where there is none.
+    #[error("`{path}` carries no mask to replace; attach one with `Masks::attach`")]
+    NotMasked {
+        /// Path of the parameter.
+        path: String,
+    },
+    /// The model carries no masks.
+    #[error("the model carries no masks; attach them with `Masks::attach`")]
+    NoMasks,
+    /// A record is of another version, damaged, or of something else.
+    #[error("cannot load {what}: {reason}")]
+    Record {
+        /// What was being loaded.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Attaching masks failed.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// The device failed while numbers were read back.
+    #[error("reading from the device failed: {reason}")]
+    Device {
+        /// What Burn said.
+        reason: String,
+    },
+}
+
+impl<M> From<Rejected<M, PruneError>> for PruneError {
+    fn from(rejected: Rejected<M, PruneError>) -> Self {
+        rejected.into_error()
+    }
+}

@@ -1,0 +1,350 @@
+//! Which supports the pattern and the budget allow, and the projection onto them: hard
+//! thresholding.
+//!
+//! Blocks of an N:M pattern lie inside parameters, parameters inside the whole: taking the best of
+//! each block, then of each pool, is the exact projection. A bound on operations is met by a price
+//! per operation (a Lagrange multiplier); groups of different sizes are taken by score per weight,
+//! both as in a knapsack.
+
+use crate::budget::{Budget, Pool};
+use crate::error::PruneError;
+use crate::layout::Layout;
+use crate::sparsity::SparsityPattern;
+
+/// The supports that a pattern and a budget allow.
+#[derive(Debug, Clone)]
+pub(crate) struct Feasible {
+    parameters: usize,
+    pools: Vec<Pool>,
+    shape: Shape,
+    operations: Option<Operations>,
+}
+
+#[derive(Debug, Clone)]
+enum Shape {
+    Unstructured,
+    /// Block of each weight, and how many of its m weights may be kept.
+    Blocks {
+        of: Vec<u32>,
+        n: usize,
+        m: usize,
+    },
+    /// Group of each weight, and the groups.
+    Groups {
+        of: Vec<u32>,
+        groups: Vec<Vec<usize>>,
+    },
+}
+
+/// A bound on floating-point operations.
+#[derive(Debug, Clone)]
+struct Operations {
+    /// Cost of each weight.
+    cost: Vec<f32>,
+    bound: f64,
+    dense: f64,
+}
+
+/// Something that is kept or pruned as one: a weight or a group.
+#[derive(Debug, Clone, Copy)]
+struct Unit {
+    id: u32,
+    pool: u32,
+    weights: u32,
+    score: f64,
+    cost: f64,
+}
+
+impl Feasible {
+    /// Combines a pattern and a budget over the weights of `layout`.
+    pub(crate) fn new(
+        pattern: &SparsityPattern,
+        budget: &Budget,
+        layout: &Layout,
+    ) -> Result<Self, PruneError> {
+        let parameters = layout.len();
+        let blocks = pattern.blocks(layout)?;
+        let groups = pattern.groups(layout)?;
+        if *budget == Budget::Pattern && blocks.is_empty() {
+            return Err(PruneError::InvalidConfig {
+                field: "budget",
+                value: "Pattern".into(),
+                expected: "a sparsity or a count, unless the pattern is N:M",
+            });
+        }
+        let pools = budget.pools(layout)?;
+        let shape = match pattern {
+            SparsityPattern::Unstructured => Shape::Unstructured,
+            SparsityPattern::NM { n, m } => Shape::Blocks {
+                of: membership(&blocks, parameters),
+                n: *n,
+                m: *m,
+            },
+            SparsityPattern::Groups(_) => Shape::Groups {
+                of: membership(&groups, parameters),
+                groups,
+            },
+        };
+        let operations = budget.flops(layout)?.map(|bound| Operations {
+            cost: layout
+                .layers()
+                .iter()
+                .flat_map(|layer| std::iter::repeat_n(layer.flops_per_weight as f32, layer.len()))
+                .collect(),
+            bound,
+            dense: layout.flops(),
+        });
+        Ok(Self {
+            parameters,
+            pools,
+            shape,
+            operations,
+        })
+    }
+
+    /// The largest number of weights that may be kept.
+    pub(crate) fn k(&self) -> usize {
+        let pools: usize = self.pools.iter().map(|pool| pool.k).sum();
+        match &self.shape {
+            Shape::Blocks { n, m, .. } => pools.min(self.parameters / m * n),
+            _ => pools,
+        }
+    }
+
+    /// The allowed support with the largest total score among `candidates`; ascending. Ties go to
+    /// the smaller index.
+    ///
+    /// `expansion` of 1 is the budget itself; larger ones allow that many times as much.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Infeasible`] where nothing fits.
+    pub(crate) fn select(
+        &self,
+        candidates: &[usize],
+        scores: &[f64],
+        expansion: f64,
+    ) -> Result<Vec<usize>, PruneError> {
+        let units = self.units(candidates, scores, expansion);
+        let caps: Vec<usize> = self
+            .pools
+            .iter()
+            .map(|pool| expand(pool.k, expansion, pool.range.len()))
+            .collect();
+        let chosen = match &self.operations {
+            None => take(&units, &caps, 0.0),
+            Some(operations) => {
+                let bound = (operations.bound * expansion).min(operations.dense);
+                within_operations(&units, &caps, bound)
+            }
+        };
+        if chosen.is_empty() {
+            return Err(PruneError::Infeasible {
+                reason: "it is smaller than the smallest group of weights".into(),
+            });
+        }
+        let mut support: Vec<usize> = match &self.shape {
+            Shape::Groups { groups, .. } => {
+                let members = |unit: &u32| groups[*unit as usize].iter().copied();
+                chosen.iter().flat_map(members).collect()
+            }
+            _ => chosen.iter().map(|index| *index as usize).collect(),
+        };
+        support.sort_unstable();
+        Ok(support)
+    }
+
+    /// Whether weights compete one by one for one count, and nothing else bounds them.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.shape, Shape::Unstructured)
+            && self.pools.len() == 1
+            && self.operations.is_none()
+    }
+
+    /// Whether weights can be exchanged one against one: not where groups stay together.
+    pub(crate) fn exchanges_single_weights(&self) -> bool {
+        !matches!(self.shape, Shape::Groups { .. })
+    }
+
+    /// Kept weights in each block of an N:M pattern; empty for other patterns.
+    pub(crate) fn occupancy(&self, support: &[usize]) -> Vec<usize> {
+        let Shape::Blocks { of, m, .. } = &self.shape else {
+            return Vec::new();
+        };
+        let mut occupancy = vec![0; self.parameters / m];
+        support
+            .iter()
+            .for_each(|index| occupancy[of[*index] as usize] += 1);
+        occupancy
+    }
+
+    /// Whether the kept weight `leaves` may make room for the pruned weight `enters`.
+    pub(crate) fn allows_exchange(
+        &self,
+        leaves: usize,
+        enters: usize,
+        occupancy: &[usize],
+    ) -> bool {
+        let room = match &self.shape {
+            Shape::Blocks { of, n, .. } => {
+                of[leaves] == of[enters] || occupancy[of[enters] as usize] < *n
+            }
+            _ => true,
+        };
+        room && self.pool_of(leaves) == self.pool_of(enters)
+            && self.cost(enters) <= self.cost(leaves)
+    }
+
+    /// Moves an exchanged weight in `occupancy`.
+    pub(crate) fn record_exchange(&self, leaves: usize, enters: usize, occupancy: &mut [usize]) {
+        if let Shape::Blocks { of, .. } = &self.shape {
+            occupancy[of[leaves] as usize] -= 1;
+            occupancy[of[enters] as usize] += 1;
+        }
+    }
+
+    /// What competes: single weights (the best of each block), or groups with the scores of their
+    /// members added up.
+    fn units(&self, candidates: &[usize], scores: &[f64], expansion: f64) -> Vec<Unit> {
+        let single = |(index, score): (&usize, &f64)| Unit {
+            id: *index as u32,
+            pool: self.pool_of(*index) as u32,
+            weights: 1,
+            score: *score,
+            cost: self.cost(*index),
+        };
+        let pairs = candidates.iter().zip(scores);
+        match &self.shape {
+            Shape::Unstructured => pairs.map(single).collect(),
+            Shape::Blocks { of, n, m } => {
+                let cap = expand(*n, expansion, *m);
+                let mut units: Vec<Unit> = pairs.map(single).collect();
+                units.sort_unstable_by(|a, b| {
+                    let block = |unit: &Unit| of[unit.id as usize];
+                    block(a).cmp(&block(b)).then(better(a, b, 0.0))
+                });
+                let mut block = u32::MAX;
+                let mut rank = 0;
+                units.retain(|unit| {
+                    let own = of[unit.id as usize];
+                    rank = if own == block { rank + 1 } else { 0 };
+                    block = own;
+                    rank < cap
+                });
+                units
+            }
+            Shape::Groups { of, groups } => {
+                let mut totals = vec![None; groups.len()];
+                for (index, score) in pairs {
+                    *totals[of[*index] as usize].get_or_insert(0.0) += *score;
+                }
+                let unit = |(id, total): (usize, Option<f64>)| {
+                    total.map(|score| Unit {
+                        id: id as u32,
+                        pool: self.pool_of(groups[id][0]) as u32,
+                        weights: groups[id].len() as u32,
+                        score,
+                        cost: groups[id].iter().map(|index| self.cost(*index)).sum(),
+                    })
+                };
+                totals.into_iter().enumerate().filter_map(unit).collect()
+            }
+        }
+    }
+
+    fn pool_of(&self, index: usize) -> usize {
+        match self.pools.len() {
+            1 => 0,
+            _ => self.pools.partition_point(|pool| pool.range.end <= index),
+        }
+    }
+
+    fn cost(&self, index: usize) -> f64 {
+        let cost = |operations: &Operations| f64::from(operations.cost[index]);
+        self.operations.as_ref().map_or(0.0, cost)
+    }
+}
+
+/// `count` times `expansion`, but not above `limit`.
+fn expand(count: usize, expansion: f64, limit: usize) -> usize {
+    ((count as f64 * expansion).round() as usize).min(limit)
+}
+
+/// Index of the set that holds each of `parameters` weights.
+fn membership(sets: &[Vec<usize>], parameters: usize) -> Vec<u32> {
+    let mut of = vec![0; parameters];
+    for (id, set) in sets.iter().enumerate() {
+        set.iter().for_each(|index| of[*index] = id as u32);
+    }
+    of
+}
+
+/// Whether `a` comes before `b`: a larger score per weight, after the price of its operations.
+fn better(a: &Unit, b: &Unit, price: f64) -> std::cmp::Ordering {
+    worth(b, price)
+        .total_cmp(&worth(a, price))
+        .then(a.id.cmp(&b.id))
+}
+
+fn worth(unit: &Unit, price: f64) -> f64 {
+    (unit.score - price * unit.cost) / f64::from(unit.weights)
+}
+
+/// The best units of each pool within its count, at a price per operation.
+fn take(units: &[Unit], caps: &[usize], price: f64) -> Vec<u32> {
+    let mut chosen = Vec::new();
+    for (pool, cap) in caps.iter().enumerate() {
+        let mut members: Vec<&Unit> = units
+            .iter()
+            .filter(|unit| unit.pool as usize == pool)
+            .filter(|unit| price == 0.0 || worth(unit, price) > 0.0)
+            .collect();
+        if members.iter().all(|unit| unit.weights == 1) {
+            if *cap < members.len() {
+                members.select_nth_unstable_by(*cap, |a, b| better(a, b, price));
+                members.truncate(*cap);
+            }
+            chosen.extend(members.iter().map(|unit| unit.id));
+        } else {
+            members.sort_unstable_by(|a, b| better(a, b, price));
+            let mut left = *cap;
+            for unit in members {
+                if unit.weights as usize <= left {
+                    left -= unit.weights as usize;
+                    chosen.push(unit.id);
+                }
+            }
+        }
+    }
+    chosen
+}
+
+/// [`take`] at the lowest price that keeps the operations within `bound`.
+fn within_operations(units: &[Unit], caps: &[usize], bound: f64) -> Vec<u32> {
+    let cost: std::collections::HashMap<u32, f64> =
+        units.iter().map(|unit| (unit.id, unit.cost)).collect();
+    let fits = |chosen: &[u32]| chosen.iter().map(|id| cost[id]).sum::<f64>() <= bound;
+    let free = take(units, caps, 0.0);
+    if fits(&free) {
+        return free;
+    }
+    let rate = |unit: &Unit| {
+        if unit.cost > 0.0 {
+            unit.score / unit.cost
+        } else {
+            0.0
+        }
+    };
+    let (mut low, mut high) = (0.0, units.iter().map(rate).fold(0.0, f64::max));
+    let mut best = take(units, caps, high);
+    // Each halving decides one bit of the price; after 60 it is as exact as an F64 can be.
+    for _ in 0..60 {
+        let price = 0.5 * (low + high);
+        let chosen = take(units, caps, price);
+        match fits(&chosen) {
+            true => (high, best) = (price, chosen),
+            false => low = price,
+        }
+    }
+    best
+}

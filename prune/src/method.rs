@@ -1,0 +1,97 @@
+//! The methods that choose a support, from a random one to the whole of CHITA.
+
+use burn::config::Config;
+use serde::{Deserialize, Serialize};
+
+/// How the weights to keep are chosen, and what happens to their values.
+///
+/// | method | score of a weight | values of the kept weights |
+/// |---|---|---|
+/// | `Random` | a random number | dense |
+/// | `Magnitude` | \|w₀\| | dense |
+/// | `DiagonalFisher` | w₀²·(Σᵢ gᵢⱼ² / n + l2) | dense |
+/// | `WoodFisher` | w₀² / \[F_b⁻¹\]ⱼⱼ, F_b a block of the Fisher | back-solved, block by block |
+/// | `Wanda` | \|w₀\| · ‖activation‖ | dense |
+/// | `BackSolve` | \|w₀\| | back-solved |
+/// | `IterativeHardThresholding` | gradient steps and hard thresholding | as refitted |
+/// | `Chita` | the objective: OBS score over a shrinking support, then exchanges | back-solved |
+///
+/// Each of them obeys the sparsity pattern and the budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Method {
+    /// Chance, from the seed of the config.
+    Random,
+    /// The largest weights; per layer with a budget per layer.
+    Magnitude,
+    /// Optimal Brain Damage with the diagonal of the empirical Fisher
+    /// ([LeCun et al., 1990](https://papers.nips.cc/paper/1989/hash/6c9882bbac1c7093bd25041881277658-Abstract.html)).
+    DiagonalFisher,
+    /// Optimal Brain Surgeon scores from inverted blocks of the empirical Fisher
+    /// ([WoodFisher, Singh & Alistarh, 2020](https://arxiv.org/abs/2004.14340)).
+    WoodFisher {
+        /// Consecutive weights in a block; blocks do not cross parameters.
+        block_size: usize,
+    },
+    /// Magnitude times the norm of the activation that meets the weight
+    /// ([Wanda, Sun et al., 2023](https://arxiv.org/abs/2306.11695)).
+    Wanda {
+        /// For each weight, the L2 norm of its input over calibration data, `[p]`.
+        activation_norms: Vec<f32>,
+    },
+    /// The support of `Magnitude`, its values from the exact regression on it.
+    BackSolve,
+    /// Gradient steps on the objective, each projected onto the allowed supports.
+    IterativeHardThresholding(IhtConfig),
+    /// A support that shrinks in stages, re-solved at each of them, then single exchanges.
+    Chita(ChitaConfig),
+}
+
+/// Iterative hard thresholding with the exact line search and an active set.
+#[derive(Config, Debug, PartialEq)]
+pub struct IhtConfig {
+    /// Largest number of steps. Default 50.
+    #[config(default = 50)]
+    pub max_iterations: usize,
+    /// Stop when a step lowers the objective by less than this fraction. Default 1e-7.
+    #[config(default = 1e-7)]
+    pub tolerance: f64,
+    /// The first active set, as a multiple of k; at least 1. Default 1.5.
+    #[config(default = 1.5)]
+    pub active_set: f64,
+    /// What follows on the final support. Default: the back-solve.
+    #[config(default = "Refit::BackSolve")]
+    pub refit: Refit,
+}
+
+/// How the values on a chosen support are found.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Refit {
+    /// They stay as they are.
+    None,
+    /// This many sweeps of coordinate descent.
+    CoordinateDescent {
+        /// Updates of each weight.
+        sweeps: usize,
+    },
+    /// The exact minimum.
+    BackSolve,
+}
+
+/// The stages and the local search of [`Method::Chita`].
+#[derive(Config, Debug, PartialEq)]
+pub struct ChitaConfig {
+    /// The first support, as a multiple of k; at least 1. Default 2.
+    #[config(default = 2.0)]
+    pub expansion: f64,
+    /// Stages in which the support shrinks geometrically to k; each one re-solves. Default 4.
+    #[config(default = 4)]
+    pub stages: usize,
+    /// Largest number of exchanges of one weight against another; 0 for none, `None` to go on until
+    /// no single exchange improves.
+    #[config(default = "Some(0)")]
+    pub max_exchanges: Option<usize>,
+}

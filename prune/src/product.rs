@@ -1,0 +1,284 @@
+//! The uses of prunable weights in a recorded loss: which tensor meets which weight, and how.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use burn::backend::ir::{
+    BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr,
+};
+use burn::backend::ops::{FloatTensorOps, UnfoldOptions};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
+use burn::tensor::module::unfold4d;
+
+use crate::Selection;
+use crate::executor::{Tensors, name};
+use crate::trace::Trace;
+
+/// One use of a prunable weight.
+pub(crate) struct Product {
+    /// Position of the parameter in the layout.
+    pub(crate) layer: usize,
+    /// What the weight is multiplied with; its first axis counts examples, perhaps times positions.
+    input: DispatchTensor,
+    kind: Kind,
+}
+
+enum Kind {
+    /// `[..., d_input]` to `[..., d_output]`.
+    Linear { input: usize, output: usize },
+    /// `[batch, channels, height, width]`; that of a 1-d convolution has height 1.
+    Conv {
+        kernel: [usize; 2],
+        options: UnfoldOptions,
+        groups: usize,
+    },
+}
+
+impl Product {
+    /// Gradients of the weight: Σ xᵢ ⊗ δᵢ over each of `groups` groups of `size` examples, times
+    /// the number of groups, `[groups, weights]`. `delta` is the flat gradient in the output.
+    pub(crate) fn rows(self, delta: Tensor<1>, groups: usize, size: usize) -> Tensor<2> {
+        let elements = delta.shape().num_elements();
+        let delta = delta.mul_scalar(groups as f64);
+        match self.kind {
+            Kind::Linear {
+                input: from,
+                output: to,
+            } => {
+                let positions = elements / groups / to;
+                let delta = delta.reshape([groups, positions, to]);
+                let input = flat(self.input).reshape([groups, positions, from]);
+                let rows = match positions {
+                    1 => input.reshape([groups, from, 1]) * delta,
+                    _ => input.swap_dims(1, 2).matmul(delta),
+                };
+                rows.reshape([groups, from * to])
+            }
+            Kind::Conv {
+                kernel,
+                options,
+                groups: split,
+            } => {
+                let examples = groups * size;
+                // [examples, channels · kernel, positions]
+                let patches = unfold4d(Tensor::from_dispatch(self.input), kernel, options);
+                let [_, taken, positions] = patches.dims();
+                let outputs = elements / examples / positions;
+                let patches = patches.reshape([examples * split, taken / split, positions]);
+                let delta = delta.reshape([examples * split, outputs / split, positions]);
+                let rows = delta.matmul(patches.swap_dims(1, 2));
+                let weights = outputs * taken / split;
+                match size {
+                    1 => rows.reshape([groups, weights]),
+                    _ => rows
+                        .reshape([groups, size, weights])
+                        .sum_dim(1)
+                        .reshape([groups, weights]),
+                }
+            }
+        }
+    }
+
+    /// For each input feature of the weight (input, or channel and kernel position), the sum of its
+    /// squares over examples and positions; and how that spreads over the weight.
+    pub(crate) fn squares(self) -> (Tensor<1>, Spread) {
+        match self.kind {
+            Kind::Linear { input, output } => {
+                let elements = self.input.shape().num_elements();
+                let rows = flat(self.input).reshape([elements / input, input]);
+                let squares = rows.square().sum_dim(0).reshape([input]);
+                (
+                    squares,
+                    Spread {
+                        before: 1,
+                        after: output,
+                        groups: 1,
+                    },
+                )
+            }
+            Kind::Conv {
+                kernel,
+                options,
+                groups,
+            } => {
+                let patches = unfold4d(Tensor::from_dispatch(self.input), kernel, options);
+                let taken = patches.dims()[1];
+                let squares = patches.square().sum_dim(2).sum_dim(0).reshape([taken]);
+                (
+                    squares,
+                    Spread {
+                        before: 0,
+                        after: 1,
+                        groups,
+                    },
+                )
+            }
+        }
+    }
+}
+
+/// How numbers per input feature spread over a weight.
+pub(crate) struct Spread {
+    before: usize,
+    after: usize,
+    groups: usize,
+}
+
+impl Spread {
+    /// `features` repeated for `weights` weights: `[d_input, d_output]` has a feature per row, a
+    /// kernel `[channels_out, channels_in / groups, ...]` all features of its group per output.
+    pub(crate) fn over(&self, features: &[f32], weights: usize) -> Vec<f32> {
+        match self.before {
+            1 => features
+                .iter()
+                .flat_map(|x| std::iter::repeat_n(*x, self.after))
+                .collect(),
+            _ => {
+                let group = features.len() / self.groups;
+                let outputs = weights / group / self.groups;
+                let parts = features.chunks(group.max(1));
+                parts
+                    .flat_map(|part| (0..outputs).flat_map(|_| part.iter().copied()))
+                    .collect()
+            }
+        }
+    }
+}
+
+/// Any float tensor as a vector.
+fn flat(tensor: DispatchTensor) -> Tensor<1> {
+    let elements = tensor.shape().num_elements();
+    Tensor::from_dispatch(Dispatch::float_reshape(tensor, [elements].into()))
+}
+
+/// Finds the uses of prunable weights while a trace is executed.
+pub(crate) struct Products {
+    /// Prunable weights by their tensors: position in the layout.
+    weights: HashMap<TensorId, usize>,
+    examples: usize,
+}
+
+impl Products {
+    /// Of the parameters that have a part in `columns`.
+    pub(crate) fn new(
+        trace: &Trace,
+        selection: &Selection,
+        columns: &Range<usize>,
+        examples: usize,
+    ) -> Self {
+        let layers = selection.layout().layers();
+        let position = |path: &String| {
+            let position = layers.iter().position(|layer| layer.path == *path)?;
+            let range = layers[position].range();
+            (range.start < columns.end && columns.start < range.end).then_some(position)
+        };
+        let weights = trace.parameters.iter();
+        let weights = weights.filter_map(|(id, path)| Some((*id, position(path)?)));
+        Self {
+            weights: weights.collect(),
+            examples,
+        }
+    }
+
+    /// The use that an operation makes of a weight, if it makes one; fails with the reason where
+    /// per-example gradients of such a use are not known.
+    pub(crate) fn find(
+        &mut self,
+        operation: &OperationIr,
+        tensors: &Tensors,
+    ) -> Result<Option<Product>, String> {
+        let Some(layer) = operation
+            .inputs()
+            .find_map(|input| self.weights.get(&input.id).copied())
+        else {
+            return Ok(None);
+        };
+        let product = match operation {
+            OperationIr::Module(ModuleOperationIr::Linear(op)) if self.is(&op.weight) => {
+                self.linear(layer, &op.x, &op.weight, tensors)?
+            }
+            OperationIr::Float(_, FloatOperationIr::Matmul(op))
+                if self.is(&op.rhs) && !self.is(&op.lhs) =>
+            {
+                self.linear(layer, &op.lhs, &op.rhs, tensors)?
+            }
+            OperationIr::Module(ModuleOperationIr::Conv2d(op)) if self.is(&op.weight) => {
+                let [(top, bottom), (left, right)] = op.options.padding;
+                if top != bottom || left != right {
+                    return Err("a convolution is padded on one side more".into());
+                }
+                let options =
+                    UnfoldOptions::new(op.options.stride, [top, left], op.options.dilation);
+                let kernel = [op.weight.shape[2], op.weight.shape[3]];
+                self.batch_first(&op.x)?;
+                let kind = Kind::Conv {
+                    kernel,
+                    options,
+                    groups: op.options.groups,
+                };
+                Product {
+                    layer,
+                    input: tensors.get(&op.x)?,
+                    kind,
+                }
+            }
+            // The same weight with axes of length 1 around it.
+            OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) if same(&op.input, &op.out) => {
+                self.weights.insert(op.out.id, layer);
+                return Ok(None);
+            }
+            other => return Err(format!("a weight is used by {}", name(other))),
+        };
+        Ok(Some(product))
+    }
+
+    fn is(&self, tensor: &TensorIr) -> bool {
+        self.weights.contains_key(&tensor.id)
+    }
+
+    fn linear(
+        &self,
+        layer: usize,
+        x: &TensorIr,
+        weight: &TensorIr,
+        tensors: &Tensors,
+    ) -> Result<Product, String> {
+        let rank = weight.shape.num_dims();
+        let (input, output) = (weight.shape[rank - 2], weight.shape[rank - 1]);
+        if input * output != weight.shape.num_elements() {
+            return Err("a weight is a batch of matrices".into());
+        }
+        self.batch_first(x)?;
+        Ok(Product {
+            layer,
+            input: tensors.get(x)?,
+            kind: Kind::Linear { input, output },
+        })
+    }
+
+    /// The first axis counts examples, or examples times positions.
+    fn batch_first(&self, x: &TensorIr) -> Result<(), String> {
+        match x.shape[0] % self.examples {
+            0 => Ok(()),
+            _ => Err(format!(
+                "the input of a layer has the shape {:?}, which does not begin with {} examples",
+                x.shape.to_vec(),
+                self.examples
+            )),
+        }
+    }
+}
+
+/// Whether two shapes differ in axes of length 1 only.
+fn same(one: &TensorIr, other: &TensorIr) -> bool {
+    let long = |tensor: &TensorIr| -> Vec<usize> {
+        tensor
+            .shape
+            .iter()
+            .copied()
+            .filter(|length| *length != 1)
+            .collect()
+    };
+    long(one) == long(other)
+}

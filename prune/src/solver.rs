@@ -1,0 +1,196 @@
+//! Chooses the weights to keep and finds their values.
+
+mod back_solve;
+mod blockwise;
+mod chita;
+mod clock;
+mod coordinate_descent;
+mod dead;
+mod exchange;
+mod factor;
+mod iht;
+mod line_search;
+mod operator;
+mod scores;
+mod working_set;
+
+use burn::config::Config;
+
+use crate::budget::Budget;
+use crate::error::PruneError;
+use crate::feasible::Feasible;
+use crate::method::{ChitaConfig, Method, Refit};
+use crate::problem::Problem;
+use crate::solution::{Solution, Step, Termination};
+use crate::sparsity::SparsityPattern;
+use back_solve::{back_solve, scatter};
+use blockwise::{Shrinking, blockwise};
+use clock::Clock;
+use coordinate_descent::coordinate_descent;
+use dead::Dead;
+use serde::{Deserialize, Serialize};
+
+/// What to solve for, and how.
+#[derive(Config, Debug, PartialEq)]
+pub struct SolverConfig {
+    /// How many weights, or operations, remain.
+    pub budget: Budget,
+    /// The shape of the zeros. Default: unstructured.
+    #[config(default = "SparsityPattern::Unstructured")]
+    pub pattern: SparsityPattern,
+    /// How the support is chosen. Default: CHITA.
+    #[config(default = "Method::Chita(ChitaConfig::new())")]
+    pub method: Method,
+    /// What happens to weights that no gradient depends on. Default: pruned first.
+    #[config(default = "DeadColumns::PrunedFirst")]
+    pub dead_columns: DeadColumns,
+    /// Consecutive weights in a block of a block-diagonal Fisher; `None` for the whole one.
+    #[config(default = "None")]
+    pub block_size: Option<usize>,
+    /// Seed of the methods that use chance. Default 0.
+    #[config(default = 0)]
+    pub seed: u64,
+}
+
+/// What happens to weights whose column of the gradient matrix is zero.
+///
+/// They are often large: no gradient has moved them since initialization. The loss does not depend
+/// on them, so that pruning them is free; the objective charges λw₀² all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeadColumns {
+    /// They go before any other weight.
+    PrunedFirst,
+    /// They compete at the price that the ridge gives them. The objective is lower, the network
+    /// usually worse.
+    Priced,
+}
+
+/// Solves a problem.
+///
+/// # Errors
+///
+/// [`PruneError`] where budget and pattern do not fit the problem, where a system is singular to
+/// working precision, and where the device fails.
+pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, PruneError> {
+    let mut clock = Clock::start();
+    check(config)?;
+    let feasible = Feasible::new(&config.pattern, &config.budget, problem.layout())?;
+    let dead = Dead::new(problem, config.dead_columns);
+    let by_score = |scores: Vec<f64>| {
+        let all: Vec<usize> = (0..problem.parameters()).collect();
+        feasible.select(&all, &dead.demote(&all, scores), 1.0)
+    };
+    let completed = Termination::Completed;
+    let (weights, support, step, termination) = match &config.method {
+        Method::Random => dense(problem, by_score(scores::random(problem, config.seed))?),
+        Method::Magnitude => dense(problem, by_score(scores::magnitude(problem))?),
+        Method::DiagonalFisher => dense(problem, by_score(scores::diagonal_fisher(problem)?)?),
+        Method::Wanda { activation_norms } => dense(
+            problem,
+            by_score(scores::wanda(problem, activation_norms)?)?,
+        ),
+        Method::WoodFisher { block_size } => {
+            let shrinking = Shrinking {
+                block_size: *block_size,
+                expansion: f64::INFINITY,
+                stages: 1,
+            };
+            let (weights, support) = blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+            (weights, support, Step::BackSolve, completed)
+        }
+        Method::BackSolve => match config.block_size {
+            Some(block_size) => {
+                let shrinking = Shrinking {
+                    block_size,
+                    expansion: 1.0,
+                    stages: 0,
+                };
+                let (weights, support) =
+                    blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+                (weights, support, Step::BackSolve, completed)
+            }
+            None => {
+                let support = by_score(scores::magnitude(problem))?;
+                let weights = back_solve(problem, &support)?;
+                (weights, support, Step::BackSolve, completed)
+            }
+        },
+        Method::IterativeHardThresholding(iht) => {
+            let (mut weights, support, termination) =
+                iht::iht(problem, &feasible, iht, &dead, &mut clock)?;
+            let step = match iht.refit {
+                Refit::None => Step::HardThreshold,
+                Refit::CoordinateDescent { sweeps } => {
+                    coordinate_descent(problem, &support, &mut weights, sweeps, &mut clock)?;
+                    Step::CoordinateDescent
+                }
+                Refit::BackSolve => {
+                    weights = back_solve(problem, &support)?;
+                    Step::BackSolve
+                }
+            };
+            (weights, support, step, termination)
+        }
+        Method::Chita(chita) => match config.block_size {
+            Some(block_size) => {
+                let shrinking = Shrinking {
+                    block_size,
+                    expansion: chita.expansion,
+                    stages: chita.stages,
+                };
+                let (weights, support) =
+                    blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+                (weights, support, Step::BackSolve, completed)
+            }
+            None => {
+                let (weights, support, termination) =
+                    chita::chita(problem, &feasible, chita, &dead, &mut clock)?;
+                (weights, support, Step::BackSolve, termination)
+            }
+        },
+    };
+    clock.finish(problem, weights, support, step, termination)
+}
+
+/// The dense weights on `support`.
+fn dense(problem: &Problem, support: Vec<usize>) -> (Vec<f32>, Vec<usize>, Step, Termination) {
+    let unchanged = vec![0.0; support.len()];
+    let weights = scatter(problem, &support, &unchanged);
+    (weights, support, Step::Start, Termination::Completed)
+}
+
+/// Refuses numbers outside of their range.
+fn check(config: &SolverConfig) -> Result<(), PruneError> {
+    let invalid = |field, value: String, expected| {
+        Err(PruneError::InvalidConfig {
+            field,
+            value,
+            expected,
+        })
+    };
+    match &config.method {
+        Method::Chita(chita) if !(chita.expansion >= 1.0) => {
+            let value = chita.expansion.to_string();
+            invalid("expansion", value, "at least 1")
+        }
+        Method::IterativeHardThresholding(iht) if !(iht.active_set >= 1.0) => {
+            let value = iht.active_set.to_string();
+            invalid("active_set", value, "at least 1")
+        }
+        Method::IterativeHardThresholding(iht) if !(iht.tolerance >= 0.0) => {
+            let value = iht.tolerance.to_string();
+            invalid("tolerance", value, "not negative")
+        }
+        Method::BackSolve | Method::Chita(_) => Ok(()),
+        _ if config.block_size.is_some() => {
+            let value = format!("{:?}", config.block_size);
+            invalid(
+                "block_size",
+                value,
+                "none, unless the method is BackSolve or Chita",
+            )
+        }
+        _ => Ok(()),
+    }
+}

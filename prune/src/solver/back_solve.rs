@@ -1,0 +1,166 @@
+//! The exact minimum on a given support.
+//!
+//! With P the pruned set, d = w_S − w₀_S minimises ½‖t − G_S d‖² + λ‖d‖² for t = G_P w₀_P − a·1,
+//! so that
+//!
+//! ```text
+//! n < |S|:  d = G_Sᵀ u,  (2λ I + G_S G_Sᵀ) u = t       n x n, the dual form (Woodbury)
+//! n ≥ |S|:  (2λ I + G_Sᵀ G_S) d = G_Sᵀ t               |S| x |S|, the normal equations
+//! ```
+//!
+//! Both are right at any ridge. The textbook form b/2λ − G_Sᵀ(…)/4λ² for w_S itself subtracts two
+//! nearly equal vectors, and F32 loses it where λ is small.
+
+use crate::error::PruneError;
+use crate::gradient_matrix::{column, read};
+use crate::problem::{Problem, narrow};
+use crate::solver::factor::Symmetric;
+use crate::solver::operator::Operator;
+use crate::solver::working_set::{Solved, WorkingSet};
+
+/// Residual of the dual system, relative to its right side, at which [`refine`] is done: what F32
+/// products can tell apart.
+const DUAL_TOLERANCE: f64 = 1e-6;
+/// Conjugate gradient steps before [`refine`] gives up.
+const DUAL_ITERATIONS: usize = 20;
+
+/// The weights `[p]` that minimise the objective among those with this support (ascending).
+pub(crate) fn back_solve(problem: &Problem, support: &[usize]) -> Result<Vec<f32>, PruneError> {
+    let target = target(problem, support)?;
+    let change = match problem.samples() < support.len() {
+        true => dual(problem, support, &target)?,
+        false => normal(problem, support, &target)?,
+    };
+    Ok(scatter(problem, support, &change))
+}
+
+/// t = G_P w₀_P − a·1 = y − G_S w₀_S − a·1, whichever reads less of G.
+pub(crate) fn target(problem: &Problem, support: &[usize]) -> Result<Vec<f64>, PruneError> {
+    let dense = problem.dense();
+    let mut target = match 2 * support.len() < problem.parameters() {
+        true => {
+            let kept: Vec<f32> = support.iter().map(|index| dense[*index]).collect();
+            let kept = problem.gradients().multiply_at(support, &kept)?;
+            problem
+                .target()
+                .iter()
+                .zip(kept)
+                .map(|(y, kept)| y - kept)
+                .collect()
+        }
+        false => {
+            let mut pruned = dense.to_vec();
+            support.iter().for_each(|index| pruned[*index] = 0.0);
+            problem.gradients().multiply(&pruned)?
+        }
+    };
+    let a = problem.first_order();
+    target.iter_mut().for_each(|value| *value -= a);
+    Ok(target)
+}
+
+fn dual(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>, PruneError> {
+    let gradients = problem.gradients();
+    let mut system = Symmetric::diagonal(target.len(), 2.0 * problem.lambda());
+    for (_, columns) in gradients.chunks(support) {
+        system.add_gram(1.0, &columns)?;
+    }
+    let dual = system.factor(problem.l2())?.solve(target);
+    let dual = column(&narrow(&dual), &problem.device()).transpose();
+    let mut change = Vec::with_capacity(support.len());
+    for (_, columns) in gradients.chunks(support) {
+        change.extend(read(dual.clone().matmul(columns))?);
+    }
+    Ok(change)
+}
+
+fn normal(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>, PruneError> {
+    let columns = problem.gradients().columns(support);
+    let transposed = columns.clone().transpose();
+    let target = column(&narrow(target), &problem.device());
+    let right = read(transposed.clone().matmul(target))?;
+    let right: Vec<f64> = right.into_iter().map(f64::from).collect();
+    let mut system = Symmetric::diagonal(support.len(), 2.0 * problem.lambda());
+    system.add(1.0, transposed.matmul(columns))?;
+    Ok(narrow(&system.factor(problem.l2())?.solve(&right)))
+}
+
+/// The same minimum, by conjugate gradients on the dual system over all samples, from the factor of
+/// a [`WorkingSet`] that has this support and leaves out samples.
+///
+/// The factor preconditions the rows that it has, 2λ the others, so that a few steps suffice; each
+/// costs two products with G_S, the exact system n·|S| of them.
+pub(crate) fn refine(
+    problem: &Problem,
+    set: &WorkingSet<'_>,
+    solved: &Solved,
+) -> Result<Vec<f32>, PruneError> {
+    let support = set.support();
+    let operator = Operator::new(problem, support);
+    let target = target(problem, support)?;
+    let ridge = 2.0 * problem.lambda();
+    let precondition = |residual: &[f64]| match set.rows() {
+        None => solved.factor.solve(residual),
+        Some(rows) => {
+            let kept: Vec<f64> = rows.iter().map(|row| residual[*row]).collect();
+            let mut all: Vec<f64> = residual.iter().map(|value| value / ridge).collect();
+            let solved = solved.factor.solve(&kept);
+            rows.iter()
+                .zip(solved)
+                .for_each(|(row, value)| all[*row] = value);
+            all
+        }
+    };
+    let mut dual = precondition(&target);
+    let mut change = operator.transpose_multiply(&dual)?;
+    let product = operator.multiply(&change)?;
+    let mut residual: Vec<f64> = (0..target.len())
+        .map(|row| target[row] - ridge * dual[row] - product[row])
+        .collect();
+    let bound = DUAL_TOLERANCE * norm(&target);
+    let mut preconditioned = precondition(&residual);
+    let mut direction = preconditioned.clone();
+    let mut energy = dot(&residual, &preconditioned);
+    for _ in 0..DUAL_ITERATIONS {
+        if norm(&residual) <= bound {
+            return Ok(scatter(problem, support, &change));
+        }
+        let step_change = operator.transpose_multiply(&direction)?;
+        let product = operator.multiply(&step_change)?;
+        let curvature = ridge * dot(&direction, &direction) + dot(&direction, &product);
+        let length = energy / curvature;
+        for row in 0..dual.len() {
+            dual[row] += length * direction[row];
+            residual[row] -= length * (ridge * direction[row] + product[row]);
+        }
+        for (change, step) in change.iter_mut().zip(step_change) {
+            *change += length as f32 * step;
+        }
+        preconditioned = precondition(&residual);
+        let next = dot(&residual, &preconditioned);
+        let factor = next / energy;
+        energy = next;
+        for (direction, value) in direction.iter_mut().zip(&preconditioned) {
+            *direction = value + factor * *direction;
+        }
+    }
+    // Rounding in F32 can keep the residual above the bound; the exact system has no such limit.
+    back_solve(problem, support)
+}
+
+/// The weights `[p]` of a change on the support.
+pub(crate) fn scatter(problem: &Problem, support: &[usize], change: &[f32]) -> Vec<f32> {
+    let mut weights = vec![0.0; problem.parameters()];
+    for (index, change) in support.iter().zip(change) {
+        weights[*index] = problem.dense()[*index] + change;
+    }
+    weights
+}
+
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn norm(vector: &[f64]) -> f64 {
+    dot(vector, vector).sqrt()
+}

@@ -1,0 +1,71 @@
+//! A support that shrinks geometrically, re-solved at each stage, then exchanges.
+//!
+//! ```text
+//! S ← the e·k best weights by magnitude
+//! repeat for each stage:
+//!     w_S ← the exact minimum on S
+//!     S   ← the weights whose removal costs most, fewer by a constant factor, at last k
+//! exchange kept against pruned weights
+//! w_S ← the exact minimum on S
+//! ```
+//!
+//! The search leaves out samples whose gradient is negligible against the ridge; the last minimum
+//! and the reported objective are over all of them.
+
+use crate::error::PruneError;
+use crate::feasible::Feasible;
+use crate::method::ChitaConfig;
+use crate::problem::Problem;
+use crate::solution::{Step, Termination};
+use crate::solver::back_solve::refine;
+use crate::solver::clock::Clock;
+use crate::solver::dead::Dead;
+use crate::solver::exchange::exchange;
+use crate::solver::scores;
+use crate::solver::working_set::WorkingSet;
+
+/// Samples with a squared gradient norm below this fraction of 2λ are left out of the search.
+const NEGLIGIBLE: f64 = 0.05;
+
+/// The weights `[p]`, their support, and why the search ended.
+pub(crate) fn chita(
+    problem: &Problem,
+    feasible: &Feasible,
+    config: &ChitaConfig,
+    dead: &Dead,
+    clock: &mut Clock,
+) -> Result<(Vec<f32>, Vec<usize>, Termination), PruneError> {
+    let all: Vec<usize> = (0..problem.parameters()).collect();
+    let magnitude = dead.demote(&all, scores::magnitude(problem));
+    let stages = config.stages;
+    // Beyond half of what is pruned, further weights would only be pruned again.
+    let share = problem.parameters() as f64 / feasible.k() as f64;
+    let expansion = match stages {
+        0 => 1.0,
+        _ => config.expansion.min(0.5 * (1.0 + share)).max(1.0),
+    };
+    let first = feasible.select(&all, &magnitude, expansion)?;
+    // That no exchange improves can only be said about all samples.
+    let negligible = match config.max_exchanges {
+        None => 0.0,
+        Some(_) => NEGLIGIBLE,
+    };
+    let mut set = WorkingSet::new(problem, first, negligible)?;
+    let mut solved = set.solve()?;
+    clock.note(Step::Start, solved.objective, set.support().len());
+    for stage in 1..=stages {
+        let costs = dead.demote(set.support(), set.removal_costs(&solved)?);
+        let left = expansion.powf(1.0 - stage as f64 / stages as f64);
+        let kept = feasible.select(set.support(), &costs, left)?;
+        set.shrink(kept)?;
+        solved = set.solve()?;
+        clock.note(Step::Shrink, solved.objective, set.support().len());
+    }
+    let mut termination = Termination::Completed;
+    if config.max_exchanges != Some(0) && feasible.exchanges_single_weights() {
+        let limit = config.max_exchanges;
+        (set, solved, termination) = exchange(problem, feasible, set, solved, limit, dead, clock)?;
+    }
+    let weights = refine(problem, &set, &solved)?;
+    Ok((weights, set.support().to_vec(), termination))
+}

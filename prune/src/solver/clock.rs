@@ -1,0 +1,62 @@
+//! The trace of a solver, and the solution at its end.
+
+use std::time::Instant;
+
+use crate::error::PruneError;
+use crate::problem::Problem;
+use crate::solution::{Solution, Step, Termination, TracePoint};
+
+/// Time since the solver began, with what happened.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    start: Instant,
+    trace: Vec<TracePoint>,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self {
+            start: Instant::now(),
+            trace: Vec::new(),
+        }
+    }
+
+    /// Notes the objective after a step.
+    pub(crate) fn note(&mut self, step: Step, objective: f64, k: usize) {
+        self.trace.push(TracePoint {
+            objective,
+            k,
+            seconds: self.start.elapsed().as_secs_f64(),
+            step,
+        });
+    }
+
+    /// The solution at the end of `step`, with its exact objective.
+    pub(crate) fn finish(
+        mut self,
+        problem: &Problem,
+        weights: Vec<f32>,
+        support: Vec<usize>,
+        step: Step,
+        termination: Termination,
+    ) -> Result<Solution, PruneError> {
+        let change = problem.change(&weights);
+        let residual = problem.residual_at(&change)?;
+        let terms = problem.objective_from(&change, &residual);
+        let objective = terms.total();
+        self.note(step, objective, support.len());
+        let gradient = problem.gradient_on(&support, &change, &residual)?;
+        let square = |gradient: &f32| f64::from(*gradient).powi(2);
+        let gap = gradient.iter().map(square).sum::<f64>() / (4.0 * problem.lambda());
+        Ok(Solution {
+            weights: problem.tensor(&weights),
+            objective,
+            terms,
+            relative_gap: gap / (terms.fit + terms.ridge).max(f64::MIN_POSITIVE),
+            iterations: self.trace.len(),
+            termination,
+            trace: self.trace,
+            support,
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! Cholesky factors of small symmetric matrices, in F64 on the host.
+
+use burn::tensor::Tensor;
+use faer::linalg::solvers::{Llt, Solve};
+use faer::linalg::triangular_solve::{
+    solve_lower_triangular_in_place, solve_upper_triangular_in_place,
+};
+use faer::{Mat, Side, get_global_parallelism};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::error::PruneError;
+use crate::gradient_matrix::read;
+
+/// Products of matrices with fewer rows are not split.
+const SPLIT_ROWS: usize = 256;
+/// Probes of a sketched leverage: its relative error is about √(2/64) = 18 %.
+const PROBES: usize = 64;
+
+/// A symmetric matrix on the host, of which the lower triangle counts; sums of device products in F32 are added up in F64.
+#[derive(Debug, Clone)]
+pub(crate) struct Symmetric(Mat<f64>);
+
+impl Symmetric {
+    /// `value` times the identity.
+    pub(crate) fn diagonal(size: usize, value: f64) -> Self {
+        Self(Mat::from_fn(size, size, |row, column| {
+            if row == column { value } else { 0.0 }
+        }))
+    }
+
+    /// The matrix of these elements.
+    pub(crate) fn from_fn(size: usize, element: impl FnMut(usize, usize) -> f64) -> Self {
+        Self(Mat::from_fn(size, size, element))
+    }
+
+    /// Rows.
+    pub(crate) fn size(&self) -> usize {
+        self.0.nrows()
+    }
+
+    /// Adds `factor` times a symmetric tensor of the same size.
+    pub(crate) fn add(&mut self, factor: f64, product: Tensor<2>) -> Result<(), PruneError> {
+        let size = self.size();
+        let product = read(product)?;
+        for (column, values) in product.chunks_exact(size).enumerate() {
+            let sums = self.0.col_as_slice_mut(column);
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum += factor * f64::from(*value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds `factor` times A Aᵀ for `columns` = A `[size, c]`.
+    ///
+    /// Only the halves on and below the diagonal are multiplied, which saves a quarter.
+    pub(crate) fn add_gram(&mut self, factor: f64, columns: &Tensor<2>) -> Result<(), PruneError> {
+        let [size, width] = columns.dims();
+        if size < SPLIT_ROWS {
+            return self.add(factor, columns.clone().matmul(columns.clone().transpose()));
+        }
+        let half = size / 2;
+        let upper = columns.clone().slice([0..half, 0..width]);
+        let lower = columns.clone().slice([half..size, 0..width]);
+        let transposed = upper.clone().transpose();
+        self.add_block(factor, 0, 0, upper.matmul(transposed.clone()))?;
+        self.add_block(factor, half, 0, lower.clone().matmul(transposed))?;
+        self.add_block(factor, half, half, lower.clone().matmul(lower.transpose()))
+    }
+
+    /// Adds `factor` times a block at (row, column) of the lower triangle.
+    fn add_block(
+        &mut self,
+        factor: f64,
+        row: usize,
+        column: usize,
+        block: Tensor<2>,
+    ) -> Result<(), PruneError> {
+        let [_, width] = block.dims();
+        // Transposed on the device, the values arrive column by column, as they lie here.
+        let height = block.dims()[0];
+        let values = read(block.transpose())?;
+        for (offset, values) in values.chunks_exact(height).enumerate().take(width) {
+            let sums = &mut self.0.col_as_slice_mut(column + offset)[row..row + height];
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum += factor * f64::from(*value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Its Cholesky factor.
+    pub(crate) fn factor(&self, l2: f64) -> Result<Factor, PruneError> {
+        match self.0.llt(Side::Lower) {
+            Ok(llt) => Ok(Factor(llt)),
+            Err(faer::linalg::cholesky::llt::factor::LltError::NonPositivePivot { index }) => {
+                Err(PruneError::NotPositiveDefinite {
+                    size: self.size(),
+                    pivot: index,
+                    l2,
+                })
+            }
+        }
+    }
+}
+
+/// A Cholesky factor L Lᵀ.
+#[derive(Debug, Clone)]
+pub(crate) struct Factor(Llt<f64>);
+
+impl Factor {
+    /// Rows.
+    pub(crate) fn size(&self) -> usize {
+        self.0.L().nrows()
+    }
+
+    /// A matrix W `[probes, size]`, row-major, with ‖W a‖² ≈ aᵀ (L Lᵀ)⁻¹ a: exact up to
+    /// `PROBES` rows, else of random signs
+    /// ([Spielman & Srivastava, 2011](https://arxiv.org/abs/0803.0929)). The signs are always the
+    /// same.
+    pub(crate) fn sketch(&self) -> Vec<f32> {
+        let size = self.size();
+        let mut probes = match size <= PROBES {
+            true => Mat::<f64>::identity(size, size),
+            false => {
+                let mut random = StdRng::seed_from_u64(0);
+                let sign = 1.0 / (PROBES as f64).sqrt();
+                Mat::from_fn(size, PROBES, |_, _| match random.random::<bool>() {
+                    true => sign,
+                    false => -sign,
+                })
+            }
+        };
+        // W = Ω L⁻¹, so that Wᵀ = L⁻ᵀ Ωᵀ.
+        solve_upper_triangular_in_place(
+            self.0.L().transpose(),
+            probes.as_mut(),
+            get_global_parallelism(),
+        );
+        let columns = (0..probes.ncols()).flat_map(|probe| probes.col_as_slice(probe));
+        columns.map(|value| *value as f32).collect()
+    }
+
+    /// L⁻¹, row-major: the exact one of what [`sketch`](Self::sketch) approximates.
+    pub(crate) fn inverse_root(&self) -> Vec<f32> {
+        let inverse = self.inverse_columns();
+        let size = self.size();
+        let elements = (0..size).flat_map(|row| (0..size).map(move |column| (row, column)));
+        elements
+            .map(|(row, column)| inverse[(row, column)] as f32)
+            .collect()
+    }
+
+    /// The diagonal of (L Lᵀ)⁻¹.
+    pub(crate) fn inverse_diagonal(&self) -> Vec<f64> {
+        let inverse = self.inverse_columns();
+        let norm = |column: &[f64]| column.iter().map(|value| value * value).sum();
+        (0..self.size())
+            .map(|column| norm(inverse.col_as_slice(column)))
+            .collect()
+    }
+
+    fn inverse_columns(&self) -> Mat<f64> {
+        let mut inverse = Mat::identity(self.size(), self.size());
+        solve_lower_triangular_in_place(self.0.L(), inverse.as_mut(), get_global_parallelism());
+        inverse
+    }
+
+    /// Solves L Lᵀ X = right side.
+    pub(crate) fn solve_many(&self, right: &Mat<f64>) -> Mat<f64> {
+        self.0.solve(right)
+    }
+
+    /// Solves L X = right side, so that the squared norm of a column of X is aᵀ (L Lᵀ)⁻¹ a.
+    pub(crate) fn half_solve(&self, right: &Mat<f64>) -> Mat<f64> {
+        let mut solved = right.clone();
+        solve_lower_triangular_in_place(self.0.L(), solved.as_mut(), get_global_parallelism());
+        solved
+    }
+
+    /// Solves L Lᵀ x = right side.
+    pub(crate) fn solve(&self, right: &[f64]) -> Vec<f64> {
+        let right = Mat::from_fn(right.len(), 1, |row, _| right[row]);
+        self.0.solve(&right).col_as_slice(0).to_vec()
+    }
+}

@@ -1,0 +1,52 @@
+//! Scores of the methods that look at each weight by itself.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::error::PruneError;
+use crate::gradient_matrix::mismatch;
+use crate::problem::Problem;
+
+/// |w₀|
+pub(crate) fn magnitude(problem: &Problem) -> Vec<f64> {
+    let magnitude = |weight: &f32| f64::from(weight.abs());
+    problem.dense().iter().map(magnitude).collect()
+}
+
+/// Uniform random numbers.
+pub(crate) fn random(problem: &Problem, seed: u64) -> Vec<f64> {
+    let mut random = StdRng::seed_from_u64(seed);
+    (0..problem.parameters()).map(|_| random.random()).collect()
+}
+
+/// w₀²·(Σᵢ gᵢⱼ²/n + l2): what removing a weight costs where the Fisher is diagonal.
+pub(crate) fn diagonal_fisher(problem: &Problem) -> Result<Vec<f64>, PruneError> {
+    let samples = problem.samples() as f64;
+    let norms = problem.gradients().square_norms()?;
+    let score =
+        |(weight, norm): (&f32, f64)| f64::from(*weight).powi(2) * (norm / samples + problem.l2());
+    Ok(problem.dense().iter().zip(norms).map(score).collect())
+}
+
+/// |w₀|·‖activation‖
+pub(crate) fn wanda(problem: &Problem, activation_norms: &[f32]) -> Result<Vec<f64>, PruneError> {
+    mismatch(
+        "activation norms",
+        problem.parameters(),
+        activation_norms.len(),
+    )?;
+    if let Some(norm) = activation_norms
+        .iter()
+        .find(|norm| !(norm.is_finite() && **norm >= 0.0))
+    {
+        return Err(PruneError::InvalidConfig {
+            field: "activation_norms",
+            value: norm.to_string(),
+            expected: "finite and not negative",
+        });
+    }
+    let pairs = magnitude(problem).into_iter().zip(activation_norms);
+    Ok(pairs
+        .map(|(weight, norm)| weight * f64::from(*norm))
+        .collect())
+}

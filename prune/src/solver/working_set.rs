@@ -1,0 +1,359 @@
+//! A support that shrinks, with its dual system kept up to date.
+//!
+//! The dual matrix K = 2λ I + G_S G_Sᵀ of a support S costs a product over all columns of S. When
+//! weights D leave, it is downdated by −G_D G_Dᵀ, so that all stages of a shrinking support
+//! together cost about as much as the first one. From K = L Lᵀ, with u = K⁻¹ t:
+//!
+//! ```text
+//! change of the kept weights      d_j = a_jᵀ u
+//! objective of the support        λ (tᵀ u + ‖w₀_P‖²)
+//! removing j costs                λ w_j² / (1 − q_j),   q_j = a_jᵀ K⁻¹ a_j
+//! ```
+//!
+//! The last line is the Optimal Brain Surgeon score w_j² / 2[H_S⁻¹]_jj, H_S = G_SᵀG_S + 2λ I.
+
+use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+
+use crate::error::PruneError;
+use crate::gradient_matrix::{column, read};
+use crate::problem::{Problem, narrow};
+use crate::solver::factor::{Factor, Symmetric};
+use crate::solver::operator::RESIDENT_FRACTION;
+
+/// Columns from which the norms of the rows are estimated.
+const ROW_NORM_COLUMNS: usize = 4096;
+
+/// A support with its dual system, over the samples that matter.
+#[derive(Debug)]
+pub(crate) struct WorkingSet<'a> {
+    problem: &'a Problem,
+    /// Samples that the search looks at; `None` for all.
+    rows: Option<Vec<usize>>,
+    /// Ascending.
+    support: Vec<usize>,
+    /// G_S over these rows, where it is small enough to keep.
+    resident: Option<Tensor<2>>,
+    /// K = 2λ I + G_S G_Sᵀ
+    kernel: Symmetric,
+    /// t = G_P w₀_P − a·1
+    target: Vec<f64>,
+}
+
+/// The best values on a support.
+#[derive(Debug)]
+pub(crate) struct Solved {
+    /// K = L Lᵀ
+    pub(crate) factor: Factor,
+    /// u = K⁻¹ t
+    pub(crate) dual: Vec<f64>,
+    /// The weights on the support, in its order.
+    pub(crate) weights: Vec<f32>,
+    /// The objective, over the samples of the working set.
+    pub(crate) objective: f64,
+}
+
+impl<'a> WorkingSet<'a> {
+    /// Builds the dual system of `support` (ascending).
+    ///
+    /// Samples whose gradient is shorter than √(`negligible`·2λ) are left out: against the ridge
+    /// they cannot move a weight. 0 keeps all of them.
+    pub(crate) fn new(
+        problem: &'a Problem,
+        support: Vec<usize>,
+        negligible: f64,
+    ) -> Result<Self, PruneError> {
+        let rows = match negligible > 0.0 {
+            true => rows_above(problem, &support, negligible * 2.0 * problem.lambda())?,
+            false => None,
+        };
+        let count = rows.as_ref().map_or(problem.samples(), Vec::len);
+        let mut set = Self {
+            problem,
+            rows,
+            resident: None,
+            kernel: Symmetric::diagonal(count, 2.0 * problem.lambda()),
+            target: Vec::new(),
+            support: Vec::new(),
+        };
+        let room = RESIDENT_FRACTION * problem.samples() as f64 * problem.parameters() as f64;
+        let mut parts = Vec::new();
+        for (_, columns) in problem.gradients().chunks(&support) {
+            let columns = set.restrict(columns);
+            set.kernel.add_gram(1.0, &columns)?;
+            if count * support.len() <= room as usize {
+                parts.push(columns);
+            }
+        }
+        set.resident = match parts.len() {
+            0 => None,
+            1 => parts.pop(),
+            _ => Some(Tensor::cat(parts, 1)),
+        };
+        let target = crate::solver::back_solve::target(problem, &support)?;
+        set.target = set.restrict_vector(&target);
+        set.support = support;
+        Ok(set)
+    }
+
+    /// The kept weights, ascending.
+    pub(crate) fn support(&self) -> &[usize] {
+        &self.support
+    }
+
+    /// Samples that the search looks at; `None` for all.
+    pub(crate) fn rows(&self) -> Option<&[usize]> {
+        self.rows.as_deref()
+    }
+
+    /// The exact minimum on the support.
+    pub(crate) fn solve(&self) -> Result<Solved, PruneError> {
+        let factor = self.kernel.factor(self.problem.l2())?;
+        let dual = factor.solve(&self.target);
+        let change = self.transpose_multiply(&dual)?;
+        let dense = self.problem.dense();
+        let weights = self
+            .support
+            .iter()
+            .zip(change)
+            .map(|(index, change)| dense[*index] + change);
+        let weights = weights.collect();
+        let fit: f64 = self.target.iter().zip(&dual).map(|(t, u)| t * u).sum();
+        let square = |weight: f32| f64::from(weight) * f64::from(weight);
+        let all: f64 = dense.iter().map(|weight| square(*weight)).sum();
+        let kept: f64 = self.support.iter().map(|index| square(dense[*index])).sum();
+        Ok(Solved {
+            factor,
+            dual,
+            weights,
+            objective: self.problem.lambda() * (fit + all - kept) + self.problem.completed_square(),
+        })
+    }
+
+    /// What removing each weight of the support alone costs, the others re-solved.
+    pub(crate) fn removal_costs(&self, solved: &Solved) -> Result<Vec<f64>, PruneError> {
+        let lambda = self.problem.lambda();
+        let leverage = self.leverage(&solved.factor)?;
+        let cost = |(weight, q): (&f32, f64)| lambda * f64::from(*weight).powi(2) / (1.0 - q);
+        Ok(solved.weights.iter().zip(leverage).map(cost).collect())
+    }
+
+    /// q_j = a_jᵀ K⁻¹ a_j of the support: exact for few samples, else sketched.
+    fn leverage(&self, factor: &Factor) -> Result<Vec<f64>, PruneError> {
+        let sketch = factor.sketch();
+        let [probes, size] = [sketch.len() / factor.size(), factor.size()];
+        let sketch: Tensor<2> = Tensor::from_data(
+            TensorData::new(sketch, [probes, size]),
+            &self.problem.device(),
+        );
+        let mut leverage = Vec::with_capacity(self.support.len());
+        self.each_chunk(|columns| {
+            let projected = sketch.clone().matmul(columns);
+            leverage.extend(read((projected.clone() * projected).sum_dim(0))?);
+            Ok(())
+        })?;
+        // A sketch may exceed the true value, which is below 1.
+        Ok(leverage
+            .into_iter()
+            .map(|q| f64::from(q).min(0.98))
+            .collect())
+    }
+
+    /// q_j = a_jᵀ K⁻¹ a_j of all p weights.
+    pub(crate) fn leverage_of_all(
+        &self,
+        factor: &Factor,
+        exact: bool,
+    ) -> Result<Vec<f64>, PruneError> {
+        let root = match exact {
+            true => factor.inverse_root(),
+            false => factor.sketch(),
+        };
+        let spread: Vec<f32> = root
+            .chunks_exact(factor.size())
+            .flat_map(|row| {
+                let row: Vec<f64> = row.iter().map(|value| f64::from(*value)).collect();
+                self.scatter_rows(&row)
+            })
+            .collect();
+        self.problem.gradients().projected_norms(spread)
+    }
+
+    /// The working set with `leaving` exchanged against as many weights `entering`.
+    pub(crate) fn exchanged(
+        &self,
+        leaving: &[usize],
+        entering: &[usize],
+    ) -> Result<Self, PruneError> {
+        let dense = self.problem.dense();
+        let mut next = Self {
+            problem: self.problem,
+            rows: self.rows.clone(),
+            support: Vec::with_capacity(self.support.len()),
+            // Gathered anew when it is needed: the order of its columns would be lost.
+            resident: None,
+            kernel: self.kernel.clone(),
+            target: self.target.clone(),
+        };
+        for (indices, sign) in [(leaving, -1.0), (entering, 1.0)] {
+            let mut indices = indices.to_vec();
+            indices.sort_unstable();
+            let weights: Vec<f32> = indices.iter().map(|index| dense[*index]).collect();
+            for (first, columns) in self.problem.gradients().chunks(&indices) {
+                let columns = self.restrict(columns);
+                next.kernel.add_gram(sign, &columns)?;
+                let part = &weights[first..first + columns.dims()[1]];
+                let part = column(part, &columns.device());
+                for (sum, term) in next.target.iter_mut().zip(read(columns.matmul(part))?) {
+                    *sum -= sign * f64::from(term);
+                }
+            }
+        }
+        let leaves: std::collections::HashSet<usize> = leaving.iter().copied().collect();
+        let stays = self.support.iter().filter(|index| !leaves.contains(index));
+        next.support.extend(stays.chain(entering));
+        next.support.sort_unstable();
+        Ok(next)
+    }
+
+    /// Reduces the support to `kept`, a subset of it (ascending), and downdates the system.
+    pub(crate) fn shrink(&mut self, kept: Vec<usize>) -> Result<(), PruneError> {
+        let mut stays = Vec::with_capacity(kept.len());
+        let mut leaves = Vec::with_capacity(self.support.len() - kept.len());
+        let mut left = Vec::with_capacity(self.support.len() - kept.len());
+        for (position, index) in self.support.iter().enumerate() {
+            match kept.binary_search(index) {
+                Ok(_) => stays.push(position),
+                Err(_) => {
+                    leaves.push(position);
+                    left.push(*index);
+                }
+            }
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        let dense = self.problem.dense();
+        let weights: Vec<f32> = left.iter().map(|index| dense[*index]).collect();
+        let device = self.problem.device();
+        let mut first = 0;
+        let mut downdate = |set: &mut Self, columns: Tensor<2>| {
+            let count = columns.dims()[1];
+            let part = column(&weights[first..first + count], &device);
+            first += count;
+            for (sum, term) in set
+                .target
+                .iter_mut()
+                .zip(read(columns.clone().matmul(part))?)
+            {
+                *sum += f64::from(term);
+            }
+            set.kernel.add_gram(-1.0, &columns)
+        };
+        match self.resident.take() {
+            Some(resident) => {
+                downdate(self, select(&resident, 1, &leaves))?;
+                self.resident = Some(select(&resident, 1, &stays));
+            }
+            None => {
+                for (_, columns) in self.problem.gradients().chunks(&left) {
+                    let columns = self.restrict(columns);
+                    downdate(self, columns)?;
+                }
+            }
+        }
+        self.support = kept;
+        Ok(())
+    }
+
+    /// G_Sᵀ u.
+    fn transpose_multiply(&self, dual: &[f64]) -> Result<Vec<f32>, PruneError> {
+        match &self.resident {
+            Some(resident) => {
+                let dual = column(&narrow(dual), &resident.device()).transpose();
+                read(dual.matmul(resident.clone()))
+            }
+            None => {
+                let all = self.scatter_rows(dual);
+                let gradients = self.problem.gradients();
+                gradients.transpose_multiply_at(&self.support, &all)
+            }
+        }
+    }
+
+    /// Calls `visit` with the columns of the support, in order.
+    fn each_chunk(
+        &self,
+        mut visit: impl FnMut(Tensor<2>) -> Result<(), PruneError>,
+    ) -> Result<(), PruneError> {
+        match &self.resident {
+            Some(resident) => visit(resident.clone()),
+            None => {
+                let chunks = self.problem.gradients().chunks(&self.support);
+                chunks
+                    .map(|(_, columns)| visit(self.restrict(columns)))
+                    .collect()
+            }
+        }
+    }
+
+    /// The rows of the working set.
+    pub(crate) fn restrict(&self, columns: Tensor<2>) -> Tensor<2> {
+        match &self.rows {
+            Some(rows) => select(&columns, 0, rows),
+            None => columns,
+        }
+    }
+
+    /// A vector over the rows of the working set as one over all samples.
+    pub(crate) fn scatter_rows(&self, vector: &[f64]) -> Vec<f32> {
+        match &self.rows {
+            Some(rows) => {
+                let mut all = vec![0.0; self.problem.samples()];
+                let pairs = rows.iter().zip(vector);
+                pairs.for_each(|(row, value)| all[*row] = *value as f32);
+                all
+            }
+            None => narrow(vector),
+        }
+    }
+
+    fn restrict_vector(&self, vector: &[f64]) -> Vec<f64> {
+        match &self.rows {
+            Some(rows) => rows.iter().map(|row| vector[*row]).collect(),
+            None => vector.to_vec(),
+        }
+    }
+}
+
+/// The slices of a tensor at these positions along `dim`.
+pub(crate) fn select(tensor: &Tensor<2>, dim: usize, positions: &[usize]) -> Tensor<2> {
+    let count = positions.len();
+    let positions: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
+    let positions =
+        Tensor::<1, Int>::from_data(TensorData::new(positions, [count]), &tensor.device());
+    tensor.clone().select(dim, positions)
+}
+
+/// The samples whose gradient over `support` has a squared norm above `bound`; `None` for all, or
+/// where fewer than a tenth would go.
+fn rows_above(
+    problem: &Problem,
+    support: &[usize],
+    bound: f64,
+) -> Result<Option<Vec<usize>>, PruneError> {
+    let step = support.len().div_ceil(ROW_NORM_COLUMNS).max(1);
+    let sampled: Vec<usize> = support.iter().copied().step_by(step).collect();
+    let mut norms = vec![0.0; problem.samples()];
+    for (_, columns) in problem.gradients().chunks(&sampled) {
+        let squares = read((columns.clone() * columns).sum_dim(1).cast(FloatDType::F32))?;
+        for (norm, square) in norms.iter_mut().zip(squares) {
+            *norm += f64::from(square);
+        }
+    }
+    let scale = support.len() as f64 / sampled.len() as f64;
+    let rows: Vec<usize> = (0..norms.len())
+        .filter(|row| norms[*row] * scale > bound)
+        .collect();
+    let few = rows.len() * 10 < norms.len() * 9;
+    Ok((few && !rows.is_empty()).then_some(rows))
+}
