@@ -8,7 +8,11 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, MasterWeight, round_to};
 use burn_lean::prune::{LayerKind, Layout, Mask, Masks};
-use burn_lean::reparam::{AttachError, Chain, attach, attached};
+use burn_lean::quant::{
+    FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, QatConfig, Scheme, Site, WeightConfig,
+    WeightQuantizer, quantizers,
+};
+use burn_lean::reparam::{AttachError, Chain, ChainReparameterizer, attach, attached, find};
 use support::lifecycle::{Lifecycle, parameter};
 use support::{Parameter, each_device, numbers, parameters, tensor, values, with_numbers};
 
@@ -235,6 +239,162 @@ fn masks_under_autocast_survive_the_lifecycle() {
         }
         .assert(target);
     });
+}
+
+/// INT8 per output channel, computed as the scheme's formulas say.
+fn fake_quantized(weight: &[f32], scales: Option<&[f32]>) -> Vec<f32> {
+    let scale = |channel: usize| {
+        let column = weight.iter().skip(channel).step_by(OUTPUTS);
+        column.fold(0.0f32, |all, weight| all.max(weight.abs())) / 127.0
+    };
+    let quantize = |(at, weight): (usize, &f32)| {
+        let scale = scales.map_or_else(|| scale(at % OUTPUTS), |scales| scales[at % OUTPUTS]);
+        let code = (weight * (1.0 / scale)).round_ties_even();
+        code.clamp(-127.0, 127.0) * scale
+    };
+    weight.iter().enumerate().map(quantize).collect()
+}
+
+fn quantized(config: &QatConfig, seed: u64, device: &Device) -> Model {
+    with_numbers(config.prepare(model(device)).unwrap(), seed)
+}
+
+#[test]
+fn quantizers_survive_the_lifecycle() {
+    let config = QatConfig::new();
+    each_device(|target| {
+        Lifecycle {
+            build: &|seed, device| quantized(&config, seed, device),
+            weight,
+            expected: &|parameters| fake_quantized(parameter(parameters, "first.weight"), None),
+            tolerance: 0.0,
+            inside: &|body| body(),
+            trained: &["first.weight"],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn learned_scales_survive_the_lifecycle() {
+    const SCALE: &str = "first.weight.quant.weight.learned_scale";
+    let weights = WeightConfig::new().with_learned(Learned::Lsq);
+    let config = QatConfig::new().with_weight(weights).with_activation(None);
+    each_device(|target| {
+        Lifecycle {
+            build: &|seed, device| quantized(&config, seed, device),
+            weight,
+            expected: &|parameters| {
+                let base = parameter(parameters, "first.weight");
+                fake_quantized(base, Some(parameter(parameters, SCALE)))
+            },
+            tolerance: 0.0,
+            inside: &|body| body(),
+            trained: &["first.weight", SCALE],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn quantizers_after_a_stranger_survive_the_lifecycle() {
+    let config = QatConfig::new();
+    each_device(|target| {
+        Lifecycle {
+            build: &|seed, device| {
+                let model = model(device);
+                let quantizers = config.reparameterizer(&model).unwrap();
+                let both = ChainReparameterizer::new(ScaleMatrices, quantizers);
+                with_numbers(attach(model, both).unwrap(), seed)
+            },
+            weight,
+            expected: &|parameters| {
+                let factor = parameter(parameters, "first.weight.chain.first.factor")[0];
+                let base = parameter(parameters, "first.weight");
+                let scaled: Vec<f32> = base.iter().map(|value| value * factor).collect();
+                fake_quantized(&scaled, None)
+            },
+            tolerance: 0.0,
+            inside: &|body| body(),
+            trained: &["first.weight", "first.weight.chain.first.factor"],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn quantizers_under_autocast_survive_the_lifecycle() {
+    let quant = QatConfig::new();
+    each_device(|target| {
+        let (_, autocast) = config().prepare(model(&target.device)).unwrap();
+        Lifecycle {
+            build: &|seed, device| {
+                let model = model(device);
+                let quantizers = quant.reparameterizer(&model).unwrap();
+                let (model, _) = config().prepare_with(model, quantizers).unwrap();
+                with_numbers(model, seed)
+            },
+            weight,
+            expected: &|parameters| {
+                let base = parameter(parameters, "first.weight");
+                rounded(&fake_quantized(base, None))
+            },
+            tolerance: 0.0,
+            inside: &|body| inside(autocast, body),
+            trained: &["first.weight"],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn quantizers_between_an_adapter_and_a_cast_observe_and_quantize_in_f32() {
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        each_device(|target| {
+            let device = target.device.clone().autodiff();
+            let model = model(&device);
+            let scheme = Scheme::affine(NumberFormat::uint8());
+            let activation = FakeQuantizeConfig::new(scheme.clone());
+            let quant = QatConfig::new().with_activation(Some(activation));
+            let first = ChainReparameterizer::new(
+                Lora::new(2, 3.0),
+                quant.reparameterizer(&model).unwrap(),
+            );
+            let (model, autocast) = AutocastConfig::new(dtype)
+                .with_fallback(Fallback::Emulate)
+                .prepare_with(model, first)
+                .unwrap();
+            let model = with_numbers(model, 1);
+            // Three types, of which none knows all.
+            assert!(find::<LoraAdapter, 2>(&model.first.weight).is_some());
+            assert!(find::<MasterWeight, 2>(&model.first.weight).is_some());
+            let quantizer = WeightQuantizer::of(&model.first.weight).unwrap();
+
+            let x = tensor::<2>(3, [5, INPUTS], &device);
+            let y = autocast.forward(x.clone(), |x| {
+                model.second.forward_q(model.first.forward_q(x))
+            });
+            // The statistics are those of the half values, in F32.
+            let seen: Vec<f32> = values(x).iter().map(|x| round_to(dtype, *x)).collect();
+            let input = quantizer.input.as_ref().unwrap();
+            let range = input.range().unwrap();
+            assert_eq!(range.min.dtype(), burn::tensor::DType::F32);
+            let lowest = seen.iter().copied().fold(0.0, f32::min);
+            let highest = seen.iter().copied().fold(0.0, f32::max);
+            assert_eq!(values(range.min), [lowest]);
+            assert_eq!(values(range.max), [highest]);
+            assert_eq!(
+                values(input.qparams().unwrap().scale),
+                [(highest - lowest) / 255.0]
+            );
+            let grads = GradientsParams::from_grads(y.square().mean().backward(), &model);
+            let model = SgdConfig::new().init().step(0.1, model, grads);
+            for located in quantizers(&model) {
+                let observed = located.site == Site::Weight || located.quantizer.is_observed();
+                assert!(observed, "{}", located.path);
+            }
+        });
+    }
 }
 
 #[test]

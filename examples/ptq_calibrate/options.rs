@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use burn_lean::quant::{
     AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, PtqConfig, PtqMode, QatConfig,
-    Scheme, WeightConfig, WeightRange, WeightRounding,
+    Rounding, RoundingConfig, Scheme, WeightConfig, WeightRange,
 };
 use clap::{Parser, ValueEnum};
 
@@ -45,8 +45,8 @@ pub(crate) struct Cli {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
     activation_bits: u8,
     /// How weights are rounded.
-    #[arg(long, value_enum, default_value_t = Rounding::Nearest)]
-    rounding: Rounding,
+    #[arg(long, value_enum, default_value_t = RoundingName::Nearest)]
+    rounding: RoundingName,
     /// Keep the most sensitive layers at 8 bits until the accuracy is within `--max-drop`. Takes
     /// static activations and weights that are rounded to nearest.
     #[arg(long, conflicts_with_all = ["mode", "rounding"])]
@@ -88,7 +88,7 @@ enum Mode {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Rounding {
+enum RoundingName {
     Nearest,
     Gptq,
     Adaround,
@@ -118,11 +118,11 @@ impl Cli {
                 0..=4 => WeightRange::LeastSquares,
                 _ => WeightRange::MinMax,
             })
-            .with_rounding(match self.rounding {
-                Rounding::Nearest => WeightRounding::Nearest,
-                Rounding::Gptq => WeightRounding::Gptq(GptqConfig::new()),
-                Rounding::Adaround => WeightRounding::AdaRound(AdaRoundConfig::new()),
-            })
+            .with_rounding(RoundingConfig::new().with_rounding(match self.rounding {
+                RoundingName::Nearest => Rounding::Nearest,
+                RoundingName::Gptq => Rounding::Gptq(GptqConfig::new()),
+                RoundingName::Adaround => Rounding::AdaRound(AdaRoundConfig::new()),
+            }))
     }
 
     /// The data, normalized as the checkpoints of the network were trained.

@@ -7,8 +7,8 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn_lean::quant::{
     AdaRoundConfig, FakeQuantizeConfig, GptqConfig, Learned, NumberFormat, ObserverConfig,
-    PtqConfig, QatConfig, QuantError, RangeMethod, Schedule, Scheme, WeightConfig, WeightRange,
-    WeightRounding, advance, learned_parameters,
+    PtqConfig, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, Schedule, Scheme,
+    WeightConfig, WeightRange, advance, learned_parameters,
 };
 
 use crate::support::{self, ConvNet, Images};
@@ -135,9 +135,9 @@ pub(crate) fn quantize_after_training(
     let device = model.devices().remove(0);
     let images = images.take(CALIBRATION);
     let roundings = [
-        WeightRounding::Nearest,
-        WeightRounding::Gptq(GptqConfig::new()),
-        WeightRounding::AdaRound(AdaRoundConfig::new()),
+        Rounding::Nearest,
+        Rounding::Gptq(GptqConfig::new()),
+        Rounding::AdaRound(AdaRoundConfig::new()),
     ];
     let mut best: Option<(f64, ConvNet, String)> = None;
     for range in [WeightRange::MinMax, WeightRange::LeastSquares] {
@@ -150,8 +150,7 @@ pub(crate) fn quantize_after_training(
                     ObserverConfig::histogram(RangeMethod::percentile()),
                 ])
                 .with_weight_range(range)
-                .with_rounding(rounding.clone())
-                .with_bias_correction(true);
+                .with_rounding(RoundingConfig::new().with_rounding(rounding.clone()));
             let (quantized, _) = config.quantize(
                 model.clone(),
                 || images.ordered(BATCH_SIZE, &device),

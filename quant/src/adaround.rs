@@ -17,9 +17,9 @@ pub struct AdaRoundConfig {
     /// Learning rate of Adam, in units of the logits `V`.
     #[config(default = 0.01)]
     pub learning_rate: f64,
-    /// Weight of the term that pushes `h(V)` to 0 or 1, per element, relative to the output error
-    /// of nearest rounding.
-    #[config(default = 0.1)]
+    /// Weight λ of the term that pushes `h(V)` to 0 or 1, where the output error is in units of
+    /// that of nearest rounding per element.
+    #[config(default = 3.0)]
     pub regularization: f64,
     /// First iterations without that term, as a fraction in `0..1`.
     #[config(default = 0.2)]

@@ -13,7 +13,7 @@ use crate::{QuantParams, Scheme};
 /// y = (clamp(round(x · (1/scale)) + zero_point, quant_min, quant_max) − zero_point) · scale
 ///
 /// Ties go to even and the zero point is added after rounding, as in PyTorch. NaN stays NaN,
-/// infinities saturate. F16 and BF16 are computed in F32 and rounded back at the end.
+/// infinities saturate. Other dtypes than F32 are computed in F32 and cast back at the end.
 ///
 /// The gradient (straight-through estimator) is that of y where the rounded number lies from
 /// quant_min to quant_max before it is clamped, and 0 elsewhere. The quantization parameters get
@@ -29,7 +29,7 @@ use crate::{QuantParams, Scheme};
 /// let qparams = QuantParams::symmetric(Tensor::from_floats([0.5], &device), &scheme);
 ///
 /// let y = fake_quantize(x.clone(), &qparams, &scheme);
-/// let grads = y.sum().backward();
+/// let grads = y.clone().sum().backward();
 /// assert_eq!(y.into_data().to_vec::<f32>().unwrap(), [0.5, -2.0, 3.5]);
 /// let gradient = x.grad(&grads).unwrap();
 /// assert_eq!(gradient.into_data().to_vec::<f32>().unwrap(), [1.0, 1.0, 0.0]);

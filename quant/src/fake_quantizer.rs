@@ -1,118 +1,18 @@
 //! The module that observes and fake-quantizes what passes through it.
 
+mod module;
+mod qparams;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::config::Config;
-use burn::module::{Content, Devices, Flag, Module, ModuleDisplay, ModuleDisplayDefault};
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::module::{Flag, Module, Param, ParamGroup};
 use burn::tensor::{Device, Tensor};
-use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, Mode};
-use crate::observer::{Observer, ObserverConfig, read};
+use crate::observer::{Observer, ObserverConfig};
 use crate::schedule::{Phase, Schedule};
-use crate::{Clip, Granularity, LearnedGradient, Mapping, QuantError, QuantParams, Range, Scheme};
-use crate::{audit, fake_quantize, fake_quantize_learned, tap, to_codes, walk, watch};
-
-/// Whether scale and zero point are trained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Learned {
-    /// They follow from the observed range.
-    #[default]
-    None,
-    /// The scale is a parameter:
-    /// [Learned Step Size Quantization, Esser et al., 2020](https://arxiv.org/abs/1902.08153).
-    Lsq,
-    /// Scale and zero point are parameters:
-    /// [LSQ+, Bhalgat et al., 2020](https://arxiv.org/abs/2004.09576).
-    LsqPlus,
-}
-
-/// How a tensor is observed and fake-quantized.
-///
-/// ```
-/// use burn_lean_quant::{FakeQuantizeConfig, NumberFormat, ObserverConfig, Scheme};
-///
-/// let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
-/// assert_eq!(config.observer, ObserverConfig::moving_average());
-/// ```
-#[derive(Config, Debug, PartialEq)]
-pub struct FakeQuantizeConfig {
-    /// The numbers and their mapping.
-    pub scheme: Scheme,
-    /// What the range is made of. Default: moving averages with the constant 0.01.
-    #[config(default = "ObserverConfig::moving_average()")]
-    pub observer: ObserverConfig,
-    /// Whether scale and zero point are trained. Default: no.
-    #[config(default = "Learned::None")]
-    pub learned: Learned,
-    /// When a value counts as clipped in the gradient of a learned scale. Default: PyTorch's rule.
-    #[config(default = "Clip::AfterRounding")]
-    pub clip: Clip,
-}
-
-impl FakeQuantizeConfig {
-    /// A quantizer that can stand anywhere in a model.
-    ///
-    /// # Errors
-    ///
-    /// [`QuantError`] if choices contradict each other; in particular if ranges are to be
-    /// remembered for each channel, block or token, whose number only a shape tells: see
-    /// [`init_for`](Self::init_for).
-    pub fn init(&self, device: &Device) -> Result<FakeQuantize, QuantError> {
-        self.validate()?;
-        let remembers = self.observer.has_memory() || self.learned != Learned::None;
-        if remembers && self.scheme.granularity != Granularity::PerTensor {
-            return Err(QuantError::UnsupportedScheme {
-                scheme: self.scheme.to_string(),
-                reason: "how many ranges are to be remembered only a shape tells; use `init_for`",
-            });
-        }
-        Ok(FakeQuantize::new(self.clone(), 1, device))
-    }
-
-    /// A quantizer for tensors of one shape, or at least of one number of groups.
-    ///
-    /// # Errors
-    ///
-    /// [`QuantError`] if choices contradict each other or the scheme cannot quantize the shape.
-    pub fn init_for(&self, shape: &[usize], device: &Device) -> Result<FakeQuantize, QuantError> {
-        self.validate()?;
-        let groups = self.scheme.group_count(shape)?;
-        Ok(FakeQuantize::new(self.clone(), groups, device))
-    }
-
-    /// # Errors
-    ///
-    /// [`QuantError`] if choices contradict each other.
-    pub fn validate(&self) -> Result<(), QuantError> {
-        self.scheme.validate_choices()?;
-        self.observer.validate()?;
-        let unsupported = |reason| {
-            Err(QuantError::UnsupportedScheme {
-                scheme: self.scheme.to_string(),
-                reason,
-            })
-        };
-        let per_tensor = self.scheme.granularity == Granularity::PerTensor;
-        if matches!(self.observer, ObserverConfig::Histogram { .. }) && !per_tensor {
-            return unsupported("a histogram is of the whole tensor; use another observer");
-        }
-        let per_token = self.scheme.granularity == Granularity::PerToken;
-        let remembers = self.observer.has_memory() || self.learned != Learned::None;
-        if per_token && remembers {
-            return unsupported("tokens have no range to remember; use the memoryless observer");
-        }
-        if self.learned != Learned::None && !self.scheme.format.is_int() {
-            return unsupported("scales are learned for integers only");
-        }
-        if self.learned == Learned::LsqPlus && self.scheme.mapping != Mapping::Affine {
-            return unsupported("LSQ+ learns a zero point; use the affine mapping, or LSQ");
-        }
-        Ok(())
-    }
-}
+use crate::{FakeQuantizeConfig, Learned, LearnedGradient, QuantError, QuantParams, Range, Scheme};
+use crate::{audit, fake_quantize, fake_quantize_learned, tap, to_codes, watch};
 
 /// Observes the values that pass through it, and fake-quantizes them.
 ///
@@ -162,6 +62,16 @@ struct State {
     learned_zero_point: Option<Param<Tensor<1>>>,
 }
 
+/// How a tensor is quantized.
+enum Chosen {
+    /// Not at all.
+    Nothing,
+    /// With these.
+    Fixed(QuantParams),
+    /// With these, which are learned.
+    Learned(QuantParams, LearnedGradient),
+}
+
 /// The learned scales and zero points of a model that is prepared with [`Learned`] quantizers.
 ///
 /// They want no weight decay, and often a learning rate of their own:
@@ -180,7 +90,7 @@ pub fn learned_parameters() -> ParamGroup {
 }
 
 impl FakeQuantize {
-    fn new(config: FakeQuantizeConfig, groups: usize, device: &Device) -> Self {
+    pub(crate) fn new(config: FakeQuantizeConfig, groups: usize, device: &Device) -> Self {
         let parameter = |wanted: bool, value: f32| {
             wanted.then(|| Param::from_tensor(Tensor::full([groups], value, device)))
         };
@@ -274,6 +184,20 @@ impl FakeQuantize {
         })
     }
 
+    /// With this range from now on, also where it took that of the values at hand.
+    pub(crate) fn keeping(mut self, range: Range) -> Self {
+        if !self.config.observer.has_memory() {
+            self.config.observer = ObserverConfig::MinMax;
+            let observer = Observer::new(
+                self.config.observer,
+                range.min.dims()[0],
+                &range.min.device(),
+            );
+            self = self.edit(|state| state.observer = observer);
+        }
+        self.with_range(range)
+    }
+
     pub(crate) fn with_path(mut self, path: String) -> Self {
         self.path = path;
         self
@@ -345,14 +269,24 @@ impl FakeQuantize {
             return x;
         }
         let training = self.training.is_enabled() && x.is_autodiff();
-        let outcome = self.observe(&mut state, &x, training);
-        let quantized = outcome.and_then(|()| match phase.quantizes() {
-            true => self.quantize(&mut state, x, training),
-            false => Ok(x),
+        let observed = self.observe(&mut state, &x, training);
+        let chosen = observed.and_then(|()| match phase.quantizes() {
+            true => self.choose(&mut state, &x, training),
+            false => Ok(Chosen::Nothing),
         });
-        // The guard is released first, so that a panic does not poison the state.
         drop(state);
-        quantized.unwrap_or_else(|error| panic!("{}", error.at(&self.path)))
+        let scheme = &self.config.scheme;
+        match chosen.unwrap_or_else(|error| panic!("{}", error.at(&self.path))) {
+            Chosen::Nothing => x,
+            Chosen::Fixed(qparams) => watch::seen(&self.path, x, &qparams, scheme, |x| {
+                fake_quantize(x, &qparams, scheme)
+            }),
+            Chosen::Learned(qparams, gradient) => {
+                watch::seen(&self.path, x, &qparams, scheme, |x| {
+                    fake_quantize_learned(x, &qparams, scheme, gradient)
+                })
+            }
+        }
     }
 
     /// Tells the codes of `x` to whoever listens.
@@ -397,21 +331,19 @@ impl FakeQuantize {
         Ok(())
     }
 
-    fn quantize<const D: usize>(
+    /// Scale and zero point for `x`, and how it is quantized with them.
+    fn choose<const D: usize>(
         &self,
         state: &mut State,
-        x: Tensor<D>,
+        x: &Tensor<D>,
         training: bool,
-    ) -> Result<Tensor<D>, QuantError> {
+    ) -> Result<Chosen, QuantError> {
         let scheme = &self.config.scheme;
         if training && !state.control.initialized && self.config.learned != Learned::None {
-            let first = self.first_scale(state, &x)?;
-            state.learned_scale = state.learned_scale.take().map(|old| set(old, first.scale));
-            let zero_point = first.zero_point;
-            state.learned_zero_point = state
-                .learned_zero_point
-                .take()
-                .map(|old| set(old, zero_point));
+            let first = self.first_scale(state, x)?;
+            let start = |old: Option<_>, value| old.map(|old| set(old, value));
+            state.learned_scale = start(state.learned_scale.take(), first.scale);
+            state.learned_zero_point = start(state.learned_zero_point.take(), first.zero_point);
             state.control.initialized = true;
         }
         if state.control.initialized
@@ -425,25 +357,17 @@ impl FakeQuantize {
                 clip: self.config.clip,
                 ..LearnedGradient::lsq(scheme, &x.dims())?
             };
-            let y = fake_quantize_learned(x.clone(), &qparams, scheme, gradient);
-            watch::seen(&self.path, &x, &y, &qparams, scheme);
-            return Ok(y);
+            return Ok(Chosen::Learned(qparams, gradient));
         }
         if !self.config.observer.has_memory() {
-            let qparams = QuantParams::of(&x.clone().without_autodiff(), scheme)?;
-            return Ok(self.fake_quantize(x, &qparams));
+            let x = x.clone().without_autodiff();
+            return Ok(Chosen::Fixed(QuantParams::of(&x, scheme)?));
         }
         if !state.control.observed {
-            return Ok(x);
+            return Ok(Chosen::Nothing);
         }
-        let qparams = QuantParams::from_range(state.observer.range(), scheme);
-        Ok(self.fake_quantize(x, &qparams))
-    }
-
-    fn fake_quantize<const D: usize>(&self, x: Tensor<D>, qparams: &QuantParams) -> Tensor<D> {
-        let y = fake_quantize(x.clone(), qparams, &self.config.scheme);
-        watch::seen(&self.path, &x, &y, qparams, &self.config.scheme);
-        y
+        let range = state.observer.range();
+        Ok(Chosen::Fixed(QuantParams::from_range(range, scheme)))
     }
 
     /// The first learned scale and zero point, from the values at hand or the range so far.
@@ -476,108 +400,6 @@ impl FakeQuantize {
         }
     }
 
-    /// The range that was observed.
-    ///
-    /// # Errors
-    ///
-    /// [`QuantError::NeverObserved`]; [`QuantError::NoStaticRange`] for the memoryless observer.
-    pub fn range(&self) -> Result<Range, QuantError> {
-        let state = self.lock();
-        self.observed_range(&state)
-            .map_err(|error| error.at(&self.path))
-    }
-
-    fn observed_range(&self, state: &State) -> Result<Range, QuantError> {
-        if !self.config.observer.has_memory() {
-            return Err(QuantError::NoStaticRange);
-        }
-        if !state.control.observed {
-            return Err(QuantError::NeverObserved);
-        }
-        Ok(state.observer.range())
-    }
-
-    /// Scale and zero point as they are now: learned, or of the range that was observed.
-    ///
-    /// Reads from the device, to check them.
-    ///
-    /// # Errors
-    ///
-    /// [`QuantError`] if it never observed anything or keeps no range; if the range is not finite,
-    /// or of one value only; if a record of another scheme was loaded.
-    pub fn qparams(&self) -> Result<QuantParams, QuantError> {
-        self.static_qparams().map_err(|error| error.at(&self.path))
-    }
-
-    fn static_qparams(&self) -> Result<QuantParams, QuantError> {
-        let state = self.lock();
-        self.check_record(&state)?;
-        if state.control.initialized
-            && let Some(scale) = &state.learned_scale
-        {
-            let scheme = &self.config.scheme;
-            let scale = scale.val().without_autodiff();
-            if !read(scale.clone())?.iter().all(|scale| scale.is_finite()) {
-                return Err(QuantError::NonFinite { what: "scale" });
-            }
-            let zero_point = self.zero_point(&state).without_autodiff().round();
-            return Ok(QuantParams {
-                scale: scale.clamp_min(QuantParams::EPSILON),
-                zero_point: zero_point.clamp(scheme.quant_min(), scheme.quant_max()),
-            });
-        }
-        let range = self.observed_range(&state)?;
-        let (min, max) = (read(range.min.clone())?, read(range.max.clone())?);
-        let span = |(min, max): (&f32, &f32)| (max - min).is_finite();
-        if state.control.non_finite || !min.iter().zip(&max).all(span) {
-            return Err(QuantError::NonFinite { what: "range" });
-        }
-        if min == max {
-            return Err(QuantError::ConstantRange { value: min[0] });
-        }
-        Ok(QuantParams::from_range(range, &self.config.scheme))
-    }
-
-    /// [`qparams`](Self::qparams), or for the memoryless observer those of `x`: what
-    /// [`forward`](Self::forward) uses for `x` once training is over.
-    ///
-    /// # Errors
-    ///
-    /// As [`qparams`](Self::qparams), and if the scheme cannot quantize the shape of `x`, or its
-    /// values are not finite.
-    pub fn qparams_for<const D: usize>(&self, x: &Tensor<D>) -> Result<QuantParams, QuantError> {
-        if self.config.observer.has_memory() || self.is_learning() {
-            return self.qparams();
-        }
-        let of = || {
-            self.check_record(&self.lock())?;
-            let qparams = QuantParams::of(&x.clone().without_autodiff(), &self.config.scheme)?;
-            let scale = read(qparams.scale.clone())?;
-            match scale.iter().all(|scale| scale.is_finite()) {
-                true => Ok(qparams),
-                false => Err(QuantError::NonFinite { what: "tensor" }),
-            }
-        };
-        of().map_err(|error| error.at(&self.path))
-    }
-
-    /// # Errors
-    ///
-    /// [`QuantError::ForeignScheme`] if a record of another scheme was loaded.
-    pub(crate) fn check(&self) -> Result<(), QuantError> {
-        self.check_record(&self.lock())
-            .map_err(|error| error.at(&self.path))
-    }
-
-    fn check_record(&self, state: &State) -> Result<(), QuantError> {
-        match state.control.foreign {
-            None => Ok(()),
-            Some(_) => Err(QuantError::ForeignScheme {
-                expected: self.config.scheme.to_string(),
-            }),
-        }
-    }
-
     fn edit(self, change: impl FnOnce(&mut State)) -> Self {
         change(&mut self.lock());
         self
@@ -585,14 +407,6 @@ impl FakeQuantize {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn map_state(self, map: impl FnOnce(State) -> State) -> Self {
-        let state = self.state.into_inner();
-        Self {
-            state: Mutex::new(map(state.unwrap_or_else(PoisonError::into_inner))),
-            ..self
-        }
     }
 }
 
@@ -609,101 +423,3 @@ fn set(parameter: Param<Tensor<1>>, value: Tensor<1>) -> Param<Tensor<1>> {
         false => value.without_autodiff(),
     })
 }
-
-impl Clone for FakeQuantize {
-    fn clone(&self) -> Self {
-        Self {
-            config: self.config.clone(),
-            path: self.path.clone(),
-            training: self.training.clone(),
-            state: Mutex::new(self.lock().clone()),
-        }
-    }
-}
-
-impl std::fmt::Debug for FakeQuantize {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FakeQuantize")
-            .field("path", &self.path)
-            .field("scheme", &self.config.scheme)
-            .field("phase", &self.phase())
-            .finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Display for FakeQuantize {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}, {}", self.config.scheme, self.phase())
-    }
-}
-
-const CONTAINER: &str = "Struct:FakeQuantize";
-
-impl Module for FakeQuantize {
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        walk::visited(self);
-        if walk::is_hidden() {
-            return;
-        }
-        visitor.enter_module("training", CONTAINER);
-        self.training.visit(visitor);
-        visitor.exit_module("training", CONTAINER);
-        // A copy: the visitor may look at this very quantizer.
-        let state = self.lock().clone();
-        state.visit(visitor);
-    }
-
-    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        if let Some(replacement) = walk::replacement() {
-            return replacement;
-        }
-        if walk::is_hidden() {
-            return self;
-        }
-        mapper.enter_module("training", CONTAINER);
-        let training = Module::map(self.training.clone(), mapper);
-        mapper.exit_module("training", CONTAINER);
-        Self {
-            training,
-            ..self.map_state(|state| state.map(mapper))
-        }
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        self.map_state(|state| state.to_device(device))
-    }
-
-    fn fork(self, device: &Device) -> Self {
-        self.map_state(|state| state.fork(device))
-    }
-
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        self.lock().collect_devices(devices)
-    }
-
-    fn valid(&self) -> Self {
-        Self {
-            training: self.training.valid(),
-            ..self.clone().map_state(|state| state.valid())
-        }
-    }
-
-    fn train(self) -> Self {
-        Self {
-            training: self.training.clone().train(),
-            ..self.map_state(State::train)
-        }
-    }
-
-    fn materialize(self) -> Self {
-        self.map_state(State::materialize)
-    }
-}
-
-impl ModuleDisplayDefault for FakeQuantize {
-    fn content(&self, content: Content) -> Option<Content> {
-        content.add_formatted(&self.to_string()).optional()
-    }
-}
-
-impl ModuleDisplay for FakeQuantize {}

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor, TensorData, Transaction};
 
-use crate::QuantError;
+use crate::{QuantError, Range, Scheme};
 
 /// Where a float tensor of a model is, and what it belongs to.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,6 +100,24 @@ fn similar(parameters: &[FloatParameter], path: &str) -> Vec<String> {
     resembling.map(|found| found.path.clone()).take(3).collect()
 }
 
+/// The ranges of the stored tensors at some paths.
+///
+/// # Errors
+///
+/// If a scheme does not fit its tensor.
+pub(crate) fn ranges<M: Module>(
+    model: &M,
+    schemes: &HashMap<String, Scheme>,
+) -> Result<HashMap<String, Range>, QuantError> {
+    let mut ranger = Ranger {
+        path: Vec::new(),
+        schemes,
+        found: Ok(HashMap::new()),
+    };
+    model.visit(&mut ranger);
+    ranger.found
+}
+
 /// Replaces the stored values at the given paths; everything else about them stays.
 pub(crate) fn replace<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
     model.map(&mut Replacer {
@@ -185,6 +203,37 @@ impl ModuleVisitor for Reader<'_> {
         };
         self.found.push(index);
         self.transaction = self.transaction.take().map(|all| all.register(value));
+    }
+}
+
+struct Ranger<'a> {
+    path: Vec<String>,
+    schemes: &'a HashMap<String, Scheme>,
+    found: Result<HashMap<String, Range>, QuantError>,
+}
+
+impl ModuleVisitor for Ranger<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        let Some(scheme) = self.schemes.get(&path) else {
+            return;
+        };
+        if let Ok(found) = &mut self.found {
+            match Range::of(&param.base().without_autodiff(), scheme) {
+                Ok(range) => {
+                    found.insert(path, range);
+                }
+                Err(error) => self.found = Err(error.at(path)),
+            }
+        }
     }
 }
 

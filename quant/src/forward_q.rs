@@ -9,7 +9,7 @@ use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, C
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{Int, Tensor};
 
-use crate::{WeightQuantizer, layer_rows};
+use crate::{WeightQuantizer, layer_inputs};
 
 pub use attention::MhaInput;
 pub use transformer::TransformerEncoderInput;
@@ -54,27 +54,24 @@ pub trait ForwardQ<Input> {
     fn forward_q(&self, input: Input) -> Self::Output;
 }
 
-/// Input quantizer, forward pass, output quantizer. `rows` of the input are shown to those who
-/// watch.
+/// Input quantizer, forward pass, output quantizer.
 fn around<const W: usize, const D: usize>(
     weight: &Param<Tensor<W>>,
     x: Tensor<D>,
-    rows: impl FnOnce(&Tensor<D>) -> Option<Tensor<2>>,
     forward: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
-    let Some(quantizers) = WeightQuantizer::of(weight) else {
-        return forward(x);
-    };
-    let x = quantizers.quantize_input(x);
-    layer_rows::seen(quantizers.weight.path(), || rows(&x));
-    quantizers.quantize_output(forward(x))
+    match WeightQuantizer::of(weight) {
+        Some(quantizers) => quantizers.quantize_output(forward(quantizers.quantize_input(x))),
+        None => forward(x),
+    }
 }
 
 impl<const D: usize> ForwardQ<Tensor<D>> for Linear {
     type Output = Tensor<D>;
 
     fn forward_q(&self, input: Tensor<D>) -> Tensor<D> {
-        around(&self.weight, input, layer_rows::of_linear, |x| {
+        around(&self.weight, input, |x| {
+            layer_inputs::linear(&self.weight, &x);
             self.forward(x)
         })
     }
@@ -84,8 +81,10 @@ impl ForwardQ<Tensor<4>> for Conv2d {
     type Output = Tensor<4>;
 
     fn forward_q(&self, input: Tensor<4>) -> Tensor<4> {
-        let rows = |x: &Tensor<4>| layer_rows::of_conv2d(self, x);
-        around(&self.weight, input, rows, |x| self.forward(x))
+        around(&self.weight, input, |x| {
+            layer_inputs::conv2d(self, &x);
+            self.forward(x)
+        })
     }
 }
 
@@ -95,7 +94,7 @@ macro_rules! convolutions {
             type Output = Tensor<$rank>;
 
             fn forward_q(&self, input: Tensor<$rank>) -> Tensor<$rank> {
-                around(&self.weight, input, |_| None, |x| self.forward(x))
+                around(&self.weight, input, |x| self.forward(x))
             }
         }
     )*};

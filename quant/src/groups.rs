@@ -6,7 +6,7 @@
 //! a channel axis of a convolution weight gives `[groups, elements]`, that of a linear weight
 //! `[elements, groups]`.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
 
 use crate::{Granularity, QuantError};
 
@@ -63,6 +63,21 @@ impl Groups {
         &self.runs
     }
 
+    /// The lengths of the runs.
+    pub(crate) fn cut(&self) -> Shape {
+        match self.runs.is_empty() {
+            true => Shape::from([1]),
+            false => Shape::from(self.runs.iter().map(|run| run.len).collect::<Vec<_>>()),
+        }
+    }
+
+    /// The axes of [`cut`](Self::cut) that count elements.
+    pub(crate) fn element_dims(&self) -> Vec<usize> {
+        let runs = self.runs.iter().enumerate();
+        let elements = runs.filter(|(_, run)| run.counts == Counts::Elements);
+        elements.map(|(dim, _)| dim).collect()
+    }
+
     /// The number of groups.
     pub(crate) fn count(&self) -> usize {
         self.shape.iter().product()
@@ -77,12 +92,8 @@ impl Groups {
         elements.map(|run| run.len).product()
     }
 
-    /// One number for each group, out of `[before, elements, after]` to `[before, 1, after]` steps.
-    pub(crate) fn reduce<const D: usize>(
-        &self,
-        x: Tensor<D>,
-        step: impl Fn(Tensor<3>) -> Tensor<3>,
-    ) -> Tensor<1> {
+    /// The mean of each group.
+    pub(crate) fn mean<const D: usize>(&self, x: Tensor<D>) -> Tensor<1> {
         let mut before: usize = self.runs.iter().map(|run| run.len).product();
         let mut after = 1;
         let mut x = x.flatten::<1>(0, D - 1);
@@ -91,11 +102,11 @@ impl Groups {
             match run.counts {
                 Counts::Groups => after *= run.len,
                 Counts::Elements => {
-                    x = step(x.reshape([before, run.len, after])).flatten(0, 2);
+                    x = x.reshape([before, run.len, after]).sum_dim(1).flatten(0, 2);
                 }
             }
         }
-        x
+        x / self.len() as f32
     }
 
     /// One number for each element, that of its group.

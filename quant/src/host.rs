@@ -1,7 +1,7 @@
 //! Fake quantization of a tensor in memory, in one pass.
 
 use crate::Clip;
-use crate::groups::{Counts, Run};
+use crate::groups::{Counts, Groups, Run};
 use crate::number_format::Grid;
 use crate::step::{Integers, Round, Step};
 
@@ -142,61 +142,86 @@ impl Steps {
         runs: &[Run],
         clip: Clip,
     ) -> LearnedGradients {
+        /// Elements at a time: their terms stay in the fastest cache.
+        const BLOCK: usize = 256;
         let mut gradients = LearnedGradients {
             x: vec![0.0; x.len()],
             scale: vec![0.0; self.scale.len()],
             zero_point: vec![0.0; self.scale.len()],
         };
-        let paper = clip == Clip::BeforeRounding;
-        // One element: gradient of x, terms of the sums for scale and zero point.
-        let element = |step: Step, x: f32, dy: f32| {
-            let (number, inside) = step.quantize(numbers, x);
-            let exact = x / step.scale;
-            let inside = match paper {
-                true => (exact > step.low) & (exact < step.high),
-                false => inside,
-            };
-            let scale = match inside {
-                true => number - exact,
-                false => number,
-            };
-            match inside {
-                true => (dy, dy * scale, 0.0),
-                false => (0.0, dy * scale, -dy * step.scale),
-            }
-        };
-        // Sums in F64: a scale is shared by up to all elements.
+        // The terms are computed apart from their sums, so that both become vector instructions.
+        let mut terms = ([0.0; BLOCK], [0.0; BLOCK]);
         for_each_chunk(runs, |start, len, groups| {
-            let chunk = start..start + len;
-            let inputs = x[chunk.clone()].iter().zip(&dy[chunk.clone()]);
-            let inputs = inputs.zip(&mut gradients.x[chunk]);
-            match groups {
-                Chunk::Same(group) => {
-                    let step = self.at(group);
-                    let (mut scale, mut zero_point) = (0.0, 0.0);
-                    for ((x, dy), dx) in inputs {
-                        let (gradient, of_scale, of_zero) = element(step, *x, *dy);
-                        *dx = gradient;
-                        scale += f64::from(of_scale);
-                        zero_point += f64::from(of_zero);
+            let mut done = 0;
+            while done < len {
+                let block = BLOCK.min(len - done);
+                let range = start + done..start + done + block;
+                let (x, dy) = (&x[range.clone()], &dy[range.clone()]);
+                let dx = &mut gradients.x[range];
+                let terms = (&mut terms.0[..block], &mut terms.1[..block]);
+                let inputs = x.iter().zip(dy);
+                let outputs = dx
+                    .iter_mut()
+                    .zip(terms.0.iter_mut().zip(terms.1.iter_mut()));
+                match groups {
+                    Chunk::Same(group) => {
+                        let step = self.at(group);
+                        for ((x, dy), (dx, (of_scale, of_zero))) in inputs.zip(outputs) {
+                            (*dx, *of_scale, *of_zero) = learned(step, numbers, clip, *x, *dy);
+                        }
+                        gradients.scale[group] += sum(terms.0);
+                        gradients.zero_point[group] += sum(terms.1);
                     }
-                    gradients.scale[group] += scale;
-                    gradients.zero_point[group] += zero_point;
-                }
-                Chunk::Each(group) => {
-                    let sums = gradients.scale[group..group + len].iter_mut();
-                    let sums = sums.zip(&mut gradients.zero_point[group..group + len]);
-                    let steps = self.from(group, len).zip(sums);
-                    for (((x, dy), dx), (step, (scale, zero_point))) in inputs.zip(steps) {
-                        let (gradient, of_scale, of_zero) = element(step, *x, *dy);
-                        *dx = gradient;
-                        *scale += f64::from(of_scale);
-                        *zero_point += f64::from(of_zero);
+                    Chunk::Each(group) => {
+                        let group = group + done;
+                        let elements = inputs.zip(self.from(group, block)).zip(outputs);
+                        for (((x, dy), step), (dx, (of_scale, of_zero))) in elements {
+                            (*dx, *of_scale, *of_zero) = learned(step, numbers, clip, *x, *dy);
+                        }
+                        let groups = group..group + block;
+                        add(&mut gradients.scale[groups.clone()], terms.0);
+                        add(&mut gradients.zero_point[groups], terms.1);
                     }
                 }
+                done += block;
             }
         });
         gradients
+    }
+}
+
+/// The gradient of one element, and its terms of the gradients of scale and zero point.
+#[inline(always)]
+fn learned(step: Step, numbers: impl Round, clip: Clip, x: f32, dy: f32) -> (f32, f32, f32) {
+    let (number, inside) = step.quantize(numbers, x);
+    let exact = x / step.scale;
+    let inside = match clip {
+        Clip::AfterRounding => inside,
+        Clip::BeforeRounding => (exact > step.low) & (exact < step.high),
+    };
+    let of_scale = if inside { number - exact } else { number };
+    let dx = if inside { dy } else { 0.0 };
+    let of_zero = if inside { 0.0 } else { -dy * step.scale };
+    (dx, dy * of_scale, of_zero)
+}
+
+/// In F64, because a scale may be shared by all elements of a tensor.
+fn sum(terms: &[f32]) -> f64 {
+    const LANES: usize = 8;
+    let mut sums = [0.0; LANES];
+    let (chunks, rest) = terms.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            sums[lane] += f64::from(chunk[lane]);
+        }
+    }
+    let rest = rest.iter().map(|term| f64::from(*term));
+    sums.into_iter().chain(rest).sum()
+}
+
+fn add(sums: &mut [f64], terms: &[f32]) {
+    for (sum, term) in sums.iter_mut().zip(terms) {
+        *sum += f64::from(*term);
     }
 }
 
@@ -206,6 +231,64 @@ pub(crate) struct LearnedGradients {
     pub(crate) x: Vec<f32>,
     pub(crate) scale: Vec<f64>,
     pub(crate) zero_point: Vec<f64>,
+}
+
+/// The lowest and the highest value of each group; NaN if there is one.
+pub(crate) fn range(x: &[f32], groups: &Groups) -> (Vec<f32>, Vec<f32>) {
+    let mut min = vec![f32::INFINITY; groups.count()];
+    let mut max = vec![f32::NEG_INFINITY; groups.count()];
+    for_each_chunk(groups.runs(), |start, len, chunk| {
+        let x = &x[start..start + len];
+        match chunk {
+            Chunk::Same(group) => {
+                let (lowest, highest) = range_of(x);
+                min[group] = lower(min[group], lowest);
+                max[group] = higher(max[group], highest);
+            }
+            Chunk::Each(group) => {
+                let bounds = min[group..group + len].iter_mut();
+                let bounds = bounds.zip(&mut max[group..group + len]);
+                for (x, (min, max)) in x.iter().zip(bounds) {
+                    *min = lower(*min, *x);
+                    *max = higher(*max, *x);
+                }
+            }
+        }
+    });
+    (min, max)
+}
+
+/// In parallel lanes, because a compiler must not reorder the comparisons of one.
+fn range_of(x: &[f32]) -> (f32, f32) {
+    const LANES: usize = 16;
+    let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            min[lane] = lower(min[lane], chunk[lane]);
+            max[lane] = higher(max[lane], chunk[lane]);
+        }
+    }
+    let rest = || rest.iter().copied();
+    (
+        min.into_iter().chain(rest()).fold(f32::INFINITY, lower),
+        max.into_iter()
+            .chain(rest())
+            .fold(f32::NEG_INFINITY, higher),
+    )
+}
+
+/// The lower of both; NaN if one is.
+#[inline(always)]
+fn lower(a: f32, b: f32) -> f32 {
+    // No comparison with NaN holds, so `a` stays NaN, and `b` has to be asked.
+    if (b < a) | b.is_nan() { b } else { a }
+}
+
+/// The higher of both; NaN if one is.
+#[inline(always)]
+fn higher(a: f32, b: f32) -> f32 {
+    if (b > a) | b.is_nan() { b } else { a }
 }
 
 /// The groups of the elements of a contiguous chunk.

@@ -8,7 +8,8 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, TensorData};
 
 use crate::Clip;
-use crate::host::Steps;
+use crate::groups::Groups;
+use crate::host::{Steps, range};
 use crate::kernel::{Kernel, Rule};
 
 /// A backend whose F32 tensors can be read in place.
@@ -74,6 +75,15 @@ impl<B: InMemory> Kernel for B {
             tensor::<Self>(to_f32(gradients.scale), scale.shape(), &device),
             tensor::<Self>(to_f32(gradients.zero_point), scale.shape(), &device),
         ]
+    }
+
+    fn range(x: FloatTensor<Self>, groups: &Groups) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (min, max) = Self::with_slice(&x, |x| range(x, groups));
+        let counts = Shape::from([groups.count()]);
+        (
+            tensor::<Self>(min, counts.clone(), &x.device()),
+            tensor::<Self>(max, counts, &x.device()),
+        )
     }
 }
 

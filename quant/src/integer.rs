@@ -13,10 +13,11 @@
 //! [Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
 //! Jacob et al., 2018](https://arxiv.org/abs/1712.05877), section 2.
 
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::QuantError;
 use crate::requantize::{Multiplier, Requantization};
+use crate::{FakeQuantize, Granularity, QuantError, QuantizedTensor};
 
 /// The integer grid of one activation tensor: `value = (code − zero_point) · scale`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -32,6 +33,35 @@ pub struct Grid {
 }
 
 impl Grid {
+    /// The grid of an activation quantizer.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::UnsupportedScheme`] unless it is of integers and per tensor, and those of
+    /// [`FakeQuantize::qparams`].
+    pub fn of(quantizer: &FakeQuantize) -> Result<Self, QuantError> {
+        let scheme = quantizer.scheme();
+        if !scheme.format.is_int() || scheme.granularity != Granularity::PerTensor {
+            return Err(QuantError::UnsupportedScheme {
+                scheme: scheme.to_string(),
+                reason: "integer arithmetic takes activations that are integers with one scale",
+            });
+        }
+        let qparams = quantizer.qparams()?;
+        let number = |tensor: Tensor<1>| -> Result<f32, QuantError> {
+            let data = tensor.try_into_data().map_err(|error| QuantError::Device {
+                reason: error.to_string(),
+            })?;
+            data.iter::<f32>().next().ok_or(QuantError::NeverObserved)
+        };
+        Ok(Self {
+            scale: number(qparams.scale)?,
+            zero_point: number(qparams.zero_point)? as i32,
+            quant_min: scheme.quant_min() as i32,
+            quant_max: scheme.quant_max() as i32,
+        })
+    }
+
     /// The code of `value`: `round(value · (1 / scale)) + zero_point`, ties to even, clamped.
     ///
     /// # Errors
@@ -208,6 +238,23 @@ impl IntegerLinear {
         })
     }
 
+    /// The layer of a quantized weight, one of a converted model for example
+    /// ([`quantized_weights`](crate::quantized_weights)).
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`QuantError::UnsupportedScheme`] unless the weight is of signed
+    /// integers, symmetric, and has one scale or one for each output.
+    pub fn of(
+        weight: &QuantizedTensor,
+        bias: Option<&[f32]>,
+        input: Grid,
+    ) -> Result<Self, QuantError> {
+        let (codes, scale) = weight_codes(weight, 1)?;
+        let shape = rank(weight)?;
+        Self::new(codes, shape, scale, bias, input)
+    }
+
     /// Accumulators `[rows, d_output]` of input codes `[rows, d_input]`.
     ///
     /// # Errors
@@ -337,6 +384,22 @@ impl IntegerConv2d {
         })
     }
 
+    /// The layer of a quantized weight, as [`IntegerLinear::of`].
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new) and [`IntegerLinear::of`].
+    pub fn of(
+        weight: &QuantizedTensor,
+        bias: Option<&[f32]>,
+        input: Grid,
+        geometry: ConvGeometry,
+    ) -> Result<Self, QuantError> {
+        let (codes, scale) = weight_codes(weight, 0)?;
+        let shape = rank(weight)?;
+        Self::new(codes, shape, scale, bias, input, geometry)
+    }
+
     /// Accumulators and their shape `[batch, channels_out, height, width]`, of input codes
     /// `[batch, channels_in, height, width]`.
     ///
@@ -421,6 +484,35 @@ impl IntegerConv2d {
         let position = (out * stride[axis] + tap * dilation[axis]).checked_sub(padding[axis])?;
         (position < extent).then_some(position)
     }
+}
+
+/// Codes and scales of a weight whose output channels are along `axis`.
+fn weight_codes(weight: &QuantizedTensor, axis: usize) -> Result<(Vec<i8>, &[f32]), QuantError> {
+    let scheme = weight.scheme();
+    let fits = match scheme.granularity {
+        Granularity::PerTensor => true,
+        Granularity::PerChannel { axis: of } => of == axis,
+        _ => false,
+    };
+    let codes = weight.codes().iter().map(|code| i8::try_from(*code).ok());
+    let signed = scheme.format.is_int() && weight.zero_point().iter().all(|zero| *zero == 0.0);
+    match codes.collect::<Option<Vec<i8>>>() {
+        Some(codes) if fits && signed => Ok((codes, weight.scale())),
+        _ => Err(QuantError::UnsupportedScheme {
+            scheme: scheme.to_string(),
+            reason: "integer arithmetic takes weights that are signed integers without a zero \
+                     point, with one scale or one for each output channel",
+        }),
+    }
+}
+
+fn rank<const D: usize>(weight: &QuantizedTensor) -> Result<[usize; D], QuantError> {
+    let shape = weight.shape();
+    shape.try_into().map_err(|_| QuantError::LengthMismatch {
+        what: "axes of the weight".into(),
+        expected: D,
+        found: shape.len(),
+    })
 }
 
 fn coordinates(index: usize, shape: [usize; 4]) -> [usize; 4] {

@@ -55,7 +55,7 @@ impl LearnedGradient {
     }
 }
 
-/// [`fake_quantize`] whose scale and zero point are learned (LSQ, LSQ+).
+/// [`fake_quantize`](crate::fake_quantize()) whose scale and zero point are learned (LSQ, LSQ+).
 ///
 /// Scales below [`QuantParams::EPSILON`] count as that; zero points are rounded and clamped first;
 /// the gradients pass through both. With q the rounded number before it is clamped and z the
@@ -74,7 +74,7 @@ impl LearnedGradient {
 ///
 /// # Panics
 ///
-/// As [`fake_quantize`].
+/// As [`fake_quantize`](crate::fake_quantize()).
 pub fn fake_quantize_learned<const D: usize>(
     x: Tensor<D>,
     qparams: &QuantParams,

@@ -151,7 +151,7 @@ impl NumberFormat {
             };
         }
         let sign = u8::from(x.is_sign_negative()) << (self.bits() - 1);
-        sign + floats.to_bits(x.abs())
+        sign + floats.bits(x.abs())
     }
 
     /// The number of a bit pattern; bits beyond those of the format are ignored.
@@ -168,7 +168,7 @@ impl NumberFormat {
         let magnitude = match (self, magnitude) {
             (Self::E4M3, 0x7f) | (Self::E5M2, 0x7d..=0x7f) => f32::NAN,
             (Self::E5M2, 0x7c) => f32::INFINITY,
-            _ => floats.from_bits(magnitude),
+            _ => floats.number(magnitude),
         };
         match bits >> (self.bits() - 1) & 1 {
             0 => magnitude,

@@ -11,14 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::health::{QuantizerHealth, health};
 use crate::observer::ObserverConfig;
-use crate::{AdaRoundConfig, GptqConfig, QatConfig, QuantError, Range, RangeMethod, Site};
-use crate::{WeightConfig, calibrate, map_quantizers, quantizers};
+use crate::{LayerInputs, QatConfig, QuantError, Range, RangeMethod, Rounding, RoundingConfig};
+use crate::{RoundingReport, Site, WeightConfig, calibrate, map_quantizers, quantizers};
 
 mod report;
-mod rounding;
 mod weight_range;
 
-pub use report::{ActivationRange, PtqReport, RoundedWeight};
+pub use report::{ActivationRange, PtqReport};
 
 /// Which numbers are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -42,16 +41,10 @@ pub enum WeightRange {
     LeastSquares,
 }
 
-/// How weights are rounded.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub enum WeightRounding {
-    /// To the nearest code.
-    #[default]
-    Nearest,
-    /// One input feature at a time, the others making up for it; see [`gptq`](crate::gptq()).
-    Gptq(GptqConfig),
-    /// Up or down, learned; see [`adaround`](crate::adaround()).
-    AdaRound(AdaRoundConfig),
+fn nearest() -> RoundingConfig {
+    RoundingConfig::new()
+        .with_rounding(Rounding::Nearest)
+        .with_bias_correction(false)
 }
 
 /// Post-training quantization: calibration, the choice of ranges, rounding, bias correction.
@@ -98,12 +91,10 @@ pub struct PtqConfig {
     /// How the ranges of weights are chosen. Default: from the lowest to the highest value.
     #[config(default = "WeightRange::MinMax")]
     pub weight_range: WeightRange,
-    /// How weights are rounded. Default: to the nearest code.
-    #[config(default = "WeightRounding::Nearest")]
-    pub rounding: WeightRounding,
-    /// Whether biases make up for the mean error of the quantized weights' outputs. Default: no.
-    #[config(default = false)]
-    pub bias_correction: bool,
+    /// How weights are rounded, and whether biases make up for what is left. Default: to the
+    /// nearest code, and no.
+    #[config(default = "nearest()")]
+    pub rounding: RoundingConfig,
     /// Whether a progress bar is shown, on a terminal. Default: yes.
     #[config(default = true)]
     pub progress: bool,
@@ -123,8 +114,8 @@ impl PtqConfig {
     /// # Errors
     ///
     /// Each with the model inside, as it was: [`QuantError::NoData`] where calibration data is
-    /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`],
-    /// [`gptq`](crate::gptq()) and [`adaround`](crate::adaround());
+    /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`] and
+    /// [`RoundingConfig::apply`];
     /// [`QuantError::InvalidConfig`] without observers.
     pub fn quantize<M: Module, I: IntoIterator>(
         &self,
@@ -158,20 +149,23 @@ impl PtqConfig {
         if self.has_static_weights() {
             prepared = weight_range::choose(prepared, self.weight_range)?;
         }
-        let weights = match self.rounding == WeightRounding::Nearest && !self.bias_correction {
-            true => Vec::new(),
-            false => {
-                let inputs = rounding::inputs(&prepared, data)?;
-                let (rounded, report) =
-                    rounding::round(prepared, &inputs, &self.rounding, self.bias_correction)?;
-                prepared = rounded;
-                report
-            }
-        };
+        let mut rounding = RoundingReport::default();
+        if self.rounding != nearest() {
+            // Weights are float meanwhile, so that a layer's inputs do not depend on how those
+            // before it are rounded.
+            let float_weights = map_quantizers(prepared.valid(), |located| match located.site {
+                Site::Weight => located.quantizer.with_enabled(false),
+                _ => located.quantizer,
+            });
+            let inputs = data.run("inputs of layers", |run| {
+                LayerInputs::collect(|| run(&float_weights))
+            })??;
+            (prepared, rounding) = self.rounding.apply(prepared, &inputs)?;
+        }
         let report = PtqReport {
             batches: data.count(),
             activations,
-            weights,
+            rounding,
         };
         Ok((prepared, report))
     }
@@ -189,7 +183,7 @@ impl PtqConfig {
     /// Whether weights keep the range that is chosen here, instead of that of their values: after
     /// rounding, the largest value need not be there any more.
     fn has_static_weights(&self) -> bool {
-        self.weight_range != WeightRange::MinMax || self.rounding != WeightRounding::Nearest
+        self.weight_range != WeightRange::MinMax || self.rounding.rounding != Rounding::Nearest
     }
 
     /// The config with this observer for all activations; `None` for weights only.

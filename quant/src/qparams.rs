@@ -1,4 +1,4 @@
-//! Ranges of values, and the scale and zero point that they give.
+//! Scale and zero point, and what they are computed from.
 //!
 //! The formulas are those of PyTorch's observers
 //! (`torch.ao.quantization.observer._calculate_qparams`), and for learned step sizes those of
@@ -8,33 +8,7 @@
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::groups::Groups;
-use crate::{Mapping, QuantError, Scheme};
-
-/// The lowest and the highest value of each group.
-///
-/// Both F32, `[groups]`, in row-major order of [`Scheme::group_shape`].
-#[derive(Debug, Clone)]
-pub struct Range {
-    /// Lowest values.
-    pub min: Tensor<1>,
-    /// Highest values.
-    pub max: Tensor<1>,
-}
-
-impl Range {
-    /// The range of each group of `x`, without gradient; F32 whatever the dtype of `x`.
-    ///
-    /// # Errors
-    ///
-    /// If the scheme cannot quantize the shape of `x`.
-    pub fn of<const D: usize>(x: &Tensor<D>, scheme: &Scheme) -> Result<Self, QuantError> {
-        let (x, groups) = grouped(x, scheme)?;
-        Ok(Self {
-            min: groups.reduce(x.clone(), |x| x.min_dim(1)),
-            max: groups.reduce(x, |x| x.max_dim(1)),
-        })
-    }
-}
+use crate::{Mapping, QuantError, Range, Scheme};
 
 /// The scale and the zero point of each group.
 ///
@@ -177,10 +151,4 @@ fn grouped<const D: usize>(
     scheme.validate_choices()?;
     let groups = Groups::new(&scheme.granularity, &x.dims())?;
     Ok((x.clone().detach().cast(FloatDType::F32), groups))
-}
-
-impl Groups {
-    fn mean<const D: usize>(&self, x: Tensor<D>) -> Tensor<1> {
-        self.reduce(x, |x| x.sum_dim(1)) / self.len() as f32
-    }
 }

@@ -62,14 +62,13 @@ impl Round for Floats {
         // As for the integers, with steps of 2ᵉ⁻ᵐ.
         let step = f32::from_bits(((exponent - self.mantissa_bits) as u32) << 23);
         let steps = INTEGERS * step;
-        let magnitude = (magnitude + steps) - steps;
-        if x < 0.0 { -magnitude } else { magnitude }
+        ((magnitude + steps) - steps).copysign(x)
     }
 }
 
 impl Floats {
     /// Exponent and mantissa of one of the numbers, which must not be negative.
-    pub(crate) fn to_bits(self, x: f32) -> u8 {
+    pub(crate) fn bits(self, x: f32) -> u8 {
         let exponent = ((x.to_bits() >> 23) as i32 - 127).max(self.min_exponent);
         let steps = x / f32::exp2((exponent - self.mantissa_bits) as f32);
         // A normal number's leading one carries into the exponent; a subnormal number has none.
@@ -78,7 +77,7 @@ impl Floats {
     }
 
     /// The number of an exponent and a mantissa.
-    pub(crate) fn from_bits(self, bits: u8) -> f32 {
+    pub(crate) fn number(self, bits: u8) -> f32 {
         let mantissa = bits & ((1 << self.mantissa_bits) - 1);
         let biased = i32::from(bits >> self.mantissa_bits);
         let leading_one = u8::from(biased > 0) << self.mantissa_bits;

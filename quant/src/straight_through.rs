@@ -189,3 +189,36 @@ impl<B: Kernel> Backward<B, 3> for LearnScale {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Capture;
+    use burn::tensor::{Device, Tensor};
+
+    use crate::{
+        LearnedGradient, NumberFormat, QuantParams, Scheme, fake_quantize, fake_quantize_learned,
+    };
+
+    /// An audit tells a quantized tensor from the one that it was made of by its identifier.
+    #[test]
+    fn a_traced_fake_quantization_gives_another_tensor() {
+        let capture = Device::capture();
+        let id = |tensor: &Tensor<2>| {
+            let primitive = tensor.clone().try_into_primitive::<Capture>();
+            primitive.expect("it is on the capture device").id()
+        };
+        let captured = capture.capture_scope(|scope| {
+            let x = Tensor::<2>::ones([2, 4], &capture);
+            let scheme = Scheme::symmetric(NumberFormat::int8());
+            let qparams = QuantParams::of(&x, &scheme).unwrap();
+            let y = fake_quantize(x.clone(), &qparams, &scheme);
+            let gradient = LearnedGradient::lsq(&scheme, &[2, 4]).unwrap();
+            let learned = fake_quantize_learned(x.clone(), &qparams, &scheme, gradient);
+            assert_eq!(y.dims(), [2, 4]);
+            assert_ne!(id(&x), id(&y));
+            assert_ne!(id(&x), id(&learned));
+            scope.complete([], [id(&y), id(&learned)])
+        });
+        assert!(captured.is_ok(), "{:?}", captured.err());
+    }
+}

@@ -126,18 +126,20 @@ impl WeightVisitor for Quantize {
     }
 }
 
-/// Called by a quantizer that made `y` of `x`.
+/// Quantizes `x`, and shows the watcher what came of it.
 pub(crate) fn seen<const D: usize>(
     path: &str,
-    x: &Tensor<D>,
-    y: &Tensor<D>,
+    x: Tensor<D>,
     qparams: &QuantParams,
     scheme: &Scheme,
-) {
-    // Taken out meanwhile: what the watcher computes is not watched.
+    quantize: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    // Taken out meanwhile: what the watcher computes is not watched. Nobody keeps `x` alive where
+    // nobody watches, so that it can be quantized in place.
     let Some(mut watcher) = WATCHER.take() else {
-        return;
+        return quantize(x);
     };
+    let y = quantize(x.clone());
     let shape = x.dims();
     if let Ok(groups) = Groups::new(&scheme.granularity, &shape) {
         let flat = |tensor: &Tensor<D>| {
@@ -153,12 +155,13 @@ pub(crate) fn seen<const D: usize>(
             path,
             scheme,
             shape: shape.to_vec(),
-            x: flat(x),
-            y: flat(y),
+            x: flat(&x),
+            y: flat(&y),
             scale: spread(&qparams.scale),
             zero_point: spread(&qparams.zero_point),
             groups,
         });
     }
     WATCHER.set(Some(watcher));
+    y
 }

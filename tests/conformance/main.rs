@@ -6,9 +6,12 @@
 mod support;
 
 mod amp;
+mod quant_calibrators;
 mod quant_fake_quantize;
 mod quant_formats;
 mod quant_learned;
+mod quant_observers;
+mod quant_qat_trajectory;
 mod quant_weight;
 
 use std::path::PathBuf;

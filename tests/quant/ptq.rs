@@ -7,8 +7,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, QuantError, RangeMethod, WeightConfig, WeightRange, WeightRounding, health,
-    quantizers,
+    PtqMode, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, WeightConfig,
+    WeightRange, health, quantizers,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -50,6 +50,13 @@ fn weights_only(bits: u8) -> PtqConfig {
         .with_quantize(quantize)
         .with_mode(PtqMode::WeightOnly)
         .with_progress(false)
+}
+
+/// Without bias correction.
+fn of(rounding: Rounding) -> RoundingConfig {
+    RoundingConfig::new()
+        .with_rounding(rounding)
+        .with_bias_correction(false)
 }
 
 fn quantize(config: &PtqConfig, device: &Device) -> (Net, burn_lean::quant::PtqReport) {
@@ -145,14 +152,15 @@ fn rounding_by_data_has_less_output_error_than_nearest() {
         let config = weights_only(3);
         let nearest = error(&quantize(&config, &target.device).0, &target.device);
         let methods = [
-            WeightRounding::Gptq(GptqConfig::new()),
-            WeightRounding::AdaRound(AdaRoundConfig::new().with_iterations(200)),
+            Rounding::Gptq(GptqConfig::new()),
+            Rounding::AdaRound(AdaRoundConfig::new().with_iterations(200)),
         ];
         for rounding in methods {
-            let (net, report) = quantize(&config.clone().with_rounding(rounding), &target.device);
-            assert_eq!(report.weights.len(), 2, "{report}");
-            for weight in &report.weights {
-                assert!(weight.rounded_error <= weight.nearest_error, "{report}");
+            let (net, report) =
+                quantize(&config.clone().with_rounding(of(rounding)), &target.device);
+            assert_eq!(report.rounding.weights.len(), 2, "{report}");
+            for weight in &report.rounding.weights {
+                assert!(weight.error <= weight.nearest_error, "{report}");
             }
             let rounded = error(&net, &target.device);
             assert!(rounded < nearest, "{rounded} {nearest}\n{report}");
@@ -167,7 +175,7 @@ fn the_error_that_rounding_foretells_is_that_of_the_layer() {
         let data = tensor(4, [64, 5], &target.device);
         let layer = with_numbers(LinearConfig::new(5, 3).init(&target.device), 2);
         let float = layer.forward(data.clone());
-        let config = weights_only(3).with_rounding(WeightRounding::Gptq(GptqConfig::new()));
+        let config = weights_only(3).with_rounding(of(Rounding::Gptq(GptqConfig::new())));
         let (layer, report) = config
             .quantize(
                 layer,
@@ -179,7 +187,7 @@ fn the_error_that_rounding_foretells_is_that_of_the_layer() {
             .unwrap();
         let difference = (layer.forward_q(data.clone()) - float).square().mean();
         let found = f64::from(values(difference)[0]);
-        let foretold = report.weights[0].rounded_error;
+        let foretold = report.rounding.weights[0].error;
         // Sums of 192 squares in F32.
         assert!(
             (found - foretold).abs() < 1e-5 * foretold,
@@ -198,7 +206,7 @@ fn a_convolution_s_patches_foretell_its_error_too() {
             Tensor::cat(outputs.collect(), 0)
         };
         let float = outputs(&conv);
-        let config = weights_only(3).with_rounding(WeightRounding::Gptq(GptqConfig::new()));
+        let config = weights_only(3).with_rounding(of(Rounding::Gptq(GptqConfig::new())));
         let (conv, report) = config
             .quantize(
                 conv,
@@ -209,7 +217,7 @@ fn a_convolution_s_patches_foretell_its_error_too() {
             )
             .unwrap();
         let found = f64::from(values((outputs(&conv) - float).square().mean())[0]);
-        let foretold = report.weights[0].rounded_error;
+        let foretold = report.rounding.weights[0].error;
         assert!(
             (found - foretold).abs() < 1e-4 * foretold,
             "{found} {foretold}"
@@ -220,7 +228,7 @@ fn a_convolution_s_patches_foretell_its_error_too() {
 #[test]
 fn rounded_weights_convert_to_the_codes_that_were_chosen() {
     let device = Device::flex();
-    let config = weights_only(4).with_rounding(WeightRounding::Gptq(GptqConfig::new()));
+    let config = weights_only(4).with_rounding(of(Rounding::Gptq(GptqConfig::new())));
     let (net, _) = quantize(&config, &device);
     let x = tensor(0, [2, 2, 6, 6], &device);
     let before = values(net.conv.weight.val());
@@ -252,7 +260,11 @@ fn bias_correction_takes_the_mean_error_out() {
         let config = weights_only(2);
         let largest = |errors: Vec<f32>| errors.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
         assert!(largest(mean_error(&config)) > 0.05);
-        assert!(largest(mean_error(&config.with_bias_correction(true))) < 1e-5);
+        assert!(
+            largest(mean_error(&config.with_rounding(
+                RoundingConfig::new().with_rounding(Rounding::Nearest)
+            ))) < 1e-5
+        );
     });
 }
 
@@ -262,7 +274,7 @@ fn no_calibration_data_is_an_error_with_the_model() {
     let none = Vec::<Tensor<4>>::new;
     for config in [
         PtqConfig::new(),
-        weights_only(4).with_rounding(WeightRounding::Gptq(GptqConfig::new())),
+        weights_only(4).with_rounding(of(Rounding::Gptq(GptqConfig::new()))),
     ] {
         let rejected = config
             .with_progress(false)
@@ -335,7 +347,7 @@ fn static_ranges_without_an_observer_are_refused() {
 fn a_config_reads_back_from_json() {
     use burn::config::Config;
     let config = weights_only(4)
-        .with_rounding(WeightRounding::Gptq(GptqConfig::new().with_damping(0.05)))
+        .with_rounding(of(Rounding::Gptq(GptqConfig::new().with_damping(0.05))))
         .with_quantize(
             QatConfig::new()
                 .with_weight(WeightConfig::new().with_format(NumberFormat::int(5).narrow())),

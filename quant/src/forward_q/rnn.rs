@@ -9,7 +9,7 @@ use burn::nn::{GateController, Linear, Lstm, LstmState};
 use burn::tensor::Tensor;
 
 use crate::weight_quantizer::optional;
-use crate::{FakeQuantize, ForwardQ, WeightQuantizer, layer_rows};
+use crate::{FakeQuantize, ForwardQ, WeightQuantizer};
 
 /// A linear layer whose weight is quantized already.
 struct Ready<'a> {
@@ -33,9 +33,6 @@ impl<'a> Ready<'a> {
 
     /// The product with an input that is quantized already.
     fn product(&self, x: Tensor<2>) -> Tensor<2> {
-        if let Some(quantizers) = self.quantizers {
-            layer_rows::seen(quantizers.weight.path(), || Some(x.clone()));
-        }
         let product = x.matmul(self.weight.clone());
         let product = match &self.bias {
             Some(bias) => product + bias.clone(),

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ObserverConfig;
 use crate::table::{percent, table};
+use crate::{ObserverConfig, RoundingReport};
 
 /// What [`PtqConfig::quantize`](crate::PtqConfig::quantize) did. Prints as tables.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub struct PtqReport {
     /// The ranges of activations, in static mode.
     pub activations: Vec<ActivationRange>,
     /// The weights that were rounded with calibration data.
-    pub weights: Vec<RoundedWeight>,
+    pub rounding: RoundingReport,
 }
 
 /// The range that was chosen for an activation.
@@ -32,19 +32,6 @@ pub struct ActivationRange {
     pub sqnr: f64,
     /// Fraction of the values that are clipped, 0 to 1.
     pub clipped: f64,
-}
-
-/// A weight that was rounded with calibration data, or whose bias was corrected.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RoundedWeight {
-    /// Path of the weight.
-    pub path: String,
-    /// Mean squared error of the layer's output with every weight at its nearest code.
-    pub nearest_error: f64,
-    /// The same with the weights as they are rounded now.
-    pub rounded_error: f64,
-    /// Largest correction of the layer's bias; `None` if it has no bias or none was asked for.
-    pub bias_correction: Option<f32>,
 }
 
 impl fmt::Display for PtqReport {
@@ -64,19 +51,8 @@ impl fmt::Display for PtqReport {
             }
             write!(f, "\n{table}")?;
         }
-        if !self.weights.is_empty() {
-            let header = ["weight", "error, nearest", "error, rounded", "bias off by"];
-            let mut table = table(&header);
-            for weight in &self.weights {
-                let bias = weight.bias_correction;
-                table.add_row([
-                    weight.path.clone(),
-                    format!("{:.3e}", weight.nearest_error),
-                    format!("{:.3e}", weight.rounded_error),
-                    bias.map_or("-".into(), |bias| format!("{bias:.3e}")),
-                ]);
-            }
-            write!(f, "\n{table}")?;
+        if !self.rounding.weights.is_empty() {
+            write!(f, "\n{}", self.rounding)?;
         }
         Ok(())
     }

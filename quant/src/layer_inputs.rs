@@ -1,0 +1,182 @@
+//! The inputs of a model's layers, collected while it runs.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use burn::module::Param;
+use burn::nn::PaddingConfig2d;
+use burn::nn::conv::Conv2d;
+use burn::tensor::Tensor;
+use burn::tensor::module::unfold4d;
+use burn::tensor::ops::{PadMode, UnfoldOptions};
+
+use crate::{InputStatistics, QuantError, WeightQuantizer};
+
+/// [`InputStatistics`] of the layers of a model, by the paths of their weights.
+///
+/// A linear layer has one; a convolution one for each group of channels, over its patches. They
+/// are taken behind the layer's input quantizer: what the quantized layer will see.
+#[derive(Debug, Clone, Default)]
+pub struct LayerInputs {
+    layers: BTreeMap<String, Vec<InputStatistics>>,
+    error: Option<QuantError>,
+}
+
+thread_local! {
+    static COLLECTING: RefCell<Option<LayerInputs>> = const { RefCell::new(None) };
+}
+
+impl LayerInputs {
+    /// The inputs of every prepared [`Linear`](burn::nn::Linear) and [`Conv2d`] that `run` calls
+    /// with [`forward_q`](crate::ForwardQ::forward_q) on this thread. Reads each from the device.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::NonFinite`] of the layer whose input is not finite, [`QuantError::Device`],
+    /// [`QuantError::NoData`] when no such layer was called.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_quant::{ForwardQ, LayerInputs, QatConfig};
+    ///
+    /// let device = Device::flex();
+    /// let model = LinearConfig::new(2, 3).init(&device);
+    /// let model = QatConfig::new().with_activation(None).prepare(model)?;
+    /// let inputs = LayerInputs::collect(|| {
+    ///     model.forward_q(Tensor::<2>::from_data([[1.0, -3.0], [3.0, 1.0]], &device));
+    /// })?;
+    /// assert_eq!(inputs.of("weight").unwrap()[0].mean(), [2.0, -1.0]);
+    /// # Ok::<(), burn_lean_quant::QuantError>(())
+    /// ```
+    pub fn collect(run: impl FnOnce()) -> Result<Self, QuantError> {
+        let guard = Guard(COLLECTING.replace(Some(Self::default())));
+        run();
+        let collected = COLLECTING.take().unwrap_or_default();
+        drop(guard);
+        match collected.error {
+            Some(error) => Err(error),
+            None if collected.layers.is_empty() => Err(QuantError::NoData {
+                what: "the collection of layer inputs".into(),
+            }),
+            None => Ok(collected),
+        }
+    }
+
+    /// The statistics of the layer whose weight has this path, one for each group.
+    pub fn of(&self, weight: &str) -> Option<&[InputStatistics]> {
+        self.layers.get(weight).map(Vec::as_slice)
+    }
+
+    /// Paths of the weights, in alphabetical order.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.layers.keys().map(String::as_str)
+    }
+
+    /// Adds statistics of a layer that was called otherwise.
+    pub fn insert(&mut self, weight: impl Into<String>, statistics: Vec<InputStatistics>) {
+        self.layers.insert(weight.into(), statistics);
+    }
+
+    fn observe(&mut self, weight: &str, groups: Vec<Tensor<2>>) {
+        if self.error.is_some() {
+            return;
+        }
+        let statistics = self.layers.entry(weight.to_string()).or_insert_with(|| {
+            let features = groups.iter().map(|group| group.dims()[1]);
+            features.map(InputStatistics::new).collect()
+        });
+        for (statistics, samples) in statistics.iter_mut().zip(groups) {
+            if let Err(error) = statistics.observe(samples) {
+                self.error = Some(error.at(weight));
+                return;
+            }
+        }
+    }
+}
+
+/// Called by `forward_q` with what a linear layer multiplies.
+pub(crate) fn linear<const D: usize>(weight: &Param<Tensor<2>>, x: &Tensor<D>) {
+    offer(weight, || {
+        let features = x.dims()[D - 1];
+        let rows = x.shape().num_elements() / features.max(1);
+        vec![x.clone().without_autodiff().reshape([rows, features])]
+    });
+}
+
+/// Called by `forward_q` with what a convolution slides over.
+pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) {
+    offer(&layer.weight, || {
+        patches(layer, x.clone().without_autodiff())
+    });
+}
+
+fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec<Tensor<2>>) {
+    if COLLECTING.with_borrow(Option::is_none) {
+        return;
+    }
+    let Some(quantizers) = WeightQuantizer::of(weight) else {
+        return;
+    };
+    let path = quantizers.weight.path();
+    let path = path
+        .strip_suffix(".quant.weight")
+        .unwrap_or(path)
+        .to_string();
+    // The model is not called here, so that nothing of it can come back to `COLLECTING`.
+    let groups = groups();
+    COLLECTING.with_borrow_mut(|collecting| {
+        if let Some(inputs) = collecting {
+            inputs.observe(&path, groups);
+        }
+    });
+}
+
+/// What each output position of a convolution sees: for each group of channels
+/// `[batch · positions, channels_in / groups · height · width]`, in the order of the weight.
+pub fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
+    let [_, channels, height, width] = x.dims();
+    let (top, bottom, left, right) = padding(layer, height, width);
+    let x = x.pad((left, right, top, bottom), PadMode::Constant(0.0));
+    let options = UnfoldOptions::new(layer.stride, [0, 0], layer.dilation);
+    let unfolded = unfold4d(x, layer.kernel_size, options);
+    let [batch, features, positions] = unfolded.dims();
+    let per_group = features / layer.groups.max(1);
+    debug_assert_eq!(features % channels.max(1), 0);
+    (0..layer.groups)
+        .map(|group| {
+            let of_group = unfolded.clone().narrow(1, group * per_group, per_group);
+            of_group
+                .swap_dims(1, 2)
+                .reshape([batch * positions, per_group])
+        })
+        .collect()
+}
+
+/// Zeros at the top, bottom, left and right, as the layer itself counts them.
+fn padding(layer: &Conv2d, height: usize, width: usize) -> (usize, usize, usize, usize) {
+    let same = |axis: usize, len: usize| {
+        let stride = layer.stride[axis];
+        let needed = (len.div_ceil(stride).max(1) - 1) * stride + layer.kernel_size[axis];
+        let total = needed.saturating_sub(len);
+        (total / 2, total - total / 2)
+    };
+    match layer.padding {
+        PaddingConfig2d::Valid => (0, 0, 0, 0),
+        PaddingConfig2d::Explicit(top, left, bottom, right) => (top, bottom, left, right),
+        PaddingConfig2d::Same => {
+            let (top, bottom) = same(0, height);
+            let (left, right) = same(1, width);
+            (top, bottom, left, right)
+        }
+    }
+}
+
+/// Stops collecting, also when the model panics.
+struct Guard(Option<LayerInputs>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        COLLECTING.set(self.0.take());
+    }
+}

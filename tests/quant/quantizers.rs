@@ -1,0 +1,443 @@
+//! Single quantizers: what they observe, learn, copy, merge and refuse.
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{DType, Device, Tensor};
+use burn_lean::quant::{
+    FakeQuantize, FakeQuantizeConfig, ForwardQ, Granularity, Learned, NumberFormat, ObserverConfig,
+    Override, Phase, QatConfig, QuantError, RangeMethod, Schedule, Scheme, WeightConfig,
+    WeightQuantizer, advance, calibrate, learned_parameters, merge_observers, quantizers,
+    set_schedule,
+};
+
+use crate::support::{each_device, gradients, tensor, values, with_numbers};
+
+fn uint8() -> FakeQuantizeConfig {
+    FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()))
+}
+
+fn batch(values: &[f32], device: &Device) -> Tensor<1> {
+    Tensor::from_floats(values, device)
+}
+
+fn range(quantizer: &FakeQuantize) -> (f32, f32) {
+    let range = quantizer.range().unwrap();
+    (values(range.min)[0], values(range.max)[0])
+}
+
+/// The error inside of one with a path.
+fn inner(error: QuantError) -> QuantError {
+    match error {
+        QuantError::Parameter { error, .. } => *error,
+        other => other,
+    }
+}
+
+#[test]
+fn several_forwards_of_one_step_all_count() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let config = uint8().with_observer(ObserverConfig::MovingAverage {
+            averaging_constant: 0.5,
+        });
+        let quantizer = config.init(&device).unwrap();
+        for highest in [4.0, 8.0, 2.0] {
+            quantizer.forward(batch(&[-1.0, highest], &device));
+        }
+        // 4, then half way to 8, then half way to 2.
+        assert_eq!(range(&quantizer), (-1.0, 4.0));
+    });
+}
+
+#[test]
+fn a_frozen_quantizer_does_not_observe() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let quantizer = uint8().init(&device).unwrap();
+        quantizer.forward(batch(&[-1.0, 1.0], &device));
+        let frozen = quantizer.freeze();
+        frozen.forward(batch(&[-5.0, 5.0], &device));
+        assert_eq!(range(&frozen), (-1.0, 1.0));
+    });
+}
+
+#[test]
+fn inference_passes_values_through_as_long_as_there_is_no_range() {
+    each_device(|target| {
+        let quantizer = uint8().init(&target.device).unwrap();
+        let x = batch(&[0.1, 0.77], &target.device);
+        assert_eq!(values(quantizer.forward(x)), [0.1, 0.77]);
+        assert_eq!(
+            inner(quantizer.qparams().unwrap_err()),
+            QuantError::NeverObserved
+        );
+    });
+}
+
+#[test]
+fn half_values_are_quantized_in_f32_and_come_back_in_half() {
+    each_device(|target| {
+        for dtype in [DType::F16, DType::BF16] {
+            if !target.device.supports_dtype(dtype) {
+                continue;
+            }
+            let device = target.device.clone().autodiff();
+            let quantizer = uint8().init(&device).unwrap();
+            let x = batch(&[0.0, 0.1, 1.0], &device).cast(dtype);
+            let y = quantizer.forward(x.clone());
+            assert_eq!(y.dtype(), dtype);
+            assert_eq!(quantizer.range().unwrap().max.dtype(), DType::F32);
+            let expected = uint8().init(&device).unwrap().forward(x.cast(DType::F32));
+            assert_eq!(values(y), values(expected.cast(dtype)));
+        }
+    });
+}
+
+#[test]
+fn empty_tensors_pass_and_do_not_count() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let quantizer = uint8().init(&device).unwrap();
+        let empty = quantizer.forward(Tensor::<2>::zeros([0, 3], &device));
+        assert_eq!(empty.dims(), [0, 3]);
+        assert!(!quantizer.is_observed());
+    });
+}
+
+#[test]
+fn what_gives_no_useful_range_is_an_error_of_its_own() {
+    each_device(|target| {
+        let calibrated = |numbers: &[f32]| {
+            let quantizer = uint8().init(&target.device).unwrap();
+            let x = batch(numbers, &target.device);
+            let outcome = calibrate(quantizer, |quantizer| {
+                quantizer.forward(x);
+            });
+            outcome.map_err(|rejected| inner(rejected.into_error()))
+        };
+        let not_finite = QuantError::NonFinite { what: "range" };
+        assert_eq!(calibrated(&[1.0, f32::NAN]).unwrap_err(), not_finite);
+        assert_eq!(calibrated(&[1.0, f32::INFINITY]).unwrap_err(), not_finite);
+        let constant = QuantError::ConstantRange { value: 0.5 };
+        assert_eq!(calibrated(&[0.5, 0.5]).unwrap_err(), constant);
+        assert!(calibrated(&[0.5, 0.6]).is_ok());
+
+        let quantizer = uint8().init(&target.device).unwrap();
+        let rejected = calibrate(quantizer, |_| {}).unwrap_err();
+        assert_eq!(inner(rejected.into_error()), QuantError::NeverObserved);
+    });
+}
+
+#[test]
+fn a_model_without_quantizers_cannot_be_calibrated_or_scheduled() {
+    let linear = || LinearConfig::new(2, 2).init(&Device::flex());
+    let rejected = calibrate(linear(), |_| {}).unwrap_err();
+    assert_eq!(*rejected.error(), QuantError::NotPrepared);
+    let rejected = set_schedule(linear(), Schedule::new()).unwrap_err();
+    assert_eq!(*rejected.error(), QuantError::NotPrepared);
+}
+
+#[test]
+fn a_calibration_forgets_what_was_observed_and_gives_back_the_model_if_it_fails() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let quantizer = uint8().init(&device).unwrap();
+        quantizer.forward(batch(&[-5.0, 5.0], &device));
+        let failed = calibrate(quantizer, |_| {}).unwrap_err().into_value();
+        assert_eq!(range(&failed), (-5.0, 5.0));
+        // On a plain device too.
+        let again = calibrate(failed, |quantizer| {
+            quantizer.forward(batch(&[-1.0, 1.0], &target.device));
+        });
+        assert_eq!(range(&again.unwrap()), (-1.0, 1.0));
+    });
+}
+
+#[test]
+fn histograms_clip_what_the_method_says() {
+    each_device(|target| {
+        // 999 values up to 1, and one of 100.
+        let mut numbers: Vec<f32> = (0..999).map(|index| index as f32 / 999.0).collect();
+        numbers.push(100.0);
+        let highest = |method| {
+            let config = uint8().with_observer(ObserverConfig::histogram(method));
+            let quantizer = calibrate(config.init(&target.device).unwrap(), |quantizer| {
+                quantizer.forward(batch(&numbers[..400], &target.device));
+                quantizer.forward(batch(&numbers[400..], &target.device));
+            });
+            let (lowest, highest) = range(&quantizer.unwrap());
+            assert_eq!(lowest, 0.0);
+            highest
+        };
+        let bin = 100.0 / 2048.0;
+        let most = highest(RangeMethod::Percentile { percent: 99.0 });
+        assert!((most - 0.99).abs() < 2.0 * bin, "{most}");
+        assert_eq!(highest(RangeMethod::Percentile { percent: 100.0 }), 100.0);
+        // The outlier costs more than the steps it makes wide.
+        assert!(highest(RangeMethod::Mse) > 90.0);
+        // What lies alone cannot be moved to where nothing lies.
+        assert_eq!(highest(RangeMethod::Entropy), 100.0);
+        assert!(highest(RangeMethod::Search) > 90.0);
+    });
+}
+
+#[test]
+fn replicas_are_merged_by_what_their_observer_means() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let observed = |observer, ranges: &[(f32, f32)]| {
+            let model = uint8().with_observer(observer).init(&device).unwrap();
+            let replicas: Vec<_> = ranges
+                .iter()
+                .map(|(low, high)| {
+                    let replica = model.clone().fork(&device);
+                    replica.forward(batch(&[*low, *high], &device));
+                    replica
+                })
+                .collect();
+            assert!(!model.is_observed(), "a replica changed the model");
+            range(&merge_observers(model, &replicas).unwrap())
+        };
+        let ranges = [(-1.0, 2.0), (-3.0, 1.0)];
+        assert_eq!(observed(ObserverConfig::MinMax, &ranges), (-3.0, 2.0));
+        assert_eq!(
+            observed(ObserverConfig::moving_average(), &ranges),
+            (-2.0, 1.5)
+        );
+    });
+}
+
+#[test]
+fn replicas_of_another_model_are_refused() {
+    let device = Device::flex();
+    let model = LinearConfig::new(2, 2).init(&device);
+    let prepared = QatConfig::new().prepare(model.clone()).unwrap();
+    let rejected = merge_observers(prepared, &[model]).unwrap_err();
+    let path = "weight.quant.weight".to_string();
+    assert_eq!(*rejected.error(), QuantError::OtherQuantizers { path });
+}
+
+fn lsq(learned: Learned, activation: FakeQuantizeConfig) -> QatConfig {
+    let weight = WeightConfig::int(4).with_learned(Learned::Lsq);
+    QatConfig::new()
+        .with_weight(weight)
+        .with_activation(Some(activation.with_learned(learned)))
+}
+
+/// Paths of the learned parameters that moved in one step of `optimizer`, and the model after it.
+fn learned_that_move(
+    model: Linear,
+    optimizer: &mut ModuleOptimizer,
+    x: Tensor<2>,
+) -> (Vec<String>, Linear) {
+    use crate::support::parameters;
+    let loss = model.forward_q(x).square().mean();
+    let before = parameters(&model);
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let model = advance(optimizer.step(0.05, model, grads));
+    let moved = before
+        .into_iter()
+        .zip(parameters(&model))
+        .filter(|(before, after)| before.values != after.values)
+        .map(|(before, _)| before.path)
+        .filter(|path| path.contains("learned"));
+    (moved.collect(), model)
+}
+
+#[test]
+fn learned_scales_start_from_the_data_when_quantization_starts_and_are_trained() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+        let schedule = Schedule::new().with_quantize_from(1);
+        let config = lsq(Learned::LsqPlus, uint8()).with_schedule(schedule);
+        let model = config.prepare(model).unwrap();
+        let mut optimizer = SgdConfig::new().init();
+        let x = tensor::<2>(1, [8, 6], &device);
+
+        let (moved, model) = learned_that_move(model, &mut optimizer, x.clone());
+        assert_eq!(moved, [""; 0], "while it observes");
+        let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+        assert!(!quantizer.weight.is_learning());
+        let observed = quantizer.input.as_ref().unwrap().qparams().unwrap();
+
+        let (moved, model) = learned_that_move(model, &mut optimizer, x);
+        assert_eq!(
+            moved,
+            [
+                "weight.quant.weight.learned_scale",
+                "weight.quant.input.learned_scale",
+            ],
+            "no value is clipped yet, so that zero points have no gradient"
+        );
+        let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+        assert!(quantizer.weight.is_learning());
+        let input = quantizer.input.as_ref().unwrap();
+        let learned = input.qparams().unwrap();
+        assert_eq!(values(learned.zero_point), values(observed.zero_point));
+        let (learned, observed) = (values(learned.scale)[0], values(observed.scale)[0]);
+        assert!(learned != observed && (learned / observed - 1.0).abs() < 0.2);
+    });
+}
+
+#[test]
+fn a_zero_point_is_learned_from_what_is_clipped() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+        let model = lsq(Learned::LsqPlus, uint8()).prepare(model).unwrap();
+        let x = tensor::<2>(1, [8, 6], &device);
+        model.forward_q(x.clone());
+        let zero_point = |x| {
+            let loss = model.forward_q(x).square().mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let found = gradients(&model, grads);
+            let path = "weight.quant.input.learned_zero_point";
+            let found = found.into_iter().find(|(at, ..)| at == path).unwrap();
+            found.2[0]
+        };
+        assert_eq!(zero_point(x.clone()), 0.0);
+        assert_ne!(zero_point(x * 3.0), 0.0);
+    });
+}
+
+#[test]
+fn learned_parameters_can_have_an_optimizer_without_weight_decay() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+        let model = lsq(Learned::Lsq, uint8()).prepare(model).unwrap();
+        let x = tensor::<2>(1, [8, 6], &device);
+        model.forward_q(x.clone());
+        // A gradient of zero: only decay moves.
+        let step = |optimizer: &mut ModuleOptimizer| {
+            let loss = (model.forward_q(x.clone()) * 0.0).sum();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let moved = optimizer.step(0.1, model.clone(), grads);
+            let scale = |model: &Linear| {
+                let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+                values(quantizer.weight.qparams().unwrap().scale)
+            };
+            let weight = |model: &Linear| values(model.weight.base());
+            assert_ne!(weight(&moved), weight(&model), "the weights decay");
+            scale(&moved) == scale(&model)
+        };
+        let decay = AdamWConfig::new().with_weight_decay(0.1);
+        assert!(!step(&mut decay.init()), "scales decay with the rest");
+        let without = AdamWConfig::new().with_weight_decay(0.0).build();
+        let mut grouped = decay.init().with_group(learned_parameters(), without, None);
+        assert!(step(&mut grouped));
+    });
+}
+
+#[test]
+fn choices_that_contradict_each_other_are_refused() {
+    let device = Device::flex();
+    let per_channel = |observer| {
+        let scheme = Scheme::symmetric(NumberFormat::int8())
+            .with_granularity(Granularity::PerChannel { axis: 0 });
+        FakeQuantizeConfig::new(scheme).with_observer(observer)
+    };
+    let unsupported = |config: FakeQuantizeConfig| {
+        let error = config.init(&device).unwrap_err();
+        assert!(
+            matches!(error, QuantError::UnsupportedScheme { .. }),
+            "{error}"
+        );
+    };
+    unsupported(per_channel(ObserverConfig::MinMax));
+    unsupported(per_channel(ObserverConfig::histogram(RangeMethod::Mse)));
+    let symmetric = FakeQuantizeConfig::new(Scheme::symmetric(NumberFormat::int8()));
+    unsupported(symmetric.clone().with_learned(Learned::LsqPlus));
+    let minifloat = FakeQuantizeConfig::new(Scheme::symmetric(NumberFormat::E4M3));
+    unsupported(minifloat.with_learned(Learned::Lsq));
+
+    let invalid = |config: FakeQuantizeConfig, name: &str| match config.init(&device) {
+        Err(QuantError::InvalidConfig { field, .. }) => assert_eq!(field, name),
+        other => panic!("{name}: {other:?}"),
+    };
+    let average = |averaging_constant| ObserverConfig::MovingAverage { averaging_constant };
+    for constant in [0.0, -0.1, 1.1, f64::NAN] {
+        let config = symmetric.clone().with_observer(average(constant));
+        invalid(config, "averaging_constant");
+    }
+    let bins = ObserverConfig::Histogram {
+        bins: 1,
+        range: RangeMethod::Search,
+    };
+    invalid(symmetric.clone().with_observer(bins), "bins");
+    let percent = ObserverConfig::histogram(RangeMethod::Percentile { percent: 0.0 });
+    invalid(symmetric.with_observer(percent), "percent");
+
+    let backwards = Schedule::new()
+        .with_quantize_from(5)
+        .with_freeze_observers_at(Some(4));
+    let config = QatConfig::new().with_schedule(backwards);
+    let linear = LinearConfig::new(2, 2).init(&device);
+    let error = config.prepare(linear).unwrap_err().into_error();
+    let QuantError::InvalidConfig { field, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(field, "freeze_observers_at");
+}
+
+#[test]
+fn dynamic_quantization_takes_each_token_by_itself() {
+    each_device(|target| {
+        let scheme = Scheme::symmetric(NumberFormat::int8().narrow())
+            .with_granularity(Granularity::PerToken);
+        let config = FakeQuantizeConfig::new(scheme).with_observer(ObserverConfig::Memoryless);
+        let quantizer = config.init(&target.device).unwrap();
+        let x = Tensor::<2>::from_floats([[127.0, 1.4], [1.27, 0.014]], &target.device);
+        let y = values(quantizer.forward(x));
+        let expected = [127.0, 1.0, 1.27, 0.01];
+        for (found, expected) in y.iter().zip(expected) {
+            assert!((found - expected).abs() <= 1e-6 * expected, "{y:?}");
+        }
+        assert_eq!(
+            inner(quantizer.qparams().unwrap_err()),
+            QuantError::NoStaticRange
+        );
+        let other = Tensor::<3>::from_floats([[[2.0]], [[-4.0]]], &target.device);
+        assert_eq!(values(quantizer.forward(other)), [2.0, -4.0]);
+    });
+}
+
+#[test]
+fn weights_of_a_models_own_modules_are_quantized_once_their_axis_is_named() {
+    #[derive(Module, Debug)]
+    struct Bilinear {
+        factor: Param<Tensor<2>>,
+    }
+    let device = Device::flex();
+    let model = || Bilinear {
+        factor: Param::from_tensor(tensor(1, [3, 4], &device)),
+    };
+    let error = QatConfig::new().prepare(model()).unwrap_err().into_error();
+    assert_eq!(error, QuantError::NothingToQuantize);
+    let named = Override::new("factor".into()).with_axis(Some(1));
+    let config = QatConfig::new().with_overrides(vec![named]);
+    let prepared = config.prepare(model()).unwrap();
+    let scheme = quantizers(&prepared)[0].quantizer.scheme().clone();
+    assert_eq!(scheme.granularity, Granularity::PerChannel { axis: 1 });
+    assert_ne!(
+        values(prepared.factor.val()),
+        values(prepared.factor.base())
+    );
+
+    let beyond = Override::new("factor".into()).with_axis(Some(2));
+    let config = QatConfig::new().with_overrides(vec![beyond]);
+    let error = config.prepare(model()).unwrap_err().into_error();
+    assert!(error.to_string().contains("`factor`: axis 2"), "{error}");
+}
+
+#[test]
+fn a_clone_has_a_switch_and_a_step_of_its_own() {
+    let quantizer = uint8().init(&Device::flex()).unwrap();
+    let off = quantizer.clone().with_enabled(false);
+    assert_eq!(off.phase(), Phase::Off);
+    assert_eq!(quantizer.phase(), Phase::ObserveAndQuantize);
+    let later = advance(quantizer.clone());
+    assert_eq!((later.step(), quantizer.step()), (1, 0));
+}

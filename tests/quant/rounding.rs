@@ -1,0 +1,534 @@
+//! Weight rounding with calibration data, bias correction and equalization factors.
+
+use burn::module::{Module, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::quant::{
+    AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, Granularity, InputStatistics, LayerInputs,
+    NumberFormat, QatConfig, QuantError, Rescale, Rounding, RoundingConfig, Scheme, Unsupported,
+    WeightConfig, WeightGrid, adaround, awq, gptq, patches, quantized_weights, rescale,
+    smooth_quant,
+};
+
+use crate::support::{each_device, numbers, tensor, values};
+
+/// Inputs whose features are correlated: products of few factors.
+fn correlated(seed: u64, rows: usize, features: usize, device: &Device) -> Tensor<2> {
+    let factors = tensor::<2>(seed, [rows, features / 2], device);
+    let mixing = tensor::<2>(99, [features / 2, features], device);
+    factors.matmul(mixing) + tensor::<2>(seed + 1, [rows, features], device) * 0.1
+}
+
+fn grid(outputs: usize, features: usize, quant_max: i32) -> WeightGrid {
+    let weight = numbers(5, outputs * features);
+    let scale = weight.chunks(features).flat_map(|row| {
+        let largest = row.iter().fold(0.0_f32, |largest, w| largest.max(w.abs()));
+        vec![largest / quant_max as f32; features]
+    });
+    let scale: Vec<f32> = scale.collect();
+    let zeros = vec![0.0; outputs * features];
+    WeightGrid::new(
+        [outputs, features],
+        weight.clone(),
+        scale,
+        zeros,
+        (-quant_max, quant_max),
+    )
+    .unwrap()
+}
+
+fn statistics(features: usize) -> InputStatistics {
+    let mut inputs = InputStatistics::new(features);
+    inputs
+        .observe(correlated(1, 128, features, &Device::flex()))
+        .unwrap();
+    inputs
+}
+
+#[test]
+fn both_methods_beat_nearest_rounding_on_correlated_inputs() {
+    let (outputs, features) = (8, 16);
+    let inputs = statistics(features);
+    for quant_max in [7, 3, 1] {
+        let grid = grid(outputs, features, quant_max);
+        let error = |codes: &[i32]| grid.output_error(codes, &inputs).unwrap();
+        let nearest = error(&grid.nearest());
+        let by_gptq = gptq(&grid, &inputs, &GptqConfig::new()).unwrap();
+        let ordered = GptqConfig::new().with_activation_order(true);
+        let by_order = gptq(&grid, &inputs, &ordered).unwrap();
+        let by_adaround = adaround(&grid, &inputs, &AdaRoundConfig::new()).unwrap();
+        assert!(error(&by_gptq) < 0.7 * nearest);
+        assert!(error(&by_order) < 0.7 * nearest);
+        assert!(error(&by_adaround) < 0.5 * nearest);
+        for codes in [by_gptq, by_order, by_adaround] {
+            assert!(codes.iter().all(|code| code.abs() <= quant_max));
+        }
+    }
+}
+
+#[test]
+fn adaround_is_between_nearest_rounding_and_the_best_of_all() {
+    let features = 8;
+    let inputs = statistics(features);
+    let grid = grid(1, features, 3);
+    let weight = grid.nearest();
+    let lower: Vec<i32> = {
+        // Codes below the weight: one less where nearest rounded up.
+        let values = grid.values(&weight);
+        let original = numbers(5, features);
+        let below = |index: usize| weight[index] - i32::from(values[index] > original[index]);
+        (0..features).map(below).collect()
+    };
+    let best = (0..1 << features)
+        .map(|choice: i32| {
+            let codes: Vec<i32> = lower
+                .iter()
+                .enumerate()
+                .map(|(bit, code)| (code + (choice >> bit & 1)).clamp(-3, 3))
+                .collect();
+            grid.output_error(&codes, &inputs).unwrap()
+        })
+        .fold(f64::INFINITY, f64::min);
+    let found = adaround(&grid, &inputs, &AdaRoundConfig::new()).unwrap();
+    let found = grid.output_error(&found, &inputs).unwrap();
+    let nearest = grid.output_error(&weight, &inputs).unwrap();
+    assert!(best < nearest);
+    assert!(
+        (best..=nearest).contains(&found),
+        "{best} {found} {nearest}"
+    );
+}
+
+#[test]
+fn a_dead_feature_is_rounded_to_nearest_and_takes_no_compensation() {
+    let device = Device::flex();
+    let mut inputs = InputStatistics::new(3);
+    inputs
+        .observe(Tensor::from_data(
+            [[1.0, 0.0, 1.0], [2.0, 0.0, 2.0]],
+            &device,
+        ))
+        .unwrap();
+    let grid = WeightGrid::new(
+        [1, 3],
+        vec![0.4, 2.4, 0.4],
+        vec![1.0; 3],
+        vec![0.0; 3],
+        (-7, 7),
+    )
+    .unwrap();
+    for order in [false, true] {
+        let config = GptqConfig::new().with_activation_order(order);
+        let codes = gptq(&grid, &inputs, &config).unwrap();
+        assert_eq!(codes[1], 2);
+        assert_eq!(codes[0] + codes[2], 1);
+    }
+    // Nothing at all is known.
+    let mut nothing = InputStatistics::new(3);
+    nothing.observe(Tensor::zeros([4, 3], &device)).unwrap();
+    assert_eq!(
+        gptq(&grid, &nothing, &GptqConfig::new()).unwrap(),
+        grid.nearest()
+    );
+    assert_eq!(
+        adaround(&grid, &nothing, &AdaRoundConfig::new()).unwrap(),
+        grid.nearest()
+    );
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    fc: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let mut conv = Conv2dConfig::new([4, 4], [3, 3])
+            .with_padding(PaddingConfig2d::Same)
+            .with_groups(2)
+            .init(device);
+        conv.weight = Param::from_tensor(tensor(1, [4, 2, 3, 3], device));
+        conv.bias = Some(Param::from_tensor(tensor(2, [4], device)));
+        let mut fc = LinearConfig::new(4 * 16, 5).init(device);
+        fc.weight = Param::from_tensor(tensor(3, [64, 5], device));
+        fc.bias = Some(Param::from_tensor(tensor(4, [5], device)));
+        Self { conv, fc }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        self.fc
+            .forward_q(relu(self.conv.forward_q(x)).flatten(1, 3))
+    }
+}
+
+/// Smooth images: neighbours resemble each other.
+fn images(seed: u64, device: &Device) -> Tensor<4> {
+    let coarse = tensor::<4>(seed, [8, 4, 2, 2], device);
+    coarse.repeat_dim(2, 2).repeat_dim(3, 2) + tensor::<4>(seed + 50, [8, 4, 4, 4], device) * 0.2
+}
+
+fn mean_squared(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / a.len() as f32
+}
+
+#[test]
+fn a_rounded_model_is_closer_to_the_float_one_and_converts_to_those_codes() {
+    each_device(|target| {
+        let device = &target.device;
+        let float = Net::new(device);
+        let x = images(30, device);
+        let expected = values(float.forward(x.clone()));
+        let config = QatConfig::new()
+            .with_weight(WeightConfig::int(3))
+            .with_activation(None);
+        let nearest = config.prepare(float).unwrap();
+        let inputs = LayerInputs::collect(|| {
+            for seed in 0..4 {
+                nearest.forward(images(seed, device));
+            }
+        })
+        .unwrap();
+        assert_eq!(
+            inputs.paths().collect::<Vec<_>>(),
+            ["conv.weight", "fc.weight"]
+        );
+        assert_eq!(inputs.of("conv.weight").unwrap().len(), 2);
+        let before = mean_squared(&values(nearest.forward(x.clone())), &expected);
+
+        for rounding in [
+            Rounding::Gptq(GptqConfig::new()),
+            Rounding::AdaRound(AdaRoundConfig::new()),
+        ] {
+            let config = RoundingConfig::new().with_rounding(rounding);
+            let (rounded, report) = config.apply(nearest.clone(), &inputs).unwrap();
+            for weight in &report.weights {
+                assert!(weight.error < weight.nearest_error, "{report}");
+                assert!(
+                    weight.changed > 0.0 && weight.bias_correction.is_some(),
+                    "{report}"
+                );
+            }
+            let after = mean_squared(&values(rounded.forward(x.clone())), &expected);
+            assert!(
+                after < 0.8 * before,
+                "{} {after} {before}\n{report}",
+                target.name
+            );
+
+            // Fake quantization leaves the rounded weight as it is, and keeps its scales.
+            assert_eq!(
+                values(rounded.fc.weight.val()),
+                values(rounded.fc.weight.base())
+            );
+            assert_eq!(
+                values(rounded.conv.weight.val()),
+                values(rounded.conv.weight.base())
+            );
+            let scales = |net: &Net| -> Vec<Vec<f32>> {
+                let weights = quantized_weights(net).unwrap().into_iter();
+                weights.map(|(_, weight)| weight.scale().to_vec()).collect()
+            };
+            assert_eq!(scales(&rounded), scales(&nearest));
+
+            let convert = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+            let (converted, _) = convert.convert(rounded.clone()).unwrap();
+            assert_eq!(
+                quantized_weights(&converted).unwrap(),
+                quantized_weights(&rounded).unwrap()
+            );
+            assert_eq!(
+                values(converted.forward(x.clone())),
+                values(rounded.forward(x.clone()))
+            );
+        }
+    });
+}
+
+#[test]
+fn bias_correction_keeps_the_mean_output() {
+    each_device(|target| {
+        let device = &target.device;
+        let mut layer = LinearConfig::new(8, 3).init(device);
+        layer.weight = Param::from_tensor(tensor(3, [8, 3], device));
+        let x = tensor::<2>(1, [64, 8], device) + 1.0;
+        let mean = |layer: &Linear| values(layer.forward_q(x.clone()).mean_dim(0));
+        let expected = mean(&layer);
+        let config = QatConfig::new()
+            .with_weight(WeightConfig::int(2))
+            .with_activation(None);
+        let layer = config.prepare(layer).unwrap();
+        let inputs = LayerInputs::collect(|| {
+            layer.forward_q(x.clone());
+        })
+        .unwrap();
+        let off = |found: Vec<f32>| {
+            let pairs = found.iter().zip(&expected);
+            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        };
+        assert!(off(mean(&layer)) > 0.1);
+        let nearest = RoundingConfig::new().with_rounding(Rounding::Nearest);
+        let (corrected, report) = nearest.apply(layer.clone(), &inputs).unwrap();
+        assert_eq!(report.weights[0].changed, 0.0);
+        // Means of 64 sums of 8 products below 4.
+        assert!(off(mean(&corrected)) < 1e-5);
+        let uncorrected = nearest.with_bias_correction(false);
+        let (same, report) = uncorrected.apply(layer.clone(), &inputs).unwrap();
+        assert_eq!(report.weights[0].bias_correction, None);
+        assert_eq!(mean(&same), mean(&layer));
+    });
+}
+
+#[test]
+fn patches_times_the_weight_are_the_convolution() {
+    each_device(|target| {
+        let device = &target.device;
+        for padding in [
+            PaddingConfig2d::Valid,
+            PaddingConfig2d::Same,
+            PaddingConfig2d::Explicit(1, 0, 2, 1),
+        ] {
+            let conv = Conv2dConfig::new([4, 6], [3, 2])
+                .with_stride([2, 1])
+                .with_groups(2)
+                .with_padding(padding)
+                .with_bias(false)
+                .init(device);
+            let x = tensor::<4>(3, [2, 4, 7, 6], device);
+            let expected = conv.forward(x.clone());
+            let [batch, channels, height, width] = expected.dims();
+            let weight = conv.weight.val();
+            let products = patches(&conv, x)
+                .into_iter()
+                .enumerate()
+                .map(|(group, patches)| {
+                    let weight = weight
+                        .clone()
+                        .narrow(0, group * 3, 3)
+                        .reshape([3, 2 * 3 * 2]);
+                    let product = patches.matmul(weight.transpose());
+                    product.reshape([batch, height * width, 3]).swap_dims(1, 2)
+                });
+            let found =
+                Tensor::cat(products.collect(), 1).reshape([batch, channels, height, width]);
+            for (a, b) in values(found).iter().zip(values(expected)) {
+                // Twelve products below 1.
+                assert!((a - b).abs() < 1e-5, "{a} {b}");
+            }
+        }
+    });
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    norm: LayerNorm,
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl Block {
+    fn new(device: &Device) -> Self {
+        let mut block = Self {
+            norm: LayerNormConfig::new(6).init(device),
+            fc1: LinearConfig::new(6, 4).init(device),
+            fc2: LinearConfig::new(4, 3).init(device),
+        };
+        block.fc1.weight = Param::from_tensor(tensor(1, [6, 4], device));
+        block.fc2.weight = Param::from_tensor(tensor(2, [4, 3], device));
+        block
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.fc2
+            .forward(relu(self.fc1.forward(self.norm.forward(x))))
+    }
+}
+
+fn factors(producer: &str, consumers: &[&str], factors: &[f32]) -> Rescale {
+    Rescale {
+        producer: producer.into(),
+        consumers: consumers.iter().map(|path| path.to_string()).collect(),
+        factors: factors.to_vec(),
+    }
+}
+
+#[test]
+fn rescaled_models_compute_the_same() {
+    each_device(|target| {
+        let device = &target.device;
+        let block = Block::new(device);
+        let x = tensor::<2>(9, [5, 6], device);
+        let expected = values(block.forward(x.clone()));
+        let of_norm = factors("norm", &["fc1"], &[2.0, 0.5, 3.0, 0.1, 7.0, 1.0]);
+        let of_layer = factors("fc1", &["fc2"], &[0.3, 5.0, 1.5, 0.9]);
+        let rescaled = rescale(rescale(block, &of_norm).unwrap(), &of_layer).unwrap();
+        // Two layers of six and four products below 4.
+        for (a, b) in values(rescaled.forward(x)).iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
+        let gamma = values(rescaled.norm.gamma.val());
+        assert_eq!(gamma[..2], [0.5, 2.0]);
+    });
+}
+
+#[test]
+fn factors_that_do_not_fit_are_refused() {
+    let device = Device::flex();
+    let refuse = |rescaling: Rescale| {
+        let rejected = rescale(Block::new(&device), &rescaling).unwrap_err();
+        rejected.into_error()
+    };
+    let six = [1.0; 6];
+    assert!(matches!(
+        refuse(factors("nrm", &["fc1"], &six)),
+        QuantError::UnknownParameter { .. }
+    ));
+    assert!(matches!(
+        refuse(factors("norm", &["fc3"], &six)),
+        QuantError::UnknownParameter { .. }
+    ));
+    assert!(matches!(
+        refuse(factors("norm", &["fc2"], &six)),
+        QuantError::LengthMismatch { .. }
+    ));
+    assert!(matches!(
+        refuse(factors("norm", &[], &six)),
+        QuantError::InvalidConfig { .. }
+    ));
+    assert!(matches!(
+        refuse(factors("norm", &["fc1"], &[0.0; 6])),
+        QuantError::InvalidScale { .. }
+    ));
+    let twice = factors("norm", &["fc1", "fc1"], &six);
+    assert!(matches!(refuse(twice), QuantError::InvalidConfig { .. }));
+}
+
+#[test]
+fn awq_is_no_worse_than_no_factors() {
+    each_device(|target| {
+        let device = &target.device;
+        let mut inputs = InputStatistics::new(8);
+        // One feature is far larger than the others.
+        let spread = Tensor::<2>::from_data([[8.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.2, 1.0]], device);
+        inputs
+            .observe(tensor::<2>(1, [64, 8], device) * spread)
+            .unwrap();
+        let weight = tensor::<2>(2, [8, 4], device);
+        let scheme = Scheme::symmetric(NumberFormat::int(3).narrow())
+            .with_granularity(Granularity::PerChannel { axis: 1 });
+        let search = awq(&weight, &inputs, &scheme).unwrap();
+        let best = search
+            .output_errors
+            .iter()
+            .copied()
+            .fold(f64::INFINITY, f64::min);
+        // The exponent 0 means no factors.
+        assert!(search.ratio > 0.0 && best < 0.8 * search.output_errors[0]);
+        assert_eq!(search.output_errors.len(), 20);
+    });
+}
+
+#[test]
+fn bad_inputs_of_every_method_are_refused() {
+    let device = Device::flex();
+    let grid = grid(2, 4, 7);
+    let empty = InputStatistics::new(4);
+    let no_data = |error: QuantError| assert!(matches!(error, QuantError::NoData { .. }));
+    no_data(gptq(&grid, &empty, &GptqConfig::new()).unwrap_err());
+    no_data(adaround(&grid, &empty, &AdaRoundConfig::new()).unwrap_err());
+    no_data(LayerInputs::collect(|| {}).unwrap_err());
+    let weight = tensor::<2>(2, [4, 2], &device);
+    no_data(smooth_quant(&weight, &empty, 0.5).unwrap_err());
+
+    let mut inputs = InputStatistics::new(4);
+    let nan = Tensor::from_data([[1.0, f32::NAN, 0.0, 0.0]], &device);
+    assert!(matches!(
+        inputs.observe(nan),
+        Err(QuantError::NonFinite { .. })
+    ));
+    assert_eq!(inputs.samples(), 0);
+    let wide = inputs.observe(Tensor::zeros([1, 5], &device));
+    assert!(matches!(wide, Err(QuantError::LengthMismatch { .. })));
+    inputs.observe(Tensor::zeros([0, 4], &device)).unwrap();
+    inputs.observe(tensor(1, [2, 4], &device)).unwrap();
+
+    let other = statistics(16);
+    let mismatch = gptq(&grid, &other, &GptqConfig::new());
+    assert!(matches!(mismatch, Err(QuantError::LengthMismatch { .. })));
+    let negative = GptqConfig::new().with_damping(-1.0);
+    let error = gptq(&grid, &inputs, &negative);
+    assert!(matches!(
+        error,
+        Err(QuantError::InvalidConfig {
+            field: "damping",
+            ..
+        })
+    ));
+    // Two samples span two of four directions; without damping the Hessian is singular.
+    let undamped = GptqConfig::new().with_damping(0.0);
+    let error = gptq(&grid, &inputs, &undamped);
+    assert!(
+        matches!(error, Err(QuantError::NotPositiveDefinite { .. })),
+        "{error:?}"
+    );
+    for (config, field) in [
+        (
+            AdaRoundConfig::new().with_learning_rate(0.0),
+            "learning_rate",
+        ),
+        (
+            AdaRoundConfig::new().with_regularization(f64::NAN),
+            "regularization",
+        ),
+        (AdaRoundConfig::new().with_warmup(1.0), "warmup"),
+        (AdaRoundConfig::new().with_beta([20.0, 0.0]), "beta"),
+    ] {
+        match adaround(&grid, &inputs, &config) {
+            Err(QuantError::InvalidConfig { field: found, .. }) => assert_eq!(found, field),
+            other => panic!("{other:?}"),
+        }
+    }
+    let alpha = smooth_quant(&weight, &inputs, 1.5);
+    assert!(matches!(
+        alpha,
+        Err(QuantError::InvalidConfig { field: "alpha", .. })
+    ));
+    let infinite = weight.clone() / 0.0;
+    let error = smooth_quant(&infinite, &inputs, 0.5);
+    assert!(matches!(error, Err(QuantError::NonFinite { .. })));
+
+    let new = |weight: Vec<f32>, scale: Vec<f32>, range| {
+        WeightGrid::new([1, 2], weight, scale, vec![0.0; 2], range).unwrap_err()
+    };
+    let error = new(vec![1.0], vec![1.0; 2], (-7, 7));
+    assert!(matches!(error, QuantError::LengthMismatch { .. }));
+    let error = new(vec![1.0, f32::NAN], vec![1.0; 2], (-7, 7));
+    assert!(matches!(error, QuantError::NonFinite { .. }));
+    let error = new(vec![1.0; 2], vec![1.0, -1.0], (-7, 7));
+    assert!(matches!(error, QuantError::InvalidScale { .. }));
+    let error = new(vec![1.0; 2], vec![1.0; 2], (7, 7));
+    assert!(matches!(error, QuantError::InvalidConfig { .. }));
+
+    let mut foreign = LayerInputs::default();
+    foreign.insert("fc3.weight", vec![statistics(16)]);
+    let prepared = || QatConfig::new().prepare(Net::new(&device)).unwrap();
+    let apply = |inputs: &LayerInputs| {
+        let rejected = RoundingConfig::new().apply(prepared(), inputs).unwrap_err();
+        rejected.into_error()
+    };
+    assert!(matches!(
+        apply(&foreign),
+        QuantError::UnknownParameter { .. }
+    ));
+    let mut foreign = LayerInputs::default();
+    foreign.insert("fc.bias", vec![statistics(16)]);
+    assert!(matches!(
+        apply(&foreign),
+        QuantError::UnsupportedLayer { .. }
+    ));
+    let mut foreign = LayerInputs::default();
+    foreign.insert("fc.weight", vec![statistics(16)]);
+    assert!(matches!(apply(&foreign), QuantError::Parameter { path, .. } if path == "fc.weight"));
+}
