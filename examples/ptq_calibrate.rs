@@ -22,7 +22,6 @@ mod support;
 use std::error::Error;
 use std::process::ExitCode;
 
-use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     AllocationReport, ConvertConfig, MixedPrecisionConfig, Storage, audit, fold, health,

@@ -66,8 +66,8 @@ pub(crate) fn normalized<M: Network>(
 ) -> Result<M, Box<dyn Error>> {
     Ok(recompute_batch_norm(
         model,
-        |model, batch: &Batch| model.logits(batch.images.clone()),
-        images.ordered(500, device),
+        |model, images: &Tensor<4>| model.logits(images.clone()),
+        images.ordered(500, device).map(|batch| batch.images),
     )?)
 }
 

@@ -101,7 +101,7 @@ pub fn health<M: Module>(model: &M, run: impl FnOnce(&M)) -> Result<Health, Quan
     for sums in sums.values() {
         transaction = transaction
             .register(sums.totals.clone())
-            .register(sums.peak.clone());
+            .register(sums.magnitude.clone());
     }
     let data = transaction
         .try_execute()
@@ -130,8 +130,12 @@ pub fn health<M: Module>(model: &M, run: impl FnOnce(&M)) -> Result<Health, Quan
             values: sums.values,
             sqnr: decibels(f64::from(signal), f64::from(noise)),
             clipped: f64::from(clipped) / sums.values as f64,
-            dead_channels: per_channel
-                .then(|| numbers[1].iter().filter(|peak| **peak == 0.0).count()),
+            dead_channels: per_channel.then(|| {
+                numbers[1]
+                    .iter()
+                    .filter(|magnitude| **magnitude == 0.0)
+                    .count()
+            }),
         })
     });
     Ok(Health {
@@ -146,8 +150,8 @@ struct Sums {
     values: usize,
     /// Σx², Σ(x−y)², clipped values.
     totals: Tensor<1>,
-    /// Largest magnitude that went out, of each group.
-    peak: Tensor<1>,
+    /// Mean magnitudes that went out of each group, added up: 0 if nothing but zeros did.
+    magnitude: Tensor<1>,
 }
 
 impl Sums {
@@ -157,7 +161,7 @@ impl Sums {
             groups: seen.groups.clone(),
             values: seen.shape.iter().product(),
             totals: totals(seen),
-            peak: seen.groups.reduce(seen.y.clone().abs(), |x| x.max_dim(1)),
+            magnitude: seen.groups.mean(seen.y.clone().abs()),
         }
     }
 
@@ -167,7 +171,7 @@ impl Sums {
         self.totals = self.totals.clone() + next.totals;
         // Another number of tokens is another number of groups.
         if self.groups.count() == next.groups.count() {
-            self.peak = self.peak.clone().max_pair(next.peak);
+            self.magnitude = self.magnitude.clone() + next.magnitude;
         }
     }
 }

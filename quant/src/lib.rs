@@ -89,6 +89,34 @@ pub use adaround::{AdaRoundConfig, adaround};
 pub use audit::{
     Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
 };
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor, activation::relu};
+/// use burn_lean_quant::{QatConfig, Site, quantize_calls, quantizers};
+///
+/// #[derive(Module, Debug)]
+/// struct Net {
+///     fc1: Linear,
+///     fc2: Linear,
+/// }
+///
+/// #[quantize_calls]
+/// impl Net {
+///     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+///         self.fc2.forward(relu(self.fc1.forward(x)))
+///     }
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let layer = LinearConfig::new(4, 4);
+/// let net = Net { fc1: layer.init(&device), fc2: layer.init(&device) };
+/// let net = QatConfig::new().prepare(net)?;
+/// net.forward(Tensor::ones([1, 4], &device));
+/// let inputs = quantizers(&net).into_iter().filter(|located| located.site == Site::Input);
+/// assert!(inputs.map(|located| located.quantizer).all(|input| input.is_observed()));
+/// # Ok::<(), burn_lean_quant::QuantError>(())
+/// ```
 pub use burn_lean_quant_macros::quantize_calls;
 pub use calibrator::{entropy, mse, percentile, search};
 pub use codes::{from_codes, to_codes};
@@ -98,12 +126,10 @@ pub use convert::{ConvertConfig, Unsupported, quantized_weights};
 pub use equalization::{AwqSearch, awq, smooth_quant};
 pub use error::QuantError;
 pub use fake_quantize::fake_quantize;
-pub use fake_quantize_config::{FakeQuantizeConfig, Learned};
-pub use fake_quantizer::{FakeQuantize, learned_parameters};
-pub use flips::{FlipTracker, Flips, WeightFlips};
-pub use fold::{FoldPair, fold};
 pub use fake_quantize_config::{FakeQuantizeConfig, Learned, learned_parameters};
 pub use fake_quantizer::FakeQuantize;
+pub use flips::{FlipTracker, Flips, WeightFlips};
+pub use fold::{FoldPair, fold};
 pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
 pub use gptq::{GptqConfig, gptq};
 pub use health::{Health, QuantizerHealth, health};
@@ -116,6 +142,7 @@ pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, R
 pub use number_format::NumberFormat;
 pub use observer::ObserverConfig;
 pub use overrides::Override;
+#[doc(hidden)]
 pub use probe::{IntoProbe, OfOneInput, Probe};
 pub use ptq::{ActivationRange, PtqConfig, PtqMode, PtqReport, WeightRange};
 pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};

@@ -86,8 +86,7 @@ fn least_squares(weight: &Tensor<1>, full: Range, groups: &Groups, scheme: &Sche
         let zero_point = groups.expand(qparams.zero_point, elements);
         let codes = (weight.clone() * scale.clone().recip()).round() + zero_point.clone();
         let codes = codes.clamp(scheme.quant_min(), scheme.quant_max());
-        let error = (weight.clone() - (codes - zero_point) * scale).square();
-        let error = groups.reduce(error, |x| x.sum_dim(1));
+        let error = groups.mean((weight.clone() - (codes - zero_point) * scale).square());
         best = Some(match best {
             None => (error, range),
             Some((least, chosen)) => {
