@@ -2,21 +2,17 @@
 //!
 //! `cargo bench --bench amp -- --device flex --json FILE`
 //!
-//! All variants of a network run interleaved in one process, a few steps of each in turn, so that
-//! the ratios do not depend on what else the machine does. A sample is the time of several steps
-//! with one synchronization at their end. Times are medians, ratios are medians of the ratios of
-//! samples of the same round.
+//! All variants of a network run interleaved in one process; times and ratios are medians.
 
+#[path = "support/mod.rs"]
+mod harness;
 #[path = "../examples/support/mod.rs"]
 mod support;
 
 use std::error::Error;
 use std::process::ExitCode;
-use std::time::Instant;
 
 use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
@@ -29,6 +25,7 @@ use burn_lean::amp::{
     LossScale, Memory, Speculative, audit, supported_dtypes,
 };
 use clap::Parser;
+use harness::{ConvNet, Variant, interleave};
 use support::{Cell, DeviceName, Table};
 
 /// Benchmark of mixed precision.
@@ -135,46 +132,19 @@ impl Network for Mlp {
     }
 }
 
-/// Two convolutions of 3×3 with 32 and 64 channels (large: 128 and 256) with pooling, and a linear
-/// layer, on images of 3×32×32 (3×64×64), batch 16 (64).
-#[derive(Module, Debug)]
-struct ConvNet {
-    first: Conv2d,
-    second: Conv2d,
-    pool: MaxPool2d,
-    head: Linear,
-}
-
 impl Network for ConvNet {
     const NAME: &'static str = "conv net";
 
     fn new(large: bool, device: &Device) -> Self {
-        let (a, b, side) = if large { (128, 256, 64) } else { (32, 64, 32) };
-        let convolution = |from, to| {
-            Conv2dConfig::new([from, to], [3, 3])
-                .with_padding(burn::nn::PaddingConfig2d::Same)
-                .init(device)
-        };
-        Self {
-            first: convolution(3, a),
-            second: convolution(a, b),
-            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
-            head: LinearConfig::new(b * side * side / 16, 10).init(device),
-        }
+        Self::new(large, device)
     }
 
     fn input(large: bool, device: &Device) -> Tensor<4> {
-        let shape = match large {
-            true => [64, 3, 64, 64],
-            false => [16, 3, 32, 32],
-        };
-        Tensor::random(shape, Distribution::Default, device)
+        Self::input(large, device)
     }
 
     fn forward(&self, input: Tensor<4>) -> Tensor<2> {
-        let x = self.pool.forward(relu(self.first.forward(input)));
-        let x = self.pool.forward(relu(self.second.forward(x)));
-        self.head.forward(x.flatten(1, 3))
+        self.forward(input)
     }
 }
 
@@ -216,14 +186,6 @@ impl Network for Transformer {
     }
 }
 
-/// A way to take a training step, with the samples taken of it.
-struct Variant {
-    dtype: String,
-    memory: Memory,
-    step: Box<dyn FnMut() -> Result<(), AmpError>>,
-    milliseconds: Vec<f64>,
-}
-
 #[derive(Clone, Copy)]
 enum Scaling {
     Off,
@@ -239,44 +201,29 @@ fn benchmark<N: Network>(
     if !N::NAME.contains(&arguments.network) {
         return Ok(());
     }
-    let plain_device = device.clone().inner();
-    let supported = supported_dtypes(&plain_device);
+    let supported = supported_dtypes(&device.clone().inner());
+    let mut rows = Vec::new();
     let mut variants = Vec::new();
     for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
         // A device without BF16 has the row of F16; one without any half emulates F16.
         if !supported.contains(&dtype) && (dtype == FloatDType::BF16 || supported.len() > 1) {
             continue;
         }
+        let (model, autocast) = AutocastConfig::new(dtype)
+            .with_fallback(Fallback::Emulate)
+            .prepare(N::new(arguments.large, device))?;
+        let audit = audit(&model, &autocast, |model, autocast, device| {
+            model.loss(autocast, N::input(arguments.large, device))
+        })?;
+        rows.push((support::dtype_name(&autocast), audit.memory));
         for scaling in [Scaling::Off, Scaling::Plain, Scaling::NoWait] {
             variants.push(variant::<N>(arguments.large, dtype, scaling, device)?);
         }
     }
     let bar = support::progress((arguments.samples + 1) * variants.len(), N::NAME);
-    let samples = match arguments.samples {
-        0 => 0..0,
-        // The first compiles kernels and allocates; it does not count.
-        count => 0..count + 1,
-    };
-    for sample in samples {
-        // Each sample starts with another variant: whose memory is still warm must not decide.
-        for turn in 0..variants.len() {
-            let index = (sample + turn) % variants.len();
-            let variant = &mut variants[index];
-            plain_device.sync()?;
-            let start = Instant::now();
-            for _ in 0..arguments.steps {
-                (variant.step)()?;
-            }
-            plain_device.sync()?;
-            if sample > 0 {
-                let elapsed = start.elapsed().as_secs_f64() * 1e3;
-                variant.milliseconds.push(elapsed / arguments.steps as f64);
-            }
-            bar.inc(1);
-        }
-    }
-    bar.finish_and_clear();
-    report(N::NAME, &variants, table);
+    let (samples, steps) = (arguments.samples, arguments.steps);
+    interleave(&mut variants, samples, steps, device, &bar)?;
+    report(N::NAME, &rows, &variants, table);
     Ok(())
 }
 
@@ -289,10 +236,6 @@ fn variant<N: Network>(
     let (model, autocast) = AutocastConfig::new(dtype)
         .with_fallback(Fallback::Emulate)
         .prepare(N::new(large, device))?;
-    let memory = audit(&model, &autocast, |model, autocast, device| {
-        model.loss(autocast, N::input(large, device))
-    })?
-    .memory;
     let input = N::input(large, device);
     let scaler = GradScalerConfig::new(match scaling {
         Scaling::Off => LossScale::None,
@@ -305,64 +248,43 @@ fn variant<N: Network>(
     .init()?;
     let gradients = move |model: &N, scaler: &mut GradScaler| {
         let loss = scaler.scale(model.loss(&autocast, input.clone()))?;
-        Ok(GradientsParams::from_grads(loss.backward(), model))
+        Ok::<_, AmpError>(GradientsParams::from_grads(loss.backward(), model))
     };
     let optim = AdamWConfig::new().init();
-    let step: Box<dyn FnMut() -> Result<(), AmpError>> = match scaling {
+    Ok(match scaling {
         Scaling::NoWait => {
             let mut training = Speculative::new(model, optim, scaler);
-            Box::new(move || training.step(1e-4, &gradients))
+            Variant::new(move || Ok(training.step(1e-4, &gradients)?))
         }
         _ => {
             let (mut optim, mut scaler, mut model) = (optim, scaler, Some(model));
-            Box::new(move || {
+            Variant::new(move || {
                 let current = model.take().expect("the model is put back after each step");
                 let grads = gradients(&current, &mut scaler)?;
                 model = Some(scaler.step(&mut optim, 1e-4, current, grads)?);
                 Ok(())
             })
         }
-    };
-    Ok(Variant {
-        dtype: support::dtype_name(&autocast),
-        memory,
-        step,
-        milliseconds: Vec::new(),
     })
 }
 
-fn report(network: &str, variants: &[Variant], table: &mut Table) {
+fn report(network: &str, rows: &[(String, Memory)], variants: &[Variant], table: &mut Table) {
     // F32 without a scaler is what a plain training loop costs.
     let f32_step = &variants[0];
-    for dtype in variants.chunks(3) {
-        let [off, plain, no_wait] = dtype else {
+    for ((dtype, memory), variants) in rows.iter().zip(variants.chunks(3)) {
+        let [off, plain, no_wait] = variants else {
             unreachable!("every dtype has three variants");
         };
-        let share = |of: &Variant| ratio(of, off, |with, without| 100.0 * (1.0 - without / with));
+        let share = |of: &Variant| of.compared(off, |with, without| 100.0 * (1.0 - without / with));
         table.push([
             network.into(),
-            off.dtype.clone().into(),
-            cell(median(plain.milliseconds.clone()), 2),
-            cell(ratio(plain, f32_step, |amp, f32| amp / f32), 2),
-            cell(share(plain), 1),
-            cell(share(no_wait), 1),
-            Cell::Integer(off.memory.total() as u64),
-            Cell::Number(off.memory.ratio(), 3),
+            dtype.as_str().into(),
+            Cell::optional(plain.median(), 2),
+            Cell::optional(plain.compared(f32_step, |amp, f32| amp / f32), 2),
+            Cell::optional(share(plain), 1),
+            Cell::optional(share(no_wait), 1),
+            Cell::Integer(memory.total() as u64),
+            Cell::Number(memory.ratio(), 3),
         ]);
     }
-}
-
-/// Median over the samples of two variants, each compared with that of the same round.
-fn ratio(a: &Variant, b: &Variant, of: impl Fn(f64, f64) -> f64) -> Option<f64> {
-    let pairs = a.milliseconds.iter().zip(&b.milliseconds);
-    median(pairs.map(|(a, b)| of(*a, *b)).collect())
-}
-
-fn median(mut samples: Vec<f64>) -> Option<f64> {
-    samples.sort_by(f64::total_cmp);
-    samples.get(samples.len() / 2).copied()
-}
-
-fn cell(number: Option<f64>, decimals: usize) -> Cell {
-    number.map_or(Cell::Empty, |number| Cell::Number(number, decimals))
 }

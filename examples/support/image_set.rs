@@ -58,6 +58,15 @@ impl ImageSet {
         }
     }
 
+    /// With pixels (x − mean) / deviation, one number for each channel.
+    pub(crate) fn normalized_as(self, mean: &[f32], deviation: &[f32]) -> Self {
+        Self {
+            train: self.train.normalized(mean, deviation),
+            test: self.test.normalized(mean, deviation),
+            ..self
+        }
+    }
+
     /// The embedded digits: 1,437 to train and 360 to test, the same split whatever the seed.
     pub(crate) fn digits() -> Self {
         let mut csv = String::new();
@@ -161,6 +170,14 @@ impl Images {
     pub(crate) fn take(&self, n: usize) -> Self {
         let first: Vec<usize> = (0..n.min(self.len())).collect();
         self.select(&first)
+    }
+
+    /// The first images, and the last `share` of them (0 to 1).
+    pub(crate) fn split(&self, share: f64) -> (Self, Self) {
+        let last = (share * self.len() as f64).round() as usize;
+        let order: Vec<usize> = (0..self.len()).collect();
+        let (first, last) = order.split_at(self.len() - last);
+        (self.select(first), self.select(last))
     }
 
     fn select(&self, indices: &[usize]) -> Self {

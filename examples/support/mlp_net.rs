@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
+use burn_lean::quant::quantize_calls;
 
 /// Three linear layers without biases: the MLPNet of the pruning literature at 784-40-20-10.
 #[derive(Module, Debug)]
@@ -13,6 +14,7 @@ pub(crate) struct MlpNet {
     fc3: Linear,
 }
 
+#[quantize_calls(crate = burn_lean::quant)]
 impl MlpNet {
     /// For images of `side` × `side`.
     pub(crate) fn new(side: usize, device: &Device) -> Self {

@@ -29,6 +29,11 @@ impl From<String> for Cell {
 }
 
 impl Cell {
+    /// A number that may not be known.
+    pub(crate) fn optional(number: Option<f64>, decimals: usize) -> Self {
+        number.map_or(Self::Empty, |number| Self::Number(number, decimals))
+    }
+
     fn json(&self) -> Value {
         match self {
             Self::Text(text) => json!(text),

@@ -245,6 +245,12 @@ pub enum QuantError {
     /// The model has no quantizers.
     #[error("the model has no quantizers: call `QatConfig::prepare` first")]
     NotPrepared,
+    /// No quantized weight has a gradient.
+    #[error(
+        "no quantized weight has a gradient: check that the model is on an autodiff device and that \
+         the loss depends on it"
+    )]
+    NoGradients,
     /// Replicas are not of the same model.
     #[error("the model and its replicas differ: not all have a quantizer at `{path}`")]
     OtherQuantizers {
@@ -256,6 +262,15 @@ pub enum QuantError {
     Record {
         /// What was being loaded.
         what: String,
+        /// What Burn said.
+        reason: String,
+    },
+    /// The model's forward pass could not be traced.
+    #[error(
+        "the audit could not run the forward pass to its end: {reason}. On the capture device no \
+         number can be read: keep losses and metrics out of the closure"
+    )]
+    Audit {
         /// What Burn said.
         reason: String,
     },

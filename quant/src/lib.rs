@@ -23,6 +23,7 @@
 //! - [`quantizers`] and [`map_quantizers`]: all quantizers of a model with their paths.
 
 mod adaround;
+mod audit;
 mod calibrator;
 mod codes;
 mod compare;
@@ -35,11 +36,13 @@ mod error;
 mod fake_quantize;
 mod fake_quantize_config;
 mod fake_quantizer;
+mod flips;
 mod float_parameters;
 mod fold;
 mod forward_q;
 mod gptq;
 mod groups;
+mod health;
 mod histogram;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod host;
@@ -51,10 +54,12 @@ mod kernel;
 mod layer_inputs;
 mod layers;
 mod learned;
+mod mixed;
 mod number_format;
 mod observer;
 mod overrides;
 mod probe;
+mod ptq;
 mod qat;
 mod qparams;
 mod quantized_tensor;
@@ -67,17 +72,51 @@ mod safetensors_file;
 mod scale_format;
 mod schedule;
 mod scheme;
+mod sensitivity;
 mod state;
 mod step;
 mod storage;
 mod straight_through;
+mod table;
 mod tap;
 mod training;
 mod walk;
+mod watch;
 mod weight_grid;
 mod weight_quantizer;
 
 pub use adaround::{AdaRoundConfig, adaround};
+pub use audit::{
+    Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
+};
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor, activation::relu};
+/// use burn_lean_quant::{QatConfig, Site, quantize_calls, quantizers};
+///
+/// #[derive(Module, Debug)]
+/// struct Net {
+///     fc1: Linear,
+///     fc2: Linear,
+/// }
+///
+/// #[quantize_calls]
+/// impl Net {
+///     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+///         self.fc2.forward(relu(self.fc1.forward(x)))
+///     }
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let layer = LinearConfig::new(4, 4);
+/// let net = Net { fc1: layer.init(&device), fc2: layer.init(&device) };
+/// let net = QatConfig::new().prepare(net)?;
+/// net.forward(Tensor::ones([1, 4], &device));
+/// let inputs = quantizers(&net).into_iter().filter(|located| located.site == Site::Input);
+/// assert!(inputs.map(|located| located.quantizer).all(|input| input.is_observed()));
+/// # Ok::<(), burn_lean_quant::QuantError>(())
+/// ```
 pub use burn_lean_quant_macros::quantize_calls;
 pub use calibrator::{entropy, mse, percentile, search};
 pub use codes::{from_codes, to_codes};
@@ -92,18 +131,23 @@ pub use fake_quantize_config::{FakeQuantizeConfig, Learned, learned_parameters};
 pub use fake_quantizer::FakeQuantize;
 pub use fake_quantizer::{FakeQuantize, FakeQuantizeConfig, Learned, learned_parameters};
 pub use fake_quantizer::{FakeQuantize, learned_parameters};
+pub use flips::{FlipTracker, Flips, WeightFlips};
 pub use fold::{FoldPair, fold};
 pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
 pub use gptq::{GptqConfig, gptq};
+pub use health::{Health, QuantizerHealth, health};
 pub use histogram::{Histogram, RangeMethod};
 pub use input_statistics::InputStatistics;
 pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
 pub use layer_inputs::{LayerInputs, patches};
 pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
+pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, Ranking};
 pub use number_format::NumberFormat;
 pub use observer::ObserverConfig;
 pub use overrides::Override;
+#[doc(hidden)]
 pub use probe::{IntoProbe, OfOneInput, Probe};
+pub use ptq::{ActivationRange, PtqConfig, PtqMode, PtqReport, WeightRange};
 pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
 pub use qparams::QuantParams;
 pub use quantized_tensor::QuantizedTensor;
@@ -118,6 +162,7 @@ pub use safetensors_file::{load_safetensors, save_safetensors};
 pub use scale_format::{ScaleFormat, ScaleRounding};
 pub use schedule::{Phase, Schedule};
 pub use scheme::{Granularity, Mapping, Scheme};
+pub use sensitivity::{LayerSensitivity, Sensitivity, sensitivity};
 pub use storage::Storage;
 pub use training::{advance, apply_schedule, calibrate, merge_observers, set_schedule};
 pub use walk::{Located, Site, map_quantizers, quantizers};

@@ -28,6 +28,19 @@ pub enum Site {
     Standalone,
 }
 
+impl Site {
+    /// Its name in tables.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Weight => "weight",
+            Self::Input => "input",
+            Self::Output => "output",
+            Self::Attention => "attention",
+            Self::Standalone => "standalone",
+        }
+    }
+}
+
 /// A quantizer and its place in the model.
 #[derive(Debug, Clone)]
 pub struct Located {

@@ -3,16 +3,20 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod audit;
 mod codes;
 mod convert;
 mod fake_quantize;
 mod fold;
+mod health;
 mod integer;
 mod layers;
 mod learned;
 mod prepare;
+mod ptq;
 mod qparams;
 mod quantizers;
 mod rounding;
 mod scheme;
+mod sensitivity;
 mod storage;

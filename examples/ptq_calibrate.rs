@@ -1,0 +1,214 @@
+//! Quantizes a trained network without training it: what is quantized, what it costs, and a file
+//! with the quantized weights.
+//!
+//! ```sh
+//! cargo run --release --example ptq_calibrate                        # trains a small one itself
+//! cargo run --release --example ptq_calibrate -- --data path/to/mnist \
+//!     --checkpoint mlpnet_mnist.safetensors --arch mlpnet --weight-bits 4 --rounding gptq
+//! cargo run --release --example ptq_calibrate -- --data path/to/cifar10 \
+//!     --checkpoint resnet20_cifar10.safetensors --arch resnet20 --weight-bits 4 --mixed
+//! ```
+//!
+//! The steps: load the checkpoint, fold its batch norms, calibrate on training images, audit what
+//! is quantized in the forward pass, measure what each layer costs alone, convert, save, load the
+//! file into a new model and measure that.
+
+#[path = "ptq_calibrate/network.rs"]
+mod network;
+#[path = "ptq_calibrate/options.rs"]
+mod options;
+mod support;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use burn::tensor::{Device, Tensor};
+use burn_lean::quant::{
+    AllocationReport, ConvertConfig, MixedPrecisionConfig, Storage, audit, fold, health,
+    load_safetensors, save_safetensors, sensitivity,
+};
+use clap::Parser;
+use network::{Network, loss};
+use options::{Arch, Cli};
+use support::{Batch, Cell, ImageSet, MlpNet, ResNet20, Table};
+
+fn main() -> ExitCode {
+    support::init_tracing();
+    support::exit(run(&Cli::parse()))
+}
+
+fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let device = cli.device.open()?;
+    let images = cli.images()?;
+    device.seed(cli.seed);
+    let training = device.clone().autodiff();
+    match cli.arch {
+        Arch::Mlpnet => {
+            let side = images.train.side();
+            Run::new(cli, images, device).run(|| MlpNet::new(side, &training))
+        }
+        Arch::Resnet20 => Run::new(cli, images, device).run(|| ResNet20::new(&training)),
+    }
+}
+
+/// One invocation.
+struct Run<'a> {
+    cli: &'a Cli,
+    images: ImageSet,
+    /// Without autodiff.
+    device: Device,
+    /// Some training images, in batches.
+    calibration: Vec<Batch>,
+}
+
+/// Images per forward pass.
+const BATCH_SIZE: usize = 64;
+/// Images that sensitivities are measured on, at most.
+const SENSITIVITY: usize = 1000;
+
+impl<'a> Run<'a> {
+    fn new(cli: &'a Cli, images: ImageSet, device: Device) -> Self {
+        let calibration = images.train.take(cli.calibration);
+        let calibration = calibration.ordered(BATCH_SIZE, &device).collect();
+        Self {
+            cli,
+            images,
+            device,
+            calibration,
+        }
+    }
+
+    fn run<M: Network>(&self, new: impl Fn() -> M) -> Result<(), Box<dyn Error>> {
+        let mut table = Table::new(
+            format!(
+                "{}: {} test images",
+                self.images.name,
+                self.images.test.len()
+            ),
+            &["model", "accuracy [%]", "bytes on disk", "of FP32"],
+        );
+        let float = self.trained(new())?;
+        let float_file = self.cli.output.with_extension("fp32.safetensors");
+        let float_bytes = save_safetensors(&float.valid(), &float_file)?;
+        let mut row = |name: &str, accuracy: f64, bytes: Option<u64>| {
+            table.push([
+                name.into(),
+                Cell::Number(accuracy, 2),
+                bytes.map_or(Cell::Empty, Cell::Integer),
+                Cell::optional(bytes.map(|bytes| bytes as f64 / float_bytes as f64), 3),
+            ]);
+        };
+        row("FP32", self.accuracy(&float), Some(float_bytes));
+
+        // A batch norm is folded into the layer before it: the audit finds the pairs.
+        let [_, channels, height, width] = self.calibration[0].images.dims();
+        let run_on = |model: &M, device: &Device| {
+            model.logits(Tensor::ones([BATCH_SIZE, channels, height, width], device))
+        };
+        let pairs = audit(&float, run_on)?.fold_pairs();
+        let float = fold(float, &pairs)?;
+        if !pairs.is_empty() {
+            println!("{} batch norms are folded", pairs.len());
+            row("FP32, folded", self.accuracy(&float), None);
+        }
+
+        let (quantized, config) = match self.cli.mixed {
+            true => {
+                let (model, config, report) = self.mixed(float.clone())?;
+                println!("\n{report}");
+                (model, config)
+            }
+            false => {
+                let config = self.cli.ptq();
+                let (model, report) = config.quantize(
+                    float.clone(),
+                    || self.calibration.clone(),
+                    |model, batch| {
+                        model.logits(batch.images);
+                    },
+                )?;
+                println!("\n{report}");
+                (model, config.qat_config())
+            }
+        };
+        println!("\n{}", audit(&quantized, run_on)?);
+        self.report_costs(&quantized)?;
+        row(&self.cli.bits(), self.accuracy(&quantized), None);
+
+        let (converted, _) = ConvertConfig::new().convert(quantized)?;
+        let bytes = save_safetensors(&converted, &self.cli.output)?;
+        // Into a new model, as an application would: prepared alike, with no data at hand.
+        let prepared = config.prepare(fold(new(), &pairs)?)?;
+        let loaded = load_safetensors(prepared.valid(), &self.cli.output, Storage::Auto)?;
+        row(
+            "converted, saved and loaded",
+            self.accuracy(&loaded),
+            Some(bytes),
+        );
+        table.publish(self.cli.json.as_deref())?;
+        println!("quantized model: {}", self.cli.output.display());
+        Ok(())
+    }
+
+    /// The checkpoint, or a model that is trained here.
+    fn trained<M: Network>(&self, model: M) -> Result<M, Box<dyn Error>> {
+        let Some(checkpoint) = &self.cli.checkpoint else {
+            return network::train(model, &self.images.train, self.cli.epochs, self.cli.seed);
+        };
+        let model = network::load(model, checkpoint)?;
+        match M::HAS_BATCH_NORM {
+            // The statistics in the checkpoint are those of another normalization.
+            true => network::normalized(model, &self.images.train, &self.device),
+            false => Ok(model),
+        }
+    }
+
+    /// Layers of the wanted precision, but those that need more bits keep 8.
+    fn mixed<M: Network>(
+        &self,
+        float: M,
+    ) -> Result<(M, burn_lean::quant::QatConfig, AllocationReport), Box<dyn Error>> {
+        let some = self.images.train.take(SENSITIVITY);
+        let allocation = MixedPrecisionConfig::new(self.cli.ptq().quantize)
+            .with_max_drop(self.cli.max_drop)
+            .allocate(
+                float.valid(),
+                |model| {
+                    for batch in &self.calibration {
+                        model.logits(batch.images.clone());
+                    }
+                },
+                |model| model.logits(self.calibration[0].images.clone()),
+                |model| support::accuracy(&some, &self.device, |images| model.logits(images)),
+            )?;
+        Ok((allocation.model, allocation.config, allocation.report))
+    }
+
+    /// Prints how well each quantizer does, and what each layer costs alone.
+    fn report_costs<M: Network>(&self, quantized: &M) -> Result<(), Box<dyn Error>> {
+        let sample = &self.calibration[0];
+        let health = health(quantized, |model| {
+            model.logits(sample.images.clone());
+        })?;
+        println!("\n{health}");
+        let some = self.images.train.take(SENSITIVITY);
+        let sensitivity = sensitivity(
+            quantized,
+            |model| model.logits(sample.images.clone()),
+            |model| support::accuracy(&some, &self.device, |images| model.logits(images)),
+        )?
+        .with_gradient_scores(&quantized.clone().train(), |model| loss(model, sample))?;
+        println!(
+            "\naccuracy on {} training images:\n{sensitivity}\n",
+            some.len()
+        );
+        Ok(())
+    }
+
+    fn accuracy<M: Network>(&self, model: &M) -> f64 {
+        let model = model.valid();
+        support::accuracy(&self.images.test, &self.device, |images| {
+            model.logits(images)
+        })
+    }
+}

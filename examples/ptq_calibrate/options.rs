@@ -1,0 +1,148 @@
+//! The command line.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use burn_lean::quant::{
+    AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, PtqConfig, PtqMode, QatConfig,
+    Rounding, RoundingConfig, Scheme, WeightConfig, WeightRange,
+};
+use clap::{Parser, ValueEnum};
+
+use crate::support::{self, DeviceName, ImageSet};
+
+/// Quantize a trained network after training.
+#[derive(Debug, Parser)]
+pub(crate) struct Cli {
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
+    pub(crate) device: DeviceName,
+    /// The network.
+    #[arg(long, value_enum, default_value_t = Arch::Mlpnet)]
+    pub(crate) arch: Arch,
+    /// Its weights, with PyTorch's names; without them it is trained here.
+    #[arg(long, value_name = "FILE.safetensors", requires = "data")]
+    pub(crate) checkpoint: Option<PathBuf>,
+    /// Folder with the MNIST or CIFAR-10 files; without it, the embedded 8×8 digits.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// Test images, at most.
+    #[arg(long, value_parser = support::at_least_one)]
+    pub(crate) test_limit: Option<usize>,
+    /// Passes over the training images, where there is no checkpoint.
+    #[arg(long, default_value_t = 20, value_parser = support::at_least_one)]
+    pub(crate) epochs: usize,
+    /// Training images to calibrate with.
+    #[arg(long, default_value_t = 512, value_parser = support::at_least_one)]
+    pub(crate) calibration: usize,
+    /// What is quantized.
+    #[arg(long, value_enum, default_value_t = Mode::Static)]
+    mode: Mode,
+    /// Bits of the weights.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
+    weight_bits: u8,
+    /// Bits of the activations.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
+    activation_bits: u8,
+    /// How weights are rounded.
+    #[arg(long, value_enum, default_value_t = RoundingName::Nearest)]
+    rounding: RoundingName,
+    /// Keep the most sensitive layers at 8 bits until the accuracy is within `--max-drop`. Takes
+    /// static activations and weights that are rounded to nearest.
+    #[arg(long, conflicts_with_all = ["mode", "rounding"])]
+    pub(crate) mixed: bool,
+    /// Accuracy that may be lost with `--mixed` [points].
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) max_drop: f64,
+    /// Seed of the training.
+    #[arg(long, default_value_t = 42)]
+    pub(crate) seed: u64,
+    /// The quantized model.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "out/ptq_calibrate.safetensors"
+    )]
+    pub(crate) output: PathBuf,
+    /// Also write the last table to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Arch {
+    /// 784-40-20-10 without biases.
+    Mlpnet,
+    /// ResNet20 for CIFAR-10.
+    Resnet20,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Weights only.
+    WeightOnly,
+    /// Weights, and activations with the range of the batch at hand.
+    Dynamic,
+    /// Weights, and activations with calibrated ranges.
+    Static,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RoundingName {
+    Nearest,
+    Gptq,
+    Adaround,
+}
+
+impl Cli {
+    pub(crate) fn bits(&self) -> String {
+        match self.mode {
+            Mode::WeightOnly => format!("PTQ W{}", self.weight_bits),
+            _ => format!("PTQ W{}A{}", self.weight_bits, self.activation_bits),
+        }
+    }
+
+    pub(crate) fn ptq(&self) -> PtqConfig {
+        let activation = Scheme::affine(NumberFormat::uint(self.activation_bits));
+        let quantize = QatConfig::new()
+            .with_weight(WeightConfig::int(self.weight_bits))
+            .with_activation(Some(FakeQuantizeConfig::new(activation)));
+        PtqConfig::new()
+            .with_quantize(quantize)
+            .with_mode(match self.mode {
+                Mode::WeightOnly => PtqMode::WeightOnly,
+                Mode::Dynamic => PtqMode::Dynamic,
+                Mode::Static => PtqMode::Static,
+            })
+            .with_weight_range(match self.weight_bits {
+                0..=4 => WeightRange::LeastSquares,
+                _ => WeightRange::MinMax,
+            })
+            .with_rounding(RoundingConfig::new().with_rounding(match self.rounding {
+                RoundingName::Nearest => Rounding::Nearest,
+                RoundingName::Gptq => Rounding::Gptq(GptqConfig::new()),
+                RoundingName::Adaround => Rounding::AdaRound(AdaRoundConfig::new()),
+            }))
+    }
+
+    /// The data, normalized as the checkpoints of the network were trained.
+    pub(crate) fn images(&self) -> Result<ImageSet, Box<dyn Error>> {
+        if let Some(folder) = self.output.parent() {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
+        }
+        let mut images = match (self.arch, &self.data) {
+            (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
+            (Arch::Resnet20, Some(dir)) => support::read_cifar(dir, support::CifarFiles::Standard)?
+                .normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010]),
+            (Arch::Mlpnet, Some(dir)) => {
+                ImageSet::load(Some(dir))?.normalized_as(&[0.1307], &[0.3081])
+            }
+            (Arch::Mlpnet, None) => ImageSet::digits(),
+        };
+        if let Some(limit) = self.test_limit {
+            images.test = images.test.take(limit);
+        }
+        Ok(images)
+    }
+}

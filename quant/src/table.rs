@@ -1,0 +1,50 @@
+//! How reports print, and how their numbers are written.
+
+use comfy_table::{Table, presets};
+
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::ASCII_MARKDOWN)
+        .set_header(header.to_vec());
+    table
+}
+
+/// A fraction as percent.
+pub(crate) fn percent(fraction: f64) -> String {
+    format!("{:.2}", 100.0 * fraction)
+}
+
+/// 10 · log₁₀(signal / noise) [dB].
+pub(crate) fn decibels(signal: f64, noise: f64) -> f64 {
+    match noise {
+        0.0 => f64::INFINITY,
+        _ => 10.0 * (signal / noise).log10(),
+    }
+}
+
+/// JSON has no infinities and no NaN: those are written as strings.
+pub(crate) mod float {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Number {
+        Finite(f64),
+        Other(String),
+    }
+
+    pub(crate) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        match value.is_finite() {
+            true => Number::Finite(*value).serialize(serializer),
+            false => Number::Other(value.to_string()).serialize(serializer),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        match Number::deserialize(deserializer)? {
+            Number::Finite(value) => Ok(value),
+            Number::Other(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! The audit names every product of a model, and what quantizes its operands.
+
+use burn::module::{Lora, Module};
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig, LstmConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_lean::amp::AutocastConfig;
+use burn_lean::quant::{
+    AttachQuantizers, Audit, Cause, ConvertConfig, Coverage, ForwardQ, FunctionalSite, NotFoldable,
+    Override, Phase, QatConfig, Schedule, SiteKind, audit,
+};
+use burn_lean::reparam::{ChainReparameterizer, attach};
+
+/// Convolution and batch norm, a residual connection, a linear layer with a batch norm, attention.
+#[derive(Module, Debug)]
+struct Network {
+    conv: Conv2d,
+    conv_norm: BatchNorm,
+    linear: Linear,
+    linear_norm: BatchNorm,
+    attention: MultiHeadAttention,
+}
+
+impl Network {
+    fn new(device: &Device) -> Self {
+        Self {
+            conv: Conv2dConfig::new([2, 2], [1, 1]).init(device),
+            conv_norm: BatchNormConfig::new(2).with_epsilon(1e-3).init(device),
+            linear: LinearConfig::new(16, 8).init(device),
+            linear_norm: BatchNormConfig::new(2).init(device),
+            attention: MultiHeadAttentionConfig::new(8, 2).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<3> {
+        let y = self.conv_norm.forward(self.conv.forward(x.clone()));
+        let x = relu(y + x).flatten::<3>(2, 3);
+        let x = self.linear_norm.forward(self.linear.forward(x));
+        self.attention.forward(MhaInput::self_attn(x)).context
+    }
+}
+
+fn network_audit() -> Audit {
+    let model = Network::new(&Device::flex());
+    audit(&model, |model, device| {
+        model.forward(Tensor::ones([3, 2, 4, 4], device))
+    })
+    .unwrap()
+}
+
+#[test]
+fn an_unprepared_model_lists_its_layers_in_order_and_why_they_are_float() {
+    let audit = network_audit();
+    let paths: Vec<&str> = audit
+        .layers
+        .iter()
+        .map(|layer| layer.weight_path.as_str())
+        .collect();
+    assert_eq!(
+        paths,
+        [
+            "conv.weight",
+            "linear.weight",
+            "attention.query.weight",
+            "attention.key.weight",
+            "attention.value.weight",
+            "attention.output.weight",
+        ]
+    );
+    for layer in &audit.layers {
+        assert_eq!(layer.weight, Coverage::Float(Cause::WeightNotPrepared));
+        assert_eq!(layer.input, Some(Coverage::Float(Cause::InputNotPrepared)));
+        assert_eq!(layer.uses, 1);
+    }
+    assert!(!audit.is_covered());
+    assert_eq!(audit.layers[0].operation, "Conv2d");
+    assert_eq!(audit.layers[0].shape, [3, 2, 4, 4]);
+}
+
+#[test]
+fn attention_residuals_and_softmax_are_functional_sites() {
+    let audit = network_audit();
+    let sites: Vec<_> = audit
+        .sites
+        .iter()
+        .map(|site| {
+            let sources = site.operands.iter().map(|(source, _)| source.as_deref());
+            (site.kind, sources.collect::<Vec<_>>())
+        })
+        .collect();
+    let weight = |name| Some(name);
+    assert_eq!(
+        sites,
+        [
+            (SiteKind::Add, vec![weight("conv.weight"), None]),
+            (
+                SiteKind::AttentionScores,
+                vec![
+                    weight("attention.query.weight"),
+                    weight("attention.key.weight")
+                ]
+            ),
+            (
+                SiteKind::SoftmaxOutput,
+                vec![weight("attention.query.weight")]
+            ),
+            (
+                SiteKind::AttentionValues,
+                vec![
+                    weight("attention.query.weight"),
+                    weight("attention.value.weight")
+                ]
+            ),
+        ]
+    );
+}
+
+#[test]
+fn batch_norms_are_paired_with_the_layer_before_them_and_their_epsilon() {
+    let audit = network_audit();
+    let pairs = audit.fold_pairs();
+    // The linear layer's norm is over the axis before the layer's outputs, but audits do not look
+    // at axes: `fold` refuses what does not fit.
+    assert_eq!(pairs[0].layer, "conv");
+    assert_eq!(pairs[0].batch_norm, "conv_norm");
+    assert_eq!(pairs[0].epsilon, 1e-3);
+    let pair = &audit.norm_pairs[0];
+    assert_eq!(pair.weight, "conv.weight");
+    assert_eq!(pair.bias.as_deref(), Some("conv.bias"));
+    assert_eq!(
+        (pair.gamma.as_str(), pair.beta.as_str()),
+        ("conv_norm.gamma", "conv_norm.beta")
+    );
+}
+
+#[test]
+fn a_norm_is_not_folded_into_a_layer_that_is_used_without_it() {
+    #[derive(Module, Debug)]
+    struct Shared {
+        linear: Linear,
+        norm: BatchNorm,
+    }
+    let device = Device::flex();
+    let model = Shared {
+        linear: LinearConfig::new(4, 4).init(&device),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    let reason = |forward: fn(&Shared, Tensor<2>) -> Tensor<2>| {
+        let audit = audit(&model, |model, device| {
+            forward(model, Tensor::ones([8, 4], device))
+        });
+        audit.unwrap().norm_pairs[0].not_foldable
+    };
+    assert_eq!(
+        reason(|model, x| model.norm.forward(model.linear.forward(x))),
+        None
+    );
+    assert_eq!(
+        reason(|model, x| {
+            let y = model.linear.forward(x);
+            y.clone() + model.norm.forward(y)
+        }),
+        Some(NotFoldable::OutputShared)
+    );
+    assert_eq!(
+        reason(|model, x| {
+            let y = model.norm.forward(model.linear.forward(x));
+            model.linear.forward(y)
+        }),
+        Some(NotFoldable::LayerShared)
+    );
+    assert_eq!(
+        reason(|model, x| {
+            let y = model.norm.forward(model.linear.forward(x));
+            model.norm.forward(relu(y))
+        }),
+        Some(NotFoldable::NormShared)
+    );
+    // Twice the whole pair is the pair.
+    assert_eq!(
+        reason(|model, x| {
+            let y = model.norm.forward(model.linear.forward(x));
+            model.norm.forward(model.linear.forward(y))
+        }),
+        None
+    );
+}
+
+#[test]
+fn steps_of_a_recurrence_are_one_layer_with_many_uses() {
+    let model = LstmConfig::new(4, 4, true).init(&Device::flex());
+    let audit = audit(&model, |model, device| {
+        model.forward(Tensor::<3>::ones([2, 5, 4], device), None).0
+    })
+    .unwrap();
+    // Input and hidden transform of four gates, in each of the five steps.
+    assert_eq!(audit.layers.len(), 8);
+    assert!(audit.layers.iter().all(|layer| layer.uses == 5), "{audit}");
+}
+
+#[test]
+fn the_input_of_an_embedding_has_no_coverage() {
+    let model = EmbeddingConfig::new(10, 4).init(&Device::flex());
+    let audit = audit(&model, |model, device| {
+        model.forward(Tensor::<2, Int>::zeros([2, 3], device))
+    })
+    .unwrap();
+    assert_eq!(audit.layers[0].operation, "Embedding");
+    assert_eq!(audit.layers[0].input, None);
+}
+
+#[test]
+fn an_audit_reads_back_from_json() {
+    let audit = network_audit();
+    let json = serde_json::to_string(&audit).unwrap();
+    assert_eq!(serde_json::from_str::<Audit>(&json).unwrap(), audit);
+}
+
+#[test]
+fn a_forward_pass_that_panics_is_an_error_with_the_reason() {
+    let model = LinearConfig::new(4, 4).init(&Device::flex());
+    let error = audit(&model, |_, _| panic!("wrong shape")).unwrap_err();
+    assert!(error.to_string().contains("wrong shape"), "{error}");
+}
+
+/// A network that calls one of its layers as Burn does, and the others with their quantizers.
+#[derive(Module, Debug)]
+struct Mixed {
+    first: Linear,
+    second: Linear,
+    last: Linear,
+}
+
+impl Mixed {
+    fn new(device: &Device) -> Self {
+        let linear = |outputs| LinearConfig::new(4, outputs).init(device);
+        Self {
+            first: linear(4),
+            second: linear(4),
+            last: linear(2),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = relu(self.first.forward_q(x));
+        self.last.forward_q(relu(self.second.forward(x)))
+    }
+}
+
+fn mixed_audit(model: &Mixed) -> Audit {
+    audit(model, |model, device| {
+        model.forward(Tensor::ones([3, 4], device))
+    })
+    .unwrap()
+}
+
+#[test]
+fn a_prepared_model_names_the_quantizers_and_the_call_that_goes_around_one() {
+    let config =
+        QatConfig::new().with_overrides(vec![Override::new("last".into()).with_skip(true)]);
+    let model = config.prepare(Mixed::new(&Device::flex())).unwrap();
+    let audit = mixed_audit(&model);
+    let by = |coverage: &Coverage| match coverage {
+        Coverage::FakeQuantized { quantizer, scheme } => (quantizer.clone(), scheme.to_string()),
+        other => panic!("{other}"),
+    };
+    assert_eq!(
+        by(&audit.layers[0].weight),
+        (
+            "first.weight.quant.weight".into(),
+            "INT8 narrow, symmetric, per channel (axis 1)".into()
+        )
+    );
+    assert_eq!(
+        by(audit.layers[0].input.as_ref().unwrap()),
+        (
+            "first.weight.quant.input".into(),
+            "UINT8, affine, per tensor".into()
+        )
+    );
+    let quantizer = "second.weight.quant.input".to_string();
+    assert_eq!(
+        audit.layers[1].input,
+        Some(Coverage::Float(Cause::PlainForward {
+            quantizer: quantizer.clone()
+        }))
+    );
+    assert!(audit.layers[1].weight.is_quantized());
+    assert_eq!(
+        audit.layers[2].weight,
+        Coverage::Float(Cause::WeightNotPrepared)
+    );
+    assert_eq!(audit.unused, [quantizer]);
+    assert!(!audit.is_covered());
+}
+
+#[test]
+fn a_quantizer_that_only_observes_leaves_its_values_float() {
+    let config = QatConfig::new().with_schedule(Schedule::new().with_quantize_from(10));
+    let model = config.prepare(Mixed::new(&Device::flex())).unwrap();
+    assert_eq!(
+        mixed_audit(&model).layers[0].weight,
+        Coverage::Float(Cause::NotQuantizing {
+            quantizer: "first.weight.quant.weight".into(),
+            phase: Phase::Observe,
+        })
+    );
+}
+
+#[test]
+fn a_cast_after_the_quantizer_keeps_the_weight_quantized_and_a_sum_does_not() {
+    let device = Device::flex();
+    let covered = |chain: fn(AttachQuantizers) -> ChainReparameterizer<AttachQuantizers, Lora>| {
+        let model = LinearConfig::new(4, 2).init(&device);
+        let quantizers = QatConfig::new().reparameterizer(&model).unwrap();
+        let model = attach(model, chain(quantizers)).unwrap();
+        let audit = audit(&model, |model, device| {
+            model.forward_q(Tensor::<2>::ones([3, 4], device))
+        });
+        audit.unwrap().layers[0].weight.clone()
+    };
+    let added = covered(|quantizers| ChainReparameterizer::new(quantizers, Lora::new(1, 1.0)));
+    assert!(
+        matches!(&added, Coverage::Float(Cause::Changed { operation, .. }) if operation == "Add"),
+        "{added}"
+    );
+
+    let model = LinearConfig::new(4, 2).init(&device);
+    let quantizers = QatConfig::new().reparameterizer(&model).unwrap();
+    let autocast = AutocastConfig::new(FloatDType::F16);
+    let (model, autocast) = autocast.prepare_with(model, quantizers).unwrap();
+    let audit = audit(&model, |model, device| {
+        let x = Tensor::<2>::ones([3, 4], device);
+        autocast.forward(x, |x| model.forward_q(x))
+    });
+    assert!(audit.unwrap().layers[0].weight.is_quantized());
+}
+
+#[test]
+fn every_product_of_a_prepared_attention_is_covered() {
+    #[derive(Module, Debug)]
+    struct Attention {
+        attention: MultiHeadAttention,
+    }
+    let model = Attention {
+        attention: MultiHeadAttentionConfig::new(8, 2).init(&Device::flex()),
+    };
+    let model = QatConfig::new().prepare(model).unwrap();
+    let audit = audit(&model, |model, device| {
+        let x = Tensor::ones([2, 3, 8], device);
+        model
+            .attention
+            .forward_q(burn_lean::quant::MhaInput::self_attn(x))
+            .context
+    })
+    .unwrap();
+    assert!(audit.is_covered(), "{audit}");
+    assert!(
+        audit.sites.iter().all(FunctionalSite::is_quantized),
+        "{audit}"
+    );
+    assert_eq!(audit.sites.len(), 3);
+    assert_eq!(audit.unused, [""; 0]);
+}
+
+#[test]
+fn a_converted_weight_is_stored() {
+    let device = Device::flex();
+    let model = QatConfig::new()
+        .with_activation(None)
+        .prepare(LinearConfig::new(4, 2).init(&device))
+        .unwrap();
+    let (model, _) = ConvertConfig::new().convert(model).unwrap();
+    let audit = audit(&model, |model, device| {
+        model.forward_q(Tensor::<2>::ones([3, 4], device))
+    })
+    .unwrap();
+    assert!(
+        matches!(&audit.layers[0].weight, Coverage::Stored(scheme) if scheme.contains("Q8S")),
+        "{audit}"
+    );
+}

@@ -1,0 +1,359 @@
+//! Post-training quantization: calibration, ranges, rounding, biases.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::quant::{
+    AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, PtqConfig,
+    PtqMode, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, WeightConfig,
+    WeightRange, health, quantizers,
+};
+
+use crate::support::{each_device, tensor, values, with_numbers};
+
+/// A convolution of odd geometry and a linear layer.
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    head: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            conv: Conv2dConfig::new([2, 4], [3, 2])
+                .with_stride([2, 1])
+                .with_padding(PaddingConfig2d::Explicit(1, 0, 2, 1))
+                .init(device),
+            head: LinearConfig::new(4 * 4 * 6, 3).init(device),
+        };
+        with_numbers(net, 11)
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x: Tensor<2> = relu(self.conv.forward_q(x)).flatten(1, 3);
+        self.head.forward_q(x)
+    }
+}
+
+fn batches(device: &Device) -> Vec<Tensor<4>> {
+    (0..3)
+        .map(|seed| tensor(seed, [8, 2, 6, 6], device))
+        .collect()
+}
+
+fn weights_only(bits: u8) -> PtqConfig {
+    let quantize = QatConfig::new().with_weight(WeightConfig::int(bits));
+    PtqConfig::new()
+        .with_quantize(quantize)
+        .with_mode(PtqMode::WeightOnly)
+        .with_progress(false)
+}
+
+/// Without bias correction.
+fn of(rounding: Rounding) -> RoundingConfig {
+    RoundingConfig::new()
+        .with_rounding(rounding)
+        .with_bias_correction(false)
+}
+
+fn quantize(config: &PtqConfig, device: &Device) -> (Net, burn_lean::quant::PtqReport) {
+    let data = batches(device);
+    let quantized = config.quantize(
+        Net::new(device),
+        || data.clone(),
+        |net, x| {
+            net.forward(x);
+        },
+    );
+    quantized.unwrap()
+}
+
+/// Mean squared difference of the outputs to those of the float model.
+fn error(net: &Net, device: &Device) -> f64 {
+    let float = Net::new(device);
+    let squares = batches(device).into_iter().map(|x| {
+        let difference = float.forward(x.clone()) - net.forward(x);
+        f64::from(values(difference.square().mean())[0])
+    });
+    squares.sum()
+}
+
+#[test]
+fn each_mode_quantizes_what_it_says() {
+    let device = Device::flex();
+    let of = |mode| {
+        let config = PtqConfig::new().with_mode(mode).with_progress(false);
+        let (net, report) = quantize(&config, &device);
+        let observers = quantizers(&net).into_iter();
+        let observers = observers.map(|located| located.quantizer.config().observer);
+        (
+            observers.collect::<Vec<_>>(),
+            report.batches,
+            report.activations.len(),
+        )
+    };
+    let memoryless = ObserverConfig::Memoryless;
+    assert_eq!(of(PtqMode::WeightOnly), (vec![memoryless; 2], 0, 0));
+    assert_eq!(of(PtqMode::Dynamic), (vec![memoryless; 4], 0, 0));
+    let (observers, batches, activations) = of(PtqMode::Static);
+    assert_eq!((batches, activations), (3, 2));
+    assert!(observers.iter().any(|observer| observer.has_memory()));
+}
+
+#[test]
+fn each_activation_takes_the_range_with_the_least_noise() {
+    each_device(|target| {
+        let percentile = ObserverConfig::histogram(RangeMethod::Percentile { percent: 60.0 });
+        let config = |observers: Vec<ObserverConfig>| {
+            let config = PtqConfig::new().with_observers(observers);
+            quantize(&config.with_progress(false), &target.device).1
+        };
+        let narrow = config(vec![percentile]);
+        let full = config(vec![ObserverConfig::MinMax]);
+        let both = config(vec![percentile, ObserverConfig::MinMax]);
+        for index in 0..2 {
+            assert!(narrow.activations[index].clipped > 0.1);
+            assert!(narrow.activations[index].sqnr < full.activations[index].sqnr);
+            assert_eq!(both.activations[index], full.activations[index]);
+        }
+    });
+}
+
+#[test]
+fn ranges_of_least_squares_have_less_noise_than_full_ones_at_two_bits() {
+    each_device(|target| {
+        let sqnr = |config: PtqConfig| -> Vec<f64> {
+            let (net, _) = quantize(&config, &target.device);
+            let health = health(&net, |net| {
+                net.forward(tensor(0, [2, 2, 6, 6], &target.device));
+            });
+            health
+                .unwrap()
+                .quantizers
+                .iter()
+                .map(|quantizer| quantizer.sqnr)
+                .collect()
+        };
+        let full = sqnr(weights_only(2));
+        let best = sqnr(weights_only(2).with_weight_range(WeightRange::LeastSquares));
+        assert!(
+            full.iter().zip(&best).all(|(full, best)| best > full),
+            "{full:?} {best:?}"
+        );
+    });
+}
+
+#[test]
+fn rounding_by_data_has_less_output_error_than_nearest() {
+    each_device(|target| {
+        let config = weights_only(3);
+        let nearest = error(&quantize(&config, &target.device).0, &target.device);
+        let methods = [
+            Rounding::Gptq(GptqConfig::new()),
+            Rounding::AdaRound(AdaRoundConfig::new().with_iterations(200)),
+        ];
+        for rounding in methods {
+            let (net, report) =
+                quantize(&config.clone().with_rounding(of(rounding)), &target.device);
+            assert_eq!(report.rounding.weights.len(), 2, "{report}");
+            for weight in &report.rounding.weights {
+                assert!(weight.error <= weight.nearest_error, "{report}");
+            }
+            let rounded = error(&net, &target.device);
+            assert!(rounded < nearest, "{rounded} {nearest}\n{report}");
+        }
+    });
+}
+
+#[test]
+fn the_error_that_rounding_foretells_is_that_of_the_layer() {
+    // One layer, so that its output is the model's.
+    each_device(|target| {
+        let data = tensor(4, [64, 5], &target.device);
+        let layer = with_numbers(LinearConfig::new(5, 3).init(&target.device), 2);
+        let float = layer.forward(data.clone());
+        let config = weights_only(3).with_rounding(of(Rounding::Gptq(GptqConfig::new())));
+        let (layer, report) = config
+            .quantize(
+                layer,
+                || [data.clone()],
+                |layer, x| {
+                    layer.forward_q(x);
+                },
+            )
+            .unwrap();
+        let difference = (layer.forward_q(data.clone()) - float).square().mean();
+        let found = f64::from(values(difference)[0]);
+        let foretold = report.rounding.weights[0].error;
+        // Sums of 192 squares in F32.
+        assert!(
+            (found - foretold).abs() < 1e-5 * foretold,
+            "{found} {foretold}"
+        );
+    });
+}
+
+#[test]
+fn a_convolution_s_patches_foretell_its_error_too() {
+    each_device(|target| {
+        let conv = Net::new(&target.device).conv;
+        let data = batches(&target.device);
+        let outputs = |conv: &Conv2d| {
+            let outputs = data.iter().map(|x| conv.forward_q(x.clone()));
+            Tensor::cat(outputs.collect(), 0)
+        };
+        let float = outputs(&conv);
+        let config = weights_only(3).with_rounding(of(Rounding::Gptq(GptqConfig::new())));
+        let (conv, report) = config
+            .quantize(
+                conv,
+                || data.clone(),
+                |conv, x| {
+                    conv.forward_q(x);
+                },
+            )
+            .unwrap();
+        let found = f64::from(values((outputs(&conv) - float).square().mean())[0]);
+        let foretold = report.rounding.weights[0].error;
+        assert!(
+            (found - foretold).abs() < 1e-4 * foretold,
+            "{found} {foretold}"
+        );
+    });
+}
+
+#[test]
+fn rounded_weights_convert_to_the_codes_that_were_chosen() {
+    let device = Device::flex();
+    let config = weights_only(4).with_rounding(of(Rounding::Gptq(GptqConfig::new())));
+    let (net, _) = quantize(&config, &device);
+    let x = tensor(0, [2, 2, 6, 6], &device);
+    let before = values(net.conv.weight.val());
+    let (converted, _) = ConvertConfig::new().convert(net.clone()).unwrap();
+    assert_eq!(values(converted.conv.weight.val().dequantize()), before);
+    // Already on its grid: the base is the effective weight.
+    assert_eq!(values(net.conv.weight.base()), before);
+    assert_eq!(values(converted.forward(x.clone())), values(net.forward(x)));
+}
+
+#[test]
+fn bias_correction_takes_the_mean_error_out() {
+    each_device(|target| {
+        // Inputs whose mean is far from zero.
+        let data = tensor(4, [64, 5], &target.device) + 2.0;
+        let layer = with_numbers(LinearConfig::new(5, 3).init(&target.device), 2);
+        let float = layer.forward(data.clone());
+        let mean_error = |config: &PtqConfig| -> Vec<f32> {
+            let quantized = config.quantize(
+                layer.clone(),
+                || [data.clone()],
+                |layer, x| {
+                    layer.forward_q(x);
+                },
+            );
+            let output = quantized.unwrap().0.forward_q(data.clone());
+            values((output - float.clone()).mean_dim(0))
+        };
+        let config = weights_only(2);
+        let largest = |errors: Vec<f32>| errors.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+        assert!(largest(mean_error(&config)) > 0.05);
+        assert!(
+            largest(mean_error(&config.with_rounding(
+                RoundingConfig::new().with_rounding(Rounding::Nearest)
+            ))) < 1e-5
+        );
+    });
+}
+
+#[test]
+fn no_calibration_data_is_an_error_with_the_model() {
+    let device = Device::flex();
+    let none = Vec::<Tensor<4>>::new;
+    for config in [
+        PtqConfig::new(),
+        weights_only(4).with_rounding(of(Rounding::Gptq(GptqConfig::new()))),
+    ] {
+        let rejected = config
+            .with_progress(false)
+            .quantize(Net::new(&device), none, |net, x| {
+                net.forward(x);
+            })
+            .unwrap_err();
+        assert!(
+            matches!(rejected.error(), QuantError::NoData { .. }),
+            "{rejected:?}"
+        );
+        assert!(quantizers(rejected.value()).is_empty());
+    }
+    // Without anything that depends on data, none is needed.
+    let (_, report) = weights_only(4)
+        .quantize(Net::new(&device), none, |net, x| {
+            net.forward(x);
+        })
+        .unwrap();
+    assert_eq!(report.batches, 0);
+}
+
+#[test]
+fn a_model_that_is_not_called_with_its_quantizers_names_the_first() {
+    let device = Device::flex();
+    let layer = LinearConfig::new(2, 2).init(&device);
+    let x = tensor::<2>(1, [4, 2], &device);
+    let rejected = PtqConfig::new()
+        .with_progress(false)
+        .quantize(
+            layer,
+            || [x.clone()],
+            |layer, x| {
+                layer.forward(x);
+            },
+        )
+        .unwrap_err();
+    let text = rejected.to_string();
+    assert!(
+        text.contains("weight.quant.input") && text.contains("forward_q"),
+        "{text}"
+    );
+}
+
+#[test]
+fn static_ranges_without_an_observer_are_refused() {
+    let device = Device::flex();
+    let data = batches(&device);
+    let error = PtqConfig::new()
+        .with_observers(Vec::new())
+        .quantize(
+            Net::new(&device),
+            || data.clone(),
+            |net, x| {
+                net.forward(x);
+            },
+        )
+        .unwrap_err()
+        .into_error();
+    assert!(matches!(
+        error,
+        QuantError::InvalidConfig {
+            field: "observers",
+            ..
+        }
+    ));
+}
+
+#[test]
+fn a_config_reads_back_from_json() {
+    use burn::config::Config;
+    let config = weights_only(4)
+        .with_rounding(of(Rounding::Gptq(GptqConfig::new().with_damping(0.05))))
+        .with_quantize(
+            QatConfig::new()
+                .with_weight(WeightConfig::new().with_format(NumberFormat::int(5).narrow())),
+        );
+    let json = config.to_string();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    config.save(file.path()).unwrap();
+    assert_eq!(PtqConfig::load(file.path()).unwrap().to_string(), json);
+}

@@ -1,0 +1,244 @@
+//! Which layer costs what, and which are kept.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::quant::{
+    ForwardQ, MixedPrecisionConfig, Precision, QatConfig, QuantError, Ranking, Sensitivity,
+    WeightConfig, quantizers, sensitivity,
+};
+
+use crate::support::{each_device, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+    third: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let linear = |from, to| LinearConfig::new(from, to).init(device);
+        let net = Self {
+            first: linear(6, 8),
+            second: linear(8, 8),
+            third: linear(8, 3),
+        };
+        with_numbers(net, 3)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = relu(self.first.forward_q(x));
+        self.third.forward_q(relu(self.second.forward_q(x)))
+    }
+}
+
+fn weights_only(bits: u8) -> QatConfig {
+    QatConfig::new()
+        .with_weight(WeightConfig::int(bits))
+        .with_activation(None)
+}
+
+/// The paths of the weights whose quantizers are on.
+fn enabled(net: &Net) -> Vec<String> {
+    let on = quantizers(net).into_iter();
+    let on = on.filter(|located| located.quantizer.is_enabled());
+    on.filter_map(|located| located.parameter).collect()
+}
+
+#[test]
+fn each_layer_is_judged_alone_against_the_float_model() {
+    each_device(|target| {
+        let net = Net::new(&target.device);
+        let x = tensor(5, [16, 6], &target.device);
+        let float = net.forward(x.clone());
+        let prepared = weights_only(2).prepare(net).unwrap();
+        let found = sensitivity(
+            &prepared,
+            |net| net.forward(x.clone()),
+            |net| 100.0 - enabled(net).len() as f64,
+        )
+        .unwrap();
+        assert_eq!((found.float, found.quantized), (100.0, 97.0));
+        let names: Vec<&str> = found
+            .layers
+            .iter()
+            .map(|layer| layer.layer.as_str())
+            .collect();
+        assert_eq!(names, ["first.weight", "second.weight", "third.weight"]);
+        assert!(
+            found
+                .layers
+                .iter()
+                .all(|layer| layer.quantized_alone == 99.0)
+        );
+
+        // The last layer's own noise is all there is at the output when it alone is quantized.
+        let mut only_third = prepared.clone();
+        let plain = Net::new(&target.device);
+        only_third.first = plain.first;
+        only_third.second = plain.second;
+        let float = values(float);
+        let noise = values(only_third.forward(x.clone()));
+        let squares = |numbers: &mut dyn Iterator<Item = f32>| -> f64 {
+            numbers.map(|number| f64::from(number).powi(2)).sum()
+        };
+        let signal = squares(&mut float.iter().copied());
+        let noise = squares(&mut float.iter().zip(&noise).map(|(a, b)| a - b));
+        let expected = 10.0 * (signal / noise).log10();
+        assert!(
+            (found.layers[2].output_sqnr - expected).abs() < 1e-2,
+            "{found}"
+        );
+    });
+}
+
+#[test]
+fn the_first_order_score_is_the_change_of_a_linear_loss() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let layer = with_numbers(LinearConfig::new(6, 3).init(&device), 7);
+        let x = tensor(9, [4, 6], &device);
+        let loss = |layer: &Linear| layer.forward_q(x.clone()).sum();
+        let prepared = weights_only(3).prepare(layer.clone()).unwrap();
+        let change = values(loss(&prepared))[0] - values(loss(&layer))[0];
+        let inner = x.clone().without_autodiff();
+        let found = sensitivity(&prepared, |layer| layer.forward_q(inner.clone()), |_| 0.0)
+            .unwrap()
+            .with_gradient_scores(&prepared, loss)
+            .unwrap();
+        // The loss is linear in the weight: its first-order expansion is exact, up to F32 sums.
+        let score = found.layers[0].first_order.unwrap();
+        assert!((score - f64::from(change)).abs() < 1e-4, "{score} {change}");
+        assert!(found.layers[0].second_order.unwrap() > 0.0);
+    });
+}
+
+#[test]
+fn gradient_scores_need_a_gradient() {
+    let device = Device::flex();
+    let net = weights_only(4).prepare(Net::new(&device)).unwrap();
+    let x = tensor(5, [4, 6], &device);
+    let found = sensitivity(&net, |net| net.forward(x.clone()), |_| 0.0).unwrap();
+    let error = found
+        .with_gradient_scores(&net, |net| net.forward(x.clone()).sum())
+        .unwrap_err();
+    assert!(matches!(error, QuantError::NoGradients));
+}
+
+#[test]
+fn a_float_model_has_no_sensitivity() {
+    let device = Device::flex();
+    let x = tensor(5, [4, 6], &device);
+    let error = sensitivity(&Net::new(&device), |net| net.forward(x.clone()), |_| 0.0);
+    assert!(matches!(error, Err(QuantError::NotPrepared)));
+}
+
+#[test]
+fn a_sensitivity_report_reads_back_from_json() {
+    let device = Device::flex();
+    let net = weights_only(4).prepare(Net::new(&device)).unwrap();
+    let x = tensor(5, [4, 6], &device);
+    let found = sensitivity(&net, |net| net.forward(x.clone()), |_| 1.5).unwrap();
+    let json = serde_json::to_string(&found).unwrap();
+    let back = serde_json::from_str::<Sensitivity>(&json).unwrap();
+    // The last bit of a number may be lost in its decimal form.
+    assert_eq!(back.to_string(), found.to_string());
+}
+
+/// A figure of merit that loses 3 where the second layer is quantized and half a point for each of
+/// the others.
+fn merit(net: &Net) -> f64 {
+    let quantized = enabled(net);
+    let cost = |path: &String| if path == "second.weight" { 3.0 } else { 0.5 };
+    100.0 - quantized.iter().map(cost).sum::<f64>()
+}
+
+#[test]
+fn the_most_sensitive_layers_are_kept_until_the_bound_is_met() {
+    let device = Device::flex();
+    let x = tensor(5, [16, 6], &device);
+    let allocate = |max_drop: f64| {
+        MixedPrecisionConfig::new(weights_only(2))
+            .with_keep_at(Precision::Float)
+            .with_max_drop(max_drop)
+            .allocate(
+                Net::new(&device),
+                |_| (),
+                |net| net.forward(x.clone()),
+                merit,
+            )
+            .unwrap()
+    };
+    let one = allocate(1.0);
+    assert_eq!(one.report.kept, ["second.weight"]);
+    assert_eq!((one.report.drop, one.report.within_bound), (1.0, true));
+    assert_eq!(enabled(&one.model), ["first.weight", "third.weight"]);
+    // The config prepares a model with the same quantizers.
+    let again = one.config.prepare(Net::new(&device)).unwrap();
+    assert_eq!(enabled(&again), ["first.weight", "third.weight"]);
+
+    assert_eq!(allocate(10.0).report.kept, [""; 0]);
+    assert_eq!(allocate(0.0).report.kept.len(), 3);
+}
+
+#[test]
+fn kept_layers_have_the_higher_precision_and_the_config_says_so() {
+    let device = Device::flex();
+    let x = tensor(5, [16, 6], &device);
+    let bits = |net: &Net| -> Vec<u8> {
+        let found = quantizers(net).into_iter();
+        found
+            .map(|located| located.quantizer.scheme().format.bits())
+            .collect()
+    };
+    let allocation = MixedPrecisionConfig::new(weights_only(2))
+        .with_keep_at(Precision::Quantized {
+            weight: WeightConfig::int(8),
+            activation: None,
+        })
+        .with_ranking(Ranking::OutputError)
+        .allocate(
+            Net::new(&device),
+            |_| (),
+            |net| net.forward(x.clone()),
+            |net| {
+                // Only the first layer at 8 bits is good enough.
+                if bits(net).first() == Some(&8) {
+                    100.0
+                } else {
+                    0.0
+                }
+            },
+        );
+    let allocation = allocation.unwrap();
+    let again = allocation.config.prepare(Net::new(&device)).unwrap();
+    assert_eq!(bits(&allocation.model), bits(&again));
+    let kept = allocation.report.kept.len();
+    assert_eq!(bits(&again).iter().filter(|bits| **bits == 8).count(), kept);
+}
+
+#[test]
+fn a_bound_that_is_no_number_is_refused_with_the_model() {
+    let device = Device::flex();
+    let x = tensor(5, [16, 6], &device);
+    let rejected = MixedPrecisionConfig::new(weights_only(2))
+        .with_max_drop(f64::NAN)
+        .allocate(
+            Net::new(&device),
+            |_| (),
+            |net| net.forward(x.clone()),
+            merit,
+        )
+        .unwrap_err();
+    assert!(matches!(
+        rejected.error(),
+        QuantError::InvalidConfig {
+            field: "max_drop",
+            ..
+        }
+    ));
+    assert!(quantizers(rejected.value()).is_empty());
+}
