@@ -8,7 +8,6 @@
 //! - [`fold`]: batch normalization into the layer before it;
 //! - [`gptq`] and [`adaround`]: weight rounding better than nearest, from [`InputStatistics`];
 //! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
-//! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`].
 //!
 //! # Models
 //!
@@ -126,11 +125,8 @@ pub use convert::{ConvertConfig, Unsupported, quantized_weights};
 pub use equalization::{AwqSearch, awq, smooth_quant};
 pub use error::QuantError;
 pub use fake_quantize::fake_quantize;
-pub use fake_quantize_config::{FakeQuantizeConfig, Learned};
 pub use fake_quantize_config::{FakeQuantizeConfig, Learned, learned_parameters};
 pub use fake_quantizer::FakeQuantize;
-pub use fake_quantizer::{FakeQuantize, FakeQuantizeConfig, Learned, learned_parameters};
-pub use fake_quantizer::{FakeQuantize, learned_parameters};
 pub use flips::{FlipTracker, Flips, WeightFlips};
 pub use fold::{FoldPair, fold};
 pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
