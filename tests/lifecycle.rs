@@ -1,4 +1,4 @@
-//! Master weights, alone and chained, through the lifecycle of a model on every device.
+//! Every reparameterization, alone and chained, through the lifecycle of a model on every device.
 
 mod support;
 
@@ -7,9 +7,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, MasterWeight, round_to};
+use burn_lean::prune::{LayerKind, Layout, Mask, Masks};
 use burn_lean::reparam::{AttachError, Chain, attach, attached};
 use support::lifecycle::{Lifecycle, parameter};
-use support::{each_device, numbers, parameters, tensor, values, with_numbers};
+use support::{Parameter, each_device, numbers, parameters, tensor, values, with_numbers};
 
 const INPUTS: usize = 6;
 const OUTPUTS: usize = 4;
@@ -165,6 +166,72 @@ fn a_custom_reparameterization_under_autocast_survives_the_lifecycle() {
             tolerance: 0.0,
             inside: &|body| inside(autocast, body),
             trained: &["first.weight", "first.weight.chain.first.factor"],
+        }
+        .assert(target);
+    });
+}
+
+/// Keeps two thirds of the weights of `first`, others for another seed.
+fn masks(seed: u64) -> Masks {
+    let mut layout = Layout::new();
+    layout.push("first.weight", [INPUTS, OUTPUTS], LayerKind::Linear, 2.0);
+    let support: Vec<usize> = (0..layout.len())
+        .filter(|at| !(at + seed as usize).is_multiple_of(3))
+        .collect();
+    Masks::from_support(&layout, &support).unwrap()
+}
+
+/// The base, with the zeros of seed 1. The base itself is not zero there.
+fn masked(parameters: &[Parameter]) -> Vec<f32> {
+    let base = parameter(parameters, "first.weight");
+    let masks = masks(1);
+    let kept = masks.get("first.weight").unwrap().kept();
+    base.iter()
+        .zip(kept)
+        .map(|(value, kept)| if *kept { *value } else { 0.0 })
+        .collect()
+}
+
+#[test]
+fn masks_survive_the_lifecycle() {
+    each_device(|target| {
+        Lifecycle {
+            build: &|seed, device| {
+                let model = masks(seed).attach(model(device)).unwrap();
+                with_numbers(model, seed)
+            },
+            weight,
+            expected: &masked,
+            tolerance: 0.0,
+            inside: &|body| body(),
+            trained: &["first.weight"],
+        }
+        .assert(target);
+    });
+}
+
+#[test]
+fn masks_under_autocast_survive_the_lifecycle() {
+    let prepared = |seed, device: &Device| {
+        let model = model(device);
+        let masks = masks(seed).reparameterizer(&model).unwrap();
+        config().prepare_with(model, masks).unwrap()
+    };
+    each_device(|target| {
+        let (model, autocast) = prepared(1, &target.device);
+        let chain = model
+            .first
+            .weight
+            .reparameterization::<Chain<Mask, MasterWeight>>()
+            .unwrap();
+        assert!(chain.first.is_some() && chain.second.is_some());
+        Lifecycle {
+            build: &|seed, device| with_numbers(prepared(seed, device).0, seed),
+            weight,
+            expected: &|parameters| rounded(&masked(parameters)),
+            tolerance: 0.0,
+            inside: &|body| inside(autocast, body),
+            trained: &["first.weight"],
         }
         .assert(target);
     });

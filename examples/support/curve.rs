@@ -24,11 +24,22 @@ pub(crate) fn write_csv(path: &Path, curves: &[Curve]) -> Result<(), String> {
     std::fs::write(path, csv).map_err(|error| failed(path, error))
 }
 
-/// Draws the curves over the step. The value axis is logarithmic; base 2 has ticks where plotters'
-/// own, base 10, would have one or none.
+/// Draws the curves over the step.
 pub(crate) fn write_svg(
     path: &Path,
     title: &str,
+    value: &str,
+    curves: &[Curve],
+) -> Result<(), String> {
+    write_svg_over(path, title, "step", value, curves)
+}
+
+/// Draws the curves over whatever their steps are. The value axis is logarithmic; base 2 has ticks where plotters'
+/// own, base 10, would have one or none.
+pub(crate) fn write_svg_over(
+    path: &Path,
+    title: &str,
+    step: &str,
     value: &str,
     curves: &[Curve],
 ) -> Result<(), String> {
@@ -38,6 +49,8 @@ pub(crate) fn write_svg(
             .map(|(_, value)| *value)
             .filter(|value| value.is_finite())
     };
+    let first_step = points().map(|(step, _)| *step).min().unwrap_or(0);
+    let first_step = if step == "step" { 0 } else { first_step };
     let last_step = points().map(|(step, _)| *step).max().unwrap_or(1);
     let lowest = finite().fold(f64::INFINITY, f64::min).max(1e-9);
     let highest = finite().fold(lowest * 1.1, f64::max);
@@ -49,11 +62,14 @@ pub(crate) fn write_svg(
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(60)
-        .build_cartesian_2d(0..last_step, (0.95 * lowest).log2()..(1.2 * highest).log2())
+        .build_cartesian_2d(
+            first_step..last_step.max(first_step + 1),
+            (0.95 * lowest).log2()..(1.2 * highest).log2(),
+        )
         .map_err(|error| failed(path, error))?;
     chart
         .configure_mesh()
-        .x_desc("step")
+        .x_desc(step)
         .y_desc(value)
         .y_label_formatter(&|log2| format!("{:.2}", log2.exp2()))
         .draw()

@@ -1,13 +1,13 @@
-//! Labelled grey-scale images of digits: the embedded 8×8 set, or MNIST from a folder.
+//! Labelled images: the embedded 8×8 digits, or MNIST from a folder.
 
 use std::io::Read;
 use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use flate2::read::GzDecoder;
-use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
 
 use super::idx::{self, IdxError};
 
@@ -19,12 +19,14 @@ const DIGITS_TEST: usize = 360;
 /// writers, which is another and harder task.
 const DIGITS_SPLIT_SEED: u64 = 0;
 
-/// Images with their labels; pixels are in 0..1.
+/// Images with their labels; pixels are in 0..1 unless they were normalized.
 #[derive(Debug, Clone)]
 pub(crate) struct Images {
     pixels: Vec<f32>,
     labels: Vec<i64>,
+    channels: usize,
     side: usize,
+    augmented: bool,
 }
 
 /// A training set and a test set.
@@ -35,7 +37,7 @@ pub(crate) struct ImageSet {
     pub(crate) test: Images,
 }
 
-/// Images `[batch, 1, side, side]` and labels `[batch]`.
+/// Images `[batch, channels, side, side]` and labels `[batch]`.
 #[derive(Debug, Clone)]
 pub(crate) struct Batch {
     pub(crate) images: Tensor<4>,
@@ -75,11 +77,7 @@ impl ImageSet {
             );
             labels.extend(numbers.map(i64::from));
         }
-        let all = Images {
-            pixels,
-            labels,
-            side: 8,
-        };
+        let all = Images::new(pixels, labels, 1, 8);
         let order = all.order(DIGITS_SPLIT_SEED);
         let (train, test) = order.split_at(all.len() - DIGITS_TEST);
         Self {
@@ -107,17 +105,41 @@ fn mnist(dir: &Path, part: &str) -> Result<Images, IdxError> {
             width,
         });
     }
-    Ok(Images {
-        pixels: pixels
-            .iter()
-            .map(|pixel| f32::from(*pixel) / 255.0)
-            .collect(),
-        labels: labels.iter().map(|label| i64::from(*label)).collect(),
-        side: height,
-    })
+    let pixels = pixels.iter().map(|pixel| f32::from(*pixel) / 255.0);
+    let labels = labels.iter().map(|label| i64::from(*label));
+    Ok(Images::new(pixels.collect(), labels.collect(), 1, height))
 }
 
 impl Images {
+    /// Pixels `[n, channels, side, side]`.
+    pub(crate) fn new(pixels: Vec<f32>, labels: Vec<i64>, channels: usize, side: usize) -> Self {
+        Self {
+            pixels,
+            labels,
+            channels,
+            side,
+            augmented: false,
+        }
+    }
+
+    /// Shifts and scales every channel to (pixel − mean) / deviation.
+    pub(crate) fn normalized(mut self, mean: &[f32], deviation: &[f32]) -> Self {
+        let area = self.side * self.side;
+        for (index, plane) in self.pixels.chunks_exact_mut(area).enumerate() {
+            let channel = index % self.channels;
+            for pixel in plane {
+                *pixel = (*pixel - mean[channel]) / deviation[channel];
+            }
+        }
+        self
+    }
+
+    /// From now on shuffled images are moved by up to 4 pixels and mirrored, at random.
+    pub(crate) fn augmented(mut self) -> Self {
+        self.augmented = true;
+        self
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.labels.len()
     }
@@ -134,22 +156,52 @@ impl Images {
     }
 
     fn select(&self, indices: &[usize]) -> Self {
-        let area = self.side * self.side;
+        let size = self.channels * self.side * self.side;
         Self {
             pixels: indices
                 .iter()
-                .flat_map(|index| &self.pixels[index * area..(index + 1) * area])
+                .flat_map(|index| &self.pixels[index * size..(index + 1) * size])
                 .copied()
                 .collect(),
             labels: indices.iter().map(|index| self.labels[*index]).collect(),
-            side: self.side,
+            ..*self
         }
+    }
+
+    /// Every image moved by up to 4 pixels, with zeros where nothing was, and mirrored or not.
+    fn jittered(mut self, rng: &mut StdRng) -> Self {
+        let side = self.side as isize;
+        let size = self.channels * self.side * self.side;
+        let mut moved = vec![0.0; self.pixels.len()];
+        for (old, new) in self
+            .pixels
+            .chunks_exact(size)
+            .zip(moved.chunks_exact_mut(size))
+        {
+            let (down, right) = (
+                rng.random_range(-4i64..=4) as isize,
+                rng.random_range(-4i64..=4) as isize,
+            );
+            let mirrored = rng.random::<bool>();
+            for (index, pixel) in new.iter_mut().enumerate() {
+                let index = index as isize;
+                let (row, column) = (index / side % side, index % side);
+                let column = if mirrored { side - 1 - column } else { column };
+                let (from_row, from_column) = (row + down, column + right);
+                if (0..side).contains(&from_row) && (0..side).contains(&from_column) {
+                    let plane = index / (side * side) * side * side;
+                    *pixel = old[(plane + from_row * side + from_column) as usize];
+                }
+            }
+        }
+        self.pixels = moved;
+        self
     }
 
     /// Every image with its label, for loaders that make their own batches.
     pub(crate) fn items(&self) -> Vec<(Vec<f32>, i64)> {
-        let area = self.side * self.side;
-        let pixels = self.pixels.chunks_exact(area).map(<[f32]>::to_vec);
+        let size = self.channels * self.side * self.side;
+        let pixels = self.pixels.chunks_exact(size).map(<[f32]>::to_vec);
         pixels.zip(self.labels.iter().copied()).collect()
     }
 
@@ -166,7 +218,8 @@ impl Images {
         batch_size: usize,
         device: &Device,
     ) -> impl Iterator<Item = Batch> {
-        self.batches(self.order(seed), batch_size, device)
+        let rng = self.augmented.then(|| StdRng::seed_from_u64(!seed));
+        self.batches(self.order(seed), batch_size, device, rng)
     }
 
     /// The images in their order, in batches; the last may be smaller.
@@ -175,7 +228,7 @@ impl Images {
         batch_size: usize,
         device: &Device,
     ) -> impl Iterator<Item = Batch> {
-        self.batches((0..self.len()).collect(), batch_size, device)
+        self.batches((0..self.len()).collect(), batch_size, device, None)
     }
 
     fn batches(
@@ -183,11 +236,16 @@ impl Images {
         order: Vec<usize>,
         batch_size: usize,
         device: &Device,
+        mut jitter: Option<StdRng>,
     ) -> impl Iterator<Item = Batch> {
         (0..order.len()).step_by(batch_size).map(move |from| {
             let batch = self.select(&order[from..(from + batch_size).min(order.len())]);
+            let batch = match &mut jitter {
+                Some(rng) => batch.jittered(rng),
+                None => batch,
+            };
             let n = batch.len();
-            let shape = [n, 1, self.side, self.side];
+            let shape = [n, self.channels, self.side, self.side];
             Batch {
                 images: Tensor::from_data(TensorData::new(batch.pixels, shape), device),
                 labels: Tensor::from_data(TensorData::new(batch.labels, [n]), device),

@@ -3,12 +3,15 @@
 // Every example compiles this module for itself and uses a part of it.
 #![allow(dead_code, unused_imports)]
 
+mod cifar;
 mod conv_net;
 mod curve;
 mod idx;
 mod image_set;
+mod mlp_net;
 mod options;
 mod progress_renderer;
+mod res_net;
 mod table;
 
 use std::error::Error;
@@ -17,11 +20,14 @@ use std::process::ExitCode;
 use burn_lean::amp::Autocast;
 use indicatif::{ProgressBar, ProgressStyle};
 
+pub(crate) use cifar::{CifarFiles, read as read_cifar};
 pub(crate) use conv_net::ConvNet;
-pub(crate) use curve::{Curve, write_csv, write_svg};
+pub(crate) use curve::{Curve, write_csv, write_svg, write_svg_over};
 pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
+pub(crate) use mlp_net::MlpNet;
 pub(crate) use options::{DeviceName, Dtype, Options};
 pub(crate) use progress_renderer::ProgressRenderer;
+pub(crate) use res_net::ResNet20;
 pub(crate) use table::{Cell, Table};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.

@@ -1,7 +1,9 @@
 //! What can go wrong, with what to do about it.
 
-use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType};
 use burn_lean_reparam::{AttachError, Rejected};
+
+use crate::RecordFault;
 
 /// Every error of this crate.
 ///
@@ -124,6 +126,89 @@ pub enum PruneError {
         /// Bytes it may use.
         bound: usize,
     },
+    /// Zeros in a base would not be zeros in the effective value.
+    #[error(
+        "`{path}` carries the reparameterization `{name}`, which makes nonzero weights of zeros: \
+         fold it in with `Module::materialize` before pruning"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        path: String,
+        /// Name of the reparameterization.
+        name: String,
+    },
+    /// The model is not the one that parameters were selected from.
+    #[error(
+        "the model has not all of the parameters that were selected: {}. Select again from it",
+        .expected.join(", ")
+    )]
+    OtherModel {
+        /// Paths of the selected parameters.
+        expected: Vec<String>,
+    },
+    /// The loader ended before all Fisher samples were there.
+    #[error(
+        "the loader ended after {found} of {expected} Fisher samples of {batch_size} examples: \
+         give it more batches, or ask for fewer samples"
+    )]
+    LoaderEnded {
+        /// Fisher samples n that were asked for.
+        expected: usize,
+        /// Fisher samples that came.
+        found: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// A batch of the loader holds less than one Fisher sample.
+    #[error(
+        "the loader yields a batch of {examples} examples, but a Fisher sample needs {batch_size}: \
+         make its batches a multiple of that"
+    )]
+    SmallBatch {
+        /// Examples in the batch.
+        examples: usize,
+        /// Examples m per Fisher sample.
+        batch_size: usize,
+    },
+    /// The loss closure does not return the mean loss of the examples.
+    #[error("the loss cannot be differentiated: {reason}")]
+    Loss {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The forward pass cannot be recorded.
+    #[error("the forward pass cannot be recorded: {reason}")]
+    Trace {
+        /// What stopped it.
+        reason: String,
+    },
+    /// A folder of finished stages belongs to a run with another config.
+    #[error(
+        "{path} holds the stages of a run with another config (`{field}` differs): use the same \
+         config to go on with it, or another folder"
+    )]
+    StagesOfAnotherRun {
+        /// The folder.
+        path: String,
+        /// The first field of the config that differs.
+        field: String,
+    },
+    /// A file could not be read or written.
+    #[error("{action} {path}: {reason}")]
+    Io {
+        /// What was tried, for example `cannot write`.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// The user's training step failed.
+    #[error("training between the stages failed: {reason}")]
+    Training {
+        /// What the training step said.
+        reason: String,
+    },
     /// The device cannot store gradients in the dtype.
     #[error("{device} cannot store gradients in {dtype:?}; use F32")]
     UnsupportedDtype {
@@ -176,6 +261,102 @@ pub enum PruneError {
         /// The ridge.
         l2: f64,
     },
+    /// Two masks are for one parameter.
+    #[error("there are two masks for `{path}`")]
+    DuplicateMask {
+        /// Path of the parameter.
+        path: String,
+    },
+    /// A support names a weight that is not there.
+    #[error("the support names weight {index} of {parameters}")]
+    SupportIndex {
+        /// The index.
+        index: usize,
+        /// Weights there are.
+        parameters: usize,
+    },
+    /// A mask does not fit the model.
+    #[error(
+        "the mask of `{path}` is for a weight of shape {mask:?}, but the model has {}: it is the \
+         mask of another model",
+        .model.as_ref().map_or("no such parameter".into(), |shape| format!("one of {shape:?}"))
+    )]
+    MaskOfAnotherModel {
+        /// Path of the parameter.
+        path: String,
+        /// Shape that the mask was made for.
+        mask: Vec<usize>,
+        /// Shape of the model's parameter; `None` if it has none of that path.
+        model: Option<Vec<usize>>,
+    },
+    /// A mask cannot be replaced where there is none.
+    #[error("`{path}` carries no mask to replace; attach one with `Masks::attach`")]
+    NotMasked {
+        /// Path of the parameter.
+        path: String,
+    },
+    /// The model carries no masks.
+    #[error("the model carries no masks; attach them with `Masks::attach`")]
+    NoMasks,
+    /// A record is of another version, damaged, or of something else.
+    #[error("cannot load {what}: {reason}")]
+    Record {
+        /// What was being loaded.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A sparse record cannot be read.
+    #[error("cannot load {what}: {fault}")]
+    SparseRecord {
+        /// The file, or what else was being loaded.
+        what: String,
+        /// What is wrong with it.
+        #[source]
+        fault: RecordFault,
+    },
+    /// A sparse record does not fit the model.
+    #[error(
+        "`{path}` {} in the record, but {} in the model: it is the record of another model, or \
+         reparameterizations are not attached",
+        shape_or_absent(.record), shape_or_absent(.model)
+    )]
+    RecordOfAnotherModel {
+        /// Path of the parameter.
+        path: String,
+        /// Its shape in the record; `None` if it is not there.
+        record: Option<Vec<usize>>,
+        /// Its shape in the model; `None` if it is not there.
+        model: Option<Vec<usize>>,
+    },
+    /// The device cannot hold a dtype of a record.
+    #[error(
+        "`{path}` is {dtype:?} in the record, which {device} cannot hold: load it on a device \
+             that can, and cast the model there"
+    )]
+    RecordDtype {
+        /// Path of the parameter.
+        path: String,
+        /// Its dtype in the record.
+        dtype: DType,
+        /// The device, as Burn prints it.
+        device: String,
+    },
+    /// A weight does not have the pattern that it should be compressed with.
+    #[error(
+        "group {group} of the weight, from element {first} on, has {nonzeros} nonzeros, more than \
+         {pattern} allows: prune it with `SparsityPattern::NM` first"
+    )]
+    PatternViolated {
+        /// The pattern, for example `2:4`.
+        pattern: String,
+        /// The group, counted with the pattern's axis running fastest.
+        group: usize,
+        /// Row-major index of the group's first element.
+        first: usize,
+        /// Nonzeros in the group.
+        nonzeros: usize,
+    },
     /// Attaching masks failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
@@ -190,5 +371,12 @@ pub enum PruneError {
 impl<M> From<Rejected<M, PruneError>> for PruneError {
     fn from(rejected: Rejected<M, PruneError>) -> Self {
         rejected.into_error()
+    }
+}
+
+fn shape_or_absent(shape: &Option<Vec<usize>>) -> String {
+    match shape {
+        Some(shape) => format!("has the shape {shape:?}"),
+        None => "does not exist".into(),
     }
 }

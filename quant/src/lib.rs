@@ -1,1 +1,101 @@
-//! Quantization for Burn.
+//! Quantization for [Burn](https://burn.dev).
+//!
+//! - [`Scheme`]: [`NumberFormat`], [`Mapping`], [`Granularity`] and [`ScaleFormat`];
+//! - [`QuantParams`] from a [`Range`];
+//! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`];
+//! - [`fold`]: batch normalization into the layer before it;
+//! - [`gptq`] and [`adaround`]: weight rounding better than nearest, from [`InputStatistics`];
+//! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
+
+mod adaround;
+mod calibrator;
+mod codes;
+mod compare;
+mod composed;
+mod control;
+mod conversion_report;
+mod convert;
+mod equalization;
+mod error;
+mod fake_quantize;
+mod fake_quantizer;
+mod float_parameters;
+mod fold;
+mod forward_q;
+mod gptq;
+mod groups;
+mod histogram;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod host;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod in_memory;
+mod input_statistics;
+mod integer;
+mod kernel;
+mod layers;
+mod learned;
+mod number_format;
+mod observer;
+mod overrides;
+mod probe;
+mod qat;
+mod qparams;
+mod quantized_tensor;
+mod range;
+mod record;
+mod requantize;
+mod rescale;
+mod safetensors_file;
+mod scale_format;
+mod schedule;
+mod scheme;
+mod state;
+mod step;
+mod storage;
+mod straight_through;
+mod tap;
+mod training;
+mod walk;
+mod weight_grid;
+mod weight_quantizer;
+
+pub use adaround::{AdaRoundConfig, adaround};
+pub use burn_lean_quant_macros::quantize_calls;
+pub use calibrator::{entropy, mse, percentile, search};
+pub use codes::{from_codes, to_codes};
+pub use compare::compare;
+pub use conversion_report::{ConversionReport, ConvertedWeight, Mismatch, Outcome};
+pub use convert::{ConvertConfig, Unsupported, quantized_weights};
+pub use equalization::{AwqSearch, awq, smooth_quant};
+pub use error::QuantError;
+pub use fake_quantize::fake_quantize;
+pub use fake_quantizer::{FakeQuantize, FakeQuantizeConfig, Learned, learned_parameters};
+pub use fold::{FoldPair, fold};
+pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
+pub use gptq::{GptqConfig, gptq};
+pub use histogram::{Histogram, RangeMethod};
+pub use input_statistics::InputStatistics;
+pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
+pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
+pub use number_format::NumberFormat;
+pub use observer::ObserverConfig;
+pub use overrides::Override;
+pub use probe::{IntoProbe, OfOneInput, Probe};
+pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
+pub use qparams::QuantParams;
+pub use quantized_tensor::QuantizedTensor;
+pub use range::Range;
+pub use record::{float_record, load_float_record, load_record};
+pub use requantize::{
+    Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
+};
+pub use rescale::{Rescale, rescale};
+pub use safetensors_file::{load_safetensors, save_safetensors};
+pub use scale_format::{ScaleFormat, ScaleRounding};
+pub use schedule::{Phase, Schedule};
+pub use scheme::{Granularity, Mapping, Scheme};
+pub use storage::Storage;
+pub use training::{advance, apply_schedule, calibrate, merge_observers, set_schedule};
+pub use walk::{Located, Site, map_quantizers, quantizers};
+pub use weight_grid::WeightGrid;
+pub use weight_quantizer::WeightQuantizer;

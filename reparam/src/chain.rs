@@ -3,6 +3,8 @@
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
 
+use crate::find::register;
+
 /// Applies `first` to the base and `second` to what comes out.
 ///
 /// Either may be absent, so that one pass over a model can put an adapter on its matrices and a
@@ -17,6 +19,18 @@ pub struct Chain<A: Module, B: Module> {
     pub first: Option<A>,
     /// Applied to the output of `first`.
     pub second: Option<B>,
+}
+
+impl<A, B> Chain<A, B>
+where
+    A: Reparameterization + burn::module::ModuleDisplay,
+    B: Reparameterization + burn::module::ModuleDisplay,
+{
+    /// Chains two reparameterizations, and makes the chain known to [`find`](crate::find()).
+    pub fn new(first: Option<A>, second: Option<B>) -> Self {
+        register::<A, B>();
+        Self { first, second }
+    }
 }
 
 impl<A, B> Reparameterization for Chain<A, B>
@@ -83,7 +97,7 @@ where
     ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
         let (param, first) = self.first.reparameterize(path, param);
         let (param, second) = self.second.reparameterize(path, param);
-        let chain = (first.is_some() || second.is_some()).then_some(Chain { first, second });
+        let chain = (first.is_some() || second.is_some()).then(|| Chain::new(first, second));
         (param, chain)
     }
 }

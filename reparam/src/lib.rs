@@ -9,6 +9,7 @@
 //! - [`attach`]: like `Module::apply_reparameterization`, but a second attachment to the same
 //!   parameter is an error that names the parameter path;
 //! - [`Chain`]: two reparameterizations on one weight, applied one after the other;
+//! - [`find()`]: what a parameter carries, also inside of chains whose other links are unknown;
 //! - [`attached`]: which parameters already carry one, and its name;
 //! - [`Rejected`]: an error that gives the caller's model back.
 //!
@@ -39,8 +40,10 @@
 
 mod attach;
 mod chain;
+mod find;
 mod rejected;
 
 pub use attach::{AttachError, Attached, attach, attached};
 pub use chain::{Chain, ChainReparameterizer};
+pub use find::find;
 pub use rejected::Rejected;

@@ -1,10 +1,4 @@
-//! Our rules against reference vectors that we did not compute.
-//!
-//! Every file in `tests/vectors/` and, if set, in the folder named by `LEAN_VECTORS`.
-
-mod support;
-
-use std::path::PathBuf;
+//! The rules of the `amp` crate.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -16,65 +10,9 @@ use burn_lean::amp::{
     AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig, LossScale, round_to,
 };
 use serde_json::Value;
-use support::{Target, each_device, values};
 
-/// The cases of `name` in every folder of vectors; the project's own must be there.
-fn cases(name: &str) -> Vec<Value> {
-    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
-    let mut folders = vec![own];
-    if let Some(folder) = std::env::var_os("LEAN_VECTORS") {
-        let folder = PathBuf::from(folder);
-        assert!(
-            folder.is_dir(),
-            "LEAN_VECTORS names {}, which is no folder",
-            folder.display()
-        );
-        folders.push(folder.join("amp"));
-        folders.push(folder);
-    }
-    let mut cases = Vec::new();
-    for (index, folder) in folders.iter().enumerate() {
-        let path = folder.join(name);
-        if index > 0 && !path.exists() {
-            continue;
-        }
-        let text = std::fs::read_to_string(&path)
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let file: Value = serde_json::from_str(&text)
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        println!("{} (seed {})", path.display(), file["meta"]["seed"]);
-        cases.extend(file["cases"].as_array().expect("cases").iter().cloned());
-    }
-    cases
-}
-
-/// A number, or a (nested) list of numbers, as F32.
-fn floats(value: &Value) -> Vec<f32> {
-    match value {
-        Value::Array(list) => list.iter().flat_map(floats).collect(),
-        Value::String(text) => vec![match text.as_str() {
-            "NaN" => f32::NAN,
-            "Infinity" => f32::INFINITY,
-            "-Infinity" => f32::NEG_INFINITY,
-            other => panic!("no number: {other}"),
-        }],
-        number => vec![number.as_f64().expect("a number") as f32],
-    }
-}
-
-fn float(value: &Value) -> f32 {
-    floats(value)[0]
-}
-
-fn flags(value: &Value) -> Vec<bool> {
-    let list = value.as_array().expect("a list");
-    list.iter().map(|flag| flag.as_bool().unwrap()).collect()
-}
-
-/// Equal bits, or both NaN.
-fn same(a: f32, b: f32) -> bool {
-    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
-}
+use crate::support::{Target, each_device, values};
+use crate::{cases, flags, float, floats, same};
 
 /// One trainable vector.
 #[derive(Module, Debug)]

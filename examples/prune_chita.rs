@@ -1,0 +1,359 @@
+//! Prunes a trained network at several sparsities, with CHITA and with simpler methods.
+//!
+//! ```sh
+//! cargo run --release --example prune_chita                          # the embedded 8×8 digits
+//! cargo run --release --example prune_chita -- --data path/to/mnist \
+//!     --checkpoint mlpnet_mnist.safetensors --arch mlpnet --method chita++ --stages 16
+//! cargo run --release --example prune_chita -- --data path/to/cifar10 \
+//!     --checkpoint resnet20_cifar10.safetensors --arch resnet20 --sparsity 0.4,0.6,0.8
+//! ```
+//!
+//! The methods with one stage share one collection of gradients; `chita++` collects fresh ones in
+//! every stage, at the weights that the stage before left. Each row of `--json` has the objective
+//! of the (last) problem, over all prunable weights.
+
+#[path = "prune_chita/network.rs"]
+mod network;
+#[path = "prune_chita/options.rs"]
+mod options;
+mod support;
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use burn_lean::prune::{
+    Budget, ChitaConfig, FisherConfig, IhtConfig, Masks, Method, Problem, PruneReport,
+    PrunerConfig, Selection, SolverConfig, flops, solve,
+};
+use clap::Parser;
+use network::{Network, loss};
+use options::{Cli, MethodName};
+use peak_alloc::PeakAlloc;
+use support::{Batch, Cell, Curve, ImageSet, MlpNet, ResNet20, Table};
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// Images per forward pass where no gradient is needed.
+const LOOK: usize = 500;
+
+fn main() -> ExitCode {
+    support::init_tracing();
+    support::exit(run(&Cli::parse()))
+}
+
+fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let device = cli.device.open()?;
+    let images = cli.images()?;
+    device.seed(cli.seed);
+    match cli.arch() {
+        options::Arch::Mlpnet => {
+            let model = MlpNet::new(images.train.side(), &device.clone().autodiff());
+            Run::prepare(cli, images, device, model)?.run()
+        }
+        options::Arch::Resnet20 => {
+            let model = ResNet20::new(&device.clone().autodiff());
+            Run::prepare(cli, images, device, model)?.run()
+        }
+    }
+}
+
+/// One invocation: a trained model and what to do with it.
+struct Run<'a, M> {
+    cli: &'a Cli,
+    images: ImageSet,
+    device: Device,
+    model: M,
+    selection: Selection,
+    table: Table,
+    curves: Vec<Curve>,
+}
+
+impl<'a, M: Network> Run<'a, M> {
+    /// Loads or trains the model.
+    fn prepare(
+        cli: &'a Cli,
+        images: ImageSet,
+        device: Device,
+        model: M,
+    ) -> Result<Self, Box<dyn Error>> {
+        let mut model = match &cli.checkpoint {
+            Some(path) => network::load(model, path)?,
+            None => network::train(model, &images, cli, &device)?,
+        };
+        if M::HAS_BATCH_NORM && cli.checkpoint.is_some() {
+            println!(
+                "accuracy as stored: {:.2} %",
+                network::accuracy(&model, &images, &device)
+            );
+            model = network::normalized(model, &images, &device)?;
+        }
+        let one: Vec<Batch> = images.test.take(1).ordered(1, &device).collect();
+        let selection =
+            Selection::of(&model, None)?.with_flops(&flops(&model, loss::<M>, &one[0])?);
+        println!("{selection}");
+        let accuracy = network::accuracy(&model, &images, &device);
+        println!("dense accuracy: {accuracy:.2} %");
+        let table = Table::new(
+            format!(
+                "{}: {} training and {} test images, n = {}, m = {}, dense {accuracy:.2} %",
+                images.name,
+                images.train.len(),
+                images.test.len(),
+                cli.samples(),
+                cli.batch_size(),
+            ),
+            &[
+                "method",
+                "stages",
+                "sparsity",
+                "accuracy",
+                "objective",
+                "nonzeros",
+                "gradient_seconds",
+                "solve_seconds",
+                "peak_bytes",
+                "l2",
+            ],
+        );
+        Ok(Self {
+            cli,
+            images,
+            device,
+            model,
+            selection,
+            table,
+            curves: Vec::new(),
+        })
+    }
+
+    fn run(mut self) -> Result<(), Box<dyn Error>> {
+        let single: Vec<MethodName> = self
+            .cli
+            .methods()
+            .into_iter()
+            .filter(|method| !method.is_staged())
+            .collect();
+        if !single.is_empty() {
+            self.single_stage(&single)?;
+        }
+        if self.cli.methods().iter().any(|method| method.is_staged()) {
+            self.multi_stage()?;
+        }
+        self.table.publish(self.cli.json.as_deref())?;
+        if let Some(path) = &self.cli.plot {
+            let title = format!("{}: accuracy over sparsity", self.images.name);
+            support::write_svg_over(path, &title, "sparsity [%]", "accuracy [%]", &self.curves)?;
+        }
+        match self.cli.fine_tune {
+            Some(0) => Ok(()),
+            _ => self.fine_tune(),
+        }
+    }
+
+    fn fisher(&self) -> FisherConfig {
+        FisherConfig::new(self.cli.samples()).with_batch_size(self.cli.batch_size())
+    }
+
+    /// The training images in the order of a seed, again and again until there are enough.
+    fn loader(&self, seed: u64) -> impl Iterator<Item = Batch> + '_ {
+        let m = self.cli.batch_size();
+        let size = m * (256 / m).max(1);
+        (0..).flat_map(move |pass: u64| {
+            let seed = seed.wrapping_mul(1000).wrapping_add(pass);
+            // What is left over in an epoch fills no batch of m.
+            let batches = self.images.train.shuffled(seed, size, &self.device);
+            batches.filter(move |batch| batch.labels.dims()[0] >= m)
+        })
+    }
+
+    /// All methods on one collection of gradients.
+    fn single_stage(&mut self, methods: &[MethodName]) -> Result<(), Box<dyn Error>> {
+        let fisher = self.fisher().collect(
+            &self.model,
+            &self.selection,
+            loss::<M>,
+            self.loader(self.cli.seed),
+        )?;
+        let report = fisher.report;
+        println!("{}", options::gradients(&report));
+        let layout = self.selection.layout().clone();
+        let a = match self.cli.first_order.unwrap_or(false) {
+            true => 1.0 / self.cli.batch_size() as f64,
+            false => 0.0,
+        };
+        let problem = Problem::new(
+            fisher.gradients,
+            self.selection.flatten(&self.model)?,
+            layout,
+        )?
+        .with_l2(self.cli.l2())?
+        .with_first_order(a)?;
+        for name in methods {
+            let mut points = Vec::new();
+            for sparsity in self.cli.sparsities() {
+                MEMORY.reset_peak_usage();
+                let config = SolverConfig::new(Budget::Sparsity(sparsity))
+                    .with_method(self.method(*name))
+                    .with_seed(self.cli.seed);
+                let start = Instant::now();
+                let solution = solve(&problem, &config)?;
+                let seconds = start.elapsed().as_secs_f64();
+                let peak = MEMORY.peak_usage();
+                let model = self
+                    .selection
+                    .unflatten(self.model.clone(), solution.weights)?;
+                let accuracy = self.accuracy(model)?;
+                points.push(((100.0 * sparsity).round() as usize, accuracy));
+                self.table.push([
+                    name.to_string().into(),
+                    Cell::Integer(1),
+                    Cell::Number(sparsity, 4),
+                    Cell::Number(accuracy, 2),
+                    Cell::Number(solution.objective, 4),
+                    Cell::Integer(solution.support.len() as u64),
+                    Cell::Number(report.seconds, 2),
+                    Cell::Number(seconds, 3),
+                    Cell::Integer(peak as u64),
+                    Cell::Number(self.cli.l2(), 4),
+                ]);
+            }
+            self.curves.push(Curve {
+                name: name.to_string(),
+                points,
+            });
+        }
+        Ok(())
+    }
+
+    /// CHITA++ to each sparsity, or once to the highest with a row for every stage.
+    fn multi_stage(&mut self) -> Result<(), Box<dyn Error>> {
+        let sparsities = self.cli.sparsities();
+        let targets = match self.cli.every_stage {
+            true => vec![sparsities.iter().copied().fold(0.0, f64::max)],
+            false => sparsities,
+        };
+        let mut points = Vec::new();
+        for sparsity in targets {
+            MEMORY.reset_peak_usage();
+            let mut rows = Vec::new();
+            let mut accuracies = Vec::new();
+            let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
+            let pruned = self.pruner(sparsity).prune_with(
+                self.model.clone(),
+                loss::<M>,
+                |seed| self.loader(seed),
+                |model, _, stage| {
+                    gradient_seconds += stage.gradients.seconds;
+                    solve_seconds += stage.solve_seconds;
+                    let last = stage.stage + 1 == stage.stages;
+                    if self.cli.every_stage || last {
+                        let accuracy = match self.accuracy(model.clone()) {
+                            Ok(accuracy) => accuracy,
+                            Err(error) => {
+                                eprintln!("accuracy of stage {}: {error}", stage.stage);
+                                f64::NAN
+                            }
+                        };
+                        accuracies.push(((100.0 * stage.target).round() as usize, accuracy));
+                        rows.push([
+                            "chita++".into(),
+                            Cell::Integer(stage.stage as u64 + 1),
+                            Cell::Number(stage.target, 4),
+                            Cell::Number(accuracy, 2),
+                            Cell::Number(stage.objective, 4),
+                            Cell::Integer(stage.nonzeros as u64),
+                            Cell::Number(gradient_seconds, 2),
+                            Cell::Number(solve_seconds, 3),
+                            Cell::Integer(MEMORY.peak_usage() as u64),
+                            Cell::Number(stage.l2, 4),
+                        ]);
+                    }
+                    println!("{}", options::stage(stage));
+                    Ok(model)
+                },
+            )?;
+            println!(
+                "{}",
+                options::gradients(&pruned.stages[pruned.stages.len() - 1].gradients)
+            );
+            rows.into_iter().for_each(|row| self.table.push(row));
+            points.extend(accuracies);
+        }
+        self.curves.push(Curve {
+            name: "chita++".into(),
+            points,
+        });
+        Ok(())
+    }
+
+    fn pruner(&self, sparsity: f64) -> PrunerConfig {
+        let solver = SolverConfig::new(Budget::Sparsity(sparsity))
+            .with_method(self.method(self.cli.stage_method))
+            .with_seed(self.cli.seed);
+        PrunerConfig::new(solver, self.fisher())
+            .with_stages(self.cli.stages)
+            .with_schedule(self.cli.schedule())
+            .with_first_order(self.cli.first_order)
+            .with_zeros_return(self.cli.zeros_return)
+            .with_l2(self.cli.l2())
+            .with_seed(self.cli.seed)
+            .with_state(self.cli.state.clone())
+    }
+
+    fn method(&self, name: MethodName) -> Method {
+        match name {
+            MethodName::Random => Method::Random,
+            MethodName::Magnitude => Method::Magnitude,
+            MethodName::Obd => Method::DiagonalFisher,
+            MethodName::WoodFisher => Method::WoodFisher { block_size: 50 },
+            MethodName::BackSolve => Method::BackSolve,
+            MethodName::Iht => Method::IterativeHardThresholding(IhtConfig::new()),
+            MethodName::Chita | MethodName::ChitaPlusPlus => Method::Chita(ChitaConfig::new()),
+        }
+    }
+
+    /// Test accuracy of a pruned model [%].
+    fn accuracy(&self, model: M) -> Result<f64, Box<dyn Error>> {
+        let model = match M::HAS_BATCH_NORM && self.cli.batch_norm_after {
+            true => network::normalized(model, &self.images, &self.device)?,
+            false => model,
+        };
+        Ok(network::accuracy(&model, &self.images, &self.device))
+    }
+
+    /// Prunes to the highest sparsity, trains with the zeros held, and prints the layers.
+    fn fine_tune(&self) -> Result<(), Box<dyn Error>> {
+        let sparsity = self.cli.sparsities().into_iter().fold(0.0, f64::max);
+        let pruned = self
+            .pruner(sparsity)
+            .with_stages(1)
+            .with_state(None)
+            .prune(self.model.clone(), loss::<M>, |seed| self.loader(seed))?;
+        let before = self.accuracy(pruned.model.clone())?;
+        let masked = pruned.masks.attach(pruned.model)?;
+        let epochs = self.cli.fine_tune.unwrap_or(5);
+        let tuned = network::fine_tune(masked, &self.images, self.cli, epochs, &self.device)?;
+        let tuned = tuned.materialize();
+        let after = network::accuracy(&tuned, &self.images, &self.device);
+        let kept = Masks::from_zeros(&tuned, &burn::module::ParamGroup::all())?;
+        println!("\nCHITA at {sparsity}, fine-tuned for {epochs} epochs with the mask:");
+        println!(
+            "accuracy {before:.2} % before, {after:.2} % after; {} weights kept",
+            kept.nonzeros()
+        );
+        let report = PruneReport::new(&tuned, &self.selection_of(&tuned)?)?.with_accuracy(after);
+        println!("{report}");
+        Ok(())
+    }
+
+    fn selection_of(&self, model: &M) -> Result<Selection, Box<dyn Error>> {
+        let layers = self.selection.layout().layers().iter();
+        let counted = layers
+            .map(|layer| (layer.path.clone(), layer.flops_per_weight))
+            .collect();
+        Ok(Selection::of(model, None)?.with_flops(&counted))
+    }
+}

@@ -1,0 +1,263 @@
+//! The command line of the pruning example.
+
+use std::error::Error;
+use std::fmt;
+use std::path::PathBuf;
+
+use burn_lean::prune::{FisherReport, Schedule, StageReport};
+use clap::{Parser, ValueEnum};
+
+use crate::support::{self, CifarFiles, DeviceName, ImageSet};
+
+/// Prune a trained network at several sparsities and compare methods.
+#[derive(Debug, Parser)]
+pub(crate) struct Cli {
+    /// Methods to compare.
+    #[arg(long = "method", value_enum, value_delimiter = ',')]
+    methods: Vec<MethodName>,
+    /// Fractions of zeros.
+    #[arg(long = "sparsity", value_delimiter = ',', value_parser = fraction)]
+    sparsities: Vec<f64>,
+    /// Stages of chita++.
+    #[arg(long, default_value_t = 16, value_parser = support::at_least_one)]
+    pub(crate) stages: usize,
+    /// How the sparsity rises over the stages of chita++.
+    #[arg(long, value_enum, default_value_t = ScheduleName::Exponential)]
+    schedule: ScheduleName,
+    /// Sparsity of the first stage of chita++.
+    #[arg(long, default_value_t = 0.1, value_parser = fraction)]
+    base: f64,
+    /// Run chita++ once, to the highest sparsity, and print a row for every stage.
+    #[arg(long)]
+    pub(crate) every_stage: bool,
+    /// What solves the stages of chita++.
+    #[arg(long, value_enum, default_value_t = MethodName::Chita)]
+    pub(crate) stage_method: MethodName,
+    /// Let weights that a stage has pruned come back in a later one.
+    #[arg(long)]
+    pub(crate) zeros_return: bool,
+    /// Whether the problem has the gradient of the loss [default: with more than one stage].
+    #[arg(long)]
+    pub(crate) first_order: Option<bool>,
+    /// Fisher samples n [default: 1000; 500 for the embedded digits].
+    #[arg(long, value_parser = support::at_least_one)]
+    samples: Option<usize>,
+    /// Examples m that are averaged into one Fisher sample [default: 1; 16 where only chita++ runs].
+    #[arg(long, value_parser = support::at_least_one)]
+    batch_size: Option<usize>,
+    /// Ridge on the normalised Fisher.
+    #[arg(long)]
+    l2: Option<f64>,
+    /// A checkpoint with PyTorch's names, instead of training; needs `--data`.
+    #[arg(long, value_name = "FILE.safetensors", requires = "data")]
+    pub(crate) checkpoint: Option<PathBuf>,
+    /// The network [default: mlpnet].
+    #[arg(long, value_enum)]
+    arch: Option<Arch>,
+    /// Folder with MNIST (mlpnet) or CIFAR-10 (resnet20); without it, the embedded 8×8 digits.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Which files of CIFAR-10.
+    #[arg(long, value_enum, default_value_t = CifarFiles::Standard)]
+    cifar_files: CifarFiles,
+    /// Move and mirror the training images of CIFAR-10 at random.
+    #[arg(long)]
+    augment: bool,
+    /// Compute new BatchNorm statistics after pruning, before the accuracy is measured.
+    #[arg(long)]
+    pub(crate) batch_norm_after: bool,
+    /// Training images, at most.
+    #[arg(long, value_parser = support::at_least_one)]
+    limit: Option<usize>,
+    /// Test images, at most.
+    #[arg(long, value_parser = support::at_least_one)]
+    test_limit: Option<usize>,
+    /// Epochs of training, where there is no checkpoint.
+    #[arg(long, default_value_t = 30, value_parser = support::at_least_one)]
+    pub(crate) epochs: usize,
+    /// Epochs of training after pruning to the highest sparsity, with the mask; 0 for none.
+    #[arg(long)]
+    pub(crate) fine_tune: Option<usize>,
+    /// Learning rate of AdamW.
+    #[arg(long, default_value_t = 3e-3)]
+    pub(crate) learning_rate: f64,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
+    pub(crate) device: DeviceName,
+    /// Seed of the weights and of the order of the data.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Also write the table to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw accuracy over sparsity.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Keep the stages of chita++ in this folder, and go on from there.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MethodName {
+    Random,
+    Magnitude,
+    /// Optimal Brain Damage: the diagonal of the Fisher.
+    Obd,
+    /// Inverted blocks of the Fisher.
+    #[value(name = "woodfisher")]
+    WoodFisher,
+    /// Magnitude, then the exact regression on the kept weights.
+    BackSolve,
+    /// Iterative hard thresholding, then the same regression.
+    Iht,
+    /// One stage of CHITA.
+    Chita,
+    /// Several stages of CHITA with fresh gradients.
+    #[value(name = "chita++")]
+    ChitaPlusPlus,
+}
+
+impl MethodName {
+    pub(crate) fn is_staged(self) -> bool {
+        self == Self::ChitaPlusPlus
+    }
+}
+
+impl fmt::Display for MethodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.to_possible_value() {
+            Some(value) => f.write_str(value.get_name()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ScheduleName {
+    Exponential,
+    Polynomial,
+    Linear,
+    Constant,
+    Geometric,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Arch {
+    /// Three linear layers.
+    Mlpnet,
+    /// A residual network of 20 layers.
+    Resnet20,
+}
+
+impl Cli {
+    pub(crate) fn methods(&self) -> Vec<MethodName> {
+        use MethodName::*;
+        match self.methods.is_empty() {
+            true => vec![Magnitude, Obd, Chita, ChitaPlusPlus],
+            false => self.methods.clone(),
+        }
+    }
+
+    pub(crate) fn sparsities(&self) -> Vec<f64> {
+        match self.sparsities.is_empty() {
+            true => vec![0.5, 0.7, 0.8, 0.9],
+            false => self.sparsities.clone(),
+        }
+    }
+
+    pub(crate) fn arch(&self) -> Arch {
+        self.arch.unwrap_or(Arch::Mlpnet)
+    }
+
+    pub(crate) fn samples(&self) -> usize {
+        let default = if self.data.is_some() { 1000 } else { 500 };
+        self.samples.unwrap_or(default)
+    }
+
+    pub(crate) fn batch_size(&self) -> usize {
+        let only_staged = self.methods().iter().all(|method| method.is_staged());
+        self.batch_size.unwrap_or(if only_staged { 16 } else { 1 })
+    }
+
+    pub(crate) fn l2(&self) -> f64 {
+        self.l2.unwrap_or(1e-2)
+    }
+
+    pub(crate) fn schedule(&self) -> Schedule {
+        let base = self.base;
+        match self.schedule {
+            ScheduleName::Exponential => Schedule::Exponential { base },
+            ScheduleName::Polynomial => Schedule::Polynomial { base },
+            ScheduleName::Linear => Schedule::Linear { base },
+            ScheduleName::Constant => Schedule::Constant,
+            ScheduleName::Geometric => Schedule::Geometric { base },
+        }
+    }
+
+    /// The data, normalized as the checkpoints of the architecture were trained.
+    pub(crate) fn images(&self) -> Result<ImageSet, Box<dyn Error>> {
+        let mut images = match (self.arch(), &self.data) {
+            (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
+            (Arch::Resnet20, Some(dir)) => {
+                let mut images = support::read_cifar(dir, self.cifar_files)?;
+                let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
+                images.train = images.train.normalized(&mean, &deviation);
+                images.test = images.test.normalized(&mean, &deviation);
+                images
+            }
+            (Arch::Mlpnet, dir) => {
+                let mut images = ImageSet::load(dir.as_deref())?;
+                if dir.is_some() {
+                    images.train = images.train.normalized(&[0.1307], &[0.3081]);
+                    images.test = images.test.normalized(&[0.1307], &[0.3081]);
+                }
+                images
+            }
+        };
+        if let Some(limit) = self.limit {
+            images.train = images.train.take(limit);
+        }
+        if let Some(limit) = self.test_limit {
+            images.test = images.test.take(limit);
+        }
+        if self.augment {
+            images.train = images.train.augmented();
+        }
+        Ok(images)
+    }
+}
+
+/// Reads a sparsity.
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(fraction) if (0.0..1.0).contains(&fraction) => Ok(fraction),
+        Ok(_) => Err("a sparsity is in [0, 1): 0.9 is 90 % zeros".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// One line on a collection of gradients.
+pub(crate) fn gradients(report: &FisherReport) -> String {
+    let zeros: usize = report.zero_columns.iter().map(|(_, count)| count).sum();
+    format!(
+        "gradients: {} rows of {} examples in {:.2} s, {} bytes, mean loss {:.4}, {zeros} weights \
+         without any gradient",
+        report.samples, report.batch_size, report.seconds, report.bytes, report.loss
+    )
+}
+
+/// One line on a stage.
+pub(crate) fn stage(stage: &StageReport) -> String {
+    format!(
+        "stage {:>2}/{}: sparsity {:.4}, objective {:.4}, loss before {:.4}, gradients {:.1} s, \
+         solver {:.1} s",
+        stage.stage + 1,
+        stage.stages,
+        stage.target,
+        stage.objective,
+        stage.gradients.loss,
+        stage.gradients.seconds,
+        stage.solve_seconds
+    )
+}

@@ -1,0 +1,431 @@
+//! Empirical Fisher: the gradients of n Fisher samples as the rows of one matrix.
+//!
+//! Row i is the gradient of the mean loss over the m examples of Fisher sample i, with their true
+//! labels, at the trained weights, in evaluation mode: dropout is off and BatchNorm uses its
+//! running statistics, as the deployed model does. GᵀG/n `[p, p]` is never formed.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Tensor};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::{Deserialize, Serialize};
+
+use crate::evaluation::gradient_model;
+use crate::gradient_matrix::read;
+use crate::plain_rows::PlainRows;
+use crate::{Batch, GradientMatrix, PruneError, Selection};
+
+/// Bytes of gradients that are held beside the matrix while they are checked.
+const CHUNK_BYTES: usize = 64 << 20;
+
+/// How the gradient matrix is collected.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::{FisherConfig, Selection};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
+/// let selection = Selection::of(&model, None)?;
+/// let x = Tensor::<2>::from_floats([[1., 2.], [3., 4.]], &device);
+/// // The loss is the output itself, so the gradient of example i is x_i.
+/// let fisher = FisherConfig::new(2).collect(&model, &selection, |model, x: &Tensor<2>| {
+///     model.forward(x.clone()).mean()
+/// }, [x])?;
+/// assert_eq!(fisher.report.bytes, 2 * 2 * 4);
+/// let row = fisher.gradients.row(1)?;
+/// assert_eq!(row, [3., 4.]);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+#[derive(Config, Debug)]
+pub struct FisherConfig {
+    /// Fisher samples n: rows of the gradient matrix. At least 1.
+    pub samples: usize,
+    /// Fisher batch size m: examples that are averaged into one row. At least 1.
+    #[config(default = 1)]
+    pub batch_size: usize,
+    /// Storage of the gradients: F32, or F16/BF16 for half the memory.
+    #[config(default = "FloatDType::F32")]
+    pub dtype: FloatDType,
+    /// Bytes that the gradient matrix may use; default 8 GiB. More is refused before any gradient
+    /// is computed.
+    #[config(default = "8 << 30")]
+    pub memory_bound: usize,
+    /// Show a progress bar, where standard error is a terminal.
+    #[config(default = true)]
+    pub progress: bool,
+}
+
+/// The gradient matrix, and how it came about.
+#[derive(Debug, Clone)]
+pub struct Fisher {
+    /// G `[n, p]`.
+    pub gradients: GradientMatrix,
+    /// What was noticed on the way.
+    pub report: FisherReport,
+}
+
+/// How a gradient matrix came about.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FisherReport {
+    /// Fisher samples n.
+    pub samples: usize,
+    /// Examples m per Fisher sample.
+    pub batch_size: usize,
+    /// Bytes of the matrix.
+    pub bytes: usize,
+    /// Mean loss over the examples.
+    pub loss: f64,
+    /// Parameters that the loss does not depend on: no backward pass reached them.
+    pub unreached: Vec<String>,
+    /// Per parameter with any: its path, and how many of its weights have a gradient of zero in
+    /// every sample, not counting those that were pruned before. They are pruned first, at no cost
+    /// to the objective's fit.
+    pub zero_columns: Vec<(String, usize)>,
+    /// Examples at the end of a loader's batch that filled no Fisher sample.
+    pub skipped_examples: usize,
+    /// Wall-clock time [s].
+    pub seconds: f64,
+}
+
+impl FisherConfig {
+    /// Bytes that the gradient matrix of the selection needs.
+    pub fn bytes_needed(&self, selection: &Selection) -> usize {
+        GradientMatrix::bytes_needed(self.samples, selection.layout().len(), self.dtype)
+    }
+
+    /// Collects n rows from `batches`, on the device of the model.
+    ///
+    /// `loss` gets the model in evaluation mode and some examples, and returns their *mean* loss.
+    /// How many examples a batch holds does not matter to the result, but each Fisher sample of m
+    /// examples is taken from one batch. No more batches are drawn than needed. The same batches
+    /// give the same matrix.
+    ///
+    /// # Errors
+    ///
+    /// - [`PruneError::NoSamples`], [`PruneError::InvalidConfig`]: n or m is 0.
+    /// - [`PruneError::MemoryBound`]: the matrix is too large; [`collect_blocks`](Self::collect_blocks)
+    ///   takes it in blocks.
+    /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
+    /// - [`PruneError::NonFiniteGradient`]: with the path of the parameter and the sample.
+    /// - [`PruneError::Loss`]: the loss is no single number, or depends on no prunable parameter.
+    pub fn collect<M: Module, B: Batch>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        batches: impl IntoIterator<Item = B>,
+    ) -> Result<Fisher, PruneError> {
+        self.collect_on(model, selection, loss, batches, selection.device())
+    }
+
+    /// Like [`collect`](Self::collect), with the matrix on another device than the model.
+    ///
+    /// # Errors
+    ///
+    /// As [`collect`](Self::collect).
+    pub fn collect_on<M: Module, B: Batch>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        batches: impl IntoIterator<Item = B>,
+        store: &Device,
+    ) -> Result<Fisher, PruneError> {
+        let columns = 0..selection.layout().len();
+        self.check(columns.len())?;
+        let collection = Collection {
+            config: self,
+            model,
+            selection,
+            loss: &loss,
+            columns,
+        };
+        collection.run(batches, store, None)
+    }
+
+    /// The same with the gradients of frozen weights (false in `free`) set to zero.
+    pub(crate) fn collect_free<M: Module, B: Batch>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: &dyn Fn(&M, &B) -> Tensor<1>,
+        batches: impl IntoIterator<Item = B>,
+        columns: Range<usize>,
+        free: Option<Tensor<1>>,
+    ) -> Result<Fisher, PruneError> {
+        self.check(columns.len())?;
+        let collection = Collection {
+            config: self,
+            model,
+            selection,
+            loss,
+            columns,
+        };
+        collection.run(batches, selection.device(), free)
+    }
+
+    /// Column blocks that each fit into the memory bound: ranges of the flat weight vector. Whole
+    /// parameters stay together where they fit.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::NoSamples`], and [`PruneError::MemoryBound`] where not even one column fits.
+    pub fn blocks(&self, selection: &Selection) -> Result<Vec<Range<usize>>, PruneError> {
+        self.check(1)?;
+        let width = self.memory_bound / GradientMatrix::bytes_needed(self.samples, 1, self.dtype);
+        let mut blocks: Vec<Range<usize>> = Vec::new();
+        for layer in selection.layout().layers() {
+            let range = layer.range();
+            match blocks.last_mut() {
+                Some(last) if range.end - last.start <= width => last.end = range.end,
+                _ => blocks.extend(
+                    range
+                        .clone()
+                        .step_by(width)
+                        .map(|at| at..range.end.min(at + width)),
+                ),
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// Collects a matrix that does not fit into memory, a block of columns at a time.
+    ///
+    /// `loader` is called once per block of [`blocks`](Self::blocks) and must yield the same
+    /// batches each time; `use_block` gets the columns and their gradients. Costs one collection
+    /// per block.
+    ///
+    /// # Errors
+    ///
+    /// As [`collect`](Self::collect), and whatever `use_block` returns.
+    pub fn collect_blocks<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        mut loader: impl FnMut() -> I,
+        mut use_block: impl FnMut(Range<usize>, Fisher) -> Result<(), PruneError>,
+    ) -> Result<(), PruneError> {
+        for columns in self.blocks(selection)? {
+            let fisher =
+                self.collect_free(model, selection, &loss, loader(), columns.clone(), None)?;
+            use_block(columns, fisher)?;
+        }
+        Ok(())
+    }
+
+    /// The batches that n Fisher samples take.
+    pub(crate) fn enough<B: Batch>(&self, batches: impl IntoIterator<Item = B>) -> Vec<B> {
+        let mut groups = 0;
+        let mut taken = Vec::new();
+        for batch in batches {
+            groups += batch.examples() / self.batch_size;
+            taken.push(batch);
+            if groups >= self.samples {
+                break;
+            }
+        }
+        taken
+    }
+
+    /// Refuses a matrix that exceeds the memory bound.
+    pub(crate) fn check_memory(&self, selection: &Selection) -> Result<(), PruneError> {
+        self.check(selection.layout().len())
+    }
+
+    fn check(&self, columns: usize) -> Result<(), PruneError> {
+        if self.samples == 0 {
+            return Err(PruneError::NoSamples);
+        }
+        if self.batch_size == 0 {
+            return Err(PruneError::InvalidConfig {
+                field: "batch_size",
+                value: "0".into(),
+                expected: "at least 1",
+            });
+        }
+        let needed = GradientMatrix::bytes_needed(self.samples, columns, self.dtype);
+        match needed > self.memory_bound {
+            false => Ok(()),
+            true => Err(PruneError::MemoryBound {
+                samples: self.samples,
+                parameters: columns,
+                dtype: self.dtype,
+                needed,
+                bound: self.memory_bound,
+            }),
+        }
+    }
+}
+
+/// Makes rows of gradients `[examples / m, columns]` from examples.
+pub(crate) trait RowSource<B> {
+    fn rows(&mut self, batch: &B, batch_size: usize) -> Result<Rows, PruneError>;
+}
+
+/// Some rows of G, on the device of the model.
+pub(crate) struct Rows {
+    /// `[r, columns]`
+    pub(crate) gradients: Tensor<2>,
+    /// Mean loss of the examples, `[1]`.
+    pub(crate) loss: Tensor<1>,
+}
+
+/// One pass over the data.
+struct Collection<'a, M, B> {
+    config: &'a FisherConfig,
+    model: &'a M,
+    selection: &'a Selection,
+    loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
+    columns: Range<usize>,
+}
+
+impl<M: Module, B: Batch> Collection<'_, M, B> {
+    fn run(
+        &self,
+        batches: impl IntoIterator<Item = B>,
+        store: &Device,
+        free: Option<Tensor<1>>,
+    ) -> Result<Fisher, PruneError> {
+        let start = Instant::now();
+        let (n, m) = (self.config.samples, self.config.batch_size);
+        let width = self.columns.len();
+        let mut gradients = GradientMatrix::with_capacity(n, width, self.config.dtype, store)?;
+        let mut plain = PlainRows::new(
+            gradient_model(self.model, self.selection, &self.columns),
+            self.selection,
+            self.columns.clone(),
+            self.loss,
+        );
+        let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
+        let bar = self.bar();
+        let most = (CHUNK_BYTES / (4 * width)).clamp(1, n);
+        let mut skipped = 0;
+        let mut losses: Option<Tensor<1>> = None;
+        let mut batches = batches.into_iter();
+        while gradients.filled() < n {
+            let Some(batch) = batches.next() else {
+                return Err(PruneError::LoaderEnded {
+                    expected: n,
+                    found: gradients.filled(),
+                    batch_size: m,
+                });
+            };
+            let batch = batch.to_device(&self.selection.device().clone());
+            let examples = batch.examples();
+            if examples < m {
+                return Err(PruneError::SmallBatch {
+                    examples,
+                    batch_size: m,
+                });
+            }
+            let groups = (examples / m).min(n - gradients.filled());
+            if groups == examples / m {
+                skipped += examples % m;
+            }
+            for first in (0..groups).step_by(most) {
+                let count = most.min(groups - first);
+                let part = batch.slice(first * m..(first + count) * m);
+                let rows = plain.rows(&part, m)?;
+                let values = match &free {
+                    Some(free) => rows.gradients * free.clone(),
+                    None => rows.gradients,
+                };
+                self.check_finite(&values, gradients.filled())?;
+                gradients.push(values.to_device(store))?;
+                let loss = rows.loss * (count as f64 / n as f64);
+                losses = Some(match losses {
+                    Some(sum) => sum + loss,
+                    None => loss,
+                });
+                bar.inc(count as u64);
+            }
+        }
+        bar.finish_and_clear();
+        let loss = match losses {
+            Some(sum) => f64::from(read(sum)?[0]),
+            None => 0.0,
+        };
+        let report = FisherReport {
+            samples: n,
+            batch_size: m,
+            bytes: gradients.bytes(),
+            loss,
+            unreached: plain.unreached(),
+            zero_columns: self.zero_columns(&gradients, free)?,
+            skipped_examples: skipped,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        Ok(Fisher { gradients, report })
+    }
+
+    fn bar(&self) -> ProgressBar {
+        let target = match self.config.progress {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let style = ProgressStyle::with_template("{prefix:>22} {wide_bar} {pos}/{len} {eta}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        ProgressBar::with_draw_target(Some(self.config.samples as u64), target)
+            .with_style(style)
+            .with_prefix("gradients")
+    }
+
+    /// One read per chunk of rows; also catches what half storage cannot hold.
+    fn check_finite(&self, rows: &Tensor<2>, before: usize) -> Result<(), PruneError> {
+        let stored = match self.config.dtype {
+            FloatDType::F32 => rows.clone(),
+            dtype => rows.clone().cast(dtype).cast(FloatDType::F32),
+        };
+        // 0 · x is 0 for every finite x, so the sum cannot overflow.
+        let flags = read(stored.clone().mul_scalar(0.0).sum_dim(1))?;
+        let Some(row) = flags.iter().position(|flag| !flag.is_finite()) else {
+            return Ok(());
+        };
+        let values = read(stored.slice([row..row + 1]))?;
+        let column = values
+            .iter()
+            .position(|value| !value.is_finite())
+            .unwrap_or(0);
+        let (path, index) = self.locate(column);
+        Err(PruneError::NonFiniteGradient {
+            sample: before + row,
+            path,
+            index,
+            value: values[column],
+        })
+    }
+
+    /// Path of the parameter that holds a column, and the element of it.
+    fn locate(&self, column: usize) -> (String, usize) {
+        let index = self.columns.start + column;
+        match self.selection.layout().layer_at(index) {
+            Some(layer) => (layer.path.clone(), index - layer.offset),
+            None => (String::new(), index),
+        }
+    }
+
+    /// Weights without gradient, but for those that are frozen.
+    fn zero_columns(
+        &self,
+        gradients: &GradientMatrix,
+        free: Option<Tensor<2>>,
+    ) -> Result<Vec<(String, usize)>, PruneError> {
+        let free = free.map(read).transpose()?;
+        let is_free = |column: &usize| free.as_ref().is_none_or(|free| free[*column] != 0.0);
+        let mut counts: Vec<(String, usize)> = Vec::new();
+        for column in gradients.dead_columns()?.into_iter().filter(is_free) {
+            let (path, _) = self.locate(column);
+            match counts.last_mut() {
+                Some((last, count)) if *last == path => *count += 1,
+                _ => counts.push((path, 1)),
+            }
+        }
+        Ok(counts)
+    }
+}

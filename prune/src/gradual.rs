@@ -1,0 +1,158 @@
+//! Gradual pruning: stages of pruning with training between them.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn_lean_reparam::Rejected;
+
+use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig};
+
+/// How a model is pruned gradually: prune, train with the zeros held, prune further.
+///
+/// ```text
+/// for stage t of the pruner:
+///     prune to the target of t, with fresh gradients     (PrunerConfig)
+///     attach the masks
+///     for epoch of the stage: model = train(model, epoch)  learning rate: cosine, restarted
+///     fold the masks in
+/// ```
+///
+/// After the gradual experiments of [Fast as CHITA, Benbaki et al.,
+/// 2023](https://arxiv.org/abs/2302.14623), where a polynomial schedule from 0.5 has 7 stages with
+/// 12 epochs each and 28 after the last.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::{Budget, FisherConfig, GradualConfig, PrunerConfig, Schedule, SolverConfig};
+///
+/// let device = Device::flex();
+/// let solver = SolverConfig::new(Budget::Sparsity(0.75));
+/// let pruner = PrunerConfig::new(solver, FisherConfig::new(4))
+///     .with_stages(2)
+///     .with_schedule(Schedule::Linear { base: 0.5 });
+/// let mut epochs = Vec::new();
+/// let pruned = GradualConfig::new(pruner, 1, 2).prune(
+///     LinearConfig::new(8, 4).init(&device.clone().autodiff()),
+///     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
+///     |_seed| [Tensor::<2>::ones([4, 8], &device)],
+///     |model, epoch| {
+///         epochs.push((epoch.stage, epoch.epoch, epoch.restart));
+///         Ok(model) // train here, with `epoch.learning_rate(…)`
+///     },
+/// )?;
+/// assert_eq!(epochs, [(0, 0, true), (1, 0, true), (1, 1, false)]);
+/// assert_eq!(pruned.masks.sparsity(), 0.75);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+#[derive(Config, Debug)]
+pub struct GradualConfig {
+    /// What happens at each stage, and how many there are. Its [`state`](PrunerConfig::state)
+    /// keeps a stage when it is pruned *and* trained.
+    pub pruner: PrunerConfig,
+    /// Epochs of training after every stage but the last.
+    pub epochs: usize,
+    /// Epochs of training after the last stage.
+    pub last_epochs: usize,
+    /// Learning rate at the start of each stage's training. Default 0.1.
+    #[config(default = 0.1)]
+    pub learning_rate: f64,
+    /// Learning rate at the end of it. Default 1e-5.
+    #[config(default = 1e-5)]
+    pub last_learning_rate: f64,
+}
+
+/// One epoch of training between stages.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Epoch {
+    /// The stage that it follows, from 0.
+    pub stage: usize,
+    /// Its number after that stage, from 0.
+    pub epoch: usize,
+    /// Epochs after that stage.
+    pub epochs: usize,
+    /// Whether the weights have just been pruned: make a new optimizer, since the momentum of the
+    /// old one belongs to weights that are gone.
+    pub restart: bool,
+    first: f64,
+    last: f64,
+}
+
+impl Epoch {
+    /// The learning rate at `progress` ∈ [0, 1] of this epoch: half a cosine from the first to the
+    /// last rate over the epochs of the stage, `last + ½(first − last)(1 + cos(π·t))`.
+    pub fn learning_rate(&self, progress: f64) -> f64 {
+        let t = (self.epoch as f64 + progress) / self.epochs as f64;
+        self.last + 0.5 * (self.first - self.last) * (1.0 + (std::f64::consts::PI * t).cos())
+    }
+}
+
+impl GradualConfig {
+    /// Prunes `model` in stages and trains it after each of them.
+    ///
+    /// `train` runs one epoch and returns the model; its weights carry masks, so whatever the
+    /// optimizer does, pruned weights stay zero. In the model that comes back the masks are folded
+    /// in, as [`PrunerConfig::prune`] leaves it. A model that carries other reparameterizations on
+    /// its prunable weights is refused, since the masks find no place.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error, as it was after the last finished stage.
+    /// - [`PruneError::InvalidConfig`]: a learning rate that is not positive and finite.
+    /// - [`PruneError::Attach`]: a prunable weight carries a reparameterization.
+    /// - Whatever `train` returns, and as [`PrunerConfig::prune`].
+    pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: M,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        loader: impl FnMut(u64) -> I,
+        mut train: impl FnMut(M, &Epoch) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<Pruned<M>, Rejected<M, PruneError>> {
+        for (field, rate) in [
+            ("learning_rate", self.learning_rate),
+            ("last_learning_rate", self.last_learning_rate),
+        ] {
+            if !(rate.is_finite() && rate > 0.0) {
+                let value = rate.to_string();
+                let expected = "positive and finite";
+                let error = PruneError::InvalidConfig {
+                    field,
+                    value,
+                    expected,
+                };
+                return Err(Rejected::new(model, error));
+            }
+        }
+        self.pruner
+            .prune_with(model, loss, loader, |model, masks, stage| {
+                let epochs = match stage.stage + 1 == stage.stages {
+                    true => self.last_epochs,
+                    false => self.epochs,
+                };
+                self.train_stage(model, masks, stage.stage, epochs, &mut train)
+            })
+    }
+
+    fn train_stage<M: Module>(
+        &self,
+        model: M,
+        masks: &Masks,
+        stage: usize,
+        epochs: usize,
+        train: &mut impl FnMut(M, &Epoch) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<M, Rejected<M, PruneError>> {
+        let mut model = masks.attach(model)?;
+        for epoch in 0..epochs {
+            let epoch = Epoch {
+                stage,
+                epoch,
+                epochs,
+                restart: epoch == 0,
+                first: self.learning_rate,
+                last: self.last_learning_rate,
+            };
+            model = train(model, &epoch)?;
+        }
+        Ok(model.materialize())
+    }
+}

@@ -1,0 +1,145 @@
+//! Rows of the gradient matrix by one backward pass each.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Gradients, Tensor};
+
+use crate::fisher::{RowSource, Rows};
+use crate::selection::flat;
+use crate::{Batch, PruneError, Selection};
+
+/// Backward passes over m examples at a time: slow, and right for every model.
+pub(crate) struct PlainRows<'a, M, B> {
+    /// In evaluation mode, with gradients.
+    model: M,
+    selection: &'a Selection,
+    columns: Range<usize>,
+    loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
+    /// Per layer of the layout: whether a gradient ever arrived.
+    reached: Vec<bool>,
+}
+
+impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
+    pub(crate) fn new(
+        model: M,
+        selection: &'a Selection,
+        columns: Range<usize>,
+        loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
+    ) -> Self {
+        let reached = vec![false; selection.layout().layers().len()];
+        Self {
+            model,
+            selection,
+            columns,
+            loss,
+            reached,
+        }
+    }
+
+    /// Paths of the parameters in the block that no gradient reached.
+    pub(crate) fn unreached(&self) -> Vec<String> {
+        let layers = self.selection.layout().layers().iter().zip(&self.reached);
+        layers
+            .filter(|(layer, reached)| !**reached && !self.part(&layer.range()).is_empty())
+            .map(|(layer, _)| layer.path.clone())
+            .collect()
+    }
+
+    /// The columns of this block that lie in a layer.
+    fn part(&self, layer: &Range<usize>) -> Range<usize> {
+        let start = layer.start.max(self.columns.start);
+        start..layer.end.min(self.columns.end).max(start)
+    }
+
+    /// The gradient of the mean loss over `batch`, `[1, columns]`, and that loss.
+    fn row(&mut self, batch: &B) -> Result<(Tensor<2>, Tensor<1>), PruneError> {
+        let loss = (self.loss)(&self.model, batch);
+        check_loss(&loss)?;
+        let grads = loss.backward();
+        let mut collect = CollectGradients {
+            grads,
+            positions: self.selection.positions(),
+            parts: vec![None; self.reached.len()],
+            device: self.selection.device().clone(),
+        };
+        self.model.visit(&mut collect);
+        let mut row = Vec::new();
+        for (index, layer) in self.selection.layout().layers().iter().enumerate() {
+            let range = layer.range();
+            let part = self.part(&range);
+            if part.is_empty() {
+                continue;
+            }
+            self.reached[index] |= collect.parts[index].is_some();
+            row.push(match collect.parts[index].take() {
+                Some(grad) if part == range => grad,
+                Some(grad) => grad.slice([part.start - range.start..part.end - range.start]),
+                None => Tensor::zeros([part.len()], self.selection.device()),
+            });
+        }
+        let row = Tensor::cat(row, 0).reshape([1, self.columns.len()]);
+        Ok((row, loss.without_autodiff()))
+    }
+}
+
+impl<M: Module, B: Batch> RowSource<B> for PlainRows<'_, M, B> {
+    fn rows(&mut self, batch: &B, batch_size: usize) -> Result<Rows, PruneError> {
+        let count = batch.examples() / batch_size;
+        let mut rows = Vec::with_capacity(count);
+        let mut losses = Vec::with_capacity(count);
+        for first in (0..count).map(|index| index * batch_size) {
+            let (row, loss) = self.row(&batch.slice(first..first + batch_size))?;
+            rows.push(row);
+            losses.push(loss);
+        }
+        Ok(Rows {
+            gradients: Tensor::cat(rows, 0),
+            loss: Tensor::cat(losses, 0).mean(),
+        })
+    }
+}
+
+/// Fails unless the loss is one number that depends on a prunable parameter.
+pub(crate) fn check_loss(loss: &Tensor<1>) -> Result<(), PruneError> {
+    let elements = loss.shape().num_elements();
+    if elements != 1 {
+        return Err(PruneError::Loss {
+            reason: format!("it has {elements} elements, not one"),
+        });
+    }
+    match loss.is_tracked() {
+        true => Ok(()),
+        false => Err(PruneError::Loss {
+            reason: "it depends on no prunable parameter: compute it from the model that the \
+                     closure is given, without detaching"
+                .into(),
+        }),
+    }
+}
+
+struct CollectGradients {
+    grads: Gradients,
+    positions: HashMap<ParamId, usize>,
+    parts: Vec<Option<Tensor<1>>>,
+    device: Device,
+}
+
+impl ModuleVisitor for CollectGradients {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(position) = self.positions.get(&param.id).copied() else {
+            return;
+        };
+        let Some(grad) = param.base().grad_remove(&mut self.grads) else {
+            return;
+        };
+        let grad = flat(grad, &self.device);
+        // Tied copies of one parameter each have their share.
+        let part = &mut self.parts[position];
+        *part = Some(match part.take() {
+            Some(share) => share + grad,
+            None => grad,
+        });
+    }
+}

@@ -1,0 +1,378 @@
+//! From a trained model to a pruned one, in one stage or in several.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use burn::config::Config;
+use burn::module::{Module, ParamGroup};
+use burn::tensor::Tensor;
+use burn_lean_reparam::Rejected;
+use serde::{Deserialize, Serialize};
+
+use crate::block_stage::solve_blocks;
+use crate::stage_store::StageStore;
+use crate::{
+    Batch, Budget, Fisher, FisherConfig, FisherReport, Masks, Objective, Problem, PruneError,
+    Schedule, Selection, Solution, SolverConfig, SparsityPattern, Termination, solve,
+};
+
+/// How a model is pruned.
+///
+/// One stage is CHITA: gradients of the dense model, one problem, one solution. Several stages are
+/// CHITA++: each takes fresh gradients at the weights that the one before left, which become the
+/// new w₀, and prunes a little further along the [`Schedule`].
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::{Budget, FisherConfig, PrunerConfig, SolverConfig};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(8, 4).init(&device);
+/// let solver = SolverConfig::new(Budget::Sparsity(0.75));
+/// let pruned = PrunerConfig::new(solver, FisherConfig::new(4)).prune(
+///     model,
+///     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
+///     |_seed| [Tensor::<2>::ones([4, 8], &device)],
+/// )?;
+/// assert_eq!(pruned.masks.nonzeros(), 8);
+/// let zeros = pruned.model.weight.val().equal_elem(0.0).int().sum().into_scalar::<i64>();
+/// assert_eq!(zeros, 24);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+#[derive(Config, Debug)]
+pub struct PrunerConfig {
+    /// What to solve for in the last stage, and how in every stage.
+    pub solver: SolverConfig,
+    /// How gradients are collected in every stage.
+    pub fisher: FisherConfig,
+    /// Stages, at least 1. Default 1.
+    #[config(default = 1)]
+    pub stages: usize,
+    /// Which sparsity each stage prunes to. Default: exponential from 0.1.
+    #[config(default = "Schedule::Exponential { base: 0.1 }")]
+    pub schedule: Schedule,
+    /// Ridge on the normalised Fisher, above 0. Default 1e-2.
+    #[config(default = 1e-2)]
+    pub l2: f64,
+    /// Whether the problem has the gradient of the loss, a = 1/m. Default: with more than one
+    /// stage, since the weights are no minimum of the loss from the second on.
+    #[config(default = "None")]
+    pub first_order: Option<bool>,
+    /// Whether a weight that a stage has pruned can come back in a later one. Default: it cannot.
+    #[config(default = false)]
+    pub zeros_return: bool,
+    /// Where the gradient matrix would exceed its memory bound, solve it in blocks of columns
+    /// instead of refusing: a block-diagonal Fisher, and one collection per block. Default: refuse.
+    #[config(default = false)]
+    pub in_blocks: bool,
+    /// The parameters to prune. Default: see [`Selection::of`].
+    #[config(default = "None")]
+    pub group: Option<ParamGroup>,
+    /// Seed; the loader of stage t gets `seed + t`. Default 0.
+    #[config(default = 0)]
+    pub seed: u64,
+    /// A folder to keep finished stages in, so that an interrupted run goes on after the last of
+    /// them. Default: none.
+    #[config(default = "None")]
+    pub state: Option<PathBuf>,
+}
+
+/// A pruned model.
+#[derive(Debug, Clone)]
+pub struct Pruned<M> {
+    /// The model, with zeros; nothing holds them yet. `masks.attach(model)` does.
+    pub model: M,
+    /// Which weights were kept.
+    pub masks: Masks,
+    /// Which parameters were pruned, and why others were not.
+    pub selection: Selection,
+    /// The stages, in their order.
+    pub stages: Vec<StageReport>,
+}
+
+/// What one stage did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageReport {
+    /// Its number, from 0.
+    pub stage: usize,
+    /// Number of stages.
+    pub stages: usize,
+    /// Sparsity over the prunable weights that it aimed at.
+    pub target: f64,
+    /// Weights kept.
+    pub nonzeros: usize,
+    /// Value of the problem, over all p weights.
+    pub objective: f64,
+    /// The terms of it.
+    pub terms: Objective,
+    /// See [`Solution::relative_gap`].
+    pub relative_gap: f64,
+    /// The ridge that was used.
+    pub l2: f64,
+    /// Why the solver stopped.
+    pub termination: Termination,
+    /// How the gradients came about; the mean loss in it is that before the stage.
+    pub gradients: FisherReport,
+    /// Time of the solver [s], wall clock.
+    pub solve_seconds: f64,
+}
+
+impl PrunerConfig {
+    /// Prunes `model`.
+    ///
+    /// `loss` is the mean loss of some examples; `loader` yields the examples of a stage in an
+    /// order that its seed determines. The model is taken as it is deployed, see
+    /// [`FisherConfig::collect`]; it may carry masks already, which hold.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error, as it was after the last finished stage.
+    pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: M,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        loader: impl FnMut(u64) -> I,
+    ) -> Result<Pruned<M>, Rejected<M, PruneError>> {
+        self.prune_with(model, loss, loader, |model, _, _| Ok(model))
+    }
+
+    /// Like [`prune`](Self::prune), with something to do after every stage: look at the model,
+    /// recompute its BatchNorm statistics, train it.
+    ///
+    /// What `after_stage` returns is what the next stage prunes, and what is kept in
+    /// [`state`](Self::state).
+    ///
+    /// # Errors
+    ///
+    /// As [`prune`](Self::prune), and whatever `after_stage` returns.
+    pub fn prune_with<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: M,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        mut loader: impl FnMut(u64) -> I,
+        mut after_stage: impl FnMut(M, &Masks, &StageReport) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<Pruned<M>, Rejected<M, PruneError>> {
+        let start = match self.start(&model) {
+            Ok(start) => start,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        let Start { budgets, store } = start;
+        let (mut model, mut done) = match &store {
+            Some(store) => store.resume(model)?,
+            None => (model, None),
+        };
+        // A loaded model has the identities of its record.
+        let selection = match Selection::of(&model, self.group.as_ref()) {
+            Ok(selection) => selection,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        let mut reports = done
+            .as_mut()
+            .map(|done| std::mem::take(&mut done.reports))
+            .unwrap_or_default();
+        let mut masks = done.map(|done| done.masks);
+        for (stage, (target, budget)) in budgets.iter().enumerate().skip(reports.len()) {
+            let batches = loader(self.seed.wrapping_add(stage as u64));
+            let frozen = if self.zeros_return {
+                None
+            } else {
+                masks.as_ref()
+            };
+            let solved = self
+                .stage(&model, &selection, &loss, batches, budget, frozen)
+                .and_then(|solved| {
+                    let new = Masks::from_support(selection.layout(), &solved.solution.support)?;
+                    let weights = solved.solution.weights.clone();
+                    let pruned = selection.unflatten(model.clone(), weights)?;
+                    Ok((solved, new, pruned))
+                });
+            let (solved, new, pruned) = match solved {
+                Ok(solved) => solved,
+                Err(error) => return Err(Rejected::new(model, error)),
+            };
+            let report = StageReport {
+                stage,
+                stages: budgets.len(),
+                target: *target,
+                nonzeros: solved.solution.support.len(),
+                objective: solved.solution.objective,
+                terms: solved.solution.terms,
+                relative_gap: solved.solution.relative_gap,
+                l2: solved.l2,
+                termination: solved.solution.termination,
+                gradients: solved.gradients,
+                solve_seconds: solved.seconds,
+            };
+            tracing::info!(
+                stage,
+                sparsity = *target,
+                objective = report.objective,
+                loss = report.gradients.loss,
+                "stage of pruning"
+            );
+            model = after_stage(pruned, &new, &report)?;
+            reports.push(report);
+            if let Some(store) = &store
+                && let Err(error) = store.save(stage, &model, &new, &reports)
+            {
+                return Err(Rejected::new(model, error));
+            }
+            masks = Some(new);
+        }
+        match masks {
+            Some(masks) => Ok(Pruned {
+                model,
+                masks,
+                selection,
+                stages: reports,
+            }),
+            None => Err(Rejected::new(model, PruneError::NoPrunableParameter)),
+        }
+    }
+
+    /// What can be refused before any gradient is computed.
+    fn start<M: Module>(&self, model: &M) -> Result<Start, PruneError> {
+        let selection = Selection::of(model, self.group.as_ref())?;
+        let budgets = self.budgets(selection.layout().len())?;
+        if !self.in_blocks {
+            self.fisher.check_memory(&selection)?;
+        }
+        let store = match &self.state {
+            Some(folder) => Some(StageStore::new(folder, self)?),
+            None => None,
+        };
+        Ok(Start { budgets, store })
+    }
+
+    /// Target and budget of each stage.
+    fn budgets(&self, parameters: usize) -> Result<Vec<(f64, Budget)>, PruneError> {
+        let targets = |sparsity| self.schedule.targets(sparsity, self.stages);
+        // The last stage has the budget as it was given.
+        let staged = |targets: Vec<f64>, budget: &dyn Fn(f64) -> Budget| {
+            let last = targets.len() - 1;
+            let stages = targets.into_iter().enumerate();
+            stages
+                .map(|(stage, target)| match stage == last {
+                    true => (target, self.solver.budget.clone()),
+                    false => (target, budget(target)),
+                })
+                .collect()
+        };
+        Ok(match &self.solver.budget {
+            Budget::Sparsity(sparsity) => staged(targets(*sparsity)?, &Budget::Sparsity),
+            Budget::PerLayer(sparsity) => staged(targets(*sparsity)?, &Budget::PerLayer),
+            Budget::Keep(k) => {
+                let sparsity = 1.0 - *k as f64 / parameters as f64;
+                staged(targets(sparsity)?, &Budget::Sparsity)
+            }
+            Budget::Flops { kept, sparsity } => {
+                // The schedule runs over the operations that go.
+                let (kept, sparsity) = (*kept, *sparsity);
+                staged(targets(1.0 - kept)?, &move |target| Budget::Flops {
+                    kept: 1.0 - target,
+                    sparsity: sparsity.map(|sparsity| sparsity * target / (1.0 - kept)),
+                })
+            }
+            Budget::PerLayerTargets(layers) => {
+                let highest = layers.values().copied().fold(0.0, f64::max);
+                staged(targets(highest)?, &|target| {
+                    let share = target / highest;
+                    let layers = layers.iter();
+                    Budget::PerLayerTargets(
+                        layers
+                            .map(|(path, sparsity)| (path.clone(), sparsity * share))
+                            .collect(),
+                    )
+                })
+            }
+            // A pattern is there or not: every stage has it whole.
+            other => {
+                let sparsity = match &self.solver.pattern {
+                    SparsityPattern::NM { n, m } => 1.0 - *n as f64 / *m as f64,
+                    _ => 0.0,
+                };
+                vec![(sparsity, other.clone()); self.stages.max(1)]
+            }
+        })
+    }
+
+    /// Gradients and solution of one stage.
+    fn stage<M: Module, B: Batch>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: &dyn Fn(&M, &B) -> Tensor<1>,
+        batches: impl IntoIterator<Item = B>,
+        budget: &Budget,
+        frozen: Option<&Masks>,
+    ) -> Result<Solved, PruneError> {
+        let free = frozen.map(|masks| free_weights(masks, selection));
+        let solver = SolverConfig {
+            budget: budget.clone(),
+            ..self.solver.clone()
+        };
+        let first_order = match self.first_order.unwrap_or(self.stages > 1) {
+            true => 1.0 / self.fisher.batch_size as f64,
+            false => 0.0,
+        };
+        let columns = 0..selection.layout().len();
+        if self.fisher.bytes_needed(selection) > self.fisher.memory_bound {
+            // Every block sees the same examples.
+            let batches: Vec<B> = self.fisher.enough(batches);
+            return solve_blocks(
+                self,
+                &solver,
+                first_order,
+                selection,
+                model,
+                loss,
+                &batches,
+                free,
+            );
+        }
+        let Fisher { gradients, report } = self
+            .fisher
+            .collect_free(model, selection, loss, batches, columns, free)?;
+        let problem = Problem::new(
+            gradients,
+            selection.flatten(model)?,
+            selection.layout().clone(),
+        )?
+        .with_l2(self.l2)?
+        .with_first_order(first_order)?;
+        let start = Instant::now();
+        let solution = solve(&problem, &solver)?;
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Solved {
+            solution,
+            gradients: report,
+            l2: self.l2,
+            seconds,
+        })
+    }
+}
+
+struct Start {
+    budgets: Vec<(f64, Budget)>,
+    store: Option<StageStore>,
+}
+
+/// The solution of one stage, and what it took.
+pub(crate) struct Solved {
+    pub(crate) solution: Solution,
+    pub(crate) gradients: FisherReport,
+    pub(crate) l2: f64,
+    pub(crate) seconds: f64,
+}
+
+/// 1 for a weight that the masks keep, 0 for one that stays pruned, `[p]`.
+fn free_weights(masks: &Masks, selection: &Selection) -> Tensor<1> {
+    let flags: Vec<f32> = masks
+        .parameters()
+        .iter()
+        .flat_map(|mask| mask.kept())
+        .map(|kept| if *kept { 1.0 } else { 0.0 })
+        .collect();
+    Tensor::from_data(&flags[..], selection.device())
+}

@@ -1,0 +1,463 @@
+//! Which parameters of a model are pruned, and the way between them and one flat weight vector.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::{Layer, LayerKind, Layout, PruneError};
+
+/// The prunable parameters of a model, and the reason for each that is not.
+///
+/// ```
+/// use burn::module::ParamGroup;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use burn_lean_prune::{ExcludedBecause, Selection};
+///
+/// let model = LinearConfig::new(4, 3).init(&Device::flex());
+/// let selection = Selection::of(&model, None)?;
+/// assert_eq!(selection.layout().len(), 12);
+/// assert_eq!(selection.parameters()[1].path, "bias");
+/// assert_eq!(selection.parameters()[1].excluded, Some(ExcludedBecause::NoLayerWeight));
+/// // A group replaces the default.
+/// let bias = Selection::of(&model, Some(&ParamGroup::from_path("bias")))?;
+/// assert_eq!(bias.layout().len(), 3);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Selection {
+    layout: Layout,
+    ids: Vec<ParamId>,
+    parameters: Vec<SelectedParameter>,
+    device: Device,
+}
+
+/// One floating-point parameter of the model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SelectedParameter {
+    /// Its path, for example `encoder.0.weight`.
+    pub path: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// `None` if it is pruned; otherwise why not.
+    pub excluded: Option<ExcludedBecause>,
+}
+
+impl SelectedParameter {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Why a parameter is not pruned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum ExcludedBecause {
+    /// It is no weight of a linear, convolution or embedding layer: a bias, the gain of a norm, or
+    /// a parameter of a module of the user's own. A [`ParamGroup`] can name it nevertheless.
+    NoLayerWeight,
+    /// The [`ParamGroup`] does not name it.
+    NotInGroup,
+    /// It is a running statistic, which no gradient trains.
+    RunningStatistic,
+    /// It belongs to the reparameterization of a weight (the factors of an adapter, a scale).
+    InsideReparameterization,
+    /// It is the same parameter as one that is included already, under this path.
+    TiedTo(String),
+    /// It is quantized.
+    NotFloat,
+    /// It has no elements.
+    Empty,
+}
+
+impl fmt::Display for ExcludedBecause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLayerWeight => f.write_str("no weight of a linear, conv or embedding layer"),
+            Self::NotInGroup => f.write_str("not in the parameter group"),
+            Self::RunningStatistic => f.write_str("a running statistic"),
+            Self::InsideReparameterization => f.write_str("part of a reparameterization"),
+            Self::TiedTo(path) => write!(f, "the same parameter as {path}"),
+            Self::NotFloat => f.write_str("quantized"),
+            Self::Empty => f.write_str("no elements"),
+        }
+    }
+}
+
+impl Selection {
+    /// Selects the parameters that `group` names; by default the weights of all linear,
+    /// convolution, transposed convolution and embedding layers, recurrent gates included.
+    ///
+    /// A parameter that carries a reparameterization is pruned in its base, which needs that a
+    /// zero in the base is a zero in the effective value: true for masks, casts and symmetric fake
+    /// quantization, not for adapters.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::NoPrunableParameter`], and [`PruneError::Reparameterized`] where zeros in a
+    /// base do not reach the effective value.
+    pub fn of<M: Module>(model: &M, group: Option<&ParamGroup>) -> Result<Self, PruneError> {
+        let mut choose = Choose {
+            group,
+            path: Vec::new(),
+            containers: Vec::new(),
+            first: HashMap::new(),
+            selection: Self {
+                layout: Layout::new(),
+                ids: Vec::new(),
+                parameters: Vec::new(),
+                device: Device::default(),
+            },
+        };
+        model.visit(&mut choose);
+        let selection = choose.selection;
+        if selection.ids.is_empty() {
+            return Err(PruneError::NoPrunableParameter);
+        }
+        selection.check_reparameterizations(model)?;
+        Ok(selection)
+    }
+
+    /// Which slice of the flat vector is which parameter.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Every floating-point parameter of the model, pruned or not, in module order.
+    pub fn parameters(&self) -> &[SelectedParameter] {
+        &self.parameters
+    }
+
+    /// The device of the first prunable parameter, without autodiff.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// With the floating-point operations that [`flops`](crate::flops()) counted, for budgets
+    /// and reports.
+    pub fn with_flops(mut self, flops_per_weight: &HashMap<String, f64>) -> Self {
+        let mut layout = Layout::new();
+        for layer in self.layout.layers() {
+            let flops = flops_per_weight
+                .get(&layer.path)
+                .copied()
+                .unwrap_or(layer.flops_per_weight);
+            layout.push(layer.path.clone(), layer.shape.clone(), layer.kind, flops);
+        }
+        self.layout = layout;
+        self
+    }
+
+    /// The prunable weights of `model` as one vector `[p]` in F32, on [`device`](Self::device).
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::OtherModel`] where `model` is not the one that was selected from.
+    pub fn flatten<M: Module>(&self, model: &M) -> Result<Tensor<1>, PruneError> {
+        let mut gather = Gather {
+            selection: self,
+            positions: self.positions(),
+            nested: 0,
+            parts: vec![None; self.ids.len()],
+        };
+        model.visit(&mut gather);
+        let parts: Option<Vec<Tensor<1>>> = gather.parts.into_iter().collect();
+        match parts {
+            Some(parts) => Ok(Tensor::cat(parts, 0)),
+            None => Err(self.other_model()),
+        }
+    }
+
+    /// Writes the vector `[p]` into the prunable weights of `model`; trainability, dtypes, devices
+    /// and reparameterizations stay as they are. Tied copies get the same weights.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Mismatch`] unless there are p weights, [`PruneError::OtherModel`] where
+    /// `model` is not the one that was selected from.
+    pub fn unflatten<M: Module>(&self, model: M, weights: Tensor<1>) -> Result<M, PruneError> {
+        let [found] = weights.dims();
+        if found != self.layout.len() {
+            return Err(PruneError::Mismatch {
+                what: "weights of the model",
+                expected: self.layout.len(),
+                found,
+            });
+        }
+        let mut scatter = Scatter {
+            selection: self,
+            positions: self.positions(),
+            weights: weights.without_autodiff(),
+            nested: 0,
+            written: vec![false; self.ids.len()],
+        };
+        let model = model.map(&mut scatter);
+        match scatter.written.iter().all(|written| *written) {
+            true => Ok(model),
+            false => Err(self.other_model()),
+        }
+    }
+
+    /// Position of a parameter among the layers of the layout.
+    pub(crate) fn positions(&self) -> HashMap<ParamId, usize> {
+        self.ids.iter().copied().zip(0..).collect()
+    }
+
+    pub(crate) fn ids(&self) -> &[ParamId] {
+        &self.ids
+    }
+
+    fn other_model(&self) -> PruneError {
+        PruneError::OtherModel {
+            expected: self
+                .layout
+                .layers()
+                .iter()
+                .map(|l| l.path.clone())
+                .collect(),
+        }
+    }
+
+    /// Zeroes every second weight of each base, and looks for them in the effective values.
+    fn check_reparameterizations<M: Module>(&self, model: &M) -> Result<(), PruneError> {
+        let attached = burn_lean_reparam::attached(model);
+        if !attached
+            .iter()
+            .any(|attached| self.ids.contains(&attached.id))
+        {
+            return Ok(());
+        }
+        let model = model.valid();
+        let p = self.layout.len();
+        let pattern: Vec<f32> = (0..p).map(|index| (index % 2) as f32).collect();
+        let pattern = Tensor::<1>::from_data(&pattern[..], &self.device);
+        let dense = self.flatten(&model)?;
+        // Where the weight itself is tiny the device may flush it: only the zeros count.
+        let effective = self
+            .unflatten(model, dense * pattern.clone())?
+            .materialize();
+        let leaked = self.flatten(&effective)?.abs() * (pattern.neg() + 1.0);
+        let leaked = leaked
+            .into_data()
+            .iter::<f32>()
+            .position(|value| value != 0.0);
+        let Some(index) = leaked else { return Ok(()) };
+        let path = self
+            .layout
+            .layer_at(index)
+            .map(|layer| layer.path.clone())
+            .unwrap_or_default();
+        let name = attached
+            .iter()
+            .find(|attached| attached.path == path)
+            .map(|attached| attached.name.clone())
+            .unwrap_or_default();
+        Err(PruneError::Reparameterized { path, name })
+    }
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for parameter in &self.parameters {
+            match &parameter.excluded {
+                None => writeln!(f, "{} {:?}: pruned", parameter.path, parameter.shape)?,
+                Some(reason) => writeln!(f, "{} {:?}: {reason}", parameter.path, parameter.shape)?,
+            }
+        }
+        let all: usize = self
+            .parameters
+            .iter()
+            .map(SelectedParameter::elements)
+            .sum();
+        write!(f, "{} of {all} weights are prunable", self.layout.len())
+    }
+}
+
+/// The name that marks the inside of a reparameterization in a walk.
+pub(crate) const REPARAMETERIZATION: &str = "Reparameterization";
+
+struct Choose<'a> {
+    group: Option<&'a ParamGroup>,
+    path: Vec<String>,
+    containers: Vec<String>,
+    first: HashMap<ParamId, String>,
+    selection: Selection,
+}
+
+impl Choose<'_> {
+    /// What the default selection knows about the parameter: its kind, if it is a layer's weight.
+    fn kind(&self) -> LayerKind {
+        let is_weight = self.path.last().is_some_and(|name| name == "weight");
+        let container = self.containers.last().map_or("", String::as_str);
+        match container.strip_prefix("Struct:").unwrap_or("") {
+            _ if !is_weight => LayerKind::Other,
+            "Linear" if self.inside("Struct:GateController") => LayerKind::Recurrent,
+            "Linear" => LayerKind::Linear,
+            "Conv1d" | "Conv2d" | "Conv3d" | "DeformConv2d" => LayerKind::Conv,
+            "ConvTranspose1d" | "ConvTranspose2d" | "ConvTranspose3d" => LayerKind::ConvTranspose,
+            "Embedding" => LayerKind::Embedding,
+            _ => LayerKind::Other,
+        }
+    }
+
+    fn inside(&self, container: &str) -> bool {
+        self.containers.iter().any(|name| name == container)
+    }
+
+    fn excluded(
+        &self,
+        id: &ParamId,
+        path: &str,
+        dtype: DType,
+        elements: usize,
+    ) -> Option<ExcludedBecause> {
+        let name = self.path.last().map_or("", String::as_str);
+        if self.inside(REPARAMETERIZATION) {
+            return Some(ExcludedBecause::InsideReparameterization);
+        }
+        if self.inside("Struct:BatchNorm") && name.starts_with("running_") {
+            return Some(ExcludedBecause::RunningStatistic);
+        }
+        match self.group {
+            Some(group) if !group.matches(id, Some(path)) => {
+                return Some(ExcludedBecause::NotInGroup);
+            }
+            None if self.kind() == LayerKind::Other => return Some(ExcludedBecause::NoLayerWeight),
+            _ => {}
+        }
+        if let Some(first) = self.first.get(id) {
+            return Some(ExcludedBecause::TiedTo(first.clone()));
+        }
+        if !dtype.is_float() {
+            return Some(ExcludedBecause::NotFloat);
+        }
+        (elements == 0).then_some(ExcludedBecause::Empty)
+    }
+}
+
+impl ModuleVisitor for Choose<'_> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.push(name.to_string());
+        self.containers.push(container_type.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+        self.containers.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        let shape = param.lazy_shape();
+        let elements = shape.num_elements();
+        let dtype = param.base().dtype();
+        let excluded = self.excluded(&param.id, &path, dtype, elements);
+        if excluded.is_none() {
+            if self.selection.ids.is_empty() {
+                self.selection.device = param.lazy_device().inner();
+            }
+            self.first.insert(param.id, path.clone());
+            self.selection.ids.push(param.id);
+            self.selection
+                .layout
+                .push(path.clone(), shape.to_vec(), self.kind(), 2.0);
+        }
+        self.selection.parameters.push(SelectedParameter {
+            path,
+            shape: shape.to_vec(),
+            excluded,
+        });
+    }
+}
+
+struct Gather<'a> {
+    selection: &'a Selection,
+    positions: HashMap<ParamId, usize>,
+    nested: usize,
+    parts: Vec<Option<Tensor<1>>>,
+}
+
+impl ModuleVisitor for Gather<'_> {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.nested += usize::from(container_type == REPARAMETERIZATION);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.nested -= usize::from(container_type == REPARAMETERIZATION);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(position) = self.position(&param.id, &param.lazy_shape()) else {
+            return;
+        };
+        let part = &mut self.parts[position];
+        if part.is_none() {
+            *part = Some(flat(
+                param.base().without_autodiff(),
+                &self.selection.device,
+            ));
+        }
+    }
+}
+
+impl Gather<'_> {
+    fn position(&self, id: &ParamId, shape: &[usize]) -> Option<usize> {
+        let position = *self.positions.get(id)?;
+        let layer = &self.selection.layout.layers()[position];
+        (self.nested == 0 && layer.shape == shape).then_some(position)
+    }
+}
+
+/// A parameter, or its gradient, as a vector in F32 on `device`.
+pub(crate) fn flat<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<1> {
+    let elements = tensor.shape().num_elements();
+    tensor
+        .cast(FloatDType::F32)
+        .reshape([elements])
+        .to_device(device)
+}
+
+struct Scatter<'a> {
+    selection: &'a Selection,
+    positions: HashMap<ParamId, usize>,
+    weights: Tensor<1>,
+    nested: usize,
+    written: Vec<bool>,
+}
+
+impl ModuleMapper for Scatter<'_> {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.nested += usize::from(container_type == REPARAMETERIZATION);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.nested -= usize::from(container_type == REPARAMETERIZATION);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(position) = self.positions.get(&param.id).copied() else {
+            return param;
+        };
+        let layer: &Layer = &self.selection.layout.layers()[position];
+        if self.nested > 0 || *layer.shape != *param.lazy_shape() {
+            return param;
+        }
+        self.written[position] = true;
+        let new = self.weights.clone().slice([layer.range()]);
+        param.map(|old| like(new.reshape(old.shape()), &old))
+    }
+}
+
+/// `new` with the dtype, device and trainability of `old`, as a leaf of the graph.
+fn like<const D: usize>(new: Tensor<D>, old: &Tensor<D>) -> Tensor<D> {
+    let device = old.device();
+    let new = new.to_device(&device.clone().inner()).cast(old.dtype());
+    match device.is_autodiff() {
+        true => Tensor::from_inner(new).set_require_grad(old.is_require_grad()),
+        false => new,
+    }
+}

@@ -1,0 +1,14 @@
+//! Pruned weights in few bytes.
+
+mod encoding;
+mod fault;
+mod file;
+mod nm;
+mod record;
+mod sizes;
+
+pub use encoding::Encoding;
+pub use fault::RecordFault;
+pub use nm::NMTensor;
+pub use record::SparseRecord;
+pub use sizes::{RecordSizes, TensorSize};

@@ -1,0 +1,458 @@
+//! The record of a whole model without the zeros of its pruned parameters.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn_lean_reparam::Rejected;
+use serde::{Deserialize, Serialize};
+
+use super::encoding::{self, Encoding, Layout};
+use super::{RecordFault, RecordSizes, TensorSize, file};
+use crate::PruneError;
+
+/// A model's record in few bytes: each tensor is stored dense, with a bitmask, or with the gaps
+/// between its nonzero elements, whichever is smallest.
+///
+/// Holds what Burn's own record holds (every parameter, running statistics, the state of
+/// reparameterizations, identities) in the dtypes that the model has, and loads back bit by bit.
+/// For shipping, fold masks in first with [`Module::materialize`]; with masks attached the record
+/// also holds the bases and the masks, so that training can go on.
+///
+/// ```
+/// use burn::module::Param;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_lean_prune::{Encoding, SparseRecord};
+///
+/// // Keeps every 20th of 4000 weights.
+/// let device = Device::flex();
+/// let weights: Vec<f32> = (0..4000).map(|at| if at % 20 == 0 { 1.0 + at as f32 } else { 0.0 }).collect();
+/// let mut linear = LinearConfig::new(100, 40).with_bias(false).init(&device);
+/// linear.weight = Param::from_data(TensorData::new(weights, [100, 40]), &device);
+///
+/// let record = SparseRecord::from_module(&linear)?;
+/// let size = &record.sizes()?.tensors[0];
+/// assert_eq!((size.dense_bytes, size.encoding), (16000, Encoding::Gaps));
+/// // 200 nonzeros of 4 bytes with a gap of 1 byte each.
+/// assert_eq!(size.sparse_bytes, 1000);
+///
+/// let loaded = LinearConfig::new(100, 40).with_bias(false).init(&device);
+/// let loaded = SparseRecord::from_bytes(&record.to_bytes()?)?.load_into(loaded)?;
+/// assert_eq!(loaded.weight.val().into_data(), linear.weight.val().into_data());
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct SparseRecord {
+    tensors: Vec<Stored>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Stored {
+    entry: Entry,
+    bytes: Vec<u8>,
+}
+
+/// A tensor in the header of the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Entry {
+    path: String,
+    id: u64,
+    dtype: DType,
+    shape: Vec<usize>,
+    #[serde(flatten)]
+    layout: Layout,
+    bytes: usize,
+}
+
+impl SparseRecord {
+    /// Takes the record of a model. One read from the device for each tensor.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Device`] if reading failed.
+    pub fn from_module<M: Module>(model: &M) -> Result<Self, PruneError> {
+        let mut collector = Collector {
+            path: Vec::new(),
+            tensors: Ok(Vec::new()),
+        };
+        model.visit(&mut collector);
+        Ok(Self {
+            tensors: collector.tensors?,
+        })
+    }
+
+    /// Loads the record into a model of the same parameters, in the dtypes of the record.
+    ///
+    /// Reparameterizations that were recorded must be attached before, as for Burn's records.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error, unchanged.
+    /// - [`PruneError::RecordOfAnotherModel`]: a parameter is missing here or there, or has
+    ///   another shape.
+    /// - [`PruneError::RecordDtype`]: the device cannot hold a dtype of the record.
+    /// - [`PruneError::SparseRecord`]: the bytes of a tensor are damaged.
+    pub fn load_into<M: Module>(&self, model: M) -> Result<M, Rejected<M, PruneError>> {
+        match self.decode_for(&model) {
+            Ok(tensors) => Ok(model.map(&mut Loader {
+                path: Vec::new(),
+                tensors,
+            })),
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    /// Writes the record to a file, which is complete at any moment: a crash leaves the old one.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Io`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), PruneError> {
+        file::write(path.as_ref(), &self.to_bytes()?)
+    }
+
+    /// Reads a record from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Io`] if the file cannot be read, [`PruneError::SparseRecord`] if it is not an
+    /// intact record.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, PruneError> {
+        let path = path.as_ref();
+        let bytes = file::read(path)?;
+        Self::parse(&bytes).map_err(|fault| PruneError::SparseRecord {
+            what: path.display().to_string(),
+            fault,
+        })
+    }
+
+    /// The bytes of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::SparseRecord`] if the list of tensors cannot be written as JSON.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, PruneError> {
+        let tensors = self.tensors.iter().map(|tensor| &*tensor.bytes);
+        Ok(file::pack(&self.header()?, tensors))
+    }
+
+    /// The record in the bytes of a file.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::SparseRecord`] if they are not those of an intact record.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, PruneError> {
+        Self::parse(bytes).map_err(in_memory)
+    }
+
+    /// How many bytes each tensor takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`to_bytes`](Self::to_bytes).
+    pub fn sizes(&self) -> Result<RecordSizes, PruneError> {
+        let sizes = self.tensors.iter().map(|Stored { entry, bytes }| {
+            let elements: usize = entry.shape.iter().product();
+            let dense = matches!(entry.dtype, DType::QFloat(_));
+            TensorSize {
+                path: entry.path.clone(),
+                dtype: entry.dtype,
+                shape: entry.shape.clone(),
+                nonzeros: entry.layout.nonzeros,
+                encoding: entry.layout.encoding,
+                dense_bytes: if dense {
+                    bytes.len()
+                } else {
+                    elements * entry.dtype.size()
+                },
+                sparse_bytes: bytes.len(),
+            }
+        });
+        let tensors: Vec<TensorSize> = sizes.collect();
+        let in_tensors: usize = tensors.iter().map(|tensor| tensor.sparse_bytes).sum();
+        Ok(RecordSizes {
+            dense_bytes: tensors.iter().map(|tensor| tensor.dense_bytes).sum(),
+            file_bytes: file::overhead(&self.header()?) + in_tensors,
+            tensors,
+        })
+    }
+
+    fn header(&self) -> Result<Vec<u8>, PruneError> {
+        let entries: Vec<&Entry> = self.tensors.iter().map(|tensor| &tensor.entry).collect();
+        serde_json::to_vec(&entries).map_err(|error| in_memory(unreadable(error)))
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, RecordFault> {
+        let (header, mut rest) = file::unpack(bytes)?;
+        let entries: Vec<Entry> = serde_json::from_slice(header).map_err(unreadable)?;
+        let mut tensors = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let Some((bytes, after)) = rest.split_at_checked(entry.bytes) else {
+                return Err(entry.fault(format!("it has {} of {} bytes", rest.len(), entry.bytes)));
+            };
+            rest = after;
+            let size = entry
+                .shape
+                .iter()
+                .try_fold(entry.dtype.size(), |size, axis| size.checked_mul(*axis));
+            if size.is_none() {
+                return Err(entry.fault("it has more bytes than can be addressed"));
+            }
+            let bytes = bytes.to_vec();
+            tensors.push(Stored { entry, bytes });
+        }
+        match rest {
+            [] => Ok(Self { tensors }),
+            _ => Err(unreadable(format!(
+                "{} bytes belong to no tensor",
+                rest.len()
+            ))),
+        }
+    }
+
+    /// Every tensor of the record by its path, if they are those of `model`.
+    fn decode_for<M: Module>(
+        &self,
+        model: &M,
+    ) -> Result<HashMap<String, (ParamId, TensorData)>, PruneError> {
+        let mut places = Places::default();
+        model.visit(&mut places);
+        let mut decoded = HashMap::new();
+        for Stored { entry, bytes } in &self.tensors {
+            let place = places.remaining.remove(&entry.path);
+            let Some((_, device)) = place.filter(|(shape, _)| *shape == entry.shape) else {
+                return Err(PruneError::RecordOfAnotherModel {
+                    path: entry.path.clone(),
+                    record: Some(entry.shape.clone()),
+                    model: places.shapes.get(&entry.path).cloned(),
+                });
+            };
+            let boolean = matches!(entry.dtype, DType::Bool(_));
+            let quantized = matches!(entry.dtype, DType::QFloat(_));
+            // Booleans are converted to what the device has.
+            if !boolean && !quantized && !device.supports_dtype(entry.dtype) {
+                return Err(PruneError::RecordDtype {
+                    path: entry.path.clone(),
+                    dtype: entry.dtype,
+                    device: format!("{device:?}"),
+                });
+            }
+            let data = entry.decode(bytes).map_err(in_memory)?;
+            decoded.insert(entry.path.clone(), (ParamId::from(entry.id), data));
+        }
+        // The first in the order of paths, so that the message is the same every time.
+        match places.remaining.into_iter().min_by(|a, b| a.0.cmp(&b.0)) {
+            Some((path, (shape, _))) => Err(PruneError::RecordOfAnotherModel {
+                path,
+                record: None,
+                model: Some(shape),
+            }),
+            None => Ok(decoded),
+        }
+    }
+}
+
+impl Stored {
+    fn new(path: String, id: ParamId, data: TensorData) -> Self {
+        let (bytes, shape, dtype) = data.into_parts();
+        let (layout, bytes) = match dtype {
+            // Values and scales in one run of bytes, not elements.
+            DType::QFloat(_) => {
+                let layout = Layout {
+                    encoding: Encoding::Dense,
+                    nonzeros: shape.num_elements(),
+                    uniform: false,
+                };
+                (layout, bytes.to_vec())
+            }
+            _ => encoding::encode(&bytes, dtype.size()),
+        };
+        let entry = Entry {
+            path,
+            id: id.val(),
+            dtype,
+            shape: shape.to_vec(),
+            layout,
+            bytes: bytes.len(),
+        };
+        Self { entry, bytes }
+    }
+}
+
+impl Entry {
+    fn fault(&self, reason: impl Into<String>) -> RecordFault {
+        RecordFault::Tensor {
+            path: self.path.clone(),
+            reason: reason.into(),
+        }
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<TensorData, RecordFault> {
+        let quantized = matches!(self.dtype, DType::QFloat(_));
+        let (count, width) = match quantized {
+            true => (bytes.len(), 1),
+            false => (self.shape.iter().product(), self.dtype.size()),
+        };
+        let bytes = encoding::decode(&self.layout, bytes, count, width)
+            .map_err(|reason| self.fault(reason))?;
+        Ok(TensorData::from_bytes_vec(
+            bytes,
+            self.shape.clone(),
+            self.dtype,
+        ))
+    }
+}
+
+fn unreadable(error: impl ToString) -> RecordFault {
+    RecordFault::Header {
+        reason: error.to_string(),
+    }
+}
+
+fn in_memory(fault: RecordFault) -> PruneError {
+    PruneError::SparseRecord {
+        what: "the sparse record".into(),
+        fault,
+    }
+}
+
+struct Collector {
+    path: Vec<String>,
+    tensors: Result<Vec<Stored>, PruneError>,
+}
+
+impl Collector {
+    fn push(&mut self, id: ParamId, read: impl FnOnce() -> Result<TensorData, String>) {
+        let Ok(tensors) = &mut self.tensors else {
+            return;
+        };
+        match read() {
+            Ok(data) => tensors.push(Stored::new(self.path.join("."), id, data)),
+            Err(reason) => self.tensors = Err(PruneError::Device { reason }),
+        }
+    }
+}
+
+impl ModuleVisitor for Collector {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.transform_for_save().val();
+        self.push(param.id, || {
+            value.try_into_data().map_err(|error| error.to_string())
+        });
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        let value = param.transform_for_save().val();
+        self.push(param.id, || {
+            value.try_into_data().map_err(|error| error.to_string())
+        });
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        let value = param.transform_for_save().val();
+        self.push(param.id, || {
+            value.try_into_data().map_err(|error| error.to_string())
+        });
+    }
+}
+
+/// What each parameter of a model must look like in a record, and where it goes.
+#[derive(Default)]
+struct Places {
+    path: Vec<String>,
+    shapes: HashMap<String, Vec<usize>>,
+    remaining: HashMap<String, (Vec<usize>, Device)>,
+}
+
+impl Places {
+    fn insert(&mut self, shape: Vec<usize>, device: Device) {
+        let path = self.path.join(".");
+        self.shapes.insert(path.clone(), shape.clone());
+        self.remaining.insert(path, (shape, device));
+    }
+}
+
+impl ModuleVisitor for Places {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let saved = param.transform_for_save().val();
+        self.insert(saved.shape().to_vec(), saved.device());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        let saved = param.transform_for_save().val();
+        self.insert(saved.shape().to_vec(), saved.device());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        let saved = param.transform_for_save().val();
+        self.insert(saved.shape().to_vec(), saved.device());
+    }
+}
+
+struct Loader {
+    path: Vec<String>,
+    tensors: HashMap<String, (ParamId, TensorData)>,
+}
+
+impl ModuleMapper for Loader {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.tensors.remove(&self.path.join(".")) {
+            Some((id, data)) => {
+                let dtype = data.dtype();
+                let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
+                param.transform_for_load(tensor, id)
+            }
+            None => param,
+        }
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        match self.tensors.remove(&self.path.join(".")) {
+            Some((id, data)) => {
+                let dtype = data.dtype();
+                let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
+                param.transform_for_load(tensor, id)
+            }
+            None => param,
+        }
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        match self.tensors.remove(&self.path.join(".")) {
+            Some((id, data)) => {
+                let tensor = Tensor::from_data(data, &param.lazy_device());
+                param.transform_for_load(tensor, id)
+            }
+            None => param,
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Finished stages on disk, so that an interrupted run goes on after the last of them.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::store::ModuleRecord;
+use burn::tensor::Bytes;
+use burn_lean_reparam::Rejected;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Masks, PruneError, PrunerConfig, StageReport};
+
+const MODEL: &str = "model.bpk";
+const STAGE: &str = "stage.json";
+const VERSION: u32 = 1;
+
+/// A folder with the newest finished stage of one run.
+///
+/// A stage is written to a folder of another name, flushed, and renamed when it is complete, so
+/// that whatever happens either it or the one before loads. The model carries a checksum.
+pub(crate) struct StageStore {
+    folder: PathBuf,
+    config: Value,
+}
+
+/// What is known of the stages that are finished.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Done {
+    version: u32,
+    config: Value,
+    crc32: u32,
+    pub(crate) masks: Masks,
+    pub(crate) reports: Vec<StageReport>,
+}
+
+impl StageStore {
+    /// The store of runs with this config.
+    pub(crate) fn new(folder: &Path, config: &PrunerConfig) -> Result<Self, PruneError> {
+        let config = PrunerConfig {
+            state: None,
+            ..config.clone()
+        };
+        let config = serde_json::to_value(config).map_err(|error| PruneError::Record {
+            what: "the config of the pruner".into(),
+            reason: error.to_string(),
+        })?;
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            config,
+        })
+    }
+
+    /// The model after the newest finished stage, or as it is without one.
+    pub(crate) fn resume<M: Module>(
+        &self,
+        model: M,
+    ) -> Result<(M, Option<Done>), Rejected<M, PruneError>> {
+        let (done, record) = match self.newest() {
+            Ok(Some(newest)) => newest,
+            Ok(None) => return Ok((model, None)),
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        match model.clone().try_load_record(record) {
+            Ok(loaded) => Ok((loaded, Some(done))),
+            Err(error) => {
+                let error = PruneError::Record {
+                    what: format!("the model in {}", self.folder.display()),
+                    reason: error.to_string(),
+                };
+                Err(Rejected::new(model, error))
+            }
+        }
+    }
+
+    /// Keeps a finished stage, and removes the ones before.
+    pub(crate) fn save<M: Module>(
+        &self,
+        stage: usize,
+        model: &M,
+        masks: &Masks,
+        reports: &[StageReport],
+    ) -> Result<(), PruneError> {
+        let failed = |what: &str, reason: String| PruneError::Record {
+            what: what.into(),
+            reason,
+        };
+        let record = model.clone().into_record();
+        let bytes = record
+            .into_bytes()
+            .map_err(|e| failed("the model", e.to_string()))?;
+        let done = Done {
+            version: VERSION,
+            config: self.config.clone(),
+            crc32: crc32fast::hash(&bytes),
+            masks: masks.clone(),
+            reports: reports.to_vec(),
+        };
+        let json =
+            serde_json::to_vec_pretty(&done).map_err(|e| failed("the stage", e.to_string()))?;
+        let partial = self.folder.join(format!("partial-{stage}"));
+        let target = self.folder.join(format!("stage-{stage}"));
+        remove(&partial)?;
+        fs::create_dir_all(&partial).map_err(|error| io("cannot create", &partial, &error))?;
+        write(&partial.join(MODEL), &bytes)?;
+        write(&partial.join(STAGE), &json)?;
+        remove(&target)?;
+        fs::rename(&partial, &target).map_err(|error| io("cannot rename", &partial, &error))?;
+        for older in self.stages()?.into_iter().filter(|older| *older < stage) {
+            remove(&self.folder.join(format!("stage-{older}")))?;
+        }
+        Ok(())
+    }
+
+    fn newest(&self) -> Result<Option<(Done, ModuleRecord)>, PruneError> {
+        let Some(stage) = self.stages()?.into_iter().max() else {
+            return Ok(None);
+        };
+        let folder = self.folder.join(format!("stage-{stage}"));
+        let damaged = |reason: String| PruneError::Record {
+            what: format!("the stage in {}", folder.display()),
+            reason,
+        };
+        let json = read(&folder.join(STAGE))?;
+        let done: Done = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
+        if done.version != VERSION {
+            return Err(damaged(format!("version {}, not {VERSION}", done.version)));
+        }
+        if done.config != self.config {
+            return Err(PruneError::StagesOfAnotherRun {
+                path: self.folder.display().to_string(),
+                field: differing(&done.config, &self.config),
+            });
+        }
+        let model = read(&folder.join(MODEL))?;
+        if crc32fast::hash(&model) != done.crc32 {
+            return Err(damaged("the checksum of the model is wrong".into()));
+        }
+        let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(model))
+            .map_err(|error| damaged(error.to_string()))?;
+        Ok(Some((done, record)))
+    }
+
+    /// Numbers of the finished stages that are there.
+    fn stages(&self) -> Result<Vec<usize>, PruneError> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(io("cannot read", &self.folder, &error)),
+        };
+        let number = |entry: io::Result<fs::DirEntry>| {
+            let name = entry.ok()?.file_name();
+            name.to_str()?.strip_prefix("stage-")?.parse().ok()
+        };
+        Ok(entries.filter_map(number).collect())
+    }
+}
+
+/// The first field in which two configs differ.
+fn differing(one: &Value, other: &Value) -> String {
+    let fields = one.as_object().into_iter().flatten();
+    fields
+        .filter(|(name, value)| other.get(name) != Some(value))
+        .map(|(name, _)| name.clone())
+        .next()
+        .unwrap_or_else(|| "fields".into())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, PruneError> {
+    fs::read(path).map_err(|error| io("cannot read", path, &error))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), PruneError> {
+    let written = File::create(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|error| io("cannot write", path, &error))
+}
+
+fn remove(folder: &Path) -> Result<(), PruneError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io("cannot remove", folder, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn io(action: &'static str, path: &Path, error: &io::Error) -> PruneError {
+    PruneError::Io {
+        action,
+        path: path.display().to_string(),
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,103 @@
+//! One forward pass as a list of operations, recorded on Burn's capture device.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::backend::Capture;
+use burn::backend::ir::{OperationIr, TensorId};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::Batch;
+use crate::selection::REPARAMETERIZATION;
+
+/// The operations of a loss, with what is known about the tensors in them.
+pub(crate) struct Trace {
+    pub(crate) operations: Vec<OperationIr>,
+    /// Constants: parameters, the batch, whatever the model makes itself.
+    pub(crate) values: std::collections::BTreeMap<TensorId, TensorData>,
+    /// The stored base of each parameter, by its tensor: its path.
+    pub(crate) parameters: HashMap<TensorId, String>,
+    /// The loss.
+    pub(crate) output: TensorId,
+}
+
+impl Trace {
+    /// Records `loss` of `model` in evaluation mode on `batch`; nothing is computed.
+    ///
+    /// Fails with the reason, where the closure looks at the value of a tensor: there is none.
+    /// Burn's panic message is printed then.
+    pub(crate) fn record<M: Module, B: Batch>(
+        model: &M,
+        loss: &dyn Fn(&M, &B) -> Tensor<1>,
+        batch: &B,
+    ) -> Result<Self, String> {
+        let capture = Device::capture();
+        let mut paths = ParameterIds::default();
+        let mut recorded = Err("nothing was recorded".to_string());
+        let captured = capture.capture_scope(|scope| {
+            // `valid` copies running statistics: `to_device` would move the original's in place.
+            let model = model.valid().to_device(&capture);
+            model.visit(&mut paths);
+            let batch = batch.clone().to_device(&capture);
+            // Caught inside of the scope, which must be completed.
+            let result = catch_unwind(AssertUnwindSafe(|| loss(&model, &batch)));
+            recorded = match result {
+                Ok(loss) => match loss.clone().try_into_primitive::<Capture>() {
+                    Ok(primitive) => Ok((primitive.id(), loss)),
+                    Err(_) => Err("the loss is not computed on the device of the model".into()),
+                },
+                Err(payload) => Err(panic_message(payload.as_ref())),
+            };
+            match &recorded {
+                Ok((id, _)) => scope.complete([], [*id]),
+                Err(_) => scope.complete([], []),
+            }
+        });
+        let (output, _) = recorded?;
+        let captured = captured.map_err(|error| error.to_string())?;
+        Ok(Self {
+            operations: captured.graph.operations,
+            // Burn may have given the output another name.
+            output: captured.graph.outputs.first().copied().unwrap_or(output),
+            values: captured.values,
+            parameters: paths.ids,
+        })
+    }
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    payload
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string()))
+        .unwrap_or_else(|| "the loss panicked on the capture device".into())
+}
+
+#[derive(Default)]
+struct ParameterIds {
+    path: Vec<String>,
+    nested: usize,
+    ids: HashMap<TensorId, String>,
+}
+
+impl ModuleVisitor for ParameterIds {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.push(name.to_string());
+        self.nested += usize::from(container_type == REPARAMETERIZATION);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.path.pop();
+        self.nested -= usize::from(container_type == REPARAMETERIZATION);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.nested == 0
+            && let Ok(primitive) = param.base().try_into_primitive::<Capture>()
+        {
+            self.ids.insert(primitive.id(), self.path.join("."));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A prepared and a converted model, side by side over samples.
+
+use std::collections::HashMap;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::conversion_report::{ConversionReport, Mismatch};
+use crate::convert::quantized_weights;
+use crate::tap::{self, Tapped};
+use crate::walk::{Site, map_quantizers, quantizers};
+use crate::{QuantError, QuantizedTensor};
+
+/// Runs the prepared and the converted model over `samples` and writes into `report` by how much
+/// they differ: weight codes, and the codes of quantized activations, for each layer, and the
+/// model's output.
+///
+/// `forward` gets the model in its inference form. Samples must be on its device, without
+/// autodiff.
+///
+/// # Errors
+///
+/// [`QuantError::NoData`] without samples, [`QuantError::LengthMismatch`] when the models' outputs
+/// or calls differ in number, as those of two different models do, and what
+/// [`quantized_weights`] finds.
+pub fn compare<M: Module, X, const D: usize>(
+    report: &mut ConversionReport,
+    prepared: &M,
+    converted: &M,
+    samples: impl IntoIterator<Item = X>,
+    forward: impl Fn(&M, &X) -> Tensor<D>,
+) -> Result<(), QuantError> {
+    let located = |model: &M| {
+        map_quantizers(model.valid(), |located| {
+            let path = located.path.clone();
+            located.quantizer.with_path(path)
+        })
+    };
+    let (prepared, converted) = (located(prepared), located(converted));
+    let weights = weight_mismatches(&prepared, &converted)?;
+    let activations = owners(&prepared);
+    let mut layers: HashMap<String, Difference> = HashMap::new();
+    let mut output_difference = None;
+    for sample in samples {
+        let run = |model: &M| -> Result<(Vec<f32>, Vec<Tapped>), QuantError> {
+            let (output, tapped) = tap::listen(|| forward(model, &sample))?;
+            let data = output.try_into_data().map_err(|error| QuantError::Device {
+                reason: error.to_string(),
+            })?;
+            let of_activations = tapped.into_iter();
+            let of_activations =
+                of_activations.filter(|tapped| activations.contains_key(&tapped.path));
+            Ok((
+                data.convert::<f32>().iter::<f32>().collect(),
+                of_activations.collect(),
+            ))
+        };
+        let (expected, of_prepared) = run(&prepared)?;
+        let (found, of_converted) = run(&converted)?;
+        same_length("outputs", expected.len(), found.len())?;
+        same_length("quantizer calls", of_prepared.len(), of_converted.len())?;
+        let differences = expected.iter().zip(&found).map(|(a, b)| (a - b).abs());
+        let largest = differences.fold(output_difference.unwrap_or(0.0), f32::max);
+        output_difference = Some(largest);
+        for (a, b) in of_prepared.iter().zip(&of_converted) {
+            same_length("codes", a.codes.len(), b.codes.len())?;
+            let layer = layers.entry(activations[&a.path].clone()).or_default();
+            layer.add(&a.codes, &b.codes);
+        }
+    }
+    if output_difference.is_none() {
+        return Err(QuantError::NoData {
+            what: "the comparison".into(),
+        });
+    }
+    report.output_difference = output_difference;
+    for weight in &mut report.weights {
+        let difference = layers.get(&weight.path);
+        weight.mismatch = Some(Mismatch {
+            weight_codes: weights.get(&weight.path).copied().unwrap_or(0),
+            activation_codes: difference.map(|difference| difference.largest),
+            differing: difference.map_or(0.0, Difference::fraction),
+        });
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Difference {
+    largest: u32,
+    differing: usize,
+    compared: usize,
+}
+
+impl Difference {
+    fn add(&mut self, a: &[i32], b: &[i32]) {
+        for (a, b) in a.iter().zip(b) {
+            self.largest = self.largest.max(a.abs_diff(*b));
+            self.differing += usize::from(a != b);
+        }
+        self.compared += a.len();
+    }
+
+    fn fraction(&self) -> f64 {
+        self.differing as f64 / self.compared.max(1) as f64
+    }
+}
+
+/// The parameter that each activation quantizer belongs to, by the quantizer's path.
+fn owners<M: Module>(model: &M) -> HashMap<String, String> {
+    let activations = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site != Site::Weight);
+    activations
+        .map(|located| {
+            let owner = located.parameter.unwrap_or_else(|| located.path.clone());
+            (located.path, owner)
+        })
+        .collect()
+}
+
+/// The largest difference of the codes of each weight.
+fn weight_mismatches<M: Module>(
+    prepared: &M,
+    converted: &M,
+) -> Result<HashMap<String, u32>, QuantError> {
+    let converted: HashMap<String, QuantizedTensor> =
+        quantized_weights(converted)?.into_iter().collect();
+    let mut mismatches = HashMap::new();
+    for (path, expected) in quantized_weights(prepared)? {
+        if let Some(found) = converted.get(&path) {
+            mismatches.insert(path, expected.largest_difference(found)?);
+        }
+    }
+    Ok(mismatches)
+}
+
+fn same_length(what: &str, expected: usize, found: usize) -> Result<(), QuantError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(QuantError::LengthMismatch {
+            what: format!("{what} of the two models"),
+            expected,
+            found,
+        }),
+    }
+}

@@ -1,0 +1,198 @@
+//! What a conversion did, and how close the converted model is.
+
+use std::fmt;
+
+use comfy_table::{Table, presets};
+use serde::{Deserialize, Serialize};
+
+/// What became of a weight.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It is a quantized tensor of Burn now.
+    Converted {
+        /// Burn's type of its values, for example `Q8S`.
+        value: String,
+        /// Where they are kept, for example `Native`.
+        store: String,
+    },
+    /// It was one before.
+    AlreadyConverted,
+    /// It stayed as it was, since Burn cannot hold it.
+    KeptFakeQuantized {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One weight in a [`ConversionReport`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConvertedWeight {
+    /// Its path.
+    pub path: String,
+    /// Its scheme, as it prints.
+    pub scheme: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Bytes as the device holds it, and as Burn's record stores it, scales included.
+    pub bytes: usize,
+    /// Bytes with as many bits for each code as the scheme has, scales included: what
+    /// [`save_safetensors`](crate::save_safetensors) stores.
+    pub packed_bytes: usize,
+    /// Largest difference between the fake-quantized and the converted model at this layer, once
+    /// [`compare`](crate::compare) has run both.
+    pub mismatch: Option<Mismatch>,
+}
+
+/// How far two models are apart at one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Mismatch {
+    /// Largest difference between weight codes; 0 unless something is broken.
+    pub weight_codes: u32,
+    /// Largest difference between the codes of the layer's quantized activations, over all
+    /// samples, in steps; `None` where none is quantized.
+    pub activation_codes: Option<u32>,
+    /// Activation codes that differ at all, as a fraction of those compared.
+    pub differing: f64,
+}
+
+/// What [`ConvertConfig::convert`](crate::ConvertConfig::convert) did.
+///
+/// Prints as a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConversionReport {
+    /// The weights, in module order.
+    pub weights: Vec<ConvertedWeight>,
+    /// Bytes of all other tensors of the model: biases, norms, running statistics, quantizer
+    /// state.
+    pub other_bytes: usize,
+    /// Largest difference of the model's output over all samples, once
+    /// [`compare`](crate::compare) has run.
+    pub output_difference: Option<f32>,
+}
+
+impl ConversionReport {
+    pub(crate) fn new(weights: Vec<ConvertedWeight>, other_bytes: usize) -> Self {
+        Self {
+            weights,
+            other_bytes,
+            output_difference: None,
+        }
+    }
+
+    /// Bytes of the whole model on the device.
+    pub fn bytes(&self) -> usize {
+        self.other_bytes + self.weights.iter().map(|w| w.bytes).sum::<usize>()
+    }
+
+    /// Bytes of the whole model with its weights packed.
+    pub fn packed_bytes(&self) -> usize {
+        self.other_bytes + self.weights.iter().map(|w| w.packed_bytes).sum::<usize>()
+    }
+
+    /// Bytes of the whole model with its weights in F32.
+    pub fn float_bytes(&self) -> usize {
+        self.other_bytes
+            + self
+                .weights
+                .iter()
+                .map(ConvertedWeight::float_bytes)
+                .sum::<usize>()
+    }
+
+    /// Bytes on the device as a fraction of those with F32 weights.
+    pub fn ratio(&self) -> f64 {
+        self.bytes() as f64 / self.float_bytes() as f64
+    }
+
+    /// The largest difference of activation codes, over all layers.
+    pub fn largest_mismatch(&self) -> Option<u32> {
+        let mismatches = self.weights.iter().filter_map(|w| w.mismatch);
+        let largest = |m: Mismatch| m.weight_codes.max(m.activation_codes.unwrap_or(0));
+        mismatches.map(largest).max()
+    }
+}
+
+impl ConvertedWeight {
+    /// Bytes in F32.
+    pub fn float_bytes(&self) -> usize {
+        4 * self.elements()
+    }
+
+    /// Bits on the device for each element, scales included.
+    pub fn bits_per_element(&self) -> f64 {
+        8.0 * self.bytes as f64 / self.elements().max(1) as f64
+    }
+
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Converted { value, store } => write!(f, "{value} {store}"),
+            Self::AlreadyConverted => f.write_str("already converted"),
+            Self::KeptFakeQuantized { .. } => f.write_str("F32, fake-quantized"),
+        }
+    }
+}
+
+impl fmt::Display for ConversionReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header([
+            "weight",
+            "scheme",
+            "held as",
+            "bytes",
+            "packed",
+            "F32",
+            "weight codes off",
+            "activation codes off",
+        ]);
+        for weight in &self.weights {
+            let of = |value: Option<u32>| value.map_or("-".to_string(), |value| value.to_string());
+            table.add_row([
+                weight.path.clone(),
+                weight.scheme.clone(),
+                weight.outcome.to_string(),
+                weight.bytes.to_string(),
+                weight.packed_bytes.to_string(),
+                weight.float_bytes().to_string(),
+                of(weight.mismatch.map(|m| m.weight_codes)),
+                of(weight.mismatch.and_then(|m| m.activation_codes)),
+            ]);
+        }
+        table.add_row([
+            "other tensors".to_string(),
+            String::new(),
+            String::new(),
+            self.other_bytes.to_string(),
+            self.other_bytes.to_string(),
+            self.other_bytes.to_string(),
+        ]);
+        table.add_row([
+            "total".to_string(),
+            String::new(),
+            format!("{:.3} of F32", self.ratio()),
+            self.bytes().to_string(),
+            self.packed_bytes().to_string(),
+            self.float_bytes().to_string(),
+        ]);
+        writeln!(f, "{table}")?;
+        for weight in &self.weights {
+            if let Outcome::KeptFakeQuantized { reason } = &weight.outcome {
+                writeln!(f, "`{}` stays fake-quantized: {reason}", weight.path)?;
+            }
+        }
+        match self.output_difference {
+            Some(difference) => writeln!(f, "largest difference of an output: {difference:e}"),
+            None => Ok(()),
+        }
+    }
+}

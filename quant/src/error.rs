@@ -1,0 +1,341 @@
+//! What can go wrong, with what to do about it.
+
+use burn_lean_reparam::{AttachError, Rejected};
+
+/// Every error of this crate.
+///
+/// Functions that consume a model return it inside a [`Rejected`]; `?` converts that into a
+/// `QuantError` where the model is not needed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// Another error, of one parameter of the model.
+    #[error("parameter `{path}`: {error}")]
+    Parameter {
+        /// Path of the parameter.
+        path: String,
+        /// What is wrong with it.
+        #[source]
+        error: Box<QuantError>,
+    },
+    /// A number of a config or record is out of its range.
+    #[error("{field} is {value}, but must be {expected}")]
+    InvalidConfig {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is accepted.
+        expected: &'static str,
+    },
+    /// Choices of a scheme that do not go together.
+    #[error("the scheme {scheme} cannot be: {reason}")]
+    UnsupportedScheme {
+        /// The scheme, as it prints.
+        scheme: String,
+        /// Which choices contradict each other, and what to choose instead.
+        reason: &'static str,
+    },
+    /// A channel axis that the tensor does not have.
+    #[error(
+        "axis {axis} of a tensor of shape {shape:?} does not exist: the channel axis must be \
+         below {}", .shape.len()
+    )]
+    AxisOutOfRange {
+        /// The channel axis of the granularity.
+        axis: usize,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+    },
+    /// Blocks of more dimensions than the tensor has.
+    #[error(
+        "blocks of {extents:?} have more dimensions than a tensor of shape {shape:?}: give an \
+         extent for each of its last dimensions at most"
+    )]
+    BlockRank {
+        /// The extents of a block.
+        extents: Vec<usize>,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+    },
+    /// A dimension that is not a multiple of the block's extent.
+    #[error(
+        "dimension {axis} of shape {shape:?} cannot be cut into blocks of {extent}: choose a \
+         divisor of {}, or another granularity for this tensor", .shape[*.axis]
+    )]
+    NotDivisible {
+        /// The dimension.
+        axis: usize,
+        /// The extent of a block along it.
+        extent: usize,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+    },
+    /// A tensor without elements has no range.
+    #[error("a tensor of shape {shape:?} has no elements, so no range: leave it out")]
+    EmptyTensor {
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+    },
+    /// A multiplier of requantization is not a sensible number.
+    #[error(
+        "the requantization multiplier {value} (input scale · weight scale / output scale) must be \
+         positive and below 2^30: check the scales"
+    )]
+    InvalidMultiplier {
+        /// What was asked for.
+        value: f64,
+    },
+    /// A scale is zero, negative, infinite or NaN.
+    #[error("the scale of {what} is {value}, but must be positive and finite: calibrate again")]
+    InvalidScale {
+        /// Whose scale.
+        what: String,
+        /// Its value.
+        value: f32,
+    },
+    /// A code lies outside of its integer grid.
+    #[error("{what} hold {code}, outside of [{quant_min}, {quant_max}]")]
+    CodeOutOfRange {
+        /// Whose codes.
+        what: String,
+        /// The first one outside.
+        code: i64,
+        /// Smallest allowed code.
+        quant_min: i32,
+        /// Largest allowed code.
+        quant_max: i32,
+    },
+    /// Something has another length than its counterpart.
+    #[error("{what}: expected {expected} numbers, found {found}")]
+    LengthMismatch {
+        /// What was counted.
+        what: String,
+        /// Expected count.
+        expected: usize,
+        /// Found count.
+        found: usize,
+    },
+    /// A bias does not fit the `i32` of integer inference.
+    #[error(
+        "the bias {bias} of channel {channel} is more than 2^31 steps of {scale}: that channel's \
+         weights or inputs have a far too small scale"
+    )]
+    BiasOverflow {
+        /// Output channel.
+        channel: usize,
+        /// Its bias.
+        bias: f32,
+        /// Input scale · weight scale.
+        scale: f32,
+    },
+    /// A sum of products left `i32`.
+    #[error("an accumulator of {sum} does not fit 32 bits: use fewer bits or a narrower layer")]
+    AccumulatorOverflow {
+        /// The sum.
+        sum: i64,
+    },
+    /// A path names no parameter of the model.
+    #[error("the model has no parameter `{path}`{}", hint(.similar))]
+    UnknownParameter {
+        /// The path.
+        path: String,
+        /// Paths of the model that resemble it.
+        similar: Vec<String>,
+    },
+    /// Two parameters that belong together do not fit.
+    #[error("`{path}` has {found} channels, but `{other}` has {expected}")]
+    ChannelMismatch {
+        /// The parameter that does not fit.
+        path: String,
+        /// Its channels.
+        found: usize,
+        /// What it should fit.
+        other: String,
+        /// Its channels.
+        expected: usize,
+    },
+    /// A parameter has a rank that cannot be handled.
+    #[error("`{path}` has rank {rank}, but {expected}")]
+    UnsupportedRank {
+        /// The parameter.
+        path: String,
+        /// Its rank.
+        rank: usize,
+        /// What is accepted.
+        expected: &'static str,
+    },
+    /// A layer cannot be handled.
+    #[error("`{path}` cannot be used here: {reason}")]
+    UnsupportedLayer {
+        /// Path of the parameter.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// The Hessian of a layer's inputs has no Cholesky factor.
+    #[error(
+        "the Hessian of the layer inputs is not positive definite at input {index}: use more \
+         calibration data or a larger damping (now {damping})"
+    )]
+    NotPositiveDefinite {
+        /// Index of the input feature.
+        index: usize,
+        /// The damping in use.
+        damping: f64,
+    },
+    /// Nothing was observed.
+    #[error("{what} has seen no data: run the model on calibration data first")]
+    NoData {
+        /// What has seen none.
+        what: String,
+    },
+    /// A quantized tensor that Burn, or the device, cannot hold.
+    #[error("{scheme} of shape {shape:?} cannot be a quantized tensor of Burn: {reason}")]
+    UnsupportedStorage {
+        /// The scheme, as it prints.
+        scheme: String,
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The model has no weight to convert.
+    #[error("no parameter of the model carries a weight quantizer: prepare the model first")]
+    NothingToConvert,
+    /// A quantizer that its schedule keeps from quantizing.
+    #[error(
+        "its quantizer is in the phase \"{phase}\" and does not quantize: train on until its \
+         schedule quantizes, or give it another schedule"
+    )]
+    NotQuantizing {
+        /// The phase.
+        phase: String,
+    },
+    /// Attaching the quantizers failed.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// A pattern matches no weight.
+    #[error(
+        "the pattern `{pattern}` matches no weight of the model; weights that can be quantized: {}",
+        .known.join(", ")
+    )]
+    UnknownPath {
+        /// The pattern of the override.
+        pattern: String,
+        /// Paths that would match.
+        known: Vec<String>,
+    },
+    /// A parameter group matches no weight.
+    #[error(
+        "the parameter group matches no weight of the model; weights that can be quantized: {}",
+        .known.join(", ")
+    )]
+    NothingInGroup {
+        /// Paths that would match.
+        known: Vec<String>,
+    },
+    /// Everything is left out.
+    #[error(
+        "nothing is left to quantize: no weight of a linear layer, convolution or embedding in the \
+         group that an override does not skip. For weights of other modules give an override \
+         their `axis`"
+    )]
+    NothingToQuantize,
+    /// The model has no quantizers.
+    #[error("the model has no quantizers: call `QatConfig::prepare` first")]
+    NotPrepared,
+    /// Replicas are not of the same model.
+    #[error("the model and its replicas differ: not all have a quantizer at `{path}`")]
+    OtherQuantizers {
+        /// Path of a quantizer that not all have.
+        path: String,
+    },
+    /// A record could not be loaded.
+    #[error("cannot load the {what}: {reason}")]
+    Record {
+        /// What was being loaded.
+        what: String,
+        /// What Burn said.
+        reason: String,
+    },
+    /// A quantizer has no range, because no data passed through it while it observed.
+    #[error(
+        "no data was observed: call the layer with `forward_q`, and calibrate the model or train \
+         it for a step; or leave it out with an override"
+    )]
+    NeverObserved,
+    /// A quantizer that takes the range of the values at hand has none of its own.
+    #[error(
+        "its range is that of the values at hand, so there is none to keep; use another observer \
+         than `Memoryless` for a static range"
+    )]
+    NoStaticRange,
+    /// What was observed or learned is infinite or not a number.
+    #[error(
+        "the {what} is infinite or not a number: look for the first layer whose output is not \
+         finite, in the data or in the model"
+    )]
+    NonFinite {
+        /// What is not finite.
+        what: &'static str,
+    },
+    /// All that was observed is one value.
+    #[error(
+        "all values observed are {value}: calibrate with more or other data, or leave the layer \
+         out with an override if it is dead"
+    )]
+    ConstantRange {
+        /// The value.
+        value: f32,
+    },
+    /// A record was made with another scheme, or by another version.
+    #[error(
+        "the record that was loaded is of another scheme than {expected}: prepare the model with \
+         the config that the record was made with"
+    )]
+    ForeignScheme {
+        /// The scheme of the model.
+        expected: String,
+    },
+    /// A file could not be read or written, or is not what it should be.
+    #[error("{action} {path}: {reason}")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The device failed while numbers were read back.
+    #[error("reading from the device failed: {reason}")]
+    Device {
+        /// What Burn said.
+        reason: String,
+    },
+}
+
+impl QuantError {
+    /// This error, of the parameter at `path`.
+    #[must_use]
+    pub fn at(self, path: impl Into<String>) -> Self {
+        Self::Parameter {
+            path: path.into(),
+            error: Box::new(self),
+        }
+    }
+}
+
+impl<M> From<Rejected<M, QuantError>> for QuantError {
+    fn from(rejected: Rejected<M, QuantError>) -> Self {
+        rejected.into_error()
+    }
+}
+
+fn hint(similar: &[String]) -> String {
+    match similar {
+        [] => String::new(),
+        paths => format!("; did you mean `{}`?", paths.join("`, `")),
+    }
+}

@@ -1,0 +1,236 @@
+//! Reading and replacing the float tensors of a model by their paths.
+
+use std::collections::HashMap;
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Tensor, TensorData, Transaction};
+
+use crate::QuantError;
+
+/// Where a float tensor of a model is, and what it belongs to.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct FloatParameter {
+    /// Its path, for example `encoder.0.weight`.
+    pub(crate) path: String,
+    pub(crate) shape: Vec<usize>,
+    /// Type of the module it is a field of, for example `Struct:Linear`.
+    pub(crate) container: String,
+    /// Whether it is state of a reparameterization, not a tensor of the model itself.
+    pub(crate) nested: bool,
+}
+
+/// The float tensors of `model`, in module order: parameters, running statistics, and state of
+/// reparameterizations.
+pub(crate) fn list<M: Module>(model: &M) -> Vec<FloatParameter> {
+    let mut lister = Lister::default();
+    model.visit(&mut lister);
+    lister.found
+}
+
+/// Stored values of a tensor, on the host.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct HostTensor {
+    pub(crate) values: Vec<f32>,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// Reads the stored (base) values at `paths`, in F32, in one go.
+///
+/// # Errors
+///
+/// [`QuantError::UnknownParameter`], [`QuantError::Device`].
+pub(crate) fn read<M: Module>(
+    model: &M,
+    paths: &[String],
+) -> Result<HashMap<String, HostTensor>, QuantError> {
+    let parameters = list(model);
+    let shapes = paths
+        .iter()
+        .map(|path| Ok(find(&parameters, path)?.shape.clone()))
+        .collect::<Result<Vec<_>, QuantError>>()?;
+    let mut reader = Reader {
+        path: Vec::new(),
+        wanted: paths,
+        found: Vec::new(),
+        transaction: Some(Transaction::default()),
+    };
+    model.visit(&mut reader);
+    let transaction = reader.transaction.take().unwrap_or_default();
+    let data = transaction
+        .try_execute()
+        .map_err(|error| QuantError::Device {
+            reason: error.to_string(),
+        })?;
+    let mut tensors = HashMap::new();
+    for (index, data) in reader.found.into_iter().zip(data) {
+        let tensor = HostTensor {
+            values: data.iter::<f32>().collect(),
+            shape: shapes[index].clone(),
+        };
+        tensors.insert(paths[index].clone(), tensor);
+    }
+    Ok(tensors)
+}
+
+/// The parameter at `path`.
+pub(crate) fn find<'a>(
+    parameters: &'a [FloatParameter],
+    path: &str,
+) -> Result<&'a FloatParameter, QuantError> {
+    parameters
+        .iter()
+        .find(|parameter| parameter.path == path)
+        .ok_or_else(|| QuantError::UnknownParameter {
+            path: path.to_string(),
+            similar: similar(parameters, path),
+        })
+}
+
+/// Paths that the author of `path` may have meant: fields of that module, or that field of others.
+fn similar(parameters: &[FloatParameter], path: &str) -> Vec<String> {
+    let (module, field) = path.rsplit_once('.').unwrap_or(("", path));
+    let resembles = |candidate: &FloatParameter| {
+        let (of, name) = candidate
+            .path
+            .rsplit_once('.')
+            .unwrap_or(("", &candidate.path));
+        !candidate.nested && (of == module || name == field)
+    };
+    let resembling = parameters.iter().filter(|candidate| resembles(candidate));
+    resembling.map(|found| found.path.clone()).take(3).collect()
+}
+
+/// Replaces the stored values at the given paths; everything else about them stays.
+pub(crate) fn replace<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
+    model.map(&mut Replacer {
+        path: Vec::new(),
+        values,
+    })
+}
+
+/// A model that shares no running state with its clones.
+///
+/// Burn shares the running statistics of a module with its clones and maps them in place, so that
+/// replacing them in one would change the other. `valid` makes new ones.
+pub(crate) fn isolate<M: Module>(model: M) -> M {
+    let isolated = model.valid();
+    match model.devices().iter().any(|device| device.is_autodiff()) {
+        true => isolated.train(),
+        // Without autodiff there is no way back through `train`; restore what `valid` turned off.
+        false => {
+            let mut flags = Flags::default();
+            model.visit(&mut flags);
+            isolated.map(&mut flags)
+        }
+    }
+}
+
+#[derive(Default)]
+struct Lister {
+    path: Vec<String>,
+    containers: Vec<String>,
+    found: Vec<FloatParameter>,
+}
+
+impl ModuleVisitor for Lister {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.to_string());
+        self.containers.push(container.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+        self.containers.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.found.push(FloatParameter {
+            path: self.path.join("."),
+            shape: param.shape().to_vec(),
+            container: self.containers.last().cloned().unwrap_or_default(),
+            nested: self.containers.iter().any(|c| c == "Reparameterization"),
+        });
+    }
+}
+
+struct Reader<'a> {
+    path: Vec<String>,
+    wanted: &'a [String],
+    found: Vec<usize>,
+    transaction: Option<Transaction>,
+}
+
+impl ModuleVisitor for Reader<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        let Some(index) = self.wanted.iter().position(|wanted| *wanted == path) else {
+            return;
+        };
+        if self.found.contains(&index) {
+            return;
+        }
+        let value = param.base().without_autodiff();
+        let value = match value.dtype() {
+            DType::QFloat(_) => value.dequantize(),
+            DType::F32 => value,
+            _ => value.cast(burn::tensor::FloatDType::F32),
+        };
+        self.found.push(index);
+        self.transaction = self.transaction.take().map(|all| all.register(value));
+    }
+}
+
+struct Replacer {
+    path: Vec<String>,
+    values: HashMap<String, TensorData>,
+}
+
+impl ModuleMapper for Replacer {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(data) = self.values.remove(&self.path.join(".")) else {
+            return param;
+        };
+        param.map(|old| {
+            let dtype = match (data.dtype(), old.dtype()) {
+                (quantized @ DType::QFloat(_), _) => quantized,
+                (float, DType::QFloat(_)) => float,
+                (_, stored) => stored,
+            };
+            Tensor::from_data(data, (&old.device(), dtype)).set_require_grad(old.is_require_grad())
+        })
+    }
+}
+
+#[derive(Default)]
+struct Flags(HashMap<ParamId, bool>);
+
+impl ModuleVisitor for Flags {
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.0.insert(flag.id, flag.is_enabled());
+    }
+}
+
+impl ModuleMapper for Flags {
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        match self.0.get(&flag.id) {
+            Some(enabled) => flag.with_value(*enabled),
+            None => flag,
+        }
+    }
+}

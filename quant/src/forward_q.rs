@@ -1,0 +1,108 @@
+//! Calling a layer so that the quantizers of its activations take part.
+
+mod attention;
+mod rnn;
+mod transformer;
+
+use burn::module::Param;
+use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
+use burn::nn::{Embedding, Linear};
+use burn::tensor::{Int, Tensor};
+
+use crate::WeightQuantizer;
+
+pub use attention::MhaInput;
+pub use transformer::TransformerEncoderInput;
+
+/// The forward pass of a layer with its quantizers.
+///
+/// The quantizers of a layer's input and output are carried by its weight, where
+/// [`QatConfig::prepare`](crate::QatConfig::prepare) put them. In a model that is not prepared it
+/// is the plain forward pass.
+///
+/// | layer | input | |
+/// |---|---|---|
+/// | [`Linear`] | `Tensor<D>` | |
+/// | [`Conv1d`], [`ConvTranspose1d`] | `Tensor<3>` | |
+/// | [`Conv2d`], [`ConvTranspose2d`] | `Tensor<4>` | |
+/// | [`Conv3d`], [`ConvTranspose3d`] | `Tensor<5>` | |
+/// | [`Embedding`] | `Tensor<2, Int>` | |
+/// | `MultiHeadAttention` | [`MhaInput`] | projections, q·kᵀ and attention·v |
+/// | `PositionWiseFeedForward` | `Tensor<D>` | |
+/// | `TransformerEncoderLayer` | `(Tensor<3>, pad mask, attention mask)` | |
+/// | `TransformerEncoder` | [`TransformerEncoderInput`] | |
+/// | `GateController` | `(input, hidden)` | |
+/// | `Lstm`, `Gru` | `(Tensor<3>, state)` | |
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_quant::ForwardQ;
+///
+/// let device = Device::flex();
+/// let layer = LinearConfig::new(3, 2).init(&device);
+/// let x = Tensor::<2>::ones([1, 3], &device);
+/// // Not prepared: the same numbers.
+/// let plain = layer.forward(x.clone()).into_data();
+/// assert_eq!(layer.forward_q(x).into_data(), plain);
+/// ```
+pub trait ForwardQ<Input> {
+    /// What the layer gives.
+    type Output;
+
+    /// The forward pass, with the quantizers of the layer.
+    fn forward_q(&self, input: Input) -> Self::Output;
+}
+
+/// Input quantizer, forward pass, output quantizer.
+fn around<const W: usize, const D: usize>(
+    weight: &Param<Tensor<W>>,
+    x: Tensor<D>,
+    forward: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    match WeightQuantizer::of(weight) {
+        Some(quantizers) => quantizers.quantize_output(forward(quantizers.quantize_input(x))),
+        None => forward(x),
+    }
+}
+
+impl<const D: usize> ForwardQ<Tensor<D>> for Linear {
+    type Output = Tensor<D>;
+
+    fn forward_q(&self, input: Tensor<D>) -> Tensor<D> {
+        around(&self.weight, input, |x| self.forward(x))
+    }
+}
+
+macro_rules! convolutions {
+    ($($layer:ty, $rank:literal;)*) => {$(
+        impl ForwardQ<Tensor<$rank>> for $layer {
+            type Output = Tensor<$rank>;
+
+            fn forward_q(&self, input: Tensor<$rank>) -> Tensor<$rank> {
+                around(&self.weight, input, |x| self.forward(x))
+            }
+        }
+    )*};
+}
+
+convolutions! {
+    Conv1d, 3;
+    Conv2d, 4;
+    Conv3d, 5;
+    ConvTranspose1d, 3;
+    ConvTranspose2d, 4;
+    ConvTranspose3d, 5;
+}
+
+impl ForwardQ<Tensor<2, Int>> for Embedding {
+    type Output = Tensor<3>;
+
+    fn forward_q(&self, input: Tensor<2, Int>) -> Tensor<3> {
+        let output = self.forward(input);
+        match WeightQuantizer::of(&self.weight) {
+            Some(quantizers) => quantizers.quantize_output(output),
+            None => output,
+        }
+    }
+}

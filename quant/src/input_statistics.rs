@@ -1,0 +1,170 @@
+//! What a layer's inputs look like, collected batch by batch.
+
+use burn::tensor::{FloatDType, Tensor};
+use faer::linalg::matmul::matmul;
+use faer::{Accum, Mat, MatRef, Par};
+
+use crate::QuantError;
+
+/// Moments of the inputs of one layer: all that weight rounding, bias correction and the
+/// equalization factors need to know about calibration data, in `O(d²)` memory however many
+/// samples there are.
+///
+/// A sample is one row `x` of the layer's matrix product, of `d` features: a row of a linear
+/// layer's input, a patch of a convolution's ([`patches`](crate::patches)).
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_quant::InputStatistics;
+///
+/// let mut inputs = InputStatistics::new(2);
+/// let x = Tensor::<2>::from_data([[1.0, 2.0], [3.0, -6.0]], &Device::flex());
+/// inputs.observe(x).unwrap();
+/// assert_eq!(inputs.samples(), 2);
+/// assert_eq!(inputs.mean(), [2.0, -2.0]);
+/// assert_eq!(inputs.mean_abs(), [2.0, 4.0]);
+/// assert_eq!(inputs.max_abs(), [3.0, 6.0]);
+/// ```
+#[derive(Debug, Clone)]
+pub struct InputStatistics {
+    samples: usize,
+    /// `Σ x xᵀ`, `[d, d]`.
+    gram: Mat<f64>,
+    sum: Vec<f64>,
+    sum_abs: Vec<f64>,
+    max_abs: Vec<f32>,
+}
+
+impl InputStatistics {
+    /// No samples yet, of `features` features each.
+    pub fn new(features: usize) -> Self {
+        Self {
+            samples: 0,
+            gram: Mat::zeros(features, features),
+            sum: vec![0.0; features],
+            sum_abs: vec![0.0; features],
+            max_abs: vec![0.0; features],
+        }
+    }
+
+    /// Adds samples `[n, features]`. Reads them from the device.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::LengthMismatch`] for another number of features, [`QuantError::NonFinite`]
+    /// when a value is not finite (nothing is added then), [`QuantError::Device`].
+    pub fn observe(&mut self, samples: Tensor<2>) -> Result<(), QuantError> {
+        let [count, features] = samples.dims();
+        if features != self.features() {
+            return Err(QuantError::LengthMismatch {
+                what: "features of a layer's input".into(),
+                expected: self.features(),
+                found: features,
+            });
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let data = samples
+            .detach()
+            .cast(FloatDType::F32)
+            .try_into_data()
+            .map_err(|error| QuantError::Device {
+                reason: error.to_string(),
+            })?;
+        let values: Vec<f32> = data.iter::<f32>().collect();
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(QuantError::NonFinite {
+                what: "input of the layer",
+            });
+        }
+        for row in values.chunks_exact(features) {
+            for (feature, value) in row.iter().enumerate() {
+                self.sum[feature] += f64::from(*value);
+                self.sum_abs[feature] += f64::from(value.abs());
+                self.max_abs[feature] = self.max_abs[feature].max(value.abs());
+            }
+        }
+        let x = Mat::from_fn(count, features, |row, column| {
+            f64::from(values[row * features + column])
+        });
+        matmul(
+            self.gram.as_mut(),
+            Accum::Add,
+            x.transpose(),
+            x.as_ref(),
+            1.0,
+            Par::Seq,
+        );
+        self.samples += count;
+        Ok(())
+    }
+
+    /// Number of features `d`.
+    pub fn features(&self) -> usize {
+        self.sum.len()
+    }
+
+    /// Number of samples `n` so far.
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+
+    /// Mean of each feature; NaN without samples.
+    pub fn mean(&self) -> Vec<f32> {
+        self.per_sample(&self.sum)
+    }
+
+    /// Mean magnitude of each feature; NaN without samples.
+    pub fn mean_abs(&self) -> Vec<f32> {
+        self.per_sample(&self.sum_abs)
+    }
+
+    /// Largest magnitude of each feature; 0 without samples.
+    pub fn max_abs(&self) -> &[f32] {
+        &self.max_abs
+    }
+
+    /// `Σ x xᵀ`, `[d, d]`.
+    pub(crate) fn gram(&self) -> MatRef<'_, f64> {
+        self.gram.as_ref()
+    }
+
+    /// Mean squared error of the outputs when the weight is off by `error`, a matrix
+    /// `[outputs, d]`: `tr(E · Σ x xᵀ · Eᵀ) / (n · outputs)`.
+    pub(crate) fn output_error(&self, error: MatRef<'_, f64>) -> f64 {
+        let (outputs, features) = (error.nrows(), error.ncols());
+        let mut product = Mat::zeros(outputs, features);
+        matmul(
+            product.as_mut(),
+            Accum::Replace,
+            error,
+            self.gram(),
+            1.0,
+            Par::Seq,
+        );
+        let mut trace = 0.0;
+        for column in 0..features {
+            for row in 0..outputs {
+                trace += product[(row, column)] * error[(row, column)];
+            }
+        }
+        // A sum of squares; rounding may leave a zero slightly negative.
+        trace.max(0.0) / (self.samples.max(1) * outputs.max(1)) as f64
+    }
+
+    /// Refuses to go on without samples.
+    pub(crate) fn require_samples(&self) -> Result<(), QuantError> {
+        match self.samples {
+            0 => Err(QuantError::NoData {
+                what: "the input statistics of the layer".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn per_sample(&self, sums: &[f64]) -> Vec<f32> {
+        let mean = |sum: &f64| (sum / self.samples as f64) as f32;
+        sums.iter().map(mean).collect()
+    }
+}

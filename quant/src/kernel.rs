@@ -1,0 +1,63 @@
+//! What fake quantization asks of a backend.
+
+use burn::backend::Backend;
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+
+use crate::groups::Groups;
+use crate::number_format::Grid;
+use crate::{Clip, composed};
+
+/// What to round to, and which elements share a scale.
+#[derive(Debug, Clone)]
+pub(crate) struct Rule {
+    pub(crate) grid: Grid,
+    pub(crate) groups: Groups,
+}
+
+/// Fake quantization, its gradients, and ranges. All tensors are F32; scales and zero points
+/// `[groups]`.
+///
+/// The default is [composed](crate::composed) of the backend's operations; a backend whose tensors lie in the
+/// host's memory does it in one pass. Both give the same bits.
+pub(crate) trait Kernel: Backend {
+    /// What the quantized `x` stands for.
+    fn quantize_dequantize(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        rule: &Rule,
+    ) -> FloatTensor<Self> {
+        composed::quantize_dequantize::<Self>(x, scale, zero_point, rule)
+    }
+
+    /// As [`quantize_dequantize`](Self::quantize_dequantize), with where `x` was clipped or is NaN.
+    fn quantize_dequantize_masked(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        rule: &Rule,
+    ) -> (FloatTensor<Self>, BoolTensor<Self>) {
+        composed::quantize_dequantize_masked::<Self>(x, scale, zero_point, rule)
+    }
+
+    /// The gradients of `x`, scale and zero point for an incoming gradient `dy`.
+    fn learned_gradients(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        rule: &Rule,
+        clip: Clip,
+    ) -> [FloatTensor<Self>; 3] {
+        composed::learned_gradients::<Self>(x, scale, zero_point, dy, rule, clip)
+    }
+
+    /// The lowest and the highest value of each group.
+    fn range(x: FloatTensor<Self>, groups: &Groups) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        composed::range::<Self>(x, groups)
+    }
+}
+
+impl Kernel for burn::backend::Capture {}
+#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu"))]
+impl Kernel for burn::backend::Cube {}

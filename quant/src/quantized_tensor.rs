@@ -1,0 +1,318 @@
+//! A quantized tensor on the host: codes, scales, zero points and the scheme they belong to.
+
+use burn::tensor::{Device, Tensor, TensorData, Transaction};
+use serde::{Deserialize, Serialize};
+
+use crate::{QuantError, QuantParams, Scheme, from_codes, to_codes};
+
+/// A tensor as integers.
+///
+/// The number that code `q` stands for is `(q − zero_point) · scale`, with the scale and the zero
+/// point of its group; for float formats `q` is a bit pattern.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_quant::{NumberFormat, QuantParams, QuantizedTensor, Scheme};
+///
+/// let device = Device::flex();
+/// let scheme = Scheme::symmetric(NumberFormat::int(4).narrow());
+/// let x = Tensor::<1>::from_floats([0.7, -0.2, 0.1], &device);
+/// let qparams = QuantParams::of(&x, &scheme)?;
+/// let quantized = QuantizedTensor::quantize(&x, &qparams, &scheme)?;
+/// assert_eq!(quantized.codes(), [7, -2, 1]);
+/// assert_eq!(quantized.pack(), [0xe7, 0x01]); // −2 is 0xe; low half first
+/// # Ok::<(), burn_lean_quant::QuantError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct QuantizedTensor {
+    codes: Vec<i32>,
+    shape: Vec<usize>,
+    scale: Vec<f32>,
+    zero_point: Vec<f32>,
+    scheme: Scheme,
+}
+
+impl QuantizedTensor {
+    /// The codes that fake quantization gives `x`. Reads from the device.
+    ///
+    /// # Errors
+    ///
+    /// If the scheme does not fit the shape, a scale is not positive and finite, a value is NaN,
+    /// or reading fails.
+    pub fn quantize<const D: usize>(
+        x: &Tensor<D>,
+        qparams: &QuantParams,
+        scheme: &Scheme,
+    ) -> Result<Self, QuantError> {
+        let shape = x.dims().to_vec();
+        scheme.validate(&shape)?;
+        let x = x.clone().without_autodiff();
+        let codes = to_codes(x.clone(), qparams, scheme);
+        let data = Transaction::default()
+            .register(codes)
+            .register(qparams.scale.clone().without_autodiff())
+            .register(qparams.zero_point.clone().without_autodiff())
+            .register(x.is_nan().any())
+            .try_execute()
+            .map_err(|error| QuantError::Device {
+                reason: error.to_string(),
+            })?;
+        let [codes, scale, zero_point, nan] = data.as_slice() else {
+            return Err(QuantError::Device {
+                reason: "it gave fewer tensors than were asked for".into(),
+            });
+        };
+        if nan.iter::<bool>().any(|nan| nan) {
+            return Err(QuantError::NonFinite { what: "tensor" });
+        }
+        Self::new(
+            codes.iter::<i32>().collect(),
+            shape,
+            scale.iter::<f32>().collect(),
+            zero_point.iter::<f32>().collect(),
+            scheme.clone(),
+        )
+    }
+
+    /// Puts together what was stored.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::LengthMismatch`], [`QuantError::InvalidScale`],
+    /// [`QuantError::CodeOutOfRange`], and what [`Scheme::validate`] finds.
+    pub fn new(
+        codes: Vec<i32>,
+        shape: Vec<usize>,
+        scale: Vec<f32>,
+        zero_point: Vec<f32>,
+        scheme: Scheme,
+    ) -> Result<Self, QuantError> {
+        let groups = scheme.group_count(&shape)?;
+        let lengths = [
+            ("codes", shape.iter().product(), codes.len()),
+            ("scales", groups, scale.len()),
+            ("zero points", groups, zero_point.len()),
+        ];
+        for (what, expected, found) in lengths {
+            if expected != found {
+                return Err(QuantError::LengthMismatch {
+                    what: what.into(),
+                    expected,
+                    found,
+                });
+            }
+        }
+        if let Some(bad) = scale.iter().find(|s| !(**s > 0.0 && s.is_finite())) {
+            return Err(QuantError::InvalidScale {
+                what: "the tensor".into(),
+                value: *bad,
+            });
+        }
+        let (quant_min, quant_max) = code_range(&scheme);
+        let outside = |code: f64| !(f64::from(quant_min)..=f64::from(quant_max)).contains(&code);
+        let all = codes.iter().map(|code| f64::from(*code));
+        let zero_points = zero_point.iter().map(|zero| f64::from(*zero));
+        let of_zero = zero_points.filter(|_| scheme.format.is_int());
+        if let Some(code) = all.chain(of_zero).find(|code| outside(*code)) {
+            return Err(QuantError::CodeOutOfRange {
+                what: "codes or zero points".into(),
+                code: code as i64,
+                quant_min,
+                quant_max,
+            });
+        }
+        Ok(Self {
+            codes,
+            shape,
+            scale,
+            zero_point,
+            scheme,
+        })
+    }
+
+    /// The codes, row-major.
+    pub fn codes(&self) -> &[i32] {
+        &self.codes
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The scale of each group, in the order of [`Scheme::group_shape`].
+    pub fn scale(&self) -> &[f32] {
+        &self.scale
+    }
+
+    /// The zero point of each group.
+    pub fn zero_point(&self) -> &[f32] {
+        &self.zero_point
+    }
+
+    /// The scheme.
+    pub fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    /// The largest difference to `other`, in steps of this tensor's scales, rounded up.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::LengthMismatch`] for another number of codes or scales.
+    pub(crate) fn largest_difference(&self, other: &Self) -> Result<u32, QuantError> {
+        let lengths = [
+            ("codes", self.codes.len(), other.codes.len()),
+            ("scales", self.scale.len(), other.scale.len()),
+        ];
+        for (what, expected, found) in lengths {
+            if expected != found {
+                return Err(QuantError::LengthMismatch {
+                    what: what.into(),
+                    expected,
+                    found,
+                });
+            }
+        }
+        let groups = self.scheme.group_shape(&self.shape)?;
+        let value = |tensor: &Self, index: usize, group: usize| {
+            let steps = f64::from(tensor.codes[index]) - f64::from(tensor.zero_point[group]);
+            steps * f64::from(tensor.scale[group])
+        };
+        let difference = |index: usize| {
+            let group = group_index(index, &self.shape, &groups);
+            let off = value(self, index, group) - value(other, index, group);
+            (off / f64::from(self.scale[group])).abs().ceil() as u32
+        };
+        Ok((0..self.codes.len()).map(difference).max().unwrap_or(0))
+    }
+
+    /// The numbers that the codes stand for, as a tensor of rank `D`.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::UnsupportedRank`] unless `D` is the rank.
+    pub fn dequantize<const D: usize>(&self, device: &Device) -> Result<Tensor<D>, QuantError> {
+        if self.shape.len() != D {
+            return Err(QuantError::UnsupportedRank {
+                path: String::new(),
+                rank: self.shape.len(),
+                expected: "another rank was asked for",
+            });
+        }
+        let groups = [self.scale.len()];
+        let qparams = QuantParams {
+            scale: Tensor::from_data(TensorData::new(self.scale.clone(), groups), device),
+            zero_point: Tensor::from_data(TensorData::new(self.zero_point.clone(), groups), device),
+        };
+        let codes = TensorData::new(self.codes.clone(), self.shape.clone());
+        let codes = Tensor::from_data(codes, device);
+        Ok(from_codes(codes, &qparams, &self.scheme))
+    }
+
+    /// The codes, as many bits each as the format has, low bits first; the last byte is filled up
+    /// with zeros.
+    pub fn pack(&self) -> Vec<u8> {
+        pack(&self.codes, self.scheme.format.bits())
+    }
+
+    /// Bytes of [`pack`](Self::pack) and of the scales (F32) and, for affine schemes, zero points.
+    pub fn packed_bytes(&self) -> usize {
+        let codes = packed_len(self.codes.len(), self.scheme.format.bits());
+        let zero_points = match self.scheme.mapping.is_symmetric() {
+            true => 0,
+            false => self.zero_point.len(),
+        };
+        codes + 4 * self.scale.len() + 4 * zero_points
+    }
+}
+
+/// Row-major index of the group that holds row-major element `index`, in a grid of `groups`.
+pub(crate) fn group_index(mut index: usize, shape: &[usize], groups: &[usize]) -> usize {
+    let mut group = 0;
+    let mut stride = 1;
+    for (len, count) in shape.iter().zip(groups).rev() {
+        let coordinate = index % len;
+        index /= len;
+        group += coordinate / (len / count) * stride;
+        stride *= count;
+    }
+    group
+}
+
+/// Smallest and largest code of a scheme; bit patterns for float formats.
+pub(crate) fn code_range(scheme: &Scheme) -> (i32, i32) {
+    match scheme.format.is_int() {
+        true => (scheme.quant_min() as i32, scheme.quant_max() as i32),
+        false => (0, (1 << scheme.format.bits()) - 1),
+    }
+}
+
+/// Bytes of `count` codes of `bits` bits.
+pub(crate) fn packed_len(count: usize, bits: u8) -> usize {
+    (count * usize::from(bits)).div_ceil(8)
+}
+
+/// Codes of `bits` bits each, low bits first.
+pub(crate) fn pack(codes: &[i32], bits: u8) -> Vec<u8> {
+    let mut bytes = vec![0_u8; packed_len(codes.len(), bits)];
+    for (index, code) in codes.iter().enumerate() {
+        for bit in 0..usize::from(bits) {
+            if code >> bit & 1 == 1 {
+                let position = index * usize::from(bits) + bit;
+                bytes[position / 8] |= 1 << (position % 8);
+            }
+        }
+    }
+    bytes
+}
+
+/// The inverse of [`pack`]; `None` when there are not as many bytes as `count` codes take.
+pub(crate) fn unpack(bytes: &[u8], bits: u8, signed: bool, count: usize) -> Option<Vec<i32>> {
+    if bytes.len() != packed_len(count, bits) {
+        return None;
+    }
+    let bits = usize::from(bits);
+    let code = |index: usize| {
+        let raw = (0..bits).fold(0_i32, |code, bit| {
+            let position = index * bits + bit;
+            code | i32::from(bytes[position / 8] >> (position % 8) & 1) << bit
+        });
+        let negative = signed && raw >> (bits - 1) & 1 == 1;
+        if negative { raw - (1 << bits) } else { raw }
+    };
+    Some((0..count).map(code).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_every_width_survives_packing() {
+        for bits in 2..=8_u8 {
+            for signed in [false, true] {
+                let lowest = if signed { -(1 << (bits - 1)) } else { 0 };
+                // One more than a multiple of eight codes: the last byte is not full.
+                let codes: Vec<i32> = (0..(1 << bits) + 1)
+                    .map(|index| lowest + index % (1 << bits))
+                    .collect();
+                let bytes = pack(&codes, bits);
+                assert_eq!(bytes.len(), (codes.len() * bits as usize).div_ceil(8));
+                assert_eq!(unpack(&bytes, bits, signed, codes.len()), Some(codes));
+            }
+        }
+        assert_eq!(unpack(&[0, 0], 4, true, 5), None);
+    }
+
+    #[test]
+    fn groups_are_counted_in_row_major_order() {
+        // [4, 6] in blocks of [2, 3]
+        let groups: Vec<usize> = (0..24).map(|i| group_index(i, &[4, 6], &[2, 2])).collect();
+        let row = |a, b| vec![a, a, a, b, b, b];
+        assert_eq!(
+            groups,
+            [row(0, 1), row(0, 1), row(2, 3), row(2, 3)].concat()
+        );
+    }
+}

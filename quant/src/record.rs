@@ -1,0 +1,78 @@
+//! Records of float models and of prepared ones.
+
+use burn::module::Module;
+use burn::store::ModuleRecord;
+use burn_lean_reparam::Rejected;
+
+use crate::QuantError;
+use crate::training::apply_schedule;
+use crate::walk::{hide, quantizers};
+
+/// Loads a record of the float model into the prepared one.
+///
+/// As strict as Burn's `try_load_record`, except that nothing is expected for the quantizers:
+/// they stay as they are.
+///
+/// # Errors
+///
+/// [`QuantError::Record`] if a tensor of the model is missing in the record, or the other way
+/// round. The model comes back in the error.
+pub fn load_float_record<M: Module>(
+    model: M,
+    record: ModuleRecord,
+) -> Result<M, Rejected<M, QuantError>> {
+    settle(&model);
+    let loaded = hide(|| model.clone().try_load_record(record));
+    loaded.map_err(|error| Rejected::new(model, refused("float record", &error)))
+}
+
+/// The record of the float model in a prepared one: as if it had never been prepared.
+///
+/// Weights are recorded before quantization.
+pub fn float_record<M: Module>(model: &M) -> ModuleRecord {
+    settle(model);
+    hide(|| model.clone().into_record())
+}
+
+/// Loads the record of a prepared model into a model that was prepared in the same way.
+///
+/// As Burn's `try_load_record`, and checks that the record is of the same schemes; goes on in the
+/// step that was recorded.
+///
+/// # Errors
+///
+/// [`QuantError::Record`] where Burn refuses it; [`QuantError::ForeignScheme`] with the path of
+/// the first quantizer of another scheme. The model comes back in the error.
+pub fn load_record<M: Module>(
+    model: M,
+    record: ModuleRecord,
+) -> Result<M, Rejected<M, QuantError>> {
+    settle(&model);
+    let loaded = match model.clone().try_load_record(record) {
+        Ok(loaded) => loaded,
+        Err(error) => return Err(Rejected::new(model, refused("record", &error))),
+    };
+    let quantizers = quantizers(&loaded);
+    match quantizers
+        .iter()
+        .try_for_each(|located| located.quantizer.check())
+    {
+        Ok(()) => Ok(apply_schedule(loaded)),
+        Err(error) => Err(Rejected::new(model, error)),
+    }
+}
+
+/// Takes in the BatchNorm statistics of the last training step.
+///
+/// Burn keeps them apart until the next step: they would be missing in a record, and would replace
+/// those of a record that is loaded.
+fn settle<M: Module>(model: &M) {
+    let _ = model.valid();
+}
+
+fn refused(what: &str, error: &impl std::fmt::Display) -> QuantError {
+    QuantError::Record {
+        what: what.to_string(),
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,437 @@
+//! How a quantized tensor is held by Burn.
+//!
+//! Burn's quantized tensors are symmetric, have one scale for the tensor or one for each block of
+//! at most 255 along each of at most five axes, and no channels. A channel is therefore spelled as
+//! blocks, with its scale repeated: a weight `[512, 10]` with a scale for each of its 10 columns
+//! becomes blocks of `[128, 1]` with 40 scales.
+//!
+//! Codes go to the device as they are, through Burn's own layout of quantized data. Quantizing
+//! there would round ties in another way on each backend. What the device then gives back is
+//! compared with what was meant, bit by bit.
+
+use burn::backend::{Backend, Dispatch};
+use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use crate::quantized_tensor::{group_index, unpack};
+use crate::{Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, ScaleFormat, Scheme};
+
+/// Where the codes of a converted weight are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Storage {
+    /// What the device prefers, in the fewest bits it can hold.
+    #[default]
+    Auto,
+    /// One byte for each code (all that the CPU backends have).
+    Native,
+    /// Several codes in a 32-bit word (GPU backends).
+    PackedU32,
+}
+
+impl QuantizedTensor {
+    /// As a quantized tensor of Burn on `device`, whose values are bit for bit those of
+    /// [`dequantize`](Self::dequantize).
+    ///
+    /// Codes of 3 bits are held in 4, those of 5 to 7 in 8; those of 2 and 4 in 8 where the device
+    /// has nothing smaller.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::UnsupportedStorage`] when Burn cannot hold the tensor (an affine scheme,
+    /// unsigned integers, scales that are not F32, blocks that do not come out smaller than F32)
+    /// or the device cannot (a dtype it lacks, a shape it cannot pack, or values that it gives
+    /// back wrong).
+    pub fn to_burn<const D: usize>(
+        &self,
+        device: &Device,
+        storage: Storage,
+    ) -> Result<Tensor<D>, QuantError> {
+        let value = self.value_type()?;
+        let levels = self.levels()?;
+        let expected = self
+            .dequantize::<D>(device)?
+            .try_into_data()
+            .map_err(device_error)?;
+        let mut refusals = Vec::new();
+        for value in wider(value) {
+            for store in stores(device, storage, value, self.shape()) {
+                let scheme = levels.scheme(value, store);
+                if !can_hold(device, scheme) {
+                    refusals.push(format!("{value:?} {store:?} is not among its dtypes"));
+                    continue;
+                }
+                let data = levels.lay_out(self, scheme);
+                let dtype = DType::QFloat(scheme);
+                let tensor = Tensor::<D>::from_data(data, (device, dtype));
+                let found = tensor
+                    .clone()
+                    .dequantize()
+                    .try_into_data()
+                    .map_err(device_error)?;
+                if found.iter::<f32>().eq(expected.iter::<f32>()) {
+                    return Ok(tensor);
+                }
+                refusals.push(format!("{value:?} {store:?} comes back with other values"));
+            }
+        }
+        if refusals.is_empty() {
+            refusals.push(format!(
+                "no axis of {:?} is a multiple of the codes in a 32-bit word",
+                self.shape()
+            ));
+        }
+        Err(self.unsupported(format!("{device:?}: {}", refusals.join("; "))))
+    }
+
+    /// The codes and scales of a quantized tensor of Burn that
+    /// [`to_burn`](Self::to_burn) made of a tensor of this scheme, also after it went through a
+    /// record. Reads from the device.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::UnsupportedStorage`] for a tensor that is not quantized or in another store,
+    /// [`QuantError::ForeignScheme`] when its blocks or codes are not those of `scheme`,
+    /// [`QuantError::Device`].
+    pub fn from_burn<const D: usize>(
+        tensor: Tensor<D>,
+        scheme: &Scheme,
+    ) -> Result<Self, QuantError> {
+        let shape = tensor.dims().to_vec();
+        let foreign = || QuantError::ForeignScheme {
+            expected: scheme.to_string(),
+        };
+        let unsupported = |reason: &str| QuantError::UnsupportedStorage {
+            scheme: scheme.to_string(),
+            shape: shape.clone(),
+            reason: reason.into(),
+        };
+        let DType::QFloat(stored) = tensor.dtype() else {
+            return Err(unsupported("it is not quantized"));
+        };
+        let last = shape.len().saturating_sub(1);
+        let (bits, packed_axis) = match stored.store {
+            QuantStore::Native => (8, last),
+            QuantStore::PackedU32(from_last) if from_last <= last => {
+                (stored.value.size_bits(), last - from_last)
+            }
+            _ => return Err(unsupported("it is in a store that is not known here")),
+        };
+        let data = tensor.try_into_data().map_err(device_error)?;
+        let bytes = data.into_bytes();
+        let elements: usize = shape.iter().product();
+        let blocks = match stored.block_size() {
+            None => vec![1; shape.len()],
+            Some(block) => block.num_blocks(&shape),
+        };
+        let scale_bytes = 4 * blocks.iter().product::<usize>();
+        if stored.scale_dtype() != ScaleDtype::F32
+            || stored.num_levels() != 1
+            || bytes.len() != elements * bits / 8 + scale_bytes
+        {
+            return Err(foreign());
+        }
+        let (codes, scales) = bytes.split_at(bytes.len() - scale_bytes);
+        let codes = unpack(
+            &little_endian_words(codes, bits),
+            bits as u8,
+            true,
+            elements,
+        );
+        let codes = codes.ok_or_else(foreign)?;
+        let scales: Vec<f32> = scales
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|bytes| f32::from_ne_bytes(*bytes))
+            .collect();
+        // As they were laid out: with the packed axis last. Swapping twice is the identity.
+        let stored_order = |shape: &[usize]| {
+            let mut order = shape.to_vec();
+            order.swap(packed_axis, last);
+            order
+        };
+        let codes = swapped(&codes, &stored_order(&shape), packed_axis);
+        let scales = match stored.block_size() {
+            None => scales,
+            Some(_) => swapped(&scales, &stored_order(&blocks), packed_axis),
+        };
+        // The scale of a group is that of each of its blocks.
+        let groups = scheme.group_shape(&shape)?;
+        let divides = |(blocks, groups): (&usize, &usize)| blocks.is_multiple_of(*groups);
+        if !blocks.iter().zip(&groups).all(divides) {
+            return Err(foreign());
+        }
+        let mut of_group = vec![None; groups.iter().product()];
+        for (block, scale) in scales.iter().enumerate() {
+            let group = group_index(block, &blocks, &groups);
+            if *of_group[group].get_or_insert(*scale) != *scale {
+                return Err(foreign());
+            }
+        }
+        let scale: Vec<f32> = of_group.into_iter().flatten().collect();
+        let zero_point = vec![0.0; scale.len()];
+        Self::new(codes, shape, scale, zero_point, scheme.clone()).map_err(|_| foreign())
+    }
+
+    /// The smallest type of Burn that holds the codes.
+    fn value_type(&self) -> Result<QuantValue, QuantError> {
+        let scheme = self.scheme();
+        if scheme.mapping == Mapping::Affine {
+            return Err(self.unsupported(
+                "Burn's quantized tensors have no zero point; use a symmetric scheme for weights, \
+                 or keep this one fake-quantized",
+            ));
+        }
+        if scheme.scale_format != ScaleFormat::F32 {
+            return Err(self.unsupported("only F32 scales are converted"));
+        }
+        Ok(match scheme.format {
+            NumberFormat::Int { signed: false, .. } => {
+                return Err(self.unsupported(
+                    "Burn has no unsigned quantized integers; use signed ones for weights",
+                ));
+            }
+            NumberFormat::Int {
+                bits, narrow_range, ..
+            } => match (bits, narrow_range) {
+                (2, true) => QuantValue::Q2S,
+                (2, false) => QuantValue::Q2F,
+                (3, _) | (4, true) => QuantValue::Q4S,
+                (4, false) => QuantValue::Q4F,
+                (8, false) => QuantValue::Q8F,
+                _ => QuantValue::Q8S,
+            },
+            NumberFormat::E4M3 => QuantValue::E4M3,
+            NumberFormat::E5M2 => QuantValue::E5M2,
+            NumberFormat::E2M1 => QuantValue::E2M1,
+        })
+    }
+
+    fn levels(&self) -> Result<Levels, QuantError> {
+        if *self.granularity() == Granularity::PerTensor {
+            return Ok(Levels { blocks: None });
+        }
+        let rank = self.shape().len();
+        if rank > MAX_RANK {
+            return Err(self.unsupported("Burn's blocks have at most five axes"));
+        }
+        let groups = self.scheme().group_shape(self.shape())?;
+        let extents = self.shape().iter().zip(&groups);
+        let blocks: Vec<u8> = extents
+            .map(|(len, count)| largest_divisor(len / count))
+            .collect();
+        let elements: usize = self.shape().iter().product();
+        let per_block: usize = blocks.iter().map(|extent| usize::from(*extent)).product();
+        let bits = usize::from(self.scheme().format.bits());
+        let bytes = (elements * bits).div_ceil(8) + 4 * elements / per_block.max(1);
+        if bytes >= 4 * elements {
+            return Err(self.unsupported(format!(
+                "the largest blocks of at most 255 that divide its groups are {blocks:?}: with a \
+                 scale for each, it would be no smaller than in F32. Choose another granularity"
+            )));
+        }
+        Ok(Levels {
+            blocks: Some(blocks),
+        })
+    }
+
+    fn granularity(&self) -> &Granularity {
+        &self.scheme().granularity
+    }
+
+    fn unsupported(&self, reason: impl Into<String>) -> QuantError {
+        QuantError::UnsupportedStorage {
+            scheme: self.scheme().to_string(),
+            shape: self.shape().to_vec(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// Axes of Burn's `BlockSize`.
+const MAX_RANK: usize = 5;
+
+/// The largest divisor that Burn's block extents can hold.
+fn largest_divisor(len: usize) -> u8 {
+    (1..=u8::MAX)
+        .rev()
+        .find(|divisor| len.is_multiple_of(usize::from(*divisor)))
+        .unwrap_or(1)
+}
+
+/// `value`, and the 8-bit type that holds the same integers.
+fn wider(value: QuantValue) -> Vec<QuantValue> {
+    match value {
+        QuantValue::Q2F | QuantValue::Q2S | QuantValue::Q4F | QuantValue::Q4S => {
+            vec![value, QuantValue::Q8S]
+        }
+        _ => vec![value],
+    }
+}
+
+/// Stores to try, best first.
+fn stores(
+    device: &Device,
+    storage: Storage,
+    value: QuantValue,
+    shape: &[usize],
+) -> Vec<QuantStore> {
+    // The default of a backend tells its kind: the CPU backends hold everything in bytes.
+    let on_host = matches!(
+        device.settings().quantization.scheme.store,
+        QuantStore::Native
+    );
+    let packed = || {
+        let per_word = 32 / value.size_bits();
+        let axes = (0..shape.len())
+            .filter(move |from_last| shape[shape.len() - 1 - from_last].is_multiple_of(per_word));
+        axes.map(QuantStore::PackedU32)
+    };
+    // Of the types below a byte, GPU backends have no native store.
+    let native = (on_host || value.size_bits() == 8).then_some(QuantStore::Native);
+    match storage {
+        _ if on_host => vec![QuantStore::Native],
+        Storage::Auto => packed().chain(native).collect(),
+        Storage::Native => native.into_iter().collect(),
+        Storage::PackedU32 => packed().collect(),
+    }
+}
+
+/// Whether the device says that it can keep such tensors.
+fn can_hold(device: &Device, scheme: QuantScheme) -> bool {
+    let usage = Dispatch::dtype_usage(device.as_dispatch(), DType::QFloat(scheme));
+    usage.contains(burn::backend::DTypeUsage::Storage)
+        || device.supports_dtype(DType::QFloat(scheme))
+}
+
+fn device_error(error: impl ToString) -> QuantError {
+    QuantError::Device {
+        reason: error.to_string(),
+    }
+}
+
+/// Burn's scale levels: one for the tensor, or one for each block.
+struct Levels {
+    blocks: Option<Vec<u8>>,
+}
+
+impl Levels {
+    fn scheme(&self, value: QuantValue, store: QuantStore) -> QuantScheme {
+        let scheme = QuantScheme::default().with_value(value).with_store(store);
+        match &self.blocks {
+            None => scheme.per_tensor(ScaleDtype::F32),
+            Some(blocks) => scheme.per_block(blocks, ScaleDtype::F32),
+        }
+    }
+
+    /// The bytes that Burn reads: values, then scales.
+    ///
+    /// Where another axis than the last is packed, both are stored with that axis swapped last.
+    fn lay_out(&self, tensor: &QuantizedTensor, scheme: QuantScheme) -> TensorData {
+        let shape = tensor.shape();
+        let last = shape.len().saturating_sub(1);
+        let packed_axis = match scheme.store {
+            QuantStore::PackedU32(from_last) => last - from_last,
+            _ => last,
+        };
+        let codes = swapped(tensor.codes(), shape, packed_axis);
+        let mut bytes = match scheme.store {
+            QuantStore::PackedU32(_) => pack_words(&codes, scheme.value.size_bits()),
+            _ => codes.iter().map(|code| *code as u8).collect(),
+        };
+        let scales = match &self.blocks {
+            None => tensor.scale().to_vec(),
+            Some(blocks) => {
+                let grid: Vec<usize> = shape
+                    .iter()
+                    .zip(blocks)
+                    .map(|(len, extent)| len / usize::from(*extent))
+                    .collect();
+                let of_block = block_scales(tensor, blocks, &grid);
+                swapped(&of_block, &grid, packed_axis)
+            }
+        };
+        bytes.extend(scales.iter().flat_map(|scale| scale.to_ne_bytes()));
+        TensorData::from_bytes_vec(bytes, shape.to_vec(), DType::QFloat(scheme))
+    }
+}
+
+/// The scale of each block: that of the group it is a part of.
+fn block_scales(tensor: &QuantizedTensor, blocks: &[u8], grid: &[usize]) -> Vec<f32> {
+    let groups = tensor
+        .scheme()
+        .group_shape(tensor.shape())
+        .unwrap_or_default();
+    let first_element = |mut block: usize| {
+        let mut index = 0;
+        let mut stride = 1;
+        for axis in (0..grid.len()).rev() {
+            index += block % grid[axis] * usize::from(blocks[axis]) * stride;
+            block /= grid[axis];
+            stride *= tensor.shape()[axis];
+        }
+        index
+    };
+    (0..grid.iter().product())
+        .map(|block| {
+            let group = group_index(first_element(block), tensor.shape(), &groups);
+            tensor.scale()[group]
+        })
+        .collect()
+}
+
+/// Row-major values with `axis` and the last axis swapped.
+fn swapped<T: Copy>(values: &[T], shape: &[usize], axis: usize) -> Vec<T> {
+    let last = shape.len().saturating_sub(1);
+    if axis == last {
+        return values.to_vec();
+    }
+    let mut stored = shape.to_vec();
+    stored.swap(axis, last);
+    let strides: Vec<usize> = (0..shape.len())
+        .map(|axis| shape[axis + 1..].iter().product())
+        .collect();
+    (0..values.len())
+        .map(|mut index| {
+            let mut source = 0;
+            for position in (0..stored.len()).rev() {
+                let coordinate = index % stored[position];
+                index /= stored[position];
+                let original = match position {
+                    p if p == last => axis,
+                    p if p == axis => last,
+                    p => p,
+                };
+                source += coordinate * strides[original];
+            }
+            values[source]
+        })
+        .collect()
+}
+
+/// The bytes of 32-bit words in the order of their bits, whatever the machine's.
+fn little_endian_words(bytes: &[u8], bits: usize) -> Vec<u8> {
+    if bits == 8 || cfg!(target_endian = "little") {
+        return bytes.to_vec();
+    }
+    let words = bytes.as_chunks::<4>().0.iter();
+    words
+        .flat_map(|word| u32::from_ne_bytes(*word).to_le_bytes())
+        .collect()
+}
+
+/// Codes in 32-bit words, the first in the lowest bits.
+fn pack_words(codes: &[i32], bits: usize) -> Vec<u8> {
+    let mask = (1_u32 << bits) - 1;
+    let word = |codes: &[i32]| {
+        codes.iter().enumerate().fold(0_u32, |word, (index, code)| {
+            word | (*code as u32 & mask) << (index * bits)
+        })
+    };
+    codes
+        .chunks(32 / bits)
+        .flat_map(|codes| word(codes).to_ne_bytes())
+        .collect()
+}

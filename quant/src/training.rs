@@ -1,0 +1,143 @@
+//! What happens to the quantizers of a model between forward passes.
+
+use std::collections::HashMap;
+
+use burn::module::{Flag, Module, ModuleMapper, Param};
+use burn_lean_reparam::Rejected;
+
+use crate::walk::{map_quantizers, quantizers, replace};
+use crate::{QuantError, Schedule};
+
+/// Moves the model's quantizers on by one training step, and freezes BatchNorm statistics when
+/// their step has come.
+///
+/// Call it once after each step of the optimizer. Computes nothing on the device.
+pub fn advance<M: Module>(model: M) -> M {
+    apply_schedule(map_quantizers(model, |located| {
+        located.quantizer.advanced()
+    }))
+}
+
+/// Freezes BatchNorm statistics if the schedule says so for the current step.
+///
+/// [`advance`] does this. Burn does not record whether a BatchNorm is frozen: call this after a
+/// record of the middle of a training was loaded without [`load_record`](crate::load_record).
+pub fn apply_schedule<M: Module>(model: M) -> M {
+    let frozen = quantizers(&model).iter().any(|located| {
+        let quantizer = &located.quantizer;
+        quantizer.schedule().freezes_batch_norm(quantizer.step())
+    });
+    match frozen {
+        true => model.map(&mut FreezeBatchNorm { inside: false }),
+        false => model,
+    }
+}
+
+/// The model with another schedule, in step 0.
+///
+/// # Errors
+///
+/// [`QuantError::InvalidConfig`] if it contradicts itself, [`QuantError::NotPrepared`] if the
+/// model has no quantizers. The model comes back in the error.
+pub fn set_schedule<M: Module>(model: M, schedule: Schedule) -> Result<M, Rejected<M, QuantError>> {
+    if let Err(error) = schedule.validate() {
+        return Err(Rejected::new(model, error));
+    }
+    if quantizers(&model).is_empty() {
+        return Err(Rejected::new(model, QuantError::NotPrepared));
+    }
+    Ok(map_quantizers(model, |located| {
+        located.quantizer.with_schedule(schedule)
+    }))
+}
+
+/// The model with the ranges that its quantizers observe while `run` calls it.
+///
+/// What was observed before is forgotten, and learned scales are set anew. Meanwhile nothing is
+/// quantized, and training devices and [`valid`](Module::valid) models observe alike. Quantizers
+/// that are switched off take no part.
+///
+/// # Errors
+///
+/// The model comes back in the error, as it was: [`QuantError::NotPrepared`] without quantizers;
+/// for the first quantizer that has no useful range, why, with its path: nothing was observed, or
+/// values that are not finite, or one value only.
+pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejected<M, QuantError>> {
+    if quantizers(&model).is_empty() {
+        return Err(Rejected::new(model, QuantError::NotPrepared));
+    }
+    let calibrating = map_quantizers(model.clone(), |located| located.quantizer.calibrating());
+    run(&calibrating);
+    let mut calibrated = HashMap::new();
+    for located in quantizers(&calibrating) {
+        let checked = located.quantizer.calibrated().and_then(|quantizer| {
+            if quantizer.is_enabled() && quantizer.config().observer.has_memory() {
+                quantizer.qparams()?;
+            }
+            Ok(quantizer)
+        });
+        match checked {
+            Ok(quantizer) => calibrated.insert(located.path, quantizer),
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+    }
+    Ok(replace(model, calibrated))
+}
+
+/// The model with the ranges that its replicas observed.
+///
+/// Replicas on other devices observe for themselves, each its share of a batch. This takes the
+/// widest of their ranges, or the mean of moving averages. A replica counts if it observed; the
+/// model's own range is replaced.
+///
+/// # Errors
+///
+/// [`QuantError::OtherQuantizers`] if a replica has quantizers at other paths. The model comes
+/// back in the error.
+pub fn merge_observers<M: Module>(model: M, replicas: &[M]) -> Result<M, Rejected<M, QuantError>> {
+    let mut seen: HashMap<String, Vec<_>> = HashMap::new();
+    for located in replicas.iter().flat_map(quantizers) {
+        let of_path = seen.entry(located.path).or_default();
+        of_path.push(located.quantizer);
+    }
+    let mut merged = HashMap::new();
+    for located in quantizers(&model) {
+        let others = seen.remove(&located.path).unwrap_or_default();
+        let outcome = match others.len() == replicas.len() {
+            true => located.quantizer.merged(&others),
+            false => Err(QuantError::OtherQuantizers {
+                path: located.path.clone(),
+            }),
+        };
+        match outcome {
+            Ok(quantizer) => merged.insert(located.path, quantizer),
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+    }
+    if let Some(path) = seen.into_keys().min() {
+        return Err(Rejected::new(model, QuantError::OtherQuantizers { path }));
+    }
+    Ok(replace(model, merged))
+}
+
+/// Switches the training flag of BatchNorm layers off.
+struct FreezeBatchNorm {
+    inside: bool,
+}
+
+impl ModuleMapper for FreezeBatchNorm {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.inside = container_type == "Struct:BatchNorm";
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.inside = false;
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        match self.inside {
+            true => flag.with_value(false),
+            false => flag,
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Running statistics computed anew.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{PruneError, recompute_batch_norm};
+
+use crate::support::{each_device, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    dropout: Dropout,
+    norm: BatchNorm,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            conv: Conv2dConfig::new([2, 3], [1, 1]).init(device),
+            dropout: DropoutConfig::new(0.5).init(),
+            norm: BatchNormConfig::new(3).with_momentum(0.3).init(device),
+        };
+        with_numbers(net, 4)
+    }
+
+    fn forward(&self, images: &Tensor<4>) -> Tensor<4> {
+        self.norm
+            .forward(self.dropout.forward(self.conv.forward(images.clone())))
+    }
+}
+
+#[test]
+fn statistics_become_the_averages_over_the_batches() {
+    each_device(|target| {
+        for device in [target.device.clone(), target.device.clone().autodiff()] {
+            let net = Net::new(&device);
+            let old = values(net.norm.running_mean.value());
+            let batches: Vec<Tensor<4>> = (0..3)
+                .map(|seed| tensor(seed, [4 + seed as usize, 2, 3, 3], &device))
+                .collect();
+            let renewed =
+                recompute_batch_norm(net.clone(), |net, x| net.forward(x), batches.clone())
+                    .unwrap();
+
+            // The mean of every batch, weighted by its examples.
+            let mut expected = vec![0.0f64; 3];
+            for batch in &batches {
+                let plain = net.conv.forward(batch.clone());
+                for (channel, expected) in expected.iter_mut().enumerate() {
+                    let plane = values(plain.clone().slice_dim(1, channel..channel + 1));
+                    let mean =
+                        plane.iter().map(|x| f64::from(*x)).sum::<f64>() / plane.len() as f64;
+                    *expected += mean * batch.dims()[0] as f64 / 15.0;
+                }
+            }
+            let found = values(renewed.norm.running_mean.value_sync());
+            for (found, expected) in found.iter().zip(&expected) {
+                // Recovering μ·b / μ costs some roundings of numbers of order one.
+                assert!(
+                    (f64::from(*found) - expected).abs() < 1e-5,
+                    "{found} {expected}"
+                );
+            }
+            let variances = values(renewed.norm.running_var.value_sync());
+            assert!(
+                variances
+                    .iter()
+                    .all(|variance| *variance > 0.0 && *variance < 1.0)
+            );
+            // The model that went in and its clones are as they were.
+            assert_eq!(values(net.norm.running_mean.value_sync()), old);
+            assert_eq!(renewed.conv.weight.is_require_grad(), device.is_autodiff());
+            if device.is_autodiff() {
+                assert!(
+                    renewed.norm.training.is_enabled() && renewed.dropout.training.is_enabled()
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn no_batch_is_an_error_and_no_layer_is_none() {
+    let device = Device::flex();
+    let nothing = Vec::<Tensor<4>>::new();
+    assert_eq!(
+        recompute_batch_norm(Net::new(&device), |net, x| net.forward(x), nothing).map(|_| ()),
+        Err(PruneError::NoSamples)
+    );
+    let conv = Conv2dConfig::new([2, 3], [1, 1]).init(&device);
+    let batches = [tensor::<4>(1, [1, 2, 3, 3], &device)];
+    assert!(recompute_batch_norm(conv, |conv, x| conv.forward(x.clone()), batches).is_ok());
+}

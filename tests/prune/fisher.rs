@@ -1,0 +1,330 @@
+//! The gradient matrix against gradients taken one by one.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn_lean::prune::{Fisher, FisherConfig, PruneError, Selection, mean_loss};
+
+use crate::support::{each_device, numbers, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    norm: BatchNorm,
+    dropout: Dropout,
+    head: Linear,
+    unused: Linear,
+}
+
+type Images = (Tensor<4>, Tensor<1, Int>);
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        Self {
+            conv: Conv2dConfig::new([1, 2], [3, 3]).init(device),
+            norm: BatchNormConfig::new(2).init(device),
+            dropout: DropoutConfig::new(0.5).init(),
+            head: LinearConfig::new(2 * 2 * 2, 3).init(device),
+            unused: LinearConfig::new(2, 2).init(device),
+        }
+    }
+
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let x = relu(self.norm.forward(self.conv.forward(images)));
+        self.head.forward(self.dropout.forward(x).flatten(1, 3))
+    }
+
+    fn loss(&self, batch: &Images) -> Tensor<1> {
+        let logits = self.forward(batch.0.clone());
+        let loss = CrossEntropyLossConfig::new().init(&logits.device());
+        loss.forward(logits, batch.1.clone())
+    }
+}
+
+/// `count` images in batches of `size`.
+fn loader(count: usize, size: usize, device: &Device) -> Vec<Images> {
+    let pixels = tensor::<4>(7, [count, 1, 4, 4], device);
+    let labels: Vec<i64> = (0..count as i64).map(|index| index % 3).collect();
+    let labels = Tensor::<1, Int>::from_data(TensorData::new(labels, [count]), device);
+    (0..count)
+        .step_by(size)
+        .map(|from| {
+            let range = from..count.min(from + size);
+            (
+                pixels.clone().slice([range.clone()]),
+                labels.clone().slice([range]),
+            )
+        })
+        .collect()
+}
+
+fn collect(config: &FisherConfig, net: &Net, batches: Vec<Images>) -> Result<Fisher, PruneError> {
+    let selection = Selection::of(net, None)?;
+    config.collect(net, &selection, Net::loss, batches)
+}
+
+fn rows(fisher: &Fisher) -> Vec<Vec<f32>> {
+    (0..fisher.gradients.samples())
+        .map(|sample| fisher.gradients.row(sample).unwrap())
+        .collect()
+}
+
+#[test]
+fn rows_are_the_slopes_of_the_deployed_loss() {
+    each_device(|target| {
+        let net = with_numbers(Net::new(&target.device), 1);
+        let selection = Selection::of(&net, None).unwrap();
+        let fisher = collect(&FisherConfig::new(2), &net, loader(2, 2, &target.device)).unwrap();
+        let weights = values(selection.flatten(&net).unwrap());
+        for sample in 0..2 {
+            let batch = loader(2, 1, &target.device).remove(sample);
+            let row = fisher.gradients.row(sample).unwrap();
+            for index in [0, 4, 17, 18, 30, 41] {
+                let loss = |step: f32| {
+                    let mut moved = weights.clone();
+                    moved[index] += step;
+                    let moved = Tensor::<1>::from_data(&moved[..], &target.device);
+                    let net = selection.unflatten(net.clone(), moved).unwrap();
+                    mean_loss(&net, Net::loss, std::slice::from_ref(&batch)).unwrap()
+                };
+                // Central difference with h = 1e-2: error h² and 1e-7 / h of rounding.
+                let slope = (loss(1e-2) - loss(-1e-2)) / 2e-2;
+                let gradient = f64::from(row[index]);
+                assert!(
+                    (slope - gradient).abs() < 1e-3,
+                    "{}: weight {index}: {gradient} is not {slope}",
+                    target.name
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn gradients_are_those_of_evaluation_mode_and_leave_the_model_alone() {
+    each_device(|target| {
+        // A model in training: dropout would be random, BatchNorm would use the batch.
+        let net = with_numbers(Net::new(&target.device.clone().autodiff()), 1);
+        let mean = values(net.norm.running_mean.value());
+        let config = FisherConfig::new(4);
+        let together = collect(&config, &net, loader(4, 4, &target.device)).unwrap();
+        let alone = collect(&config, &net, loader(4, 1, &target.device)).unwrap();
+        let deployed = collect(&config, &net.valid(), loader(4, 2, &target.device)).unwrap();
+        close(&rows(&together), &rows(&alone));
+        close(&rows(&together), &rows(&deployed));
+        assert_eq!(values(net.norm.running_mean.value_sync()), mean);
+        assert!(net.dropout.training.is_enabled());
+        assert!(net.head.weight.is_require_grad());
+    });
+}
+
+#[test]
+fn a_row_over_m_examples_is_the_mean_of_their_rows() {
+    each_device(|target| {
+        let net = with_numbers(Net::new(&target.device), 2);
+        let single = collect(&FisherConfig::new(6), &net, loader(6, 6, &target.device)).unwrap();
+        let config = FisherConfig::new(2).with_batch_size(3);
+        let grouped = collect(&config, &net, loader(6, 6, &target.device)).unwrap();
+        let single = rows(&single);
+        let mean: Vec<Vec<f32>> = [0, 3]
+            .map(|first| {
+                (0..single[0].len())
+                    .map(|index| {
+                        (first..first + 3)
+                            .map(|row| single[row][index])
+                            .sum::<f32>()
+                            / 3.0
+                    })
+                    .collect()
+            })
+            .to_vec();
+        close(&rows(&grouped), &mean);
+        assert!((grouped.report.loss - 1.0).abs() < 1.0);
+    });
+}
+
+#[test]
+fn the_report_names_what_the_loss_does_not_depend_on() {
+    let device = Device::flex();
+    let net = with_numbers(Net::new(&device), 1);
+    let fisher = collect(&FisherConfig::new(3), &net, loader(4, 4, &device)).unwrap();
+    assert_eq!(fisher.report.unreached, ["unused.weight"]);
+    assert_eq!(
+        fisher.report.zero_columns.last(),
+        Some(&("unused.weight".into(), 4))
+    );
+    assert_eq!(fisher.report.samples, 3);
+}
+
+#[test]
+fn half_storage_halves_the_bytes_and_rounds_the_numbers() {
+    let device = Device::flex();
+    let net = with_numbers(Net::new(&device), 1);
+    let full = collect(&FisherConfig::new(3), &net, loader(3, 3, &device)).unwrap();
+    for (dtype, unit) in [
+        (FloatDType::F16, 2f32.powi(-11)),
+        (FloatDType::BF16, 2f32.powi(-8)),
+    ] {
+        let config = FisherConfig::new(3).with_dtype(dtype);
+        let half = collect(&config, &net, loader(3, 3, &device)).unwrap();
+        assert_eq!(2 * half.gradients.bytes(), full.gradients.bytes());
+        for (full, half) in rows(&full).iter().zip(rows(&half)) {
+            for (full, half) in full.iter().zip(half) {
+                // Half a unit in the last place; below 2^-14 F16 is subnormal.
+                assert!((full - half).abs() <= unit * full.abs() + 2f32.powi(-25));
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_columns_make_up_the_whole_matrix() {
+    each_device(|target| {
+        let net = with_numbers(Net::new(&target.device), 1);
+        let selection = Selection::of(&net, None).unwrap();
+        let whole =
+            rows(&collect(&FisherConfig::new(3), &net, loader(3, 3, &target.device)).unwrap());
+        // 18 weights of the convolution, 24 of the head, 4 unused: the head does not fit at once.
+        let config = FisherConfig::new(3).with_memory_bound(3 * 4 * 20);
+        assert_eq!(config.blocks(&selection).unwrap(), [0..18, 18..38, 38..46]);
+        let mut columns = 0;
+        config
+            .collect_blocks(
+                &net,
+                &selection,
+                Net::loss,
+                || loader(3, 3, &target.device),
+                |range, fisher| {
+                    let part: Vec<Vec<f32>> = whole
+                        .iter()
+                        .map(|row| row[range.clone()].to_vec())
+                        .collect();
+                    close(&rows(&fisher), &part);
+                    columns += range.len();
+                    Ok(())
+                },
+            )
+            .unwrap();
+        assert_eq!(columns, 46);
+    });
+}
+
+#[test]
+fn a_matrix_beyond_the_bound_is_refused_with_the_bytes_it_needs() {
+    let device = Device::flex();
+    let config = FisherConfig::new(100).with_memory_bound(1000);
+    match collect(&config, &Net::new(&device), Vec::new()) {
+        Err(PruneError::MemoryBound { needed, bound, .. }) => {
+            assert_eq!((needed, bound), (100 * 46 * 4, 1000));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn bad_loaders_are_typed_errors() {
+    let device = Device::flex();
+    let net = with_numbers(Net::new(&device), 1);
+    let run = |config: FisherConfig, batches| collect(&config, &net, batches).unwrap_err();
+    assert_eq!(
+        run(FisherConfig::new(0), loader(2, 2, &device)),
+        PruneError::NoSamples
+    );
+    assert!(matches!(
+        run(
+            FisherConfig::new(2).with_batch_size(0),
+            loader(2, 2, &device)
+        ),
+        PruneError::InvalidConfig {
+            field: "batch_size",
+            ..
+        }
+    ));
+    assert_eq!(
+        run(FisherConfig::new(5), loader(3, 2, &device)),
+        PruneError::LoaderEnded {
+            expected: 5,
+            found: 3,
+            batch_size: 1
+        }
+    );
+    assert_eq!(
+        run(
+            FisherConfig::new(2).with_batch_size(3),
+            loader(3, 2, &device)
+        ),
+        PruneError::SmallBatch {
+            examples: 2,
+            batch_size: 3
+        }
+    );
+}
+
+#[test]
+fn a_gradient_that_is_no_number_is_named() {
+    each_device(|target| {
+        let net = with_numbers(Net::new(&target.device), 1);
+        let mut pixels = numbers(1, 3 * 16);
+        pixels[2 * 16 + 5] = f32::NAN;
+        let pixels = Tensor::from_data(TensorData::new(pixels, [3, 1, 4, 4]), &target.device);
+        let labels = Tensor::zeros([3], &target.device);
+        match collect(&FisherConfig::new(3), &net, vec![(pixels, labels)]) {
+            Err(PruneError::NonFiniteGradient { sample, path, .. }) => {
+                assert_eq!(sample, 2);
+                assert!(
+                    ["conv.weight", "head.weight"].contains(&path.as_str()),
+                    "{path}"
+                );
+            }
+            other => panic!("{}: {other:?}", target.name),
+        }
+    });
+}
+
+#[test]
+fn a_loss_without_gradient_is_refused() {
+    let device = Device::flex();
+    let net = Net::new(&device);
+    let selection = Selection::of(&net, None).unwrap();
+    let config = FisherConfig::new(1);
+    let detached = config.collect(
+        &net,
+        &selection,
+        |net, batch| net.loss(batch).detach(),
+        loader(1, 1, &device),
+    );
+    assert!(
+        matches!(detached, Err(PruneError::Loss { .. })),
+        "{detached:?}"
+    );
+    let unreduced = config.collect(
+        &net,
+        &selection,
+        |net: &Net, batch: &Images| net.forward(batch.0.clone()).flatten(0, 1),
+        loader(1, 1, &device),
+    );
+    match unreduced {
+        Err(PruneError::Loss { reason }) => assert!(reason.contains("3 elements"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Equal up to 1e-5 of the largest number: sums of some dozens of products in another order.
+fn close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected
+        .iter()
+        .flatten()
+        .fold(0f32, |max, x| max.max(x.abs()));
+    for (found, expected) in found.iter().zip(expected) {
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(
+                (found - expected).abs() <= 1e-5 * largest,
+                "{found} is not {expected}"
+            );
+        }
+    }
+}

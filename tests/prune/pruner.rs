@@ -1,0 +1,502 @@
+//! Pruning a model in one stage and in several.
+
+use burn::module::{Module, ParamGroup};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{
+    Budget, Epoch, FisherConfig, GradualConfig, Masks, Method, PruneError, Pruned, PrunerConfig,
+    Schedule, Selection, SolverConfig, SparsityPattern, mean_loss,
+};
+use burn_lean::reparam::Rejected;
+
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+}
+
+type Pairs = (Tensor<2>, Tensor<2>);
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(6, 5).init(device),
+            second: LinearConfig::new(5, 2).init(device),
+        };
+        with_numbers(net, 1)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward(relu(self.first.forward(x)))
+    }
+
+    fn loss(&self, pairs: &Pairs) -> Tensor<1> {
+        (self.forward(pairs.0.clone()) - pairs.1.clone())
+            .square()
+            .mean()
+    }
+}
+
+/// Random inputs with the outputs of the untouched net and some noise.
+fn pairs(seed: u64, device: &Device) -> Vec<Pairs> {
+    let x = tensor::<2>(seed, [16, 6], device);
+    let y = Net::new(device).forward(x.clone()) + tensor::<2>(seed + 1, [16, 2], device) * 0.1;
+    vec![(x, y.detach())]
+}
+
+fn config(sparsity: f64) -> PrunerConfig {
+    PrunerConfig::new(
+        SolverConfig::new(Budget::Sparsity(sparsity)),
+        FisherConfig::new(16),
+    )
+}
+
+fn prune(config: &PrunerConfig, device: &Device) -> Result<Pruned<Net>, PruneError> {
+    let pruned = config.prune(Net::new(device), Net::loss, |seed| pairs(seed, device))?;
+    Ok(pruned)
+}
+
+fn weights(pruned: &Pruned<Net>) -> Vec<f32> {
+    values(pruned.selection.flatten(&pruned.model).unwrap())
+}
+
+fn zeros(weights: &[f32]) -> usize {
+    weights.iter().filter(|weight| **weight == 0.0).count()
+}
+
+#[test]
+fn the_model_has_the_zeros_that_the_masks_say_on_every_device() {
+    each_device(|target| {
+        for device in [target.device.clone(), target.device.clone().autodiff()] {
+            let pruned = prune(&config(0.75), &device).unwrap();
+            let weights = weights(&pruned);
+            // ⌊0.25 · 40⌋ are kept.
+            assert_eq!((zeros(&weights), pruned.masks.nonzeros()), (30, 10));
+            let kept: Vec<bool> = pruned
+                .masks
+                .parameters()
+                .iter()
+                .flat_map(|mask| mask.kept())
+                .copied()
+                .collect();
+            for (weight, kept) in weights.iter().zip(kept) {
+                assert_eq!(*weight != 0.0, kept);
+            }
+            // Biases are those of the dense model.
+            let dense = parameters(&Net::new(&device));
+            let now = parameters(&pruned.model);
+            assert_eq!(dense[1], now[1]);
+            assert_eq!(now[0].trains, dense[0].trains);
+        }
+    });
+}
+
+#[test]
+fn every_method_prunes_through_the_same_interface() {
+    let device = Device::flex();
+    let dense = weights_of(&Net::new(&device));
+    for method in [
+        Method::Random,
+        Method::Magnitude,
+        Method::DiagonalFisher,
+        Method::WoodFisher { block_size: 8 },
+        Method::Wanda {
+            activation_norms: vec![1.0; 40],
+        },
+        Method::BackSolve,
+    ] {
+        let mut config = config(0.5);
+        config.solver.method = method.clone();
+        let pruned = prune(&config, &device).unwrap();
+        assert_eq!(zeros(&weights(&pruned)), 20, "{method:?}");
+        if method == Method::Magnitude {
+            let moved = weights(&pruned);
+            assert!(
+                moved
+                    .iter()
+                    .zip(&dense)
+                    .all(|(new, old)| *new == 0.0 || new == old)
+            );
+        }
+    }
+}
+
+fn weights_of(net: &Net) -> Vec<f32> {
+    values(Selection::of(net, None).unwrap().flatten(net).unwrap())
+}
+
+#[test]
+fn the_objective_is_that_of_the_last_stage_and_targets_follow_the_schedule() {
+    let device = Device::flex();
+    let config = config(0.8)
+        .with_stages(3)
+        .with_schedule(Schedule::Linear { base: 0.4 });
+    let pruned = prune(&config, &device).unwrap();
+    let stages: Vec<(f64, usize)> = pruned
+        .stages
+        .iter()
+        .map(|stage| (stage.target, stage.nonzeros))
+        .collect();
+    // k = ⌊(1 - s) · 40⌋ in F64: 0.4 + (0.8 - 0.4) / 2 is a little above 0.6, 1 - 0.8 below 0.2.
+    assert_eq!(stages, [(0.4, 24), (0.4 + 0.4 / 2.0, 15), (0.8, 7)]);
+    assert_eq!(zeros(&weights(&pruned)), 33);
+    let last = &pruned.stages[2];
+    assert_eq!(last.objective, last.terms.total());
+    // With the gradient of the loss from the first stage on.
+    assert_ne!(pruned.stages[0].terms.linear, 0.0);
+}
+
+#[test]
+fn zeros_stay_zero_unless_they_may_return() {
+    let device = Device::flex();
+    let stages = |zeros_return| {
+        let mut masks: Vec<Masks> = Vec::new();
+        let config = config(0.7)
+            .with_stages(6)
+            .with_schedule(Schedule::Constant)
+            .with_zeros_return(zeros_return);
+        config
+            .prune_with(
+                Net::new(&device),
+                Net::loss,
+                |seed| pairs(seed, &device),
+                |model, mask, _| {
+                    masks.push(mask.clone());
+                    Ok(model)
+                },
+            )
+            .unwrap();
+        masks
+    };
+    let returned = |masks: &[Masks]| {
+        let kept = |masks: &Masks| -> Vec<bool> {
+            masks
+                .parameters()
+                .iter()
+                .flat_map(|mask| mask.kept().to_vec())
+                .collect()
+        };
+        masks
+            .windows(2)
+            .flat_map(|pair| kept(&pair[0]).into_iter().zip(kept(&pair[1])))
+            .filter(|(before, after)| !before && *after)
+            .count()
+    };
+    assert_eq!(returned(&stages(false)), 0);
+    assert!(returned(&stages(true)) > 0);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_model_and_the_loader_gets_one_seed_per_stage() {
+    let device = Device::flex();
+    let config = config(0.6).with_stages(3).with_seed(40);
+    let mut seeds = Vec::new();
+    let mut run = || {
+        let loader = |seed| {
+            seeds.push(seed);
+            pairs(seed, &device)
+        };
+        let pruned = config.prune(Net::new(&device), Net::loss, loader).unwrap();
+        weights(&pruned)
+    };
+    let once = run();
+    assert_eq!(once, run());
+    assert_eq!(seeds, [40, 41, 42, 40, 41, 42]);
+}
+
+#[test]
+fn an_interrupted_run_goes_on_after_its_last_finished_stage() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(0.8)
+        .with_stages(4)
+        .with_state(Some(folder.path().join("run")));
+    let whole = weights(&prune(&config.clone().with_state(None), &device).unwrap());
+
+    // The power goes off in the third stage.
+    let mut stages = 0;
+    let interrupted = config.prune_with(
+        Net::new(&device),
+        Net::loss,
+        |seed| pairs(seed, &device),
+        |model, _, _| {
+            stages += 1;
+            match stages {
+                3 => Err(Rejected::new(
+                    model,
+                    PruneError::Training {
+                        reason: "power".into(),
+                    },
+                )),
+                _ => Ok(model),
+            }
+        },
+    );
+    assert!(matches!(
+        interrupted.unwrap_err().into_error(),
+        PruneError::Training { .. }
+    ));
+    let mut seeds = Vec::new();
+    let resumed = config
+        .prune(Net::new(&device), Net::loss, |seed| {
+            seeds.push(seed);
+            pairs(seed, &device)
+        })
+        .unwrap();
+    assert_eq!(seeds, [2, 3]);
+    assert_eq!(resumed.stages.len(), 4);
+    assert_eq!(weights(&resumed), whole);
+    // A finished run is not run again.
+    let again = config.prune(Net::new(&device), Net::loss, |_| -> Vec<Pairs> {
+        unreachable!()
+    });
+    assert_eq!(weights(&again.unwrap()), whole);
+}
+
+#[test]
+fn stages_of_another_run_or_damaged_ones_are_refused() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(0.8)
+        .with_stages(2)
+        .with_state(Some(folder.path().into()));
+    prune(&config, &device).unwrap();
+    match prune(&config.clone().with_l2(0.5), &device) {
+        Err(PruneError::StagesOfAnotherRun { field, .. }) => assert_eq!(field, "l2"),
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+    let model = folder.path().join("stage-1").join("model.bpk");
+    let mut bytes = std::fs::read(&model).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&model, bytes).unwrap();
+    match prune(&config, &device) {
+        Err(PruneError::Record { reason, .. }) => assert!(reason.contains("checksum"), "{reason}"),
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+    std::fs::remove_file(&model).unwrap();
+    assert!(matches!(
+        prune(&config, &device).map(|_| ()),
+        Err(PruneError::Io {
+            action: "cannot read",
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_matrix_beyond_the_bound_is_solved_in_blocks_where_that_is_wanted() {
+    let device = Device::flex();
+    let mut config = config(0.75);
+    // Room for 25 of 40 columns.
+    config.fisher.memory_bound = 16 * 4 * 25;
+    assert!(matches!(
+        prune(&config, &device).map(|_| ()),
+        Err(PruneError::MemoryBound { needed: 2560, .. })
+    ));
+    let pruned = prune(&config.with_in_blocks(true), &device).unwrap();
+    assert_eq!(zeros(&weights(&pruned)), 30);
+    // What a block holds, not what the whole would.
+    assert_eq!(pruned.stages[0].gradients.bytes, 16 * 4 * 25);
+    assert!(pruned.stages[0].objective > 0.0);
+}
+
+#[test]
+fn patterns_and_budgets_reach_the_solver_in_every_stage() {
+    let device = Device::flex();
+    let mut patterned = config(0.0).with_stages(2);
+    patterned.solver.budget = Budget::Pattern;
+    patterned.solver.pattern = SparsityPattern::NM { n: 1, m: 2 };
+    // Of the five inputs of the second layer no pairs can be made.
+    assert!(matches!(
+        prune(&patterned, &device).map(|_| ()),
+        Err(PruneError::PatternDoesNotDivide { .. })
+    ));
+    patterned.group = Some(ParamGroup::from_path("first.weight"));
+    let pruned = prune(&patterned, &device).unwrap();
+    assert_eq!(zeros(&weights(&pruned)), 15);
+
+    for budget in [
+        Budget::Keep(8),
+        Budget::PerLayer(0.8),
+        Budget::PerLayerTargets([("first.weight".to_string(), 0.9)].into()),
+        Budget::Flops {
+            kept: 0.2,
+            sparsity: None,
+        },
+    ] {
+        let mut config = config(0.0).with_stages(3);
+        config.solver.budget = budget.clone();
+        let pruned = prune(&config, &device).unwrap();
+        let per_layer: Vec<usize> = pruned
+            .masks
+            .parameters()
+            .iter()
+            .map(|mask| mask.nonzeros())
+            .collect();
+        match budget {
+            Budget::PerLayer(_) => assert_eq!(per_layer, [5, 1]),
+            Budget::PerLayerTargets(_) => assert_eq!(per_layer, [2, 10]),
+            _ => assert_eq!(per_layer.iter().sum::<usize>(), 8, "{budget:?}"),
+        }
+    }
+}
+
+#[test]
+fn bad_configs_give_the_model_back() {
+    let device = Device::flex();
+    let refused = |config: PrunerConfig| {
+        let rejected = config
+            .prune(Net::new(&device), Net::loss, |seed| pairs(seed, &device))
+            .unwrap_err();
+        let (model, error) = rejected.into_parts();
+        assert_eq!(weights_of(&model), weights_of(&Net::new(&device)));
+        error
+    };
+    assert_eq!(refused(config(1.0)), PruneError::Sparsity { sparsity: 1.0 });
+    assert!(matches!(
+        refused(config(0.99)),
+        PruneError::KeptCount { k: 0, .. }
+    ));
+    assert!(matches!(
+        refused(config(0.0)),
+        PruneError::KeptCount { k: 40, .. }
+    ));
+    assert!(matches!(
+        refused(config(0.5).with_l2(0.0)),
+        PruneError::InvalidConfig { field: "l2", .. }
+    ));
+    assert!(matches!(
+        refused(config(0.5).with_stages(0)),
+        PruneError::InvalidConfig {
+            field: "stages",
+            ..
+        }
+    ));
+    let nothing = config(0.5).with_group(Some(ParamGroup::from_path("none")));
+    assert_eq!(refused(nothing), PruneError::NoPrunableParameter);
+    let mut long = config(0.5);
+    long.fisher.samples = 17;
+    assert!(matches!(
+        refused(long),
+        PruneError::LoaderEnded { found: 16, .. }
+    ));
+}
+
+#[test]
+fn masks_that_a_model_carries_hold_while_it_is_pruned_further() {
+    let device = Device::flex().autodiff();
+    let first = prune(&config(0.5), &device).unwrap();
+    let masked = first.masks.attach(first.model).unwrap();
+    let further = config(0.75)
+        .prune(masked, Net::loss, |seed| pairs(seed, &device))
+        .unwrap();
+    for (before, after) in first
+        .masks
+        .parameters()
+        .iter()
+        .zip(further.masks.parameters())
+    {
+        let pairs = before.kept().iter().zip(after.kept());
+        assert!(pairs.into_iter().all(|(before, after)| *before || !after));
+    }
+    let model = further.masks.replace(further.model).unwrap();
+    assert_eq!(Masks::of(&model).unwrap(), further.masks);
+}
+
+#[test]
+fn gradual_pruning_trains_between_the_stages_with_the_zeros_held() {
+    use burn::optim::{GradientsParams, SgdConfig};
+
+    let device = Device::flex().autodiff();
+    let pruner = config(0.8)
+        .with_stages(3)
+        .with_schedule(Schedule::Polynomial { base: 0.5 });
+    let gradual = GradualConfig::new(pruner.clone(), 2, 40).with_learning_rate(0.1);
+    let mut rates = Vec::new();
+    let mut optim = SgdConfig::new().init();
+    let train = |mut model: Net, epoch: &Epoch| {
+        if epoch.restart {
+            optim = SgdConfig::new().init();
+        }
+        rates.push(epoch.learning_rate(0.0));
+        for batch in pairs(7, &device) {
+            let grads = model.loss(&batch).backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optim.step(epoch.learning_rate(0.5), model, grads);
+        }
+        Ok(model)
+    };
+    let trained = gradual
+        .prune(
+            Net::new(&device),
+            Net::loss,
+            |seed| pairs(seed, &device),
+            train,
+        )
+        .unwrap();
+    assert_eq!(rates.len(), 2 + 2 + 40);
+    assert_eq!((rates[0], rates[2], rates[4]), (0.1, 0.1, 0.1));
+    // Half way down the cosine: the mean of first and last.
+    assert!((rates[1] - 0.5 * (0.1 + 1e-5)).abs() < 1e-12);
+    let weights = weights(&trained);
+    assert_eq!(zeros(&weights), 33);
+    // The masks are folded in, and the model trains on.
+    assert!(burn_lean::reparam::attached(&trained.model).is_empty());
+    assert!(trained.model.first.weight.is_require_grad());
+
+    let bare = prune(&pruner, &device).unwrap();
+    let loss = |model: &Net| mean_loss(model, Net::loss, &pairs(7, &Device::flex())).unwrap();
+    assert!(loss(&trained.model) < loss(&bare.model));
+}
+
+#[test]
+fn gradual_pruning_resumes_and_refuses_bad_rates() {
+    let device = Device::flex().autodiff();
+    let folder = tempfile::tempdir().unwrap();
+    let pruner = config(0.8)
+        .with_stages(3)
+        .with_state(Some(folder.path().into()));
+    let gradual = GradualConfig::new(pruner, 1, 1);
+    let mut epochs = Vec::new();
+    let mut run = |fail: bool| {
+        gradual.prune(
+            Net::new(&device),
+            Net::loss,
+            |seed| pairs(seed, &device),
+            |model, epoch| {
+                epochs.push(epoch.stage);
+                match fail && epoch.stage == 1 {
+                    true => Err(Rejected::new(
+                        model,
+                        PruneError::Training { reason: "x".into() },
+                    )),
+                    false => Ok(model),
+                }
+            },
+        )
+    };
+    assert!(run(true).is_err());
+    assert_eq!(run(false).unwrap().stages.len(), 3);
+    assert_eq!(epochs, [0, 1, 1, 2]);
+
+    let rejected = gradual
+        .with_learning_rate(0.0)
+        .prune(
+            Net::new(&device),
+            Net::loss,
+            |seed| pairs(seed, &device),
+            |model, _| Ok(model),
+        )
+        .unwrap_err();
+    assert!(matches!(
+        rejected.error(),
+        PruneError::InvalidConfig {
+            field: "learning_rate",
+            ..
+        }
+    ));
+}

@@ -1,0 +1,267 @@
+//! Batch normalization folded into the layer before it.
+
+use burn::module::{Module, Param, RunningState};
+use burn::nn::conv::{
+    Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig, ConvTranspose2d,
+    ConvTranspose2dConfig,
+};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::quant::{FoldPair, QuantError, fold};
+
+use crate::support::{each_device, tensor, values};
+
+#[derive(Module, Debug)]
+struct Block<L: Module + burn::module::ModuleDisplay> {
+    layer: L,
+    norm: BatchNorm,
+}
+
+/// A normalization that does something: statistics and parameters away from 0 and 1.
+fn norm(channels: usize, epsilon: f64, device: &Device) -> BatchNorm {
+    let mut norm = BatchNormConfig::new(channels)
+        .with_epsilon(epsilon)
+        .init(device);
+    let plain = match device.is_autodiff() {
+        true => device.clone().inner(),
+        false => device.clone(),
+    };
+    let of = |seed| tensor::<1>(seed, [channels], device);
+    norm.gamma = Param::from_tensor(of(1) + 1.5);
+    norm.beta = Param::from_tensor(of(2));
+    norm.running_mean = RunningState::new(tensor::<1>(3, [channels], &plain).to_device(device));
+    norm.running_var =
+        RunningState::new((tensor::<1>(4, [channels], &plain) + 1.2).to_device(device));
+    norm
+}
+
+fn pair() -> [FoldPair; 1] {
+    [FoldPair::new("layer", "norm")]
+}
+
+/// The folded block computes what the block computes.
+fn folds<L: Module + burn::module::ModuleDisplay, const D: usize>(
+    layer: L,
+    channels: usize,
+    x: Tensor<D>,
+    forward: impl Fn(&L, Tensor<D>) -> Tensor<D>,
+    device: &Device,
+) {
+    let block = Block {
+        layer,
+        norm: norm(channels, 1e-5, device),
+    };
+    let run = |block: &Block<L>| {
+        let y = block.norm.forward(forward(&block.layer, x.clone()));
+        values(y)
+    };
+    let before = run(&block);
+    let folded = fold(block.clone(), &pair()).unwrap();
+    let after = run(&folded);
+    // Sums of at most 54 products and a bias, all of magnitude 4 at most: a few F32 roundings of
+    // numbers below 32.
+    for (a, b) in before.iter().zip(&after) {
+        assert!((a - b).abs() < 1e-5, "{a} {b}");
+    }
+    // The clone that was kept is as it was.
+    assert_eq!(run(&block), before);
+    // What is left of the normalization is exact: identity, or one addition.
+    let y = forward(&folded.layer, x.clone());
+    let beta = values(folded.norm.beta.val());
+    if beta.iter().all(|b| *b == 0.0) {
+        assert_eq!(values(folded.norm.forward(y.clone())), values(y));
+    }
+}
+
+#[test]
+fn linear_layers_fold() {
+    each_device(|target| {
+        let device = &target.device;
+        for bias in [true, false] {
+            let layer = LinearConfig::new(6, 4).with_bias(bias).init(device);
+            let x = tensor::<2>(9, [5, 6], device);
+            folds(layer, 4, x, |l: &Linear, x| l.forward(x), device);
+        }
+    });
+}
+
+#[test]
+fn convolutions_of_every_rank_fold_grouped_or_not() {
+    each_device(|target| {
+        let device = &target.device;
+        for bias in [true, false] {
+            let layer = Conv1dConfig::new(2, 4, 3).with_bias(bias).init(device);
+            let x = tensor::<3>(9, [2, 2, 8], device);
+            folds(layer, 4, x, |l: &Conv1d, x| l.forward(x), device);
+            for groups in [1, 2] {
+                let layer = Conv2dConfig::new([4, 6], [3, 3])
+                    .with_groups(groups)
+                    .with_bias(bias)
+                    .init(device);
+                let x = tensor::<4>(9, [2, 4, 5, 5], device);
+                folds(layer, 6, x, |l: &Conv2d, x| l.forward(x), device);
+            }
+            let layer = Conv3dConfig::new([2, 3], [2, 2, 2])
+                .with_bias(bias)
+                .init(device);
+            let x = tensor::<5>(9, [1, 2, 3, 3, 3], device);
+            folds(layer, 3, x, |l: &Conv3d, x| l.forward(x), device);
+        }
+    });
+}
+
+#[test]
+fn transposed_convolutions_fold_grouped_or_not() {
+    each_device(|target| {
+        let device = &target.device;
+        for groups in [1, 2] {
+            for bias in [true, false] {
+                let layer = ConvTranspose2dConfig::new([4, 6], [3, 2])
+                    .with_groups(groups)
+                    .with_bias(bias)
+                    .init(device);
+                let x = tensor::<4>(9, [2, 4, 4, 4], device);
+                folds(layer, 6, x, |l: &ConvTranspose2d, x| l.forward(x), device);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_left_of_a_normalization_is_the_identity_for_any_epsilon() {
+    each_device(|target| {
+        for epsilon in [1e-12, 1e-7, 1e-5, 1e-3, 0.3] {
+            let device = &target.device;
+            let block = Block {
+                layer: LinearConfig::new(3, 2).init(device),
+                norm: norm(2, epsilon, device),
+            };
+            let pair = FoldPair::new("layer", "norm").with_epsilon(epsilon);
+            let folded = fold(block, &[pair]).unwrap();
+            let y = tensor::<2>(11, [4, 2], device);
+            assert_eq!(values(folded.norm.forward(y.clone())), values(y));
+        }
+    });
+}
+
+#[test]
+fn a_folded_normalization_stays_as_it_is_in_training() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        for bias in [true, false] {
+            let block = Block {
+                layer: LinearConfig::new(3, 2).with_bias(bias).init(&device),
+                norm: norm(2, 1e-5, &device),
+            };
+            let folded = fold(block, &pair()).unwrap();
+            assert!(!folded.norm.training.is_enabled());
+            assert!(!folded.norm.gamma.is_require_grad());
+            // After a layer without bias, β is the bias, and is trained as one.
+            assert_eq!(folded.norm.beta.is_require_grad(), !bias);
+            assert!(folded.layer.weight.is_require_grad());
+            let before = values(folded.norm.running_mean.value().without_autodiff());
+            folded
+                .norm
+                .forward(folded.layer.forward(tensor::<2>(5, [4, 3], &device)));
+            let after = values(folded.norm.running_mean.value_sync().without_autodiff());
+            assert_eq!(before, after);
+        }
+    });
+}
+
+#[test]
+fn a_plain_model_keeps_its_training_flags() {
+    let device = Device::flex();
+    let block = Block {
+        layer: Block {
+            layer: LinearConfig::new(3, 2).init(&device),
+            norm: norm(2, 1e-5, &device),
+        },
+        norm: norm(2, 1e-5, &device),
+    };
+    let pair = FoldPair::new("layer.layer", "layer.norm");
+    let folded = fold(block, &[pair]).unwrap();
+    assert!(folded.norm.training.is_enabled());
+    assert!(!folded.layer.norm.training.is_enabled());
+}
+
+#[test]
+fn wrong_pairs_are_refused_and_give_the_model_back() {
+    let device = Device::flex();
+    let block = || Block {
+        layer: LinearConfig::new(3, 2).init(&device),
+        norm: norm(2, 1e-5, &device),
+    };
+    let refuse = |block: Block<Linear>, pair: FoldPair| {
+        let rejected = fold(block, &[pair]).unwrap_err();
+        assert_eq!(rejected.value().layer.weight.dims(), [3, 2]);
+        rejected.into_error()
+    };
+
+    let error = refuse(block(), FoldPair::new("layr", "norm"));
+    assert!(matches!(&error, QuantError::UnknownParameter { path, .. } if path == "layr.weight"));
+    let error = refuse(block(), FoldPair::new("layer", "bn"));
+    assert_eq!(
+        error.to_string(),
+        "the model has no parameter `bn.gamma`; did you mean `norm.gamma`?"
+    );
+
+    let mut wide = block();
+    wide.norm = norm(3, 1e-5, &device);
+    let error = refuse(wide, FoldPair::new("layer", "norm"));
+    assert!(matches!(
+        error,
+        QuantError::ChannelMismatch {
+            found: 2,
+            expected: 3,
+            ..
+        }
+    ));
+
+    let mut broken = block();
+    broken.norm.gamma = Param::from_data([1.0, f32::NAN], &device);
+    let error = refuse(broken, FoldPair::new("layer", "norm"));
+    assert!(error.to_string().starts_with("parameter `norm.gamma`: "));
+    let mut broken = block();
+    broken.norm.running_var = RunningState::new(Tensor::from_data([1.0, -2.0], &device));
+    let error = refuse(broken, FoldPair::new("layer", "norm"));
+    assert!(
+        error.to_string().contains("root of a negative variance"),
+        "{error}"
+    );
+    let mut broken = block();
+    broken.layer.weight = Param::from_data([[1.0, f32::INFINITY], [0.0; 2], [0.0; 2]], &device);
+    let error = refuse(broken, FoldPair::new("layer", "norm"));
+    assert!(
+        error
+            .to_string()
+            .contains("`layer.weight`: the folded value"),
+        "{error}"
+    );
+
+    let error = refuse(block(), FoldPair::new("layer", "norm").with_epsilon(0.0));
+    assert!(matches!(
+        error,
+        QuantError::InvalidConfig {
+            field: "epsilon",
+            ..
+        }
+    ));
+    let twice = [
+        FoldPair::new("layer", "norm"),
+        FoldPair::new("layer", "norm"),
+    ];
+    let error = fold(block(), &twice).unwrap_err().into_error();
+    assert!(matches!(
+        error,
+        QuantError::InvalidConfig { field: "pairs", .. }
+    ));
+
+    let embedding: Block<Embedding> = Block {
+        layer: EmbeddingConfig::new(5, 2).init(&device),
+        norm: norm(2, 1e-5, &device),
+    };
+    let error = fold(embedding, &pair()).unwrap_err().into_error();
+    assert!(matches!(error, QuantError::UnsupportedLayer { .. }));
+    assert!(error.to_string().contains("`Embedding`"), "{error}");
+}

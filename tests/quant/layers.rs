@@ -1,0 +1,386 @@
+//! `forward_q` of every layer, and the attribute that writes it.
+
+use burn::module::Module;
+use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::conv::{
+    Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
+    ConvTranspose3dConfig,
+};
+use burn::nn::gru::GruConfig;
+use burn::nn::transformer::{PositionWiseFeedForwardConfig, TransformerEncoderConfig};
+use burn::nn::{EmbeddingConfig, LinearConfig, LstmConfig, LstmState};
+use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_lean::quant::{
+    FakeQuantizeConfig, ForwardQ, MhaInput, NumberFormat, ObserverConfig, QatConfig, QuantParams,
+    Scheme, Site, TransformerEncoderInput, advance, calibrate, fake_quantize, map_quantizers,
+    quantizers,
+};
+
+use crate::support::{each_device, tensor, values, with_numbers};
+
+/// The same bits without quantizers and with all of them switched off; with them on, other numbers
+/// and every quantizer has a range.
+fn assert_layer<M: Module>(
+    layer: M,
+    plain: impl Fn(&M) -> Vec<f32>,
+    quantized: impl Fn(&M) -> Vec<f32>,
+) {
+    let layer = with_numbers(layer, 7);
+    let expected = plain(&layer);
+    assert_eq!(quantized(&layer), expected, "not prepared");
+    // All of a sequence counts, not its first steps most.
+    let scheme = Scheme::affine(NumberFormat::uint8());
+    let activation = FakeQuantizeConfig::new(scheme).with_observer(ObserverConfig::MinMax);
+    let config = QatConfig::new().with_activation(Some(activation));
+    let prepared = config.prepare(layer).unwrap();
+    let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
+    assert_eq!(quantized(&off), expected, "switched off");
+
+    let prepared = calibrate(prepared, |layer| {
+        assert_eq!(quantized(layer), expected, "in a calibration");
+    })
+    .unwrap();
+    let found = quantized(&prepared);
+    assert_ne!(found, expected);
+    let scale = expected
+        .iter()
+        .fold(0.0f32, |all, value| all.max(value.abs()));
+    for (found, expected) in found.iter().zip(&expected) {
+        // INT8 keeps two digits; a layer that is wired wrongly is off by its whole range.
+        assert!(
+            (found - expected).abs() < 0.1 * scale,
+            "{found} for {expected}"
+        );
+    }
+    for located in quantizers(&prepared) {
+        assert!(located.quantizer.is_observed(), "{}", located.path);
+    }
+}
+
+#[test]
+fn linear_layers_and_convolutions() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor::<3>(1, [2, 3, 4], device);
+        assert_layer(
+            LinearConfig::new(4, 5).init(device),
+            |layer| values(layer.forward(x.clone())),
+            |layer| values(layer.forward_q(x.clone())),
+        );
+        let x = tensor::<3>(1, [2, 3, 6], device);
+        assert_layer(
+            Conv1dConfig::new(3, 4, 3).init(device),
+            |layer| values(layer.forward(x.clone())),
+            |layer| values(layer.forward_q(x.clone())),
+        );
+        assert_layer(
+            ConvTranspose1dConfig::new([3, 4], 3).init(device),
+            |layer| values(layer.forward(x.clone())),
+            |layer| values(layer.forward_q(x.clone())),
+        );
+        let x = tensor::<4>(1, [2, 3, 5, 4], device);
+        assert_layer(
+            Conv2dConfig::new([3, 4], [3, 2]).init(device),
+            |layer| values(layer.forward(x.clone())),
+            |layer| values(layer.forward_q(x.clone())),
+        );
+        assert_layer(
+            ConvTranspose2dConfig::new([3, 4], [3, 2]).init(device),
+            |layer| values(layer.forward(x.clone())),
+            |layer| values(layer.forward_q(x.clone())),
+        );
+        let x = tensor::<5>(1, [1, 2, 3, 3, 3], device);
+        assert_layer(
+            Conv3dConfig::new([2, 2], [2, 2, 2]).init(device),
+            |layer| values(layer.forward(x.clone())),
+            |layer| values(layer.forward_q(x.clone())),
+        );
+        assert_layer(
+            ConvTranspose3dConfig::new([2, 2], [2, 2, 2]).init(device),
+            |layer| values(layer.forward(x.clone())),
+            |layer| values(layer.forward_q(x.clone())),
+        );
+    });
+}
+
+#[test]
+fn embeddings_quantize_their_rows() {
+    each_device(|target| {
+        let device = &target.device;
+        let tokens = Tensor::<2, Int>::from_data([[1, 0], [4, 2]], device);
+        assert_layer(
+            EmbeddingConfig::new(5, 3).init(device),
+            |layer| values(layer.forward(tokens.clone())),
+            |layer| values(layer.forward_q(tokens.clone())),
+        );
+    });
+}
+
+fn masks(device: &Device) -> (Tensor<2, Bool>, Tensor<3, Bool>) {
+    let pad = Tensor::<2, Bool>::from_data([[false, false, true], [false; 3]], device);
+    let ahead = [[false, true, true], [false, false, true], [false; 3]];
+    (pad, Tensor::<3, Bool>::from_data([ahead, ahead], device))
+}
+
+#[test]
+fn attention_with_masks_and_either_softmax() {
+    each_device(|target| {
+        let device = &target.device;
+        let (pad, ahead) = masks(device);
+        let x = tensor::<3>(1, [2, 3, 4], device);
+        let memory = tensor::<3>(2, [2, 3, 4], device);
+        for quiet in [false, true] {
+            let input = || {
+                MhaInput::new(x.clone(), memory.clone(), memory.clone())
+                    .mask_pad(pad.clone())
+                    .mask_attn(ahead.clone())
+            };
+            assert_layer(
+                MultiHeadAttentionConfig::new(4, 2)
+                    .with_quiet_softmax(quiet)
+                    .init(device),
+                |layer: &MultiHeadAttention| {
+                    let output = layer.forward(input().into());
+                    [values(output.weights), values(output.context)].concat()
+                },
+                |layer| {
+                    let output = layer.forward_q(input());
+                    [values(output.weights), values(output.context)].concat()
+                },
+            );
+        }
+    });
+}
+
+#[test]
+fn both_products_of_an_attention_have_quantized_operands() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor::<3>(1, [2, 3, 4], device);
+        let layer = with_numbers(MultiHeadAttentionConfig::new(4, 2).init(device), 3);
+        let prepared = QatConfig::new().prepare(layer).unwrap();
+        let sites: Vec<_> = quantizers(&prepared)
+            .into_iter()
+            .filter(|located| !matches!(located.site, Site::Weight | Site::Input))
+            .map(|located| located.name())
+            .collect();
+        assert_eq!(
+            sites,
+            [
+                "output of `query`",
+                "attention of `query`",
+                "output of `key`",
+                "output of `value`"
+            ]
+        );
+        let prepared = calibrate(prepared, |layer| {
+            layer.forward_q(MhaInput::self_attn(x.clone()));
+        })
+        .unwrap();
+        let output = prepared.forward_q(MhaInput::self_attn(x));
+        let located = quantizers(&prepared);
+        let attention = located.iter().find(|at| at.site == Site::Attention);
+        let quantizer = &attention.unwrap().quantizer;
+        // What the product with v sees lies on the grid of the quantizer.
+        let qparams: QuantParams = quantizer.qparams().unwrap();
+        let weights = output.weights;
+        let again = fake_quantize(weights.clone(), &qparams, quantizer.scheme());
+        assert_eq!(values(again), values(weights));
+    });
+}
+
+#[test]
+fn transformer_encoders_with_the_norm_first_or_last() {
+    each_device(|target| {
+        let device = &target.device;
+        let (pad, ahead) = masks(device);
+        let x = tensor::<3>(1, [2, 3, 4], device);
+        assert_layer(
+            PositionWiseFeedForwardConfig::new(4, 6).init(device),
+            |layer| values(layer.forward(x.clone())),
+            |layer| values(layer.forward_q(x.clone())),
+        );
+        for norm_first in [false, true] {
+            let input = || {
+                TransformerEncoderInput::new(x.clone())
+                    .mask_pad(pad.clone())
+                    .mask_attn(ahead.clone())
+            };
+            assert_layer(
+                TransformerEncoderConfig::new(4, 8, 2, 2)
+                    .with_norm_first(norm_first)
+                    .init(device),
+                |layer| values(layer.forward(input().into())),
+                |layer| values(layer.forward_q(input())),
+            );
+        }
+    });
+}
+
+#[test]
+fn recurrent_layers_in_all_their_variants() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor::<3>(1, [2, 3, 4], device);
+        let state = || {
+            LstmState::new(
+                tensor::<2>(2, [2, 5], device),
+                tensor::<2>(3, [2, 5], device),
+            )
+        };
+        let all = |(output, state): (Tensor<3>, LstmState<2>)| {
+            [values(output), values(state.cell), values(state.hidden)].concat()
+        };
+        let plain = LstmConfig::new(4, 5, true);
+        let variants = [
+            (plain.clone(), true),
+            (plain.clone().with_reverse(true), false),
+            (plain.clone().with_input_forget(true), true),
+            (LstmConfig::new(4, 5, false).with_clip(Some(0.2)), false),
+        ];
+        for (config, with_state) in variants {
+            let state = || with_state.then(state);
+            assert_layer(
+                config.init(device),
+                |layer| all(layer.forward(x.clone(), state())),
+                |layer| all(layer.forward_q((x.clone(), state()))),
+            );
+        }
+        let steps_first = plain.with_batch_first(false).init(device);
+        let turned = x.clone().swap_dims(0, 1);
+        assert_layer(
+            steps_first,
+            |layer| all(layer.forward(turned.clone(), None)),
+            |layer| all(layer.forward_q((turned.clone(), None))),
+        );
+        for reset_after in [true, false] {
+            let hidden = || Some(tensor::<2>(2, [2, 5], device));
+            assert_layer(
+                GruConfig::new(4, 5, true)
+                    .with_reset_after(reset_after)
+                    .init(device),
+                |layer| values(layer.forward(x.clone(), hidden())),
+                |layer| values(layer.forward_q((x.clone(), hidden()))),
+            );
+        }
+    });
+}
+
+#[test]
+fn gradients_reach_all_weights_of_an_attention_and_a_recurrent_layer() {
+    use crate::support::gradients;
+    use burn::optim::GradientsParams;
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let x = tensor::<3>(1, [2, 3, 4], &device);
+        let lstm = with_numbers(LstmConfig::new(4, 5, true).init(&device), 1);
+        let lstm = advance(QatConfig::new().prepare(lstm).unwrap());
+        let (output, _) = lstm.forward_q((x.clone(), None));
+        let grads = output.square().sum().backward();
+        let found = gradients(&lstm, GradientsParams::from_grads(grads, &lstm));
+        assert_eq!(found.len(), 4 * 2 * 2);
+
+        let mha = with_numbers(MultiHeadAttentionConfig::new(4, 2).init(&device), 1);
+        let mha = QatConfig::new().prepare(mha).unwrap();
+        let output = mha.forward_q(MhaInput::self_attn(x));
+        let grads = output.context.square().sum().backward();
+        let found = gradients(&mha, GradientsParams::from_grads(grads, &mha));
+        assert_eq!(found.len(), 4 * 2);
+        for (path, _, grad) in found {
+            assert!(grad.iter().any(|value| *value != 0.0), "{path}");
+        }
+    });
+}
+
+mod written {
+    //! A model as people write it, with the attribute.
+
+    use burn::module::Module;
+    use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
+    use burn::nn::conv::{Conv1d, Conv1dConfig};
+    use burn::nn::{BatchNorm, BatchNormConfig, Gelu, Linear, LinearConfig, Lstm, LstmConfig};
+    use burn::tensor::{Device, Tensor};
+    use burn_lean::quant::{MhaInput, quantize_calls};
+
+    #[derive(Module, Debug)]
+    pub(super) struct Block {
+        linear: Linear,
+        activation: Gelu,
+    }
+
+    #[quantize_calls(crate = burn_lean::quant)]
+    impl Block {
+        fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+            self.activation.forward(self.linear.forward(x))
+        }
+    }
+
+    #[derive(Module, Debug)]
+    pub(super) struct Net {
+        conv: Conv1d,
+        norm: BatchNorm,
+        blocks: Vec<Block>,
+        layers: Vec<Linear>,
+        head: Option<Linear>,
+        mha: MultiHeadAttention,
+        lstm: Lstm,
+    }
+
+    impl Net {
+        pub(super) fn new(device: &Device) -> Self {
+            let linear = || LinearConfig::new(4, 4).init(device);
+            let block = || Block {
+                linear: linear(),
+                activation: Gelu::new(),
+            };
+            Self {
+                conv: Conv1dConfig::new(2, 3, 2).init(device),
+                norm: BatchNormConfig::new(3).init(device),
+                blocks: vec![block(), block()],
+                layers: vec![linear(), linear()],
+                head: Some(linear()),
+                mha: MultiHeadAttentionConfig::new(4, 2).init(device),
+                lstm: LstmConfig::new(4, 4, true).init(device),
+            }
+        }
+
+        fn first(&self) -> &Linear {
+            &self.layers[0]
+        }
+    }
+
+    #[quantize_calls]
+    impl Net {
+        pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+            let x = self.norm.forward(self.conv.forward(x));
+            let mut x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+            for layer in &self.layers[1..] {
+                x = layer.forward(x);
+            }
+            let x = self.first().forward(x);
+            let x = self.mha.forward(MhaInput::self_attn(x)).context;
+            let (x, _) = self.lstm.forward(x, None);
+            match &self.head {
+                Some(head) => head.forward(x),
+                None => x,
+            }
+        }
+    }
+}
+
+#[test]
+fn the_attribute_reaches_every_layer_that_is_called() {
+    let device = Device::flex().autodiff();
+    let net = with_numbers(written::Net::new(&device), 1);
+    let x = tensor::<3>(1, [2, 2, 5], &device);
+    let plain = values(net.valid().forward(x.clone().inner()));
+    let prepared = QatConfig::new().prepare(net).unwrap();
+    let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
+    assert_eq!(values(off.valid().forward(x.clone().inner())), plain);
+    prepared.forward(x);
+    let located = quantizers(&prepared);
+    assert_eq!(located.len(), 2 * (1 + 2 + 2 + 1 + 4 + 8) + 4);
+    for located in located {
+        assert!(located.quantizer.is_observed(), "{}", located.path);
+    }
+}

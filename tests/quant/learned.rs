@@ -1,0 +1,244 @@
+//! Learned scales and zero points.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean::quant::{
+    Clip, Granularity, LearnedGradient, NumberFormat, QuantParams, Scheme, fake_quantize,
+    fake_quantize_learned,
+};
+
+use crate::support::{Target, each_device, numbers, tensor, values};
+
+const SHAPE: [usize; 2] = [6, 8];
+
+fn schemes() -> Vec<Scheme> {
+    let granularities = [
+        Granularity::PerTensor,
+        Granularity::PerChannel { axis: 0 },
+        Granularity::PerChannel { axis: 1 },
+        Granularity::PerBlock {
+            extents: vec![3, 4],
+        },
+    ];
+    let formats = [
+        Scheme::affine(NumberFormat::int(4)),
+        Scheme::affine(NumberFormat::uint8()),
+        Scheme::symmetric(NumberFormat::E4M3),
+    ];
+    let schemes = granularities.iter().flat_map(|granularity| {
+        formats
+            .iter()
+            .map(|scheme| scheme.clone().with_granularity(granularity.clone()))
+    });
+    schemes.collect()
+}
+
+/// Scales below and above what the values need, zero points between integers.
+fn qparams(scheme: &Scheme, device: &Device) -> QuantParams {
+    let count = scheme.group_count(&SHAPE).unwrap();
+    let tensor = |values: Vec<f32>| {
+        Tensor::<1>::from_data(TensorData::new(values, [count]), device).require_grad()
+    };
+    let scale = numbers(7, count).into_iter();
+    let scale = scale.map(|x| (0.05 + x.abs()) * 8.0 / scheme.quant_max());
+    let zero = numbers(8, count).into_iter();
+    let zero = zero.map(|x| match scheme.format.is_int() {
+        true => scheme.quant_min() + 4.0 + 3.0 * x,
+        false => 0.0,
+    });
+    QuantParams {
+        scale: tensor(scale.collect()),
+        zero_point: tensor(zero.collect()),
+    }
+}
+
+/// The gradients of the documentation, in F64, element by element.
+#[test]
+fn gradients_are_those_of_the_formula() {
+    each_device(|target| {
+        for scheme in schemes() {
+            for clip in [Clip::AfterRounding, Clip::BeforeRounding] {
+                formula(&scheme, LearnedGradient { clip, factor: 0.25 }, target);
+            }
+        }
+    });
+}
+
+fn formula(scheme: &Scheme, gradient: LearnedGradient, target: &Target) {
+    let device = target.device.clone().autodiff();
+    let qparams = qparams(scheme, &device);
+    let x = (tensor::<2>(1, SHAPE, &device) * 8.0).require_grad();
+    let y = fake_quantize_learned(x.clone(), &qparams, scheme, gradient);
+    let dy = tensor::<2>(2, SHAPE, &device);
+    let grads = (y * dy.clone()).sum().backward();
+
+    let (scale, zero) = (
+        values(qparams.scale.clone()),
+        values(qparams.zero_point.clone()),
+    );
+    let (min, max) = (f64::from(scheme.quant_min()), f64::from(scheme.quant_max()));
+    let groups = scheme.group_shape(&SHAPE).unwrap();
+    let mut expected = [vec![0.0; scale.len()], vec![0.0; scale.len()]];
+    let mut expected_dx = Vec::new();
+    for (index, (x, dy)) in values(x.clone()).into_iter().zip(values(dy)).enumerate() {
+        let (row, column) = (index / SHAPE[1], index % SHAPE[1]);
+        let group = row * groups[0] / SHAPE[0] * groups[1] + column * groups[1] / SHAPE[1];
+        let zero = f64::from(zero[group]).round_ties_even().clamp(min, max);
+        let exact = f64::from(x) / f64::from(scale[group]);
+        // Beyond the bounds the number need not be known.
+        let q = match scheme.format.is_int() {
+            true => exact.round_ties_even() + zero,
+            false if exact.abs() >= 464.0 => 464f64.copysign(exact),
+            false => f64::from(scheme.format.round(exact as f32)),
+        };
+        let inside = match gradient.clip {
+            Clip::AfterRounding => q >= min && q <= max,
+            Clip::BeforeRounding => exact + zero > min && exact + zero < max,
+        };
+        let dy = f64::from(dy);
+        let factor = f64::from(gradient.factor);
+        let number = q.clamp(min, max) - zero;
+        expected_dx.push(if inside { dy as f32 } else { 0.0 });
+        expected[0][group] += factor * dy * (number - if inside { exact } else { 0.0 });
+        expected[1][group] -= factor
+            * if inside {
+                0.0
+            } else {
+                dy * f64::from(scale[group])
+            };
+    }
+    let name = format!("{scheme}, {gradient:?} on {}", target.name);
+    assert_eq!(values(x.grad(&grads).unwrap()), expected_dx, "{name}: dx");
+    for (parameter, expected) in [qparams.scale, qparams.zero_point].iter().zip(expected) {
+        let found = values(parameter.grad(&grads).unwrap());
+        for (found, expected) in found.into_iter().zip(expected) {
+            // Up to 48 terms below 0.25 · 448 each (below 255 · 0.25 for 8 bits), rounded a few
+            // times and added up in F32.
+            let tolerance = 48.0 * 48.0 * 112.0 * 2f64.powi(-24);
+            assert!(
+                (f64::from(found) - expected).abs() <= tolerance,
+                "{name}: {found} instead of {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn values_are_those_of_fake_quantize_with_a_rounded_zero_point() {
+    each_device(|target| {
+        for scheme in schemes() {
+            let device = target.device.clone().autodiff();
+            let qparams = qparams(&scheme, &device);
+            let x = || tensor::<2>(1, SHAPE, &device) * 8.0;
+            let gradient = LearnedGradient::lsq(&scheme, &SHAPE).unwrap();
+            let learned = fake_quantize_learned(x(), &qparams, &scheme, gradient);
+            let rounded = QuantParams {
+                scale: qparams.scale.clone(),
+                zero_point: qparams.zero_point.clone().round(),
+            };
+            let expected = fake_quantize(x(), &rounded, &scheme);
+            assert_eq!(
+                values(learned),
+                values(expected),
+                "{scheme} on {}",
+                target.name
+            );
+        }
+    });
+}
+
+/// A step of the optimizer may push a scale below zero; the next one must be able to bring it back.
+#[test]
+fn a_scale_that_became_negative_still_has_a_finite_gradient() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let scheme = Scheme::symmetric(NumberFormat::int8());
+        let scale = Tensor::<1>::from_floats([-0.1], &device).require_grad();
+        let qparams = QuantParams::symmetric(scale.clone(), &scheme);
+        let x = Tensor::<1>::from_floats([1.0, -1.0], &device);
+        let gradient = LearnedGradient::lsq(&scheme, &[2]).unwrap();
+        let y = fake_quantize_learned(x.clone(), &qparams, &scheme, gradient);
+        let loss = (y.clone() - x).square().sum();
+        let gradient = values(scale.grad(&loss.backward()).unwrap())[0];
+        assert!(values(y).iter().all(|y| y.is_finite()));
+        assert!(gradient < 0.0, "descent makes the scale larger: {gradient}");
+    });
+}
+
+#[test]
+fn what_is_not_learned_gets_no_gradient() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let scheme = Scheme::affine(NumberFormat::uint8());
+        let gradient = LearnedGradient::lsq(&scheme, &[2]).unwrap();
+        let scale = Tensor::<1>::from_floats([0.1], &device).require_grad();
+        let zero_point = Tensor::<1>::from_floats([3.0], &device);
+        let qparams = QuantParams {
+            scale: scale.clone(),
+            zero_point: zero_point.clone(),
+        };
+        let x = Tensor::<1>::from_floats([1.0, -1.0], &device);
+        let y = fake_quantize_learned(x.clone(), &qparams, &scheme, gradient);
+        let grads = y.sum().backward();
+        assert!(scale.grad(&grads).is_some());
+        assert!(zero_point.grad(&grads).is_none());
+        assert!(x.grad(&grads).is_none());
+    });
+}
+
+/// Descent on the scale alone finds one that is better than the range's.
+#[test]
+fn learning_the_scale_lowers_the_error() {
+    let device = Device::flex().autodiff();
+    let scheme = Scheme::symmetric(NumberFormat::int(3));
+    // One outlier makes the range four times as wide as all the others need.
+    let outlier = Tensor::from_floats([4.0], &device);
+    let x = Tensor::cat(vec![tensor::<1>(9, [511], &device), outlier], 0);
+    let error = |qparams: &QuantParams| {
+        let gradient = LearnedGradient {
+            clip: Clip::AfterRounding,
+            factor: 1.0,
+        };
+        let y = fake_quantize_learned(x.clone(), qparams, &scheme, gradient);
+        (y - x.clone()).square().mean()
+    };
+    let first = QuantParams::of(&x, &scheme).unwrap();
+    let before = values(error(&first))[0];
+    let mut scale = first.scale;
+    for _ in 0..200 {
+        let learned = scale.detach().require_grad();
+        let qparams = QuantParams::symmetric(learned.clone(), &scheme);
+        let grad = learned.grad(&error(&qparams).backward()).unwrap();
+        scale = learned.detach() - Tensor::from_inner(grad) * 0.1;
+    }
+    let after = values(error(&QuantParams::symmetric(scale, &scheme)))[0];
+    assert!(after < 0.5 * before, "from {before} to {after}");
+}
+
+#[test]
+fn the_factor_of_the_gradients_counts_the_elements_that_share_a_scale() {
+    let scheme = Scheme::symmetric(NumberFormat::int(4));
+    let per_tensor = LearnedGradient::lsq(&scheme, &[8, 14]).unwrap();
+    assert_eq!(per_tensor.factor, 1.0 / (112.0f32 * 7.0).sqrt());
+    let per_channel = scheme.with_granularity(Granularity::PerChannel { axis: 0 });
+    let per_channel = LearnedGradient::lsq(&per_channel, &[8, 14]).unwrap();
+    assert_eq!(per_channel.factor, 1.0 / (14.0f32 * 7.0).sqrt());
+}
+
+#[test]
+fn half_tensors_get_half_gradients_and_f32_scales() {
+    let device = Device::flex().autodiff();
+    let scheme = Scheme::symmetric(NumberFormat::int(4));
+    let scale = Tensor::<1>::from_floats([0.3], &device).require_grad();
+    let qparams = QuantParams::symmetric(scale.clone(), &scheme);
+    let x = tensor::<1>(5, [64], &device).cast(burn::tensor::DType::F16);
+    let x = x.detach().require_grad();
+    let gradient = LearnedGradient::lsq(&scheme, &[64]).unwrap();
+    let y = fake_quantize_learned(x.clone(), &qparams, &scheme, gradient);
+    let grads = y.clone().sum().backward();
+    assert_eq!(y.dtype(), burn::tensor::DType::F16);
+    assert_eq!(x.grad(&grads).unwrap().dtype(), burn::tensor::DType::F16);
+    assert_eq!(
+        scale.grad(&grads).unwrap().dtype(),
+        burn::tensor::DType::F32
+    );
+}
