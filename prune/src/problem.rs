@@ -12,11 +12,11 @@
 //! al., 2023](https://arxiv.org/abs/2302.14623).
 
 use burn::tensor::{Device, Tensor, TensorData};
-use serde::{Deserialize, Serialize};
 
 use crate::error::PruneError;
 use crate::gradient_matrix::{GradientMatrix, mismatch, read};
 use crate::layout::Layout;
+use crate::objective::Objective;
 
 /// The best-subset regression over the gradients of a trained model.
 ///
@@ -50,24 +50,6 @@ pub struct Problem {
     l2: f64,
     first_order: f64,
     tempering: f64,
-}
-
-/// The value of a [`Problem`], term by term.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Objective {
-    /// ½‖y − G w‖²
-    pub fit: f64,
-    /// λ‖w − w₀‖², over all p weights.
-    pub ridge: f64,
-    /// αᵀw; 0 without the first-order term.
-    pub linear: f64,
-}
-
-impl Objective {
-    /// The sum of the terms.
-    pub fn total(&self) -> f64 {
-        self.fit + self.ridge + self.linear
-    }
 }
 
 impl Problem {

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::problem::Objective;
+use crate::objective::Objective;
 
 /// Weights with their support, and how the solver came to them.
 #[derive(Debug, Clone)]

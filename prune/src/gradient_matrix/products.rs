@@ -1,0 +1,243 @@
+//! Products with the gradient matrix, and the columns it gives out: always in F32, whatever the
+//! storage, and with the factors of the rows where samples are weighed.
+
+use burn::tensor::{FloatDType, Tensor, TensorData};
+
+use super::{CHUNK_BYTES, GradientMatrix, column, read};
+use crate::error::PruneError;
+
+impl GradientMatrix {
+    /// G v for a vector of length p, in F32; widened to F64 for the host.
+    pub(crate) fn multiply(&self, vector: &[f32]) -> Result<Vec<f64>, PruneError> {
+        let mut product = vec![0.0; self.samples];
+        for (start, values) in self.slices(self.width()) {
+            let columns = values.dims()[1];
+            let part = column(&vector[start..start + columns], &values.device());
+            for (sum, term) in product.iter_mut().zip(read(values.matmul(part))?) {
+                *sum += f64::from(term);
+            }
+        }
+        if let Some(scale) = &self.scale {
+            let pairs = product.iter_mut().zip(scale);
+            pairs.for_each(|(value, scale)| *value *= f64::from(*scale));
+        }
+        Ok(product)
+    }
+
+    /// Gᵀ u for a vector of length n.
+    pub(crate) fn transpose_multiply(&self, vector: &[f32]) -> Result<Vec<f32>, PruneError> {
+        let row = column(&self.scaled(vector), &self.device()).transpose();
+        let mut product = Vec::with_capacity(self.parameters);
+        for (_, values) in self.slices(self.width()) {
+            product.extend(read(row.clone().matmul(values))?);
+        }
+        Ok(product)
+    }
+
+    /// G_S v for the columns at `indices` (ascending).
+    pub(crate) fn multiply_at(
+        &self,
+        indices: &[usize],
+        vector: &[f32],
+    ) -> Result<Vec<f64>, PruneError> {
+        if self.prefers_all(indices) {
+            let mut all = vec![0.0; self.parameters];
+            let pairs = indices.iter().zip(vector);
+            pairs.for_each(|(index, value)| all[*index] = *value);
+            return self.multiply(&all);
+        }
+        let mut product = vec![0.0; self.samples];
+        for (first, values) in self.chunks(indices) {
+            let part = &vector[first..first + values.dims()[1]];
+            let part = column(part, &values.device());
+            for (sum, term) in product.iter_mut().zip(read(values.matmul(part))?) {
+                *sum += f64::from(term);
+            }
+        }
+        Ok(product)
+    }
+
+    /// G_Sᵀ u for the columns at `indices` (ascending).
+    pub(crate) fn transpose_multiply_at(
+        &self,
+        indices: &[usize],
+        vector: &[f32],
+    ) -> Result<Vec<f32>, PruneError> {
+        if self.prefers_all(indices) {
+            let all = self.transpose_multiply(vector)?;
+            return Ok(indices.iter().map(|index| all[*index]).collect());
+        }
+        let row = column(vector, &self.device()).transpose();
+        let mut product = Vec::with_capacity(indices.len());
+        for (_, values) in self.chunks(indices) {
+            product.extend(read(row.clone().matmul(values))?);
+        }
+        Ok(product)
+    }
+
+    /// Whether a pass over all columns costs less than gathering these: memory is read in order at
+    /// several times the speed.
+    fn prefers_all(&self, indices: &[usize]) -> bool {
+        indices.len() * 5 > self.parameters
+    }
+
+    /// For each column a the squared norm ‖W a‖², for W `[m, n]`, row-major.
+    pub(crate) fn projected_norms(&self, projection: Vec<f32>) -> Result<Vec<f64>, PruneError> {
+        let rows = projection.len() / self.samples;
+        let shape = [rows, self.samples];
+        let rows_of = projection.chunks_exact(self.samples);
+        let projection: Vec<f32> = rows_of.flat_map(|row| self.scaled(row)).collect();
+        let projection: Tensor<2> =
+            Tensor::from_data(TensorData::new(projection, shape), &self.device());
+        let mut norms = Vec::with_capacity(self.parameters);
+        let width = (CHUNK_BYTES / (4 * rows.max(self.samples))).max(1);
+        for (_, values) in self.slices(width) {
+            let projected = projection.clone().matmul(values);
+            let squares = read((projected.clone() * projected).sum_dim(0))?;
+            norms.extend(squares.into_iter().map(f64::from));
+        }
+        Ok(norms)
+    }
+
+    /// The squared norm of each column.
+    pub(crate) fn square_norms(&self) -> Result<Vec<f64>, PruneError> {
+        let mut norms = Vec::with_capacity(self.parameters);
+        for (_, values) in self.slices((CHUNK_BYTES / (4 * self.samples)).max(1)) {
+            let values = self.scale_rows(values);
+            let squares = read((values.clone() * values).sum_dim(0))?;
+            norms.extend(squares.into_iter().map(f64::from));
+        }
+        Ok(norms)
+    }
+
+    /// The columns at `indices` (ascending), in F32, a chunk at a time: `[n, columns]` each, with
+    /// its first position in `indices`.
+    pub(crate) fn chunks<'a>(
+        &'a self,
+        indices: &'a [usize],
+    ) -> impl Iterator<Item = (usize, Tensor<2>)> + 'a {
+        let width = (CHUNK_BYTES / (4 * self.samples)).max(1);
+        self.blocks.iter().flat_map(move |block| {
+            let from = indices.partition_point(|index| *index < block.start);
+            let to = indices.partition_point(|index| *index < block.end());
+            (from..to).step_by(width).map(move |first| {
+                let chunk = &indices[first..to.min(first + width)];
+                (
+                    first,
+                    self.scale_rows(block.select(chunk).cast(FloatDType::F32)),
+                )
+            })
+        })
+    }
+
+    /// The columns at `indices` (ascending) as one tensor `[n, columns]` in F32.
+    pub(crate) fn columns(&self, indices: &[usize]) -> Tensor<2> {
+        let mut parts: Vec<Tensor<2>> = self
+            .blocks
+            .iter()
+            .filter_map(|block| {
+                let from = indices.partition_point(|index| *index < block.start);
+                let to = indices.partition_point(|index| *index < block.end());
+                (from < to).then(|| block.select(&indices[from..to]).cast(FloatDType::F32))
+            })
+            .collect();
+        self.scale_rows(match parts.len() {
+            1 => parts.remove(0),
+            _ => Tensor::cat(parts, 1),
+        })
+    }
+
+    /// The same gradients, each divided by its length to the power of `exponent`, times one
+    /// constant that keeps the sum of their squared lengths. Zero rows stay zero.
+    pub(crate) fn tempered(&self, exponent: f64) -> Result<Self, PruneError> {
+        let mut norms = vec![0.0; self.samples];
+        let width = (CHUNK_BYTES / (4 * self.samples)).max(1);
+        for (_, values) in self.slices(width) {
+            let squares = read((values.clone() * values).sum_dim(1))?;
+            let pairs = norms.iter_mut().zip(squares);
+            pairs.for_each(|(norm, square)| *norm += f64::from(square));
+        }
+        let factor = |norm: f64| match norm > 0.0 {
+            true => norm.powf(-0.5 * exponent),
+            false => 1.0,
+        };
+        let before: f64 = norms.iter().sum();
+        let after: f64 = norms.iter().map(|norm| norm * factor(*norm).powi(2)).sum();
+        let keep = match after > 0.0 {
+            true => (before / after).sqrt(),
+            false => 1.0,
+        };
+        let scale = norms.iter().map(|norm| (keep * factor(*norm)) as f32);
+        Ok(Self {
+            scale: Some(scale.collect()),
+            ..self.clone()
+        })
+    }
+
+    /// The factors of the rows times a vector of length n.
+    fn scaled(&self, vector: &[f32]) -> Vec<f32> {
+        match &self.scale {
+            Some(scale) => vector.iter().zip(scale).map(|(v, s)| v * s).collect(),
+            None => vector.to_vec(),
+        }
+    }
+
+    /// The factors of the rows times columns `[n, c]`.
+    fn scale_rows(&self, columns: Tensor<2>) -> Tensor<2> {
+        match &self.scale {
+            Some(scale) => {
+                let scale = column(scale, &columns.device());
+                columns * scale
+            }
+            None => columns,
+        }
+    }
+
+    /// Indices of the columns that are zero in every row, ascending.
+    pub(crate) fn dead_columns(&self) -> Result<Vec<usize>, PruneError> {
+        // One product with positive factors, all different, finds the candidates: a sum other than
+        // zero proves a column alive. The few zeros are looked at one by one, since terms cancel.
+        let golden = 0.5 * (5f64.sqrt() - 1.0);
+        let factors: Vec<f32> = (0..self.samples)
+            .map(|row| (1.0 + (row as f64 * golden).fract()) as f32)
+            .collect();
+        let sums = self.transpose_multiply(&factors)?;
+        let suspects: Vec<usize> = (0..self.parameters)
+            .filter(|index| sums[*index] == 0.0)
+            .collect();
+        let mut dead = Vec::new();
+        for (first, columns) in self.chunks(&suspects) {
+            let largest = read(columns.abs().max_dim(0))?;
+            let zeros = largest.iter().zip(&suspects[first..]);
+            dead.extend(
+                zeros
+                    .filter(|(largest, _)| **largest == 0.0)
+                    .map(|(_, index)| *index),
+            );
+        }
+        Ok(dead)
+    }
+
+    /// Columns that are multiplied at once: all of them, unless they must be widened first.
+    fn width(&self) -> usize {
+        match self.dtype {
+            FloatDType::F32 => self.parameters,
+            _ => (CHUNK_BYTES / (4 * self.samples)).max(1),
+        }
+    }
+
+    /// All columns in F32, at most `width` at a time, with the index of the first one.
+    fn slices(&self, width: usize) -> impl Iterator<Item = (usize, Tensor<2>)> + '_ {
+        self.blocks.iter().flat_map(move |block| {
+            (block.start..block.end()).step_by(width).map(move |first| {
+                let end = block.end().min(first + width);
+                let columns = first - block.start..end - block.start;
+                let values = match columns.len() == block.values.dims()[1] {
+                    true => block.values.clone(),
+                    false => block.values.clone().slice([0..self.samples, columns]),
+                };
+                (first, values.cast(FloatDType::F32))
+            })
+        })
+    }
+}
