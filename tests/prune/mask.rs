@@ -8,6 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, AutocastConfig, Fallback};
 use burn_lean::prune::{LayerKind, Layout, Masks, ParameterMask, PruneError, rewind};
+use burn_lean::quant::QatConfig;
 use burn_lean::reparam::{ChainReparameterizer, attach, attached};
 
 use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
@@ -463,6 +464,42 @@ fn masks_are_replaced_inside_a_chain_of_three() {
                 };
                 assert_eq!(found[at], expected, "weight {at}");
             }
+        }
+    });
+}
+
+#[test]
+fn quantizers_after_a_mask_keep_its_zeros_under_autocast() {
+    each_device(|target| {
+        for config in half_precision() {
+            let model = dense(&target.device.clone().autodiff());
+            let masks = masks(3);
+            let chain = ChainReparameterizer::new(
+                masks.reparameterizer(&model).unwrap(),
+                QatConfig::new().reparameterizer(&model).unwrap(),
+            );
+            let (model, autocast) = config.prepare_with(model, chain).unwrap();
+            assert_eq!(Masks::of(&model).unwrap(), masks);
+            let mut optim = AdamWConfig::new().with_weight_decay(0.1).init();
+            let model = (0..3).fold(model, |model, step| {
+                let x = tensor(step, [4, 1, 3, 3], &target.device.clone().autodiff());
+                let y = autocast.forward(x, |x| model.forward(x));
+                let grads = GradientsParams::from_grads(y.square().mean().backward(), &model);
+                optim.step(0.05, model, grads)
+            });
+            let weights = values(inside(autocast, &model));
+            let kept = masks.get("linear.weight").unwrap().kept();
+            let zeros = weights.iter().zip(kept).filter(|(_, kept)| !**kept);
+            assert!(zeros.clone().count() > 0);
+            assert!(zeros.into_iter().all(|(weight, _)| *weight == 0.0));
+            assert!(weights.iter().any(|weight| *weight != 0.0));
+            let plain = model.materialize();
+            let zeros = values(plain.linear.weight.base()).into_iter().zip(kept);
+            assert!(
+                zeros
+                    .into_iter()
+                    .all(|(weight, kept)| *kept || weight == 0.0)
+            );
         }
     });
 }
