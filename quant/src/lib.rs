@@ -4,7 +4,10 @@
 //! - [`QuantParams`] from a [`Range`];
 //! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`];
 //! - [`fold`]: batch normalization into the layer before it;
-//! - [`gptq`] and [`adaround`]: weight rounding better than nearest, from [`InputStatistics`];
+//! - [`RoundingConfig`]: weights rounded better than nearest ([`gptq`], [`adaround`]) and corrected
+//!   biases, from [`LayerInputs`]; [`smooth_quant`] and [`awq`] factors, applied by [`rescale`];
+//! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales; [`compare`]: proof;
+//! - [`save_safetensors`] and [`load_safetensors`]: files with as many bits as the codes have;
 //! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
 
 mod adaround;
