@@ -1,6 +1,7 @@
 //! How a tensor is observed and fake-quantized.
 
 use burn::config::Config;
+use burn::module::ParamGroup;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
@@ -115,4 +116,21 @@ impl FakeQuantizeConfig {
         }
         Ok(())
     }
+}
+
+/// The learned scales and zero points of a model that is prepared with [`Learned`] quantizers.
+///
+/// They want no weight decay, and often a learning rate of their own:
+///
+/// ```
+/// use burn::optim::{AdamWConfig, ModuleOptimizer};
+/// use burn_lean_quant::learned_parameters;
+///
+/// let optimizer: ModuleOptimizer = AdamWConfig::new().with_weight_decay(0.01).init();
+/// let scales = AdamWConfig::new().with_weight_decay(0.0).build();
+/// let optimizer = optimizer.with_group(learned_parameters(), scales, None);
+/// # let _ = optimizer;
+/// ```
+pub fn learned_parameters() -> ParamGroup {
+    ParamGroup::from_any_predicates(vec!["learned_scale", "learned_zero_point"])
 }

@@ -5,7 +5,7 @@ mod qparams;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::module::{Flag, Module, Param, ParamGroup};
+use burn::module::{Flag, Module, Param};
 use burn::tensor::{Device, Tensor};
 
 use crate::control::{Control, Mode};
@@ -62,6 +62,16 @@ struct State {
     learned_zero_point: Option<Param<Tensor<1>>>,
 }
 
+impl State {
+    /// Gives the learned scale and zero point, if there are any, their first values.
+    fn start_learning(&mut self, first: QuantParams) {
+        let start = |old: Option<_>, value| old.map(|old| set(old, value));
+        self.learned_scale = start(self.learned_scale.take(), first.scale);
+        self.learned_zero_point = start(self.learned_zero_point.take(), first.zero_point);
+        self.control.initialized = self.learned_scale.is_some();
+    }
+}
+
 /// How a tensor is quantized.
 enum Chosen {
     /// Not at all.
@@ -70,23 +80,6 @@ enum Chosen {
     Fixed(QuantParams),
     /// With these, which are learned.
     Learned(QuantParams, LearnedGradient),
-}
-
-/// The learned scales and zero points of a model that is prepared with [`Learned`] quantizers.
-///
-/// They want no weight decay, and often a learning rate of their own:
-///
-/// ```
-/// use burn::optim::{AdamWConfig, ModuleOptimizer};
-/// use burn_lean_quant::learned_parameters;
-///
-/// let optimizer: ModuleOptimizer = AdamWConfig::new().with_weight_decay(0.01).init();
-/// let scales = AdamWConfig::new().with_weight_decay(0.0).build();
-/// let optimizer = optimizer.with_group(learned_parameters(), scales, None);
-/// # let _ = optimizer;
-/// ```
-pub fn learned_parameters() -> ParamGroup {
-    ParamGroup::from_any_predicates(vec!["learned_scale", "learned_zero_point"])
 }
 
 impl FakeQuantize {
@@ -142,7 +135,8 @@ impl FakeQuantize {
         !self.config.observer.has_memory() || self.lock().control.observed
     }
 
-    /// Whether the scale has become a parameter: after the first training step that quantizes.
+    /// Whether the scale has become a parameter: after a calibration, or after the first training
+    /// step that quantizes.
     pub fn is_learning(&self) -> bool {
         self.lock().control.initialized
     }
@@ -232,6 +226,11 @@ impl FakeQuantize {
         Ok(self)
     }
 
+    /// With these as the first of what is learned.
+    pub(crate) fn started(self, first: QuantParams) -> Self {
+        self.edit(|state| state.start_learning(first))
+    }
+
     /// With the ranges of replicas that saw other data; those without a range do not count.
     pub(crate) fn merged(self, replicas: &[Self]) -> Result<Self, QuantError> {
         let states: Vec<State> = replicas.iter().map(|other| other.lock().clone()).collect();
@@ -300,6 +299,11 @@ impl FakeQuantize {
     ) -> Result<(), QuantError> {
         let calibrating = state.control.mode == Mode::Calibrating;
         let observed = state.control.observed;
+        if calibrating && !self.config.observer.has_memory() && self.config.learned != Learned::None
+        {
+            let first = self.first_scale(state, x)?;
+            state.start_learning(first);
+        }
         let wanted = training
             && !(state.control.initialized)
             && (state.control.phase().observes() || !observed);
@@ -333,10 +337,7 @@ impl FakeQuantize {
         let scheme = &self.config.scheme;
         if training && !state.control.initialized && self.config.learned != Learned::None {
             let first = self.first_scale(state, x)?;
-            let start = |old: Option<_>, value| old.map(|old| set(old, value));
-            state.learned_scale = start(state.learned_scale.take(), first.scale);
-            state.learned_zero_point = start(state.learned_zero_point.take(), first.zero_point);
-            state.control.initialized = true;
+            state.start_learning(first);
         }
         if state.control.initialized
             && let Some(scale) = &state.learned_scale

@@ -1,5 +1,7 @@
 //! Quantization for [Burn](https://burn.dev).
 //!
+//! # The arithmetic
+//!
 //! - [`Scheme`]: [`NumberFormat`], [`Mapping`], [`Granularity`] and [`ScaleFormat`];
 //! - [`QuantParams`] from a [`Range`];
 //! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`];
@@ -9,6 +11,19 @@
 //! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales; [`compare`]: proof;
 //! - [`save_safetensors`] and [`load_safetensors`]: files with as many bits as the codes have;
 //! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
+//! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`].
+//!
+//! # Models
+//!
+//! - [`QatConfig`]: attaches quantizers to the weights of a model, with [`Override`]s by path;
+//! - [`ForwardQ`]: calls a layer with the quantizers of its activations; the attribute
+//!   [`quantize_calls`] writes it for a whole `impl` block;
+//! - [`FakeQuantize`]: a quantizer to stand anywhere in a model, after a sum for example;
+//! - [`Schedule`] and [`advance`]: when to observe, quantize and freeze;
+//! - [`calibrate`]: ranges without training, by the [`ObserverConfig`] of each quantizer;
+//! - [`load_float_record`], [`float_record`], [`load_record`]: records of float and of prepared
+//!   models;
+//! - [`quantizers`] and [`map_quantizers`]: all quantizers of a model with their paths.
 
 mod adaround;
 mod calibrator;
@@ -78,6 +93,8 @@ pub use fake_quantize::fake_quantize;
 pub use fake_quantize_config::{FakeQuantizeConfig, Learned};
 pub use fake_quantizer::{FakeQuantize, learned_parameters};
 pub use fold::{FoldPair, fold};
+pub use fake_quantize_config::{FakeQuantizeConfig, Learned, learned_parameters};
+pub use fake_quantizer::FakeQuantize;
 pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
 pub use gptq::{GptqConfig, gptq};
 pub use histogram::{Histogram, RangeMethod};

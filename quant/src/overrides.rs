@@ -55,7 +55,7 @@ impl Override {
     pub fn matches(&self, path: &str) -> bool {
         let ends = path.match_indices('.').map(|(index, _)| index);
         ends.chain([path.len()])
-            .any(|end| glob(self.pattern.as_bytes(), path[..end].as_bytes()))
+            .any(|end| glob(self.pattern.as_bytes(), &path.as_bytes()[..end]))
     }
 }
 

@@ -53,7 +53,8 @@ pub fn set_schedule<M: Module>(model: M, schedule: Schedule) -> Result<M, Reject
 
 /// The model with the ranges that its quantizers observe while `run` calls it.
 ///
-/// What was observed before is forgotten, and learned scales are set anew. Meanwhile nothing is
+/// What was observed before is forgotten, and learned scales start anew from the new ranges.
+/// Meanwhile nothing is
 /// quantized, and training devices and [`valid`](Module::valid) models observe alike. Quantizers
 /// that are switched off take no part.
 ///
@@ -71,10 +72,11 @@ pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejecte
     let mut calibrated = HashMap::new();
     for located in quantizers(&calibrating) {
         let checked = located.quantizer.calibrated().and_then(|quantizer| {
-            if quantizer.is_enabled() && quantizer.config().observer.has_memory() {
-                quantizer.qparams()?;
+            if !quantizer.is_enabled() || !quantizer.config().observer.has_memory() {
+                return Ok(quantizer);
             }
-            Ok(quantizer)
+            let first = quantizer.qparams()?;
+            Ok(quantizer.started(first))
         });
         match checked {
             Ok(quantizer) => calibrated.insert(located.path, quantizer),
@@ -89,6 +91,10 @@ pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejecte
 /// Replicas on other devices observe for themselves, each its share of a batch. This takes the
 /// widest of their ranges, or the mean of moving averages. A replica counts if it observed; the
 /// model's own range is replaced.
+///
+/// Burn's learner makes its replicas itself, anew in each step of a multi-device training, and
+/// drops what they observed: [`calibrate`] the model before, and freeze its observers from step 0
+/// on. In distributed training each process observes its own share, as in PyTorch.
 ///
 /// # Errors
 ///

@@ -282,6 +282,38 @@ fn learned_scales_start_from_the_data_when_quantization_starts_and_are_trained()
 }
 
 #[test]
+fn after_a_calibration_learned_scales_start_from_its_ranges() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+        let model = lsq(Learned::LsqPlus, uint8()).prepare(model).unwrap();
+        let x = tensor::<2>(1, [8, 6], &device);
+        let model = calibrate(model, |model| {
+            model.forward_q(x.clone());
+        })
+        .unwrap();
+        let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+        let input = quantizer.input.as_ref().unwrap();
+        assert!(quantizer.weight.is_learning() && input.is_learning());
+        let (low, high) = range(input);
+        assert_eq!(
+            values(input.qparams().unwrap().scale),
+            [(high - low) / 255.0]
+        );
+        // A replica trains the same scale as the model.
+        let replica = model.clone().fork(&device);
+        let loss = replica.forward_q(x).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &replica);
+        let model = SgdConfig::new().init().step(0.05, model, grads);
+        let scale = |model: &Linear| {
+            let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+            values(quantizer.weight.qparams().unwrap().scale)
+        };
+        assert_ne!(scale(&model), scale(&replica));
+    });
+}
+
+#[test]
 fn a_zero_point_is_learned_from_what_is_clipped() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
