@@ -4,13 +4,6 @@
 //!
 //! - [`Scheme`]: [`NumberFormat`], [`Mapping`], [`Granularity`] and [`ScaleFormat`];
 //! - [`QuantParams`] from a [`Range`];
-//! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`];
-//! - [`fold`]: batch normalization into the layer before it;
-//! - [`RoundingConfig`]: weights rounded better than nearest ([`gptq`], [`adaround`]) and corrected
-//!   biases, from [`LayerInputs`]; [`smooth_quant`] and [`awq`] factors, applied by [`rescale`];
-//! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales; [`compare`]: proof;
-//! - [`save_safetensors`] and [`load_safetensors`]: files with as many bits as the codes have;
-//! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
 //! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`].
 //!
 //! # Models
@@ -24,6 +17,16 @@
 //! - [`load_float_record`], [`float_record`], [`load_record`]: records of float and of prepared
 //!   models;
 //! - [`quantizers`] and [`map_quantizers`]: all quantizers of a model with their paths.
+//!
+//! # Deployment
+//!
+//! - [`fold`]: batch normalization into the layer before it;
+//! - [`RoundingConfig`]: weights rounded better than nearest ([`gptq`], [`adaround`]) and corrected
+//!   biases, from [`LayerInputs`]; [`smooth_quant`] and [`awq`]: factors for [`rescale`];
+//! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales; [`compare`]: how close
+//!   the converted model is;
+//! - [`save_safetensors`] and [`load_safetensors`]: files with as many bits as the codes have;
+//! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
 
 mod adaround;
 mod calibrator;
@@ -90,11 +93,9 @@ pub use convert::{ConvertConfig, Unsupported, quantized_weights};
 pub use equalization::{AwqSearch, awq, smooth_quant};
 pub use error::QuantError;
 pub use fake_quantize::fake_quantize;
-pub use fake_quantize_config::{FakeQuantizeConfig, Learned};
-pub use fake_quantizer::{FakeQuantize, learned_parameters};
-pub use fold::{FoldPair, fold};
 pub use fake_quantize_config::{FakeQuantizeConfig, Learned, learned_parameters};
 pub use fake_quantizer::FakeQuantize;
+pub use fold::{FoldPair, fold};
 pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
 pub use gptq::{GptqConfig, gptq};
 pub use histogram::{Histogram, RangeMethod};
