@@ -20,6 +20,16 @@
 //! - [`load_float_record`], [`float_record`], [`load_record`]: records of float and of prepared
 //!   models;
 //! - [`quantizers`] and [`map_quantizers`]: all quantizers of a model with their paths.
+//!
+//! # Deployment
+//!
+//! - [`fold`]: batch normalization into the layer before it;
+//! - [`RoundingConfig`]: weights rounded better than nearest ([`gptq`], [`adaround`]) and corrected
+//!   biases, from [`LayerInputs`]; [`smooth_quant`] and [`awq`]: factors for [`rescale`];
+//! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales; [`compare`]: how close
+//!   the converted model is;
+//! - [`save_safetensors`] and [`load_safetensors`]: files with as many bits as the codes have;
+//! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
 
 mod adaround;
 mod audit;

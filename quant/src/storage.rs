@@ -133,10 +133,11 @@ impl QuantizedTensor {
             return Err(foreign());
         }
         let (codes, scales) = bytes.split_at(bytes.len() - scale_bytes);
+        let signed = scheme.format.is_int();
         let codes = unpack(
             &little_endian_words(codes, bits),
             bits as u8,
-            true,
+            signed,
             elements,
         );
         let codes = codes.ok_or_else(foreign)?;

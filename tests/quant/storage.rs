@@ -26,6 +26,20 @@ fn check<const D: usize>(shape: [usize; D], scheme: &Scheme, device: &Device) ->
         .unwrap_or_else(|error| panic!("{scheme} {shape:?}: {error}"));
     let dtype = burn.dtype();
     assert!(matches!(dtype, DType::QFloat(_)));
+    // With debug assertions, Burn panics on reading some lengths of bytes from a GPU.
+    if device.settings().quantization.scheme.store == QuantStore::Native {
+        assert_eq!(
+            QuantizedTensor::from_burn(burn.clone(), scheme).unwrap(),
+            quantized
+        );
+        let other = Scheme::symmetric(NumberFormat::int(2).narrow()).with_granularity(
+            Granularity::PerBlock {
+                extents: vec![1; D],
+            },
+        );
+        let foreign = QuantizedTensor::from_burn(burn.clone(), &other);
+        assert!(matches!(foreign, Err(QuantError::ForeignScheme { .. })));
+    }
     assert_eq!(values(burn.dequantize()), fake, "{scheme} {shape:?}");
     dtype
 }
@@ -164,5 +178,34 @@ fn a_mapping_without_clipping_is_held_too() {
         let scheme =
             Scheme::symmetric(NumberFormat::int8()).with_mapping(Mapping::SymmetricNoClipping);
         check([16, 8], &scheme, &target.device);
+    });
+}
+
+/// Flex would store an E4M3 as an integer, without a word.
+#[test]
+fn float_formats_are_exact_or_refused() {
+    each_device(|target| {
+        for format in [NumberFormat::E4M3, NumberFormat::E5M2, NumberFormat::E2M1] {
+            let x = tensor::<2>(7, [16, 8], &target.device);
+            let scheme = Scheme::symmetric(format).with_granularity(per_channel(0));
+            let (quantized, fake) = quantized(&x, &scheme);
+            let dequantized = quantized.dequantize::<2>(&target.device).unwrap();
+            assert_eq!(values(dequantized), fake);
+            match quantized.to_burn::<2>(&target.device, Storage::Auto) {
+                Ok(tensor) => {
+                    println!("{} holds {format}", target.name);
+                    assert_ne!(target.name, "flex");
+                    assert_eq!(values(tensor.clone().dequantize()), fake);
+                    assert_eq!(
+                        QuantizedTensor::from_burn(tensor, &scheme).unwrap(),
+                        quantized
+                    );
+                }
+                Err(error) => {
+                    println!("{error}");
+                    assert!(matches!(error, QuantError::UnsupportedStorage { .. }));
+                }
+            }
+        }
     });
 }

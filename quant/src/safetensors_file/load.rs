@@ -1,0 +1,266 @@
+//! Reading.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn_lean_reparam::Rejected;
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use crate::quantized_tensor::unpack;
+use crate::walk::{Site, quantizers};
+use crate::{QuantError, QuantizedTensor, Scheme, Storage};
+
+/// Loads a file of [`save_safetensors`](crate::save_safetensors) into `model`, whose quantized weights become quantized
+/// tensors of Burn, for inference.
+///
+/// `model` is prepared the same way as the one that was saved; or it is not prepared at all, where
+/// only weights were quantized. A weight that Burn or the device cannot hold is dequantized to
+/// F32 in a model that is not prepared, and an error in one that is.
+///
+/// # Errors
+///
+/// Each with the model inside: [`QuantError::File`] when the file cannot be read, is damaged, is of
+/// something else, or does not fit the model; [`QuantError::ForeignScheme`] for a weight that was
+/// quantized with another scheme than the model's; [`QuantError::UnsupportedStorage`].
+pub fn load_safetensors<M: Module>(
+    model: M,
+    path: impl AsRef<Path>,
+    storage: Storage,
+) -> Result<M, Rejected<M, QuantError>> {
+    match try_load(&model, path.as_ref(), storage) {
+        Ok(loaded) => Ok(loaded),
+        Err(error) => Err(Rejected::new(model, error)),
+    }
+}
+
+fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, QuantError> {
+    let file = FileError::new(path);
+    let bytes = std::fs::read(path).map_err(|error| file.read(error))?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| file.read(error))?;
+    let metadata = header.metadata().clone().unwrap_or_default();
+    let of = |key: &str| metadata.get(key).map(String::as_str).unwrap_or_default();
+    if of("format") != FORMAT {
+        return Err(file.read("it is no file of a quantized model"));
+    }
+    if of("version") != VERSION {
+        return Err(file.read(format!(
+            "it is of version {}, but this version reads version {VERSION}",
+            of("version")
+        )));
+    }
+    let entries: BTreeMap<String, Entry> =
+        serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;
+    let mut quantized = HashMap::new();
+    for (name, entry) in entries {
+        let weight = read_weight(&tensors, &name, entry, &file)?;
+        quantized.insert(name, weight);
+    }
+    let schemes: HashMap<String, Scheme> = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site == Site::Weight && located.quantizer.is_enabled())
+        .filter_map(|located| Some((located.parameter?, located.quantizer.scheme().clone())))
+        .collect();
+    let is_prepared = !schemes.is_empty();
+    let mut loader = Loader {
+        path: Vec::new(),
+        tensors: &tensors,
+        quantized,
+        schemes,
+        storage,
+        used: Vec::new(),
+        file: &file,
+        error: None,
+    };
+    let loaded = model.valid().map(&mut loader);
+    if let Some(error) = loader.error {
+        return Err(error);
+    }
+    let left_over = tensors.names().into_iter().find(|name| {
+        let of_a_quantizer = !is_prepared && name.contains(".quant.");
+        !of_a_quantizer && !loader.used.iter().any(|used| used == name)
+    });
+    match left_over {
+        Some(name) => Err(file.read(format!("the model has no parameter for its `{name}`"))),
+        None => Ok(loaded),
+    }
+}
+
+fn read_weight(
+    tensors: &SafeTensors<'_>,
+    name: &str,
+    entry: Entry,
+    file: &FileError<'_>,
+) -> Result<QuantizedTensor, QuantError> {
+    let find = |what: &str, dtype: Dtype| {
+        let full = format!("{name}.{what}");
+        let view = tensors
+            .tensor(&full)
+            .map_err(|_| file.read(format!("`{full}` is missing")))?;
+        match view.dtype() == dtype {
+            true => Ok(view.data()),
+            false => Err(file.read(format!("`{full}` is {:?}, not {dtype:?}", view.dtype()))),
+        }
+    };
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        let words = bytes.as_chunks::<4>().0.iter();
+        words.map(|word| f32::from_le_bytes(*word)).collect()
+    };
+    let Entry { shape, scheme } = entry;
+    let damaged = |error: QuantError| file.read(format!("`{name}`: {error}"));
+    scheme.validate(&shape).map_err(damaged)?;
+    let scale = floats(find("scale", Dtype::F32)?);
+    let zero_point = match scheme.mapping.is_symmetric() {
+        true => vec![scheme.symmetric_zero_point(); scale.len()],
+        false => floats(find("zero_point", Dtype::F32)?),
+    };
+    let elements = shape.iter().product();
+    let signed = scheme.quant_min() < 0.0 && scheme.format.is_int();
+    let codes = unpack(
+        find("codes", Dtype::U8)?,
+        scheme.format.bits(),
+        signed,
+        elements,
+    )
+    .ok_or_else(|| file.read(format!("`{name}.codes` has another length than its shape")))?;
+    QuantizedTensor::new(codes, shape, scale, zero_point, scheme).map_err(damaged)
+}
+
+struct Loader<'a> {
+    path: Vec<String>,
+    tensors: &'a SafeTensors<'a>,
+    quantized: HashMap<String, QuantizedTensor>,
+    schemes: HashMap<String, Scheme>,
+    storage: Storage,
+    used: Vec<String>,
+    file: &'a FileError<'a>,
+    error: Option<QuantError>,
+}
+
+impl Loader<'_> {
+    fn weight<const D: usize>(
+        &mut self,
+        path: &str,
+        weight: &QuantizedTensor,
+        device: &Device,
+    ) -> Result<Tensor<D>, QuantError> {
+        for part in ["codes", "scale", "zero_point"] {
+            self.used.push(format!("{path}.{part}"));
+        }
+        let prepared = self.schemes.get(path);
+        if let Some(scheme) = prepared
+            && scheme != weight.scheme()
+        {
+            return Err(QuantError::ForeignScheme {
+                expected: scheme.to_string(),
+            });
+        }
+        match weight.to_burn::<D>(device, self.storage) {
+            Err(QuantError::UnsupportedStorage { .. }) if prepared.is_none() => {
+                weight.dequantize(device)
+            }
+            other => other,
+        }
+    }
+
+    /// The tensor of this name, of this shape.
+    fn data(&mut self, path: &str, shape: &[usize]) -> Result<TensorData, QuantError> {
+        let view = self
+            .tensors
+            .tensor(path)
+            .map_err(|_| self.file.read(format!("`{path}` is missing")))?;
+        if view.shape() != shape {
+            return Err(self.file.read(format!(
+                "`{path}` has the shape {:?}, but the model's has {shape:?}",
+                view.shape()
+            )));
+        }
+        let dtype = DTYPES.iter().find(|(_, stored)| *stored == view.dtype());
+        let Some((dtype, _)) = dtype else {
+            return Err(self.file.read(format!("`{path}` is {:?}", view.dtype())));
+        };
+        self.used.push(path.to_string());
+        Ok(TensorData::from_bytes_vec(
+            view.data().to_vec(),
+            shape.to_vec(),
+            *dtype,
+        ))
+    }
+
+    fn fail(&mut self, path: &str, error: QuantError) {
+        self.error = Some(match error {
+            QuantError::File { .. } | QuantError::Parameter { .. } => error,
+            error => error.at(path),
+        });
+    }
+}
+
+macro_rules! load_kind {
+    ($method:ident, $kind:ty) => {
+        fn $method<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, $kind>>,
+        ) -> Param<Tensor<D, $kind>> {
+            if self.error.is_some() {
+                return param;
+            }
+            let path = self.path.join(".");
+            let device = param.lazy_device();
+            match self.data(&path, &param.lazy_shape()) {
+                Ok(data) => {
+                    let dtype = data.dtype();
+                    let id = param.id;
+                    param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id)
+                }
+                Err(error) => {
+                    self.fail(&path, error);
+                    param
+                }
+            }
+        }
+    };
+}
+
+impl ModuleMapper for Loader<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() {
+            return param;
+        }
+        let path = self.path.join(".");
+        let device = param.lazy_device();
+        let shape = param.lazy_shape();
+        let loaded = match self.quantized.remove(&path) {
+            Some(weight) if weight.shape() != shape.as_slice() => Err(self.file.read(format!(
+                "`{path}` has the shape {:?}, but the model's has {shape:?}",
+                weight.shape()
+            ))),
+            Some(weight) => self.weight(&path, &weight, &device),
+            None => self.data(&path, &shape).map(|data| {
+                let dtype = data.dtype();
+                Tensor::from_data(data, (&device, dtype))
+            }),
+        };
+        match loaded {
+            // The file has what the model holds, not what a layer's own save mapper makes of it.
+            Ok(tensor) => param.map(|_| tensor),
+            Err(error) => {
+                self.fail(&path, error);
+                param
+            }
+        }
+    }
+
+    load_kind!(map_int, Int);
+    load_kind!(map_bool, Bool);
+}

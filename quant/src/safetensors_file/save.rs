@@ -1,0 +1,159 @@
+//! Writing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+use safetensors::tensor::{Dtype, TensorView};
+
+use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use crate::QuantError;
+use crate::convert::quantized_weights;
+
+/// Writes a prepared or converted model; its quantized weights as packed codes. Returns the size
+/// of the file in bytes.
+///
+/// # Errors
+///
+/// [`QuantError::File`] when it cannot be written, [`QuantError::Device`] when reading the model
+/// fails, and what [`quantized_weights`] finds.
+pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<u64, QuantError> {
+    let path = path.as_ref();
+    let file = FileError::new(path);
+    let mut tensors: BTreeMap<String, Stored> = BTreeMap::new();
+    let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
+    for (name, weight) in quantized_weights(model)? {
+        let groups = weight.scheme().group_shape(weight.shape())?;
+        let codes = weight.pack();
+        tensors.insert(
+            format!("{name}.codes"),
+            Stored::new(Dtype::U8, vec![codes.len()], codes),
+        );
+        let floats = |values: &[f32]| {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+            Stored::new(Dtype::F32, groups.clone(), bytes.collect())
+        };
+        tensors.insert(format!("{name}.scale"), floats(weight.scale()));
+        if !weight.scheme().mapping.is_symmetric() {
+            tensors.insert(format!("{name}.zero_point"), floats(weight.zero_point()));
+        }
+        entries.insert(
+            name,
+            Entry {
+                shape: weight.shape().to_vec(),
+                scheme: weight.scheme().clone(),
+            },
+        );
+    }
+    let mut collector = Collector {
+        path: Vec::new(),
+        quantized: &entries,
+        tensors,
+        error: None,
+    };
+    model.visit(&mut collector);
+    if let Some(error) = collector.error {
+        return Err(error);
+    }
+    let quantized = serde_json::to_string(&entries).map_err(|error| file.write(error))?;
+    let metadata = HashMap::from([
+        ("format".to_string(), FORMAT.to_string()),
+        ("version".to_string(), VERSION.to_string()),
+        ("quantized".to_string(), quantized),
+    ]);
+    let views = collector
+        .tensors
+        .iter()
+        .map(|(name, stored)| Ok((name.clone(), stored.view()?)))
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
+        .map_err(|error| file.write(error))?;
+    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| file.write(error))?;
+    std::fs::write(path, &bytes).map_err(|error| file.write(error))?;
+    Ok(bytes.len() as u64)
+}
+
+/// A tensor of the file to be.
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Stored {
+    fn new(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
+        Self {
+            dtype,
+            shape,
+            bytes,
+        }
+    }
+
+    fn view(&self) -> Result<TensorView<'_>, safetensors::SafeTensorError> {
+        TensorView::new(self.dtype, self.shape.clone(), &self.bytes)
+    }
+}
+
+struct Collector<'a> {
+    path: Vec<String>,
+    quantized: &'a BTreeMap<String, Entry>,
+    tensors: BTreeMap<String, Stored>,
+    error: Option<QuantError>,
+}
+
+impl Collector<'_> {
+    fn store(&mut self, data: Result<TensorData, burn::backend::ExecutionError>) {
+        let path = self.path.join(".");
+        let stored = match data {
+            Ok(data) => {
+                let dtype = DTYPES.iter().find(|(dtype, _)| *dtype == data.dtype());
+                match dtype {
+                    Some((_, stored)) => {
+                        let shape = data.shape().to_vec();
+                        Ok(Stored::new(*stored, shape, data.as_bytes().to_vec()))
+                    }
+                    None => Err(QuantError::UnsupportedLayer {
+                        path: path.clone(),
+                        reason: format!("a file cannot hold {:?}", data.dtype()),
+                    }),
+                }
+            }
+            Err(error) => Err(QuantError::Device {
+                reason: error.to_string(),
+            }),
+        };
+        match stored {
+            Ok(stored) => {
+                self.tensors.insert(path, stored);
+            }
+            Err(error) => {
+                self.error.get_or_insert(error);
+            }
+        }
+    }
+}
+
+impl ModuleVisitor for Collector<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.quantized.contains_key(&self.path.join(".")) {
+            self.store(param.base().without_autodiff().try_into_data());
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.store(param.base().try_into_data());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        // Bytes: a bool's own layout is the backend's.
+        self.store(param.base().int().try_into_data());
+    }
+}
