@@ -1,13 +1,16 @@
-//! Mixed precision in one file: a small convolution and attention network learns handwritten
-//! digits in FP32 and then, from the same initial weights and over the same batches, with AMP.
+//! The whole of burn-lean in one file: a small convolution and attention network learns handwritten
+//! digits in FP32 and then, from the same initial weights and over the same batches, with AMP. The
+//! FP32 model is then fine-tuned with fake quantization and converted to INT8, and pruned with CHITA
+//! and fine-tuned with its zeros held.
 //!
 //! ```sh
 //! cargo run --release --example quickstart
 //! cargo run --release --example quickstart -- --dtype bf16
 //! ```
 //!
-//! What AMP adds to a training loop are the lines marked 1 to 4. The 1,797 digits are part of the
-//! binary; `--data` trains on a folder with MNIST instead. On a CPU half precision saves memory,
+//! What AMP adds to a training loop are the lines marked 1 to 4, quantization those marked 5 to 8,
+//! pruning those marked 9 to 11. `qat_finetune` and `prune_chita` go deeper. The 1,797 digits are
+//! part of the binary; `--data` trains on a folder with MNIST instead. On a CPU half precision saves memory,
 //! not time: flex computes F16 element by element in software.
 
 mod support;
@@ -18,7 +21,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::module::Module;
-use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
@@ -26,6 +29,8 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{AmpError, Autocast, GradScalerConfig, Memory, audit};
+use burn_lean::prune::{Budget, FisherConfig, PrunerConfig, SolverConfig, SparseRecord};
+use burn_lean::quant::{ConvertConfig, MhaInput, QatConfig, advance, quantize_calls};
 use clap::Parser;
 use support::{Cell, ImageSet, Options, Table};
 
@@ -74,14 +79,29 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             "time [s]",
         ],
     );
-    for dtype in [FloatDType::F32, cli.options.dtype()] {
-        table.push(train(cli, dtype, &images, &device)?);
-    }
+    let (row, model) = train(cli, FloatDType::F32, &images, &device)?;
+    table.push(row);
+    table.push(train(cli, cli.options.dtype(), &images, &device)?.0);
     table.publish(cli.options.json.as_deref())?;
+
+    let mut table = Table::new(
+        "The FP32 model, quantized and pruned",
+        &["model", "test accuracy [%]", "bytes to ship"],
+    );
+    let bytes = model.valid().into_record().into_bytes()?.len();
+    let accuracy = accuracy(&model, &images, &device);
+    table.push([
+        "FP32".into(),
+        Cell::Number(accuracy, 2),
+        Cell::Integer(bytes as u64),
+    ]);
+    table.push(quantize(cli, model.clone(), &images, &device)?);
+    table.push(prune(cli, model, &images, &device)?);
+    table.publish(None)?;
     Ok(())
 }
 
-/// An ordinary Burn model: nothing in it knows about mixed precision.
+/// An ordinary Burn model: nothing in it knows about mixed precision, quantization or pruning.
 #[derive(Module, Debug)]
 struct Network {
     stem: Conv2d,
@@ -98,6 +118,9 @@ const FEATURES: usize = 32;
 /// Positions along each side of the image.
 const GRID: usize = 4;
 
+// 5. The attribute lets the layers called below quantize what they are given. In a model that is
+// not prepared for that, it changes nothing.
+#[quantize_calls(crate = burn_lean::quant)]
 impl Network {
     fn new(side: usize, device: &Device) -> Self {
         let patch = side / GRID;
@@ -137,13 +160,13 @@ impl Network {
 const BATCH_SIZE: usize = 32;
 const LEARNING_RATE: f64 = 3e-3;
 
-/// Trains in `dtype` and returns the row of the table.
+/// Trains in `dtype` and returns the row of the table, and the model.
 fn train(
     cli: &Cli,
     dtype: FloatDType,
     images: &ImageSet,
     device: &Device,
-) -> Result<[Cell; 7], AmpError> {
+) -> Result<([Cell; 7], Network), AmpError> {
     device.seed(cli.options.seed);
     let model = Network::new(images.train.side(), device);
 
@@ -175,11 +198,11 @@ fn train(
     let seconds = start.elapsed().as_secs_f64();
     bar.finish_and_clear();
 
-    let model = model.valid();
+    let valid = model.valid();
     let accuracy = support::accuracy(&images.test, &device.clone().inner(), |images| {
-        autocast.forward(images, |images| model.forward(images))
+        autocast.forward(images, |images| valid.forward(images))
     });
-    Ok([
+    let row = [
         support::dtype_name(&autocast).into(),
         Cell::Number(accuracy, 2),
         match scaler.is_disabled() {
@@ -190,7 +213,94 @@ fn train(
         Cell::Integer((memory.master_weights + memory.cast_weights) as u64),
         Cell::Integer(memory.activations as u64),
         Cell::Number(seconds, 1),
+    ];
+    // Without the casts: the FP32 master weights.
+    Ok((row, model.materialize()))
+}
+
+/// Passes over the training images to fine-tune with.
+const FINE_TUNING: u64 = 3;
+
+/// A plain training loop at a tenth of the learning rate; `after_step` is where quantization has
+/// its say.
+fn fine_tune(
+    cli: &Cli,
+    mut model: Network,
+    images: &ImageSet,
+    device: &Device,
+    after_step: impl Fn(Network) -> Network,
+) -> Network {
+    let mut optim = AdamWConfig::new().init();
+    let cross_entropy = CrossEntropyLossConfig::new().init(device);
+    for epoch in 0..FINE_TUNING {
+        let order = cli.options.seed.wrapping_add(1000 + epoch);
+        for batch in images.train.shuffled(order, BATCH_SIZE, device) {
+            let loss = cross_entropy.forward(model.forward(batch.images), batch.labels);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = after_step(optim.step(0.1 * LEARNING_RATE, model, grads));
+        }
+    }
+    model
+}
+
+/// Fine-tunes with fake quantization, 8 bits for weights and activations, and converts.
+fn quantize(
+    cli: &Cli,
+    model: Network,
+    images: &ImageSet,
+    device: &Device,
+) -> Result<[Cell; 3], Box<dyn Error>> {
+    // 6. Attach quantizers to the weights; they hold those of the activations, too.
+    let model = QatConfig::new().prepare(model)?;
+    // 7. Train, and tell the quantizers when a step is done.
+    let model = fine_tune(cli, model, images, device, advance);
+    // 8. Convert: the weights become integers, with the scales of the training.
+    let (model, report) = ConvertConfig::new().convert(model)?;
+    Ok([
+        "INT8 weights and activations".into(),
+        Cell::Number(accuracy(&model, images, device), 2),
+        Cell::Integer(report.bytes() as u64),
     ])
+}
+
+/// Removes four of five weights and fine-tunes the others.
+fn prune(
+    cli: &Cli,
+    model: Network,
+    images: &ImageSet,
+    device: &Device,
+) -> Result<[Cell; 3], Box<dyn Error>> {
+    let cross_entropy = CrossEntropyLossConfig::new().init(device);
+    // 9. Choose the weights whose loss costs least, by the gradients of 256 images.
+    let solver = SolverConfig::new(Budget::Sparsity(0.8));
+    let pruned = PrunerConfig::new(solver, FisherConfig::new(256)).prune(
+        model,
+        |model, (images, labels): &(Tensor<4>, Tensor<1, Int>)| {
+            cross_entropy.forward(model.forward(images.clone()), labels.clone())
+        },
+        |seed| {
+            let batches = images.train.shuffled(seed, BATCH_SIZE, device);
+            batches.map(|batch| (batch.images, batch.labels))
+        },
+    )?;
+    // 10. Hold the zeros while the other weights are trained.
+    let model = pruned.masks.attach(pruned.model)?;
+    let model = fine_tune(cli, model, images, device, |model| model);
+    // 11. Fold the masks in, and ship without the zeros.
+    let model = model.valid().materialize();
+    let bytes = SparseRecord::from_module(&model)?.to_bytes()?.len();
+    Ok([
+        "80 % of the weights pruned".into(),
+        Cell::Number(accuracy(&model, images, device), 2),
+        Cell::Integer(bytes as u64),
+    ])
+}
+
+fn accuracy(model: &Network, images: &ImageSet, device: &Device) -> f64 {
+    let model = model.valid();
+    support::accuracy(&images.test, &device.clone().inner(), |images| {
+        model.forward(images)
+    })
 }
 
 /// Bytes of the weights and of what one batch keeps for the backward pass, by the audit.
