@@ -296,10 +296,8 @@ impl<'a> WorkingSet<'a> {
         match &self.resident {
             Some(resident) => visit(resident.clone()),
             None => {
-                let chunks = self.problem.gradients().chunks(&self.support);
-                chunks
-                    .map(|(_, columns)| visit(self.restrict(columns)))
-                    .collect()
+                let mut chunks = self.problem.gradients().chunks(&self.support);
+                chunks.try_for_each(|(_, columns)| visit(self.restrict(columns)))
             }
         }
     }
