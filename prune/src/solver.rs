@@ -169,16 +169,18 @@ fn check(config: &SolverConfig) -> Result<(), PruneError> {
             expected,
         })
     };
+    // NaN is below everything.
+    let below = |value: f64, least: f64| value.is_nan() || value < least;
     match &config.method {
-        Method::Chita(chita) if !(chita.expansion >= 1.0) => {
+        Method::Chita(chita) if below(chita.expansion, 1.0) => {
             let value = chita.expansion.to_string();
             invalid("expansion", value, "at least 1")
         }
-        Method::IterativeHardThresholding(iht) if !(iht.active_set >= 1.0) => {
+        Method::IterativeHardThresholding(iht) if below(iht.active_set, 1.0) => {
             let value = iht.active_set.to_string();
             invalid("active_set", value, "at least 1")
         }
-        Method::IterativeHardThresholding(iht) if !(iht.tolerance >= 0.0) => {
+        Method::IterativeHardThresholding(iht) if below(iht.tolerance, 0.0) => {
             let value = iht.tolerance.to_string();
             invalid("tolerance", value, "not negative")
         }

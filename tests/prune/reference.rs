@@ -182,9 +182,9 @@ fn eliminate(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
     for pivot in 0..size {
         for row in pivot + 1..size {
             let factor = rows[row][pivot] / rows[pivot][pivot];
-            for column in pivot..=size {
-                let value = rows[pivot][column];
-                rows[row][column] -= factor * value;
+            let (above, below) = rows.split_at_mut(row);
+            for (value, other) in below[0].iter_mut().zip(&above[pivot]).skip(pivot) {
+                *value -= factor * other;
             }
         }
     }
