@@ -25,7 +25,8 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, FisherConfig, GradientMethod, IhtConfig, Masks, Method, Problem,
-    PruneError, PruneReport, PrunerConfig, Selection, SolverConfig, activation_norms, flops, solve,
+    PruneError, PruneReport, PrunerConfig, RidgeChoice, Selection, SolverConfig, activation_norms,
+    flops, mean_loss, solve_with_ridge,
 };
 use clap::Parser;
 use network::{Network, loss};
@@ -38,6 +39,8 @@ static MEMORY: PeakAlloc = PeakAlloc;
 
 /// Images per forward pass where no gradient is needed.
 const LOOK: usize = 500;
+/// Images that the loader yields at a time, about.
+const LOADED: usize = 256;
 
 fn main() -> ExitCode {
     support::init_tracing();
@@ -167,7 +170,7 @@ impl<'a, M: Network> Run<'a, M> {
     /// The training images in the order of a seed, again and again until there are enough.
     fn loader(&self, seed: u64) -> impl Iterator<Item = Batch> + '_ {
         let m = self.cli.batch_size();
-        let size = m * (256 / m).max(1);
+        let size = m * (LOADED / m).max(1);
         (0..).flat_map(move |pass: u64| {
             let seed = seed.wrapping_mul(1000).wrapping_add(pass);
             // What is left over in an epoch fills no batch of m.
@@ -178,12 +181,12 @@ impl<'a, M: Network> Run<'a, M> {
 
     /// All methods on one collection of gradients.
     fn single_stage(&mut self, methods: &[MethodName]) -> Result<(), Box<dyn Error>> {
-        let fisher = self.fisher().collect(
-            &self.model,
-            &self.selection,
-            loss::<M>,
-            self.loader(self.cli.seed),
-        )?;
+        let mut images = self.loader(self.cli.seed);
+        let fisher =
+            self.fisher()
+                .collect(&self.model, &self.selection, loss::<M>, images.by_ref())?;
+        let held_out = self.cli.held_out.div_ceil(LOADED);
+        let held_out: Vec<Batch> = images.take(held_out).collect();
         let report = fisher.report;
         println!("{}", options::gradients(&report));
         let layout = self.selection.layout().clone();
@@ -196,7 +199,6 @@ impl<'a, M: Network> Run<'a, M> {
             self.selection.flatten(&self.model)?,
             layout,
         )?
-        .with_l2(self.cli.l2())?
         .with_first_order(a)?;
         for name in methods {
             let method = self.method(*name)?;
@@ -207,7 +209,16 @@ impl<'a, M: Network> Run<'a, M> {
                     .with_method(method.clone())
                     .with_seed(self.cli.seed);
                 let start = Instant::now();
-                let solution = solve(&problem, &config)?;
+                let ridge = match name.has_ridge() {
+                    true => self.cli.ridge(),
+                    false => RidgeChoice::Fixed(Problem::DEFAULT_L2),
+                };
+                let sweep = solve_with_ridge(&problem, &config, &ridge, &mut |solution| {
+                    let weights = solution.weights.clone();
+                    let model = self.selection.unflatten(self.model.clone(), weights)?;
+                    mean_loss(&model, loss::<M>, &held_out)
+                })?;
+                let solution = sweep.solution;
                 let seconds = start.elapsed().as_secs_f64();
                 let peak = MEMORY.peak_usage();
                 let model = self
@@ -225,7 +236,7 @@ impl<'a, M: Network> Run<'a, M> {
                     Cell::Number(report.seconds, 2),
                     Cell::Number(seconds, 3),
                     Cell::Integer(peak as u64),
-                    Cell::Number(self.cli.l2(), 4),
+                    Cell::Number(sweep.chosen.l2, 5),
                 ]);
             }
             self.curves.push(Curve {
@@ -277,7 +288,7 @@ impl<'a, M: Network> Run<'a, M> {
                             Cell::Number(gradient_seconds, 2),
                             Cell::Number(solve_seconds, 3),
                             Cell::Integer(MEMORY.peak_usage() as u64),
-                            Cell::Number(stage.l2, 4),
+                            Cell::Number(stage.ridge.l2, 5),
                         ]);
                     }
                     println!("{}", options::stage(stage));
@@ -307,7 +318,8 @@ impl<'a, M: Network> Run<'a, M> {
             .with_schedule(self.cli.schedule())
             .with_first_order(self.cli.first_order)
             .with_zeros_return(self.cli.zeros_return)
-            .with_l2(self.cli.l2())
+            .with_ridge(self.cli.ridge())
+            .with_held_out(self.cli.held_out)
             .with_seed(self.cli.seed)
             .with_group(self.cli.group(&self.selection))
             .with_state(self.cli.state.clone()))

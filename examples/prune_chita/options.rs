@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use burn::module::ParamGroup;
-use burn_lean::prune::{FisherReport, Schedule, Selection, StageReport};
+use burn_lean::prune::{FisherReport, RidgeChoice, Schedule, Selection, StageReport};
 use clap::{Parser, ValueEnum};
 
 use crate::support::{self, CifarFiles, DeviceName, ImageSet};
@@ -54,9 +54,12 @@ pub(crate) struct Cli {
     /// Examples m that are averaged into one Fisher sample [default: 1; 16 where only chita++ runs].
     #[arg(long, value_parser = support::at_least_one)]
     batch_size: Option<usize>,
-    /// Ridge on the normalised Fisher.
+    /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
     #[arg(long)]
     l2: Option<f64>,
+    /// Training images that judge a sweep.
+    #[arg(long, default_value_t = 1000, value_parser = support::at_least_one)]
+    pub(crate) held_out: usize,
     /// A checkpoint with PyTorch's names, instead of training; needs `--data`.
     #[arg(long, value_name = "FILE.safetensors", requires = "data")]
     pub(crate) checkpoint: Option<PathBuf>,
@@ -135,6 +138,16 @@ impl MethodName {
     }
 }
 
+impl MethodName {
+    /// Whether its solution depends on a ridge.
+    pub(crate) fn has_ridge(self) -> bool {
+        !matches!(
+            self,
+            Self::Random | Self::Magnitude | Self::Obd | Self::Wanda
+        )
+    }
+}
+
 impl fmt::Display for MethodName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.to_possible_value() {
@@ -191,8 +204,8 @@ impl Cli {
         self.batch_size.unwrap_or(if only_staged { 16 } else { 1 })
     }
 
-    pub(crate) fn l2(&self) -> f64 {
-        self.l2.unwrap_or(1e-2)
+    pub(crate) fn ridge(&self) -> RidgeChoice {
+        self.l2.map_or_else(RidgeChoice::sweep, RidgeChoice::Fixed)
     }
 
     /// The parameters to prune, given those of the default.
@@ -279,13 +292,14 @@ pub(crate) fn gradients(report: &FisherReport) -> String {
 pub(crate) fn stage(stage: &StageReport) -> String {
     format!(
         "stage {:>2}/{}: sparsity {:.4}, objective {:.4}, loss before {:.4}, gradients {:.1} s, \
-         solver {:.1} s",
+         solver {:.1} s, l2 {:e}",
         stage.stage + 1,
         stage.stages,
         stage.target,
         stage.objective,
         stage.gradients.loss,
         stage.gradients.seconds,
-        stage.solve_seconds
+        stage.solve_seconds,
+        stage.ridge.l2
     )
 }

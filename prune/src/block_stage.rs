@@ -10,7 +10,7 @@ use crate::feasible::Feasible;
 use crate::pruner::Solved;
 use crate::{
     Batch, Budget, FisherReport, LayerKind, Layout, Objective, Problem, PruneError, PrunerConfig,
-    Selection, Solution, SolverConfig, SparsityPattern, Termination, solve,
+    Ridge, Selection, Solution, SolverConfig, SparsityPattern, Termination, solve,
 };
 
 /// Solves the problem block by block of [`FisherConfig::blocks`](crate::FisherConfig::blocks).
@@ -21,6 +21,7 @@ use crate::{
 pub(crate) fn solve_blocks<M: Module, B: Batch>(
     config: &PrunerConfig,
     solver: &SolverConfig,
+    l2: f64,
     first_order: f64,
     selection: &Selection,
     model: &M,
@@ -34,7 +35,7 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
     let mut whole = Whole::default();
     for columns in blocks {
         let layout = part_of(selection.layout(), &columns, &solver.pattern)?;
-        let fisher = config.fisher.collect_free(
+        let (fisher, _) = config.fisher.collect_free(
             model,
             selection,
             loss,
@@ -51,7 +52,7 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
             k if k == columns.len() => Err(weights),
             k => {
                 let problem = Problem::new(fisher.gradients, weights, layout)?
-                    .with_l2(config.l2)?
+                    .with_l2(l2)?
                     .with_first_order(first_order)?;
                 let budget = match &solver.budget {
                     Budget::Pattern => Budget::Pattern,
@@ -71,7 +72,7 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
         whole.add(columns, solution, all);
         whole.report(fisher.report);
     }
-    whole.finish(config.l2)
+    whole.finish(l2)
 }
 
 /// The weights that magnitude alone would keep, ascending.
@@ -189,7 +190,12 @@ impl Whole {
                 trace: Vec::new(),
             },
             gradients: report,
-            l2,
+            ridge: Ridge {
+                l2,
+                first_order: None,
+                tempering: None,
+            },
+            ridges: Vec::new(),
             seconds: self.seconds,
         })
     }

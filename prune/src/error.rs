@@ -203,6 +203,12 @@ pub enum PruneError {
         /// The system's reason.
         reason: String,
     },
+    /// There are no examples to judge ridges by.
+    #[error(
+        "the loader has no examples left to choose the ridge by: let it yield more than the Fisher \
+         samples take, or fix the ridge (`RidgeChoice::Fixed`)"
+    )]
+    NoHeldOut,
     /// The user's training step failed.
     #[error("training between the stages failed: {reason}")]
     Training {

@@ -5,24 +5,14 @@
 //! running statistics, as the deployed model does. GᵀG/n `[p, p]` is never formed.
 
 use std::ops::Range;
-use std::time::Instant;
 
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-use crate::evaluation::gradient_model;
-use crate::gradient_matrix::read;
-use crate::per_example::PerExample;
-use crate::plain_rows::PlainRows;
+use crate::collection::Collection;
 use crate::{Batch, GradientMatrix, PruneError, Selection};
-
-/// Bytes of gradients that are held beside the matrix while they are checked.
-const CHUNK_BYTES: usize = 64 << 20;
-/// Examples of one batched backward pass, whose activations are held.
-const CHUNK_EXAMPLES: usize = 256;
 
 /// How the gradient matrix is collected.
 ///
@@ -166,7 +156,7 @@ impl FisherConfig {
             loss: &loss,
             columns,
         };
-        collection.run(batches, store, None)
+        Ok(collection.run(batches, store, None)?.0)
     }
 
     /// The same with the gradients of frozen weights (false in `free`) set to zero.
@@ -178,7 +168,7 @@ impl FisherConfig {
         batches: impl IntoIterator<Item = B>,
         columns: Range<usize>,
         free: Option<Tensor<1>>,
-    ) -> Result<Fisher, PruneError> {
+    ) -> Result<(Fisher, Option<B>), PruneError> {
         self.check(columns.len())?;
         let collection = Collection {
             config: self,
@@ -233,7 +223,7 @@ impl FisherConfig {
         mut use_block: impl FnMut(Range<usize>, Fisher) -> Result<(), PruneError>,
     ) -> Result<(), PruneError> {
         for columns in self.blocks(selection)? {
-            let fisher =
+            let (fisher, _) =
                 self.collect_free(model, selection, &loss, loader(), columns.clone(), None)?;
             use_block(columns, fisher)?;
         }
@@ -281,201 +271,5 @@ impl FisherConfig {
                 bound: self.memory_bound,
             }),
         }
-    }
-}
-
-/// Makes rows of gradients `[examples / m, columns]` from examples.
-pub(crate) trait RowSource<B> {
-    fn rows(&mut self, batch: &B, batch_size: usize) -> Result<Rows, PruneError>;
-}
-
-/// Some rows of G, on the device of the model.
-pub(crate) struct Rows {
-    /// `[r, columns]`
-    pub(crate) gradients: Tensor<2>,
-    /// Mean loss of the examples, `[1]`.
-    pub(crate) loss: Tensor<1>,
-}
-
-/// One pass over the data.
-struct Collection<'a, M, B> {
-    config: &'a FisherConfig,
-    model: &'a M,
-    selection: &'a Selection,
-    loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
-    columns: Range<usize>,
-}
-
-impl<M: Module, B: Batch> Collection<'_, M, B> {
-    fn run(
-        &self,
-        batches: impl IntoIterator<Item = B>,
-        store: &Device,
-        free: Option<Tensor<1>>,
-    ) -> Result<Fisher, PruneError> {
-        let start = Instant::now();
-        let (n, m) = (self.config.samples, self.config.batch_size);
-        let width = self.columns.len();
-        let mut gradients = GradientMatrix::with_capacity(n, width, self.config.dtype, store)?;
-        let mut plain = PlainRows::new(
-            gradient_model(self.model, self.selection, &self.columns),
-            self.selection,
-            self.columns.clone(),
-            self.loss,
-        );
-        let mut batched = match self.config.method {
-            GradientMethod::Batched => Some(PerExample::new(
-                self.model,
-                self.selection,
-                self.columns.clone(),
-                self.loss,
-            )),
-            GradientMethod::Plain => None,
-        };
-        let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
-        let bar = self.bar();
-        let most = (CHUNK_BYTES / (4 * width))
-            .min(CHUNK_EXAMPLES / m)
-            .clamp(1, n);
-        let (mut skipped, mut batched_rows, mut fallback) = (0, 0, None);
-        let mut losses: Option<Tensor<1>> = None;
-        let mut batches = batches.into_iter();
-        while gradients.filled() < n {
-            let Some(batch) = batches.next() else {
-                return Err(PruneError::LoaderEnded {
-                    expected: n,
-                    found: gradients.filled(),
-                    batch_size: m,
-                });
-            };
-            let batch = batch.to_device(&self.selection.device().clone());
-            let examples = batch.examples();
-            if examples < m {
-                return Err(PruneError::SmallBatch {
-                    examples,
-                    batch_size: m,
-                });
-            }
-            let groups = (examples / m).min(n - gradients.filled());
-            if groups == examples / m {
-                skipped += examples % m;
-            }
-            for first in (0..groups).step_by(most) {
-                let count = most.min(groups - first);
-                let part = batch.slice(first * m..(first + count) * m);
-                let rows = match &mut batched {
-                    Some(source) => match source.rows(&part, m, &mut plain)? {
-                        Ok(rows) => {
-                            batched_rows += count;
-                            rows
-                        }
-                        Err(reason) => {
-                            fallback = Some(reason);
-                            batched = None;
-                            plain.rows(&part, m)?
-                        }
-                    },
-                    None => plain.rows(&part, m)?,
-                };
-                let values = match &free {
-                    Some(free) => rows.gradients * free.clone(),
-                    None => rows.gradients,
-                };
-                self.check_finite(&values, gradients.filled())?;
-                gradients.push(values.to_device(store))?;
-                let loss = rows.loss * (count as f64 / n as f64);
-                losses = Some(match losses {
-                    Some(sum) => sum + loss,
-                    None => loss,
-                });
-                bar.inc(count as u64);
-            }
-        }
-        bar.finish_and_clear();
-        let loss = match losses {
-            Some(sum) => f64::from(read(sum)?[0]),
-            None => 0.0,
-        };
-        if let Some(reason) = &fallback {
-            tracing::info!(reason, "gradients by plain backward passes");
-        }
-        let report = FisherReport {
-            samples: n,
-            batch_size: m,
-            bytes: gradients.bytes(),
-            loss,
-            batched_rows,
-            fallback,
-            unreached: plain.unreached(),
-            zero_columns: self.zero_columns(&gradients, free)?,
-            skipped_examples: skipped,
-            seconds: start.elapsed().as_secs_f64(),
-        };
-        Ok(Fisher { gradients, report })
-    }
-
-    fn bar(&self) -> ProgressBar {
-        let target = match self.config.progress {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
-        };
-        let style = ProgressStyle::with_template("{prefix:>22} {wide_bar} {pos}/{len} {eta}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
-        ProgressBar::with_draw_target(Some(self.config.samples as u64), target)
-            .with_style(style)
-            .with_prefix("gradients")
-    }
-
-    /// One read per chunk of rows; also catches what half storage cannot hold.
-    fn check_finite(&self, rows: &Tensor<2>, before: usize) -> Result<(), PruneError> {
-        let stored = match self.config.dtype {
-            FloatDType::F32 => rows.clone(),
-            dtype => rows.clone().cast(dtype).cast(FloatDType::F32),
-        };
-        // 0 · x is 0 for every finite x, so the sum cannot overflow.
-        let flags = read(stored.clone().mul_scalar(0.0).sum_dim(1))?;
-        let Some(row) = flags.iter().position(|flag| !flag.is_finite()) else {
-            return Ok(());
-        };
-        let values = read(stored.slice([row..row + 1]))?;
-        let column = values
-            .iter()
-            .position(|value| !value.is_finite())
-            .unwrap_or(0);
-        let (path, index) = self.locate(column);
-        Err(PruneError::NonFiniteGradient {
-            sample: before + row,
-            path,
-            index,
-            value: values[column],
-        })
-    }
-
-    /// Path of the parameter that holds a column, and the element of it.
-    fn locate(&self, column: usize) -> (String, usize) {
-        let index = self.columns.start + column;
-        match self.selection.layout().layer_at(index) {
-            Some(layer) => (layer.path.clone(), index - layer.offset),
-            None => (String::new(), index),
-        }
-    }
-
-    /// Weights without gradient, but for those that are frozen.
-    fn zero_columns(
-        &self,
-        gradients: &GradientMatrix,
-        free: Option<Tensor<2>>,
-    ) -> Result<Vec<(String, usize)>, PruneError> {
-        let free = free.map(read).transpose()?;
-        let is_free = |column: &usize| free.as_ref().is_none_or(|free| free[*column] != 0.0);
-        let mut counts: Vec<(String, usize)> = Vec::new();
-        for column in gradients.dead_columns()?.into_iter().filter(is_free) {
-            let (path, _) = self.locate(column);
-            match counts.last_mut() {
-                Some((last, count)) if *last == path => *count += 1,
-                _ => counts.push((path, 1)),
-            }
-        }
-        Ok(counts)
     }
 }

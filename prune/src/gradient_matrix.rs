@@ -127,7 +127,17 @@ impl GradientMatrix {
     pub fn push(&mut self, rows: Tensor<2>) -> Result<(), PruneError> {
         let [count, parameters] = rows.dims();
         mismatch("weights per gradient", self.parameters, parameters)?;
-        let end = self.filled + count;
+        self.push_parts(count, vec![(0, rows)])
+    }
+
+    /// Appends `count` rows that come as parts `[count, columns]`, each with its first column;
+    /// columns without a part stay zero.
+    pub(crate) fn push_parts(
+        &mut self,
+        count: usize,
+        parts: Vec<(usize, Tensor<2>)>,
+    ) -> Result<(), PruneError> {
+        let (filled, end) = (self.filled, self.filled + count);
         if end > self.samples {
             return Err(PruneError::Mismatch {
                 what: "rows of the gradient matrix",
@@ -138,17 +148,25 @@ impl GradientMatrix {
         if count == 0 {
             return Ok(());
         }
-        let filled = self.filled;
-        for block in &mut self.blocks {
-            let new = rows
-                .clone()
-                .slice([0..count, block.start..block.end()])
-                .cast(self.dtype);
-            // Written in place: nobody else holds the block while it is out.
-            block.values.inplace(|values| {
-                let width = values.dims()[1];
-                values.slice_assign([filled..end, 0..width], new)
-            });
+        for (first, part) in parts {
+            let [_, width] = part.dims();
+            for block in &mut self.blocks {
+                let start = first.max(block.start);
+                let stop = (first + width).min(block.end());
+                if start >= stop {
+                    continue;
+                }
+                let new = match stop - start == width {
+                    true => part.clone(),
+                    false => part.clone().slice([0..count, start - first..stop - first]),
+                };
+                let new = new.cast(self.dtype);
+                let columns = start - block.start..stop - block.start;
+                // Written in place: nobody else holds the block while it is out.
+                block
+                    .values
+                    .inplace(|values| values.slice_assign([filled..end, columns], new));
+            }
         }
         self.filled = end;
         Ok(())

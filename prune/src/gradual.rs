@@ -35,7 +35,7 @@ use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig};
 /// let pruned = GradualConfig::new(pruner, 1, 2).prune(
 ///     LinearConfig::new(8, 4).init(&device.clone().autodiff()),
 ///     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
-///     |_seed| [Tensor::<2>::ones([4, 8], &device)],
+///     |_seed| [Tensor::<2>::ones([6, 8], &device)],
 ///     |model, epoch| {
 ///         epochs.push((epoch.stage, epoch.epoch, epoch.restart));
 ///         Ok(model) // train here, with `epoch.learning_rate(…)`

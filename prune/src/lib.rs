@@ -8,6 +8,7 @@ mod batch_norm;
 mod bits;
 mod block_stage;
 mod budget;
+mod collection;
 mod error;
 mod evaluation;
 mod executor;

@@ -22,8 +22,8 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
+use crate::collection::Rows;
 use crate::executor::{Observer, Tensors, execute};
-use crate::fisher::{RowSource, Rows};
 use crate::gradient_matrix::read;
 use crate::plain_rows::{PlainRows, check_loss};
 use crate::product::{Product, Products};
@@ -31,11 +31,12 @@ use crate::trace::Trace;
 use crate::walk::{FloatVisitor, walk};
 use crate::{Batch, PruneError, Selection};
 
-/// Rows that are compared with plain backward passes.
-const CHECKED_ROWS: usize = 2;
-/// Largest difference of a checked element, as a fraction of the largest element of its row. Sums
-/// over positions and examples in another order differ by some 1e-6 of it.
-const TOLERANCE: f32 = 1e-4;
+/// Rows that are compared with plain backward passes, at most.
+const CHECKED_ROWS: usize = 16;
+/// Largest distance of the checked rows from the plain ones, as a fraction of their length, both
+/// over all rows together: where the model is certain of an example, its gradient is little more
+/// than the rounding of a probability near 1.
+const TOLERANCE: f64 = 1e-3;
 
 /// Batched backward passes.
 pub(crate) struct PerExample<'a, M, B> {
@@ -81,9 +82,10 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         if !self.checked {
             let count = CHECKED_ROWS.min(batch.examples() / batch_size);
             let reference = plain.rows(&batch.slice(0..count * batch_size), batch_size)?;
-            let found = rows.gradients.clone().slice([0..count]);
-            if let Some(reason) = difference(found, reference.gradients)? {
-                return Ok(Err(reason));
+            for (_, expected) in reference.parts {
+                if let Some(reason) = self.difference(&rows.parts, expected)? {
+                    return Ok(Err(reason));
+                }
             }
             self.checked = true;
         }
@@ -122,48 +124,51 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         }
         let mut parts = Vec::new();
         for (layer, rows) in self.selection.layout().layers().iter().zip(layers) {
+            let Some(rows) = rows else { continue };
             let range = layer.range();
             let start = range.start.max(self.columns.start);
             let end = range.end.min(self.columns.end);
-            if start >= end {
-                continue;
-            }
-            parts.push(match rows {
-                None => Tensor::zeros([groups, end - start], device),
-                Some(rows) if end - start == layer.len() => rows,
-                Some(rows) => rows.slice([0..groups, start - range.start..end - range.start]),
-            });
+            let rows = match end - start == layer.len() {
+                true => rows,
+                false => rows.slice([0..groups, start - range.start..end - range.start]),
+            };
+            parts.push((start - self.columns.start, rows));
         }
         Ok(Rows {
-            gradients: Tensor::cat(parts, 1),
+            parts,
             loss: loss.without_autodiff(),
         })
     }
-}
 
-/// How rows differ, if they do.
-fn difference(found: Tensor<2>, expected: Tensor<2>) -> Result<Option<String>, PruneError> {
-    let [_, columns] = expected.dims();
-    let (found, expected) = (read(found)?, read(expected)?);
-    for (row, (found, expected)) in found
-        .chunks(columns)
-        .zip(expected.chunks(columns))
-        .enumerate()
-    {
-        let largest = expected
-            .iter()
-            .fold(0f32, |largest, x| largest.max(x.abs()));
-        let distance = found.iter().zip(expected).map(|(x, y)| (x - y).abs());
-        let worst = distance.fold(0f32, |worst, x| if x <= worst { worst } else { x });
-        // Also true for NaN, which is then reported by whoever collects the rows.
-        if worst > TOLERANCE * largest {
-            return Ok(Some(format!(
-                "row {row} differs by {worst:e} of {largest:e} from that of a plain backward pass: \
-                 the model mixes examples, or its loss is not their mean"
-            )));
+    /// How the first rows differ from the `expected` `[rows, columns]`, if they do.
+    fn difference(
+        &self,
+        found: &[(usize, Tensor<2>)],
+        expected: Tensor<2>,
+    ) -> Result<Option<String>, PruneError> {
+        let [count, columns] = expected.dims();
+        let expected = read(expected)?;
+        let mut rows = vec![0.0; count * columns];
+        for (first, part) in found {
+            let [_, width] = part.dims();
+            let values = read(part.clone().slice([0..count]))?;
+            for (row, values) in rows.chunks_mut(columns).zip(values.chunks(width)) {
+                row[*first..first + width].copy_from_slice(values);
+            }
         }
+        // A NaN is no difference: whoever collects the rows reports it.
+        let length = |values: &mut dyn Iterator<Item = f32>| {
+            values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+        };
+        let distance = length(&mut rows.iter().zip(&expected).map(|(x, y)| x - y));
+        let expected = length(&mut expected.into_iter());
+        Ok((distance > TOLERANCE * expected).then(|| {
+            format!(
+                "the first {count} rows are {distance:e} from those of plain backward passes, of \
+                 length {expected:e}: the model mixes examples, or its loss is not their mean"
+            )
+        }))
     }
-    Ok(None)
 }
 
 /// A use of a prunable weight, and the zero `[elements]` that was added to its output.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Tensor};
 
-use crate::fisher::{RowSource, Rows};
+use crate::collection::Rows;
 use crate::selection::flat;
 use crate::{Batch, PruneError, Selection};
 
@@ -82,10 +82,9 @@ impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
         let row = Tensor::cat(row, 0).reshape([1, self.columns.len()]);
         Ok((row, loss.without_autodiff()))
     }
-}
 
-impl<M: Module, B: Batch> RowSource<B> for PlainRows<'_, M, B> {
-    fn rows(&mut self, batch: &B, batch_size: usize) -> Result<Rows, PruneError> {
+    /// Rows of `batch_size` examples each.
+    pub(crate) fn rows(&mut self, batch: &B, batch_size: usize) -> Result<Rows, PruneError> {
         let count = batch.examples() / batch_size;
         let mut rows = Vec::with_capacity(count);
         let mut losses = Vec::with_capacity(count);
@@ -95,7 +94,7 @@ impl<M: Module, B: Batch> RowSource<B> for PlainRows<'_, M, B> {
             losses.push(loss);
         }
         Ok(Rows {
-            gradients: Tensor::cat(rows, 0),
+            parts: vec![(0, Tensor::cat(rows, 0))],
             loss: Tensor::cat(losses, 0).mean(),
         })
     }

@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::block_stage::solve_blocks;
 use crate::stage_store::StageStore;
 use crate::{
-    Batch, Budget, Fisher, FisherConfig, FisherReport, Masks, Objective, Problem, PruneError,
-    Schedule, Selection, Solution, SolverConfig, SparsityPattern, Termination, solve,
+    Batch, Budget, Fisher, FisherConfig, FisherReport, JudgedRidge, Masks, Objective, Problem,
+    PruneError, Ridge, RidgeChoice, Schedule, Selection, Solution, SolverConfig, SparsityPattern,
+    Termination, mean_loss, solve_with_ridge,
 };
 
 /// How a model is pruned.
@@ -33,7 +34,8 @@ use crate::{
 /// let pruned = PrunerConfig::new(solver, FisherConfig::new(4)).prune(
 ///     model,
 ///     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
-///     |_seed| [Tensor::<2>::ones([4, 8], &device)],
+///     // Four for the gradients, two to choose the ridge by.
+///     |_seed| [Tensor::<2>::ones([6, 8], &device)],
 /// )?;
 /// assert_eq!(pruned.masks.nonzeros(), 8);
 /// let zeros = pruned.model.weight.val().equal_elem(0.0).int().sum().into_scalar::<i64>();
@@ -52,9 +54,14 @@ pub struct PrunerConfig {
     /// Which sparsity each stage prunes to. Default: exponential from 0.1.
     #[config(default = "Schedule::Exponential { base: 0.1 }")]
     pub schedule: Schedule,
-    /// Ridge on the normalised Fisher, above 0. Default 1e-2.
-    #[config(default = 1e-2)]
-    pub l2: f64,
+    /// How the ridge is chosen. Default: in every stage, a sweep that the loss on held-out examples
+    /// judges.
+    #[config(default = "RidgeChoice::sweep()")]
+    pub ridge: RidgeChoice,
+    /// Examples that judge the ridges of a sweep: what the loader yields after those of the Fisher
+    /// samples. Default 500; fewer where the loader ends.
+    #[config(default = 500)]
+    pub held_out: usize,
     /// Whether the problem has the gradient of the loss, a = 1/m. Default: with more than one
     /// stage, since the weights are no minimum of the loss from the second on.
     #[config(default = "None")]
@@ -109,7 +116,9 @@ pub struct StageReport {
     /// See [`Solution::relative_gap`].
     pub relative_gap: f64,
     /// The ridge that was used.
-    pub l2: f64,
+    pub ridge: Ridge,
+    /// All ridges of a sweep, as they were judged.
+    pub ridges: Vec<JudgedRidge>,
     /// Why the solver stopped.
     pub termination: Termination,
     /// How the gradients came about; the mean loss in it is that before the stage.
@@ -199,7 +208,8 @@ impl PrunerConfig {
                 objective: solved.solution.objective,
                 terms: solved.solution.terms,
                 relative_gap: solved.solution.relative_gap,
-                l2: solved.l2,
+                ridge: solved.ridge,
+                ridges: solved.ridges,
                 termination: solved.solution.termination,
                 gradients: solved.gradients,
                 solve_seconds: solved.seconds,
@@ -320,9 +330,17 @@ impl PrunerConfig {
         if self.fisher.bytes_needed(selection) > self.fisher.memory_bound {
             // Every block sees the same examples.
             let batches: Vec<B> = self.fisher.enough(batches);
+            let RidgeChoice::Fixed(l2) = self.ridge else {
+                return Err(PruneError::InvalidConfig {
+                    field: "ridge",
+                    value: "a sweep".into(),
+                    expected: "fixed where the gradient matrix is taken in blocks",
+                });
+            };
             return solve_blocks(
                 self,
                 &solver,
+                l2,
                 first_order,
                 selection,
                 model,
@@ -331,25 +349,50 @@ impl PrunerConfig {
                 free,
             );
         }
-        let Fisher { gradients, report } = self
-            .fisher
-            .collect_free(model, selection, loss, batches, columns, free)?;
-        let problem = Problem::new(
-            gradients,
-            selection.flatten(model)?,
-            selection.layout().clone(),
-        )?
-        .with_l2(self.l2)?
-        .with_first_order(first_order)?;
+        let mut batches = batches.into_iter();
+        let (Fisher { gradients, report }, rest) =
+            self.fisher
+                .collect_free(model, selection, loss, batches.by_ref(), columns, free)?;
+        let dense = selection.flatten(model)?;
+        let problem = Problem::new(gradients, dense, selection.layout().clone())?
+            .with_first_order(first_order)?;
         let start = Instant::now();
-        let solution = solve(&problem, &solver)?;
+        let held_out = match self.ridge {
+            RidgeChoice::Fixed(_) => Vec::new(),
+            _ => self.held_out(rest.into_iter().chain(batches))?,
+        };
+        let mut judge = |solution: &Solution| {
+            let pruned = selection.unflatten(model.clone(), solution.weights.clone())?;
+            mean_loss(&pruned, loss, &held_out)
+        };
+        let sweep = solve_with_ridge(&problem, &solver, &self.ridge, &mut judge)?;
         let seconds = start.elapsed().as_secs_f64();
         Ok(Solved {
-            solution,
+            solution: sweep.solution,
             gradients: report,
-            l2: self.l2,
+            ridge: sweep.chosen,
+            ridges: sweep.candidates,
             seconds,
         })
+    }
+
+    /// The next examples of the loader.
+    fn held_out<B: Batch>(&self, batches: impl Iterator<Item = B>) -> Result<Vec<B>, PruneError> {
+        let mut taken = Vec::new();
+        let mut missing = self.held_out;
+        for batch in batches {
+            let examples = batch.examples().min(missing);
+            missing -= examples;
+            taken.push(batch.slice(0..examples));
+            if missing == 0 {
+                break;
+            }
+        }
+        taken.retain(|batch| batch.examples() > 0);
+        match taken.is_empty() {
+            true => Err(PruneError::NoHeldOut),
+            false => Ok(taken),
+        }
     }
 }
 
@@ -362,7 +405,8 @@ struct Start {
 pub(crate) struct Solved {
     pub(crate) solution: Solution,
     pub(crate) gradients: FisherReport,
-    pub(crate) l2: f64,
+    pub(crate) ridge: Ridge,
+    pub(crate) ridges: Vec<JudgedRidge>,
     pub(crate) seconds: f64,
 }
 

@@ -6,7 +6,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, Epoch, FisherConfig, GradualConfig, Masks, Method, PruneError, Pruned, PrunerConfig,
-    Schedule, Selection, SolverConfig, SparsityPattern, mean_loss,
+    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, mean_loss,
 };
 use burn_lean::reparam::Rejected;
 
@@ -52,6 +52,7 @@ fn config(sparsity: f64) -> PrunerConfig {
         SolverConfig::new(Budget::Sparsity(sparsity)),
         FisherConfig::new(16),
     )
+    .with_ridge(RidgeChoice::Fixed(1e-2))
 }
 
 fn prune(config: &PrunerConfig, device: &Device) -> Result<Pruned<Net>, PruneError> {
@@ -264,8 +265,8 @@ fn stages_of_another_run_or_damaged_ones_are_refused() {
         .with_stages(2)
         .with_state(Some(folder.path().into()));
     prune(&config, &device).unwrap();
-    match prune(&config.clone().with_l2(0.5), &device) {
-        Err(PruneError::StagesOfAnotherRun { field, .. }) => assert_eq!(field, "l2"),
+    match prune(&config.clone().with_ridge(RidgeChoice::Fixed(0.5)), &device) {
+        Err(PruneError::StagesOfAnotherRun { field, .. }) => assert_eq!(field, "ridge"),
         other => panic!("{:?}", other.map(|_| ())),
     }
     let model = folder.path().join("stage-1").join("model.bpk");
@@ -366,7 +367,7 @@ fn bad_configs_give_the_model_back() {
         PruneError::KeptCount { k: 40, .. }
     ));
     assert!(matches!(
-        refused(config(0.5).with_l2(0.0)),
+        refused(config(0.5).with_ridge(RidgeChoice::Fixed(0.0))),
         PruneError::InvalidConfig { field: "l2", .. }
     ));
     assert!(matches!(
@@ -498,5 +499,38 @@ fn gradual_pruning_resumes_and_refuses_bad_rates() {
             field: "learning_rate",
             ..
         }
+    ));
+}
+
+#[test]
+fn the_ridge_is_the_one_that_held_out_examples_like_best() {
+    let device = Device::flex();
+    let mut sweep = config(0.6).with_ridge(RidgeChoice::over([1e-3, 1e-1, 10.0]));
+    // Eight for the gradients, eight to judge.
+    sweep.fisher.samples = 8;
+    let pruned = prune(&sweep, &device).unwrap();
+    let stage = &pruned.stages[0];
+    assert_eq!(stage.ridges.len(), 3);
+    let losses = stage.ridges.iter().map(|judged| judged.loss);
+    let best = losses.fold(f64::INFINITY, f64::min);
+    let chosen = stage
+        .ridges
+        .iter()
+        .find(|judged| judged.ridge == stage.ridge);
+    assert_eq!(chosen.unwrap().loss, best);
+    let (x, y) = pairs(0, &device).remove(0);
+    let held_out = [(x.slice([8..16]), y.slice([8..16]))];
+    let loss = mean_loss(&pruned.model, Net::loss, &held_out).unwrap();
+    assert_eq!(loss, best);
+
+    sweep.fisher.samples = 16;
+    assert!(matches!(
+        prune(&sweep, &device).map(|_| ()),
+        Err(PruneError::NoHeldOut)
+    ));
+    sweep.fisher.memory_bound = 16 * 4 * 25;
+    assert!(matches!(
+        prune(&sweep.with_in_blocks(true), &device).map(|_| ()),
+        Err(PruneError::InvalidConfig { field: "ridge", .. })
     ));
 }
