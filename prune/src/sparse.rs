@@ -4,6 +4,7 @@ mod encoding;
 mod fault;
 mod file;
 mod linear;
+mod loader;
 mod nm;
 mod record;
 mod sizes;

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use super::encoding::{self, Encoding, Layout};
+use super::loader::{Loader, Places};
 use super::{RecordFault, RecordSizes, TensorSize, file};
 use crate::PruneError;
 
@@ -96,10 +97,7 @@ impl SparseRecord {
     /// - [`PruneError::SparseRecord`]: the bytes of a tensor are damaged.
     pub fn load_into<M: Module>(&self, model: M) -> Result<M, Rejected<M, PruneError>> {
         match self.decode_for(&model) {
-            Ok(tensors) => Ok(model.map(&mut Loader {
-                path: Vec::new(),
-                tensors,
-            })),
+            Ok(tensors) => Ok(model.map(&mut Loader::new(tensors))),
             Err(error) => Err(Rejected::new(model, error)),
         }
     }
@@ -363,96 +361,5 @@ impl ModuleVisitor for Collector {
         self.push(param.id, || {
             value.try_into_data().map_err(|error| error.to_string())
         });
-    }
-}
-
-/// What each parameter of a model must look like in a record, and where it goes.
-#[derive(Default)]
-struct Places {
-    path: Vec<String>,
-    shapes: HashMap<String, Vec<usize>>,
-    remaining: HashMap<String, (Vec<usize>, Device)>,
-}
-
-impl Places {
-    fn insert(&mut self, shape: Vec<usize>, device: Device) {
-        let path = self.path.join(".");
-        self.shapes.insert(path.clone(), shape.clone());
-        self.remaining.insert(path, (shape, device));
-    }
-}
-
-impl ModuleVisitor for Places {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device());
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device());
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device());
-    }
-}
-
-struct Loader {
-    path: Vec<String>,
-    tensors: HashMap<String, (ParamId, TensorData)>,
-}
-
-impl ModuleMapper for Loader {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.tensors.remove(&self.path.join(".")) {
-            Some((id, data)) => {
-                let dtype = data.dtype();
-                let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
-                param.transform_for_load(tensor, id)
-            }
-            None => param,
-        }
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        match self.tensors.remove(&self.path.join(".")) {
-            Some((id, data)) => {
-                let dtype = data.dtype();
-                let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
-                param.transform_for_load(tensor, id)
-            }
-            None => param,
-        }
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        match self.tensors.remove(&self.path.join(".")) {
-            Some((id, data)) => {
-                let tensor = Tensor::from_data(data, &param.lazy_device());
-                param.transform_for_load(tensor, id)
-            }
-            None => param,
-        }
     }
 }
