@@ -24,8 +24,8 @@ use std::process::ExitCode;
 
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    AllocationReport, ConvertConfig, MixedPrecisionConfig, Storage, audit, fold, health,
-    load_safetensors, save_safetensors, sensitivity,
+    AllocationReport, ConvertConfig, MixedPrecisionConfig, PtqConfig, PtqReport, QatConfig,
+    QuantError, Storage, audit, fold, health, load_safetensors, save_safetensors, sensitivity,
 };
 use clap::Parser;
 use network::{Network, loss};
@@ -114,25 +114,21 @@ impl<'a> Run<'a> {
 
         let (quantized, config) = match self.cli.mixed {
             true => {
-                let (model, config, report) = self.mixed(float.clone())?;
+                let (model, config, report) = self.mixed(float)?;
                 println!("\n{report}");
                 (model, config)
             }
             false => {
                 let config = self.cli.ptq();
-                let (model, report) = config.quantize(
-                    float.clone(),
-                    || self.calibration.clone(),
-                    |model, batch| {
-                        model.logits(batch.images);
-                    },
-                )?;
+                // What nearest rounding costs is what better rounding has to win back.
+                let nearest = config.clone().with_rounding(PtqConfig::new().rounding);
+                self.report_costs(&self.calibrated(&nearest, float.clone())?.0)?;
+                let (model, report) = self.calibrated(&config, float)?;
                 println!("\n{report}");
                 (model, config.qat_config())
             }
         };
         println!("\n{}", audit(&quantized, run_on)?);
-        self.report_costs(&quantized)?;
         row(&self.cli.bits(), self.accuracy(&quantized), None);
 
         let (converted, _) = ConvertConfig::new().convert(quantized)?;
@@ -163,11 +159,25 @@ impl<'a> Run<'a> {
         }
     }
 
+    fn calibrated<M: Network>(
+        &self,
+        config: &PtqConfig,
+        float: M,
+    ) -> Result<(M, PtqReport), QuantError> {
+        Ok(config.quantize(
+            float,
+            || self.calibration.clone(),
+            |model, batch| {
+                model.logits(batch.images);
+            },
+        )?)
+    }
+
     /// Layers of the wanted precision, but those that need more bits keep 8.
     fn mixed<M: Network>(
         &self,
         float: M,
-    ) -> Result<(M, burn_lean::quant::QatConfig, AllocationReport), Box<dyn Error>> {
+    ) -> Result<(M, QatConfig, AllocationReport), Box<dyn Error>> {
         let some = self.images.train.take(SENSITIVITY);
         let allocation = MixedPrecisionConfig::new(self.cli.ptq().quantize)
             .with_max_drop(self.cli.max_drop)

@@ -118,11 +118,15 @@ impl Cli {
                 0..=4 => WeightRange::LeastSquares,
                 _ => WeightRange::MinMax,
             })
-            .with_rounding(RoundingConfig::new().with_rounding(match self.rounding {
-                RoundingName::Nearest => Rounding::Nearest,
-                RoundingName::Gptq => Rounding::Gptq(GptqConfig::new()),
-                RoundingName::Adaround => Rounding::AdaRound(AdaRoundConfig::new()),
-            }))
+            .with_rounding(match self.rounding {
+                RoundingName::Nearest => PtqConfig::new().rounding,
+                RoundingName::Gptq => {
+                    RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()))
+                }
+                RoundingName::Adaround => {
+                    RoundingConfig::new().with_rounding(Rounding::AdaRound(AdaRoundConfig::new()))
+                }
+            })
     }
 
     /// The data, normalized as the checkpoints of the network were trained.
