@@ -104,7 +104,7 @@ fn throughput(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Erro
             Ok(())
         }));
         names.push(format!("fake quantize with backward, {name}"));
-        let leaf = Tensor::from_data(x.to_data(), &device.clone().autodiff()).require_grad();
+        let leaf = Tensor::<2>::from_data(x.to_data(), &device.clone().autodiff()).require_grad();
         variants.push(Variant::new(move || {
             let y = fake_quantize(leaf.clone(), &qparams, &scheme);
             let _ = leaf.grad(&y.backward());
