@@ -49,7 +49,7 @@ struct Cli {
     /// Passes over the training images in FP32 [default: 3 for MNIST, 20 for the digits].
     #[arg(long, value_parser = support::at_least_one)]
     epochs: Option<usize>,
-    /// Passes over the training images with fake quantization [default: half as many, rounded up].
+    /// Passes over the training images with fake quantization [default: as many].
     #[arg(long, value_parser = support::at_least_one)]
     finetune_epochs: Option<usize>,
     /// Learning rate of the fine-tuning, at its start; it falls to zero.
@@ -89,7 +89,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let epochs = cli
         .epochs
         .unwrap_or(if cli.data.is_some() { 3 } else { 20 });
-    let finetune_epochs = cli.finetune_epochs.unwrap_or(epochs.div_ceil(2));
+    let finetune_epochs = cli.finetune_epochs.unwrap_or(epochs);
     std::fs::create_dir_all(&cli.out)
         .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;
 
