@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Tensor};
 
 use crate::collection::Rows;
-use crate::selection::flat;
+use crate::flatten::flat;
 use crate::{Batch, PruneError, Selection};
 
 /// Backward passes over m examples at a time: slow, and right for every model.

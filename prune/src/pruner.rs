@@ -10,11 +10,12 @@ use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use crate::block_stage::solve_blocks;
+use crate::stage_budgets::stage_budgets;
 use crate::stage_store::StageStore;
 use crate::{
     Batch, Budget, Fisher, FisherConfig, FisherReport, JudgedRidge, Masks, Objective, Problem,
-    PruneError, Ridge, RidgeChoice, Schedule, Selection, Solution, SolverConfig, SparsityPattern,
-    Termination, mean_loss, solve_with_ridge,
+    PruneError, Ridge, RidgeChoice, Schedule, Selection, Solution, SolverConfig, Termination,
+    mean_loss, solve_with_ridge,
 };
 
 /// How a model is pruned.
@@ -244,7 +245,7 @@ impl PrunerConfig {
     /// What can be refused before any gradient is computed.
     fn start<M: Module>(&self, model: &M) -> Result<Start, PruneError> {
         let selection = Selection::of(model, self.group.as_ref())?;
-        let budgets = self.budgets(selection.layout().len())?;
+        let budgets = stage_budgets(self, selection.layout().len())?;
         if !self.in_blocks {
             self.fisher.check_memory(&selection)?;
         }
@@ -253,58 +254,6 @@ impl PrunerConfig {
             None => None,
         };
         Ok(Start { budgets, store })
-    }
-
-    /// Target and budget of each stage.
-    fn budgets(&self, parameters: usize) -> Result<Vec<(f64, Budget)>, PruneError> {
-        let targets = |sparsity| self.schedule.targets(sparsity, self.stages);
-        // The last stage has the budget as it was given.
-        let staged = |targets: Vec<f64>, budget: &dyn Fn(f64) -> Budget| {
-            let last = targets.len() - 1;
-            let stages = targets.into_iter().enumerate();
-            stages
-                .map(|(stage, target)| match stage == last {
-                    true => (target, self.solver.budget.clone()),
-                    false => (target, budget(target)),
-                })
-                .collect()
-        };
-        Ok(match &self.solver.budget {
-            Budget::Sparsity(sparsity) => staged(targets(*sparsity)?, &Budget::Sparsity),
-            Budget::PerLayer(sparsity) => staged(targets(*sparsity)?, &Budget::PerLayer),
-            Budget::Keep(k) => {
-                let sparsity = 1.0 - *k as f64 / parameters as f64;
-                staged(targets(sparsity)?, &Budget::Sparsity)
-            }
-            Budget::Flops { kept, sparsity } => {
-                // The schedule runs over the operations that go.
-                let (kept, sparsity) = (*kept, *sparsity);
-                staged(targets(1.0 - kept)?, &move |target| Budget::Flops {
-                    kept: 1.0 - target,
-                    sparsity: sparsity.map(|sparsity| sparsity * target / (1.0 - kept)),
-                })
-            }
-            Budget::PerLayerTargets(layers) => {
-                let highest = layers.values().copied().fold(0.0, f64::max);
-                staged(targets(highest)?, &|target| {
-                    let share = target / highest;
-                    let layers = layers.iter();
-                    Budget::PerLayerTargets(
-                        layers
-                            .map(|(path, sparsity)| (path.clone(), sparsity * share))
-                            .collect(),
-                    )
-                })
-            }
-            // A pattern is there or not: every stage has it whole.
-            other => {
-                let sparsity = match &self.solver.pattern {
-                    SparsityPattern::NM { n, m } => 1.0 - *n as f64 / *m as f64,
-                    _ => 0.0,
-                };
-                vec![(sparsity, other.clone()); self.stages.max(1)]
-            }
-        })
     }
 
     /// Gradients and solution of one stage.

@@ -1,0 +1,58 @@
+//! What each stage of a run may keep.
+
+use crate::{Budget, PruneError, PrunerConfig, SparsityPattern};
+
+/// Target and budget of each stage.
+pub(crate) fn stage_budgets(
+    config: &PrunerConfig,
+    parameters: usize,
+) -> Result<Vec<(f64, Budget)>, PruneError> {
+    let targets = |sparsity| config.schedule.targets(sparsity, config.stages);
+    // The last stage has the budget as it was given.
+    let staged = |targets: Vec<f64>, budget: &dyn Fn(f64) -> Budget| {
+        let last = targets.len() - 1;
+        let stages = targets.into_iter().enumerate();
+        stages
+            .map(|(stage, target)| match stage == last {
+                true => (target, config.solver.budget.clone()),
+                false => (target, budget(target)),
+            })
+            .collect()
+    };
+    Ok(match &config.solver.budget {
+        Budget::Sparsity(sparsity) => staged(targets(*sparsity)?, &Budget::Sparsity),
+        Budget::PerLayer(sparsity) => staged(targets(*sparsity)?, &Budget::PerLayer),
+        Budget::Keep(k) => {
+            let sparsity = 1.0 - *k as f64 / parameters as f64;
+            staged(targets(sparsity)?, &Budget::Sparsity)
+        }
+        Budget::Flops { kept, sparsity } => {
+            // The schedule runs over the operations that go.
+            let (kept, sparsity) = (*kept, *sparsity);
+            staged(targets(1.0 - kept)?, &move |target| Budget::Flops {
+                kept: 1.0 - target,
+                sparsity: sparsity.map(|sparsity| sparsity * target / (1.0 - kept)),
+            })
+        }
+        Budget::PerLayerTargets(layers) => {
+            let highest = layers.values().copied().fold(0.0, f64::max);
+            staged(targets(highest)?, &|target| {
+                let share = target / highest;
+                let layers = layers.iter();
+                Budget::PerLayerTargets(
+                    layers
+                        .map(|(path, sparsity)| (path.clone(), sparsity * share))
+                        .collect(),
+                )
+            })
+        }
+        // A pattern is there or not: every stage has it whole.
+        other => {
+            let sparsity = match &config.solver.pattern {
+                SparsityPattern::NM { n, m } => 1.0 - *n as f64 / *m as f64,
+                _ => 0.0,
+            };
+            vec![(sparsity, other.clone()); config.stages.max(1)]
+        }
+    })
+}
