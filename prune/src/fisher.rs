@@ -99,7 +99,7 @@ pub struct FisherReport {
     pub zero_columns: Vec<(String, usize)>,
     /// Examples at the end of a loader's batch that filled no Fisher sample.
     pub skipped_examples: usize,
-    /// Wall-clock time [s].
+    /// Wall-clock time, in seconds.
     pub seconds: f64,
 }
 

@@ -124,7 +124,7 @@ pub struct StageReport {
     pub termination: Termination,
     /// How the gradients came about; the mean loss in it is that before the stage.
     pub gradients: FisherReport,
-    /// Time of the solver [s], wall clock.
+    /// Time of the solver in seconds, wall clock.
     pub solve_seconds: f64,
 }
 

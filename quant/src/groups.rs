@@ -59,6 +59,7 @@ impl Groups {
     }
 
     /// The tensor's axes, cut and merged; outermost first.
+    #[cfg(any(feature = "flex", feature = "ndarray"))]
     pub(crate) fn runs(&self) -> &[Run] {
         &self.runs
     }

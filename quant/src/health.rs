@@ -34,7 +34,7 @@ pub struct QuantizerHealth {
     pub scheme: Scheme,
     /// Values that passed.
     pub values: usize,
-    /// Signal to quantization noise ratio, 10 · log₁₀(Σx² / Σ(x−y)²) [dB]; infinite without noise.
+    /// Signal to quantization noise ratio, 10 · log₁₀(Σx² / Σ(x−y)²), in dB; infinite without noise.
     #[serde(with = "crate::table::float")]
     pub sqnr: f64,
     /// Fraction of the values that were clipped, 0 to 1.
@@ -195,7 +195,7 @@ impl fmt::Display for Health {
         let mut table = table(&[
             "quantizer",
             "scheme",
-            "SQNR [dB]",
+            "SQNR, in dB",
             "clipped [%]",
             "dead channels",
         ]);

@@ -31,9 +31,9 @@ pub struct LayerSensitivity {
     pub layer: String,
     /// Schemes of its quantizers, as they print.
     pub schemes: Vec<(Site, String)>,
-    /// Signal to quantization noise ratio of each quantizer [dB].
+    /// Signal to quantization noise ratio of each quantizer, in dB.
     pub sqnr: Vec<(Site, f64)>,
-    /// Signal to noise ratio of the model's output when only this layer is quantized [dB].
+    /// Signal to noise ratio of the model's output when only this layer is quantized, in dB.
     #[serde(with = "crate::table::float")]
     pub output_sqnr: f64,
     /// What `evaluate` gave when only this layer is quantized.
@@ -193,7 +193,7 @@ pub(crate) fn quantized_only<M: Module>(model: &M, on: impl Fn(&Located) -> bool
     })
 }
 
-/// 10 · log₁₀(Σ reference² / Σ (reference − other)²) [dB].
+/// 10 · log₁₀(Σ reference² / Σ (reference − other)²), in dB.
 fn signal_to_noise<const D: usize>(
     reference: &Tensor<D>,
     other: Tensor<D>,
@@ -239,8 +239,8 @@ impl fmt::Display for Sensitivity {
         let mut header = vec![
             "layer",
             "quantized",
-            "SQNR [dB]",
-            "output SQNR [dB]",
+            "SQNR, in dB",
+            "output SQNR, in dB",
             "alone",
             "drop",
         ];

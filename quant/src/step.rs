@@ -4,6 +4,7 @@
 /// Scale and bounds of one group, with the zero point moved into the bounds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step {
+    #[cfg_attr(not(any(feature = "flex", feature = "ndarray")), allow(dead_code))]
     pub(crate) scale: f32,
     /// 1 / scale.
     pub(crate) inverse: f32,

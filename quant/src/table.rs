@@ -15,7 +15,7 @@ pub(crate) fn percent(fraction: f64) -> String {
     format!("{:.2}", 100.0 * fraction)
 }
 
-/// 10 · log₁₀(signal / noise) [dB].
+/// 10 · log₁₀(signal / noise), in dB.
 pub(crate) fn decibels(signal: f64, noise: f64) -> f64 {
     match noise {
         0.0 => f64::INFINITY,

@@ -27,7 +27,7 @@ pub struct ActivationRange {
     pub scheme: String,
     /// What the range is made of.
     pub observer: ObserverConfig,
-    /// Signal to quantization noise ratio over the calibration data [dB].
+    /// Signal to quantization noise ratio over the calibration data, in dB.
     #[serde(with = "crate::table::float")]
     pub sqnr: f64,
     /// Fraction of the values that are clipped, 0 to 1.
@@ -38,7 +38,7 @@ impl fmt::Display for PtqReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} batches of calibration data", self.batches)?;
         if !self.activations.is_empty() {
-            let header = ["activation", "scheme", "range", "SQNR [dB]", "clipped [%]"];
+            let header = ["activation", "scheme", "range", "SQNR, in dB", "clipped [%]"];
             let mut table = table(&header);
             for range in &self.activations {
                 table.add_row([
