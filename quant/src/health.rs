@@ -195,7 +195,7 @@ impl fmt::Display for Health {
         let mut table = table(&[
             "quantizer",
             "scheme",
-            "SQNR, in dB",
+            "SQNR [dB]",
             "clipped [%]",
             "dead channels",
         ]);

@@ -239,8 +239,8 @@ impl fmt::Display for Sensitivity {
         let mut header = vec![
             "layer",
             "quantized",
-            "SQNR, in dB",
-            "output SQNR, in dB",
+            "SQNR [dB]",
+            "output SQNR [dB]",
             "alone",
             "drop",
         ];

@@ -38,7 +38,7 @@ impl fmt::Display for PtqReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} batches of calibration data", self.batches)?;
         if !self.activations.is_empty() {
-            let header = ["activation", "scheme", "range", "SQNR, in dB", "clipped [%]"];
+            let header = ["activation", "scheme", "range", "SQNR [dB]", "clipped [%]"];
             let mut table = table(&header);
             for range in &self.activations {
                 table.add_row([
