@@ -193,11 +193,12 @@ impl Checkpoints {
         optim: ModuleOptimizer,
     ) -> Result<(M, ModuleOptimizer, GradScaler), Rejected<M, AmpError>> {
         let loaded = self.read(step).and_then(|(record, optimizer, scaler)| {
-            // The clone copies no tensor; the original goes back to the caller on failure.
-            let loaded = model
-                .clone()
-                .try_load_record(record)
-                .map_err(|error| damaged(&self.path(step).join(MODEL), &error))?;
+            let refused = |error| damaged(&self.path(step).join(MODEL), &error);
+            // Clones share running statistics, which a record replaces in place, so a record that
+            // is refused half way would change the caller's. `valid` copies them.
+            let trial = model.valid().try_load_record(record.clone());
+            trial.map_err(refused)?;
+            let loaded = model.clone().try_load_record(record).map_err(refused)?;
             Ok((loaded, optim.load_record(optimizer), scaler))
         });
         loaded.map_err(|error| Rejected::new(model, error))

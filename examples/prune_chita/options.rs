@@ -10,6 +10,9 @@ use clap::{Parser, ValueEnum};
 
 use crate::support::{self, CifarFiles, DeviceName, ImageSet};
 
+/// Share of the training images that `--validate` takes.
+const VALIDATED: f64 = 0.1;
+
 /// Prune a trained network at several sparsities and compare methods.
 #[derive(Debug, Parser)]
 pub(crate) struct Cli {
@@ -78,6 +81,9 @@ pub(crate) struct Cli {
     /// Compute new BatchNorm statistics after pruning, before the accuracy is measured.
     #[arg(long)]
     pub(crate) batch_norm_after: bool,
+    /// Take the last tenth of the training images for the test images, to choose settings on.
+    #[arg(long)]
+    validate: bool,
     /// Training images, at most.
     #[arg(long, value_parser = support::at_least_one)]
     limit: Option<usize>,
@@ -252,6 +258,9 @@ impl Cli {
                 images
             }
         };
+        if self.validate {
+            (images.train, images.test) = images.train.split(VALIDATED);
+        }
         if let Some(limit) = self.limit {
             images.train = images.train.take(limit);
         }

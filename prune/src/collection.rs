@@ -146,28 +146,24 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             FloatDType::F32 => part.clone(),
             dtype => part.clone().cast(dtype).cast(FloatDType::F32),
         };
-        // 0 · x is 0 for every finite x, so the sums cannot overflow.
-        let flags = parts.iter().map(|(_, part)| {
-            let zeros = Tensor::<2>::zeros([part.dims()[1], 1], &part.device());
-            stored(part).matmul(zeros)
-        });
+        // A sum is finite only if its terms are. It may also overflow: the row is looked at then.
+        let flags = parts.iter().map(|(_, part)| stored(part).sum_dim(1));
         let Some(flags) = flags.reduce(|sum, flags| sum + flags) else {
             return Ok(());
         };
         let flags = read(flags)?;
-        let Some(row) = flags.iter().position(|flag| !flag.is_finite()) else {
-            return Ok(());
-        };
-        for (first, part) in parts {
-            let values = read(stored(part).slice([row..row + 1]))?;
-            if let Some(column) = values.iter().position(|value| !value.is_finite()) {
-                let (path, index) = self.locate(first + column);
-                return Err(PruneError::NonFiniteGradient {
-                    sample: before + row,
-                    path,
-                    index,
-                    value: values[column],
-                });
+        for (row, _) in flags.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
+            for (first, part) in parts {
+                let values = read(stored(part).slice([row..row + 1]))?;
+                if let Some(column) = values.iter().position(|value| !value.is_finite()) {
+                    let (path, index) = self.locate(first + column);
+                    return Err(PruneError::NonFiniteGradient {
+                        sample: before + row,
+                        path,
+                        index,
+                        value: values[column],
+                    });
+                }
             }
         }
         Ok(())

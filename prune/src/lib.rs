@@ -18,6 +18,7 @@ mod flatten;
 mod flops;
 mod gradient_matrix;
 mod gradual;
+mod kernel_rows;
 mod layout;
 mod mask;
 mod masking;

@@ -8,11 +8,12 @@ use burn::backend::ir::{
 };
 use burn::backend::ops::{FloatTensorOps, UnfoldOptions};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::Tensor;
 use burn::tensor::module::unfold4d;
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
 use crate::Selection;
 use crate::executor::{Tensors, name};
+use crate::kernel_rows::{KernelShape, kernel_rows};
 use crate::trace::Trace;
 
 /// One use of a prunable weight.
@@ -27,11 +28,15 @@ pub(crate) struct Product {
 enum Kind {
     /// `[..., d_input]` to `[..., d_output]`.
     Linear { input: usize, output: usize },
+    /// Of a table `[rows, width]`: which rows were looked up.
+    Embedding { rows: usize, width: usize },
     /// `[batch, channels, height, width]`; that of a 1-d convolution has height 1.
     Conv {
         kernel: [usize; 2],
         options: UnfoldOptions,
         groups: usize,
+        /// Shape of what comes out.
+        output: [usize; 4],
     },
 }
 
@@ -49,33 +54,38 @@ impl Product {
                 let positions = elements / groups / to;
                 let delta = delta.reshape([groups, positions, to]);
                 let input = flat(self.input).reshape([groups, positions, from]);
-                let rows = match positions {
-                    1 => input.reshape([groups, from, 1]) * delta,
-                    _ => input.swap_dims(1, 2).matmul(delta),
-                };
+                let rows = input.swap_dims(1, 2).matmul(delta);
                 rows.reshape([groups, from * to])
+            }
+            Kind::Embedding { rows, width } => {
+                let positions = elements / groups / width;
+                let firsts: Vec<i64> = (0..groups * positions)
+                    .map(|at| (at / positions * rows) as i64)
+                    .collect();
+                let firsts = Tensor::<1, Int>::from_data(&firsts[..], &delta.device());
+                let table = Tensor::<2>::zeros([groups * rows, width], &delta.device());
+                let delta = delta.reshape([groups * positions, width]);
+                let found = indices(self.input) + firsts;
+                table
+                    .select_assign(0, found, delta, IndexingUpdateOp::Add)
+                    .reshape([groups, rows * width])
             }
             Kind::Conv {
                 kernel,
                 options,
                 groups: split,
+                output,
             } => {
-                let examples = groups * size;
-                // [examples, channels · kernel, positions]
-                let patches = unfold4d(Tensor::from_dispatch(self.input), kernel, options);
-                let [_, taken, positions] = patches.dims();
-                let outputs = elements / examples / positions;
-                let patches = patches.reshape([examples * split, taken / split, positions]);
-                let delta = delta.reshape([examples * split, outputs / split, positions]);
-                let rows = delta.matmul(patches.swap_dims(1, 2));
-                let weights = outputs * taken / split;
-                match size {
-                    1 => rows.reshape([groups, weights]),
-                    _ => rows
-                        .reshape([groups, size, weights])
-                        .sum_dim(1)
-                        .reshape([groups, weights]),
-                }
+                let input = images(self.input);
+                let delta = delta.reshape(output);
+                let shape = KernelShape {
+                    kernel,
+                    options,
+                    split,
+                    groups,
+                    size,
+                };
+                kernel_rows(input, delta, &shape)
             }
         }
     }
@@ -97,12 +107,27 @@ impl Product {
                     },
                 )
             }
+            Kind::Embedding { rows, width } => {
+                let found = indices(self.input);
+                let ones = Tensor::ones(found.dims(), &found.device());
+                let counts = Tensor::<1>::zeros([rows], &found.device());
+                let counts = counts.select_assign(0, found, ones, IndexingUpdateOp::Add);
+                (
+                    counts,
+                    Spread {
+                        before: 1,
+                        after: width,
+                        groups: 1,
+                    },
+                )
+            }
             Kind::Conv {
                 kernel,
                 options,
                 groups,
+                ..
             } => {
-                let patches = unfold4d(Tensor::from_dispatch(self.input), kernel, options);
+                let patches = unfold4d(images(self.input), kernel, options);
                 let taken = patches.dims()[1];
                 let squares = patches.square().sum_dim(2).sum_dim(0).reshape([taken]);
                 (
@@ -150,6 +175,21 @@ impl Spread {
 fn flat(tensor: DispatchTensor) -> Tensor<1> {
     let elements = tensor.shape().num_elements();
     Tensor::from_dispatch(Dispatch::float_reshape(tensor, [elements].into()))
+}
+
+/// Indices of any shape as a vector.
+fn indices(tensor: DispatchTensor) -> Tensor<1, Int> {
+    let elements = tensor.shape().num_elements();
+    Tensor::from_dispatch(Dispatch::int_reshape(tensor, [elements].into()))
+}
+
+/// `[batch, channels, height, width]`, or `[batch, channels, width]` with height 1.
+fn images(tensor: DispatchTensor) -> Tensor<4> {
+    let shape = tensor.shape();
+    Tensor::from_dispatch(match shape.num_dims() {
+        3 => Dispatch::float_reshape(tensor, [shape[0], shape[1], 1, shape[2]].into()),
+        _ => tensor,
+    })
 }
 
 /// Finds the uses of prunable weights while a trace is executed.
@@ -204,23 +244,34 @@ impl Products {
                 self.linear(layer, &op.lhs, &op.rhs, tensors)?
             }
             OperationIr::Module(ModuleOperationIr::Conv2d(op)) if self.is(&op.weight) => {
-                let [(top, bottom), (left, right)] = op.options.padding;
-                if top != bottom || left != right {
-                    return Err("a convolution is padded on one side more".into());
-                }
-                let options =
-                    UnfoldOptions::new(op.options.stride, [top, left], op.options.dilation);
-                let kernel = [op.weight.shape[2], op.weight.shape[3]];
-                self.batch_first(&op.x)?;
-                let kind = Kind::Conv {
-                    kernel,
-                    options,
-                    groups: op.options.groups,
+                let options = &op.options;
+                let window = Window {
+                    padding: options.padding,
+                    stride: options.stride,
+                    dilation: options.dilation,
+                    groups: options.groups,
                 };
+                self.convolution(layer, [&op.x, &op.weight, &op.out], window, tensors)?
+            }
+            OperationIr::Module(ModuleOperationIr::Conv1d(op)) if self.is(&op.weight) => {
+                let options = &op.options;
+                let window = Window {
+                    padding: [(0, 0), options.padding[0]],
+                    stride: [1, options.stride[0]],
+                    dilation: [1, options.dilation[0]],
+                    groups: options.groups,
+                };
+                self.convolution(layer, [&op.x, &op.weight, &op.out], window, tensors)?
+            }
+            OperationIr::Module(ModuleOperationIr::Embedding(op)) if self.is(&op.weights) => {
+                self.batch_first(&op.indices)?;
                 Product {
                     layer,
-                    input: tensors.get(&op.x)?,
-                    kind,
+                    input: tensors.get(&op.indices)?,
+                    kind: Kind::Embedding {
+                        rows: op.weights.shape[0],
+                        width: op.weights.shape[1],
+                    },
                 }
             }
             // The same weight with axes of length 1 around it.
@@ -257,6 +308,36 @@ impl Products {
         })
     }
 
+    fn convolution(
+        &self,
+        layer: usize,
+        [x, weight, out]: [&TensorIr; 3],
+        window: Window,
+        tensors: &Tensors,
+    ) -> Result<Product, String> {
+        let [(top, bottom), (left, right)] = window.padding;
+        if top != bottom || left != right {
+            return Err("a convolution is padded on one side more".into());
+        }
+        self.batch_first(x)?;
+        // Of 1-d tensors the height is left out.
+        let height = |tensor: &TensorIr| match tensor.shape.num_dims() {
+            3 => 1,
+            _ => tensor.shape[2],
+        };
+        let width = |tensor: &TensorIr| tensor.shape[tensor.shape.num_dims() - 1];
+        Ok(Product {
+            layer,
+            input: tensors.get(x)?,
+            kind: Kind::Conv {
+                kernel: [height(weight), width(weight)],
+                options: UnfoldOptions::new(window.stride, [top, left], window.dilation),
+                groups: window.groups,
+                output: [out.shape[0], out.shape[1], height(out), width(out)],
+            },
+        })
+    }
+
     /// The first axis counts examples, or examples times positions.
     fn batch_first(&self, x: &TensorIr) -> Result<(), String> {
         match x.shape[0] % self.examples {
@@ -268,6 +349,15 @@ impl Products {
             )),
         }
     }
+}
+
+/// How a convolution moves over its input.
+struct Window {
+    /// Before and after each axis.
+    padding: [(usize, usize); 2],
+    stride: [usize; 2],
+    dilation: [usize; 2],
+    groups: usize,
 }
 
 /// Whether two shapes differ in axes of length 1 only.

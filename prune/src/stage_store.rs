@@ -63,7 +63,9 @@ impl StageStore {
             Ok(None) => return Ok((model, None)),
             Err(error) => return Err(Rejected::new(model, error)),
         };
-        match model.clone().try_load_record(record) {
+        // Tried on a copy first: clones share running statistics, which a record replaces in place.
+        let trial = model.valid().try_load_record(record.clone());
+        match trial.and_then(|_| model.clone().try_load_record(record)) {
             Ok(loaded) => Ok((loaded, Some(done))),
             Err(error) => {
                 let error = PruneError::Record {

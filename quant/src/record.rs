@@ -1,7 +1,7 @@
 //! Records of float models and of prepared ones.
 
 use burn::module::Module;
-use burn::store::ModuleRecord;
+use burn::store::{ModuleRecord, RecordError};
 use burn_lean_reparam::Rejected;
 
 use crate::QuantError;
@@ -21,8 +21,7 @@ pub fn load_float_record<M: Module>(
     model: M,
     record: ModuleRecord,
 ) -> Result<M, Rejected<M, QuantError>> {
-    settle(&model);
-    let loaded = hide(|| model.clone().try_load_record(record));
+    let loaded = hide(|| try_load(&model, record));
     loaded.map_err(|error| Rejected::new(model, refused("float record", &error)))
 }
 
@@ -47,8 +46,7 @@ pub fn load_record<M: Module>(
     model: M,
     record: ModuleRecord,
 ) -> Result<M, Rejected<M, QuantError>> {
-    settle(&model);
-    let loaded = match model.clone().try_load_record(record) {
+    let loaded = match try_load(&model, record) {
         Ok(loaded) => loaded,
         Err(error) => return Err(Rejected::new(model, refused("record", &error))),
     };
@@ -60,6 +58,15 @@ pub fn load_record<M: Module>(
         Ok(()) => Ok(apply_schedule(loaded)),
         Err(error) => Err(Rejected::new(model, error)),
     }
+}
+
+/// Loads a record; leaves `model` as it is where that fails.
+///
+/// Clones share running statistics, which a record replaces in place: a record that is refused half
+/// way would change those of `model`. `valid` copies them, so it is tried on that.
+fn try_load<M: Module>(model: &M, record: ModuleRecord) -> Result<M, RecordError> {
+    model.valid().try_load_record(record.clone())?;
+    model.clone().try_load_record(record)
 }
 
 /// Takes in the BatchNorm statistics of the last training step.

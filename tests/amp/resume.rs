@@ -4,7 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use burn::module::Param;
+use burn::module::{Module, Param};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Checkpoints, GradScaler, GradScalerConfig, round_to};
@@ -171,6 +172,46 @@ fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model(
         "{rejected}"
     );
     assert_eq!(rejected.value().second.weight.dims(), [8, 4]);
+}
+
+#[test]
+fn a_refused_checkpoint_leaves_running_statistics_alone() {
+    #[derive(Module, Debug)]
+    struct Net {
+        norm: BatchNorm,
+        head: Linear,
+    }
+    let device = Device::flex().autodiff();
+    let net = |outputs| Net {
+        norm: BatchNormConfig::new(3).init(&device),
+        head: LinearConfig::new(3, outputs).init(&device),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path());
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let trained = net(2);
+    let x = Tensor::<2>::from_data([[4.0, 1.0, -2.0], [8.0, 1.0, -6.0]], &device);
+    trained.norm.forward(x);
+    let optim = AdamWConfig::new().init();
+    checkpoints.save(1, &trained, &optim, &scaler).unwrap();
+
+    let rejected = checkpoints.load(1, net(4), optim).err().unwrap();
+    assert!(
+        matches!(rejected.error(), AmpError::Record { .. }),
+        "{rejected}"
+    );
+    let mean = rejected.value().norm.running_mean.value().into_data();
+    assert_eq!(mean.to_vec::<f32>().unwrap(), [0.0; 3]);
+
+    let (loaded, ..) = checkpoints
+        .load(1, net(2), AdamWConfig::new().init())
+        .unwrap();
+    // Momentum 0.1 of the means 6, 1 and -4.
+    let mean = loaded.norm.running_mean.value().into_data();
+    let mean = mean.to_vec::<f32>().unwrap();
+    for (found, expected) in mean.iter().zip([0.6, 0.1, -0.4]) {
+        assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
+    }
 }
 
 #[test]

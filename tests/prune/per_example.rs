@@ -2,10 +2,10 @@
 
 use burn::module::{Module, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::nn::{PaddingConfig2d, loss::CrossEntropyLossConfig};
+use burn::nn::{PaddingConfig1d, PaddingConfig2d, loss::CrossEntropyLossConfig};
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::prune::{
@@ -189,32 +189,47 @@ fn what_is_not_known_falls_back_to_plain_passes_with_a_reason() {
 }
 
 #[test]
-fn embeddings_and_masked_weights_take_plain_passes() {
+fn embeddings_and_convolutions_over_time_do_too() {
     #[derive(Module, Debug)]
     struct Words {
         embedding: Embedding,
+        over_time: Conv1d,
         head: Linear,
     }
-    let device = Device::flex();
-    let words = Words {
-        embedding: EmbeddingConfig::new(5, 3).init(&device),
-        head: LinearConfig::new(3, 2).init(&device),
-    };
     let loss = |words: &Words, x: &Tensor<2, Int>| {
-        words
-            .head
-            .forward(words.embedding.forward(x.clone()))
-            .square()
-            .mean()
+        let x = words.embedding.forward(x.clone()).swap_dims(1, 2);
+        let x = words.over_time.forward(x).flatten(1, 2);
+        words.head.forward(x).square().mean()
     };
-    let x = Tensor::<2, Int>::from_data([[0, 1], [4, 4], [2, 0]], &device);
-    let (batched, plain, report) = both(&words, loss, x, 1, None);
-    assert_eq!(batched, plain);
-    assert_eq!(
-        report.fallback.as_deref(),
-        Some("a weight is used by Embedding")
-    );
+    each_device(|target| {
+        let device = &target.device;
+        let words = Words {
+            embedding: EmbeddingConfig::new(5, 3).init(device),
+            over_time: Conv1dConfig::new(3, 4, 3)
+                .with_stride(2)
+                .with_padding(PaddingConfig1d::Explicit(1, 1))
+                .init(device),
+            head: LinearConfig::new(4 * 3, 2).init(device),
+        };
+        let words = with_numbers(words, 7);
+        let x = [[0, 1, 1, 3, 0], [4, 4, 2, 1, 1], [2, 0, 3, 4, 4], [1; 5]];
+        let x = Tensor::<2, Int>::from_data(x, device);
+        for size in [1, 2] {
+            let (batched, plain, report) = both(&words, loss, x.clone(), size, None);
+            assert_eq!(report.fallback, None, "{}", target.name);
+            close(&batched, &plain);
+        }
 
+        // Row 3 of the table is looked up twice, in every column of it.
+        let selection = Selection::of(&words, None).unwrap();
+        let norms = activation_norms(&words, &selection, loss, [x]).unwrap();
+        assert_eq!(norms[9..12], [2f32.sqrt(); 3]);
+    });
+}
+
+#[test]
+fn masked_weights_take_plain_passes() {
+    let device = Device::flex();
     let linear = LinearConfig::new(3, 2).init(&device);
     let layout = Selection::of(&linear, None).unwrap().layout().clone();
     let masked = Masks::from_support(&layout, &[0, 3])

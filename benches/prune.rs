@@ -1,0 +1,203 @@
+//! Pruning: how fast gradients come, how the solver scales, when sparse layers are faster.
+//!
+//! `cargo bench --bench prune -- --json FILE`
+//!
+//! Gradients: seconds of n Fisher samples against n backward passes whose gradients are dropped.
+//! Scaling: CPU time and memory of one solution of made-up problems at 90 % sparsity, with the
+//! exponents that fit them best. Sparse: the table of `prune/sparse_linear.rs`.
+
+#[path = "support/mod.rs"]
+mod harness;
+#[path = "prune/scaling.rs"]
+mod scaling;
+#[path = "prune/sparse_linear.rs"]
+mod sparse_linear;
+#[path = "../examples/support/mod.rs"]
+mod support;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn_lean::prune::{FisherConfig, GradientMethod, Selection};
+use clap::Parser;
+use harness::ConvNet;
+use peak_alloc::PeakAlloc;
+use support::{Cell, DeviceName, MlpNet, ResNet20, Table};
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// Benchmark of pruning.
+#[derive(Parser)]
+struct Arguments {
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
+    device: DeviceName,
+    /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `sparse`.
+    #[arg(long, default_value = "")]
+    table: String,
+    /// Runs of each variant; the fastest counts.
+    #[arg(long, default_value_t = 3, value_parser = support::at_least_one)]
+    samples: usize,
+    /// Also write the tables to FILE-gradients.json and so on.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Passed by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Arguments {
+    fn publish(&self, name: &str, table: &Table) -> Result<(), String> {
+        let stem = self.json.as_deref().map(std::path::Path::display);
+        let path = stem.map(|stem| PathBuf::from(format!("{stem}-{name}.json")));
+        table.publish(path.as_deref())
+    }
+}
+
+fn main() -> ExitCode {
+    support::exit(run(&Arguments::parse()))
+}
+
+fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let device = arguments.device.open()?;
+    device.seed(0);
+    if "gradients".contains(&arguments.table) {
+        gradients(arguments, &device)?;
+    }
+    if "scaling".contains(&arguments.table) {
+        let table = scaling::scaling(&device, arguments.samples)?;
+        arguments.publish("scaling", &table)?;
+    }
+    if "blocks".contains(&arguments.table) {
+        arguments.publish("blocks", &scaling::blocks(&device)?)?;
+    }
+    if "sparse".contains(&arguments.table) {
+        sparse_linear::sparse_linear();
+    }
+    Ok(())
+}
+
+type Images = (Tensor<4>, Tensor<1, Int>);
+
+fn gradients(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
+    let mut table = Table::new(
+        "gradient collection",
+        &[
+            "network",
+            "weights",
+            "n",
+            "m",
+            "passes_s",
+            "plain_s",
+            "batched_s",
+            "plain/passes",
+            "batched/passes",
+        ],
+    );
+    let mlp = MlpNet::new(28, &device.clone().autodiff());
+    let small = ConvNet::new(false, &device.clone().autodiff());
+    let residual = ResNet20::new(&device.clone().autodiff());
+    let runs = arguments.samples;
+    for (n, m) in [(1000, 1), (1000, 16)] {
+        let forward = |model: &MlpNet, x| model.forward(x);
+        table.push(row(
+            "mlp 784-40-20-10",
+            &mlp,
+            forward,
+            [1, 28],
+            [n, m],
+            runs,
+        )?);
+    }
+    for (n, m) in [(200, 1), (50, 16)] {
+        let forward = |model: &ConvNet, x| model.forward(x);
+        table.push(row(
+            "two convolutions",
+            &small,
+            forward,
+            [3, 32],
+            [n, m],
+            runs,
+        )?);
+        let forward = |model: &ResNet20, x| model.forward(x);
+        table.push(row("ResNet20", &residual, forward, [3, 32], [n, m], runs)?);
+    }
+    Ok(arguments.publish("gradients", &table)?)
+}
+
+/// One row: the fastest of `runs` runs of each way, in turn.
+fn row<M: Module>(
+    name: &str,
+    model: &M,
+    forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
+    [channels, side]: [usize; 2],
+    [n, m]: [usize; 2],
+    runs: usize,
+) -> Result<Vec<Cell>, Box<dyn Error>> {
+    let selection = Selection::of(model, None)?;
+    let device = selection.device();
+    let loss = |model: &M, (images, labels): &Images| {
+        let logits = forward(model, images.clone());
+        let loss = CrossEntropyLossConfig::new().init(&logits.device());
+        loss.forward(logits, labels.clone())
+    };
+    let shape = [n * m, channels, side, side];
+    let images = Tensor::<4>::random(shape, Distribution::Default, device);
+    let labels: Vec<i64> = (0..n * m).map(|index| (index * 7 % 10) as i64).collect();
+    let data: Images = (images, Tensor::from_data(&labels[..], device));
+    // As a loader would: some at a time.
+    let batches: Vec<Images> = (0..n * m)
+        .step_by(256)
+        .map(|at| burn_lean::prune::Batch::slice(&data, at..(at + 256).min(n * m)))
+        .collect();
+    let collect = |method: GradientMethod| -> Result<f64, Box<dyn Error>> {
+        let config = FisherConfig::new(n)
+            .with_batch_size(m)
+            .with_method(method)
+            .with_progress(false);
+        let fisher = config.collect(model, &selection, loss, batches.iter().cloned())?;
+        match (method, fisher.report.fallback) {
+            (GradientMethod::Batched, Some(reason)) => Err(reason.into()),
+            _ => Ok(fisher.report.seconds),
+        }
+    };
+    let evaluated = burn_lean::prune::Batch::to_device(data.clone(), device);
+    let passes = || -> Result<f64, Box<dyn Error>> {
+        let start = Instant::now();
+        for first in (0..n * m).step_by(m) {
+            let batch = burn_lean::prune::Batch::slice(&evaluated, first..first + m);
+            drop(loss(model, &batch).backward());
+        }
+        device.sync()?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let mut best = [f64::INFINITY; 3];
+    for _ in 0..runs {
+        let seconds = [
+            passes()?,
+            collect(GradientMethod::Plain)?,
+            collect(GradientMethod::Batched)?,
+        ];
+        for (best, seconds) in best.iter_mut().zip(seconds) {
+            *best = best.min(seconds);
+        }
+    }
+    let [passes, plain, batched] = best;
+    Ok(vec![
+        name.into(),
+        Cell::Integer(selection.layout().len() as u64),
+        Cell::Integer(n as u64),
+        Cell::Integer(m as u64),
+        Cell::Number(passes, 3),
+        Cell::Number(plain, 3),
+        Cell::Number(batched, 3),
+        Cell::Number(plain / passes, 2),
+        Cell::Number(batched / passes, 2),
+    ])
+}

@@ -1,0 +1,122 @@
+//! Time and memory of the solver over the size of the problem.
+
+use std::error::Error;
+use std::time::Instant;
+
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_lean::prune::{
+    Budget, ChitaConfig, FisherConfig, GradientMatrix, Layer, Layout, Method, Problem,
+    PrunerConfig, RidgeChoice, Selection, SolverConfig, solve,
+};
+
+use crate::MEMORY;
+use crate::support::{Cell, Table};
+
+/// Sparsity of all problems.
+const SPARSITY: f64 = 0.9;
+const HEADER: [&str; 6] = ["p", "n", "seconds", "bytes_of_g", "peak_bytes", "exponent"];
+
+/// One stage of CHITA at p = 10⁴, 10⁵, 10⁶ with n = 500, and n = 100 to 1000 at p = 10⁵.
+pub(crate) fn scaling(device: &Device, samples: usize) -> Result<Table, Box<dyn Error>> {
+    let mut table = Table::new("solver, one stage", &HEADER);
+    let over_p = [10_000, 100_000, 1_000_000].map(|p| (p, 500));
+    let over_n = [100, 200, 500, 1000].map(|n| (100_000, n));
+    for (sizes, size) in [
+        (&over_p[..], (|(p, _)| p) as fn((usize, usize)) -> usize),
+        (&over_n[..], |(_, n)| n),
+    ] {
+        let mut points = Vec::new();
+        for (p, n) in sizes.iter().copied() {
+            let problem = problem(p, n, device)?;
+            MEMORY.reset_peak_usage();
+            let mut seconds = f64::INFINITY;
+            for _ in 0..samples {
+                let start = Instant::now();
+                let config = SolverConfig::new(Budget::Sparsity(SPARSITY))
+                    .with_method(Method::Chita(ChitaConfig::new()));
+                solve(&problem, &config)?;
+                seconds = seconds.min(start.elapsed().as_secs_f64());
+            }
+            points.push((size((p, n)) as f64, seconds));
+            table.push([
+                Cell::Integer(p as u64),
+                Cell::Integer(n as u64),
+                Cell::Number(seconds, 3),
+                Cell::Integer(problem.gradients().bytes() as u64),
+                Cell::Integer(MEMORY.peak_usage() as u64),
+                match points.len() == sizes.len() {
+                    true => Cell::Number(exponent(&points), 3),
+                    false => Cell::Empty,
+                },
+            ]);
+        }
+    }
+    Ok(table)
+}
+
+/// A model with 10⁷ weights whose gradient matrix (n = 100, 4 GB) may use 0.4 GB: one stage with a
+/// block-diagonal Fisher, gradients included.
+pub(crate) fn blocks(device: &Device) -> Result<Table, Box<dyn Error>> {
+    let mut table = Table::new("blocks, with gradients", &HEADER);
+    let mut points = Vec::new();
+    let sides = [1000, 3163];
+    for side in sides {
+        let n = 100;
+        let model = LinearConfig::new(side, side)
+            .with_bias(false)
+            .init(&device.clone().autodiff());
+        let p = side * side;
+        let bytes = GradientMatrix::bytes_needed(n, p, burn::tensor::FloatDType::F32);
+        let x = Tensor::<2>::random([n, side], Distribution::Normal(0.0, 1.0), device);
+        let fisher = FisherConfig::new(n)
+            .with_memory_bound(bytes / 10)
+            .with_progress(false);
+        let solver = SolverConfig::new(Budget::Sparsity(SPARSITY));
+        let pruner = PrunerConfig::new(solver, fisher)
+            .with_stages(1)
+            .with_ridge(RidgeChoice::Fixed(Problem::DEFAULT_L2));
+        // The rows of the gradient differ: outputs are weighed by their squares.
+        let loss =
+            |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().mean() * side as f64;
+        MEMORY.reset_peak_usage();
+        let start = Instant::now();
+        let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()])?;
+        let seconds = start.elapsed().as_secs_f64();
+        let kept = Selection::of(&pruned.model, None)?.flatten(&pruned.model)?;
+        let kept: i64 = kept.not_equal_elem(0.0).int().sum().into_scalar();
+        assert_eq!(kept as usize, p - (SPARSITY * p as f64) as usize);
+        points.push((p as f64, seconds));
+        table.push([
+            Cell::Integer(p as u64),
+            Cell::Integer(n as u64),
+            Cell::Number(seconds, 2),
+            Cell::Integer(bytes as u64),
+            Cell::Integer(MEMORY.peak_usage() as u64),
+            match points.len() == sides.len() {
+                true => Cell::Number(exponent(&points), 3),
+                false => Cell::Empty,
+            },
+        ]);
+    }
+    Ok(table)
+}
+
+/// Gradients and weights of normal random numbers.
+fn problem(p: usize, n: usize, device: &Device) -> Result<Problem, Box<dyn Error>> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    let gradients = GradientMatrix::from_tensor(Tensor::random([n, p], normal, device))?;
+    let weights = Tensor::random([p], normal, device);
+    let mut layout = Layout::new();
+    layout.push("weight".into(), vec![p], burn_lean::prune::LayerKind::Other);
+    Ok(Problem::new(gradients, weights, layout)?)
+}
+
+/// Slope of the line through the points, both on a logarithmic scale, by least squares.
+fn exponent(points: &[(f64, f64)]) -> f64 {
+    let logs: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x.ln(), y.ln())).collect();
+    let mean = |of: fn(&(f64, f64)) -> f64| logs.iter().map(of).sum::<f64>() / logs.len() as f64;
+    let (x, y) = (mean(|(x, _)| *x), mean(|(_, y)| *y));
+    let along: f64 = logs.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
+    along / logs.iter().map(|point| (point.0 - x).powi(2)).sum::<f64>()
+}
