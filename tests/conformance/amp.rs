@@ -1,8 +1,8 @@
 //! The rules of the `amp` crate.
 
 use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::Linear;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -12,7 +12,7 @@ use burn_lean::amp::{
 use serde_json::Value;
 
 use crate::support::{Target, each_device, values};
-use crate::{cases, flags, float, floats, same};
+use crate::{cases, flags, float, floats, matrix, same, vector};
 
 /// One trainable vector.
 #[derive(Module, Debug)]
@@ -210,15 +210,9 @@ struct Mlp {
 
 impl Mlp {
     fn new(case: &Value, device: &Device) -> Self {
-        let linear = |weight: &Value, bias: &Value| {
-            let rows = weight.as_array().unwrap().len();
-            let columns = bias.as_array().unwrap().len();
-            let weight = TensorData::new(floats(weight), [rows, columns]);
-            let bias = TensorData::new(floats(bias), [columns]);
-            let mut linear = LinearConfig::new(rows, columns).init(device);
-            linear.weight = Param::from_data(weight, device);
-            linear.bias = Some(Param::from_data(bias, device));
-            linear
+        let linear = |weight: &Value, bias: &Value| Linear {
+            weight: Param::from_tensor(matrix(weight, device)),
+            bias: Some(Param::from_tensor(vector(bias, device))),
         };
         Self {
             first: linear(&case["W1"], &case["b1"]),
@@ -286,7 +280,7 @@ fn training(case: &Value, target: &Target) {
     let mut scaler = no_limit(LossScale::Static(scale));
     let mut optim = SgdConfig::new().init();
     let loss_fn = CrossEntropyLossConfig::new().init(&device);
-    let x = Tensor::<2>::from_data(TensorData::new(floats(&case["X"]), [32, 8]), &device);
+    let x = matrix(&case["X"], &device);
     let labels: Vec<i32> = floats(&case["Y"])
         .iter()
         .map(|label| *label as i32)

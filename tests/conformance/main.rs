@@ -16,20 +16,24 @@ mod quant_weight;
 
 use std::path::PathBuf;
 
+use burn::tensor::{Device, Tensor, TensorData};
 use serde_json::Value;
 
-/// The cases of `name` in every folder of vectors; the project's own must be there.
+/// The cases of `name` in every folder of vectors, where a case needs nothing that stands beside
+/// it.
 pub(crate) fn cases(name: &str) -> Vec<Value> {
-    let cases = files(name).into_iter().map(|mut file| file["cases"].take());
-    cases
-        .flat_map(|cases| match cases {
-            Value::Array(cases) => cases,
-            other => panic!("{name}: cases are {other}"),
-        })
-        .collect()
+    let files = files(name);
+    files.iter().flat_map(cases_of).cloned().collect()
 }
 
-/// The file `name` of every folder of vectors, for what stands beside the cases.
+/// The cases of one file; at least one.
+pub(crate) fn cases_of(file: &Value) -> &[Value] {
+    let cases = file["cases"].as_array().expect("a list of cases");
+    assert!(!cases.is_empty(), "a file without cases");
+    cases
+}
+
+/// The file `name` of every folder of vectors; the project's own must be there.
 pub(crate) fn files(name: &str) -> Vec<Value> {
     let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
     let mut folders = vec![own];
@@ -74,6 +78,27 @@ pub(crate) fn floats(value: &Value) -> Vec<f32> {
     }
 }
 
+/// The length of each level of nested lists: `[rows, columns]` of a list of rows.
+pub(crate) fn nesting(value: &Value) -> Vec<usize> {
+    let mut lengths = Vec::new();
+    let mut level = value;
+    while let Value::Array(list) = level {
+        lengths.push(list.len());
+        level = list.first().unwrap_or(&Value::Null);
+    }
+    lengths
+}
+
+/// A list of rows.
+pub(crate) fn matrix(value: &Value, device: &Device) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(floats(value), nesting(value)), device)
+}
+
+/// A list of numbers.
+pub(crate) fn vector(value: &Value, device: &Device) -> Tensor<1> {
+    Tensor::from_data(TensorData::new(floats(value), nesting(value)), device)
+}
+
 pub(crate) fn float(value: &Value) -> f32 {
     floats(value)[0]
 }
@@ -81,6 +106,11 @@ pub(crate) fn float(value: &Value) -> f32 {
 pub(crate) fn flags(value: &Value) -> Vec<bool> {
     let list = value.as_array().expect("a list");
     list.iter().map(|flag| flag.as_bool().unwrap()).collect()
+}
+
+/// Whether `found` is within `relative` of `expected`.
+pub(crate) fn near(found: f32, expected: f32, relative: f32) -> bool {
+    found == expected || (found - expected).abs() <= relative * expected.abs()
 }
 
 /// Equal bits, or both NaN.

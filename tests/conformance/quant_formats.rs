@@ -7,12 +7,12 @@ use burn_lean::quant::{
 use serde_json::Value;
 
 use crate::support::{Target, each_device, values};
-use crate::{files, float, floats};
+use crate::{cases_of, files, float, floats};
 
 #[test]
 fn low_bit_formats_round_and_scale_as_in_the_reference() {
     for file in files("quant_lowbit_formats.json") {
-        let cases = file["cases"].as_array().unwrap();
+        let cases = cases_of(&file);
         // The file gives the input of the block formats once.
         let blocks = cases.iter().find(|case| case.get("tensor_scale").is_some());
         let blocks = floats(&blocks.unwrap()["x"]);

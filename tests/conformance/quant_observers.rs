@@ -2,43 +2,84 @@
 
 use burn::tensor::{Tensor, TensorData};
 use burn_lean::quant::{
-    FakeQuantize, FakeQuantizeConfig, Granularity, Histogram, Mapping, ObserverConfig, QuantError,
-    QuantParams, RangeMethod, Scheme, calibrate, search,
+    FakeQuantize, FakeQuantizeConfig, Granularity, Histogram, Mapping, NumberFormat,
+    ObserverConfig, QuantError, QuantParams, RangeMethod, Scheme, calibrate, search,
 };
 use serde_json::Value;
 
-use crate::quant_fake_quantize::{format, ulps};
+use crate::quant_fake_quantize::format;
 use crate::support::{Target, each_device, values};
-use crate::{cases, files, float, floats, same};
+use crate::{cases_of, files, float, floats, near, nesting};
 
-/// The five batches of the file, `[4, 3]`.
-fn batches() -> Vec<Vec<f32>> {
-    let file = &files("quant_observers.json")[0];
-    let batches = file["batches"].as_array().unwrap();
-    batches.iter().map(floats).collect()
+/// What a case is about.
+#[derive(Debug, PartialEq)]
+enum Kind {
+    /// Ranges and quantization parameters of one observer.
+    Range,
+    /// PyTorch gives an infinite or undefined scale without a word, or raises: we refuse.
+    NotFinite,
+    /// An observer that saw nothing: PyTorch gives a scale of 1, we refuse.
+    NoData,
+    /// A histogram over the batches of the file.
+    Histogram,
+    /// A histogram over a batch with an infinity.
+    Infinity,
+    /// The file does not hold the data.
+    NotStored,
 }
 
-/// The batches of a case and the shape of each: its own, or those of the file.
-fn batches_of(case: &Value) -> Vec<(Vec<f32>, [usize; 2])> {
-    match case.get("batches").and_then(Value::as_array) {
-        Some(own) => own
-            .iter()
-            .map(|batch| {
-                let values = floats(batch);
-                let shape = [1, values.len()];
-                (values, shape)
-            })
-            .collect(),
-        None => batches().into_iter().map(|batch| (batch, [4, 3])).collect(),
+fn kind(case: &Value) -> Kind {
+    let name = case["name"].as_str().unwrap();
+    let why = case.get("why").and_then(Value::as_str).unwrap_or("");
+    let finite = |scale| floats(scale).iter().all(|scale| scale.is_finite());
+    match () {
+        _ if why.contains("not stored") => Kind::NotStored,
+        _ if case.get("bins").is_some() => Kind::Histogram,
+        _ if name.contains("input_histogram") => Kind::Infinity,
+        _ if case.get("raises").is_some() => Kind::NotFinite,
+        _ if case.get("quant_min").is_none() => Kind::NoData,
+        _ if case.get("scale").is_some_and(|scale| !finite(scale)) => Kind::NotFinite,
+        _ => Kind::Range,
     }
 }
 
-/// What a case's name says of scheme and observer; none for other kinds of cases.
-fn config(case: &Value) -> Option<FakeQuantizeConfig> {
+/// Runs `test` on the cases of that kind in each file, with the batches of the case and their
+/// shape, which are its own or those of its file.
+fn each_case(wanted: Kind, mut test: impl FnMut(&Value, &[Batch])) {
+    for file in files("quant_observers.json") {
+        let mut checked = 0;
+        for case in cases_of(&file) {
+            if kind(case) == wanted {
+                let batches = case.get("batches").unwrap_or(&file["batches"]);
+                let batches: Vec<Batch> = batches.as_array().unwrap().iter().map(batch).collect();
+                test(case, &batches);
+                checked += 1;
+            }
+        }
+        assert!(checked > 0, "no case of kind {wanted:?}");
+    }
+}
+
+/// Values and shape.
+type Batch = (Vec<f32>, [usize; 2]);
+
+fn batch(values: &Value) -> Batch {
+    let shape = match nesting(values)[..] {
+        [length] => [1, length],
+        [rows, columns] => [rows, columns],
+        ref other => panic!("a batch of shape {other:?}"),
+    };
+    (floats(values), shape)
+}
+
+fn tensor((values, shape): &Batch, target: &Target) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(values.clone(), *shape), &target.device)
+}
+
+/// What a case's name says of scheme and observer.
+fn config(case: &Value) -> FakeQuantizeConfig {
     let name = case["name"].as_str().unwrap();
     let observer = match name {
-        _ if name.starts_with("histogram") || name.contains("input_histogram") => return None,
-        "edge_no_data" => return None,
         _ if name.starts_with("moving_average_0.1_") => ObserverConfig::MovingAverage {
             averaging_constant: 0.1,
         },
@@ -61,25 +102,37 @@ fn config(case: &Value) -> Option<FakeQuantizeConfig> {
     let scheme = Scheme::symmetric(format(case))
         .with_mapping(mapping)
         .with_granularity(granularity);
-    Some(FakeQuantizeConfig::new(scheme).with_observer(observer))
+    FakeQuantizeConfig::new(scheme).with_observer(observer)
 }
 
 /// The observer after each batch of a training.
-fn observed(case: &Value, config: &FakeQuantizeConfig, target: &Target) -> FakeQuantize {
+fn observed(
+    case: &Value,
+    config: &FakeQuantizeConfig,
+    batches: &[Batch],
+    target: &Target,
+) -> FakeQuantize {
     let device = target.device.clone().autodiff();
-    let batches = batches_of(case);
     let quantizer = config.init_for(&batches[0].1, &device).unwrap();
-    let (steps_min, steps_max) = (&case["steps_min"], &case["steps_max"]);
-    for (step, (batch, shape)) in batches.into_iter().enumerate() {
-        let batch = Tensor::<2>::from_data(TensorData::new(batch, shape), &device);
+    let mut largest = 0f32;
+    for (step, (batch, shape)) in batches.iter().enumerate() {
+        largest = batch.iter().fold(largest, |max, x| max.max(x.abs()));
+        let batch = Tensor::<2>::from_data(TensorData::new(batch.clone(), *shape), &device);
         quantizer.forward(batch);
         let range = quantizer.range().unwrap();
         let found = [values(range.min), values(range.max)].concat();
-        let expected = [floats(&steps_min[step]), floats(&steps_max[step])].concat();
+        let expected = [&case["steps_min"][step], &case["steps_max"][step]].map(floats);
+        let expected = expected.concat();
+        assert_eq!(found.len(), expected.len(), "{}", case["name"]);
+        // A minimum is one of the values. An average takes a multiplication and two additions a
+        // step, of numbers up to the largest, which a device may contract.
+        let allowed = match config.observer {
+            ObserverConfig::MinMax => 0.0,
+            _ => 3.0 * step as f32 * f32::EPSILON * largest,
+        };
         for (found, expected) in found.iter().zip(&expected) {
-            // One multiplication and two additions a step, which wgpu may contract.
             assert!(
-                same(*found, *expected) || ulps(*found, *expected) <= 2 * step as u32,
+                (found - expected).abs() <= allowed,
                 "{} on {}, step {step}: {found:e}, not {expected:e}",
                 case["name"],
                 target.name
@@ -89,204 +142,158 @@ fn observed(case: &Value, config: &FakeQuantizeConfig, target: &Target) -> FakeQ
     quantizer
 }
 
-/// Cases that we refuse on purpose: PyTorch gives an infinite or undefined scale without a word.
-const REFUSED: [&str; 3] = [
-    "edge_huge_range",
-    "edge_inf_input_minmax",
-    "edge_nan_input_minmax",
-];
-
-/// Cases of one value: PyTorch gives a scale, we say that nothing useful was observed.
-const CONSTANT: [&str; 4] = [
-    "edge_all_zero",
-    "edge_constant_positive",
-    "edge_constant_negative",
-    "edge_single_element",
-];
-
 #[test]
 fn ranges_and_quantization_parameters_are_those_of_the_reference() {
-    let cases = cases("quant_observers.json");
-    each_device(|target| {
-        let mut checked = 0;
-        for case in &cases {
-            let name = case["name"].as_str().unwrap();
-            let Some(config) = config(case) else { continue };
-            if REFUSED.contains(&name) {
-                continue;
-            }
-            let quantizer = observed(case, &config, target);
-            let qparams = match quantizer.qparams() {
-                Err(error) if CONSTANT.contains(&name) => {
-                    assert!(
-                        error.to_string().contains("all values observed are"),
-                        "{error}"
-                    );
-                    QuantParams::from_range(quantizer.range().unwrap(), &config.scheme)
-                }
-                other => {
-                    assert!(!CONSTANT.contains(&name), "{name} was accepted");
-                    other.unwrap()
-                }
-            };
-            let (scale, zero_point) = match case.get("steps_scale") {
-                Some(scales) => (
-                    vec![*floats(scales).last().unwrap()],
-                    vec![*floats(&case["steps_zero_point"]).last().unwrap()],
-                ),
-                None => (floats(&case["scale"]), floats(&case["zero_point"])),
-            };
-            for (found, expected) in values(qparams.scale).into_iter().zip(scale) {
-                // The fused kernel computes in F64; wgpu may divide with up to 2.5 ulp.
-                let fused = u32::from(name.starts_with("fused"));
-                let allowed = if target.name == "wgpu" { 3 } else { 0 } + fused;
-                assert!(
-                    ulps(found, expected) <= allowed,
-                    "{name} on {}: scale {found:e}, not {expected:e}",
-                    target.name
-                );
-            }
-            assert_eq!(values(qparams.zero_point), zero_point, "{name}");
-            checked += 1;
+    each_device(|target| each_case(Kind::Range, |case, batches| range(case, batches, target)));
+}
+
+fn range(case: &Value, batches: &[Batch], target: &Target) {
+    let name = format!("{} on {}", case["name"], target.name);
+    let config = config(case);
+    let quantizer = observed(case, &config, batches, target);
+    // One value: PyTorch gives a scale, we say that nothing useful was observed.
+    let first = batches[0].0[0];
+    let constant = batches.iter().flat_map(|(batch, _)| batch);
+    let qparams = match constant.copied().all(|x| x == first) {
+        false => quantizer.qparams().unwrap(),
+        true => {
+            let error = quantizer.qparams().unwrap_err().to_string();
+            assert!(error.contains("all values observed are"), "{name}: {error}");
+            QuantParams::from_range(quantizer.range().unwrap(), &config.scheme)
         }
-        assert_eq!(checked, 23);
-    });
+    };
+    let last = |field: &str| vec![*floats(&case[field]).last().unwrap()];
+    let (scale, zero_point) = match case.get("steps_scale") {
+        Some(_) => (last("steps_scale"), last("steps_zero_point")),
+        None => (floats(&case["scale"]), floats(&case["zero_point"])),
+    };
+    let found = values(qparams.scale);
+    assert_eq!(found.len(), scale.len(), "{name}");
+    for (found, expected) in found.into_iter().zip(scale) {
+        // The fused kernel computes in F64; a GPU may divide with up to 2.5 ulp.
+        assert!(
+            near(found, expected, 1e-6),
+            "{name}: scale {found:e}, not {expected:e}"
+        );
+    }
+    assert_eq!(values(qparams.zero_point), zero_point, "{name}");
 }
 
 #[test]
 fn what_is_not_finite_is_an_error_where_the_reference_gives_an_infinite_scale() {
-    let cases = cases("quant_observers.json");
     each_device(|target| {
-        for case in &cases {
-            let name = case["name"].as_str().unwrap();
-            if !REFUSED.contains(&name) {
-                continue;
-            }
-            let config = config(case).unwrap();
-            let (batch, shape) = batches_of(case).remove(0);
-            let batch = Tensor::<2>::from_data(TensorData::new(batch, shape), &target.device);
-            let quantizer = config.init(&target.device).unwrap();
+        each_case(Kind::NotFinite, |case, batches| {
+            let quantizer = config(case).init(&target.device).unwrap();
             let rejected = calibrate(quantizer, |quantizer| {
-                quantizer.forward(batch);
+                quantizer.forward(tensor(&batches[0], target));
             });
             let error = rejected.unwrap_err().into_error();
             let QuantError::Parameter { error, .. } = error else {
-                panic!("{name}: {error}")
+                panic!("{}: {error}", case["name"])
             };
-            assert_eq!(*error, QuantError::NonFinite { what: "range" }, "{name}");
-        }
+            let expected = QuantError::NonFinite { what: "range" };
+            assert_eq!(*error, expected, "{}", case["name"]);
+        });
     });
 }
 
 #[test]
 fn no_data_is_an_error_where_the_reference_gives_a_scale_of_one() {
-    let case = cases("quant_observers.json")
-        .into_iter()
-        .find(|case| case["name"] == "edge_no_data")
-        .unwrap();
-    assert_eq!(floats(&case["scale"]), [1.0]);
     each_device(|target| {
-        let config =
-            FakeQuantizeConfig::new(Scheme::affine(burn_lean::quant::NumberFormat::uint8()));
-        let quantizer = config.init(&target.device).unwrap();
-        let error = quantizer.qparams().unwrap_err();
-        assert_eq!(error, QuantError::NeverObserved.at(""));
+        each_case(Kind::NoData, |case, _| {
+            assert_eq!(floats(&case["scale"]), [1.0]);
+            let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+            let quantizer = config.init(&target.device).unwrap();
+            let error = quantizer.qparams().unwrap_err();
+            assert_eq!(error, QuantError::NeverObserved.at(""));
+        });
     });
+}
+
+fn histogram_scheme(case: &Value) -> Scheme {
+    let mapping = match case["name"].as_str().unwrap().contains("affine") {
+        true => Mapping::Affine,
+        false => Mapping::Symmetric,
+    };
+    Scheme::symmetric(format(case)).with_mapping(mapping)
+}
+
+fn bins(case: &Value) -> usize {
+    case["bins"].as_u64().unwrap() as usize
 }
 
 #[test]
 fn histograms_grow_and_are_searched_as_the_reference_does() {
-    let batches = batches();
-    let mut checked = 0;
-    for case in cases("quant_observers.json") {
+    each_case(Kind::Histogram, |case, batches| {
         let name = case["name"].as_str().unwrap();
-        let (Some(bins), true) = (case.get("bins"), name != "histogram_2048_outlier") else {
-            continue;
-        };
-        let mut histogram = Histogram::new(bins.as_u64().unwrap() as usize);
-        for batch in &batches {
+        let mut histogram = Histogram::new(bins(case));
+        for (batch, _) in batches {
             histogram.observe(batch);
         }
+        let counts = histogram.counts();
         match case.get("histogram") {
-            Some(counts) => {
-                let found: Vec<f32> = histogram
-                    .counts()
-                    .iter()
-                    .map(|count| *count as f32)
-                    .collect();
-                assert_eq!(found, floats(counts), "{name}");
+            Some(expected) => {
+                let found: Vec<f32> = counts.iter().map(|count| *count as f32).collect();
+                assert_eq!(found, floats(expected), "{name}");
             }
-            None => assert_eq!(histogram.counts().iter().sum::<f64>(), 60.0),
+            None => {
+                let sum = case["histogram_sum"].as_f64().unwrap();
+                assert_eq!(counts.iter().sum::<f64>(), sum);
+            }
         }
-        let mapping = match name.contains("affine") {
-            true => Mapping::Affine,
-            false => Mapping::Symmetric,
-        };
-        let scheme = Scheme::symmetric(format(&case)).with_mapping(mapping);
-        let (min, max) = search(&histogram, &scheme);
+        let (min, max) = search(&histogram, &histogram_scheme(case));
+        let largest = histogram.min().abs().max(histogram.max());
         for (found, field) in [(min, "search_min"), (max, "search_max")] {
             let expected = float(&case[field]);
+            // The end of the histogram and a number of bins, in F32.
             assert!(
-                ulps(found, expected) <= 2,
+                (found - expected).abs() <= 2.0 * f32::EPSILON * largest,
                 "{name}: {field} {found:e}, not {expected:e}"
             );
         }
-        checked += 1;
-    }
-    assert_eq!(checked, 3);
+    });
 }
 
 #[test]
 fn a_calibration_with_a_histogram_gives_the_quantization_parameters_of_the_reference() {
-    let all = cases("quant_observers.json");
     each_device(|target| {
-        for case in &all {
-            let name = case["name"].as_str().unwrap();
-            let (Some(bins), true) = (case.get("bins"), name != "histogram_2048_outlier") else {
-                continue;
-            };
-            let mapping = match name.contains("affine") {
-                true => Mapping::Affine,
-                false => Mapping::Symmetric,
-            };
-            let config =
-                FakeQuantizeConfig::new(Scheme::symmetric(format(case)).with_mapping(mapping))
-                    .with_observer(ObserverConfig::Histogram {
-                        bins: bins.as_u64().unwrap() as usize,
-                        range: RangeMethod::Search,
-                    });
+        each_case(Kind::Histogram, |case, batches| {
+            let name = format!("{} on {}", case["name"], target.name);
+            let config = FakeQuantizeConfig::new(histogram_scheme(case)).with_observer(
+                ObserverConfig::Histogram {
+                    bins: bins(case),
+                    range: RangeMethod::Search,
+                },
+            );
             let quantizer = calibrate(config.init(&target.device).unwrap(), |quantizer| {
-                for batch in batches() {
-                    let batch = TensorData::new(batch, [4, 3]);
-                    quantizer.forward(Tensor::<2>::from_data(batch, &target.device));
+                for batch in batches {
+                    quantizer.forward(tensor(batch, target));
                 }
             });
             let qparams = quantizer.unwrap().qparams().unwrap();
             let (scale, expected) = (values(qparams.scale)[0], float(&case["scale"]));
             assert!(
-                ulps(scale, expected) <= 4,
+                near(scale, expected, 1e-6),
                 "{name}: {scale:e}, not {expected:e}"
             );
-            assert_eq!(
-                values(qparams.zero_point),
-                floats(&case["zero_point"]),
-                "{name}"
-            );
-        }
+            let zero_point = floats(&case["zero_point"]);
+            assert_eq!(values(qparams.zero_point), zero_point, "{name}");
+        });
     });
 }
 
 #[test]
 fn a_histogram_leaves_infinities_out_as_the_reference_does() {
-    let case = cases("quant_observers.json")
-        .into_iter()
-        .find(|case| case["name"] == "edge_inf_input_histogram")
-        .unwrap();
-    let mut histogram = Histogram::new(16);
-    histogram.observe(&floats(&case["batches"][0]));
-    assert_eq!(histogram.min(), float(&case["steps_min"][0]));
-    assert_eq!(histogram.max(), float(&case["steps_max"][0]));
-    let scheme = Scheme::affine(format(&case));
-    let (min, max) = search(&histogram, &scheme);
-    assert!(ulps((max - min) / 255.0, float(&case["scale"])) <= 1);
+    each_case(Kind::Infinity, |case, batches| {
+        let mut histogram = Histogram::new(16);
+        for (batch, _) in batches {
+            histogram.observe(batch);
+        }
+        assert_eq!(vec![histogram.min()], floats(&case["steps_min"]));
+        assert_eq!(vec![histogram.max()], floats(&case["steps_max"]));
+        let scheme = Scheme::affine(format(case));
+        let (min, max) = search(&histogram, &scheme);
+        let codes = scheme.quant_max() - scheme.quant_min();
+        assert!(near((max - min) / codes, float(&case["scale"]), 1e-6));
+    });
 }

@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     FakeQuantizeConfig, ForwardQ, NumberFormat, ObserverConfig, Override, QatConfig, Schedule,
     Scheme, Site, WeightConfig, WeightQuantizer, advance, quantizers,
@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use crate::quant_fake_quantize::ulps;
 use crate::support::{Target, each_device, values};
-use crate::{cases, floats};
+use crate::{cases, floats, matrix, vector};
 
-/// Two linear layers, 4 → 8 → 2.
+/// Two linear layers.
 #[derive(Module, Debug)]
 struct Mlp {
     first: Linear,
@@ -24,24 +24,20 @@ struct Mlp {
 
 impl Mlp {
     fn new(init: &Value, device: &Device) -> Self {
-        let layer = |weight: &str, bias: &str, [out, input]: [usize; 2]| Linear {
+        let layer = |weight: &str, bias: &str| Linear {
             // PyTorch's layout is [out, in].
-            weight: Param::from_tensor(matrix(&init[weight], [out, input], device).transpose()),
-            bias: Some(Param::from_data(&floats(&init[bias])[..], device)),
+            weight: Param::from_tensor(matrix(&init[weight], device).transpose()),
+            bias: Some(Param::from_tensor(vector(&init[bias], device))),
         };
         Self {
-            first: layer("W1", "b1", [8, 4]),
-            second: layer("W2", "b2", [2, 8]),
+            first: layer("W1", "b1"),
+            second: layer("W2", "b2"),
         }
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         self.second.forward_q(relu(self.first.forward_q(x)))
     }
-}
-
-fn matrix(value: &Value, shape: [usize; 2], device: &Device) -> Tensor<2> {
-    Tensor::from_data(TensorData::new(floats(value), shape), device)
 }
 
 /// What a case's name says.
@@ -98,9 +94,10 @@ fn follows(case: &Value, target: &Target) {
     if let Some(config) = config(case) {
         model = config.prepare(model).unwrap();
     }
-    let x = matrix(&case["X"], [16, 4], &device);
-    let wanted = matrix(&case["T"], [16, 2], &device);
+    let x = matrix(&case["X"], &device);
+    let wanted = matrix(&case["T"], &device);
     let mut optimizer = SgdConfig::new().init();
+    let rate = case["lr"].as_f64().unwrap();
     let losses = floats(&case["losses"]);
     let mut last = 0.0;
     for (step, expected) in losses.iter().enumerate() {
@@ -129,7 +126,7 @@ fn follows(case: &Value, target: &Target) {
         if step == 0 {
             first_gradients(&name, case, &model, &grads);
         }
-        model = advance(optimizer.step(0.1, model, grads));
+        model = advance(optimizer.step(rate, model, grads));
     }
     let expected = losses[losses.len() - 1];
     assert!((last - expected).abs() <= 0.02 * expected, "{name}: {last}");

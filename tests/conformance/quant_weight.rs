@@ -5,13 +5,13 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::quant::{
-    FoldPair, GptqConfig, Grid, InputStatistics, IntegerLinear, Multiplier, NumberFormat,
-    Requantization, Scheme, WeightGrid, awq, fold, gptq, smooth_quant,
+    FoldPair, GptqConfig, Granularity, Grid, InputStatistics, IntegerLinear, Multiplier,
+    NumberFormat, Requantization, Scheme, WeightGrid, awq, fold, gptq, smooth_quant,
 };
 use serde_json::Value;
 
-use crate::support::{each_device, values};
-use crate::{cases, float, floats};
+use crate::support::{Target, each_device, values};
+use crate::{cases, cases_of, files, float, floats, matrix, near, nesting, vector};
 
 fn ints(value: &Value) -> Vec<i32> {
     match value {
@@ -20,17 +20,17 @@ fn ints(value: &Value) -> Vec<i32> {
     }
 }
 
-fn matrix(value: &Value, device: &Device) -> Tensor<2> {
-    let rows = value.as_array().expect("rows").len();
-    let values = floats(value);
-    let columns = values.len() / rows;
-    Tensor::from_data(TensorData::new(values, [rows, columns]), device)
-}
-
 #[test]
 fn integer_linear_gives_every_number_of_the_reference() {
-    let cases = cases("quant_integer_linear.json");
-    let case = &cases[0];
+    for file in files("quant_integer_linear.json") {
+        let layers = cases_of(&file)
+            .iter()
+            .filter(|case| case.get("w_q").is_some());
+        assert!(layers.map(integer_linear).count() > 0);
+    }
+}
+
+fn integer_linear(case: &Value) {
     let input = Grid {
         scale: float(&case["x_scale"]),
         zero_point: ints(&case["x_zero_point"])[0],
@@ -50,34 +50,29 @@ fn integer_linear_gives_every_number_of_the_reference() {
 
     // The file has the weight as [out, in].
     let by_output = ints(&case["w_q"]);
-    let (d_output, d_input) = (2, 4);
+    let [d_output, d_input] = nesting(&case["w_q"])[..] else {
+        panic!("w_q is no matrix")
+    };
     let codes: Vec<i8> = (0..d_input * d_output)
         .map(|i| by_output[i % d_output * d_input + i / d_output] as i8)
         .collect();
-    let layer = IntegerLinear::new(
-        codes,
-        [d_input, d_output],
-        &floats(&case["w_scale"]),
-        Some(&floats(&case["b"])),
-        input,
-    )
-    .unwrap();
+    let scales = floats(&case["w_scale"]);
+    let bias = floats(&case["b"]);
+    let layer =
+        IntegerLinear::new(codes, [d_input, d_output], &scales, Some(&bias), input).unwrap();
     let accumulators = layer.accumulate(&x).unwrap();
     assert_eq!(accumulators, ints(&case["acc_int32"]));
     let real = layer.dequantize(&accumulators);
     for (ours, theirs) in real.iter().zip(floats(&case["dequantized"])) {
         // One F32 product of a number that is exact.
-        assert!(
-            (ours - theirs).abs() <= theirs.abs() * f32::EPSILON,
-            "{ours} {theirs}"
-        );
+        assert!(near(*ours, theirs, f32::EPSILON), "{ours} {theirs}");
     }
-    let scales = floats(&case["w_scale"]);
     let multipliers = case["multiplier_q31_and_exponent"].as_array().unwrap();
+    assert_eq!(multipliers.len(), d_output);
     for (scale, theirs) in scales.iter().zip(multipliers) {
         let real = f64::from(input.scale * scale) / f64::from(output.scale);
         let ours = Multiplier::new(real).unwrap();
-        // The file divides by the F64 0.03, we by the F32 one: 2⁻²⁴ of 2³¹ apart at most.
+        // The file divides by the scale as F64, we by the F32 one: 2⁻²⁴ of 2³¹ apart at most.
         assert!((ours.mantissa() - ints(theirs)[0]).abs() <= 128);
         assert_eq!(ours.exponent(), ints(theirs)[1]);
     }
@@ -92,8 +87,15 @@ fn integer_linear_gives_every_number_of_the_reference() {
 
 #[test]
 fn requantization_primitives_agree_with_gemmlowp() {
-    let cases = cases("quant_integer_linear.json");
-    for row in cases[1]["cases_a_mult_exp_out"].as_array().unwrap() {
+    for file in files("quant_integer_linear.json") {
+        let tables = cases_of(&file).iter();
+        let tables = tables.filter_map(|case| case.get("cases_a_mult_exp_out"));
+        assert!(tables.map(primitives).count() > 0);
+    }
+}
+
+fn primitives(rows: &Value) {
+    for row in rows.as_array().unwrap() {
         let [accumulator, mantissa, exponent, expected] = ints(row)[..] else {
             panic!("{row}")
         };
@@ -118,54 +120,70 @@ fn conv_and_batch_norm_fold_to_the_reference() {
     let cases = cases("quant_conv_bn_fold.json");
     each_device(|target| {
         for case in &cases {
-            let device = &target.device;
-            let vector = |name: &str| {
-                let values = floats(&case[name]);
-                let len = values.len();
-                Tensor::<1>::from_data(TensorData::new(values, [len]), device)
-            };
-            let images = |name: &str, shape: &str| {
-                let shape: Vec<usize> = ints(&case[shape]).iter().map(|d| *d as usize).collect();
-                Tensor::<4>::from_data(TensorData::new(floats(&case[name]), shape), device)
-            };
-            let mut conv = Conv2dConfig::new([2, 3], [3, 3])
-                .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
-                .init(device);
-            conv.weight = Param::from_tensor(images("w", "w_shape"));
-            conv.bias = Some(Param::from_tensor(vector("b")));
-            let mut norm = BatchNormConfig::new(3).init(device);
-            norm.gamma = Param::from_tensor(vector("gamma"));
-            norm.beta = Param::from_tensor(vector("beta"));
-            norm.running_mean = RunningState::new(vector("mean"));
-            norm.running_var = RunningState::new(vector("var"));
-            let epsilon = case["eps"].as_f64().unwrap();
-            let pair = FoldPair::new("conv", "norm").with_epsilon(epsilon);
-            let folded = fold(ConvNorm { conv, norm }, &[pair]).unwrap();
-
-            // Ours is the F32 nearest to the F64 result, theirs is computed in F32: a root, a
-            // division and a product, each off by half a unit in the last place.
-            let close = |ours: Vec<f32>, theirs: Vec<f32>| {
-                for (ours, theirs) in ours.iter().zip(&theirs) {
-                    let largest = theirs.abs().max(1.0);
-                    assert!(
-                        (ours - theirs).abs() <= 4.0 * f32::EPSILON * largest,
-                        "{ours} {theirs}"
-                    );
-                }
-            };
-            close(values(folded.conv.weight.val()), floats(&case["folded_w"]));
-            close(
-                values(folded.conv.bias.as_ref().unwrap().val()),
-                floats(&case["folded_b"]),
-            );
-            let x = images("x", "x_shape");
-            let y = values(folded.norm.forward(folded.conv.forward(x)));
-            for (ours, theirs) in y.iter().zip(floats(&case["y_conv_bn_eval"])) {
-                // Sums of 18 products below 16: 18 roundings of 16 · 2⁻²⁴, on both sides.
-                assert!((ours - theirs).abs() < 4e-5, "{ours} {theirs}");
-            }
+            folds(case, target);
         }
     });
+}
+
+/// A tensor whose shape stands beside it.
+fn images(case: &Value, name: &str, device: &Device) -> Tensor<4> {
+    let shape = ints(&case[format!("{name}_shape")]);
+    let shape: Vec<usize> = shape.iter().map(|d| *d as usize).collect();
+    Tensor::from_data(TensorData::new(floats(&case[name]), shape), device)
+}
+
+fn folds(case: &Value, target: &Target) {
+    let device = &target.device;
+    let weight = images(case, "w", device);
+    let x = images(case, "x", device);
+    let [outputs, inputs, height, width] = weight.dims();
+    // The output is as large as the input.
+    let (top, left) = (height / 2, width / 2);
+    let mut conv = Conv2dConfig::new([inputs, outputs], [height, width])
+        .with_padding(PaddingConfig2d::Explicit(top, left, top, left))
+        .init(device);
+    conv.weight = Param::from_tensor(weight);
+    conv.bias = Some(Param::from_tensor(vector(&case["b"], device)));
+    let mut norm = BatchNormConfig::new(outputs).init(device);
+    norm.gamma = Param::from_tensor(vector(&case["gamma"], device));
+    norm.beta = Param::from_tensor(vector(&case["beta"], device));
+    norm.running_mean = RunningState::new(vector(&case["mean"], device));
+    norm.running_var = RunningState::new(vector(&case["var"], device));
+    let epsilon = case["eps"].as_f64().unwrap();
+    let pair = FoldPair::new("conv", "norm").with_epsilon(epsilon);
+    let folded = fold(ConvNorm { conv, norm }, &[pair]).unwrap();
+
+    // Ours is the F32 nearest to the F64 result, theirs is computed in F32: a root, a division and
+    // a product, each off by half a unit in the last place; a difference before them and a sum
+    // after them for the bias.
+    for (ours, theirs) in values(folded.conv.weight.val())
+        .into_iter()
+        .zip(floats(&case["folded_w"]))
+    {
+        assert!(near(ours, theirs, 4.0 * f32::EPSILON), "{ours} {theirs}");
+    }
+    let largest = |name: &str| floats(&case[name]).iter().fold(0f32, |m, x| m.max(x.abs()));
+    let least = floats(&case["var"]).into_iter().fold(f32::MAX, f32::min);
+    let factor = largest("gamma") / (least + epsilon as f32).sqrt();
+    let terms = factor * (largest("b") + largest("mean")) + largest("beta");
+    let bias = values(folded.conv.bias.as_ref().unwrap().val());
+    for (ours, theirs) in bias.into_iter().zip(floats(&case["folded_b"])) {
+        let allowed = 4.0 * f32::EPSILON * terms;
+        assert!((ours - theirs).abs() <= allowed, "{ours} {theirs}");
+    }
+    let y = values(folded.norm.forward(folded.conv.forward(x)));
+    let expected = floats(&case["y_conv_bn_eval"]);
+    assert_eq!(y.len(), expected.len());
+    // Sums of that many products, rounded each time, on both sides; a few roundings for the norm.
+    let count = (inputs * height * width) as f32;
+    let sum = factor * count * largest("x") * largest("w") + terms;
+    let allowed = (2.0 * count.sqrt() + 8.0) * f32::EPSILON * sum;
+    for (ours, theirs) in y.into_iter().zip(expected) {
+        assert!(
+            (ours - theirs).abs() < allowed,
+            "{ours} {theirs} ± {allowed:e}"
+        );
+    }
 }
 
 #[test]
@@ -173,75 +191,81 @@ fn weight_rounding_and_factors_agree_with_the_reference() {
     let cases = cases("quant_weight_ptq.json");
     each_device(|target| {
         for case in &cases {
-            let device = &target.device;
-            let x = matrix(&case["X"], device);
-            let w = matrix(&case["W"], device);
-            let [outputs, features] = w.dims();
-            let mut inputs = InputStatistics::new(features);
-            // In two batches, as a loader would give them.
-            let half = x.dims()[0] / 2;
-            inputs.observe(x.clone().narrow(0, 0, half)).unwrap();
-            inputs
-                .observe(x.clone().narrow(0, half, x.dims()[0] - half))
-                .unwrap();
-
-            let by_row = floats(&case["scale"]);
-            let scale: Vec<f32> = (0..outputs * features)
-                .map(|i| by_row[i / features])
-                .collect();
-            let grid = WeightGrid::new(
-                [outputs, features],
-                floats(&case["W"]),
-                scale.clone(),
-                vec![0.0; outputs * features],
-                (-7, 7),
-            )
-            .unwrap();
-            let codes = gptq(&grid, &inputs, &GptqConfig::new()).unwrap();
-            // Codes are integers: the values agree exactly (−0 and 0 count as equal).
-            assert_eq!(grid.values(&grid.nearest()), floats(&case["rtn"]));
-            assert_eq!(grid.values(&codes), floats(&case["gptq"]));
-            let close = |ours: f64, name: &str| {
-                let theirs = case[name].as_f64().unwrap();
-                // They compute it in F32.
-                assert!(
-                    (ours - theirs).abs() < 1e-5 * theirs,
-                    "{name}: {ours} {theirs}"
-                );
-            };
-            close(
-                grid.output_error(&grid.nearest(), &inputs).unwrap(),
-                "output_mse_rtn",
-            );
-            close(
-                grid.output_error(&codes, &inputs).unwrap(),
-                "output_mse_gptq",
-            );
-
-            // Our layers hold [in, out].
-            let weight = w.transpose();
-            for (alpha, name) in [(0.5, "smooth_alpha_0.5"), (0.75, "smooth_alpha_0.75")] {
-                let factors = smooth_quant(&weight, &inputs, alpha).unwrap();
-                for (ours, theirs) in factors.iter().zip(floats(&case[name])) {
-                    // Two powers and a quotient in F32.
-                    assert!(
-                        (ours - theirs).abs() < 1e-5 * theirs,
-                        "{name}: {ours} {theirs}"
-                    );
-                }
-            }
-            let scheme = Scheme::symmetric(NumberFormat::int(4).narrow())
-                .with_granularity(burn_lean::quant::Granularity::PerChannel { axis: 1 });
-            let search = awq(&weight, &inputs, &scheme).unwrap();
-            assert_eq!(
-                search.ratio,
-                case["awq_best_ratio"].as_f64().unwrap() as f32
-            );
-            let theirs = floats(&case["awq_grid_output_mse"]);
-            assert_eq!(search.output_errors.len(), theirs.len());
-            for (ours, theirs) in search.output_errors.iter().zip(theirs) {
-                assert!((ours - f64::from(theirs)).abs() < 1e-5, "{ours} {theirs}");
-            }
+            let x = matrix(&case["X"], &target.device);
+            let w = matrix(&case["W"], &target.device);
+            let inputs = observed(x);
+            rounds(case, &w, &inputs);
+            scales(case, w, &inputs);
         }
     });
+}
+
+/// In two batches, as a loader would give them.
+fn observed(x: Tensor<2>) -> InputStatistics {
+    let [rows, features] = x.dims();
+    let mut inputs = InputStatistics::new(features);
+    let half = rows / 2;
+    inputs.observe(x.clone().narrow(0, 0, half)).unwrap();
+    inputs.observe(x.narrow(0, half, rows - half)).unwrap();
+    inputs
+}
+
+/// Nearest codes and GPTQ.
+fn rounds(case: &Value, w: &Tensor<2>, inputs: &InputStatistics) {
+    let [outputs, features] = w.dims();
+    let by_row = floats(&case["scale"]);
+    let scale: Vec<f32> = (0..outputs * features)
+        .map(|i| by_row[i / features])
+        .collect();
+    let grid = WeightGrid::new(
+        [outputs, features],
+        floats(&case["W"]),
+        scale,
+        vec![0.0; outputs * features],
+        (-7, 7),
+    )
+    .unwrap();
+    let codes = gptq(&grid, inputs, &GptqConfig::new()).unwrap();
+    // Codes are integers: the values agree exactly (−0 and 0 count as equal).
+    assert_eq!(grid.values(&grid.nearest()), floats(&case["rtn"]));
+    assert_eq!(grid.values(&codes), floats(&case["gptq"]));
+    for (codes, name) in [
+        (&grid.nearest(), "output_mse_rtn"),
+        (&codes, "output_mse_gptq"),
+    ] {
+        let ours = grid.output_error(codes, inputs).unwrap() as f32;
+        let theirs = float(&case[name]);
+        // They compute it in F32.
+        assert!(near(ours, theirs, 1e-5), "{name}: {ours} {theirs}");
+    }
+}
+
+/// SmoothQuant and AWQ.
+fn scales(case: &Value, w: Tensor<2>, inputs: &InputStatistics) {
+    // Our layers hold [in, out].
+    let weight = w.transpose();
+    let fields = case.as_object().unwrap();
+    let mut checked = 0;
+    for (name, theirs) in fields {
+        let Some(alpha) = name.strip_prefix("smooth_alpha_") else {
+            continue;
+        };
+        let ours = smooth_quant(&weight, inputs, alpha.parse().unwrap()).unwrap();
+        for (ours, theirs) in ours.into_iter().zip(floats(theirs)) {
+            // Two powers and a quotient in F32.
+            assert!(near(ours, theirs, 1e-5), "{name}: {ours} {theirs}");
+        }
+        checked += 1;
+    }
+    assert!(checked > 0);
+    let scheme = Scheme::symmetric(NumberFormat::int(4).narrow())
+        .with_granularity(Granularity::PerChannel { axis: 1 });
+    let search = awq(&weight, inputs, &scheme).unwrap();
+    assert_eq!(search.ratio, float(&case["awq_best_ratio"]));
+    let theirs = floats(&case["awq_grid_output_mse"]);
+    assert_eq!(search.output_errors.len(), theirs.len());
+    for (ours, theirs) in search.output_errors.iter().zip(theirs) {
+        let ours = *ours as f32;
+        assert!(near(ours, theirs, 1e-5), "AWQ: {ours} {theirs}");
+    }
 }
