@@ -63,6 +63,10 @@ impl FoldPair {
 /// has a bias, the normalization becomes the identity and none of its parameters is trained any
 /// more; where it has none, `b'` becomes the normalization's β, which stays trainable.
 ///
+/// A `Linear`'s outputs must be the axis that is normalized, so its input must be of two axes,
+/// `[batch, features]`; a path does not tell. [`Audit::fold_pairs`](crate::Audit::fold_pairs)
+/// looks at what the forward pass does and names only pairs that can be folded.
+///
 /// # Errors
 ///
 /// Each with the model inside: [`QuantError::UnknownParameter`] when a path names no layer or no batch

@@ -105,7 +105,8 @@ impl MixedPrecisionConfig {
     /// Prepares `model`, calibrates it, and keeps layers until the bound is met.
     ///
     /// `model` is a trained float model. `run` shows it calibration data; `output` and `evaluate`
-    /// are those of [`sensitivity`]. All must call its layers with `forward_q`.
+    /// are those of [`sensitivity`]. All must call its layers with `forward_q`. Quantizers of the
+    /// model's own stay as they are.
     ///
     /// # Errors
     ///
@@ -139,9 +140,10 @@ impl MixedPrecisionConfig {
             });
         }
         let low = calibrate(self.quantize.prepare(model.clone())?, &run)?;
+        // A quantizer that stands alone in the model is no layer: no config decides about it.
         let layers: Vec<String> = quantizers(&low)
-            .iter()
-            .map(|q| owner(q).to_string())
+            .into_iter()
+            .filter_map(|located| located.parameter)
             .collect();
         let high = match &self.keep_at {
             Precision::Float => None,
@@ -151,7 +153,8 @@ impl MixedPrecisionConfig {
             }
         };
         let sensitivity = sensitivity(&low, output, &evaluate)?;
-        let ranked = self.ranked(&sensitivity);
+        let mut ranked = self.ranked(&sensitivity);
+        ranked.retain(|layer| layers.contains(layer));
 
         // Ranges are observed in float, so a quantizer has the same in every mixture.
         let mixture = |kept: &[String]| {

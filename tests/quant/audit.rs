@@ -1,6 +1,6 @@
 //! The audit names every product of a model, and what quantizes its operands.
 
-use burn::module::{Lora, Module};
+use burn::module::{Lora, Module, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig, LstmConfig};
@@ -121,8 +121,13 @@ fn attention_residuals_and_softmax_are_functional_sites() {
 fn batch_norms_are_paired_with_the_layer_before_them_and_their_epsilon() {
     let audit = network_audit();
     let pairs = audit.fold_pairs();
-    // The linear layer's norm is over the axis before the layer's outputs, but audits do not look
-    // at axes: `fold` refuses what does not fit.
+    // The linear layer's norm is over the axis before the layer's outputs.
+    assert_eq!(pairs.len(), 1);
+    assert_eq!(audit.norm_pairs.len(), 2);
+    assert_eq!(
+        audit.norm_pairs[1].not_foldable,
+        Some(NotFoldable::OtherAxis)
+    );
     assert_eq!(pairs[0].layer, "conv");
     assert_eq!(pairs[0].batch_norm, "conv_norm");
     assert_eq!(pairs[0].epsilon, 1e-3);
@@ -186,6 +191,99 @@ fn a_norm_is_not_folded_into_a_layer_that_is_used_without_it() {
         }),
         None
     );
+}
+
+#[test]
+fn a_norm_over_another_axis_than_the_layers_outputs_is_not_folded() {
+    #[derive(Module, Debug)]
+    struct Layers {
+        conv: Conv2d,
+        linear: Linear,
+        norm: BatchNorm,
+    }
+    let device = Device::flex();
+    // All axes have the same length: sizes say nothing.
+    let model = Layers {
+        conv: Conv2dConfig::new([4, 4], [1, 1]).init(&device),
+        linear: LinearConfig::new(4, 4).init(&device),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    type Forward = fn(&Layers, Tensor<4>) -> Tensor<4>;
+    let pairs = |forward: Forward| {
+        let audit = audit(&model, |model, device| {
+            forward(model, Tensor::ones([4, 4, 4, 4], device))
+        });
+        let pairs = audit.unwrap().norm_pairs;
+        let reasons = pairs.into_iter().map(|pair| pair.not_foldable);
+        reasons.collect::<Vec<_>>()
+    };
+    let other_axis = [Some(NotFoldable::OtherAxis)];
+    assert_eq!(
+        pairs(|model, x| model.norm.forward(model.conv.forward(x))),
+        [None]
+    );
+    assert_eq!(
+        pairs(|model, x| model.norm.forward(model.conv.forward(x).swap_dims(1, 2))),
+        other_axis
+    );
+    assert_eq!(
+        pairs(|model, x| model
+            .norm
+            .forward(model.conv.forward(x).swap_dims(1, 2).permute([0, 2, 1, 3]))),
+        [None]
+    );
+    assert_eq!(
+        pairs(|model, x| model.norm.forward(model.linear.forward(x))),
+        other_axis
+    );
+    assert_eq!(
+        pairs(|model, x| model
+            .norm
+            .forward(model.linear.forward(x).permute([0, 3, 1, 2]))),
+        [None]
+    );
+    let merged: Forward = |model, x| {
+        let rows = model.linear.forward(x).reshape([64, 4]);
+        model.norm.forward(rows).reshape([4, 4, 4, 4])
+    };
+    assert_eq!(pairs(merged), [None]);
+    let columns: Forward = |model, x| {
+        let rows = model.linear.forward(x).reshape([4, 16, 4]);
+        let y = model.norm.forward(rows.swap_dims(1, 2));
+        y.reshape([4, 4, 4, 4])
+    };
+    assert_eq!(pairs(columns), [None]);
+    let halves: Forward = |model, x| {
+        let parts = model.conv.forward(x).reshape([4, 2, 2, 4, 4]);
+        let parts: Tensor<4> = parts.swap_dims(1, 2).reshape([4, 4, 4, 4]);
+        model.norm.forward(parts)
+    };
+    assert_eq!(pairs(halves), other_axis);
+    assert_eq!(
+        pairs(|model, x| model.norm.forward(model.conv.forward(x).flip([1]))),
+        []
+    );
+}
+
+#[test]
+fn a_parameter_that_is_added_to_a_layers_output_is_not_its_bias() {
+    #[derive(Module, Debug)]
+    struct Shifted {
+        linear: Linear,
+        shift: Param<Tensor<1>>,
+        norm: BatchNorm,
+    }
+    let device = Device::flex();
+    let model = Shifted {
+        linear: LinearConfig::new(4, 4).with_bias(false).init(&device),
+        shift: Param::from_tensor(Tensor::ones([4], &device)),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    let audit = audit(&model, |model, device| {
+        let y = model.linear.forward(Tensor::<2>::ones([8, 4], device));
+        model.norm.forward(y + model.shift.val().unsqueeze())
+    });
+    assert_eq!(audit.unwrap().norm_pairs, []);
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorId};
+use burn::backend::ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use serde::{Deserialize, Serialize};
 
 use super::SiteKind;
 use super::graph::Graph;
-use super::operation::{element_wise, moved, product};
+use super::operation::{element_wise, product};
 
 /// A batch norm that normalizes the output of a layer, and nothing else.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,6 +43,9 @@ pub enum NotFoldable {
     LayerShared,
     /// The norm runs several times, and not always after this layer.
     NormShared,
+    /// The norm is over another axis than the layer's outputs: after a linear layer on more than
+    /// two axes, or where axes are swapped in between.
+    OtherAxis,
 }
 
 impl fmt::Display for NotFoldable {
@@ -51,17 +54,84 @@ impl fmt::Display for NotFoldable {
             Self::OutputShared => "the layer's output is also used without the norm",
             Self::LayerShared => "the layer also runs elsewhere",
             Self::NormShared => "the norm also runs elsewhere",
+            Self::OtherAxis => "the norm is over another axis than the layer's outputs",
         })
     }
 }
 
-/// The output of a layer, as far as only its bias was added.
+/// The axis that a batch norm is over.
+const NORM_AXIS: usize = 1;
+
+/// The output of a layer, as far as only its bias was added and its axes were moved.
 #[derive(Clone)]
 struct LayerOutput {
     operation: &'static str,
     weight: String,
     bias: Option<String>,
     is_shared: bool,
+    /// Where the layer's outputs are; `None` once a reshape tore them apart.
+    axis: Option<usize>,
+}
+
+impl LayerOutput {
+    fn not_foldable(&self) -> Option<NotFoldable> {
+        match self {
+            _ if self.axis != Some(NORM_AXIS) => Some(NotFoldable::OtherAxis),
+            _ if self.is_shared => Some(NotFoldable::OutputShared),
+            _ => None,
+        }
+    }
+}
+
+/// The axis of a layer's outputs in `output`: the last one of a product with a matrix, that of the
+/// channels of a convolution.
+fn output_axis(operation: &str, output: &TensorIr) -> usize {
+    match operation {
+        "Matmul" | "Linear" => output.shape.num_dims().saturating_sub(1),
+        _ => 1,
+    }
+}
+
+/// Input and output of an operation that moves all numbers of a tensor, and where `axis` goes.
+fn moved_axis(
+    operation: &OperationIr,
+    axis: impl Fn(TensorId) -> Option<usize>,
+) -> Option<(TensorId, TensorId, Option<usize>)> {
+    use BaseOperationIr as Op;
+    let OperationIr::BaseFloat(operation) = operation else {
+        return None;
+    };
+    Some(match operation {
+        Op::Cast(op) => (op.input.id, op.out.id, axis(op.input.id)),
+        Op::SwapDims(op) => {
+            let axis = axis(op.input.id).map(|axis| match axis {
+                axis if axis == op.dim1 => op.dim2,
+                axis if axis == op.dim2 => op.dim1,
+                axis => axis,
+            });
+            (op.input.id, op.out.id, axis)
+        }
+        Op::Permute(op) => {
+            let axis = axis(op.input.id);
+            let axis = axis.and_then(|axis| op.axes.iter().position(|from| *from == axis));
+            (op.input.id, op.out.id, axis)
+        }
+        Op::Reshape(op) => {
+            let axis = axis(op.input.id);
+            let axis = axis.and_then(|axis| reshaped(&op.input.shape, &op.out.shape, axis));
+            (op.input.id, op.out.id, axis)
+        }
+        _ => return None,
+    })
+}
+
+/// The axis after a reshape with the same numbers before it, if it has the same length.
+fn reshaped(from: &[usize], to: &[usize], axis: usize) -> Option<usize> {
+    let before: usize = from[..axis].iter().product();
+    let same = |candidate: &usize| {
+        to[*candidate] == from[axis] && to[..*candidate].iter().product::<usize>() == before
+    };
+    (0..to.len()).find(same)
 }
 
 pub(super) fn find(operations: &[OperationIr], graph: &Graph) -> Vec<NormPair> {
@@ -92,13 +162,17 @@ pub(super) fn find(operations: &[OperationIr], graph: &Graph) -> Vec<NormPair> {
                     weight,
                     bias: product.bias.and_then(|bias| path(&bias.id)),
                     is_shared: is_shared(&product.output.id),
+                    axis: Some(output_axis(product.name, product.output)),
                 };
                 outputs.insert(product.output.id, output);
             }
-        } else if let Some((input, output)) = moved(operation) {
-            if let Some(mut layer) = outputs.get(&input.id).cloned() {
-                layer.is_shared |= is_shared(&output.id);
-                outputs.insert(output.id, layer);
+        } else if let Some((input, output, axis)) = moved_axis(operation, |id| {
+            outputs.get(&id).and_then(|layer| layer.axis)
+        }) {
+            if let Some(mut layer) = outputs.get(&input).cloned() {
+                layer.is_shared |= is_shared(&output);
+                layer.axis = axis;
+                outputs.insert(output, layer);
             }
         } else if let Some((SiteKind::Add, [a, b], output)) = element_wise(operation) {
             let bias = match (outputs.get(&a.id), outputs.get(&b.id)) {
@@ -108,6 +182,8 @@ pub(super) fn find(operations: &[OperationIr], graph: &Graph) -> Vec<NormPair> {
             };
             if let Some((layer, bias)) = bias
                 && layer.bias.is_none()
+                // Another parameter that is added is not scaled along with the layer.
+                && parent(&bias) == parent(&layer.weight)
             {
                 let mut layer = layer.clone();
                 layer.bias = Some(bias);
@@ -128,7 +204,7 @@ pub(super) fn find(operations: &[OperationIr], graph: &Graph) -> Vec<NormPair> {
                     gamma,
                     beta,
                     epsilon: norm.epsilon.elem(),
-                    not_foldable: layer.is_shared.then_some(NotFoldable::OutputShared),
+                    not_foldable: layer.not_foldable(),
                 });
             }
         }
