@@ -1,19 +1,18 @@
 //! Twenty steps of quantization-aware training against PyTorch's.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::Linear;
-use burn::optim::{GradientsParams, SgdConfig};
+use burn::optim::GradientsParams;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::quant::{
     FakeQuantizeConfig, ForwardQ, NumberFormat, ObserverConfig, Override, QatConfig, Schedule,
-    Scheme, Site, WeightConfig, WeightQuantizer, advance, quantizers,
+    Scheme, Site, WeightConfig, advance, quantizers,
 };
 use serde_json::Value;
 
-use crate::quant_fake_quantize::ulps;
 use crate::support::{Target, each_device, values};
-use crate::{cases, floats, matrix, vector};
+use crate::{cases, floats, matrix, near, vector};
 
 /// Two linear layers.
 #[derive(Module, Debug)]
@@ -46,21 +45,24 @@ fn config(case: &Value) -> Option<QatConfig> {
     let average = |field: &str| ObserverConfig::MovingAverage {
         averaging_constant: case[field].as_f64().unwrap(),
     };
-    let observer = match name {
-        "float_baseline" => return None,
-        "qat_weights_avg0.01_act_avg0.01" => average("weight_averaging"),
-        // PyTorch's moving average with the constant 1.
-        _ => ObserverConfig::Memoryless,
-    };
-    let schedule = match name {
-        "qat_fake_quant_from_step5_observer_frozen_at_10" => Schedule::new()
-            .with_quantize_from(5)
-            .with_freeze_observers_at(Some(10)),
-        _ => Schedule::new(),
-    };
+    if name == "float_baseline" {
+        return None;
+    }
+    let mut schedule = Schedule::new();
+    let mut weight_observer = average("weight_averaging");
+    match name {
+        "qat_fake_quant_from_step5_observer_frozen_at_10" => {
+            schedule = schedule
+                .with_quantize_from(5)
+                .with_freeze_observers_at(Some(10));
+        }
+        // PyTorch's moving average with the constant 1; the difference is that it can be frozen.
+        "qat_weights_memoryless_act_avg0.01" => weight_observer = ObserverConfig::Memoryless,
+        _ => {}
+    }
     let weight = WeightConfig::new()
         .with_format(NumberFormat::int8())
-        .with_observer(observer);
+        .with_observer(weight_observer);
     let activation = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()))
         .with_observer(average("act_averaging"));
     let outputs = match name {
@@ -77,6 +79,9 @@ fn config(case: &Value) -> Option<QatConfig> {
     Some(config)
 }
 
+/// The first steps, in which nothing but a tie may tell the two trainings apart.
+const EXACT_STEPS: usize = 5;
+
 #[test]
 fn twenty_steps_follow_the_reference() {
     let cases = cases("quant_qat_trajectory.json");
@@ -87,7 +92,82 @@ fn twenty_steps_follow_the_reference() {
     });
 }
 
+/// A weight that is the largest of its channel lies exactly between two codes, 127.5 scales. If
+/// its last bit is not PyTorch's, since a sum ran in another order, its code may flip, by one of
+/// 255 steps, or its gradient may be cut off: from then on the trainings differ. So does an
+/// activation that happens to lie next to a tie.
+///
+/// Until then they agree to 1e-5. Where they do not, one weight that is moved by one unit in the
+/// last place before one of the steps must bring them together again.
 fn follows(case: &Value, target: &Target) {
+    let name = format!("{} on {}", case["name"], target.name);
+    let losses = floats(&case["losses"]);
+    let (steps, model) = train(case, target, losses.len(), None);
+    for (step, (found, expected)) in steps.iter().zip(&losses).enumerate() {
+        assert!(
+            (found.loss - expected).abs() <= 5e-3,
+            "{name}, step {step}: {}, not {expected}",
+            found.loss
+        );
+    }
+    if !agrees(case, &steps) {
+        let weights = [&model.first, &model.second].map(|layer| layer.weight.dims());
+        let weights: usize = weights.iter().flatten().product();
+        let mut nudges = (1..EXACT_STEPS).flat_map(|step| {
+            let of_step = move |weight| [true, false].map(|up| Nudge { step, weight, up });
+            (0..weights).flat_map(of_step)
+        });
+        let nudge = nudges.find(|nudge| {
+            let (steps, _) = train(case, target, EXACT_STEPS, Some(*nudge));
+            agrees(case, &steps)
+        });
+        println!("{name}: {nudge:?}");
+        assert!(
+            nudge.is_some(),
+            "{name}: {:?}, not {losses:?}",
+            steps.iter().map(|step| step.loss).collect::<Vec<_>>()
+        );
+    }
+    if config(case).is_none() {
+        let weight = values(model.first.weight.base().transpose());
+        close(&name, "W1", weight, &case["final"]["W1"], 1e-6);
+    }
+}
+
+/// What a step gave.
+struct Step {
+    loss: f32,
+    /// Scale and zero point of each activation.
+    activations: Vec<(f32, f32)>,
+}
+
+/// Whether losses and activation scales of the first steps are those of the reference.
+fn agrees(case: &Value, steps: &[Step]) -> bool {
+    let losses = floats(&case["losses"]);
+    let scales = &case["act_scale_then_zero_point_per_step"];
+    let mut steps = steps.iter().zip(losses).enumerate().take(EXACT_STEPS);
+    steps.all(|(index, (step, loss))| {
+        let expected = floats(&scales[index]);
+        let (scales, zero_points) = expected.split_at(expected.len() / 2);
+        let expected = scales.iter().zip(zero_points);
+        (step.loss - loss).abs() <= 1e-5
+            && step.activations.iter().zip(expected).all(
+                |((scale, zero_point), (expected, expected_zero_point))| {
+                    near(*scale, *expected, 1e-5) && zero_point == expected_zero_point
+                },
+            )
+    })
+}
+
+/// A weight that is moved by one unit in the last place before a step.
+#[derive(Debug, Clone, Copy)]
+struct Nudge {
+    step: usize,
+    weight: usize,
+    up: bool,
+}
+
+fn train(case: &Value, target: &Target, steps: usize, nudge: Option<Nudge>) -> (Vec<Step>, Mlp) {
     let name = format!("{} on {}", case["name"], target.name);
     let device = target.device.clone().autodiff();
     let mut model = Mlp::new(&case["init"], &device);
@@ -96,109 +176,97 @@ fn follows(case: &Value, target: &Target) {
     }
     let x = matrix(&case["X"], &device);
     let wanted = matrix(&case["T"], &device);
-    let mut optimizer = SgdConfig::new().init();
-    let rate = case["lr"].as_f64().unwrap();
-    let losses = floats(&case["losses"]);
-    let mut last = 0.0;
-    for (step, expected) in losses.iter().enumerate() {
+    let mut trace = Vec::new();
+    for step in 0..steps {
         let output = model.forward(x.clone());
-        if step == 0 {
-            // Sums of up to 8 products in another order; no code lies near enough to a tie.
-            close(
-                &name,
-                "output",
-                values(output.clone()),
-                &case["first_output"],
-                1e-6,
-            );
-        }
-        let loss = (output - wanted.clone()).square().mean();
-        last = values(loss.clone())[0];
-        // The largest weight of a channel lies exactly between two codes: 127.5 scales. Once a sum
-        // in another order than PyTorch's moves it by an ulp, its code flips, by one of 255 steps.
-        let tolerance = if step < 2 { 1e-5 } else { 5e-3 };
-        assert!(
-            (last - expected).abs() <= tolerance,
-            "{name}, step {step}: {last}, not {expected}"
-        );
-        scales(&name, case, step, &model);
+        let loss = (output.clone() - wanted.clone()).square().mean();
+        trace.push(Step {
+            loss: values(loss.clone())[0],
+            activations: activations(&model),
+        });
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         if step == 0 {
+            // Sums of a few products in another order.
+            let output = values(output);
+            close(&name, "output", output, &case["first_output"], 1e-6);
             first_gradients(&name, case, &model, &grads);
         }
-        model = advance(optimizer.step(rate, model, grads));
+        let nudge = nudge.filter(|nudge| nudge.step == step + 1);
+        model = advance(model.map(&mut Update {
+            grads,
+            rate: case["lr"].as_f64().unwrap() as f32,
+            nudge: nudge.map(|nudge| (nudge.weight, nudge.up)),
+        }));
     }
-    let expected = losses[losses.len() - 1];
-    assert!((last - expected).abs() <= 0.02 * expected, "{name}: {last}");
-    if case["name"] == "float_baseline" {
-        let weight = values(model.first.weight.base().transpose());
-        close(&name, "W1", weight, &case["final"]["W1"], 1e-6);
+    (trace, model)
+}
+
+/// One step of SGD with one rounding, as PyTorch takes it: fused(−rate · gradient + weight).
+struct Update {
+    grads: GradientsParams,
+    rate: f32,
+    /// Index among the weights that are still to come, and direction.
+    nudge: Option<(usize, bool)>,
+}
+
+impl ModuleMapper for Update {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(gradient) = self.grads.remove::<D>(param.id) else {
+            return param;
+        };
+        let gradient = values(gradient);
+        param.map(|base| {
+            let mut updated: Vec<f32> = values(base.clone())
+                .into_iter()
+                .zip(gradient)
+                .map(|(weight, gradient)| gradient.mul_add(-self.rate, weight))
+                .collect();
+            if let (2, Some((weight, up))) = (D, self.nudge) {
+                self.nudge = match updated.get_mut(weight) {
+                    Some(weight) => {
+                        *weight = match up {
+                            true => weight.next_up(),
+                            false => weight.next_down(),
+                        };
+                        None
+                    }
+                    None => Some((weight - updated.len(), up)),
+                };
+            }
+            let updated = TensorData::new(updated, base.dims());
+            Tensor::from_data(updated, &base.device()).require_grad()
+        })
     }
+}
+
+fn activations(model: &Mlp) -> Vec<(f32, f32)> {
+    let located = quantizers(model).into_iter();
+    let activations = located.filter(|located| located.site != Site::Weight);
+    let qparams = activations.map(|located| located.quantizer.qparams().unwrap());
+    qparams
+        .map(|qparams| (values(qparams.scale)[0], values(qparams.zero_point)[0]))
+        .collect()
 }
 
 fn first_gradients(name: &str, case: &Value, model: &Mlp, grads: &GradientsParams) {
     let expected = &case["first_grads"];
     for (layer, weight, bias) in [(&model.first, "dW1", "db1"), (&model.second, "dW2", "db2")] {
         let found: Tensor<2> = grads.get(layer.weight.id).unwrap();
-        close(
-            name,
-            weight,
-            values(found.transpose()),
-            &expected[weight],
-            2e-6,
-        );
+        let found = values(found.transpose());
+        close(name, weight, found, &expected[weight], 2e-6);
         let found: Tensor<1> = grads.get(layer.bias.as_ref().unwrap().id).unwrap();
         close(name, bias, values(found), &expected[bias], 2e-6);
     }
 }
 
-/// The activations' scales, then their zero points, after the forward pass of a step.
-fn scales(name: &str, case: &Value, step: usize, model: &Mlp) {
-    let located = quantizers(model);
-    let activations: Vec<_> = located
-        .iter()
-        .filter(|at| at.site != Site::Weight)
-        .map(|at| at.quantizer.qparams().unwrap())
-        .collect();
-    if activations.is_empty() {
-        assert!(WeightQuantizer::of(&model.first.weight).is_none());
-        return;
-    }
-    let expected = floats(&case["act_scale_then_zero_point_per_step"][step]);
-    let (scales, zero_points) = expected.split_at(activations.len());
-    for (index, qparams) in activations.into_iter().enumerate() {
-        let scale = values(qparams.scale)[0];
-        // The first input is the data itself; the others follow weights that differ a little.
-        let allowed = if index == 0 {
-            8.0 * ulp(scales[0])
-        } else {
-            2e-3 * scales[index]
-        };
-        assert!(
-            (scale - scales[index]).abs() <= allowed,
-            "{name}, step {step}: scale {scale}, not {}",
-            scales[index]
-        );
-        assert_eq!(
-            values(qparams.zero_point)[0],
-            zero_points[index],
-            "{name}, step {step}"
-        );
-    }
-}
-
-fn ulp(x: f32) -> f32 {
-    let next = f32::from_bits(x.to_bits() + 1);
-    assert_eq!(ulps(x, next), 1);
-    next - x
-}
-
+/// Within `tolerance`, or that fraction of the largest number expected.
 fn close(name: &str, what: &str, found: Vec<f32>, expected: &Value, tolerance: f32) {
     let expected = floats(expected);
+    let largest = expected.iter().fold(1f32, |max, x| max.max(x.abs()));
     assert_eq!(found.len(), expected.len(), "{name}: {what}");
     for (found, expected) in found.iter().zip(&expected) {
         assert!(
-            (found - expected).abs() <= tolerance,
+            (found - expected).abs() <= tolerance * largest,
             "{name}: {what} {found}, not {expected}"
         );
     }
