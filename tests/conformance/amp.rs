@@ -12,7 +12,7 @@ use burn_lean::amp::{
 use serde_json::Value;
 
 use crate::support::{Target, each_device, values};
-use crate::{cases, flags, float, floats, matrix, same, vector};
+use crate::{cases, flags, float, floats, matrix, nesting, same, vector};
 
 /// One trainable vector.
 #[derive(Module, Debug)]
@@ -254,8 +254,8 @@ fn training_follows_the_reference_trajectories() {
 /// most t · lr · |g| · 8u, which the gradient |g| ≤ 2 turns into t · lr · 32u of loss.
 ///
 /// Below the normal numbers of F16 the error is absolute: half the smallest subnormal, 2⁻²⁵, for
-/// each gradient that arrives at a layer; a weight sums 32 of them (the batch) times an activation
-/// of up to 2. It is divided by the loss scale and by the loss multiplier, so it matters only in
+/// each gradient that arrives at a layer; a weight sums as many of them as there are examples, times
+/// an activation of up to 2. It is divided by the loss scale and by the loss multiplier, so it matters only in
 /// the cases that are there to underflow.
 fn training(case: &Value, target: &Target) {
     let dtype = dtype(case);
@@ -273,8 +273,9 @@ fn training(case: &Value, target: &Target) {
     let multiplier = float(&case["loss_multiplier"]);
     let lr = float(&case["lr"]);
     let scale = float(&case["loss_scale"]);
+    let examples = nesting(&case["X"])[0] as f32;
     let underflow = match dtype {
-        FloatDType::F16 => 32.0 * 2.0 * 2f32.powi(-25) / (scale * multiplier),
+        FloatDType::F16 => examples * 2.0 * 2f32.powi(-25) / (scale * multiplier),
         _ => 0.0,
     };
     let mut scaler = no_limit(LossScale::Static(scale));
