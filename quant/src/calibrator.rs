@@ -63,7 +63,12 @@ pub fn mse(magnitudes: &Histogram, format: NumberFormat, largest: f32, start_bin
 /// (Kullback–Leibler divergence) to the values; tried from bin `start_bin` on, the last of equals.
 ///
 /// The first bin counts as much as the second, so that a crowd of zeros does not decide.
+///
+/// # Panics
+///
+/// Without levels.
 pub fn entropy(magnitudes: &Histogram, levels: usize, start_bin: usize) -> f32 {
+    assert!(levels > 0, "there is at least one level to quantize to");
     let mut counts = magnitudes.counts().to_vec();
     if let [first, second, ..] = counts.as_mut_slice() {
         *first = *second;

@@ -1,19 +1,19 @@
 //! A prepared and a converted model, side by side over samples.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::conversion_report::{ConversionReport, Mismatch};
+use crate::conversion_report::{ActivationMismatch, ConversionReport, Mismatch};
 use crate::convert::quantized_weights;
 use crate::tap::{self, Tapped};
 use crate::walk::{Site, map_quantizers, quantizers};
 use crate::{QuantError, QuantizedTensor};
 
 /// Runs the prepared and the converted model over `samples` and writes into `report` by how much
-/// they differ: weight codes, and the codes of quantized activations, for each layer, and the
-/// model's output.
+/// they differ: weight codes, and the codes of quantized activations, for each layer and each
+/// quantizer of the model's own, and the model's output.
 ///
 /// `forward` gets the model in its inference form. Samples must be on its device, without
 /// autodiff.
@@ -39,7 +39,7 @@ pub fn compare<M: Module, X, const D: usize>(
     let (prepared, converted) = (located(prepared), located(converted));
     let weights = weight_mismatches(&prepared, &converted)?;
     let activations = owners(&prepared);
-    let mut layers: HashMap<String, Difference> = HashMap::new();
+    let mut layers: BTreeMap<String, Difference> = BTreeMap::new();
     let mut output_difference = None;
     for sample in samples {
         let run = |model: &M| -> Result<(Vec<f32>, Vec<Tapped>), QuantError> {
@@ -59,7 +59,7 @@ pub fn compare<M: Module, X, const D: usize>(
         let (found, of_converted) = run(&converted)?;
         same_length("outputs", expected.len(), found.len())?;
         same_length("quantizer calls", of_prepared.len(), of_converted.len())?;
-        let differences = expected.iter().zip(&found).map(|(a, b)| (a - b).abs());
+        let differences = expected.iter().zip(&found).map(|(a, b)| difference(*a, *b));
         let largest = differences.fold(output_difference.unwrap_or(0.0), f32::max);
         output_difference = Some(largest);
         for (a, b) in of_prepared.iter().zip(&of_converted) {
@@ -75,14 +75,32 @@ pub fn compare<M: Module, X, const D: usize>(
     }
     report.output_difference = output_difference;
     for weight in &mut report.weights {
-        let difference = layers.get(&weight.path);
+        let difference = layers.remove(&weight.path);
+        let difference = difference.as_ref();
         weight.mismatch = Some(Mismatch {
             weight_codes: weights.get(&weight.path).copied().unwrap_or(0),
             activation_codes: difference.map(|difference| difference.largest),
             differing: difference.map_or(0.0, Difference::fraction),
         });
     }
+    report.activations = layers
+        .into_iter()
+        .map(|(path, difference)| ActivationMismatch {
+            path,
+            codes: difference.largest,
+            differing: difference.fraction(),
+        })
+        .collect();
     Ok(())
+}
+
+/// The distance of two outputs; infinite where only one of them is a number.
+fn difference(a: f32, b: f32) -> f32 {
+    match (a - b).abs() {
+        _ if a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()) => 0.0,
+        nan if nan.is_nan() => f32::INFINITY,
+        difference => difference,
+    }
 }
 
 #[derive(Default)]

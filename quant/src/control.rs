@@ -6,7 +6,7 @@ use burn::tensor::Device;
 
 use crate::schedule::{Phase, Schedule};
 use crate::state::HostIntegers;
-use crate::{Granularity, NumberFormat, Scheme};
+use crate::{Granularity, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
 
 /// How the schedule is overruled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +113,8 @@ impl Control {
     }
 }
 
-/// The scheme in six integers: format, bits, bounds and mapping, granularity, axis or block.
+/// The scheme in six integers: format, bounds, mapping, granularity and format of the scales, axis
+/// or block.
 fn fingerprint(scheme: &Scheme) -> [i32; 6] {
     let format = match scheme.format {
         NumberFormat::Int { signed, .. } => i32::from(signed),
@@ -130,12 +131,19 @@ fn fingerprint(scheme: &Scheme) -> [i32; 6] {
             (3, extents.iter().fold(0, fold))
         }
     };
+    let scale = match scheme.scale_format {
+        ScaleFormat::F32 => 0,
+        ScaleFormat::PowerOfTwo(ScaleRounding::Up) => 1,
+        ScaleFormat::PowerOfTwo(ScaleRounding::Standard) => 2,
+        ScaleFormat::E4M3(ScaleRounding::Up) => 3,
+        ScaleFormat::E4M3(ScaleRounding::Standard) => 4,
+    };
     [
         format,
         scheme.quant_min() as i32,
         scheme.quant_max() as i32,
         scheme.mapping as i32,
-        granularity,
+        granularity + 4 * scale,
         detail,
     ]
 }

@@ -58,6 +58,17 @@ pub struct Mismatch {
     pub differing: f64,
 }
 
+/// How far two models are apart at activations whose weight is not in the report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ActivationMismatch {
+    /// Path of the quantizer, or of the weight of the layer that it belongs to.
+    pub path: String,
+    /// Largest difference between the codes, over all samples, in steps.
+    pub codes: u32,
+    /// Codes that differ at all, as a fraction of those compared.
+    pub differing: f64,
+}
+
 /// What [`ConvertConfig::convert`](crate::ConvertConfig::convert) did.
 ///
 /// Prints as a table.
@@ -65,11 +76,16 @@ pub struct Mismatch {
 pub struct ConversionReport {
     /// The weights, in module order.
     pub weights: Vec<ConvertedWeight>,
+    /// Differences at activations whose weight is not quantized and at quantizers of the model's
+    /// own, by path, once [`compare`](crate::compare) has run.
+    #[serde(default)]
+    pub activations: Vec<ActivationMismatch>,
     /// Bytes of all other tensors of the model: biases, norms, running statistics, quantizer
     /// state.
     pub other_bytes: usize,
     /// Largest difference of the model's output over all samples, once
-    /// [`compare`](crate::compare) has run.
+    /// [`compare`](crate::compare) has run; infinite where only one of the two is a number.
+    #[serde(with = "crate::table::optional_float32")]
     pub output_difference: Option<f32>,
 }
 
@@ -77,6 +93,7 @@ impl ConversionReport {
     pub(crate) fn new(weights: Vec<ConvertedWeight>, other_bytes: usize) -> Self {
         Self {
             weights,
+            activations: Vec::new(),
             other_bytes,
             output_difference: None,
         }
@@ -107,11 +124,12 @@ impl ConversionReport {
         self.bytes() as f64 / self.float_bytes() as f64
     }
 
-    /// The largest difference of activation codes, over all layers.
+    /// The largest difference of weight and activation codes, over all layers and quantizers.
     pub fn largest_mismatch(&self) -> Option<u32> {
         let mismatches = self.weights.iter().filter_map(|w| w.mismatch);
         let largest = |m: Mismatch| m.weight_codes.max(m.activation_codes.unwrap_or(0));
-        mismatches.map(largest).max()
+        let activations = self.activations.iter().map(|activation| activation.codes);
+        mismatches.map(largest).chain(activations).max()
     }
 }
 
@@ -189,6 +207,9 @@ impl fmt::Display for ConversionReport {
             if let Outcome::KeptFakeQuantized { reason } = &weight.outcome {
                 writeln!(f, "`{}` stays fake-quantized: {reason}", weight.path)?;
             }
+        }
+        for ActivationMismatch { path, codes, .. } in &self.activations {
+            writeln!(f, "`{path}`: activation codes off by {codes}")?;
         }
         match self.output_difference {
             Some(difference) => writeln!(f, "largest difference of an output: {difference:e}"),

@@ -193,7 +193,7 @@ fn check_activations(all: &[Located]) -> Result<(), QuantError> {
     let activations = all.iter().filter(|located| {
         located.site != Site::Weight
             && located.quantizer.is_enabled()
-            && located.quantizer.config().observer.has_memory()
+            && located.quantizer.has_static_range()
     });
     for located in activations {
         let quantizer = located.quantizer.clone().with_path(located.name());

@@ -277,7 +277,8 @@ pub enum QuantError {
     /// A quantizer has no range, because no data passed through it while it observed.
     #[error(
         "no data was observed: call the layer with `forward_q`, and calibrate the model or train \
-         it for a step; or leave it out with an override"
+         it for a step; or leave it out with an override (`skip_activation` for a layer inside of \
+         a module that has no `forward_q` and calls it itself)"
     )]
     NeverObserved,
     /// A quantizer that takes the range of the values at hand has none of its own.

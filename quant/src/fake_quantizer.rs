@@ -135,6 +135,12 @@ impl FakeQuantize {
         !self.config.observer.has_memory() || self.lock().control.observed
     }
 
+    /// Whether its range is one that it keeps, not that of the values at hand: one that it observed
+    /// or is to observe, or that the memoryless observer was given.
+    pub(crate) fn has_static_range(&self) -> bool {
+        self.config.observer.has_memory() || self.lock().control.observed
+    }
+
     /// Whether the scale has become a parameter: after a calibration, or after the first training
     /// step that quantizes.
     pub fn is_learning(&self) -> bool {
@@ -168,7 +174,8 @@ impl FakeQuantize {
         })
     }
 
-    /// With this range, as if it had been observed.
+    /// With this range, as if it had been observed. The memoryless observer keeps it too, instead
+    /// of taking that of the values at hand.
     #[must_use]
     pub fn with_range(self, range: Range) -> Self {
         self.edit(|state| {
@@ -176,20 +183,6 @@ impl FakeQuantize {
             state.control.observed = true;
             state.control.non_finite = false;
         })
-    }
-
-    /// With this range from now on, also where it took that of the values at hand.
-    pub(crate) fn keeping(mut self, range: Range) -> Self {
-        if !self.config.observer.has_memory() {
-            self.config.observer = ObserverConfig::MinMax;
-            let observer = Observer::new(
-                self.config.observer,
-                range.min.dims()[0],
-                &range.min.device(),
-            );
-            self = self.edit(|state| state.observer = observer);
-        }
-        self.with_range(range)
     }
 
     pub(crate) fn with_path(mut self, path: String) -> Self {
@@ -203,10 +196,12 @@ impl FakeQuantize {
 
     /// Ready for a calibration, without what was observed so far.
     pub(crate) fn calibrating(self) -> Self {
+        let has_memory = self.config.observer.has_memory();
         self.edit(|state| {
             if state.control.mode == Mode::Scheduled {
                 state.control.mode = Mode::Calibrating;
-                state.control.observed = false;
+                // The memoryless observer was given its range, if it has one.
+                state.control.observed &= !has_memory;
                 state.control.non_finite = false;
                 state.control.initialized = false;
             }
@@ -360,12 +355,12 @@ impl FakeQuantize {
             };
             return Ok(Chosen::Learned(qparams, gradient));
         }
-        if !self.config.observer.has_memory() {
+        if !state.control.observed {
+            if self.config.observer.has_memory() {
+                return Ok(Chosen::Nothing);
+            }
             let x = x.clone().without_autodiff();
             return Ok(Chosen::Fixed(QuantParams::of(&x, scheme)?));
-        }
-        if !state.control.observed {
-            return Ok(Chosen::Nothing);
         }
         let range = state.observer.range();
         Ok(Chosen::Fixed(QuantParams::from_range(range, scheme)))

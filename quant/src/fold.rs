@@ -371,7 +371,10 @@ impl ChannelLayout {
     }
 }
 
-fn refuse_reparameterized(parameters: &[FloatParameter], weight: &str) -> Result<(), QuantError> {
+pub(crate) fn refuse_reparameterized(
+    parameters: &[FloatParameter],
+    weight: &str,
+) -> Result<(), QuantError> {
     let prefix = format!("{weight}.");
     match parameters
         .iter()
@@ -381,7 +384,7 @@ fn refuse_reparameterized(parameters: &[FloatParameter], weight: &str) -> Result
         true => Err(QuantError::UnsupportedLayer {
             path: weight.to_string(),
             reason:
-                "it carries a reparameterization; fold before `prepare`, or `materialize` first"
+                "it carries a reparameterization; do this before `prepare`, or `materialize` first"
                     .into(),
         }),
     }

@@ -76,7 +76,12 @@ pub struct Histogram {
 
 impl Histogram {
     /// An empty histogram of that many bins.
+    ///
+    /// # Panics
+    ///
+    /// Without bins.
     pub fn new(bins: usize) -> Self {
+        assert!(bins > 0, "a histogram has at least one bin");
         Self {
             min: f32::INFINITY,
             max: f32::NEG_INFINITY,
@@ -85,7 +90,12 @@ impl Histogram {
     }
 
     /// One with these counts, from `min` to `max`.
+    ///
+    /// # Panics
+    ///
+    /// Without counts.
     pub fn from_counts(min: f32, max: f32, counts: Vec<f64>) -> Self {
+        assert!(!counts.is_empty(), "a histogram has at least one bin");
         Self { min, max, counts }
     }
 
@@ -211,7 +221,10 @@ impl Histogram {
     ) -> (f32, f32) {
         let magnitude = match method {
             RangeMethod::Search => return calibrator::search(self, scheme),
-            RangeMethod::Percentile { percent } => calibrator::percentile(self, percent),
+            // Where most values are 0 the percentile is, too; that is no range.
+            RangeMethod::Percentile { percent } => {
+                calibrator::percentile(self, percent).max(self.edge(1))
+            }
             RangeMethod::Mse => {
                 let largest = calibrator::largest_code(scheme, lowest);
                 calibrator::mse(self, scheme.format, largest, self.start_bin())
@@ -244,7 +257,7 @@ impl Histogram {
         let counts: Vec<f64> = counts.iter().map(|count| f64::from(*count)).collect();
         match (ends, counts.iter().any(|count| *count > 0.0)) {
             ([min, max], true) => Self::from_counts(*min, *max, counts),
-            _ => Self::new(counts.len()),
+            _ => Self::new(counts.len().max(1)),
         }
     }
 }

@@ -37,7 +37,12 @@ pub struct InputStatistics {
 
 impl InputStatistics {
     /// No samples yet, of `features` features each.
+    ///
+    /// # Panics
+    ///
+    /// Without features.
     pub fn new(features: usize) -> Self {
+        assert!(features > 0, "a layer has at least one input");
         Self {
             samples: 0,
             gram: Mat::zeros(features, features),

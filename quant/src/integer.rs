@@ -194,7 +194,7 @@ impl IntegerLinear {
             for output in 0..d_output {
                 let products = row.iter().enumerate().map(|(k, code)| {
                     let weight = self.codes[k * d_output + output];
-                    i64::from(code - self.input.zero_point) * i64::from(weight)
+                    self.input.steps(*code) * i64::from(weight)
                 });
                 let sum = products.sum::<i64>() + i64::from(self.channels.bias[output]);
                 accumulators.push(to_i32_accumulator(sum)?);
@@ -207,8 +207,8 @@ impl IntegerLinear {
     ///
     /// # Errors
     ///
-    /// [`QuantError::InvalidScale`] and [`QuantError::InvalidMultiplier`] for an output grid that
-    /// is impossible or absurdly fine.
+    /// [`QuantError::InvalidScale`], [`QuantError::InvalidConfig`] and
+    /// [`QuantError::InvalidMultiplier`] for an output grid that is impossible or absurdly fine.
     pub fn requantize(
         &self,
         accumulators: &[i32],

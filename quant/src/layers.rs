@@ -12,7 +12,7 @@ pub(crate) struct Weight {
     pub(crate) device: Device,
     /// Axis of the output channels, in the layers that we know.
     pub(crate) axis: Option<usize>,
-    /// Whether the layer's input is a float tensor.
+    /// Whether the layer's input is a float tensor that a `forward_q` can quantize.
     pub(crate) float_input: bool,
     /// Whether the layer's output is an operand of one of an attention's products.
     pub(crate) attention_operand: bool,
@@ -100,7 +100,8 @@ impl ModuleVisitor for Layers {
             shape: param.lazy_shape().to_vec(),
             device: param.lazy_device(),
             axis,
-            float_input: container != "Struct:Embedding",
+            // Indices, and a call with offsets that no `forward_q` makes.
+            float_input: !matches!(container, "Struct:Embedding" | "Struct:DeformConv2d"),
             attention_operand: matches!(projection, "query" | "key" | "value"),
             attention_query: projection == "query",
         });

@@ -130,7 +130,9 @@ pub use burn_lean_quant_macros::quantize_calls;
 pub use calibrator::{entropy, mse, percentile, search};
 pub use codes::{from_codes, to_codes};
 pub use compare::compare;
-pub use conversion_report::{ConversionReport, ConvertedWeight, Mismatch, Outcome};
+pub use conversion_report::{
+    ActivationMismatch, ConversionReport, ConvertedWeight, Mismatch, Outcome,
+};
 pub use convert::{ConvertConfig, Unsupported, quantized_weights};
 pub use equalization::{AwqSearch, awq, smooth_quant};
 pub use error::QuantError;

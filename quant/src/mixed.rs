@@ -81,10 +81,12 @@ pub struct AllocationReport {
     /// The layers that are kept at the higher precision, the most sensitive first.
     pub kept: Vec<String>,
     /// What was lost: figure of merit of the float model less that of the result.
+    #[serde(with = "crate::table::float")]
     pub drop: f64,
     /// Whether that is within the bound. If not, all layers were kept and still too much is lost.
     pub within_bound: bool,
     /// Number of kept layers and figure of merit of each trial, in order.
+    #[serde(with = "crate::table::float_pairs")]
     pub trials: Vec<(usize, f64)>,
     /// What quantizing each layer alone costs, at the lower precision.
     pub sensitivity: Sensitivity,
@@ -222,11 +224,11 @@ impl MixedPrecisionConfig {
             done.push(layer);
             let choice = Override::new(layer.clone());
             config.overrides.push(match &self.keep_at {
-                Precision::Float => choice.with_skip(true),
+                Precision::Float => choice.with_skip(Some(true)),
                 Precision::Quantized { weight, activation } => choice
                     .with_weight(Some(weight.clone()))
                     .with_activation(activation.clone())
-                    .with_skip_activation(activation.is_none()),
+                    .with_skip_activation(activation.is_none().then_some(true)),
             });
         }
         config

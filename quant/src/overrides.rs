@@ -2,14 +2,14 @@
 
 use burn::config::Config;
 
-use crate::{FakeQuantizeConfig, WeightConfig};
+use crate::{FakeQuantizeConfig, QuantError, WeightConfig};
 
 /// Other choices for the weights at some paths, and for the layers they belong to.
 ///
 /// ```
 /// use burn_lean_quant::Override;
 ///
-/// let first = Override::new("encoder.0".into()).with_skip(true);
+/// let first = Override::new("encoder.0".into()).with_skip(Some(true));
 /// assert!(first.matches("encoder.0.conv.weight"));
 /// assert!(!first.matches("encoder.01.conv.weight"));
 /// assert!(Override::new("encoder.*.conv".into()).matches("encoder.3.conv.weight"));
@@ -20,15 +20,15 @@ pub struct Override {
     /// Path of a weight or of a module that holds some, for example `encoder.0`. `*` stands for
     /// any characters but dots, `**` for any.
     pub pattern: String,
-    /// Neither weights nor activations. Default: false.
-    #[config(default = false)]
-    pub skip: bool,
-    /// Activations only. Default: false.
-    #[config(default = false)]
-    pub skip_weight: bool,
-    /// Weights only. Default: false.
-    #[config(default = false)]
-    pub skip_activation: bool,
+    /// Neither weights nor activations. Default: as elsewhere.
+    #[config(default = "None")]
+    pub skip: Option<bool>,
+    /// Activations only. Default: as elsewhere.
+    #[config(default = "None")]
+    pub skip_weight: Option<bool>,
+    /// Weights only. Default: as elsewhere; what says how activations are quantized takes it back.
+    #[config(default = "None")]
+    pub skip_activation: Option<bool>,
     /// How the weights are quantized. Default: as elsewhere.
     #[config(default = "None")]
     pub weight: Option<WeightConfig>,
@@ -51,6 +51,26 @@ pub struct Override {
 }
 
 impl Override {
+    /// # Errors
+    ///
+    /// [`QuantError::InvalidConfig`] if it leaves activations out and says how they are quantized.
+    pub(crate) fn validate(&self) -> Result<(), QuantError> {
+        let skips = self.skip_activation == Some(true);
+        match skips && (self.activation.is_some() || self.wants_activations()) {
+            false => Ok(()),
+            true => Err(QuantError::InvalidConfig {
+                field: "skip_activation",
+                value: format!("true for `{}`", self.pattern),
+                expected: "left out where the override says how activations are quantized",
+            }),
+        }
+    }
+
+    /// Whether it changes activations that something else quantizes.
+    pub(crate) fn wants_activations(&self) -> bool {
+        self.activation_bits.is_some() || self.outputs == Some(true)
+    }
+
     /// Whether the pattern is that of this parameter, or of a module that holds it.
     pub fn matches(&self, path: &str) -> bool {
         let ends = path.match_indices('.').map(|(index, _)| index);

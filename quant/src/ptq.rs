@@ -197,14 +197,21 @@ impl PtqConfig {
         weights(&mut config.weight);
         match (observer, &mut config.activation) {
             (Some(observer), Some(activation)) => activation.observer = observer,
-            (None, activation) => *activation = None,
+            (None, activation) => {
+                *activation = None;
+                config.outputs = false;
+            }
             (Some(_), None) => {}
         }
         for choice in &mut config.overrides {
             choice.weight.iter_mut().for_each(weights);
             match (observer, &mut choice.activation) {
                 (Some(observer), Some(activation)) => activation.observer = observer,
-                (None, activation) => *activation = None,
+                (None, activation) => {
+                    *activation = None;
+                    choice.activation_bits = None;
+                    choice.outputs = None;
+                }
                 (Some(_), None) => {}
             }
         }
@@ -237,7 +244,9 @@ impl PtqConfig {
                 let Some(found) = found.remove(&located.path) else {
                     continue;
                 };
-                if located.site == Site::Weight {
+                // Of the model's own, one may take the range of the values at hand.
+                let has_range = located.quantizer.has_static_range();
+                if located.site == Site::Weight || !has_range {
                     continue;
                 }
                 let is_better = best
@@ -247,7 +256,7 @@ impl PtqConfig {
                     let range = ActivationRange {
                         path: located.path.clone(),
                         scheme: located.quantizer.scheme().to_string(),
-                        observer: *observer,
+                        observer: located.quantizer.config().observer,
                         sqnr: found.sqnr,
                         clipped: found.clipped,
                     };

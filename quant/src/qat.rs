@@ -130,7 +130,8 @@ pub struct QatConfig {
     /// The weights to prepare. Default: all that can be.
     #[config(default = "None")]
     pub group: Option<ParamGroup>,
-    /// What differs for some layers; of several that match, the last decides.
+    /// What differs for some layers; of several that match, the last that says something about a
+    /// choice decides it.
     #[config(default = "Vec::new()")]
     pub overrides: Vec<Override>,
     /// When quantizers observe and quantize.
@@ -234,13 +235,31 @@ impl QatConfig {
             .iter()
             .try_for_each(FakeQuantizeConfig::validate)?;
         for choice in &self.overrides {
+            choice.validate()?;
             choice.weight.iter().try_for_each(weight)?;
             choice
                 .activation
                 .iter()
                 .try_for_each(FakeQuantizeConfig::validate)?;
         }
-        Ok(())
+        let overrides = || self.overrides.iter();
+        let any =
+            self.activation.is_some() || overrides().any(|choice| choice.activation.is_some());
+        let wanted = match () {
+            _ if any => None,
+            _ if self.outputs => Some("outputs are quantized".to_string()),
+            _ => overrides()
+                .find(|choice| choice.wants_activations())
+                .map(|choice| format!("`{}` chooses outputs or bits", choice.pattern)),
+        };
+        match wanted {
+            None => Ok(()),
+            Some(wanted) => Err(QuantError::InvalidConfig {
+                field: "activation",
+                value: format!("None, while {wanted}"),
+                expected: "set, or no choices about activations made",
+            }),
+        }
     }
 
     /// The quantizers of one weight; none if it is left out.
@@ -293,6 +312,7 @@ struct Choices {
     axis: Option<usize>,
     skip: bool,
     skip_weight: bool,
+    skip_activation: bool,
 }
 
 impl Choices {
@@ -304,6 +324,7 @@ impl Choices {
             axis: None,
             skip: false,
             skip_weight: false,
+            skip_activation: false,
         };
         for choice in config
             .overrides
@@ -311,6 +332,9 @@ impl Choices {
             .filter(|choice| choice.matches(path))
         {
             choices.apply(choice);
+        }
+        if choices.skip_activation {
+            choices.activation = None;
         }
         choices
     }
@@ -321,6 +345,7 @@ impl Choices {
         }
         if let Some(activation) = &choice.activation {
             self.activation = Some(activation.clone());
+            self.skip_activation = false;
         }
         if let Some(bits) = choice.weight_bits {
             self.weight.format = with_bits(self.weight.format, bits);
@@ -330,13 +355,11 @@ impl Choices {
         {
             activation.scheme.format = with_bits(activation.scheme.format, bits);
         }
-        if choice.skip_activation {
-            self.activation = None;
-        }
         self.outputs = choice.outputs.unwrap_or(self.outputs);
         self.axis = choice.axis.or(self.axis);
-        self.skip = choice.skip;
-        self.skip_weight = choice.skip_weight;
+        self.skip = choice.skip.unwrap_or(self.skip);
+        self.skip_weight = choice.skip_weight.unwrap_or(self.skip_weight);
+        self.skip_activation = choice.skip_activation.unwrap_or(self.skip_activation);
     }
 }
 

@@ -21,8 +21,8 @@ pub fn load_float_record<M: Module>(
     model: M,
     record: ModuleRecord,
 ) -> Result<M, Rejected<M, QuantError>> {
-    let loaded = hide(|| try_load(&model, record));
-    loaded.map_err(|error| Rejected::new(model, refused("float record", &error)))
+    let loaded = hide(|| try_load(&model, record, "float record", |_| Ok(())));
+    loaded.map_err(|error| Rejected::new(model, error))
 }
 
 /// The record of the float model in a prepared one: as if it had never been prepared.
@@ -46,16 +46,13 @@ pub fn load_record<M: Module>(
     model: M,
     record: ModuleRecord,
 ) -> Result<M, Rejected<M, QuantError>> {
-    let loaded = match try_load(&model, record) {
-        Ok(loaded) => loaded,
-        Err(error) => return Err(Rejected::new(model, refused("record", &error))),
+    let check = |loaded: &M| {
+        let quantizers = quantizers(loaded);
+        let mut quantizers = quantizers.iter();
+        quantizers.try_for_each(|located| located.quantizer.check())
     };
-    let quantizers = quantizers(&loaded);
-    match quantizers
-        .iter()
-        .try_for_each(|located| located.quantizer.check())
-    {
-        Ok(()) => Ok(apply_schedule(loaded)),
+    match try_load(&model, record, "record", check) {
+        Ok(loaded) => Ok(apply_schedule(loaded)),
         Err(error) => Err(Rejected::new(model, error)),
     }
 }
@@ -63,10 +60,20 @@ pub fn load_record<M: Module>(
 /// Loads a record; leaves `model` as it is where that fails.
 ///
 /// Clones share running statistics, which a record replaces in place: a record that is refused half
-/// way would change those of `model`. `valid` copies them, so it is tried on that.
-fn try_load<M: Module>(model: &M, record: ModuleRecord) -> Result<M, RecordError> {
-    model.valid().try_load_record(record.clone())?;
-    model.clone().try_load_record(record)
+/// way would change those of `model`. `valid` copies them, so it is tried, and checked, on that.
+fn try_load<M: Module>(
+    model: &M,
+    record: ModuleRecord,
+    what: &str,
+    check: impl FnOnce(&M) -> Result<(), QuantError>,
+) -> Result<M, QuantError> {
+    let refused = |error: RecordError| QuantError::Record {
+        what: what.to_string(),
+        reason: error.to_string(),
+    };
+    let trial = model.valid().try_load_record(record.clone());
+    check(&trial.map_err(refused)?)?;
+    model.clone().try_load_record(record).map_err(refused)
 }
 
 /// Takes in the BatchNorm statistics of the last training step.
@@ -75,11 +82,4 @@ fn try_load<M: Module>(model: &M, record: ModuleRecord) -> Result<M, RecordError
 /// those of a record that is loaded.
 fn settle<M: Module>(model: &M) {
     let _ = model.valid();
-}
-
-fn refused(what: &str, error: &impl std::fmt::Display) -> QuantError {
-    QuantError::Record {
-        what: what.to_string(),
-        reason: error.to_string(),
-    }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
 use crate::float_parameters::{self, FloatParameter};
-use crate::fold::ChannelLayout;
+use crate::fold::{ChannelLayout, refuse_reparameterized};
 
 /// Factors for the features that flow from one module to others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub struct Rescale {
 /// # Errors
 ///
 /// Each with the model inside: [`QuantError::UnknownParameter`], [`QuantError::UnsupportedLayer`] for a
-/// consumer or producer of another kind, [`QuantError::LengthMismatch`] when the factors are not as
+/// consumer or producer of another kind or one that carries a reparameterization, [`QuantError::LengthMismatch`] when the factors are not as
 /// many as the features, [`QuantError::InvalidScale`] for a factor that is not positive and finite,
 /// [`QuantError::InvalidConfig`] without consumers.
 ///
@@ -102,10 +102,12 @@ fn plan<M: Module>(
     let inverse: Vec<f32> = rescale.factors.iter().map(|factor| 1.0 / factor).collect();
     let mut scaled = Vec::new();
     for (path, axis) in produced(&parameters, &rescale.producer)? {
+        refuse_reparameterized(&parameters, &path)?;
         scaled.push((path, axis, &inverse));
     }
     for consumer in &rescale.consumers {
         let weight = float_parameters::find(&parameters, &format!("{consumer}.weight"))?;
+        refuse_reparameterized(&parameters, &weight.path)?;
         let axis = match ChannelLayout::of(weight)? {
             ChannelLayout::Linear | ChannelLayout::ConvTranspose => 0,
             ChannelLayout::Conv => 1,

@@ -81,8 +81,8 @@ impl RoundingConfig {
     /// Rounds the weight of every layer that `inputs` knows, and keeps its scales from now on.
     ///
     /// The stored weight becomes the rounded one, of which fake quantization gives exactly the same
-    /// values; so convert, or go on training. A weight quantizer without memory gets one that holds
-    /// today's range, so that the scale does not follow the rounded weight.
+    /// values; so convert, or go on training. A weight quantizer without memory keeps today's range
+    /// from now on, in records too, so that the scale does not follow the rounded weight.
     ///
     /// # Errors
     ///
@@ -345,7 +345,7 @@ fn kept_ranges<M: Module>(
 ) -> Result<HashMap<String, crate::FakeQuantize>, QuantError> {
     let memoryless = quantizers(model).into_iter().filter(|located| {
         located.site == Site::Weight
-            && !located.quantizer.config().observer.has_memory()
+            && !located.quantizer.has_static_range()
             && !located.quantizer.is_learning()
     });
     let schemes: HashMap<String, Scheme> = memoryless
@@ -356,7 +356,7 @@ fn kept_ranges<M: Module>(
     let replaced = quantizers(model).into_iter().filter_map(|located| {
         let path = located.parameter.clone()?;
         let range = ranges.get(&path).filter(|_| located.site == Site::Weight)?;
-        Some((located.path, located.quantizer.keeping(range.clone())))
+        Some((located.path, located.quantizer.with_range(range.clone())))
     });
     Ok(replaced.collect())
 }

@@ -17,8 +17,10 @@ use crate::{FakeQuantize, Located, QuantError, Site, map_quantizers, quantizers}
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sensitivity {
     /// What `evaluate` gave with all quantizers off.
+    #[serde(with = "crate::table::float")]
     pub float: f64,
     /// What `evaluate` gave with all quantizers on.
+    #[serde(with = "crate::table::float")]
     pub quantized: f64,
     /// The layers, in module order.
     pub layers: Vec<LayerSensitivity>,
@@ -32,15 +34,19 @@ pub struct LayerSensitivity {
     /// Schemes of its quantizers, as they print.
     pub schemes: Vec<(Site, String)>,
     /// Signal to quantization noise ratio of each quantizer, in dB.
+    #[serde(with = "crate::table::float_pairs")]
     pub sqnr: Vec<(Site, f64)>,
     /// Signal to noise ratio of the model's output when only this layer is quantized, in dB.
     #[serde(with = "crate::table::float")]
     pub output_sqnr: f64,
     /// What `evaluate` gave when only this layer is quantized.
+    #[serde(with = "crate::table::float")]
     pub quantized_alone: f64,
     /// Σ (w̃ − w) · g: the change of the loss that the gradient g foretells, if asked for.
+    #[serde(with = "crate::table::optional_float", default)]
     pub first_order: Option<f64>,
     /// ½ Σ ((w̃ − w) · g)²: its second-order part with the squared gradient as curvature.
+    #[serde(with = "crate::table::optional_float", default)]
     pub second_order: Option<f64>,
 }
 

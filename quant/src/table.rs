@@ -23,6 +23,77 @@ pub(crate) fn decibels(signal: f64, noise: f64) -> f64 {
     }
 }
 
+/// As [`float`], of an optional F32.
+pub(crate) mod optional_float32 {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Number(#[serde(with = "super::float")] f64);
+
+    pub(crate) fn serialize<S: Serializer>(
+        value: &Option<f32>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let value = value.map(|value| Number(f64::from(value)));
+        value.serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<f32>, D::Error> {
+        let value = Option::<Number>::deserialize(deserializer)?;
+        Ok(value.map(|Number(value)| value as f32))
+    }
+}
+
+/// As [`float`], of an optional number.
+pub(crate) mod optional_float {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Number(#[serde(with = "super::float")] f64);
+
+    pub(crate) fn serialize<S: Serializer>(
+        value: &Option<f64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.map(Number).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<f64>, D::Error> {
+        let value = Option::<Number>::deserialize(deserializer)?;
+        Ok(value.map(|Number(value)| value))
+    }
+}
+
+/// As [`float`], of pairs with something else.
+pub(crate) mod float_pairs {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Pair<T>(T, #[serde(with = "super::float")] f64);
+
+    pub(crate) fn serialize<T: Serialize + Clone, S: Serializer>(
+        pairs: &[(T, f64)],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let pairs = pairs.iter().cloned().map(|(key, value)| Pair(key, value));
+        serializer.collect_seq(pairs)
+    }
+
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<(T, f64)>, D::Error> {
+        let pairs = Vec::<Pair<T>>::deserialize(deserializer)?;
+        Ok(pairs
+            .into_iter()
+            .map(|Pair(key, value)| (key, value))
+            .collect())
+    }
+}
+
 /// JSON has no infinities and no NaN: those are written as strings.
 pub(crate) mod float {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -22,6 +22,9 @@ pub fn advance<M: Module>(model: M) -> M {
 ///
 /// [`advance`] does this. Burn does not record whether a BatchNorm is frozen: call this after a
 /// record of the middle of a training was loaded without [`load_record`](crate::load_record).
+///
+/// It never thaws one: whether a frozen one was frozen by the schedule or by the model's author
+/// cannot be told. After a record of an earlier step, load into a model that was not frozen yet.
 pub fn apply_schedule<M: Module>(model: M) -> M {
     let frozen = quantizers(&model).iter().any(|located| {
         let quantizer = &located.quantizer;
@@ -34,6 +37,9 @@ pub fn apply_schedule<M: Module>(model: M) -> M {
 }
 
 /// The model with another schedule, in step 0.
+///
+/// BatchNorms that the last schedule froze stay frozen; those of a model that was prepared anew are
+/// not.
 ///
 /// # Errors
 ///

@@ -82,7 +82,8 @@ impl WeightGrid {
         [self.outputs, self.inputs]
     }
 
-    /// Every element to its nearest code: what fake quantization does.
+    /// Every element to its nearest code: what fake quantization does, except that a quotient that
+    /// F32 rounds to a tie is none here.
     pub fn nearest(&self) -> Vec<i32> {
         (0..self.weight.len())
             .map(|index| self.nearest_code(index, f64::from(self.weight[index])))

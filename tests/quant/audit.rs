@@ -357,7 +357,7 @@ fn mixed_audit(model: &Mixed) -> Audit {
 #[test]
 fn a_prepared_model_names_the_quantizers_and_the_call_that_goes_around_one() {
     let config =
-        QatConfig::new().with_overrides(vec![Override::new("last".into()).with_skip(true)]);
+        QatConfig::new().with_overrides(vec![Override::new("last".into()).with_skip(Some(true))]);
     let model = config.prepare(Mixed::new(&Device::flex())).unwrap();
     let audit = mixed_audit(&model);
     let by = |coverage: &Coverage| match coverage {

@@ -166,6 +166,34 @@ fn a_convolution_in_integers_is_the_sum_over_its_taps() {
 }
 
 #[test]
+fn a_grid_that_does_not_hold_its_zero_point_is_refused() {
+    let empty = Grid {
+        quant_min: 10,
+        quant_max: 0,
+        zero_point: 5,
+        ..byte_grid()
+    };
+    let outside = Grid {
+        zero_point: i32::MIN,
+        ..byte_grid()
+    };
+    let layer = |grid| IntegerLinear::new(vec![1, 2], [2, 1], &[1.0], None, grid);
+    let good = layer(byte_grid()).unwrap();
+    for grid in [empty, outside] {
+        let refused = |error: QuantError| match error {
+            QuantError::InvalidConfig { field, .. } => assert_eq!(field, "zero_point"),
+            other => panic!("{other}"),
+        };
+        refused(grid.quantize(1.0).unwrap_err());
+        refused(layer(grid).unwrap_err());
+        let mode = Requantization::FixedPoint;
+        refused(good.requantize(&[3], grid, mode).unwrap_err());
+    }
+    // Far apart, as no code is: saturated arithmetic has no place here.
+    assert_eq!(outside.dequantize(i32::MAX), outside.scale * 2f32.powi(32));
+}
+
+#[test]
 fn numbers_that_do_not_fit_are_refused() {
     let grid = byte_grid();
     let linear = |codes: Vec<i8>, scale: &[f32], bias: Option<&[f32]>, grid: Grid| {

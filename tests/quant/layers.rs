@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{
     Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
-    ConvTranspose3dConfig,
+    ConvTranspose3dConfig, DeformConv2dConfig,
 };
 use burn::nn::gru::GruConfig;
 use burn::nn::transformer::{PositionWiseFeedForwardConfig, TransformerEncoderConfig};
@@ -55,6 +55,14 @@ fn assert_layer<M: Module>(
     for located in quantizers(&prepared) {
         assert!(located.quantizer.is_observed(), "{}", located.path);
     }
+}
+
+#[test]
+fn a_deformable_convolution_has_no_quantizer_that_no_call_reaches() {
+    let conv = DeformConv2dConfig::new([2, 2], [3, 3]).init(&Device::flex());
+    let prepared = QatConfig::new().prepare(conv).unwrap();
+    let sites: Vec<Site> = quantizers(&prepared).iter().map(|q| q.site).collect();
+    assert_eq!(sites, [Site::Weight]);
 }
 
 #[test]

@@ -301,12 +301,13 @@ fn a_second_prepare_is_an_error_that_names_the_weight() {
 #[test]
 fn overrides_change_what_their_pattern_matches_and_the_last_decides() {
     let config = QatConfig::new().with_overrides(vec![
-        Override::new("conv".into()).with_skip(true),
+        Override::new("conv".into()).with_skip(Some(true)),
         Override::new("fc*".into()).with_weight_bits(Some(4)),
         Override::new("fc2".into())
             .with_weight_bits(Some(2))
-            .with_skip_activation(true)
-            .with_outputs(Some(true)),
+            .with_skip_activation(Some(true)),
+        // What it does not mention stays as the others say.
+        Override::new("**".into()).with_outputs(Some(false)),
     ]);
     let net = config.prepare(Net::new(1, &Device::flex())).unwrap();
     let found: Vec<_> = quantizers(&net)
@@ -320,6 +321,44 @@ fn overrides_change_what_their_pattern_matches_and_the_last_decides() {
             "input of `fc1`: UINT8",
             "fc2.weight: INT2 narrow",
         ]
+    );
+}
+
+#[test]
+fn a_later_override_takes_back_what_an_earlier_one_left_out() {
+    let config = QatConfig::new().with_overrides(vec![
+        Override::new("**".into()).with_skip(Some(true)),
+        Override::new("fc*".into()).with_skip(Some(false)),
+        Override::new("fc1".into()).with_skip_weight(Some(true)),
+        Override::new("fc2".into()).with_skip_activation(Some(true)),
+    ]);
+    let net = config.prepare(Net::new(1, &Device::flex())).unwrap();
+    let found = quantizers(&net).into_iter();
+    let found = found.filter(|located| located.quantizer.is_enabled());
+    let found: Vec<_> = found.map(|located| located.name()).collect();
+    assert_eq!(found, ["input of `fc1`", "fc2.weight"]);
+}
+
+#[test]
+fn choices_about_activations_where_none_is_quantized_are_refused() {
+    let refused = |config: QatConfig| {
+        let rejected = config.prepare(Net::new(1, &Device::flex())).unwrap_err();
+        match rejected.into_error() {
+            QuantError::InvalidConfig { field, .. } => field,
+            other => panic!("{other}"),
+        }
+    };
+    let weights = || QatConfig::new().with_activation(None);
+    let fc1 = || Override::new("fc1".into());
+    let bits = vec![fc1().with_activation_bits(Some(4))];
+    assert_eq!(refused(weights().with_outputs(true)), "activation");
+    assert_eq!(refused(weights().with_overrides(bits)), "activation");
+    let both = fc1()
+        .with_skip_activation(Some(true))
+        .with_outputs(Some(true));
+    assert_eq!(
+        refused(QatConfig::new().with_overrides(vec![both])),
+        "skip_activation"
     );
 }
 
@@ -338,7 +377,7 @@ fn patterns_and_groups_that_match_nothing_are_errors() {
     let error = config.prepare(net()).unwrap_err().into_error();
     assert!(matches!(error, QuantError::NothingInGroup { .. }));
 
-    let all = Override::new("**".into()).with_skip(true);
+    let all = Override::new("**".into()).with_skip(Some(true));
     let config = QatConfig::new().with_overrides(vec![all]);
     let error = config.prepare(net()).unwrap_err().into_error();
     assert_eq!(error, QuantError::NothingToQuantize);
@@ -358,7 +397,7 @@ fn a_config_survives_json() {
     use burn::config::Config;
     let config = QatConfig::new()
         .with_weight(WeightConfig::int(4))
-        .with_overrides(vec![Override::new("fc1".into()).with_skip(true)])
+        .with_overrides(vec![Override::new("fc1".into()).with_skip(Some(true))])
         .with_schedule(Schedule::new().with_quantize_from(7));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("qat.json");

@@ -5,10 +5,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
-    FakeQuantize, FakeQuantizeConfig, ForwardQ, Granularity, Learned, NumberFormat, ObserverConfig,
-    Override, Phase, QatConfig, QuantError, RangeMethod, Schedule, Scheme, WeightConfig,
-    WeightQuantizer, advance, calibrate, learned_parameters, merge_observers, quantizers,
-    set_schedule,
+    FakeQuantize, FakeQuantizeConfig, ForwardQ, Granularity, Histogram, InputStatistics, Learned,
+    NumberFormat, ObserverConfig, Override, Phase, QatConfig, QuantError, RangeMethod, Schedule,
+    Scheme, WeightConfig, WeightQuantizer, advance, calibrate, entropy, learned_parameters,
+    merge_observers, quantizers, set_schedule,
 };
 
 use crate::support::{each_device, gradients, tensor, values, with_numbers};
@@ -180,6 +180,31 @@ fn histograms_clip_what_the_method_says() {
         assert_eq!(highest(RangeMethod::Entropy), 100.0);
         assert!(highest(RangeMethod::Search) > 90.0);
     });
+}
+
+#[test]
+fn a_percentile_of_zeros_is_a_range_still() {
+    // 99 % of the values are 0: the percentile is, too.
+    let mut numbers = vec![0.0; 990];
+    numbers.extend([1.0; 10]);
+    let method = RangeMethod::Percentile { percent: 90.0 };
+    let config = uint8().with_observer(ObserverConfig::histogram(method));
+    let device = Device::flex();
+    let quantizer = calibrate(config.init(&device).unwrap(), |quantizer| {
+        quantizer.forward(batch(&numbers, &device));
+    });
+    assert_eq!(range(&quantizer.unwrap()), (0.0, 1.0 / 2048.0));
+}
+
+#[test]
+fn histograms_and_statistics_of_nothing_are_refused_at_the_door() {
+    let panics = |work: fn()| std::panic::catch_unwind(work).is_err();
+    assert!(panics(|| drop(Histogram::new(0))));
+    assert!(panics(|| drop(Histogram::from_counts(0.0, 1.0, vec![]))));
+    assert!(panics(|| {
+        entropy(&Histogram::new(4), 0, 1);
+    }));
+    assert!(panics(|| drop(InputStatistics::new(0))));
 }
 
 #[test]

@@ -401,6 +401,13 @@ fn factors_that_do_not_fit_are_refused() {
         refuse(factors("norm", &["fc1"], &[0.0; 6])),
         QuantError::InvalidScale { .. }
     ));
+    let prepared = QatConfig::new().prepare(Block::new(&device)).unwrap();
+    let rejected = rescale(prepared, &factors("norm", &["fc1"], &six)).unwrap_err();
+    let error = rejected.into_error();
+    assert!(
+        matches!(&error, QuantError::UnsupportedLayer { path, .. } if path == "fc1.weight"),
+        "{error}"
+    );
     let twice = factors("norm", &["fc1", "fc1"], &six);
     assert!(matches!(refuse(twice), QuantError::InvalidConfig { .. }));
 }

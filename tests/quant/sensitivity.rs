@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    ForwardQ, MixedPrecisionConfig, Precision, QatConfig, QuantError, Ranking, Sensitivity,
-    WeightConfig, quantizers, sensitivity,
+    AllocationReport, ForwardQ, MixedPrecisionConfig, Precision, QatConfig, QuantError, Ranking,
+    Sensitivity, WeightConfig, quantizers, sensitivity,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -146,6 +146,36 @@ fn a_sensitivity_report_reads_back_from_json() {
     let back = serde_json::from_str::<Sensitivity>(&json).unwrap();
     // The last bit of a number may be lost in its decimal form.
     assert_eq!(back.to_string(), found.to_string());
+}
+
+#[test]
+fn a_report_of_no_noise_and_of_a_failed_evaluation_reads_back_from_json() {
+    let device = Device::flex();
+    // Its weights lie on their grid already: no noise, infinitely many decibels.
+    let net = weights_only(4).prepare(Net::new(&device)).unwrap();
+    let net = weights_only(4).prepare(net.materialize()).unwrap();
+    let x = tensor(5, [4, 6], &device);
+    let found = sensitivity(&net, |net| net.forward(x.clone()), |_| f64::NAN).unwrap();
+    assert_eq!(found.layers[0].sqnr[0].1, f64::INFINITY);
+    let json = serde_json::to_string(&found).unwrap();
+    let back = serde_json::from_str::<Sensitivity>(&json).unwrap();
+    assert_eq!(back.layers[0].sqnr, found.layers[0].sqnr);
+    assert!(back.float.is_nan() && back.layers[0].quantized_alone.is_nan());
+    assert_eq!(back.layers[0].second_order, None);
+
+    let allocation = MixedPrecisionConfig::new(weights_only(2))
+        .with_keep_at(Precision::Float)
+        .allocate(
+            Net::new(&device),
+            |_| (),
+            |net| net.forward(x.clone()),
+            |_| f64::NAN,
+        );
+    let report = allocation.unwrap().report;
+    let json = serde_json::to_string(&report).unwrap();
+    let back = serde_json::from_str::<AllocationReport>(&json).unwrap();
+    assert!(back.drop.is_nan() && !back.within_bound);
+    assert_eq!(back.trials.len(), report.trials.len());
 }
 
 /// A figure of merit that loses 3 where the second layer is quantized and half a point for each of

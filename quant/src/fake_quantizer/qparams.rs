@@ -4,14 +4,15 @@ use burn::tensor::Tensor;
 
 use super::{FakeQuantize, State};
 use crate::observer::read;
-use crate::{QuantError, QuantParams, Range};
+use crate::{Granularity, QuantError, QuantParams, Range};
 
 impl FakeQuantize {
     /// The range that was observed.
     ///
     /// # Errors
     ///
-    /// [`QuantError::NeverObserved`]; [`QuantError::NoStaticRange`] for the memoryless observer.
+    /// [`QuantError::NeverObserved`]; [`QuantError::NoStaticRange`] for the memoryless observer,
+    /// unless it was given a range.
     pub fn range(&self) -> Result<Range, QuantError> {
         let state = self.lock();
         self.observed_range(&state)
@@ -19,13 +20,11 @@ impl FakeQuantize {
     }
 
     fn observed_range(&self, state: &State) -> Result<Range, QuantError> {
-        if !self.config.observer.has_memory() {
-            return Err(QuantError::NoStaticRange);
+        match state.control.observed {
+            true => Ok(state.observer.range()),
+            false if self.config.observer.has_memory() => Err(QuantError::NeverObserved),
+            false => Err(QuantError::NoStaticRange),
         }
-        if !state.control.observed {
-            return Err(QuantError::NeverObserved);
-        }
-        Ok(state.observer.range())
     }
 
     /// Scale and zero point as they are now: learned, or of the range that was observed.
@@ -63,13 +62,14 @@ impl FakeQuantize {
         if state.control.non_finite || !min.iter().zip(&max).all(span) {
             return Err(QuantError::NonFinite { what: "range" });
         }
-        if min == max {
+        // One value in each group is all there can be where a group has one element.
+        if min == max && self.config.scheme.granularity == Granularity::PerTensor {
             return Err(QuantError::ConstantRange { value: min[0] });
         }
         Ok(QuantParams::from_range(range, &self.config.scheme))
     }
 
-    /// [`qparams`](Self::qparams), or for the memoryless observer those of `x`: what
+    /// [`qparams`](Self::qparams), or for the memoryless observer without a range those of `x`: what
     /// [`forward`](Self::forward) uses for `x` once training is over.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl FakeQuantize {
     /// As [`qparams`](Self::qparams), and if the scheme cannot quantize the shape of `x`, or its
     /// values are not finite.
     pub fn qparams_for<const D: usize>(&self, x: &Tensor<D>) -> Result<QuantParams, QuantError> {
-        if self.config.observer.has_memory() || self.is_learning() {
+        if self.has_static_range() || self.is_learning() {
             return self.qparams();
         }
         let of = || {

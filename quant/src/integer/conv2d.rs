@@ -138,7 +138,7 @@ impl IntegerConv2d {
                 let c_in = group * per_group + c;
                 let code = input[((batch * shape[1] + c_in) * shape[2] + y) * shape[3] + x];
                 let weight = self.codes[channel * per_group * height * width + tap];
-                sum += i64::from(code - self.input.zero_point) * i64::from(weight);
+                sum += self.input.steps(code) * i64::from(weight);
             }
             accumulators.push(to_i32_accumulator(sum)?);
         }

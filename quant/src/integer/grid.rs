@@ -52,8 +52,10 @@ impl Grid {
     ///
     /// # Errors
     ///
-    /// [`QuantError::NonFinite`] for NaN: there is no code for it.
+    /// [`QuantError::NonFinite`] for NaN: there is no code for it. [`QuantError::InvalidScale`] and
+    /// [`QuantError::InvalidConfig`] for a grid that is none.
     pub fn quantize(&self, value: f32) -> Result<i32, QuantError> {
+        self.check("grid", &[])?;
         if value.is_nan() {
             return Err(QuantError::NonFinite {
                 what: "value to quantize",
@@ -67,7 +69,12 @@ impl Grid {
 
     /// The value of `code`.
     pub fn dequantize(&self, code: i32) -> f32 {
-        (code - self.zero_point) as f32 * self.scale
+        self.steps(code) as f32 * self.scale
+    }
+
+    /// The code's distance from that of 0.0.
+    pub(super) fn steps(&self, code: i32) -> i64 {
+        i64::from(code) - i64::from(self.zero_point)
     }
 
     pub(super) fn check(&self, what: &str, codes: &[i32]) -> Result<(), QuantError> {
@@ -78,6 +85,16 @@ impl Grid {
             });
         }
         let range = self.quant_min..=self.quant_max;
+        if !range.contains(&self.zero_point) {
+            return Err(QuantError::InvalidConfig {
+                field: "zero_point",
+                value: format!(
+                    "{} with codes from {} to {}",
+                    self.zero_point, self.quant_min, self.quant_max
+                ),
+                expected: "one of the codes",
+            });
+        }
         match codes.iter().find(|code| !range.contains(*code)) {
             None => Ok(()),
             Some(code) => Err(QuantError::CodeOutOfRange {

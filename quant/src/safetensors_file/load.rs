@@ -55,6 +55,11 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
         serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;
     let mut quantized = HashMap::new();
+    // Of a quantized weight, the codes and scales are all that a model without quantizers needs.
+    let of_weights: Vec<String> = entries
+        .keys()
+        .map(|name| format!("{name}.quant.weight."))
+        .collect();
     for (name, entry) in entries {
         let weight = read_weight(&tensors, &name, entry, &file)?;
         quantized.insert(name, weight);
@@ -80,10 +85,16 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
         return Err(error);
     }
     let left_over = tensors.names().into_iter().find(|name| {
-        let of_a_quantizer = !is_prepared && name.contains(".quant.");
-        !of_a_quantizer && !loader.used.iter().any(|used| used == name)
+        let not_needed = || {
+            let mut of_weights = of_weights.iter();
+            !is_prepared && of_weights.any(|prefix| name.starts_with(prefix))
+        };
+        !loader.used.iter().any(|used| used == name) && !not_needed()
     });
     match left_over {
+        Some(name) if !is_prepared && name.contains(".quant.") => Err(file.read(format!(
+            "the model has no quantizer for its `{name}`: prepare it as the saved one was"
+        ))),
         Some(name) => Err(file.read(format!("the model has no parameter for its `{name}`"))),
         None => Ok(loaded),
     }

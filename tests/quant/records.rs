@@ -1,0 +1,172 @@
+//! What a record or a file of a quantized model brings back, and which ones are refused.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::quant::{
+    FakeQuantize, FakeQuantizeConfig, ForwardQ, GptqConfig, LayerInputs, NumberFormat,
+    ObserverConfig, QatConfig, QuantError, Rounding, RoundingConfig, ScaleRounding, Scheme,
+    Storage, WeightConfig, calibrate, load_record, load_safetensors, quantized_weights,
+    save_safetensors,
+};
+
+use crate::support::{each_device, tensor, values, with_numbers};
+
+fn linear(device: &Device) -> Linear {
+    with_numbers(LinearConfig::new(8, 4).init(device), 3)
+}
+
+/// Cuts every number off at a half.
+struct Clamp;
+
+impl ModuleMapper for Clamp {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match D {
+            2 => param.map(|weight| weight.clamp(-0.5, 0.5)),
+            _ => param,
+        }
+    }
+}
+
+#[test]
+fn a_rounded_model_keeps_its_scales_in_a_record() {
+    each_device(|target| {
+        let device = &target.device;
+        let config = QatConfig::new()
+            .with_weight(WeightConfig::int(3))
+            .with_activation(None);
+        let prepared = config.prepare(linear(device)).unwrap();
+        let x = tensor::<2>(5, [32, 8], device);
+        let inputs = LayerInputs::collect(|| {
+            prepared.forward_q(x.clone());
+        })
+        .unwrap();
+        let gptq = RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()));
+        let (rounded, _) = gptq.apply(prepared, &inputs).unwrap();
+        // All numbers are smaller than what they were rounded from: the largest code is not there.
+        let rounded = rounded.map(&mut Clamp);
+        let expected = quantized_weights(&rounded).unwrap();
+
+        let fresh = config.prepare(linear(device)).unwrap();
+        let loaded = load_record(fresh, rounded.clone().into_record()).unwrap();
+        assert_eq!(quantized_weights(&loaded).unwrap(), expected);
+        assert_eq!(values(loaded.weight.val()), values(rounded.weight.val()));
+        // A calibration is of activations: it leaves the range that was given.
+        let calibrated = calibrate(loaded, |_| {}).unwrap();
+        assert_eq!(quantized_weights(&calibrated).unwrap(), expected);
+    });
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    norm: BatchNorm,
+    linear: Linear,
+}
+
+impl Normed {
+    fn new(device: &Device) -> Self {
+        Self {
+            norm: BatchNormConfig::new(8).init(device),
+            linear: linear(device),
+        }
+    }
+}
+
+#[test]
+fn a_record_of_another_scheme_leaves_the_running_statistics_as_they_are() {
+    let device = Device::flex().autodiff();
+    let prepare = |bits| {
+        let config = QatConfig::new().with_weight(WeightConfig::int(bits));
+        config.prepare(Normed::new(&device)).unwrap()
+    };
+    let other = prepare(8);
+    other.norm.forward(tensor::<2>(1, [16, 8], &device) + 3.0);
+    let other = other.valid().train();
+
+    let rejected = load_record(prepare(4), other.into_record()).unwrap_err();
+    assert!(rejected.error().to_string().contains("INT4 narrow"));
+    let mean = rejected.into_value().norm.running_mean.value();
+    assert_eq!(values(mean), [0.0; 8]);
+}
+
+#[test]
+fn a_record_of_other_scales_is_refused() {
+    let device = Device::flex();
+    let quantizer = |scheme: Scheme| -> FakeQuantize {
+        let config = FakeQuantizeConfig::new(scheme);
+        let config = config.with_observer(ObserverConfig::Memoryless);
+        config.init(&device).unwrap()
+    };
+    let [up, standard] = [ScaleRounding::Up, ScaleRounding::Standard].map(Scheme::mxfp4);
+    let record = quantizer(up.clone()).into_record();
+    assert!(load_record(quantizer(up), record.clone()).is_ok());
+    let error = load_record(quantizer(standard), record).unwrap_err();
+    let QuantError::Parameter { error, .. } = error.into_error() else {
+        panic!("no path")
+    };
+    assert!(
+        matches!(*error, QuantError::ForeignScheme { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_file_with_quantized_activations_is_refused_by_a_model_that_has_no_quantizers() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("linear.safetensors");
+    let x = tensor::<2>(5, [32, 8], &device);
+    let prepared = QatConfig::new().prepare(linear(&device)).unwrap();
+    let prepared = calibrate(prepared, |linear| {
+        linear.forward_q(x.clone());
+    });
+    save_safetensors(&prepared.unwrap(), &path).unwrap();
+    let rejected = load_safetensors(linear(&device), &path, Storage::Auto).unwrap_err();
+    let message = rejected.error().to_string();
+    assert!(message.contains("weight.quant.input"), "{message}");
+    assert!(message.contains("prepare it"), "{message}");
+}
+
+#[test]
+fn a_weight_with_one_element_per_channel_has_codes_and_is_rounded() {
+    each_device(|target| {
+        let device = &target.device;
+        let narrow = || with_numbers(LinearConfig::new(1, 4).init(device), 3);
+        let weight = WeightConfig::new()
+            .with_format(NumberFormat::int(4).narrow())
+            .with_observer(ObserverConfig::MinMax);
+        let config = QatConfig::new().with_weight(weight).with_activation(None);
+        let prepared = config.prepare(narrow()).unwrap();
+        let x = tensor::<2>(5, [32, 1], device);
+        let prepared = calibrate(prepared, |linear| {
+            linear.forward_q(x.clone());
+        })
+        .unwrap();
+        let inputs = LayerInputs::collect(|| {
+            prepared.forward_q(x.clone());
+        });
+        let (rounded, _) = RoundingConfig::new()
+            .apply(prepared, &inputs.unwrap())
+            .unwrap();
+        // Each is the largest of its channel.
+        let float = values(narrow().weight.val());
+        for (found, float) in values(rounded.weight.val()).iter().zip(&float) {
+            assert!((found - float).abs() < 1e-6, "{found} for {float}");
+        }
+        let weights = quantized_weights(&rounded).unwrap();
+        let expected = float.iter().map(|x| 7 * x.signum() as i32);
+        assert_eq!(weights[0].1.codes(), expected.collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn one_value_in_a_whole_tensor_is_still_no_range() {
+    let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+    let quantizer = config.init(&Device::flex()).unwrap();
+    let x = Tensor::<1>::full([4], 2.0, &Device::flex());
+    let rejected = calibrate(quantizer, |quantizer| {
+        quantizer.forward(x);
+    });
+    let error = rejected.unwrap_err().into_error();
+    assert!(error.to_string().contains("all values observed are 2"));
+}
