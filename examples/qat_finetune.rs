@@ -53,7 +53,7 @@ struct Cli {
     #[arg(long, value_parser = support::at_least_one)]
     finetune_epochs: Option<usize>,
     /// Learning rate of the fine-tuning, at its start; it falls to zero.
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, value_parser = support::not_negative)]
     finetune_rate: f64,
     /// Seed of the initial weights and of the order of the data.
     #[arg(long, default_value_t = 42)]
@@ -82,6 +82,13 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
     let images = ImageSet::load(cli.data.as_deref())?;
     let (train, validation) = images.train.take(cli.limit).split(0.1);
+    if validation.len() == 0 {
+        return Err(format!(
+            "of {} training images none is left to validate on: raise `--limit`",
+            train.len()
+        )
+        .into());
+    }
     let scored = match cli.validate {
         true => validation.clone(),
         false => images.test,

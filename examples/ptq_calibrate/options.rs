@@ -30,7 +30,12 @@ pub(crate) struct Cli {
     #[arg(long, value_parser = support::at_least_one)]
     pub(crate) test_limit: Option<usize>,
     /// Passes over the training images, where there is no checkpoint.
-    #[arg(long, default_value_t = 20, value_parser = support::at_least_one)]
+    #[arg(
+        long,
+        default_value_t = 20,
+        value_parser = support::at_least_one,
+        conflicts_with = "checkpoint"
+    )]
     pub(crate) epochs: usize,
     /// Training images to calibrate with.
     #[arg(long, default_value_t = 512, value_parser = support::at_least_one)]
@@ -41,18 +46,23 @@ pub(crate) struct Cli {
     /// Bits of the weights.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
     weight_bits: u8,
-    /// Bits of the activations.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
-    activation_bits: u8,
+    /// Bits of the activations, where they are quantized [default: 8].
+    #[arg(long, value_parser = clap::value_parser!(u8).range(2..=8))]
+    activation_bits: Option<u8>,
     /// How weights are rounded.
     #[arg(long, value_enum, default_value_t = RoundingName::Nearest)]
     rounding: RoundingName,
     /// Keep the most sensitive layers at 8 bits until the accuracy is within `--max-drop`. Takes
-    /// static activations and weights that are rounded to nearest.
+    /// static activations, and weights with their full range that are rounded to nearest.
     #[arg(long, conflicts_with_all = ["mode", "rounding"])]
     pub(crate) mixed: bool,
     /// Accuracy that may be lost with `--mixed` [points].
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        value_parser = support::not_negative,
+        requires = "mixed"
+    )]
     pub(crate) max_drop: f64,
     /// Seed of the training.
     #[arg(long, default_value_t = 42)]
@@ -96,14 +106,20 @@ enum RoundingName {
 
 impl Cli {
     pub(crate) fn bits(&self) -> String {
+        let weight = self.weight_bits;
         match self.mode {
-            Mode::WeightOnly => format!("PTQ W{}", self.weight_bits),
-            _ => format!("PTQ W{}A{}", self.weight_bits, self.activation_bits),
+            Mode::WeightOnly => format!("PTQ W{weight}"),
+            _ if self.mixed => format!("PTQ W{weight}A{} and W8A8", self.of_activations()),
+            _ => format!("PTQ W{weight}A{}", self.of_activations()),
         }
     }
 
+    fn of_activations(&self) -> u8 {
+        self.activation_bits.unwrap_or(8)
+    }
+
     pub(crate) fn ptq(&self) -> PtqConfig {
-        let activation = Scheme::affine(NumberFormat::uint(self.activation_bits));
+        let activation = Scheme::affine(NumberFormat::uint(self.of_activations()));
         let quantize = QatConfig::new()
             .with_weight(WeightConfig::int(self.weight_bits))
             .with_activation(Some(FakeQuantizeConfig::new(activation)));
@@ -131,6 +147,11 @@ impl Cli {
 
     /// The data, normalized as the checkpoints of the network were trained.
     pub(crate) fn images(&self) -> Result<ImageSet, Box<dyn Error>> {
+        if self.mode == Mode::WeightOnly && self.activation_bits.is_some() {
+            return Err("`--mode weight-only` quantizes no activations: leave \
+                        `--activation-bits` out"
+                .into());
+        }
         if let Some(folder) = self.output.parent() {
             std::fs::create_dir_all(folder)
                 .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;

@@ -78,3 +78,12 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
         Err(error) => Err(error.to_string()),
     }
 }
+
+/// A command line number that is not negative.
+pub(crate) fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number >= 0.0 && number.is_finite() => Ok(number),
+        Ok(_) => Err("must be at least 0".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
