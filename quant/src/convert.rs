@@ -5,14 +5,15 @@ use std::collections::HashMap;
 use burn::config::Config;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::quantization::quantized_data_len;
-use burn::tensor::{DType, Tensor};
-use burn_lean_reparam::Rejected;
+use burn::tensor::{DType, Int, Tensor};
+use burn_lean_reparam::{Rejected, unlink_before};
 use serde::{Deserialize, Serialize};
 
 use crate::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
+use crate::effective::Effective;
 use crate::float_parameters;
 use crate::walk::{Located, Site, quantizers};
-use crate::{QuantError, QuantizedTensor, Storage};
+use crate::{FakeQuantize, QuantError, QuantizedTensor, Storage, WeightQuantizer};
 
 /// What to do with a weight that Burn, or the device, cannot hold quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -62,16 +63,21 @@ impl ConvertConfig {
     /// - Activation quantizers stay where they are, with their ranges.
     /// - Only weights that carry a quantizer are converted: never biases, norms or running
     ///   statistics.
+    /// - In a [`Chain`](burn_lean_reparam::Chain), what acts before the quantizer becomes part of
+    ///   the codes and is taken off: of a weight with a pruning mask before its quantizer, the
+    ///   codes of the pruned elements stand for exactly 0, and the mask is gone. What acts after
+    ///   the quantizer stays; what a mask hides there becomes 0 in the codes, too.
     /// - The model that comes back is for inference ([`valid`](Module::valid)). Its record loads
-    ///   into a model prepared the same way.
+    ///   into a model prepared the same way; where masks were taken off, into a chain of no masks
+    ///   and the same quantizers. [Files](crate::save_safetensors) load into either.
     ///
     /// # Errors
     ///
     /// Each with the model inside, as it was: [`QuantError::NothingToConvert`];
     /// [`QuantError::UnknownParameter`] for a name in [`parameters`](Self::parameters) that is no
     /// quantized weight; [`QuantError::NotQuantizing`] for a quantizer whose schedule does not
-    /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that something else transforms
-    /// before its quantizer does; and, of the parameter at fault, [`QuantError::NeverObserved`] and
+    /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that would no longer be the one
+    /// of the forward pass, for what acts on it after its quantizer; and, of the parameter at fault, [`QuantError::NeverObserved`] and
     /// its kind, and [`QuantError::UnsupportedStorage`].
     pub fn convert<M: Module>(
         &self,
@@ -91,25 +97,43 @@ impl ConvertConfig {
         for weight in &mut chosen {
             weight.check()?;
         }
+        let effective = Effective::of(&model);
         let mut converter = Converter {
             path: Vec::new(),
             config: self,
+            effective: &effective,
             chosen: chosen
                 .into_iter()
                 .map(|weight| (weight.path.clone(), weight))
                 .collect(),
             outcomes: Vec::new(),
-            other_bytes: 0,
             error: None,
         };
         let model = model.map(&mut converter);
-        match converter.error {
-            Some(error) => Err(error),
-            None => Ok((
-                model,
-                ConversionReport::new(converter.outcomes, converter.other_bytes),
-            )),
+        if let Some(error) = converter.error {
+            return Err(error);
         }
+        let outcomes = converter.outcomes;
+        let model = unlink_before::<WeightQuantizer, _>(model, |path| {
+            let weight = outcomes.iter().find(|weight| weight.path == path);
+            weight.is_some_and(|weight| matches!(weight.outcome, Outcome::Converted { .. }))
+        });
+        if let Some(path) = effective.first_difference(&Effective::of(&model))? {
+            return Err(QuantError::UnsupportedLayer {
+                path: path.to_string(),
+                reason: "what acts on it after its quantizer gives other values for the converted \
+                         weight; fold that into the weight first"
+                    .into(),
+            });
+        }
+        let mut others = OtherBytes {
+            path: Vec::new(),
+            weights: &outcomes,
+            bytes: 0,
+        };
+        model.visit(&mut others);
+        let other_bytes = others.bytes;
+        Ok((model, ConversionReport::new(outcomes, other_bytes)))
     }
 
     /// The weights to convert.
@@ -148,7 +172,7 @@ impl ConvertConfig {
 /// A weight and its quantizer.
 struct QuantizedWeight {
     path: String,
-    located: Located,
+    quantizer: FakeQuantize,
 }
 
 impl QuantizedWeight {
@@ -156,33 +180,44 @@ impl QuantizedWeight {
         let is_weight = located.site == Site::Weight && located.quantizer.is_enabled();
         let path = located.parameter.clone().filter(|_| is_weight)?;
         let quantizer = located.quantizer.clone().with_path(path.clone());
-        Some(Self {
-            located: Located {
-                quantizer,
-                ..located.clone()
-            },
-            path,
-        })
+        Some(Self { path, quantizer })
     }
 
     fn check(&self) -> Result<(), QuantError> {
-        // Inside of a chain, only the first link sees the base.
-        let behind = self.located.path[self.path.len()..].contains(".second.");
-        if behind {
-            return Err(QuantError::UnsupportedLayer {
-                path: self.path.clone(),
-                reason: "another reparameterization acts on it before its quantizer does; fold \
-                         that one into the weight first"
-                    .into(),
-            });
-        }
-        let phase = self.located.quantizer.phase();
+        let phase = self.quantizer.phase();
         match phase.quantizes() {
             true => Ok(()),
             false => Err(QuantError::NotQuantizing {
                 phase: phase.to_string(),
             }
             .at(&self.path)),
+        }
+    }
+
+    /// The codes of the weight that is stored as `base`.
+    fn quantize<const D: usize>(
+        &self,
+        base: Tensor<D>,
+        effective: &Effective,
+    ) -> Result<QuantizedTensor, QuantError> {
+        let given = effective.given(&self.path, base);
+        let qparams = self.quantizer.qparams_for(&given)?;
+        let scheme = self.quantizer.scheme();
+        let quantized = QuantizedTensor::quantize(&given, &qparams, scheme)?;
+        let Some(seen) = effective.value(&self.path)? else {
+            return Ok(quantized);
+        };
+        let values = quantized.dequantize::<D>(&given.device())?.try_into_data();
+        let values = values.map_err(|error| QuantError::Device {
+            reason: error.to_string(),
+        })?;
+        let values: Vec<f32> = values.iter::<f32>().collect();
+        // What a mask behind the quantizer hides becomes a code of zero. Anything else that acts
+        // there goes on acting on the values.
+        let is_mask = |(value, seen): (&f32, &f32)| *seen == 0.0 || value == seen;
+        match values.iter().zip(&seen).all(is_mask) {
+            true => quantized.with_zeros(seen.iter().map(|seen| *seen == 0.0)),
+            false => Ok(quantized),
         }
     }
 }
@@ -205,10 +240,9 @@ fn check_activations(all: &[Located]) -> Result<(), QuantError> {
 struct Converter<'a> {
     path: Vec<String>,
     config: &'a ConvertConfig,
+    effective: &'a Effective,
     chosen: HashMap<String, QuantizedWeight>,
     outcomes: Vec<ConvertedWeight>,
-    /// Bytes of everything that is not converted.
-    other_bytes: usize,
     error: Option<QuantError>,
 }
 
@@ -218,7 +252,7 @@ impl Converter<'_> {
         weight: &QuantizedWeight,
         base: Tensor<D>,
     ) -> Result<Tensor<D>, QuantError> {
-        let quantizer = &weight.located.quantizer;
+        let quantizer = &weight.quantizer;
         let mut report = ConvertedWeight {
             path: weight.path.clone(),
             scheme: quantizer.scheme().to_string(),
@@ -234,8 +268,7 @@ impl Converter<'_> {
             self.outcomes.push(report);
             return Ok(base);
         }
-        let qparams = quantizer.qparams_for(&base)?;
-        let quantized = QuantizedTensor::quantize(&base, &qparams, quantizer.scheme())?;
+        let quantized = weight.quantize(base.clone(), self.effective)?;
         report.packed_bytes = quantized.packed_bytes();
         let (tensor, outcome) = match quantized.to_burn::<D>(&base.device(), self.config.storage) {
             Ok(tensor) => {
@@ -280,11 +313,6 @@ impl ModuleMapper for Converter<'_> {
         }
         let path = self.path.join(".");
         let Some(weight) = self.chosen.remove(&path) else {
-            let dtype = param.base().dtype();
-            self.other_bytes += match dtype {
-                DType::QFloat(scheme) => quantized_data_len(&scheme, &param.shape()),
-                _ => param.shape().num_elements() * dtype.size(),
-            };
             return param;
         };
         param.map(|base| match self.convert(&weight, base.clone()) {
@@ -298,13 +326,38 @@ impl ModuleMapper for Converter<'_> {
             }
         })
     }
+}
 
-    fn map_int<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, burn::tensor::Int>>,
-    ) -> Param<Tensor<D, burn::tensor::Int>> {
-        self.other_bytes += param.lazy_shape().num_elements() * 4;
-        param
+/// Counts the bytes of everything that is not converted.
+struct OtherBytes<'a> {
+    path: Vec<String>,
+    weights: &'a [ConvertedWeight],
+    bytes: usize,
+}
+
+impl ModuleVisitor for OtherBytes<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        if self.weights.iter().any(|weight| weight.path == path) {
+            return;
+        }
+        let dtype = param.base().dtype();
+        self.bytes += match dtype {
+            DType::QFloat(scheme) => quantized_data_len(&scheme, &param.shape()),
+            _ => param.shape().num_elements() * dtype.size(),
+        };
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.bytes += param.lazy_shape().num_elements() * 4;
     }
 }
 
@@ -325,6 +378,7 @@ pub fn quantized_weights<M: Module>(
     }
     let mut reader = Reader {
         path: Vec::new(),
+        effective: Effective::of(model),
         weights: weights
             .into_iter()
             .map(|weight| (weight.path.clone(), weight))
@@ -345,6 +399,7 @@ pub fn quantized_weights<M: Module>(
 
 struct Reader {
     path: Vec<String>,
+    effective: Effective,
     weights: HashMap<String, QuantizedWeight>,
     found: Vec<(String, Result<QuantizedTensor, QuantError>)>,
 }
@@ -363,13 +418,10 @@ impl ModuleVisitor for Reader {
         let Some(weight) = self.weights.remove(&path) else {
             return;
         };
-        let quantizer = &weight.located.quantizer;
         let base = param.base().without_autodiff();
         let quantized = match base.dtype() {
-            DType::QFloat(_) => QuantizedTensor::from_burn(base, quantizer.scheme()),
-            _ => quantizer
-                .qparams_for(&base)
-                .and_then(|qparams| QuantizedTensor::quantize(&base, &qparams, quantizer.scheme())),
+            DType::QFloat(_) => QuantizedTensor::from_burn(base, weight.quantizer.scheme()),
+            _ => weight.quantize(base, &self.effective),
         };
         self.found.push((path, quantized));
     }

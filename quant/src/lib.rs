@@ -40,6 +40,7 @@ mod composed;
 mod control;
 mod conversion_report;
 mod convert;
+mod effective;
 mod equalization;
 mod error;
 mod fake_quantize;

@@ -13,7 +13,6 @@ use burn_lean::quant::{
     QuantizedTensor, Schedule, Scheme, Storage, Unsupported, WeightConfig, WeightQuantizer,
     compare, load_safetensors, map_quantizers, quantized_weights, quantizers, save_safetensors,
 };
-use burn_lean::reparam::{Chain, ChainReparameterizer, attach};
 
 use crate::support::{each_device, tensor, values};
 
@@ -387,22 +386,6 @@ fn a_switched_off_quantizer_is_not_converted() {
     assert_eq!(report.weights.len(), 1);
     assert_eq!(converted.fc1.weight.base().dtype(), DType::F32);
     assert_eq!(quantizers(&converted).len(), 4);
-}
-
-#[test]
-fn a_weight_that_something_else_transforms_first_is_refused() {
-    let lora = burn::module::Lora::new(1, 1.0);
-    let net = Net::new(&Device::flex());
-    let quantizers = weight_only(8).reparameterizer(&net).unwrap();
-    let net = attach(net, ChainReparameterizer::new(lora, quantizers)).unwrap();
-    assert!(
-        net.fc1
-            .weight
-            .reparameterization::<Chain<burn::module::LoraAdapter, WeightQuantizer>>()
-            .is_some()
-    );
-    let error = ConvertConfig::new().convert(net).unwrap_err().into_error();
-    assert!(matches!(error, QuantError::UnsupportedLayer { path, .. } if path == "fc1.weight"));
 }
 
 #[test]
