@@ -140,7 +140,7 @@ pub use fake_quantize_config::{FakeQuantizeConfig, Learned, learned_parameters};
 pub use fake_quantizer::FakeQuantize;
 pub use flips::{FlipTracker, Flips, WeightFlips};
 pub use fold::{FoldPair, fold};
-pub use forward_q::{ForwardQ, MhaInput, TransformerEncoderInput};
+pub use forward_q::{ForwardQ, MhaInput, TransformerDecoderInput, TransformerEncoderInput};
 pub use gptq::{GptqConfig, gptq};
 pub use health::{Health, QuantizerHealth, health};
 pub use histogram::{Histogram, RangeMethod};
