@@ -92,6 +92,17 @@ impl<const D: usize> ForwardQ<Tensor<D>> for Linear {
     }
 }
 
+impl ForwardQ<Tensor<3>> for Conv1d {
+    type Output = Tensor<3>;
+
+    fn forward_q(&self, input: Tensor<3>) -> Tensor<3> {
+        around(&self.weight, input, |x| {
+            layer_inputs::conv1d(self, &x);
+            self.forward(x)
+        })
+    }
+}
+
 impl ForwardQ<Tensor<4>> for Conv2d {
     type Output = Tensor<4>;
 
@@ -116,7 +127,6 @@ macro_rules! convolutions {
 }
 
 convolutions! {
-    Conv1d, 3;
     Conv3d, 5;
     ConvTranspose1d, 3;
     ConvTranspose2d, 4;

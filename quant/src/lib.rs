@@ -146,7 +146,7 @@ pub use health::{Health, QuantizerHealth, health};
 pub use histogram::{Histogram, RangeMethod};
 pub use input_statistics::InputStatistics;
 pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
-pub use layer_inputs::{LayerInputs, patches};
+pub use layer_inputs::{LayerInputs, patches, patches_1d};
 pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
 pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, Ranking};
 pub use number_format::NumberFormat;
