@@ -41,8 +41,9 @@ impl QuantizedTensor {
     ///
     /// [`QuantError::UnsupportedStorage`] when Burn cannot hold the tensor (an affine scheme,
     /// unsigned integers, scales that are not F32, blocks that do not come out smaller than F32)
-    /// or the device cannot (a dtype it lacks, a shape it cannot pack, or values that it gives
-    /// back wrong).
+    /// or the device cannot: a dtype it lacks, a shape it cannot pack (a GPU needs an axis along
+    /// which words of 32 bits hold codes of one scale each: for a convolution with a scale for each
+    /// output channel, four input channels at 8 bits), or values that it gives back wrong.
     pub fn to_burn<const D: usize>(
         &self,
         device: &Device,
@@ -56,8 +57,23 @@ impl QuantizedTensor {
             .map_err(device_error)?;
         let mut refusals = Vec::new();
         for value in wider(value) {
-            for store in stores(device, storage, value, self.shape()) {
+            let stores = stores(device, storage, value, self.shape());
+            if !on_host(device) && !stores.iter().any(is_packed) {
+                refusals.push(format!(
+                    "no axis of {:?} is a multiple of the {} codes in a 32-bit word",
+                    self.shape(),
+                    32 / value.size_bits()
+                ));
+            }
+            for store in stores {
                 let scheme = levels.scheme(value, store);
+                if let Some(axis) = self.axis_with_mixed_words(value, store)? {
+                    refusals.push(format!(
+                        "a word of {} codes along axis {axis} would need several scales",
+                        32 / value.size_bits()
+                    ));
+                    continue;
+                }
                 if !can_hold(device, scheme) {
                     refusals.push(format!("{value:?} {store:?} is not among its dtypes"));
                     continue;
@@ -75,12 +91,6 @@ impl QuantizedTensor {
                 }
                 refusals.push(format!("{value:?} {store:?} comes back with other values"));
             }
-        }
-        if refusals.is_empty() {
-            refusals.push(format!(
-                "no axis of {:?} is a multiple of the codes in a 32-bit word",
-                self.shape()
-            ));
         }
         Err(self.unsupported(format!("{device:?}: {}", refusals.join("; "))))
     }
@@ -238,6 +248,22 @@ impl QuantizedTensor {
         })
     }
 
+    /// The axis along which `store` packs words, if some of them would hold codes of several
+    /// groups: Burn reads one scale for each word.
+    fn axis_with_mixed_words(
+        &self,
+        value: QuantValue,
+        store: QuantStore,
+    ) -> Result<Option<usize>, QuantError> {
+        let QuantStore::PackedU32(from_last) = store else {
+            return Ok(None);
+        };
+        let axis = self.shape().len() - 1 - from_last;
+        let groups = self.scheme().group_shape(self.shape())?[axis];
+        let fits = (self.shape()[axis] / groups).is_multiple_of(32 / value.size_bits());
+        Ok((groups > 1 && !fits).then_some(axis))
+    }
+
     fn granularity(&self) -> &Granularity {
         &self.scheme().granularity
     }
@@ -279,11 +305,7 @@ fn stores(
     value: QuantValue,
     shape: &[usize],
 ) -> Vec<QuantStore> {
-    // The default of a backend tells its kind: the CPU backends hold everything in bytes.
-    let on_host = matches!(
-        device.settings().quantization.scheme.store,
-        QuantStore::Native
-    );
+    let on_host = on_host(device);
     let packed = || {
         let per_word = 32 / value.size_bits();
         let axes = (0..shape.len())
@@ -298,6 +320,15 @@ fn stores(
         Storage::Native => native.into_iter().collect(),
         Storage::PackedU32 => packed().collect(),
     }
+}
+
+/// The default of a backend tells its kind: the CPU backends hold everything in bytes.
+fn on_host(device: &Device) -> bool {
+    device.settings().quantization.scheme.store == QuantStore::Native
+}
+
+fn is_packed(store: &QuantStore) -> bool {
+    matches!(store, QuantStore::PackedU32(_))
 }
 
 /// Whether the device says that it can keep such tensors.

@@ -443,23 +443,30 @@ fn codes_and_scales_that_do_not_fit_are_refused() {
     ));
 }
 
-/// A convolution's last axis of 3 fits no 32-bit word.
+/// On a GPU, a convolution's codes are packed along its input channels; two fill no word.
 #[test]
 fn a_convolution_is_converted_where_the_device_can_hold_it() {
     each_device(|target| {
-        let conv = Conv2dConfig::new([2, 4], [3, 3]).init(&target.device);
-        let conv: Conv2d = weight_only(8).prepare(conv).unwrap();
-        let x = tensor::<4>(5, [1, 2, 6, 6], &target.device);
-        let expected = values(conv.forward(x.clone()));
-        match ConvertConfig::new().convert(conv) {
-            Ok((converted, _)) => {
-                assert_ne!(target.name, "wgpu");
-                assert_eq!(values(converted.forward(x)), expected);
-            }
-            Err(rejected) => {
-                assert_eq!(target.name, "wgpu");
-                let text = rejected.error().to_string();
-                assert!(text.contains("comes back with other values"), "{text}");
+        for channels in [2, 4, 8] {
+            let conv = Conv2dConfig::new([channels, 5], [3, 3]).init(&target.device);
+            let conv: Conv2d = weight_only(8).prepare(conv).unwrap();
+            let x = tensor::<4>(5, [1, channels, 6, 6], &target.device);
+            let expected = values(conv.forward(x.clone()));
+            match ConvertConfig::new().convert(conv) {
+                Ok((converted, _)) => {
+                    assert!(channels > 2 || target.name != "wgpu");
+                    let base = converted.weight.base();
+                    assert!(matches!(base.dtype(), DType::QFloat(_)));
+                    assert_eq!(values(converted.forward(x)), expected);
+                }
+                Err(rejected) => {
+                    assert_eq!((channels, target.name), (2, "wgpu"));
+                    let text = rejected.error().to_string();
+                    assert!(
+                        text.contains("no axis of [5, 2, 3, 3] is a multiple of the 4"),
+                        "{text}"
+                    );
+                }
             }
         }
     });
