@@ -1,5 +1,7 @@
 //! From fake-quantized weights to quantized ones.
 
+mod weights;
+
 use std::collections::HashMap;
 
 use burn::config::Config;
@@ -9,11 +11,14 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_lean_reparam::{Rejected, unlink_before};
 use serde::{Deserialize, Serialize};
 
+use weights::QuantizedWeight;
+pub use weights::quantized_weights;
+
 use crate::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::effective::Effective;
 use crate::float_parameters;
 use crate::walk::{Located, Site, quantizers};
-use crate::{FakeQuantize, QuantError, QuantizedTensor, Storage, WeightQuantizer};
+use crate::{QuantError, Storage, WeightQuantizer};
 
 /// What to do with a weight that Burn, or the device, cannot hold quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -169,59 +174,6 @@ impl ConvertConfig {
     }
 }
 
-/// A weight and its quantizer.
-struct QuantizedWeight {
-    path: String,
-    quantizer: FakeQuantize,
-}
-
-impl QuantizedWeight {
-    fn new(located: &Located) -> Option<Self> {
-        let is_weight = located.site == Site::Weight && located.quantizer.is_enabled();
-        let path = located.parameter.clone().filter(|_| is_weight)?;
-        let quantizer = located.quantizer.clone().with_path(path.clone());
-        Some(Self { path, quantizer })
-    }
-
-    fn check(&self) -> Result<(), QuantError> {
-        let phase = self.quantizer.phase();
-        match phase.quantizes() {
-            true => Ok(()),
-            false => Err(QuantError::NotQuantizing {
-                phase: phase.to_string(),
-            }
-            .at(&self.path)),
-        }
-    }
-
-    /// The codes of the weight that is stored as `base`.
-    fn quantize<const D: usize>(
-        &self,
-        base: Tensor<D>,
-        effective: &Effective,
-    ) -> Result<QuantizedTensor, QuantError> {
-        let given = effective.given(&self.path, base);
-        let qparams = self.quantizer.qparams_for(&given)?;
-        let scheme = self.quantizer.scheme();
-        let quantized = QuantizedTensor::quantize(&given, &qparams, scheme)?;
-        let Some(seen) = effective.value(&self.path)? else {
-            return Ok(quantized);
-        };
-        let values = quantized.dequantize::<D>(&given.device())?.try_into_data();
-        let values = values.map_err(|error| QuantError::Device {
-            reason: error.to_string(),
-        })?;
-        let values: Vec<f32> = values.iter::<f32>().collect();
-        // What a mask behind the quantizer hides becomes a code of zero. Anything else that acts
-        // there goes on acting on the values.
-        let is_mask = |(value, seen): (&f32, &f32)| *seen == 0.0 || value == seen;
-        match values.iter().zip(&seen).all(is_mask) {
-            true => quantized.with_zeros(seen.iter().map(|seen| *seen == 0.0)),
-            false => Ok(quantized),
-        }
-    }
-}
-
 /// A range must be known wherever activations are quantized: without it, values pass through and
 /// the converted model would not be the one that was trained.
 fn check_activations(all: &[Located]) -> Result<(), QuantError> {
@@ -358,71 +310,5 @@ impl ModuleVisitor for OtherBytes<'_> {
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         self.bytes += param.lazy_shape().num_elements() * 4;
-    }
-}
-
-/// The quantized weights of a prepared or converted model, with their paths.
-///
-/// # Errors
-///
-/// As [`ConvertConfig::convert`], without the storage.
-pub fn quantized_weights<M: Module>(
-    model: &M,
-) -> Result<Vec<(String, QuantizedTensor)>, QuantError> {
-    let weights: Vec<QuantizedWeight> = quantizers(model)
-        .iter()
-        .filter_map(QuantizedWeight::new)
-        .collect();
-    for weight in &weights {
-        weight.check()?;
-    }
-    let mut reader = Reader {
-        path: Vec::new(),
-        effective: Effective::of(model),
-        weights: weights
-            .into_iter()
-            .map(|weight| (weight.path.clone(), weight))
-            .collect(),
-        found: Vec::new(),
-    };
-    model.visit(&mut reader);
-    reader
-        .found
-        .into_iter()
-        .map(|(path, tensor)| match tensor {
-            Ok(tensor) => Ok((path, tensor)),
-            Err(located @ QuantError::Parameter { .. }) => Err(located),
-            Err(error) => Err(error.at(path)),
-        })
-        .collect()
-}
-
-struct Reader {
-    path: Vec<String>,
-    effective: Effective,
-    weights: HashMap<String, QuantizedWeight>,
-    found: Vec<(String, Result<QuantizedTensor, QuantError>)>,
-}
-
-impl ModuleVisitor for Reader {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        let Some(weight) = self.weights.remove(&path) else {
-            return;
-        };
-        let base = param.base().without_autodiff();
-        let quantized = match base.dtype() {
-            DType::QFloat(_) => QuantizedTensor::from_burn(base, weight.quantizer.scheme()),
-            _ => weight.quantize(base, &self.effective),
-        };
-        self.found.push((path, quantized));
     }
 }
