@@ -4,7 +4,8 @@ use burn::module::{Lora, LoraAdapter, Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean::amp::{AutocastConfig, Fallback, MasterWeight};
 use burn_lean::prune::{Mask, Masks, ParameterMask};
 use burn_lean::quant::{
     AdaRoundConfig, AttachQuantizers, ConvertConfig, Coverage, ForwardQ, GptqConfig, LayerInputs,
@@ -283,6 +284,46 @@ fn a_file_of_a_masked_model_loads_with_and_without_masks() {
                     assert_eq!(values(loaded.forward(x.clone())), expected, "{order:?}");
                 }
             }
+        }
+    });
+}
+
+/// Mask, quantizer and cast on one weight: three crates, of which none knows the others.
+#[test]
+fn a_masked_weight_under_autocast_is_converted_and_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    each_device(|target| {
+        let device = &target.device;
+        let quant = QatConfig::new().with_activation(None);
+        let prepare = |masks: &Masks| {
+            let net = Net::new(device);
+            let both = ChainReparameterizer::new(
+                masks.reparameterizer(&net).unwrap(),
+                quant.reparameterizer(&net).unwrap(),
+            );
+            let config = AutocastConfig::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+            config.prepare_with(net, both).unwrap()
+        };
+        let (net, autocast) = prepare(&masks());
+        let inside = |net: &Net| {
+            let x = samples(device).remove(0);
+            values(autocast.forward(x, |x| net.forward(x)))
+        };
+        let expected = [values(net.fc1.weight.val()), inside(&net)];
+        assert_pruned_are_zero(&expected[0]);
+        let (converted, _) = ConvertConfig::new().convert(net).unwrap();
+        assert!(find::<Mask, 2>(&converted.fc1.weight).is_none());
+        assert!(find::<MasterWeight, 2>(&converted.fc1.weight).is_some());
+        assert_eq!(
+            [values(converted.fc1.weight.val()), inside(&converted)],
+            expected
+        );
+        save_safetensors(&converted, &path).unwrap();
+        for masks in [masks(), no_masks()] {
+            let (fresh, _) = prepare(&masks);
+            let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+            assert_eq!([values(loaded.fc1.weight.val()), inside(&loaded)], expected);
         }
     });
 }
