@@ -103,6 +103,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
+    /// [`AmpError::LaterCheckpoint`] if there is one of a later step: training went back, and what
+    /// came after must be given up with [`discard_after`](Self::discard_after) first.
     /// [`AmpError::Io`] or [`AmpError::Record`]; earlier checkpoints are untouched.
     pub fn save<M: Module>(
         &self,
@@ -111,10 +113,18 @@ impl Checkpoints {
         optim: &ModuleOptimizer,
         scaler: &GradScaler,
     ) -> Result<(), AmpError> {
-        let target = self.path(step);
-        if target.exists() {
-            return Ok(());
+        match self.latest()? {
+            Some(latest) if latest > step => {
+                return Err(AmpError::LaterCheckpoint { step, latest });
+            }
+            Some(latest) if latest == step => return Ok(()),
+            _ => {}
         }
+        self.remove_partial()?;
+        // Burn keeps the BatchNorm statistics of the last step apart until the next one; this takes
+        // them in, so that they are in the record.
+        let _ = model.valid();
+        let target = self.path(step);
         let record = |what: &str, error: &dyn std::fmt::Display| AmpError::Record {
             what: what.into(),
             reason: error.to_string(),
@@ -131,7 +141,6 @@ impl Checkpoints {
             .map_err(|error| record("the grad scaler", &error))?;
 
         let partial = self.folder.join(format!("partial-{step}"));
-        remove(&partial)?;
         fs::create_dir_all(&partial)
             .map_err(|error| io_error("cannot create", &partial, &error))?;
         let mut files = Vec::new();
@@ -161,11 +170,48 @@ impl Checkpoints {
 
         let steps = self.steps()?;
         for old in &steps[..steps.len().saturating_sub(self.keep)] {
-            // Renamed first: a removal that is cut short must not leave half a checkpoint behind.
-            let doomed = self.folder.join(format!("partial-{old}"));
-            let old = self.path(*old);
-            fs::rename(&old, &doomed).map_err(|error| io_error("cannot rename", &old, &error))?;
-            remove(&doomed)?;
+            self.discard(*old)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the checkpoints of steps after `step`: training goes on from there instead.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Io`].
+    pub fn discard_after(&self, step: u64) -> Result<(), AmpError> {
+        let steps = self.steps()?;
+        steps
+            .into_iter()
+            .filter(|later| *later > step)
+            .try_for_each(|later| self.discard(later))
+    }
+
+    fn discard(&self, step: u64) -> Result<(), AmpError> {
+        // Renamed first: a removal that is cut short must not leave half a checkpoint behind.
+        let old = self.path(step);
+        let doomed = self.folder.join(format!("partial-{step}"));
+        remove(&doomed)?;
+        fs::rename(&old, &doomed).map_err(|error| io_error("cannot rename", &old, &error))?;
+        remove(&doomed)
+    }
+
+    /// Removes what a save or a removal left behind that was cut short.
+    fn remove_partial(&self) -> Result<(), AmpError> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if name
+                .to_str()
+                .is_some_and(|name| name.starts_with("partial-"))
+            {
+                remove(&entry.path())?;
+            }
         }
         Ok(())
     }

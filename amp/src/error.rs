@@ -129,6 +129,17 @@ pub enum AmpError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A checkpoint of a later step is there.
+    #[error(
+        "there is a checkpoint of step {latest}, so that of step {step} would never be the newest: \
+         if training went back, give up what came after with `Checkpoints::discard_after`"
+    )]
+    LaterCheckpoint {
+        /// The step to save.
+        step: u64,
+        /// The newest step.
+        latest: u64,
+    },
     /// A file could not be read or written.
     #[error("{action} {path}: {reason}")]
     Io {

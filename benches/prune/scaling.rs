@@ -6,8 +6,8 @@ use std::time::Instant;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_lean::prune::{
-    Budget, ChitaConfig, FisherConfig, GradientMatrix, Layer, Layout, Method, Problem,
-    PrunerConfig, RidgeChoice, Selection, SolverConfig, solve,
+    Budget, ChitaConfig, FisherConfig, GradientMatrix, Layout, Method, Problem, PrunerConfig,
+    RidgeChoice, Selection, SolverConfig, solve,
 };
 
 use crate::MEMORY;
@@ -108,7 +108,7 @@ fn problem(p: usize, n: usize, device: &Device) -> Result<Problem, Box<dyn Error
     let gradients = GradientMatrix::from_tensor(Tensor::random([n, p], normal, device))?;
     let weights = Tensor::random([p], normal, device);
     let mut layout = Layout::new();
-    layout.push("weight".into(), vec![p], burn_lean::prune::LayerKind::Other);
+    layout.push("weight", vec![p], burn_lean::prune::LayerKind::Other, 2.0);
     Ok(Problem::new(gradients, weights, layout)?)
 }
 

@@ -175,6 +175,37 @@ fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model(
 }
 
 #[test]
+fn going_back_needs_the_later_checkpoints_discarded() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let optim = AdamWConfig::new().init();
+    let checkpoints = Checkpoints::new(folder.path());
+    let save = |step| checkpoints.save(step, &model, &optim, &scaler);
+    for step in [20, 30, 40] {
+        save(step).unwrap();
+    }
+    assert_eq!(checkpoints.steps().unwrap(), [30, 40]);
+    let error = save(35).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            AmpError::LaterCheckpoint {
+                step: 35,
+                latest: 40
+            }
+        ),
+        "{error}"
+    );
+    // What a process that was killed left behind goes with the next save.
+    std::fs::create_dir(folder.path().join("partial-50")).unwrap();
+    checkpoints.discard_after(30).unwrap();
+    save(35).unwrap();
+    assert_eq!(checkpoints.steps().unwrap(), [30, 35]);
+    assert!(!folder.path().join("partial-50").exists());
+}
+
+#[test]
 fn a_refused_checkpoint_leaves_running_statistics_alone() {
     #[derive(Module, Debug)]
     struct Net {

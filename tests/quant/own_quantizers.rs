@@ -21,7 +21,7 @@ struct Residual {
 
 impl Residual {
     fn new(observer: ObserverConfig, device: &Device) -> Self {
-        let linear = || LinearConfig::new(6, 6).init(device);
+        let linear = || LinearConfig::new(8, 8).init(device);
         let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
         let net = Self {
             first: linear(),
@@ -40,7 +40,7 @@ impl Residual {
 #[test]
 fn mixed_precision_leaves_it_alone() {
     let device = Device::flex();
-    let x = tensor::<2>(5, [16, 6], &device);
+    let x = tensor::<2>(5, [16, 8], &device);
     let weights = QatConfig::new()
         .with_weight(WeightConfig::int(2))
         .with_activation(None);
@@ -73,7 +73,7 @@ fn mixed_precision_leaves_it_alone() {
 #[test]
 fn post_training_quantization_takes_one_without_memory() {
     each_device(|target| {
-        let x = tensor::<2>(5, [16, 6], &target.device);
+        let x = tensor::<2>(5, [16, 8], &target.device);
         let (net, report) = PtqConfig::new()
             .with_progress(false)
             .quantize(
@@ -96,7 +96,7 @@ fn post_training_quantization_takes_one_without_memory() {
 #[test]
 fn post_training_quantization_reports_the_observer_that_it_has() {
     let device = Device::flex();
-    let x = tensor::<2>(5, [16, 6], &device);
+    let x = tensor::<2>(5, [16, 8], &device);
     let own = ObserverConfig::moving_average();
     let quantized = PtqConfig::new().with_progress(false).quantize(
         Residual::new(own, &device),
@@ -113,7 +113,7 @@ fn post_training_quantization_reports_the_observer_that_it_has() {
 #[test]
 fn a_comparison_counts_its_codes_too() {
     each_device(|target| {
-        let x = tensor::<2>(5, [16, 6], &target.device);
+        let x = tensor::<2>(5, [16, 8], &target.device);
         let net = QatConfig::new()
             .prepare(Residual::new(ObserverConfig::MinMax, &target.device))
             .unwrap();
@@ -151,7 +151,7 @@ fn a_comparison_counts_its_codes_too() {
 #[test]
 fn a_comparison_sees_an_output_that_is_no_number() {
     let device = Device::flex();
-    let x = tensor::<2>(5, [16, 6], &device);
+    let x = tensor::<2>(5, [16, 8], &device);
     let net = QatConfig::new()
         .with_activation(None)
         .prepare(Residual::new(ObserverConfig::Memoryless, &device))
