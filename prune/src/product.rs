@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr,
 };
-use burn::backend::ops::{FloatTensorOps, UnfoldOptions};
+use burn::backend::ops::{FloatTensorOps, IntTensorOps, UnfoldOptions};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::module::unfold4d;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
