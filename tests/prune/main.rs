@@ -16,6 +16,7 @@ mod schedule;
 mod selection;
 mod shrink;
 mod solver_brute_force;
+mod solver_budgets;
 mod solver_errors;
 mod solver_parts;
 mod solver_patterns;
