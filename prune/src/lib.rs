@@ -44,6 +44,7 @@ mod sparse;
 mod sparsity;
 mod stage_budgets;
 mod stage_store;
+mod start;
 mod trace;
 mod walk;
 

@@ -10,6 +10,8 @@ mod mask;
 mod nm;
 mod per_example;
 mod pruner;
+mod pruner_start;
+mod pruner_state;
 mod reference;
 mod report;
 mod schedule;

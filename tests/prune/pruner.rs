@@ -13,15 +13,15 @@ use burn_lean::reparam::Rejected;
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
-struct Net {
-    first: Linear,
+pub(crate) struct Net {
+    pub(crate) first: Linear,
     second: Linear,
 }
 
-type Pairs = (Tensor<2>, Tensor<2>);
+pub(crate) type Pairs = (Tensor<2>, Tensor<2>);
 
 impl Net {
-    fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         let net = Self {
             first: LinearConfig::new(6, 5).init(device),
             second: LinearConfig::new(5, 2).init(device),
@@ -33,7 +33,7 @@ impl Net {
         self.second.forward(relu(self.first.forward(x)))
     }
 
-    fn loss(&self, pairs: &Pairs) -> Tensor<1> {
+    pub(crate) fn loss(&self, pairs: &Pairs) -> Tensor<1> {
         (self.forward(pairs.0.clone()) - pairs.1.clone())
             .square()
             .mean()
@@ -41,13 +41,13 @@ impl Net {
 }
 
 /// Random inputs with the outputs of the untouched net and some noise.
-fn pairs(seed: u64, device: &Device) -> Vec<Pairs> {
+pub(crate) fn pairs(seed: u64, device: &Device) -> Vec<Pairs> {
     let x = tensor::<2>(seed, [16, 6], device);
     let y = Net::new(device).forward(x.clone()) + tensor::<2>(seed + 1, [16, 2], device) * 0.1;
     vec![(x, y.detach())]
 }
 
-fn config(sparsity: f64) -> PrunerConfig {
+pub(crate) fn config(sparsity: f64) -> PrunerConfig {
     PrunerConfig::new(
         SolverConfig::new(Budget::Sparsity(sparsity)),
         FisherConfig::new(16),
@@ -55,12 +55,12 @@ fn config(sparsity: f64) -> PrunerConfig {
     .with_ridge(RidgeChoice::Fixed(1e-2))
 }
 
-fn prune(config: &PrunerConfig, device: &Device) -> Result<Pruned<Net>, PruneError> {
+pub(crate) fn prune(config: &PrunerConfig, device: &Device) -> Result<Pruned<Net>, PruneError> {
     let pruned = config.prune(Net::new(device), Net::loss, |seed| pairs(seed, device))?;
     Ok(pruned)
 }
 
-fn weights(pruned: &Pruned<Net>) -> Vec<f32> {
+pub(crate) fn weights(pruned: &Pruned<Net>) -> Vec<f32> {
     values(pruned.selection.flatten(&pruned.model).unwrap())
 }
 
