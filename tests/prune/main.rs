@@ -10,6 +10,7 @@ mod mask;
 mod nm;
 mod per_example;
 mod pruner;
+mod pruner_blocks;
 mod pruner_start;
 mod pruner_state;
 mod reference;
