@@ -18,6 +18,7 @@ mod network;
 mod options;
 mod support;
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -25,8 +26,8 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, FisherConfig, GradientMethod, IhtConfig, Masks, Method, Problem,
-    PruneError, PruneReport, PrunerConfig, RidgeChoice, Selection, SolverConfig, activation_norms,
-    flops, mean_loss, solve_with_ridge,
+    PruneError, PruneReport, PrunerConfig, RidgeChoice, Selection, SolverConfig, StageReport,
+    activation_norms, flops, mean_loss, solve_with_ridge,
 };
 use clap::Parser;
 use network::{Network, loss};
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    cli.check()?;
     let device = cli.device.open()?;
     let images = cli.images()?;
     device.seed(cli.seed);
@@ -93,8 +95,18 @@ impl<'a, M: Network> Run<'a, M> {
             );
             model = network::normalized(model, &images, &device)?;
         }
+        let (count, m) = (images.train.len(), cli.batch_size());
+        if count < m {
+            return Err(format!(
+                "there are {count} training images, but a Fisher sample takes {m}: lower \
+                 `--batch-size`, or raise `--limit`"
+            )
+            .into());
+        }
         let one: Vec<Batch> = images.test.take(1).ordered(1, &device).collect();
-        let group = cli.group(&Selection::of(&model, None)?);
+        let default = Selection::of(&model, None)?;
+        cli.check_exclude(&default)?;
+        let group = cli.group(&default);
         let selection =
             Selection::of(&model, group.as_ref())?.with_flops(&flops(&model, loss::<M>, &one[0])?);
         println!("{}", PruneReport::new(&model, &selection)?);
@@ -254,54 +266,65 @@ impl<'a, M: Network> Run<'a, M> {
             true => vec![sparsities.iter().copied().fold(0.0, f64::max)],
             false => sparsities.clone(),
         };
-        let mut points = Vec::new();
+        let (mut points, mut rows) = (Vec::new(), Vec::new());
         for sparsity in targets {
             MEMORY.reset_peak_usage();
-            let mut rows = Vec::new();
-            let mut accuracies = Vec::new();
-            let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
+            // A stage that an earlier run has finished is not among them, but for the last.
+            let mut measured = HashMap::new();
+            let meets = |stage: &StageReport| {
+                let near = |sparsity: &f64| (sparsity - stage.target).abs() < 1e-9;
+                let last = stage.stage + 1 == stage.stages;
+                last || self.cli.one_run && sparsities.iter().any(near)
+            };
             let pruned = self.pruner(sparsity)?.prune_with(
                 self.model.clone(),
                 loss::<M>,
                 |seed| self.loader(seed),
                 |model, _, stage| {
-                    gradient_seconds += stage.gradients.seconds;
-                    solve_seconds += stage.solve_seconds;
-                    let last = stage.stage + 1 == stage.stages;
-                    let meets = |sparsity: &f64| (sparsity - stage.target).abs() < 1e-9;
-                    if last || self.cli.one_run && sparsities.iter().any(meets) {
-                        let accuracy = match self.accuracy(model.clone()) {
-                            Ok(accuracy) => accuracy,
-                            Err(error) => {
-                                eprintln!("accuracy of stage {}: {error}", stage.stage);
-                                f64::NAN
+                    if meets(stage) {
+                        match self.accuracy(model.clone()) {
+                            Ok(accuracy) => {
+                                measured.insert(stage.stage, (accuracy, MEMORY.peak_usage()));
                             }
-                        };
-                        accuracies.push(((100.0 * stage.target).round() as usize, accuracy));
-                        rows.push([
-                            "chita++".into(),
-                            Cell::Integer(stage.stage as u64 + 1),
-                            Cell::Number(stage.target, 4),
-                            Cell::Number(accuracy, 2),
-                            Cell::Number(stage.objective, 4),
-                            Cell::Integer(stage.nonzeros as u64),
-                            Cell::Number(gradient_seconds, 2),
-                            Cell::Number(solve_seconds, 3),
-                            Cell::Integer(MEMORY.peak_usage() as u64),
-                            Cell::Number(stage.ridge.l2, 5),
-                        ]);
+                            Err(error) => eprintln!("accuracy of stage {}: {error}", stage.stage),
+                        }
                     }
                     println!("{}", options::stage(stage));
                     Ok(model)
                 },
             )?;
-            println!(
-                "{}",
-                options::gradients(&pruned.stages[pruned.stages.len() - 1].gradients)
-            );
-            rows.into_iter().for_each(|row| self.table.push(row));
-            points.extend(accuracies);
+            let last = &pruned.stages[pruned.stages.len() - 1];
+            if !measured.contains_key(&last.stage) {
+                let accuracy = self.accuracy(pruned.model.clone())?;
+                measured.insert(last.stage, (accuracy, MEMORY.peak_usage()));
+            }
+            println!("{}", options::gradients(&last.gradients));
+            let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
+            for stage in &pruned.stages {
+                gradient_seconds += stage.gradients.seconds;
+                solve_seconds += stage.solve_seconds;
+                if !meets(stage) {
+                    continue;
+                }
+                let measured = measured.get(&stage.stage);
+                if let Some((accuracy, _)) = measured {
+                    points.push(((100.0 * stage.target).round() as usize, *accuracy));
+                }
+                rows.push([
+                    "chita++".into(),
+                    Cell::Integer(stage.stage as u64 + 1),
+                    Cell::Number(stage.target, 4),
+                    measured.map_or(Cell::Empty, |(accuracy, _)| Cell::Number(*accuracy, 2)),
+                    Cell::Number(stage.objective, 4),
+                    Cell::Integer(stage.nonzeros as u64),
+                    Cell::Number(gradient_seconds, 2),
+                    Cell::Number(solve_seconds, 3),
+                    measured.map_or(Cell::Empty, |(_, peak)| Cell::Integer(*peak as u64)),
+                    Cell::Number(stage.ridge.l2, 5),
+                ]);
+            }
         }
+        rows.into_iter().for_each(|row| self.table.push(row));
         self.curves.push(Curve {
             name: "chita++".into(),
             points,
@@ -322,7 +345,13 @@ impl<'a, M: Network> Run<'a, M> {
             .with_held_out(self.cli.held_out)
             .with_seed(self.cli.seed)
             .with_group(self.cli.group(&self.selection))
-            .with_state(self.cli.state.clone()))
+            // Each sparsity is a run of its own.
+            .with_state(
+                self.cli
+                    .state
+                    .as_ref()
+                    .map(|dir| dir.join(sparsity.to_string())),
+            ))
     }
 
     fn method(&self, name: MethodName) -> Result<Method, PruneError> {
@@ -368,7 +397,8 @@ impl<'a, M: Network> Run<'a, M> {
         let tuned = tuned.materialize();
         let after = network::accuracy(&tuned, &self.images, &self.device);
         let kept = Masks::from_zeros(&tuned, &burn::module::ParamGroup::all())?;
-        println!("\nCHITA at {sparsity}, fine-tuned for {epochs} epochs with the mask:");
+        let method = self.cli.stage_method;
+        println!("\n{method} at {sparsity}, fine-tuned for {epochs} epochs with the mask:");
         println!(
             "accuracy {before:.2} % before, {after:.2} % after; {} weights kept",
             kept.nonzeros()
