@@ -4,6 +4,7 @@ use burn::tensor::{DType, FloatDType};
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::RecordFault;
+use crate::sparse::shape_or_absent;
 
 /// Every error of this crate.
 ///
@@ -128,9 +129,8 @@ pub enum PruneError {
     },
     /// The dual system of a search would not fit.
     #[error(
-        "the dual system of {samples} x {samples} samples needs {needed} bytes on the host, the \
-         bound is {bound}: fewer Fisher samples, or a `block_size`, whose systems have the size of \
-         a block whatever the samples"
+        "the dual system of {samples} samples needs {needed} bytes on the host, the bound is \
+         {bound}: fewer samples, or a `block_size`, whose systems do not grow with them"
     )]
     DualSystem {
         /// Samples that the search looks at.
@@ -397,12 +397,5 @@ pub enum PruneError {
 impl<M> From<Rejected<M, PruneError>> for PruneError {
     fn from(rejected: Rejected<M, PruneError>) -> Self {
         rejected.into_error()
-    }
-}
-
-fn shape_or_absent(shape: &Option<Vec<usize>>) -> String {
-    match shape {
-        Some(shape) => format!("has the shape {shape:?}"),
-        None => "does not exist".into(),
     }
 }

@@ -123,7 +123,9 @@ impl Problem {
     }
 
     /// Adds the gradient of the loss at w₀: a = 1/m for Fisher batches of m examples, 0 for none
-    /// (the default). 1/m brings the gradient to the scale of a Fisher from mini-batches.
+    /// (the default). 1/m brings the gradient to the scale of a Fisher from mini-batches. Under
+    /// [`with_tempering`](Self::with_tempering) it is the sum of the weighed gradients, no longer
+    /// the gradient of the loss.
     ///
     /// # Errors
     ///
