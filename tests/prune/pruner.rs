@@ -6,7 +6,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, Epoch, FisherConfig, GradualConfig, Masks, Method, PruneError, Pruned, PrunerConfig,
-    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, mean_loss,
+    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, StageReport, mean_loss,
 };
 use burn_lean::reparam::Rejected;
 
@@ -329,19 +329,31 @@ fn patterns_and_budgets_reach_the_solver_in_every_stage() {
             sparsity: None,
         },
     ] {
-        let mut config = config(0.0).with_stages(3);
+        let mut config = config(0.0)
+            .with_stages(3)
+            .with_schedule(Schedule::Linear { base: 0.2 });
         config.solver.budget = budget.clone();
-        let pruned = prune(&config, &device).unwrap();
-        let per_layer: Vec<usize> = pruned
-            .masks
-            .parameters()
-            .iter()
-            .map(|mask| mask.nonzeros())
-            .collect();
+        let mut kept: Vec<Vec<usize>> = Vec::new();
+        let look = |model, masks: &Masks, _: &StageReport| {
+            kept.push(
+                masks
+                    .parameters()
+                    .iter()
+                    .map(|mask| mask.nonzeros())
+                    .collect(),
+            );
+            Ok(model)
+        };
+        let loader = |seed| pairs(seed, &device);
+        let pruned = config.prune_with(Net::new(&device), Net::loss, loader, look);
+        pruned.unwrap();
+        let totals: Vec<usize> = kept.iter().map(|kept| kept.iter().sum()).collect();
         match budget {
-            Budget::PerLayer(_) => assert_eq!(per_layer, [5, 1]),
-            Budget::PerLayerTargets(_) => assert_eq!(per_layer, [2, 10]),
-            _ => assert_eq!(per_layer.iter().sum::<usize>(), 8, "{budget:?}"),
+            // ⌊0.8 · 30⌋, ⌊0.5 · 30⌋, ⌊0.2 · 30⌋ in F64, and the same of 10.
+            Budget::PerLayer(_) => assert_eq!(kept, [[24, 8], [15, 5], [5, 1]]),
+            // The named one goes from 0.2 to 0.9 in the same steps.
+            Budget::PerLayerTargets(_) => assert_eq!(kept, [[24, 10], [13, 10], [2, 10]]),
+            _ => assert_eq!(totals, [32, 20, 8], "{budget:?}"),
         }
     }
 }
