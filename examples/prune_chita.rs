@@ -11,6 +11,9 @@
 //! The methods with one stage share one collection of gradients; `chita++` collects fresh ones in
 //! every stage, at the weights that the stage before left. Each row of `--json` has the objective
 //! of the (last) problem, over all prunable weights.
+//!
+//! On the digits a stage of `chita++` draws 8,000 images for its gradients, from 1,437: those that
+//! judge its ridges are not held out. With MNIST or CIFAR-10 most of them are.
 
 #[path = "prune_chita/network.rs"]
 mod network;
@@ -284,7 +287,8 @@ impl<'a, M: Network> Run<'a, M> {
                     if meets(stage) {
                         match self.accuracy(model.clone()) {
                             Ok(accuracy) => {
-                                measured.insert(stage.stage, (accuracy, MEMORY.peak_usage()));
+                                let peak = Some(MEMORY.peak_usage());
+                                measured.insert(stage.stage, (accuracy, peak));
                             }
                             Err(error) => eprintln!("accuracy of stage {}: {error}", stage.stage),
                         }
@@ -296,7 +300,7 @@ impl<'a, M: Network> Run<'a, M> {
             let last = &pruned.stages[pruned.stages.len() - 1];
             if !measured.contains_key(&last.stage) {
                 let accuracy = self.accuracy(pruned.model.clone())?;
-                measured.insert(last.stage, (accuracy, MEMORY.peak_usage()));
+                measured.insert(last.stage, (accuracy, None));
             }
             println!("{}", options::gradients(&last.gradients));
             let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
@@ -307,6 +311,7 @@ impl<'a, M: Network> Run<'a, M> {
                     continue;
                 }
                 let measured = measured.get(&stage.stage);
+                let peak = measured.and_then(|(_, peak)| *peak);
                 if let Some((accuracy, _)) = measured {
                     points.push(((100.0 * stage.target).round() as usize, *accuracy));
                 }
@@ -319,7 +324,7 @@ impl<'a, M: Network> Run<'a, M> {
                     Cell::Integer(stage.nonzeros as u64),
                     Cell::Number(gradient_seconds, 2),
                     Cell::Number(solve_seconds, 3),
-                    measured.map_or(Cell::Empty, |(_, peak)| Cell::Integer(*peak as u64)),
+                    peak.map_or(Cell::Empty, |peak| Cell::Integer(peak as u64)),
                     Cell::Number(stage.ridge.l2, 5),
                 ]);
             }
