@@ -41,6 +41,9 @@ struct Arguments {
     /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `sparse`.
     #[arg(long, default_value = "")]
     table: String,
+    /// Of the gradients, only networks whose name contains this.
+    #[arg(long, default_value = "")]
+    network: String,
     /// Runs of each variant; the fastest counts.
     #[arg(long, default_value_t = 3, value_parser = support::at_least_one)]
     samples: usize,
@@ -104,29 +107,21 @@ fn gradients(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error
     let small = ConvNet::new(false, &device.clone().autodiff());
     let residual = ResNet20::new(&device.clone().autodiff());
     let runs = arguments.samples;
-    for (n, m) in [(1000, 1), (1000, 16)] {
+    let wanted = |name: &str| name.contains(&arguments.network);
+    let name = "mlp 784-40-20-10";
+    for size in [[1000, 1], [1000, 16]].into_iter().filter(|_| wanted(name)) {
         let forward = |model: &MlpNet, x| model.forward(x);
-        table.push(row(
-            "mlp 784-40-20-10",
-            &mlp,
-            forward,
-            [1, 28],
-            [n, m],
-            runs,
-        )?);
+        table.push(row(name, &mlp, forward, [1, 28], size, runs)?);
     }
-    for (n, m) in [(200, 1), (50, 16)] {
+    let name = "two convolutions";
+    for size in [[200, 1], [50, 16]].into_iter().filter(|_| wanted(name)) {
         let forward = |model: &ConvNet, x| model.forward(x);
-        table.push(row(
-            "two convolutions",
-            &small,
-            forward,
-            [3, 32],
-            [n, m],
-            runs,
-        )?);
+        table.push(row(name, &small, forward, [3, 32], size, runs)?);
+    }
+    let name = "resnet20";
+    for size in [[200, 1], [50, 16]].into_iter().filter(|_| wanted(name)) {
         let forward = |model: &ResNet20, x| model.forward(x);
-        table.push(row("ResNet20", &residual, forward, [3, 32], [n, m], runs)?);
+        table.push(row(name, &residual, forward, [3, 32], size, runs)?);
     }
     Ok(arguments.publish("gradients", &table)?)
 }

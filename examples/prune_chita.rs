@@ -175,7 +175,7 @@ impl<'a, M: Network> Run<'a, M> {
     fn fisher(&self) -> FisherConfig {
         let method = match self.cli.plain_gradients {
             true => GradientMethod::Plain,
-            false => GradientMethod::Batched,
+            false => GradientMethod::Automatic,
         };
         FisherConfig::new(self.cli.samples())
             .with_batch_size(self.cli.batch_size())

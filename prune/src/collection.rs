@@ -16,19 +16,16 @@ use crate::{
     Selection,
 };
 
-/// Bytes of gradients that are held beside the matrix while they are checked. Allocators keep
-/// blocks of this size, and give larger ones back to the system each time.
-const CHUNK_BYTES: usize = 16 << 20;
 /// Examples of one batched backward pass, whose activations are held.
-const CHUNK_EXAMPLES: usize = 256;
+const CHUNK_EXAMPLES: usize = 64;
 
-/// Some rows of G, on the device of the model.
-pub(crate) struct Rows {
-    /// Parts `[r, columns]` of them, each with its first column; the others are zero.
-    pub(crate) parts: Vec<(usize, Tensor<2>)>,
-    /// Mean loss of the examples, `[1]`.
-    pub(crate) loss: Tensor<1>,
-}
+/// Examples per row from which plain passes are the faster way, by measurement.
+const PLAIN_FROM: usize = 8;
+
+/// Takes a part `[rows, columns]` of some rows, with its first column. Rows count from the start of
+/// the batch; what nobody puts stays zero.
+pub(crate) type Put<'a> =
+    &'a mut dyn FnMut(Range<usize>, usize, Tensor<2>) -> Result<(), PruneError>;
 
 /// One pass over the data.
 pub(crate) struct Collection<'a, M, B> {
@@ -55,9 +52,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         let mut source = Source::new(self);
         let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
         let bar = self.bar();
-        let most = (CHUNK_BYTES / (4 * width))
-            .min(CHUNK_EXAMPLES / m)
-            .clamp(1, n);
+        let most = (CHUNK_EXAMPLES / m).clamp(1, n);
         let mut skipped = 0;
         let mut rest = None;
         let mut losses: Option<Tensor<1>> = None;
@@ -88,20 +83,23 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             };
             for first in (0..groups).step_by(most) {
                 let count = most.min(groups - first);
-                let rows = source.rows(&batch.slice(first * m..(first + count) * m), count, m)?;
-                let parts = match &free {
-                    Some(free) => mask(rows.parts, free),
-                    None => rows.parts,
-                };
-                self.check_finite(&parts, gradients.filled())?;
-                let parts = parts.into_iter();
-                gradients.push_parts(
-                    count,
-                    parts
-                        .map(|(first, part)| (first, part.to_device(store)))
-                        .collect(),
-                )?;
-                let loss = rows.loss * (count as f64 / n as f64);
+                let examples = batch.slice(first * m..(first + count) * m);
+                let filled = gradients.filled();
+                let mut sums = RowSums::default();
+                let loss = source.rows(&examples, count, m, &mut |rows, first, part| {
+                    let [_, columns] = part.dims();
+                    let part = match &free {
+                        Some(free) => part * free.clone().slice([0..1, first..first + columns]),
+                        None => part,
+                    };
+                    let part = part.to_device(store);
+                    sums.add(rows.clone(), &part, self.config.dtype);
+                    gradients.write(filled + rows.start..filled + rows.end, first, part);
+                    Ok(())
+                })?;
+                gradients.advance(count);
+                self.check_finite(&gradients, filled, sums)?;
+                let loss = loss * (count as f64 / n as f64);
                 losses = Some(match losses {
                     Some(sum) => sum + loss,
                     None => loss,
@@ -140,31 +138,25 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             .with_prefix("gradients")
     }
 
-    /// One read per chunk of rows; also catches what half storage cannot hold.
-    fn check_finite(&self, parts: &[(usize, Tensor<2>)], before: usize) -> Result<(), PruneError> {
-        let stored = |part: &Tensor<2>| match self.config.dtype {
-            FloatDType::F32 => part.clone(),
-            dtype => part.clone().cast(dtype).cast(FloatDType::F32),
-        };
-        // A sum is finite only if its terms are. It may also overflow: the row is looked at then.
-        let flags = parts.iter().map(|(_, part)| stored(part).sum_dim(1));
-        let Some(flags) = flags.reduce(|sum, flags| sum + flags) else {
-            return Ok(());
-        };
-        let flags = read(flags)?;
-        for (row, _) in flags.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
-            for (first, part) in parts {
-                let values = read(stored(part).slice([row..row + 1]))?;
-                if let Some(column) = values.iter().position(|value| !value.is_finite()) {
-                    let (path, index) = self.locate(first + column);
-                    return Err(PruneError::NonFiniteGradient {
-                        sample: before + row,
-                        path,
-                        index,
-                        value: values[column],
-                    });
-                }
-            }
+    /// Looks at the rows whose sums are not finite; one read for all sums.
+    fn check_finite(
+        &self,
+        gradients: &GradientMatrix,
+        before: usize,
+        sums: RowSums,
+    ) -> Result<(), PruneError> {
+        for row in sums.suspects()? {
+            let values = gradients.row(before + row)?;
+            let Some(column) = values.iter().position(|value| !value.is_finite()) else {
+                continue;
+            };
+            let (path, index) = self.locate(column);
+            return Err(PruneError::NonFiniteGradient {
+                sample: before + row,
+                path,
+                index,
+                value: values[column],
+            });
         }
         Ok(())
     }
@@ -198,16 +190,39 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
     }
 }
 
-/// Zeros in the columns where `free` `[1, columns]` has them.
-fn mask(parts: Vec<(usize, Tensor<2>)>, free: &Tensor<2>) -> Vec<(usize, Tensor<2>)> {
-    let masked = parts.into_iter().map(|(first, part)| {
-        let width = part.dims()[1];
-        (
-            first,
-            part * free.clone().slice([0..1, first..first + width]),
-        )
-    });
-    masked.collect()
+/// Sums over parts of rows: finite only if all terms are.
+#[derive(Default)]
+struct RowSums {
+    rows: Vec<usize>,
+    sums: Vec<Tensor<1>>,
+}
+
+impl RowSums {
+    /// As it will be stored: half precision may overflow.
+    fn add(&mut self, rows: Range<usize>, part: &Tensor<2>, dtype: FloatDType) {
+        let stored = match dtype {
+            FloatDType::F32 => part.clone(),
+            dtype => part.clone().cast(dtype).cast(FloatDType::F32),
+        };
+        self.sums.push(stored.sum_dim(1).reshape([rows.len()]));
+        self.rows.extend(rows);
+    }
+
+    /// Rows that may have something else than finite numbers, ascending. Sums of finite numbers can
+    /// overflow, too.
+    fn suspects(self) -> Result<Vec<usize>, PruneError> {
+        if self.sums.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sums = read(Tensor::cat(self.sums, 0))?;
+        let rows = self.rows.into_iter().zip(sums);
+        let mut suspects: Vec<usize> = rows
+            .filter_map(|(row, sum)| (!sum.is_finite()).then_some(row))
+            .collect();
+        suspects.sort_unstable();
+        suspects.dedup();
+        Ok(suspects)
+    }
 }
 
 /// Rows from batched backward passes as long as they work, then from plain ones.
@@ -231,22 +246,29 @@ impl<'a, M: Module, B: Batch> Source<'a, M, B> {
         Self {
             plain: PlainRows::new(model_with_gradients, selection, columns.clone(), *loss),
             batched: match config.method {
-                GradientMethod::Batched => {
-                    Some(PerExample::new(*model, selection, columns.clone(), *loss))
-                }
-                GradientMethod::Plain => None,
-            },
+                GradientMethod::Automatic => config.batch_size < PLAIN_FROM,
+                GradientMethod::Batched => true,
+                GradientMethod::Plain => false,
+            }
+            .then(|| PerExample::new(*model, selection, columns.clone(), *loss)),
             batched_rows: 0,
             fallback: None,
         }
     }
 
-    fn rows(&mut self, batch: &B, count: usize, batch_size: usize) -> Result<Rows, PruneError> {
+    /// Puts `count` rows; returns the mean loss, `[1]`.
+    fn rows(
+        &mut self,
+        batch: &B,
+        count: usize,
+        batch_size: usize,
+        put: Put<'_>,
+    ) -> Result<Tensor<1>, PruneError> {
         if let Some(batched) = &mut self.batched {
-            match batched.rows(batch, batch_size, &mut self.plain)? {
-                Ok(rows) => {
+            match batched.rows(batch, batch_size, &mut self.plain, put)? {
+                Ok(loss) => {
                     self.batched_rows += count;
-                    return Ok(rows);
+                    return Ok(loss);
                 }
                 Err(reason) => {
                     tracing::info!(reason, "gradients by plain backward passes");
@@ -255,6 +277,6 @@ impl<'a, M: Module, B: Batch> Source<'a, M, B> {
                 }
             }
         }
-        self.plain.rows(batch, batch_size)
+        self.plain.rows(batch, batch_size, put)
     }
 }

@@ -48,8 +48,8 @@ pub struct FisherConfig {
     /// is computed.
     #[config(default = "8 << 30")]
     pub memory_bound: usize,
-    /// How the gradients of single examples are computed. Default: batched where possible.
-    #[config(default = "GradientMethod::Batched")]
+    /// How the rows are computed. Default: whichever way is faster for this m.
+    #[config(default = "GradientMethod::Automatic")]
     pub method: GradientMethod,
     /// Show a progress bar, where standard error is a terminal.
     #[config(default = true)]
@@ -60,6 +60,9 @@ pub struct FisherConfig {
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GradientMethod {
+    /// Batched where m is below 8, plain from there on: a pass over m examples uses a processor
+    /// well then, and the gradients of single examples would only be summed up again.
+    Automatic,
     /// All rows of a loader's batch from one backward pass, where the model consists of operations
     /// for which that is known; checked against plain passes, and given up for them otherwise.
     Batched,

@@ -5,6 +5,8 @@
 
 mod products;
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::error::PruneError;
@@ -127,16 +129,6 @@ impl GradientMatrix {
     pub fn push(&mut self, rows: Tensor<2>) -> Result<(), PruneError> {
         let [count, parameters] = rows.dims();
         mismatch("weights per gradient", self.parameters, parameters)?;
-        self.push_parts(count, vec![(0, rows)])
-    }
-
-    /// Appends `count` rows that come as parts `[count, columns]`, each with its first column;
-    /// columns without a part stay zero.
-    pub(crate) fn push_parts(
-        &mut self,
-        count: usize,
-        parts: Vec<(usize, Tensor<2>)>,
-    ) -> Result<(), PruneError> {
         let (filled, end) = (self.filled, self.filled + count);
         if end > self.samples {
             return Err(PruneError::Mismatch {
@@ -145,31 +137,38 @@ impl GradientMatrix {
                 found: end,
             });
         }
-        if count == 0 {
-            return Ok(());
-        }
-        for (first, part) in parts {
-            let [_, width] = part.dims();
-            for block in &mut self.blocks {
-                let start = first.max(block.start);
-                let stop = (first + width).min(block.end());
-                if start >= stop {
-                    continue;
-                }
-                let new = match stop - start == width {
-                    true => part.clone(),
-                    false => part.clone().slice([0..count, start - first..stop - first]),
-                };
-                let new = new.cast(self.dtype);
-                let columns = start - block.start..stop - block.start;
-                // Written in place: nobody else holds the block while it is out.
-                block
-                    .values
-                    .inplace(|values| values.slice_assign([filled..end, columns], new));
-            }
+        if count > 0 {
+            self.write(filled..end, 0, rows);
         }
         self.filled = end;
         Ok(())
+    }
+
+    /// Writes a part `[rows, columns]` of some rows; `first` is its first column.
+    pub(crate) fn write(&mut self, rows: Range<usize>, first: usize, part: Tensor<2>) {
+        let [count, width] = part.dims();
+        for block in &mut self.blocks {
+            let start = first.max(block.start);
+            let stop = (first + width).min(block.end());
+            if start >= stop {
+                continue;
+            }
+            let new = match stop - start == width {
+                true => part.clone(),
+                false => part.clone().slice([0..count, start - first..stop - first]),
+            };
+            let new = new.cast(self.dtype);
+            let columns = start - block.start..stop - block.start;
+            // Written in place: nobody else holds the block while it is out.
+            block
+                .values
+                .inplace(|values| values.slice_assign([rows.clone(), columns], new));
+        }
+    }
+
+    /// Counts `count` more rows as filled.
+    pub(crate) fn advance(&mut self, count: usize) {
+        self.filled += count;
     }
 
     /// Rows that it is made for: Fisher samples n.

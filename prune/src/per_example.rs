@@ -22,7 +22,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
-use crate::collection::Rows;
+use crate::collection::Put;
 use crate::executor::{Observer, Tensors, execute};
 use crate::gradient_matrix::read;
 use crate::plain_rows::{PlainRows, check_loss};
@@ -37,6 +37,9 @@ const CHECKED_ROWS: usize = 16;
 /// over all rows together: where the model is certain of an example, its gradient is little more
 /// than the rounding of a probability near 1.
 const TOLERANCE: f64 = 1e-3;
+/// Bytes of the part of some rows that is made at once: it should stay in a processor's cache until
+/// it is written.
+const PART_BYTES: usize = 1 << 20;
 
 /// Batched backward passes.
 pub(crate) struct PerExample<'a, M, B> {
@@ -69,32 +72,39 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         }
     }
 
-    /// Rows of a batch, or the reason why there are none; checked against `plain` at first.
+    /// Puts the rows of a batch and returns its mean loss, or the reason why it cannot; checked
+    /// against `plain` at first.
     pub(crate) fn rows(
         &mut self,
         batch: &B,
         batch_size: usize,
         plain: &mut PlainRows<'a, M, B>,
-    ) -> Result<Result<Rows, String>, PruneError> {
-        let rows = match self.batched(batch, batch_size) {
-            Ok(rows) => rows,
+        put: Put<'_>,
+    ) -> Result<Result<Tensor<1>, String>, PruneError> {
+        let uses = match self.uses(batch, batch_size) {
+            Ok(uses) => uses,
             Err(reason) => return Ok(Err(reason)),
         };
         // A row that is alone in its pass has none to mix with: it says nothing about two of them.
-        let count = CHECKED_ROWS.min(batch.examples() / batch_size);
+        let count = CHECKED_ROWS.min(uses.groups);
         if self.checked < count.min(2) {
-            let reference = plain.rows(&batch.slice(0..count * batch_size), batch_size)?;
-            for (_, expected) in reference.parts {
-                if let Some(reason) = self.difference(&rows.parts, expected)? {
-                    return Ok(Err(reason));
-                }
+            let first = batch.slice(0..count * batch_size);
+            let expected = self.dense(count, |put| {
+                plain.rows(&first, batch_size, put)?;
+                Ok(())
+            })?;
+            let found = self.dense(count, |put| self.put(&uses, 0..count, put))?;
+            if let Some(reason) = difference(&found, &expected, count) {
+                return Ok(Err(reason));
             }
             self.checked = count;
         }
-        Ok(Ok(rows))
+        self.put(&uses, 0..uses.groups, put)?;
+        Ok(Ok(uses.loss))
     }
 
-    fn batched(&self, batch: &B, batch_size: usize) -> Result<Rows, String> {
+    /// One forward and one backward pass.
+    fn uses(&self, batch: &B, batch_size: usize) -> Result<Uses, String> {
         let trace = Trace::record(&self.model, self.loss, batch)?;
         let device = self.selection.device();
         let mut taps = Taps {
@@ -110,67 +120,101 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         )?;
         let loss = Tensor::<1>::from_dispatch(loss);
         check_loss(&loss).map_err(|error| error.to_string())?;
-        let grads = loss.backward();
+        let mut grads = loss.backward();
         let groups = batch.examples() / batch_size;
-        let mut layers: Vec<Option<Tensor<2>>> = vec![None; self.selection.ids().len()];
+        let mut layers: Vec<Vec<(Product, Tensor<1>)>> = Vec::new();
+        layers.resize_with(self.selection.ids().len(), Vec::new);
         for tap in taps.taps {
-            let Some(delta) = tap.zero.grad(&grads) else {
-                continue;
-            };
-            let layer = &mut layers[tap.product.layer];
-            let rows = tap.product.rows(delta, groups, batch_size);
-            *layer = Some(match layer.take() {
-                Some(sum) => sum + rows,
-                None => rows,
-            });
+            if let Some(delta) = tap.zero.grad_remove(&mut grads) {
+                let delta = delta.mul_scalar(groups as f64);
+                let product = tap.product.without_autodiff();
+                layers[product.layer].push((product, delta));
+            }
         }
-        let mut parts = Vec::new();
-        for (layer, rows) in self.selection.layout().layers().iter().zip(layers) {
-            let Some(rows) = rows else { continue };
-            let range = layer.range();
-            let start = range.start.max(self.columns.start);
-            let end = range.end.min(self.columns.end);
-            let rows = match end - start == layer.len() {
-                true => rows,
-                false => rows.slice([0..groups, start - range.start..end - range.start]),
-            };
-            parts.push((start - self.columns.start, rows));
-        }
-        Ok(Rows {
-            parts,
+        Ok(Uses {
+            layers,
+            groups,
+            size: batch_size,
             loss: loss.without_autodiff(),
         })
     }
 
-    /// How the first rows differ from the `expected` `[rows, columns]`, if they do.
-    fn difference(
-        &self,
-        found: &[(usize, Tensor<2>)],
-        expected: Tensor<2>,
-    ) -> Result<Option<String>, PruneError> {
-        let [count, columns] = expected.dims();
-        let expected = read(expected)?;
-        let mut rows = vec![0.0; count * columns];
-        for (first, part) in found {
-            let [_, width] = part.dims();
-            let values = read(part.clone().slice([0..count]))?;
-            for (row, values) in rows.chunks_mut(columns).zip(values.chunks(width)) {
-                row[*first..first + width].copy_from_slice(values);
+    /// Puts some rows, a few at a time.
+    fn put(&self, uses: &Uses, rows: Range<usize>, put: Put<'_>) -> Result<(), PruneError> {
+        let layers = self.selection.layout().layers();
+        for (layer, uses_of_layer) in layers.iter().zip(&uses.layers) {
+            if uses_of_layer.is_empty() {
+                continue;
+            }
+            let range = layer.range();
+            let start = range.start.max(self.columns.start);
+            let end = range.end.min(self.columns.end);
+            let step = (PART_BYTES / (4 * layer.len())).max(1);
+            for first in rows.clone().step_by(step) {
+                let part = first..rows.end.min(first + step);
+                let sums = uses_of_layer
+                    .iter()
+                    .map(|(product, delta)| product.rows(delta, part.clone(), uses));
+                let Some(sum) = sums.reduce(|sum, other| sum + other) else {
+                    continue;
+                };
+                let sum = match end - start == layer.len() {
+                    true => sum,
+                    false => sum.slice([0..part.len(), start - range.start..end - range.start]),
+                };
+                put(part, start - self.columns.start, sum)?;
             }
         }
-        // A NaN is no difference: whoever collects the rows reports it.
-        let length = |values: &mut dyn Iterator<Item = f32>| {
-            values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
-        };
-        let distance = length(&mut rows.iter().zip(&expected).map(|(x, y)| x - y));
-        let expected = length(&mut expected.into_iter());
-        Ok((distance > TOLERANCE * expected).then(|| {
-            format!(
-                "the first {count} rows are {distance:e} from those of plain backward passes, of \
-                 length {expected:e}: the model mixes examples, or its loss is not their mean"
-            )
-        }))
+        Ok(())
     }
+
+    /// What `fill` puts, as a matrix `[count, columns]`.
+    fn dense(
+        &self,
+        count: usize,
+        fill: impl FnOnce(Put<'_>) -> Result<(), PruneError>,
+    ) -> Result<Vec<f32>, PruneError> {
+        let columns = self.columns.len();
+        let mut dense = vec![0.0; count * columns];
+        fill(&mut |rows, first, part| {
+            let [_, width] = part.dims();
+            for (row, values) in rows.zip(read(part)?.chunks(width)) {
+                let at = row * columns + first;
+                dense[at..at + width].copy_from_slice(values);
+            }
+            Ok(())
+        })?;
+        Ok(dense)
+    }
+}
+
+/// How the rows that were `found` differ from the `expected`, if they do.
+fn difference(found: &[f32], expected: &[f32], count: usize) -> Option<String> {
+    // A NaN is no difference: whoever collects the rows reports it.
+    let length = |values: &mut dyn Iterator<Item = f32>| {
+        values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+    };
+    let distance = length(&mut found.iter().zip(expected).map(|(x, y)| x - y));
+    let expected = length(&mut expected.iter().copied());
+    (distance > TOLERANCE * expected).then(|| {
+        format!(
+            "the first {count} rows are {distance:e} from those of plain backward passes, of \
+             length {expected:e}: the model mixes examples, or its loss is not their mean"
+        )
+    })
+}
+
+/// The uses of all prunable weights in one pass: what rows are made from.
+pub(crate) struct Uses {
+    /// Per parameter of the layout, each use with the flat gradient in its output, times the number
+    /// of groups.
+    layers: Vec<Vec<(Product, Tensor<1>)>>,
+    /// Rows.
+    pub(crate) groups: usize,
+    /// Examples per row.
+    pub(crate) size: usize,
+    /// Mean loss, `[1]`.
+    loss: Tensor<1>,
 }
 
 /// A use of a prunable weight, and the zero `[elements]` that was added to its output.

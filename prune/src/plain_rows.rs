@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Tensor};
 
-use crate::collection::Rows;
+use crate::collection::Put;
 use crate::flatten::flat;
 use crate::{Batch, PruneError, Selection};
 
@@ -53,8 +53,8 @@ impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
         start..layer.end.min(self.columns.end).max(start)
     }
 
-    /// The gradient of the mean loss over `batch`, `[1, columns]`, and that loss.
-    fn row(&mut self, batch: &B) -> Result<(Tensor<2>, Tensor<1>), PruneError> {
+    /// Puts the gradient of the mean loss over `batch` into a row, and returns that loss.
+    fn row(&mut self, batch: &B, row: usize, put: Put<'_>) -> Result<Tensor<1>, PruneError> {
         let loss = (self.loss)(&self.model, batch);
         check_loss(&loss)?;
         let grads = loss.backward();
@@ -65,38 +65,43 @@ impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
             device: self.selection.device().clone(),
         };
         self.model.visit(&mut collect);
-        let mut row = Vec::new();
         for (index, layer) in self.selection.layout().layers().iter().enumerate() {
             let range = layer.range();
             let part = self.part(&range);
+            let Some(grad) = collect.parts[index].take() else {
+                continue;
+            };
             if part.is_empty() {
                 continue;
             }
-            self.reached[index] |= collect.parts[index].is_some();
-            row.push(match collect.parts[index].take() {
-                Some(grad) if part == range => grad,
-                Some(grad) => grad.slice([part.start - range.start..part.end - range.start]),
-                None => Tensor::zeros([part.len()], self.selection.device()),
-            });
+            self.reached[index] = true;
+            let grad = match part == range {
+                true => grad,
+                false => grad.slice([part.start - range.start..part.end - range.start]),
+            };
+            put(
+                row..row + 1,
+                part.start - self.columns.start,
+                grad.unsqueeze(),
+            )?;
         }
-        let row = Tensor::cat(row, 0).reshape([1, self.columns.len()]);
-        Ok((row, loss.without_autodiff()))
+        Ok(loss.without_autodiff())
     }
 
-    /// Rows of `batch_size` examples each.
-    pub(crate) fn rows(&mut self, batch: &B, batch_size: usize) -> Result<Rows, PruneError> {
+    /// Puts rows of `batch_size` examples each; returns the mean loss, `[1]`.
+    pub(crate) fn rows(
+        &mut self,
+        batch: &B,
+        batch_size: usize,
+        put: Put<'_>,
+    ) -> Result<Tensor<1>, PruneError> {
         let count = batch.examples() / batch_size;
-        let mut rows = Vec::with_capacity(count);
         let mut losses = Vec::with_capacity(count);
-        for first in (0..count).map(|index| index * batch_size) {
-            let (row, loss) = self.row(&batch.slice(first..first + batch_size))?;
-            rows.push(row);
-            losses.push(loss);
+        for row in 0..count {
+            let first = row * batch_size;
+            losses.push(self.row(&batch.slice(first..first + batch_size), row, put)?);
         }
-        Ok(Rows {
-            parts: vec![(0, Tensor::cat(rows, 0))],
-            loss: Tensor::cat(losses, 0).mean(),
-        })
+        Ok(Tensor::cat(losses, 0).mean())
     }
 }
 

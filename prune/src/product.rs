@@ -9,11 +9,12 @@ use burn::backend::ir::{
 use burn::backend::ops::{FloatTensorOps, IntTensorOps, UnfoldOptions};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::module::unfold4d;
-use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{IndexingUpdateOp, Int, Slice, Tensor};
 
 use crate::Selection;
 use crate::executor::{Tensors, name};
 use crate::kernel_rows::{KernelShape, kernel_rows};
+use crate::per_example::Uses;
 use crate::trace::Trace;
 
 /// One use of a prunable weight.
@@ -25,6 +26,7 @@ pub(crate) struct Product {
     kind: Kind,
 }
 
+#[derive(Clone)]
 enum Kind {
     /// `[..., d_input]` to `[..., d_output]`.
     Linear { input: usize, output: usize },
@@ -41,19 +43,42 @@ enum Kind {
 }
 
 impl Product {
-    /// Gradients of the weight: Σ xᵢ ⊗ δᵢ over each of `groups` groups of `size` examples, times
-    /// the number of groups, `[groups, weights]`. `delta` is the flat gradient in the output.
-    pub(crate) fn rows(self, delta: Tensor<1>, groups: usize, size: usize) -> Tensor<2> {
-        let elements = delta.shape().num_elements();
-        let delta = delta.mul_scalar(groups as f64);
-        match self.kind {
+    /// The same use outside of the graph of the backward pass.
+    pub(crate) fn without_autodiff(mut self) -> Self {
+        if !matches!(self.kind, Kind::Embedding { .. }) {
+            let shape = self.input.shape();
+            let input = flat(self.input).without_autodiff().into_dispatch();
+            self.input = Dispatch::float_reshape(input, shape);
+        }
+        self
+    }
+
+    /// Gradients of the weight for some rows: Σ xᵢ ⊗ δᵢ over the examples of each,
+    /// `[rows, weights]`. `delta` is the flat gradient in the output, of all rows.
+    pub(crate) fn rows(&self, delta: &Tensor<1>, rows: Range<usize>, uses: &Uses) -> Tensor<2> {
+        let (groups, size) = (rows.len(), uses.size);
+        let part = |length: usize| {
+            let per_row = length / uses.groups;
+            rows.start * per_row..rows.end * per_row
+        };
+        let delta = delta.clone().slice([part(delta.dims()[0])]);
+        let elements = delta.dims()[0];
+        let input = self.input.clone();
+        let shape = input.shape();
+        let mut slices = vec![Slice::from(part(shape[0]))];
+        slices.extend(shape.iter().skip(1).map(|length| Slice::from(0..*length)));
+        let input = match self.kind {
+            Kind::Embedding { .. } => Dispatch::int_slice(input, &slices),
+            _ => Dispatch::float_slice(input, &slices),
+        };
+        match self.kind.clone() {
             Kind::Linear {
                 input: from,
                 output: to,
             } => {
                 let positions = elements / groups / to;
                 let delta = delta.reshape([groups, positions, to]);
-                let input = flat(self.input).reshape([groups, positions, from]);
+                let input = flat(input).reshape([groups, positions, from]);
                 let rows = input.swap_dims(1, 2).matmul(delta);
                 rows.reshape([groups, from * to])
             }
@@ -65,7 +90,7 @@ impl Product {
                 let firsts = Tensor::<1, Int>::from_data(&firsts[..], &delta.device());
                 let table = Tensor::<2>::zeros([groups * rows, width], &delta.device());
                 let delta = delta.reshape([groups * positions, width]);
-                let found = indices(self.input) + firsts;
+                let found = indices(input) + firsts;
                 table
                     .select_assign(0, found, delta, IndexingUpdateOp::Add)
                     .reshape([groups, rows * width])
@@ -74,10 +99,10 @@ impl Product {
                 kernel,
                 options,
                 groups: split,
-                output,
+                output: [_, channels, height, width],
             } => {
-                let input = images(self.input);
-                let delta = delta.reshape(output);
+                let input = images(input);
+                let delta = delta.reshape([groups * size, channels, height, width]);
                 let shape = KernelShape {
                     kernel,
                     options,

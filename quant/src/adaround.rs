@@ -46,7 +46,7 @@ impl Default for AdaRoundConfig {
 ///
 /// The inputs enter through `Σ x xᵀ` only, so that an iteration costs one product
 /// `[outputs, d] · [d, d]`. Where the result is no better than nearest rounding on `inputs`,
-/// nearest rounding is returned.
+/// nearest rounding is returned. A weight of exactly zero was pruned, and stays zero.
 ///
 /// [Up or Down? Adaptive Rounding for Post-Training Quantization, Nagel et al.,
 /// 2020](https://arxiv.org/abs/2004.10568).
@@ -177,9 +177,12 @@ impl Rounding {
         iteration: usize,
     ) {
         let [outputs, features] = grid.shape();
-        let soft = |index: usize| {
-            let code = grid.position(index).floor() + soft_step(self.logits[index]);
-            clamp_soft(grid, code)
+        let soft = |index: usize| match grid.is_zero(index) {
+            true => grid.position(index),
+            false => {
+                let code = grid.position(index).floor() + soft_step(self.logits[index]);
+                clamp_soft(grid, code)
+            }
         };
         // dL/dW̃ = 2 · weight · (W̃ − W) · Σ x xᵀ
         let error = Mat::from_fn(outputs, features, |row, column| {
@@ -228,6 +231,9 @@ impl Rounding {
 
     fn codes(&self, grid: &WeightGrid) -> Vec<i32> {
         let code = |(index, logit): (usize, &f64)| {
+            if grid.is_zero(index) {
+                return grid.nearest_code(index, 0.0);
+            }
             let up = soft_step(*logit) >= 0.5;
             grid.clamp(grid.position(index).floor() + f64::from(u8::from(up)))
         };

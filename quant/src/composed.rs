@@ -6,7 +6,7 @@ use burn::tensor::{BoolDType, Shape};
 
 use crate::Clip;
 use crate::groups::Groups;
-use crate::kernel::Rule;
+use crate::kernel::{LearnedGradients, Rule, Wanted};
 use crate::number_format::Grid;
 use crate::step::Floats;
 
@@ -39,29 +39,32 @@ pub(crate) fn learned_gradients<B: Backend>(
     zero_point: FloatTensor<B>,
     dy: FloatTensor<B>,
     rule: &Rule,
-    clip: Clip,
-) -> [FloatTensor<B>; 3] {
+    wanted: Wanted,
+) -> LearnedGradients<FloatTensor<B>> {
     let x = Operands::<B>::new(x, scale, zero_point, rule);
     let dy = B::float_reshape(dy, x.cut.clone());
     let number = x.number();
     let clamped = x.clamp(number.clone());
     let exact = B::float_div(x.x.clone(), x.scale.clone());
-    let clipped = match clip {
+    let clipped = match wanted.clip {
         Clip::AfterRounding => x.is_beyond_bounds(number),
         Clip::BeforeRounding => x.reaches_bounds(exact.clone()),
     };
-    let inside = B::bool_not(clipped.clone());
     let of_scale = {
         let exact = B::float_mask_fill(exact, clipped.clone(), 0f32.into());
         B::float_sub(x.without_zero_point(clamped), exact)
     };
-    let of_zero = B::float_neg(B::float_mul(dy.clone(), x.scale.clone()));
+    let zero_point = wanted.zero_point.then(|| {
+        let of_zero = B::float_neg(B::float_mul(dy.clone(), x.scale.clone()));
+        let inside = B::bool_not(clipped.clone());
+        x.sum(B::float_mask_fill(of_zero, inside, 0f32.into()))
+    });
     let dx = B::float_mask_fill(dy.clone(), clipped, 0f32.into());
-    [
-        B::float_reshape(dx, x.shape.clone()),
-        x.sum(B::float_mul(dy, of_scale)),
-        x.sum(B::float_mask_fill(of_zero, inside, 0f32.into())),
-    ]
+    LearnedGradients {
+        x: B::float_reshape(dx, x.shape.clone()),
+        scale: x.sum(B::float_mul(dy, of_scale)),
+        zero_point,
+    }
 }
 
 pub(crate) fn range<B: Backend>(

@@ -1,18 +1,24 @@
 //! From fake-quantized weights to quantized ones.
 
+mod weights;
+
 use std::collections::HashMap;
 
 use burn::config::Config;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::quantization::quantized_data_len;
-use burn::tensor::{DType, Tensor};
-use burn_lean_reparam::Rejected;
+use burn::tensor::{DType, Int, Tensor};
+use burn_lean_reparam::{Rejected, unlink_before};
 use serde::{Deserialize, Serialize};
 
+use weights::QuantizedWeight;
+pub use weights::quantized_weights;
+
 use crate::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
+use crate::effective::Effective;
 use crate::float_parameters;
 use crate::walk::{Located, Site, quantizers};
-use crate::{QuantError, QuantizedTensor, Storage};
+use crate::{QuantError, Storage, WeightQuantizer};
 
 /// What to do with a weight that Burn, or the device, cannot hold quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -62,16 +68,21 @@ impl ConvertConfig {
     /// - Activation quantizers stay where they are, with their ranges.
     /// - Only weights that carry a quantizer are converted: never biases, norms or running
     ///   statistics.
+    /// - In a [`Chain`](burn_lean_reparam::Chain), what acts before the quantizer becomes part of
+    ///   the codes and is taken off: of a weight with a pruning mask before its quantizer, the
+    ///   codes of the pruned elements stand for exactly 0, and the mask is gone. What acts after
+    ///   the quantizer stays; what a mask hides there becomes 0 in the codes, too.
     /// - The model that comes back is for inference ([`valid`](Module::valid)). Its record loads
-    ///   into a model prepared the same way.
+    ///   into a model prepared the same way; where masks were taken off, into a chain of no masks
+    ///   and the same quantizers. [Files](crate::save_safetensors) load into either.
     ///
     /// # Errors
     ///
     /// Each with the model inside, as it was: [`QuantError::NothingToConvert`];
     /// [`QuantError::UnknownParameter`] for a name in [`parameters`](Self::parameters) that is no
     /// quantized weight; [`QuantError::NotQuantizing`] for a quantizer whose schedule does not
-    /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that something else transforms
-    /// before its quantizer does; and, of the parameter at fault, [`QuantError::NeverObserved`] and
+    /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that would no longer be the one
+    /// of the forward pass, for what acts on it after its quantizer; and, of the parameter at fault, [`QuantError::NeverObserved`] and
     /// its kind, and [`QuantError::UnsupportedStorage`].
     pub fn convert<M: Module>(
         &self,
@@ -91,25 +102,43 @@ impl ConvertConfig {
         for weight in &mut chosen {
             weight.check()?;
         }
+        let effective = Effective::of(&model);
         let mut converter = Converter {
             path: Vec::new(),
             config: self,
+            effective: &effective,
             chosen: chosen
                 .into_iter()
                 .map(|weight| (weight.path.clone(), weight))
                 .collect(),
             outcomes: Vec::new(),
-            other_bytes: 0,
             error: None,
         };
         let model = model.map(&mut converter);
-        match converter.error {
-            Some(error) => Err(error),
-            None => Ok((
-                model,
-                ConversionReport::new(converter.outcomes, converter.other_bytes),
-            )),
+        if let Some(error) = converter.error {
+            return Err(error);
         }
+        let outcomes = converter.outcomes;
+        let model = unlink_before::<WeightQuantizer, _>(model, |path| {
+            let weight = outcomes.iter().find(|weight| weight.path == path);
+            weight.is_some_and(|weight| matches!(weight.outcome, Outcome::Converted { .. }))
+        });
+        if let Some(path) = effective.first_difference(&Effective::of(&model))? {
+            return Err(QuantError::UnsupportedLayer {
+                path: path.to_string(),
+                reason: "what acts on it after its quantizer gives other values for the converted \
+                         weight; fold that into the weight first"
+                    .into(),
+            });
+        }
+        let mut others = OtherBytes {
+            path: Vec::new(),
+            weights: &outcomes,
+            bytes: 0,
+        };
+        model.visit(&mut others);
+        let other_bytes = others.bytes;
+        Ok((model, ConversionReport::new(outcomes, other_bytes)))
     }
 
     /// The weights to convert.
@@ -145,48 +174,6 @@ impl ConvertConfig {
     }
 }
 
-/// A weight and its quantizer.
-struct QuantizedWeight {
-    path: String,
-    located: Located,
-}
-
-impl QuantizedWeight {
-    fn new(located: &Located) -> Option<Self> {
-        let is_weight = located.site == Site::Weight && located.quantizer.is_enabled();
-        let path = located.parameter.clone().filter(|_| is_weight)?;
-        let quantizer = located.quantizer.clone().with_path(path.clone());
-        Some(Self {
-            located: Located {
-                quantizer,
-                ..located.clone()
-            },
-            path,
-        })
-    }
-
-    fn check(&self) -> Result<(), QuantError> {
-        // Inside of a chain, only the first link sees the base.
-        let behind = self.located.path[self.path.len()..].contains(".second.");
-        if behind {
-            return Err(QuantError::UnsupportedLayer {
-                path: self.path.clone(),
-                reason: "another reparameterization acts on it before its quantizer does; fold \
-                         that one into the weight first"
-                    .into(),
-            });
-        }
-        let phase = self.located.quantizer.phase();
-        match phase.quantizes() {
-            true => Ok(()),
-            false => Err(QuantError::NotQuantizing {
-                phase: phase.to_string(),
-            }
-            .at(&self.path)),
-        }
-    }
-}
-
 /// A range must be known wherever activations are quantized: without it, values pass through and
 /// the converted model would not be the one that was trained.
 fn check_activations(all: &[Located]) -> Result<(), QuantError> {
@@ -205,10 +192,9 @@ fn check_activations(all: &[Located]) -> Result<(), QuantError> {
 struct Converter<'a> {
     path: Vec<String>,
     config: &'a ConvertConfig,
+    effective: &'a Effective,
     chosen: HashMap<String, QuantizedWeight>,
     outcomes: Vec<ConvertedWeight>,
-    /// Bytes of everything that is not converted.
-    other_bytes: usize,
     error: Option<QuantError>,
 }
 
@@ -218,7 +204,7 @@ impl Converter<'_> {
         weight: &QuantizedWeight,
         base: Tensor<D>,
     ) -> Result<Tensor<D>, QuantError> {
-        let quantizer = &weight.located.quantizer;
+        let quantizer = &weight.quantizer;
         let mut report = ConvertedWeight {
             path: weight.path.clone(),
             scheme: quantizer.scheme().to_string(),
@@ -234,8 +220,7 @@ impl Converter<'_> {
             self.outcomes.push(report);
             return Ok(base);
         }
-        let qparams = quantizer.qparams_for(&base)?;
-        let quantized = QuantizedTensor::quantize(&base, &qparams, quantizer.scheme())?;
+        let quantized = weight.quantize(base.clone(), self.effective)?;
         report.packed_bytes = quantized.packed_bytes();
         let (tensor, outcome) = match quantized.to_burn::<D>(&base.device(), self.config.storage) {
             Ok(tensor) => {
@@ -280,11 +265,6 @@ impl ModuleMapper for Converter<'_> {
         }
         let path = self.path.join(".");
         let Some(weight) = self.chosen.remove(&path) else {
-            let dtype = param.base().dtype();
-            self.other_bytes += match dtype {
-                DType::QFloat(scheme) => quantized_data_len(&scheme, &param.shape()),
-                _ => param.shape().num_elements() * dtype.size(),
-            };
             return param;
         };
         param.map(|base| match self.convert(&weight, base.clone()) {
@@ -298,58 +278,16 @@ impl ModuleMapper for Converter<'_> {
             }
         })
     }
-
-    fn map_int<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, burn::tensor::Int>>,
-    ) -> Param<Tensor<D, burn::tensor::Int>> {
-        self.other_bytes += param.lazy_shape().num_elements() * 4;
-        param
-    }
 }
 
-/// The quantized weights of a prepared or converted model, with their paths.
-///
-/// # Errors
-///
-/// As [`ConvertConfig::convert`], without the storage.
-pub fn quantized_weights<M: Module>(
-    model: &M,
-) -> Result<Vec<(String, QuantizedTensor)>, QuantError> {
-    let weights: Vec<QuantizedWeight> = quantizers(model)
-        .iter()
-        .filter_map(QuantizedWeight::new)
-        .collect();
-    for weight in &weights {
-        weight.check()?;
-    }
-    let mut reader = Reader {
-        path: Vec::new(),
-        weights: weights
-            .into_iter()
-            .map(|weight| (weight.path.clone(), weight))
-            .collect(),
-        found: Vec::new(),
-    };
-    model.visit(&mut reader);
-    reader
-        .found
-        .into_iter()
-        .map(|(path, tensor)| match tensor {
-            Ok(tensor) => Ok((path, tensor)),
-            Err(located @ QuantError::Parameter { .. }) => Err(located),
-            Err(error) => Err(error.at(path)),
-        })
-        .collect()
-}
-
-struct Reader {
+/// Counts the bytes of everything that is not converted.
+struct OtherBytes<'a> {
     path: Vec<String>,
-    weights: HashMap<String, QuantizedWeight>,
-    found: Vec<(String, Result<QuantizedTensor, QuantError>)>,
+    weights: &'a [ConvertedWeight],
+    bytes: usize,
 }
 
-impl ModuleVisitor for Reader {
+impl ModuleVisitor for OtherBytes<'_> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_string());
     }
@@ -360,17 +298,17 @@ impl ModuleVisitor for Reader {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path = self.path.join(".");
-        let Some(weight) = self.weights.remove(&path) else {
+        if self.weights.iter().any(|weight| weight.path == path) {
             return;
+        }
+        let dtype = param.base().dtype();
+        self.bytes += match dtype {
+            DType::QFloat(scheme) => quantized_data_len(&scheme, &param.shape()),
+            _ => param.shape().num_elements() * dtype.size(),
         };
-        let quantizer = &weight.located.quantizer;
-        let base = param.base().without_autodiff();
-        let quantized = match base.dtype() {
-            DType::QFloat(_) => QuantizedTensor::from_burn(base, quantizer.scheme()),
-            _ => quantizer
-                .qparams_for(&base)
-                .and_then(|qparams| QuantizedTensor::quantize(&base, &qparams, quantizer.scheme())),
-        };
-        self.found.push((path, quantized));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.bytes += param.lazy_shape().num_elements() * 4;
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor, TensorData, Transaction};
 
+use crate::effective::Effective;
 use crate::{QuantError, Range, Scheme};
 
 /// Where a float tensor of a model is, and what it belongs to.
@@ -100,7 +101,7 @@ fn similar(parameters: &[FloatParameter], path: &str) -> Vec<String> {
     resembling.map(|found| found.path.clone()).take(3).collect()
 }
 
-/// The ranges of the stored tensors at some paths.
+/// The ranges of what the quantizers of the weights at some paths are given.
 ///
 /// # Errors
 ///
@@ -111,6 +112,7 @@ pub(crate) fn ranges<M: Module>(
 ) -> Result<HashMap<String, Range>, QuantError> {
     let mut ranger = Ranger {
         path: Vec::new(),
+        effective: Effective::of(model),
         schemes,
         found: Ok(HashMap::new()),
     };
@@ -208,6 +210,7 @@ impl ModuleVisitor for Reader<'_> {
 
 struct Ranger<'a> {
     path: Vec<String>,
+    effective: Effective,
     schemes: &'a HashMap<String, Scheme>,
     found: Result<HashMap<String, Range>, QuantError>,
 }
@@ -227,7 +230,8 @@ impl ModuleVisitor for Ranger<'_> {
             return;
         };
         if let Ok(found) = &mut self.found {
-            match Range::of(&param.base().without_autodiff(), scheme) {
+            let base = param.base().without_autodiff();
+            match Range::of(&self.effective.given(&path, base), scheme) {
                 Ok(range) => {
                     found.insert(path, range);
                 }

@@ -1,6 +1,8 @@
 //! Calling a layer so that the quantizers of its activations take part.
 
 mod attention;
+mod bidirectional;
+mod decoder;
 mod rnn;
 mod transformer;
 
@@ -12,6 +14,7 @@ use burn::tensor::{Int, Tensor};
 use crate::{WeightQuantizer, layer_inputs};
 
 pub use attention::MhaInput;
+pub use decoder::TransformerDecoderInput;
 pub use transformer::TransformerEncoderInput;
 
 /// The forward pass of a layer with its quantizers.
@@ -31,8 +34,20 @@ pub use transformer::TransformerEncoderInput;
 /// | `PositionWiseFeedForward` | `Tensor<D>` | |
 /// | `TransformerEncoderLayer` | `(Tensor<3>, pad mask, attention mask)` | |
 /// | `TransformerEncoder` | [`TransformerEncoderInput`] | |
+/// | `TransformerDecoderLayer`, `TransformerDecoder` | [`TransformerDecoderInput`] | also the attention to the memory |
 /// | `GateController` | `(input, hidden)` | |
-/// | `Lstm`, `Gru` | `(Tensor<3>, state)` | |
+/// | `Rnn`, `Lstm`, `Gru` | `(Tensor<3>, state)` | |
+/// | `BiRnn`, `BiLstm`, `BiGru` | `(Tensor<3>, state)` | both directions |
+///
+/// Not here: Burn's `CrossAttention`. Its layers, its number of heads, its scale and its masking
+/// value are all private, so that its forward pass cannot be written outside of Burn. Its weights
+/// are quantized all the same, wherever it is called; its inputs and products are not. Write it as
+/// a `MultiHeadAttention` with [`MhaInput::new`], whose queries, keys and values may differ, with
+/// a `Linear` before it where the context has another width; or leave its activations out with an
+/// [`Override`](crate::Override) that has `skip_activation`, without which
+/// [`convert`](crate::ConvertConfig::convert) reports that they were never observed. Nor here:
+/// `forward_cache` and `forward_autoregressive_inference` of attentions and transformers, which
+/// run as they are, with quantized weights only.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -77,6 +92,17 @@ impl<const D: usize> ForwardQ<Tensor<D>> for Linear {
     }
 }
 
+impl ForwardQ<Tensor<3>> for Conv1d {
+    type Output = Tensor<3>;
+
+    fn forward_q(&self, input: Tensor<3>) -> Tensor<3> {
+        around(&self.weight, input, |x| {
+            layer_inputs::conv1d(self, &x);
+            self.forward(x)
+        })
+    }
+}
+
 impl ForwardQ<Tensor<4>> for Conv2d {
     type Output = Tensor<4>;
 
@@ -101,7 +127,6 @@ macro_rules! convolutions {
 }
 
 convolutions! {
-    Conv1d, 3;
     Conv3d, 5;
     ConvTranspose1d, 3;
     ConvTranspose2d, 4;

@@ -38,7 +38,8 @@ impl Default for GptqConfig {
 /// ```
 ///
 /// Features that are zero in all samples say nothing about their weights: those are rounded to
-/// nearest.
+/// nearest. A weight of exactly zero was pruned: it stays zero, and the others make up for what
+/// would have moved it.
 ///
 /// [GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers, Frantar et
 /// al., 2023](https://arxiv.org/abs/2210.17323).
@@ -90,7 +91,10 @@ pub fn gptq(
         let mut error = Mat::<f64>::zeros(outputs, 1);
         for row in 0..outputs {
             let index = row * features + feature;
-            codes[index] = grid.nearest_code(index, remaining[(row, step)]);
+            codes[index] = match grid.is_zero(index) {
+                true => grid.nearest_code(index, 0.0),
+                false => grid.nearest_code(index, remaining[(row, step)]),
+            };
             let off = remaining[(row, step)] - grid.value(index, codes[index]);
             error[(row, 0)] = off / compensation[(step, step)];
         }

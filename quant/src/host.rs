@@ -2,6 +2,7 @@
 
 use crate::Clip;
 use crate::groups::{Counts, Groups, Run};
+use crate::kernel::Wanted;
 use crate::number_format::Grid;
 use crate::step::{Integers, Round, Step};
 
@@ -120,34 +121,37 @@ impl Steps {
         (y, clipped)
     }
 
-    /// The gradients of `x`, the scales and the zero points for an incoming gradient `dy`.
-    pub(crate) fn gradients(
-        &self,
-        x: &[f32],
-        dy: &[f32],
-        runs: &[Run],
-        clip: Clip,
-    ) -> LearnedGradients {
-        match self.grid {
-            Grid::Int { .. } => self.gradients_to(Integers, x, dy, runs, clip),
-            Grid::Float { floats, .. } => self.gradients_to(floats, x, dy, runs, clip),
+    /// The gradients of `x`, the scales and, where wanted, the zero points for an incoming
+    /// gradient `dy`.
+    pub(crate) fn gradients(&self, x: &[f32], dy: &[f32], runs: &[Run], wanted: Wanted) -> Sums {
+        let Wanted { clip, zero_point } = wanted;
+        match (self.grid, zero_point) {
+            (Grid::Int { .. }, true) => self.gradients_to::<true>(Integers, x, dy, runs, clip),
+            (Grid::Int { .. }, false) => self.gradients_to::<false>(Integers, x, dy, runs, clip),
+            (Grid::Float { floats, .. }, true) => {
+                self.gradients_to::<true>(floats, x, dy, runs, clip)
+            }
+            (Grid::Float { floats, .. }, false) => {
+                self.gradients_to::<false>(floats, x, dy, runs, clip)
+            }
         }
     }
 
-    fn gradients_to(
+    /// `ZERO`: whether the gradient of the zero point is computed.
+    fn gradients_to<const ZERO: bool>(
         &self,
         numbers: impl Round,
         x: &[f32],
         dy: &[f32],
         runs: &[Run],
         clip: Clip,
-    ) -> LearnedGradients {
+    ) -> Sums {
         /// Elements at a time: their terms stay in the fastest cache.
         const BLOCK: usize = 256;
-        let mut gradients = LearnedGradients {
+        let mut gradients = Sums {
             x: vec![0.0; x.len()],
             scale: vec![0.0; self.scale.len()],
-            zero_point: vec![0.0; self.scale.len()],
+            zero_point: vec![0.0; if ZERO { self.scale.len() } else { 0 }],
         };
         // The terms are computed apart from their sums, so that both become vector instructions.
         let mut terms = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -167,20 +171,32 @@ impl Steps {
                     Chunk::Same(group) => {
                         let step = self.at(group);
                         for ((x, dy), (dx, (of_scale, of_zero))) in inputs.zip(outputs) {
-                            (*dx, *of_scale, *of_zero) = learned(step, numbers, clip, *x, *dy);
+                            let zero;
+                            (*dx, *of_scale, zero) = learned(step, numbers, clip, *x, *dy);
+                            if ZERO {
+                                *of_zero = zero;
+                            }
                         }
                         gradients.scale[group] += sum(terms.0);
-                        gradients.zero_point[group] += sum(terms.1);
+                        if ZERO {
+                            gradients.zero_point[group] += sum(terms.1);
+                        }
                     }
                     Chunk::Each(group) => {
                         let group = group + done;
                         let elements = inputs.zip(self.from(group, block)).zip(outputs);
                         for (((x, dy), step), (dx, (of_scale, of_zero))) in elements {
-                            (*dx, *of_scale, *of_zero) = learned(step, numbers, clip, *x, *dy);
+                            let zero;
+                            (*dx, *of_scale, zero) = learned(step, numbers, clip, *x, *dy);
+                            if ZERO {
+                                *of_zero = zero;
+                            }
                         }
                         let groups = group..group + block;
                         add(&mut gradients.scale[groups.clone()], terms.0);
-                        add(&mut gradients.zero_point[groups], terms.1);
+                        if ZERO {
+                            add(&mut gradients.zero_point[groups], terms.1);
+                        }
                     }
                 }
                 done += block;
@@ -227,9 +243,10 @@ fn add(sums: &mut [f64], terms: &[f32]) {
 
 /// What [`Steps::gradients`] gives.
 #[derive(Debug)]
-pub(crate) struct LearnedGradients {
+pub(crate) struct Sums {
     pub(crate) x: Vec<f32>,
     pub(crate) scale: Vec<f64>,
+    /// Empty where it is not wanted.
     pub(crate) zero_point: Vec<f64>,
 }
 

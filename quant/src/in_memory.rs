@@ -7,10 +7,9 @@ use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, TensorData};
 
-use crate::Clip;
 use crate::groups::Groups;
 use crate::host::{Steps, range};
-use crate::kernel::{Kernel, Rule};
+use crate::kernel::{Kernel, LearnedGradients, Rule, Wanted};
 
 /// A backend whose F32 tensors can be read in place.
 trait InMemory: Backend {
@@ -62,19 +61,22 @@ impl<B: InMemory> Kernel for B {
         zero_point: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         rule: &Rule,
-        clip: Clip,
-    ) -> [FloatTensor<Self>; 3] {
+        wanted: Wanted,
+    ) -> LearnedGradients<FloatTensor<Self>> {
         let steps = steps::<Self>(&scale, &zero_point, rule);
         let gradients = Self::with_slice(&x, |x| {
-            Self::with_slice(&dy, |dy| steps.gradients(x, dy, rule.groups.runs(), clip))
+            Self::with_slice(&dy, |dy| steps.gradients(x, dy, rule.groups.runs(), wanted))
         });
-        let to_f32 = |sums: Vec<f64>| sums.into_iter().map(|sum| sum as f32).collect();
         let device = x.device();
-        [
-            tensor::<Self>(gradients.x, x.shape(), &device),
-            tensor::<Self>(to_f32(gradients.scale), scale.shape(), &device),
-            tensor::<Self>(to_f32(gradients.zero_point), scale.shape(), &device),
-        ]
+        let of_groups = |sums: Vec<f64>| {
+            let sums = sums.into_iter().map(|sum| sum as f32).collect();
+            tensor::<Self>(sums, scale.shape(), &device)
+        };
+        LearnedGradients {
+            x: tensor::<Self>(gradients.x, x.shape(), &device),
+            scale: of_groups(gradients.scale),
+            zero_point: wanted.zero_point.then(|| of_groups(gradients.zero_point)),
+        }
     }
 
     fn range(x: FloatTensor<Self>, groups: &Groups) -> (FloatTensor<Self>, FloatTensor<Self>) {

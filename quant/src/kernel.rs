@@ -14,6 +14,22 @@ pub(crate) struct Rule {
     pub(crate) groups: Groups,
 }
 
+/// Which gradients of a learned scale, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    pub(crate) clip: Clip,
+    /// Whether the zero point is learned, too.
+    pub(crate) zero_point: bool,
+}
+
+/// The gradients of fake quantization with a learned scale.
+#[derive(Debug)]
+pub(crate) struct LearnedGradients<T> {
+    pub(crate) x: T,
+    pub(crate) scale: T,
+    pub(crate) zero_point: Option<T>,
+}
+
 /// Fake quantization, its gradients, and ranges. All tensors are F32; scales and zero points
 /// `[groups]`.
 ///
@@ -40,16 +56,16 @@ pub(crate) trait Kernel: Backend {
         composed::quantize_dequantize_masked::<Self>(x, scale, zero_point, rule)
     }
 
-    /// The gradients of `x`, scale and zero point for an incoming gradient `dy`.
+    /// The gradients for an incoming gradient `dy`; that of the zero point where it is wanted.
     fn learned_gradients(
         x: FloatTensor<Self>,
         scale: FloatTensor<Self>,
         zero_point: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         rule: &Rule,
-        clip: Clip,
-    ) -> [FloatTensor<Self>; 3] {
-        composed::learned_gradients::<Self>(x, scale, zero_point, dy, rule, clip)
+        wanted: Wanted,
+    ) -> LearnedGradients<FloatTensor<Self>> {
+        composed::learned_gradients::<Self>(x, scale, zero_point, dy, rule, wanted)
     }
 
     /// The lowest and the highest value of each group.

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use burn::module::Param;
-use burn::nn::PaddingConfig2d;
-use burn::nn::conv::Conv2d;
+use burn::nn::conv::{Conv1d, Conv2d};
+use burn::nn::{PaddingConfig1d, PaddingConfig2d};
 use burn::tensor::Tensor;
 use burn::tensor::module::unfold4d;
 use burn::tensor::ops::{PadMode, UnfoldOptions};
@@ -27,8 +27,9 @@ thread_local! {
 }
 
 impl LayerInputs {
-    /// The inputs of every prepared [`Linear`](burn::nn::Linear) and [`Conv2d`] that `run` calls
-    /// with [`forward_q`](crate::ForwardQ::forward_q) on this thread. Reads each from the device.
+    /// The inputs of every prepared [`Linear`](burn::nn::Linear), [`Conv1d`] and [`Conv2d`] that
+    /// `run` calls with [`forward_q`](crate::ForwardQ::forward_q) on this thread, also those of
+    /// attentions, transformers and recurrent layers. Reads each from the device.
     ///
     /// # Errors
     ///
@@ -105,6 +106,13 @@ pub(crate) fn linear<const D: usize>(weight: &Param<Tensor<2>>, x: &Tensor<D>) {
 }
 
 /// Called by `forward_q` with what a convolution slides over.
+pub(crate) fn conv1d(layer: &Conv1d, x: &Tensor<3>) {
+    offer(&layer.weight, || {
+        patches_1d(layer, x.clone().without_autodiff())
+    });
+}
+
+/// As [`conv1d`].
 pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) {
     offer(&layer.weight, || {
         patches(layer, x.clone().without_autodiff())
@@ -135,15 +143,35 @@ fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec
 /// What each output position of a convolution sees: for each group of channels
 /// `[batch · positions, channels_in / groups · height · width]`, in the order of the weight.
 pub fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
-    let [_, channels, height, width] = x.dims();
+    let [_, _, height, width] = x.dims();
     let (top, bottom, left, right) = padding(layer, height, width);
     let x = x.pad((left, right, top, bottom), PadMode::Constant(0.0));
     let options = UnfoldOptions::new(layer.stride, [0, 0], layer.dilation);
-    let unfolded = unfold4d(x, layer.kernel_size, options);
+    of_groups(unfold4d(x, layer.kernel_size, options), layer.groups)
+}
+
+/// As [`patches`]: for each group of channels
+/// `[batch · positions, channels_in / groups · length]`.
+pub fn patches_1d(layer: &Conv1d, x: Tensor<3>) -> Vec<Tensor<2>> {
+    let [_, _, length] = x.dims();
+    let (left, right) = match layer.padding {
+        PaddingConfig1d::Valid => (0, 0),
+        PaddingConfig1d::Explicit(left, right) => (left, right),
+        PaddingConfig1d::Same => same_padding(length, layer.kernel_size, layer.stride),
+    };
+    // A sequence is an image of one row.
+    let x: Tensor<4> = x.unsqueeze_dim(2);
+    let x = x.pad((left, right, 0, 0), PadMode::Constant(0.0));
+    let options = UnfoldOptions::new([1, layer.stride], [0, 0], [1, layer.dilation]);
+    of_groups(unfold4d(x, [1, layer.kernel_size], options), layer.groups)
+}
+
+/// `[batch, features, positions]`, the features of a group side by side, as one matrix for each
+/// group.
+fn of_groups(unfolded: Tensor<3>, groups: usize) -> Vec<Tensor<2>> {
     let [batch, features, positions] = unfolded.dims();
-    let per_group = features / layer.groups.max(1);
-    debug_assert_eq!(features % channels.max(1), 0);
-    (0..layer.groups)
+    let per_group = features / groups.max(1);
+    (0..groups)
         .map(|group| {
             let of_group = unfolded.clone().narrow(1, group * per_group, per_group);
             of_group
@@ -155,12 +183,7 @@ pub fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
 
 /// Zeros at the top, bottom, left and right, as the layer itself counts them.
 fn padding(layer: &Conv2d, height: usize, width: usize) -> (usize, usize, usize, usize) {
-    let same = |axis: usize, len: usize| {
-        let stride = layer.stride[axis];
-        let needed = (len.div_ceil(stride).max(1) - 1) * stride + layer.kernel_size[axis];
-        let total = needed.saturating_sub(len);
-        (total / 2, total - total / 2)
-    };
+    let same = |axis: usize, len| same_padding(len, layer.kernel_size[axis], layer.stride[axis]);
     match layer.padding {
         PaddingConfig2d::Valid => (0, 0, 0, 0),
         PaddingConfig2d::Explicit(top, left, bottom, right) => (top, bottom, left, right),
@@ -170,6 +193,13 @@ fn padding(layer: &Conv2d, height: usize, width: usize) -> (usize, usize, usize,
             (top, bottom, left, right)
         }
     }
+}
+
+/// Zeros before and after an axis, as Burn counts them for `Same`.
+fn same_padding(len: usize, kernel_size: usize, stride: usize) -> (usize, usize) {
+    let needed = (len.div_ceil(stride).max(1) - 1) * stride + kernel_size;
+    let total = needed.saturating_sub(len);
+    (total / 2, total - total / 2)
 }
 
 /// Stops collecting, also when the model panics.

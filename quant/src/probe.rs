@@ -4,9 +4,12 @@ use std::ops::Deref;
 
 use burn::nn::attention::MultiHeadAttention;
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
-use burn::nn::gru::Gru;
-use burn::nn::transformer::{PositionWiseFeedForward, TransformerEncoder, TransformerEncoderLayer};
-use burn::nn::{Embedding, Linear, Lstm, LstmState};
+use burn::nn::gru::{BiGru, Gru};
+use burn::nn::transformer::{
+    PositionWiseFeedForward, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer,
+};
+use burn::nn::{BiLstm, BiRnn, Embedding, Linear, Lstm, LstmState, Rnn, RnnState};
 use burn::tensor::{Bool, Tensor};
 
 use crate::ForwardQ;
@@ -57,6 +60,8 @@ of_one_input!(
     MultiHeadAttention,
     PositionWiseFeedForward,
     TransformerEncoder,
+    TransformerDecoder,
+    TransformerDecoderLayer,
 );
 
 impl<T: OfOneInput> Probe<'_, T> {
@@ -81,20 +86,22 @@ impl Probe<'_, TransformerEncoderLayer> {
     }
 }
 
-impl Probe<'_, Lstm> {
-    /// [`ForwardQ::forward_q`].
-    pub fn forward(
-        &self,
-        sequence: Tensor<3>,
-        state: Option<LstmState<2>>,
-    ) -> (Tensor<3>, LstmState<2>) {
-        self.0.forward_q((sequence, state))
-    }
+macro_rules! of_a_sequence {
+    ($($layer:ty: $state:ty => $output:ty;)*) => {$(
+        impl Probe<'_, $layer> {
+            /// [`ForwardQ::forward_q`].
+            pub fn forward(&self, sequence: Tensor<3>, state: Option<$state>) -> $output {
+                self.0.forward_q((sequence, state))
+            }
+        }
+    )*};
 }
 
-impl Probe<'_, Gru> {
-    /// [`ForwardQ::forward_q`].
-    pub fn forward(&self, sequence: Tensor<3>, state: Option<Tensor<2>>) -> Tensor<3> {
-        self.0.forward_q((sequence, state))
-    }
+of_a_sequence! {
+    Rnn: RnnState<2> => (Tensor<3>, RnnState<2>);
+    BiRnn: RnnState<3> => (Tensor<3>, RnnState<3>);
+    Lstm: LstmState<2> => (Tensor<3>, LstmState<2>);
+    BiLstm: LstmState<3> => (Tensor<3>, LstmState<3>);
+    Gru: Tensor<2> => Tensor<3>;
+    BiGru: Tensor<3> => (Tensor<3>, Tensor<3>);
 }

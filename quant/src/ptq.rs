@@ -107,6 +107,9 @@ impl PtqConfig {
     /// samples are enough. With a data loader of Burn's it is `|| loader.iter()`. `forward` runs a
     /// batch through the model, with `forward_q`.
     ///
+    /// Fold the masks of a pruned model in first ([`Module::materialize`]): its zeros stay exactly
+    /// zero, whatever the rounding.
+    ///
     /// The result is a prepared model with its ranges, ready for
     /// [`convert`](crate::ConvertConfig::convert). Weights that were rounded other than to nearest
     /// lie on their grid already.

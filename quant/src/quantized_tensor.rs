@@ -130,6 +130,24 @@ impl QuantizedTensor {
         })
     }
 
+    /// With the code that stands for 0 at some elements, row-major.
+    pub(crate) fn with_zeros(
+        mut self,
+        zeros: impl Iterator<Item = bool>,
+    ) -> Result<Self, QuantError> {
+        let groups = self.scheme.group_shape(&self.shape)?;
+        for index in zeros
+            .enumerate()
+            .filter_map(|(index, zero)| zero.then_some(index))
+        {
+            self.codes[index] = match self.scheme.format.is_int() {
+                true => self.zero_point[group_index(index, &self.shape, &groups)] as i32,
+                false => 0,
+            };
+        }
+        Ok(self)
+    }
+
     /// The codes, row-major.
     pub fn codes(&self) -> &[i32] {
         &self.codes

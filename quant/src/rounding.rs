@@ -12,6 +12,7 @@ use faer::Mat;
 use serde::{Deserialize, Serialize};
 
 use crate::convert::quantized_weights;
+use crate::effective::Effective;
 use crate::float_parameters::{self, FloatParameter};
 use crate::fold::ChannelLayout;
 use crate::layer_inputs::LayerInputs;
@@ -122,6 +123,7 @@ impl RoundingConfig {
                 });
             }
         }
+        let effective = Effective::of(model);
         let mut plan = Plan::default();
         for parameter in &parameters {
             let (Some(groups), Some(weight)) =
@@ -129,11 +131,18 @@ impl RoundingConfig {
             else {
                 continue;
             };
-            self.round(model, &parameters, parameter, weight, groups, &mut plan)
-                .map_err(|error| match error {
-                    located @ QuantError::Parameter { .. } => located,
-                    error => error.at(&parameter.path),
-                })?;
+            self.round(
+                (model, &effective),
+                &parameters,
+                parameter,
+                weight,
+                groups,
+                &mut plan,
+            )
+            .map_err(|error| match error {
+                located @ QuantError::Parameter { .. } => located,
+                error => error.at(&parameter.path),
+            })?;
         }
         plan.quantizers = kept_ranges(model, &plan.values)?;
         Ok(plan)
@@ -141,7 +150,7 @@ impl RoundingConfig {
 
     fn round<M: Module>(
         &self,
-        model: &M,
+        (model, effective): (&M, &Effective),
         parameters: &[FloatParameter],
         parameter: &FloatParameter,
         weight: &QuantizedTensor,
@@ -161,7 +170,10 @@ impl RoundingConfig {
             .filter(|bias| self.bias_correction && parameters.iter().any(|p| p.path == *bias));
         let mut paths = vec![path.clone()];
         paths.extend(bias_path.clone());
-        let stored = float_parameters::read(model, &paths)?;
+        let mut stored = float_parameters::read(model, &paths)?;
+        if let Some(stored) = stored.get_mut(path) {
+            effective.replace_masked(path, stored)?;
+        }
         let layout = MatrixLayout::new(parameter, groups.len())?;
         let values = &stored[path].values;
         let mut rounded = values.clone();

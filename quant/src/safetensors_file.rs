@@ -11,6 +11,9 @@
 //! | `<path>.zero_point` | F32, as the scale | affine schemes only |
 //! | `<path>` | its own | every other tensor of the model |
 //!
+//! Of a weight in a [`Chain`](burn_lean_reparam::Chain), what acts before its quantizer is part of
+//! the codes, and the quantizer's own tensors are named as if it were alone: `<path>.quant.…`.
+//!
 //! The metadata has the keys `format` (`burn-lean-quant`), `version` (`1`) and `quantized`: JSON
 //! of the shape and scheme of each quantized weight.
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::health::health;
 use crate::table::{decibels, table};
-use crate::watch::{WeightVisitor, visit_weights};
+use crate::watch::{Weight, WeightVisitor, visit_weights};
 use crate::{FakeQuantize, Located, QuantError, Site, map_quantizers, quantizers};
 
 /// What [`sensitivity`] found.
@@ -216,16 +216,11 @@ struct Scores {
 }
 
 impl WeightVisitor for Scores {
-    fn visit<const D: usize>(
-        &mut self,
-        path: &str,
-        quantizer: &FakeQuantize,
-        param: &Param<Tensor<D>>,
-    ) {
-        let Some(gradient) = self.grads.get::<D>(param.id) else {
+    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Weight<D>) {
+        let Some(gradient) = self.grads.get::<D>(weight.id) else {
             return;
         };
-        let weight = param.base().without_autodiff();
+        let weight = weight.value;
         let quantized = quantizer.forward(weight.clone());
         let change = (quantized - weight) * gradient.without_autodiff();
         let scores = vec![change.clone().sum(), change.square().sum().mul_scalar(0.5)];

@@ -9,10 +9,14 @@
 //! there would round ties in another way on each backend. What the device then gives back is
 //! compared with what was meant, bit by bit.
 
+mod layout;
+
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
+
+use layout::{Levels, little_endian_words, swapped};
 
 use crate::quantized_tensor::{group_index, unpack};
 use crate::{Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, ScaleFormat, Scheme};
@@ -41,8 +45,9 @@ impl QuantizedTensor {
     ///
     /// [`QuantError::UnsupportedStorage`] when Burn cannot hold the tensor (an affine scheme,
     /// unsigned integers, scales that are not F32, blocks that do not come out smaller than F32)
-    /// or the device cannot (a dtype it lacks, a shape it cannot pack, or values that it gives
-    /// back wrong).
+    /// or the device cannot: a dtype it lacks, a shape it cannot pack (a GPU needs an axis along
+    /// which words of 32 bits hold codes of one scale each: for a convolution with a scale for each
+    /// output channel, four input channels at 8 bits), or values that it gives back wrong.
     pub fn to_burn<const D: usize>(
         &self,
         device: &Device,
@@ -56,8 +61,23 @@ impl QuantizedTensor {
             .map_err(device_error)?;
         let mut refusals = Vec::new();
         for value in wider(value) {
-            for store in stores(device, storage, value, self.shape()) {
+            let stores = stores(device, storage, value, self.shape());
+            if !on_host(device) && !stores.iter().any(is_packed) {
+                refusals.push(format!(
+                    "no axis of {:?} is a multiple of the {} codes in a 32-bit word",
+                    self.shape(),
+                    32 / value.size_bits()
+                ));
+            }
+            for store in stores {
                 let scheme = levels.scheme(value, store);
+                if let Some(axis) = self.axis_with_mixed_words(value, store)? {
+                    refusals.push(format!(
+                        "a word of {} codes along axis {axis} would need several scales",
+                        32 / value.size_bits()
+                    ));
+                    continue;
+                }
                 if !can_hold(device, scheme) {
                     refusals.push(format!("{value:?} {store:?} is not among its dtypes"));
                     continue;
@@ -75,12 +95,6 @@ impl QuantizedTensor {
                 }
                 refusals.push(format!("{value:?} {store:?} comes back with other values"));
             }
-        }
-        if refusals.is_empty() {
-            refusals.push(format!(
-                "no axis of {:?} is a multiple of the codes in a 32-bit word",
-                self.shape()
-            ));
         }
         Err(self.unsupported(format!("{device:?}: {}", refusals.join("; "))))
     }
@@ -238,6 +252,22 @@ impl QuantizedTensor {
         })
     }
 
+    /// The axis along which `store` packs words, if some of them would hold codes of several
+    /// groups: Burn reads one scale for each word.
+    fn axis_with_mixed_words(
+        &self,
+        value: QuantValue,
+        store: QuantStore,
+    ) -> Result<Option<usize>, QuantError> {
+        let QuantStore::PackedU32(from_last) = store else {
+            return Ok(None);
+        };
+        let axis = self.shape().len() - 1 - from_last;
+        let groups = self.scheme().group_shape(self.shape())?[axis];
+        let fits = (self.shape()[axis] / groups).is_multiple_of(32 / value.size_bits());
+        Ok((groups > 1 && !fits).then_some(axis))
+    }
+
     fn granularity(&self) -> &Granularity {
         &self.scheme().granularity
     }
@@ -279,11 +309,7 @@ fn stores(
     value: QuantValue,
     shape: &[usize],
 ) -> Vec<QuantStore> {
-    // The default of a backend tells its kind: the CPU backends hold everything in bytes.
-    let on_host = matches!(
-        device.settings().quantization.scheme.store,
-        QuantStore::Native
-    );
+    let on_host = on_host(device);
     let packed = || {
         let per_word = 32 / value.size_bits();
         let axes = (0..shape.len())
@@ -300,6 +326,15 @@ fn stores(
     }
 }
 
+/// The default of a backend tells its kind: the CPU backends hold everything in bytes.
+fn on_host(device: &Device) -> bool {
+    device.settings().quantization.scheme.store == QuantStore::Native
+}
+
+fn is_packed(store: &QuantStore) -> bool {
+    matches!(store, QuantStore::PackedU32(_))
+}
+
 /// Whether the device says that it can keep such tensors.
 fn can_hold(device: &Device, scheme: QuantScheme) -> bool {
     let usage = Dispatch::dtype_usage(device.as_dispatch(), DType::QFloat(scheme));
@@ -311,128 +346,4 @@ fn device_error(error: impl ToString) -> QuantError {
     QuantError::Device {
         reason: error.to_string(),
     }
-}
-
-/// Burn's scale levels: one for the tensor, or one for each block.
-struct Levels {
-    blocks: Option<Vec<u8>>,
-}
-
-impl Levels {
-    fn scheme(&self, value: QuantValue, store: QuantStore) -> QuantScheme {
-        let scheme = QuantScheme::default().with_value(value).with_store(store);
-        match &self.blocks {
-            None => scheme.per_tensor(ScaleDtype::F32),
-            Some(blocks) => scheme.per_block(blocks, ScaleDtype::F32),
-        }
-    }
-
-    /// The bytes that Burn reads: values, then scales.
-    ///
-    /// Where another axis than the last is packed, both are stored with that axis swapped last.
-    fn lay_out(&self, tensor: &QuantizedTensor, scheme: QuantScheme) -> TensorData {
-        let shape = tensor.shape();
-        let last = shape.len().saturating_sub(1);
-        let packed_axis = match scheme.store {
-            QuantStore::PackedU32(from_last) => last - from_last,
-            _ => last,
-        };
-        let codes = swapped(tensor.codes(), shape, packed_axis);
-        let mut bytes = match scheme.store {
-            QuantStore::PackedU32(_) => pack_words(&codes, scheme.value.size_bits()),
-            _ => codes.iter().map(|code| *code as u8).collect(),
-        };
-        let scales = match &self.blocks {
-            None => tensor.scale().to_vec(),
-            Some(blocks) => {
-                let grid: Vec<usize> = shape
-                    .iter()
-                    .zip(blocks)
-                    .map(|(len, extent)| len / usize::from(*extent))
-                    .collect();
-                let of_block = block_scales(tensor, blocks, &grid);
-                swapped(&of_block, &grid, packed_axis)
-            }
-        };
-        bytes.extend(scales.iter().flat_map(|scale| scale.to_ne_bytes()));
-        TensorData::from_bytes_vec(bytes, shape.to_vec(), DType::QFloat(scheme))
-    }
-}
-
-/// The scale of each block: that of the group it is a part of.
-fn block_scales(tensor: &QuantizedTensor, blocks: &[u8], grid: &[usize]) -> Vec<f32> {
-    let groups = tensor
-        .scheme()
-        .group_shape(tensor.shape())
-        .unwrap_or_default();
-    let first_element = |mut block: usize| {
-        let mut index = 0;
-        let mut stride = 1;
-        for axis in (0..grid.len()).rev() {
-            index += block % grid[axis] * usize::from(blocks[axis]) * stride;
-            block /= grid[axis];
-            stride *= tensor.shape()[axis];
-        }
-        index
-    };
-    (0..grid.iter().product())
-        .map(|block| {
-            let group = group_index(first_element(block), tensor.shape(), &groups);
-            tensor.scale()[group]
-        })
-        .collect()
-}
-
-/// Row-major values with `axis` and the last axis swapped.
-fn swapped<T: Copy>(values: &[T], shape: &[usize], axis: usize) -> Vec<T> {
-    let last = shape.len().saturating_sub(1);
-    if axis == last {
-        return values.to_vec();
-    }
-    let mut stored = shape.to_vec();
-    stored.swap(axis, last);
-    let strides: Vec<usize> = (0..shape.len())
-        .map(|axis| shape[axis + 1..].iter().product())
-        .collect();
-    (0..values.len())
-        .map(|mut index| {
-            let mut source = 0;
-            for position in (0..stored.len()).rev() {
-                let coordinate = index % stored[position];
-                index /= stored[position];
-                let original = match position {
-                    p if p == last => axis,
-                    p if p == axis => last,
-                    p => p,
-                };
-                source += coordinate * strides[original];
-            }
-            values[source]
-        })
-        .collect()
-}
-
-/// The bytes of 32-bit words in the order of their bits, whatever the machine's.
-fn little_endian_words(bytes: &[u8], bits: usize) -> Vec<u8> {
-    if bits == 8 || cfg!(target_endian = "little") {
-        return bytes.to_vec();
-    }
-    let words = bytes.as_chunks::<4>().0.iter();
-    words
-        .flat_map(|word| u32::from_ne_bytes(*word).to_le_bytes())
-        .collect()
-}
-
-/// Codes in 32-bit words, the first in the lowest bits.
-fn pack_words(codes: &[i32], bits: usize) -> Vec<u8> {
-    let mask = (1_u32 << bits) - 1;
-    let word = |codes: &[i32]| {
-        codes.iter().enumerate().fold(0_u32, |word, (index, code)| {
-            word | (*code as u32 & mask) << (index * bits)
-        })
-    };
-    codes
-        .chunks(32 / bits)
-        .flat_map(|codes| word(codes).to_ne_bytes())
-        .collect()
 }

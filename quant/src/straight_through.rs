@@ -13,7 +13,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Autodiff, Backend, backend_extension};
 
-use crate::kernel::{Kernel, Rule};
+use crate::kernel::{Kernel, Rule, Wanted};
 use crate::{LearnedGradient, QuantParams};
 
 /// Fake quantization with gradients. All tensors are F32; scales and zero points `[groups]`.
@@ -179,11 +179,20 @@ impl<B: Kernel> Backward<B, 3> for LearnScale {
             gradient: LearnedGradient { clip, factor },
         } = ops.state;
         let dy = grads.consume::<B>(&ops.node);
-        let [dx, dscale, dzero_point] = B::learned_gradients(x, scale, zero_point, dy, &rule, clip);
+        let wanted = Wanted {
+            clip,
+            // Only LSQ+ learns it.
+            zero_point: ops.parents[2].is_some(),
+        };
+        let of = B::learned_gradients(x, scale, zero_point, dy, &rule, wanted);
         let factored = |gradient| B::float_mul_scalar(gradient, factor.into());
-        let gradients = [dx, factored(dscale), factored(dzero_point)];
+        let gradients = [
+            Some(of.x),
+            Some(factored(of.scale)),
+            of.zero_point.map(factored),
+        ];
         for (parent, gradient) in ops.parents.iter().zip(gradients) {
-            if let Some(parent) = parent {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 grads.register::<B>(parent.id, gradient);
             }
         }

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, FloatDType, Tensor};
 
+use crate::effective::Effective;
 use crate::groups::Groups;
 use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
 
@@ -57,19 +58,21 @@ pub(crate) fn watch<O>(
 
 /// Shows `watcher` every weight that carries a quantizer, as it is quantized.
 ///
-/// It is the stored weight: what another reparameterization does to it first is left out.
+/// It is what the quantizer is given, behind what acts on the stored weight before it.
 pub(crate) fn watch_weights<M: Module>(model: &M, watcher: impl FnMut(&Seen<'_>) + 'static) {
     watch(watcher, || visit_weights(model, &mut Quantize));
 }
 
 /// What is done with a weight, of any rank, and its quantizer.
 pub(crate) trait WeightVisitor {
-    fn visit<const D: usize>(
-        &mut self,
-        path: &str,
-        quantizer: &FakeQuantize,
-        weight: &Param<Tensor<D>>,
-    );
+    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Weight<D>);
+}
+
+/// A weight.
+pub(crate) struct Weight<const D: usize> {
+    pub(crate) id: ParamId,
+    /// What its quantizer is given, without gradient; what is stored, if that is quantized.
+    pub(crate) value: Tensor<D>,
 }
 
 /// Shows `visitor` every weight that carries a quantizer which is switched on.
@@ -81,6 +84,7 @@ pub(crate) fn visit_weights<M: Module>(model: &M, visitor: &mut impl WeightVisit
     model.visit(&mut Weights {
         path: Vec::new(),
         quantizers: quantizers.collect(),
+        effective: Effective::of(model),
         visitor,
     });
 }
@@ -89,6 +93,7 @@ pub(crate) fn visit_weights<M: Module>(model: &M, visitor: &mut impl WeightVisit
 struct Weights<'a, V> {
     path: Vec<String>,
     quantizers: HashMap<String, FakeQuantize>,
+    effective: Effective,
     visitor: &'a mut V,
 }
 
@@ -104,7 +109,11 @@ impl<V: WeightVisitor> ModuleVisitor for Weights<'_, V> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path = self.path.join(".");
         if let Some(quantizer) = self.quantizers.get(&path) {
-            self.visitor.visit(&path, quantizer, param);
+            let weight = Weight {
+                id: param.id,
+                value: self.effective.given(&path, param.base().without_autodiff()),
+            };
+            self.visitor.visit(&path, quantizer, weight);
         }
     }
 }
@@ -113,15 +122,9 @@ impl<V: WeightVisitor> ModuleVisitor for Weights<'_, V> {
 struct Quantize;
 
 impl WeightVisitor for Quantize {
-    fn visit<const D: usize>(
-        &mut self,
-        _path: &str,
-        quantizer: &FakeQuantize,
-        weight: &Param<Tensor<D>>,
-    ) {
-        let base = weight.base().without_autodiff();
-        if !matches!(base.dtype(), DType::QFloat(_)) {
-            let _ = quantizer.forward(base);
+    fn visit<const D: usize>(&mut self, _path: &str, quantizer: &FakeQuantize, weight: Weight<D>) {
+        if !matches!(weight.value.dtype(), DType::QFloat(_)) {
+            let _ = quantizer.forward(weight.value);
         }
     }
 }

@@ -135,6 +135,11 @@ impl WeightGrid {
         (f64::from(code) - f64::from(self.zero_point[index])) * f64::from(self.scale[index])
     }
 
+    /// Whether element `index` is exactly zero, as pruned weights are: it stays so.
+    pub(crate) fn is_zero(&self, index: usize) -> bool {
+        self.weight[index] == 0.0
+    }
+
     /// Element `index` in steps of its scale, with the zero point added.
     pub(crate) fn position(&self, index: usize) -> f64 {
         f64::from(self.weight[index]) / f64::from(self.scale[index])

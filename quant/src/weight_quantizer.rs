@@ -4,7 +4,7 @@ use burn::module::{Module, Param, Reparameterization};
 use burn::tensor::{DType, Tensor};
 use burn_lean_reparam::find;
 
-use crate::FakeQuantize;
+use crate::{FakeQuantize, effective};
 
 /// The quantizers of a layer, carried by its weight.
 ///
@@ -62,7 +62,10 @@ impl Reparameterization for WeightQuantizer {
             // tensor: reshaping blocks quantizes them anew on flex, and the quantized matrix
             // product needs more shared memory than some GPUs have.
             DType::QFloat(_) => base.dequantize(),
-            _ => self.weight.forward(base),
+            _ => {
+                effective::given(self.weight.path(), &base);
+                self.weight.forward(base)
+            }
         }
     }
 }

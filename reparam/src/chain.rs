@@ -1,9 +1,11 @@
 //! Two reparameterizations on one weight.
 
-use burn::module::{Module, Param, Reparameterization, Reparameterizer};
+use burn::module::{ModuleDisplay, Param, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
 
 use crate::find::register;
+
+mod module;
 
 /// Applies `first` to the base and `second` to what comes out.
 ///
@@ -13,8 +15,8 @@ use crate::find::register;
 ///
 /// Its state is visited under the paths `weight.chain.first…` and `weight.chain.second…`, which
 /// makes the order part of the record format.
-#[derive(Module, Debug)]
-pub struct Chain<A: Module, B: Module> {
+#[derive(Debug, Clone)]
+pub struct Chain<A, B> {
     /// Applied to the base.
     pub first: Option<A>,
     /// Applied to the output of `first`.
@@ -23,8 +25,8 @@ pub struct Chain<A: Module, B: Module> {
 
 impl<A, B> Chain<A, B>
 where
-    A: Reparameterization + burn::module::ModuleDisplay,
-    B: Reparameterization + burn::module::ModuleDisplay,
+    A: Reparameterization + ModuleDisplay,
+    B: Reparameterization + ModuleDisplay,
 {
     /// Chains two reparameterizations, and makes the chain known to [`find`](crate::find()).
     pub fn new(first: Option<A>, second: Option<B>) -> Self {
@@ -35,8 +37,8 @@ where
 
 impl<A, B> Reparameterization for Chain<A, B>
 where
-    A: Reparameterization + burn::module::ModuleDisplay,
-    B: Reparameterization + burn::module::ModuleDisplay,
+    A: Reparameterization + ModuleDisplay,
+    B: Reparameterization + ModuleDisplay,
 {
     const NAME: &'static str = "chain";
 
@@ -85,8 +87,8 @@ impl<A, B> Reparameterizer for ChainReparameterizer<A, B>
 where
     A: Reparameterizer,
     B: Reparameterizer,
-    A::Reparam: burn::module::ModuleDisplay,
-    B::Reparam: burn::module::ModuleDisplay,
+    A::Reparam: ModuleDisplay,
+    B::Reparam: ModuleDisplay,
 {
     type Reparam = Chain<A::Reparam, B::Reparam>;
 

@@ -103,19 +103,21 @@ where
     A: Reparameterization + burn::module::ModuleDisplay,
     B: Reparameterization + burn::module::ModuleDisplay,
 {
-    fn inside(link: &dyn Any, wanted: TypeId) -> Option<&dyn Any> {
-        if link.type_id() == wanted {
-            return Some(link);
-        }
-        let registered = registered();
-        let nested = registered
-            .iter()
-            .find(|registered| (registered.chain)() == link.type_id())?;
-        (nested.link)(link, wanted)
-    }
     let chain: &Chain<A, B> = chain.downcast_ref()?;
     let first = chain.first.as_ref();
     first
         .and_then(|first| inside(first, wanted))
         .or_else(|| inside(chain.second.as_ref()?, wanted))
+}
+
+/// The link itself, if it is of the wanted type, or the one inside of it, if it is a chain.
+pub(crate) fn inside(link: &dyn Any, wanted: TypeId) -> Option<&dyn Any> {
+    if link.type_id() == wanted {
+        return Some(link);
+    }
+    let registered = registered();
+    let nested = registered
+        .iter()
+        .find(|registered| (registered.chain)() == link.type_id())?;
+    (nested.link)(link, wanted)
 }

@@ -10,6 +10,7 @@
 //!   parameter is an error that names the parameter path;
 //! - [`Chain`]: two reparameterizations on one weight, applied one after the other;
 //! - [`find()`]: what a parameter carries, also inside of chains whose other links are unknown;
+//! - [`unlink_before`]: a chain without the links whose effect is part of the base by now;
 //! - [`attached`]: which parameters already carry one, and its name;
 //! - [`Rejected`]: an error that gives the caller's model back.
 //!
@@ -42,8 +43,10 @@ mod attach;
 mod chain;
 mod find;
 mod rejected;
+mod unlink;
 
 pub use attach::{AttachError, Attached, attach, attached};
 pub use chain::{Chain, ChainReparameterizer};
 pub use find::find;
 pub use rejected::Rejected;
+pub use unlink::unlink_before;

@@ -198,7 +198,7 @@ fn embeddings_and_convolutions_over_time_do_too() {
     }
     let loss = |words: &Words, x: &Tensor<2, Int>| {
         let x = words.embedding.forward(x.clone()).swap_dims(1, 2);
-        let x = words.over_time.forward(x).flatten::<2>(1, 2);
+        let x: Tensor<2> = words.over_time.forward(x).flatten(1, 2);
         words.head.forward(x).square().mean()
     };
     each_device(|target| {

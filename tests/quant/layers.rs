@@ -1,19 +1,27 @@
 //! `forward_q` of every layer, and the attribute that writes it.
 
 use burn::module::Module;
-use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::attention::{
+    CrossAttention, CrossAttentionConfig, MultiHeadAttention, MultiHeadAttentionConfig,
+};
 use burn::nn::conv::{
     Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
     ConvTranspose3dConfig,
 };
-use burn::nn::gru::GruConfig;
-use burn::nn::transformer::{PositionWiseFeedForwardConfig, TransformerEncoderConfig};
-use burn::nn::{EmbeddingConfig, LinearConfig, LstmConfig, LstmState};
+use burn::nn::gru::{BiGru, BiGruConfig, GruConfig};
+use burn::nn::transformer::{
+    PositionWiseFeedForwardConfig, TransformerDecoder, TransformerDecoderConfig,
+    TransformerEncoderConfig,
+};
+use burn::nn::{
+    BiLstmConfig, BiRnn, BiRnnConfig, EmbeddingConfig, LinearConfig, LstmConfig, LstmState, Rnn,
+    RnnConfig, RnnState,
+};
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_lean::quant::{
-    FakeQuantizeConfig, ForwardQ, MhaInput, NumberFormat, ObserverConfig, QatConfig, QuantParams,
-    Scheme, Site, TransformerEncoderInput, advance, calibrate, fake_quantize, map_quantizers,
-    quantizers,
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, MhaInput, NumberFormat, ObserverConfig, Override,
+    QatConfig, QuantParams, Scheme, Site, TransformerDecoderInput, TransformerEncoderInput,
+    advance, calibrate, fake_quantize, map_quantizers, quantizers,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -217,6 +225,205 @@ fn transformer_encoders_with_the_norm_first_or_last() {
     });
 }
 
+fn decoder_input(device: &Device) -> TransformerDecoderInput {
+    let (pad, ahead) = masks(device);
+    let memory_pad = Tensor::<2, Bool>::from_data([[false; 3], [true, false, false]], device);
+    let memory = [[false, false, true], [false; 3], [true, false, false]];
+    TransformerDecoderInput::new(
+        tensor::<3>(1, [2, 3, 4], device),
+        tensor::<3>(2, [2, 3, 4], device),
+    )
+    .target_mask_pad(pad)
+    .target_mask_attn(ahead)
+    .memory_mask_pad(memory_pad)
+    .memory_mask_attn(Tensor::from_data([memory, memory], device))
+}
+
+#[test]
+fn transformer_decoders_with_the_norm_first_or_last() {
+    each_device(|target| {
+        let device = &target.device;
+        for norm_first in [false, true] {
+            let input = || decoder_input(device);
+            assert_layer(
+                TransformerDecoderConfig::new(4, 8, 2, 2)
+                    .with_norm_first(norm_first)
+                    .init(device),
+                |layer: &TransformerDecoder| values(layer.forward(input().into())),
+                |layer| values(layer.forward_q(input())),
+            );
+        }
+    });
+}
+
+/// A calibrated layer with numbers of its own.
+fn calibrated<M: Module>(layer: M, run: impl Fn(&M)) -> M {
+    let prepared = QatConfig::new().prepare(with_numbers(layer, 7)).unwrap();
+    calibrate(prepared, |layer| run(layer)).unwrap()
+}
+
+#[test]
+fn a_decoder_layer_quantizes_both_attentions_and_its_feed_forward() {
+    each_device(|target| {
+        let device = &target.device;
+        let input = || decoder_input(device);
+        let config = TransformerDecoderConfig::new(4, 8, 2, 1).with_norm_first(true);
+        let decoder = calibrated(config.init(device), |decoder| {
+            decoder.forward_q(input());
+        });
+        let layer = &decoder.layers[0];
+        let TransformerDecoderInput {
+            target: x,
+            target_mask_pad,
+            target_mask_attn,
+            memory,
+            memory_mask_pad,
+            memory_mask_attn,
+        } = input();
+        let own = MhaInput::self_attn(layer.norm_3.forward(x.clone()))
+            .mask_pad(target_mask_pad.unwrap())
+            .mask_attn(target_mask_attn.unwrap());
+        let x = x + layer.self_attn.forward_q(own).context;
+        let other = MhaInput::new(layer.norm_1.forward(x.clone()), memory.clone(), memory)
+            .mask_pad(memory_mask_pad.unwrap())
+            .mask_attn(memory_mask_attn.unwrap());
+        let x = x + layer.cross_attn.forward_q(other).context;
+        let x = x.clone() + layer.pwff.forward_q(layer.norm_2.forward(x));
+        assert_eq!(values(decoder.forward_q(input())), values(x));
+    });
+}
+
+/// What the documentation of `ForwardQ` says about it.
+#[test]
+fn a_cross_attention_is_quantized_in_its_weights_only() {
+    let device = Device::flex();
+    let config = CrossAttentionConfig::new(4, 6, 2, 1, 4).with_dropout(0.0);
+    let plain = with_numbers(config.init(&device), 7);
+    let query = tensor::<3>(1, [2, 3, 4], &device);
+    let context = tensor::<3>(2, [2, 5, 6], &device);
+    let forward =
+        |layer: &CrossAttention| values(layer.forward(query.clone(), context.clone(), None));
+    let convert = |config: QatConfig| {
+        let prepared = config.prepare(plain.clone()).unwrap();
+        assert_ne!(forward(&prepared), forward(&plain));
+        let expected = forward(&prepared);
+        let converted = ConvertConfig::new().convert(prepared);
+        converted.map(|(converted, _)| assert_eq!(forward(&converted), expected))
+    };
+    let error = convert(QatConfig::new()).unwrap_err().into_error();
+    assert!(error.to_string().contains("`query`"), "{error}");
+    let leave_out = Override::new("**".into()).with_skip_activation(true);
+    convert(QatConfig::new().with_overrides(vec![leave_out])).unwrap();
+}
+
+#[test]
+fn simple_recurrent_layers_in_all_their_variants() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor::<3>(1, [2, 3, 4], device);
+        let all = |(output, state): (Tensor<3>, RnnState<2>)| {
+            [values(output), values(state.hidden)].concat()
+        };
+        let plain = RnnConfig::new(4, 5, true);
+        let variants = [
+            (plain.clone(), true),
+            (plain.clone().with_reverse(true), false),
+            (RnnConfig::new(4, 5, false).with_clip(Some(0.2)), false),
+        ];
+        for (config, with_state) in variants {
+            let state = || with_state.then(|| RnnState::new(tensor(2, [2, 5], device)));
+            assert_layer(
+                config.init(device),
+                |layer: &Rnn| all(layer.forward(x.clone(), state())),
+                |layer| all(layer.forward_q((x.clone(), state()))),
+            );
+        }
+        let turned = x.clone().swap_dims(0, 1);
+        assert_layer(
+            plain.with_batch_first(false).init(device),
+            |layer| all(layer.forward(turned.clone(), None)),
+            |layer| all(layer.forward_q((turned.clone(), None))),
+        );
+    });
+}
+
+#[test]
+fn recurrent_layers_in_both_directions() {
+    each_device(|target| {
+        let device = &target.device;
+        for batch_first in [true, false] {
+            for with_state in [true, false] {
+                let x = tensor::<3>(1, [2, 3, 4], device);
+                let x = || match batch_first {
+                    true => x.clone(),
+                    false => x.clone().swap_dims(0, 1),
+                };
+                let state = |seed| tensor::<3>(seed, [2, 2, 5], device);
+                let rnn_state = || with_state.then(|| RnnState::new(state(2)));
+                let all = |(output, state): (Tensor<3>, RnnState<3>)| {
+                    [values(output), values(state.hidden)].concat()
+                };
+                assert_layer(
+                    BiRnnConfig::new(4, 5, true)
+                        .with_batch_first(batch_first)
+                        .init(device),
+                    |layer: &BiRnn| all(layer.forward(x(), rnn_state())),
+                    |layer| all(layer.forward_q((x(), rnn_state()))),
+                );
+                let lstm_state = || with_state.then(|| LstmState::new(state(2), state(3)));
+                let all = |(output, state): (Tensor<3>, LstmState<3>)| {
+                    [values(output), values(state.cell), values(state.hidden)].concat()
+                };
+                assert_layer(
+                    BiLstmConfig::new(4, 5, true)
+                        .with_batch_first(batch_first)
+                        .init(device),
+                    |layer| all(layer.forward(x(), lstm_state())),
+                    |layer| all(layer.forward_q((x(), lstm_state()))),
+                );
+                let gru_state = || with_state.then(|| state(2));
+                let all = |(output, state)| [values(output), values::<3>(state)].concat();
+                assert_layer(
+                    BiGruConfig::new(4, 5, true)
+                        .with_batch_first(batch_first)
+                        .init(device),
+                    |layer: &BiGru| all(layer.forward(x(), gru_state())),
+                    |layer| all(layer.forward_q((x(), gru_state()))),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn the_second_direction_is_the_layer_over_the_turned_sequence() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor::<3>(1, [2, 3, 4], device);
+        let lstm = BiLstmConfig::new(4, 5, true).init(device);
+        let lstm = calibrated(lstm, |lstm| {
+            lstm.forward_q((x.clone(), None));
+        });
+        let (first, first_state) = lstm.forward.forward_q((x.clone(), None));
+        let (second, second_state) = lstm.reverse.forward_q((x.clone().flip([1]), None));
+        let (output, state) = lstm.forward_q((x.clone(), None));
+        let by_hand = Tensor::cat(vec![first, second.flip([1])], 2);
+        assert_eq!(values(output), values(by_hand));
+        let states = [first_state.cell, second_state.cell].map(values).concat();
+        assert_eq!(values(state.cell), states);
+
+        let gru = BiGruConfig::new(4, 5, true).init(device);
+        let gru = calibrated(gru, |gru| {
+            gru.forward_q((x.clone(), None));
+        });
+        let first = gru.forward.forward_q((x.clone(), None));
+        let second = gru.reverse.forward_q((x.clone().flip([1]), None));
+        let (output, _) = gru.forward_q((x, None));
+        let by_hand = Tensor::cat(vec![first, second.flip([1])], 2);
+        assert_eq!(values(output), values(by_hand));
+    });
+}
+
 #[test]
 fn recurrent_layers_in_all_their_variants() {
     each_device(|target| {
@@ -298,9 +505,47 @@ mod written {
     use burn::module::Module;
     use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
     use burn::nn::conv::{Conv1d, Conv1dConfig};
-    use burn::nn::{BatchNorm, BatchNormConfig, Gelu, Linear, LinearConfig, Lstm, LstmConfig};
+    use burn::nn::gru::{BiGru, BiGruConfig};
+    use burn::nn::transformer::{TransformerDecoder, TransformerDecoderConfig};
+    use burn::nn::{
+        BatchNorm, BatchNormConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Gelu, Linear,
+        LinearConfig, Lstm, LstmConfig, Rnn, RnnConfig,
+    };
     use burn::tensor::{Device, Tensor};
-    use burn_lean::quant::{MhaInput, quantize_calls};
+    use burn_lean::quant::{MhaInput, TransformerDecoderInput, quantize_calls};
+
+    /// What has another `forward` than a tensor to a tensor.
+    #[derive(Module, Debug)]
+    pub(super) struct Sequences {
+        rnn: Rnn,
+        both: BiRnn,
+        lstm: BiLstm,
+        gru: BiGru,
+        decoder: TransformerDecoder,
+    }
+
+    #[quantize_calls]
+    impl Sequences {
+        pub(super) fn new(device: &Device) -> Self {
+            Self {
+                rnn: RnnConfig::new(4, 4, true).init(device),
+                both: BiRnnConfig::new(4, 2, true).init(device),
+                lstm: BiLstmConfig::new(4, 2, true).init(device),
+                gru: BiGruConfig::new(4, 2, true).init(device),
+                decoder: TransformerDecoderConfig::new(4, 8, 2, 1).init(device),
+            }
+        }
+
+        pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+            let memory = x.clone();
+            let (x, _) = self.rnn.forward(x, None);
+            let (x, _) = self.both.forward(x, None);
+            let (x, _) = self.lstm.forward(x, None);
+            let (x, _) = self.gru.forward(x, None);
+            self.decoder
+                .forward(TransformerDecoderInput::new(x, memory))
+        }
+    }
 
     #[derive(Module, Debug)]
     pub(super) struct Block {
@@ -381,6 +626,21 @@ fn the_attribute_reaches_every_layer_that_is_called() {
     let located = quantizers(&prepared);
     assert_eq!(located.len(), 2 * (1 + 2 + 2 + 1 + 4 + 8) + 4);
     for located in located {
+        assert!(located.quantizer.is_observed(), "{}", located.path);
+    }
+}
+
+#[test]
+fn the_attribute_reaches_recurrent_layers_and_decoders() {
+    let device = Device::flex().autodiff();
+    let net = with_numbers(written::Sequences::new(&device), 1);
+    let x = tensor::<3>(1, [2, 3, 4], &device);
+    let plain = values(net.valid().forward(x.clone().inner()));
+    let prepared = QatConfig::new().prepare(net).unwrap();
+    let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
+    assert_eq!(values(off.valid().forward(x.clone().inner())), plain);
+    prepared.forward(x);
+    for located in quantizers(&prepared) {
         assert!(located.quantizer.is_observed(), "{}", located.path);
     }
 }

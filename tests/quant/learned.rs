@@ -187,6 +187,32 @@ fn what_is_not_learned_gets_no_gradient() {
 
 /// Descent on the scale alone finds one that is better than the range's.
 #[test]
+fn the_other_gradients_do_not_depend_on_whether_the_zero_point_is_learned() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        for scheme in schemes() {
+            let learned = |zero_point: bool| {
+                let x = tensor::<2>(1, SHAPE, &device)
+                    .mul_scalar(4.0)
+                    .require_grad();
+                let mut qparams = qparams(&scheme, &device);
+                qparams.zero_point = qparams.zero_point.set_require_grad(zero_point);
+                let gradient = LearnedGradient::lsq(&scheme, &SHAPE).unwrap();
+                let y = fake_quantize_learned(x.clone(), &qparams, &scheme, gradient);
+                let grads = (y * tensor(2, SHAPE, &device)).sum().backward();
+                let of_zero = qparams.zero_point.grad(&grads);
+                assert_eq!(of_zero.is_some(), zero_point);
+                [
+                    values(x.grad(&grads).unwrap()),
+                    values(qparams.scale.grad(&grads).unwrap()),
+                ]
+            };
+            assert_eq!(learned(false), learned(true), "{scheme}");
+        }
+    });
+}
+
+#[test]
 fn learning_the_scale_lowers_the_error() {
     let device = Device::flex().autodiff();
     let scheme = Scheme::symmetric(NumberFormat::int(3));

@@ -4,6 +4,7 @@
 mod support;
 
 mod audit;
+mod chains;
 mod codes;
 mod convert;
 mod fake_quantize;

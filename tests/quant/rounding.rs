@@ -1,18 +1,21 @@
 //! Weight rounding with calibration data, bias correction and equalization factors.
 
 use burn::module::{Module, Param};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig};
+use burn::nn::{
+    LayerNorm, LayerNormConfig, Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig1d,
+    PaddingConfig2d,
+};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, Granularity, InputStatistics, LayerInputs,
-    NumberFormat, QatConfig, QuantError, Rescale, Rounding, RoundingConfig, Scheme, Unsupported,
-    WeightConfig, WeightGrid, adaround, awq, gptq, patches, quantized_weights, rescale,
-    smooth_quant,
+    NumberFormat, QatConfig, QuantError, Rescale, RoundedWeight, Rounding, RoundingConfig, Scheme,
+    Unsupported, WeightConfig, WeightGrid, adaround, awq, gptq, patches, patches_1d,
+    quantized_weights, rescale, smooth_quant,
 };
 
-use crate::support::{each_device, numbers, tensor, values};
+use crate::support::{each_device, numbers, tensor, values, with_numbers};
 
 /// Inputs whose features are correlated: products of few factors.
 fn correlated(seed: u64, rows: usize, features: usize, device: &Device) -> Tensor<2> {
@@ -319,6 +322,106 @@ fn patches_times_the_weight_are_the_convolution() {
             }
         }
     });
+}
+
+#[test]
+fn patches_of_a_sequence_times_the_weight_are_the_convolution() {
+    each_device(|target| {
+        let device = &target.device;
+        for padding in [
+            PaddingConfig1d::Valid,
+            PaddingConfig1d::Same,
+            PaddingConfig1d::Explicit(2, 1),
+        ] {
+            let conv = Conv1dConfig::new(4, 6, 3)
+                .with_stride(2)
+                .with_dilation(2)
+                .with_groups(2)
+                .with_padding(padding)
+                .with_bias(false)
+                .init(device);
+            let x = tensor::<3>(3, [2, 4, 9], device);
+            let expected = conv.forward(x.clone());
+            let [batch, channels, length] = expected.dims();
+            let weight = conv.weight.val();
+            let products = patches_1d(&conv, x)
+                .into_iter()
+                .enumerate()
+                .map(|(group, patches)| {
+                    let weight = weight.clone().narrow(0, group * 3, 3);
+                    let product = patches.matmul(weight.reshape([3, 2 * 3]).transpose());
+                    product.reshape([batch, length, 3]).swap_dims(1, 2)
+                });
+            let found = Tensor::cat(products.collect(), 1);
+            assert_eq!(found.dims(), [batch, channels, length]);
+            for (a, b) in values(found).iter().zip(values(expected)) {
+                // Six products below 1.
+                assert!((a - b).abs() < 1e-5, "{a} {b}");
+            }
+        }
+    });
+}
+
+#[test]
+fn sequences_are_rounded_for_their_convolution_and_their_recurrent_layer() {
+    #[derive(Module, Debug)]
+    struct Sequences {
+        conv: Conv1d,
+        lstm: Lstm,
+    }
+    let device = Device::flex();
+    let model = Sequences {
+        conv: Conv1dConfig::new(4, 6, 3).with_groups(2).init(&device),
+        lstm: LstmConfig::new(6, 5, true).init(&device),
+    };
+    let model = with_numbers(model, 3);
+    let forward = |model: &Sequences, seed: u64| {
+        let x = tensor::<3>(seed, [4, 4, 1], &device).repeat_dim(2, 8);
+        let x = x + tensor::<3>(seed + 1, [4, 4, 8], &device) * 0.2;
+        let x = model.conv.forward_q(x).swap_dims(1, 2);
+        model.lstm.forward_q((x, None)).0
+    };
+    let expected = values(forward(&model, 70));
+    let config = QatConfig::new()
+        .with_weight(WeightConfig::int(3))
+        .with_activation(None);
+    let nearest = config.prepare(model).unwrap();
+    let inputs = LayerInputs::collect(|| {
+        for seed in 0..8 {
+            forward(&nearest, 10 + 2 * seed);
+        }
+    })
+    .unwrap();
+    assert_eq!(inputs.of("conv.weight").unwrap().len(), 2);
+    // Each gate sees the sequence and the hidden states.
+    assert_eq!(inputs.paths().count(), 1 + 4 * 2);
+    // Four sequences of six positions, eight times.
+    let samples = |path: &str| inputs.of(path).unwrap()[0].samples();
+    assert_eq!(samples("conv.weight"), 8 * 4 * 6);
+    assert_eq!(
+        samples("lstm.input_gate.hidden_transform.weight"),
+        8 * 4 * 6
+    );
+    let (rounded, report) = RoundingConfig::new()
+        .apply(nearest.clone(), &inputs)
+        .unwrap();
+    let sum = |of: fn(&RoundedWeight) -> f64| report.weights.iter().map(of).sum::<f64>();
+    assert!(
+        sum(|weight| weight.error) < sum(|weight| weight.nearest_error),
+        "{report}"
+    );
+    assert!(
+        report.weights.iter().all(|weight| weight.changed > 0.0),
+        "{report}"
+    );
+    let before = mean_squared(&values(forward(&nearest, 70)), &expected);
+    let after = mean_squared(&values(forward(&rounded, 70)), &expected);
+    assert!(after < before, "{after} {before}\n{report}");
+    let (converted, _) = ConvertConfig::new().convert(rounded.clone()).unwrap();
+    assert_eq!(
+        values(forward(&converted, 70)),
+        values(forward(&rounded, 70))
+    );
 }
 
 #[derive(Module, Debug)]

@@ -17,8 +17,9 @@ use syn::{
 ///
 /// Not seen: calls inside of other macros (`vec![..]`), calls of a layer behind a `Box` or another
 /// smart pointer (write `(*layer).forward(x)`), and layers that are called in another `impl` block
-/// without the attribute. Attention and transformer encoders take the crate's own `MhaInput` and
-/// `TransformerEncoderInput`: import these instead of Burn's. A `forward` that takes `&mut self`
+/// without the attribute. Attention, transformer encoders and decoders take the crate's own
+/// `MhaInput`, `TransformerEncoderInput` and `TransformerDecoderInput`: import these instead of
+/// Burn's. A `forward` that takes `&mut self`
 /// does not compile in such a block.
 ///
 /// Where the crate is only reachable by another path, name it:

@@ -2,7 +2,7 @@
 
 use burn::backend::ir::{
     ActivationOperationIr, BaseOperationIr, FloatOperationIr, ModuleOperationIr,
-    NumericOperationIr, OperationIr, TensorIr,
+    NumericOperationIr, OperationIr, ScalarIr, TensorIr,
 };
 
 /// An operation that multiplies and adds up: what quantization is for.
@@ -81,7 +81,7 @@ pub(super) fn moved(operation: &OperationIr) -> Option<(&TensorIr, &TensorIr)> {
 }
 
 /// Input and output of an operation after which quantized numbers are still on their grid: what
-/// moves them, a maximum of some of them, and a ReLU, since zero is on every grid.
+/// moves them, a maximum of some of them, a ReLU and a pruning mask, since zero is on every grid.
 pub(super) fn keeps_grid(operation: &OperationIr) -> Option<(&TensorIr, &TensorIr)> {
     use ModuleOperationIr as Op;
     match operation {
@@ -94,7 +94,19 @@ pub(super) fn keeps_grid(operation: &OperationIr) -> Option<(&TensorIr, &TensorI
             Op::Unfold4d(op) => (&op.x, &op.out),
             _ => return None,
         }),
+        OperationIr::BaseFloat(BaseOperationIr::MaskFill(op)) if is_zero(&op.value) => {
+            Some((&op.tensor, &op.out))
+        }
         _ => moved(operation),
+    }
+}
+
+fn is_zero(value: &ScalarIr) -> bool {
+    match value {
+        ScalarIr::Float(value) => *value == 0.0,
+        ScalarIr::Int(value) => *value == 0,
+        ScalarIr::UInt(value) => *value == 0,
+        ScalarIr::Bool(_) => false,
     }
 }
 

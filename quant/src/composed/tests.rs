@@ -143,20 +143,28 @@ fn gradients_of_both_agree() {
             let x = tensor(finite.collect(), x.layout().shape());
             let dy = (0..x.layout().num_elements()).map(|index| (index % 7) as f32 - 3.0);
             let dy = tensor(dy.collect(), x.layout().shape());
-            let composed = learned_gradients::<Flex>(
-                x.clone(),
-                scale.clone(),
-                zero.clone(),
-                dy.clone(),
-                &rule,
-                clip,
-            );
-            let in_memory = Flex::learned_gradients(x, scale, zero, dy, &rule, clip);
-            assert_eq!(bits(&composed[0]), bits(&in_memory[0]), "{rule:?}");
+            let operands = || (x.clone(), scale.clone(), zero.clone(), dy.clone());
+            let of = |zero_point: bool| {
+                let wanted = Wanted { clip, zero_point };
+                let (x, scale, zero, dy) = operands();
+                let composed = learned_gradients::<Flex>(x, scale, zero, dy, &rule, wanted);
+                let (x, scale, zero, dy) = operands();
+                let in_memory = Flex::learned_gradients(x, scale, zero, dy, &rule, wanted);
+                assert_eq!(bits(&composed.x), bits(&in_memory.x), "{rule:?}");
+                [composed, in_memory]
+            };
+            let [composed, in_memory] = of(true);
+            for (without, with) in of(false).iter().zip([&composed, &in_memory]) {
+                assert!(without.zero_point.is_none());
+                assert_eq!(bits(&without.x), bits(&with.x));
+                assert_eq!(bits(&without.scale), bits(&with.scale));
+            }
+            let composed = [composed.scale, composed.zero_point.unwrap()];
+            let in_memory = [in_memory.scale, in_memory.zero_point.unwrap()];
             // Sums of up to 240 terms of at most 3 times the widest number or scale: each addition
             // rounds by 2⁻²⁴ of the sum so far.
             let (min, max) = rule.grid.bounds();
-            for (composed, in_memory) in composed.iter().zip(&in_memory).skip(1) {
+            for (composed, in_memory) in composed.iter().zip(&in_memory) {
                 let (composed, in_memory) = (composed.storage::<f32>(), in_memory.storage::<f32>());
                 for (a, b) in composed.iter().zip(in_memory) {
                     let largest_sum = 240.0 * 3.0 * (max - min);

@@ -5,14 +5,15 @@
 //! quantized as they come.
 
 use burn::nn::gru::Gru;
-use burn::nn::{GateController, Linear, Lstm, LstmState};
+use burn::nn::{GateController, Linear, Lstm, LstmState, Rnn, RnnState};
 use burn::tensor::Tensor;
 
 use crate::weight_quantizer::optional;
-use crate::{FakeQuantize, ForwardQ, WeightQuantizer};
+use crate::{FakeQuantize, ForwardQ, WeightQuantizer, layer_inputs};
 
 /// A linear layer whose weight is quantized already.
 struct Ready<'a> {
+    layer: &'a Linear,
     weight: Tensor<2>,
     bias: Option<Tensor<2>>,
     quantizers: Option<&'a WeightQuantizer>,
@@ -21,6 +22,7 @@ struct Ready<'a> {
 impl<'a> Ready<'a> {
     fn new(layer: &'a Linear) -> Self {
         Self {
+            layer,
             weight: layer.weight.val(),
             bias: layer.bias.as_ref().map(|bias| bias.val().unsqueeze()),
             quantizers: WeightQuantizer::of(&layer.weight),
@@ -33,6 +35,7 @@ impl<'a> Ready<'a> {
 
     /// The product with an input that is quantized already.
     fn product(&self, x: Tensor<2>) -> Tensor<2> {
+        layer_inputs::linear(&self.layer.weight, &x);
         let product = x.matmul(self.weight.clone());
         let product = match &self.bias {
             Some(bias) => product + bias.clone(),
@@ -109,7 +112,7 @@ impl Hidden {
     }
 }
 
-fn is_prepared(gate: &GateController) -> bool {
+pub(super) fn is_prepared(gate: &GateController) -> bool {
     [&gate.input_transform, &gate.hidden_transform]
         .into_iter()
         .any(|layer| WeightQuantizer::of(&layer.weight).is_some())
@@ -125,53 +128,30 @@ impl ForwardQ<(Tensor<2>, Tensor<2>)> for GateController {
 }
 
 /// The sequence, and the state to start from.
+impl ForwardQ<(Tensor<3>, Option<RnnState<2>>)> for Rnn {
+    type Output = (Tensor<3>, RnnState<2>);
+
+    fn forward_q(&self, (sequence, state): (Tensor<3>, Option<RnnState<2>>)) -> Self::Output {
+        if !is_prepared(&self.gate) {
+            return self.forward(sequence, state);
+        }
+        let sequence = batch_first(sequence, self.batch_first);
+        let (output, state) = rnn(self, sequence, state, self.reverse);
+        (batch_first(output, self.batch_first), state)
+    }
+}
+
+/// The sequence, and the state to start from.
 impl ForwardQ<(Tensor<3>, Option<LstmState<2>>)> for Lstm {
     type Output = (Tensor<3>, LstmState<2>);
 
     fn forward_q(&self, (sequence, state): (Tensor<3>, Option<LstmState<2>>)) -> Self::Output {
-        let gates = [&self.input_gate, &self.output_gate, &self.cell_gate];
-        if !gates.into_iter().chain(&self.forget_gate).any(is_prepared) {
+        if !is_lstm_prepared(self) {
             return self.forward(sequence, state);
         }
-        let sequence = match self.batch_first {
-            true => sequence,
-            false => sequence.swap_dims(0, 1),
-        };
-        let [batch, seq_length, _] = sequence.dims();
-        let gate = |gate| Gate::new(gate, &sequence);
-        let input_gate = gate(&self.input_gate);
-        let forget_gate = self.forget_gate.as_ref().map(gate);
-        let output_gate = gate(&self.output_gate);
-        let cell_gate = gate(&self.cell_gate);
-
-        let (cell, hidden) = state.map(LstmState::unpack).unzip();
-        let first = |given| Hidden::first(given, [batch, self.d_hidden], &sequence);
-        let (mut cell, mut hidden) = (first(cell).value, first(hidden));
-        let mut outputs = vec![None; seq_length];
-        for index in 0..seq_length {
-            let step = match self.reverse {
-                true => seq_length - 1 - index,
-                false => index,
-            };
-            let activation = &self.gate_activation;
-            let input = activation.forward(input_gate.sum(step, hidden.clone()));
-            let forget = match &forget_gate {
-                Some(gate) => activation.forward(gate.sum(step, hidden.clone())),
-                None => input.clone().neg().add_scalar(1.0),
-            };
-            let output = activation.forward(output_gate.sum(step, hidden.clone()));
-            let candidate = self.cell_activation.forward(cell_gate.sum(step, hidden));
-            cell = forget * cell + input * candidate;
-            if let Some(clip) = self.clip {
-                cell = cell.clamp(-clip, clip);
-            }
-            hidden = Hidden::next(output * self.hidden_activation.forward(cell.clone()));
-            outputs[step] = Some(hidden.value.clone().unsqueeze_dim(1));
-        }
-        (
-            joined(outputs, self.batch_first, [batch, 0, self.d_hidden], &cell),
-            LstmState::new(cell, hidden.value),
-        )
+        let sequence = batch_first(sequence, self.batch_first);
+        let (output, state) = lstm(self, sequence, state, self.reverse);
+        (batch_first(output, self.batch_first), state)
     }
 }
 
@@ -180,54 +160,156 @@ impl ForwardQ<(Tensor<3>, Option<Tensor<2>>)> for Gru {
     type Output = Tensor<3>;
 
     fn forward_q(&self, (sequence, state): (Tensor<3>, Option<Tensor<2>>)) -> Tensor<3> {
-        let gates = [&self.update_gate, &self.reset_gate, &self.new_gate];
-        if !gates.into_iter().any(is_prepared) {
-            return self.forward(sequence, state);
+        match is_gru_prepared(self) {
+            true => gru(self, sequence, state, false).0,
+            false => self.forward(sequence, state),
         }
-        let [batch, seq_length, _] = sequence.dims();
-        let [update_gate, reset_gate, new_gate] = gates.map(|gate| Gate::new(gate, &sequence));
-
-        let mut hidden = Hidden::first(state, [batch, self.d_hidden], &sequence);
-        let mut outputs = vec![None; seq_length];
-        for (step, place) in outputs.iter_mut().enumerate() {
-            let activation = &self.gate_activation;
-            let update = activation.forward(update_gate.sum(step, hidden.clone()));
-            let reset = activation.forward(reset_gate.sum(step, hidden.clone()));
-            let candidate = match self.reset_after {
-                true => new_gate.of_input(step) + reset * new_gate.of_hidden(hidden.clone()),
-                false => {
-                    let value = hidden.value.clone() * reset;
-                    let is_zero = hidden.is_zero;
-                    new_gate.sum(step, Hidden { value, is_zero })
-                }
-            };
-            let candidate = self.hidden_activation.forward(candidate);
-            let keep = update.clone().neg().add_scalar(1.0);
-            let mut next = candidate * keep + update * hidden.value;
-            if let Some(clip) = self.clip {
-                next = next.clamp(-clip, clip);
-            }
-            *place = Some(next.clone().unsqueeze_dim(1));
-            hidden = Hidden::next(next);
-        }
-        joined(outputs, true, [batch, 0, self.d_hidden], &hidden.value)
     }
 }
 
-/// The hidden states of all steps as one tensor; of `empty` shape if there are none.
-fn joined(
-    outputs: Vec<Option<Tensor<3>>>,
-    batch_first: bool,
-    empty: [usize; 3],
-    like: &Tensor<2>,
-) -> Tensor<3> {
-    let outputs: Vec<Tensor<3>> = outputs.into_iter().flatten().collect();
-    let output = match outputs.is_empty() {
-        true => Tensor::zeros(empty, &like.device()),
-        false => Tensor::cat(outputs, 1),
-    };
+pub(super) fn is_lstm_prepared(lstm: &Lstm) -> bool {
+    let gates = [&lstm.input_gate, &lstm.output_gate, &lstm.cell_gate];
+    gates.into_iter().chain(&lstm.forget_gate).any(is_prepared)
+}
+
+pub(super) fn is_gru_prepared(gru: &Gru) -> bool {
+    let gates = [&gru.update_gate, &gru.reset_gate, &gru.new_gate];
+    gates.into_iter().any(is_prepared)
+}
+
+/// Between `[batch, seq_length, ..]` and the layer's own order of axes.
+pub(super) fn batch_first(sequence: Tensor<3>, batch_first: bool) -> Tensor<3> {
     match batch_first {
-        true => output,
-        false => output.swap_dims(0, 1),
+        true => sequence,
+        false => sequence.swap_dims(0, 1),
+    }
+}
+
+/// The hidden states `[batch, seq_length, d_hidden]` of a layer over a sequence
+/// `[batch, seq_length, d_input]`, in its order or from its end, and the last of them.
+pub(super) fn rnn(
+    layer: &Rnn,
+    sequence: Tensor<3>,
+    state: Option<RnnState<2>>,
+    reverse: bool,
+) -> (Tensor<3>, RnnState<2>) {
+    let shape = [sequence.dims()[0], layer.d_hidden];
+    let gate = Gate::new(&layer.gate, &sequence);
+    let mut hidden = Hidden::first(state.map(|state| state.hidden), shape, &sequence);
+    let mut outputs = Outputs::new(&sequence);
+    for step in outputs.steps(reverse) {
+        let mut next = layer.hidden_activation.forward(gate.sum(step, hidden));
+        if let Some(clip) = layer.clip {
+            next = next.clamp(-clip, clip);
+        }
+        hidden = outputs.put(step, next);
+    }
+    (outputs.joined(&hidden), RnnState::new(hidden.value))
+}
+
+/// As [`rnn`].
+pub(super) fn lstm(
+    layer: &Lstm,
+    sequence: Tensor<3>,
+    state: Option<LstmState<2>>,
+    reverse: bool,
+) -> (Tensor<3>, LstmState<2>) {
+    let shape = [sequence.dims()[0], layer.d_hidden];
+    let gate = |gate| Gate::new(gate, &sequence);
+    let input_gate = gate(&layer.input_gate);
+    let forget_gate = layer.forget_gate.as_ref().map(gate);
+    let output_gate = gate(&layer.output_gate);
+    let cell_gate = gate(&layer.cell_gate);
+
+    let (cell, hidden) = state.map(LstmState::unpack).unzip();
+    let first = |given| Hidden::first(given, shape, &sequence);
+    let (mut cell, mut hidden) = (first(cell).value, first(hidden));
+    let mut outputs = Outputs::new(&sequence);
+    for step in outputs.steps(reverse) {
+        let activation = &layer.gate_activation;
+        let input = activation.forward(input_gate.sum(step, hidden.clone()));
+        let forget = match &forget_gate {
+            Some(gate) => activation.forward(gate.sum(step, hidden.clone())),
+            None => input.clone().neg().add_scalar(1.0),
+        };
+        let output = activation.forward(output_gate.sum(step, hidden.clone()));
+        let candidate = layer.cell_activation.forward(cell_gate.sum(step, hidden));
+        cell = forget * cell + input * candidate;
+        if let Some(clip) = layer.clip {
+            cell = cell.clamp(-clip, clip);
+        }
+        let next = output * layer.hidden_activation.forward(cell.clone());
+        hidden = outputs.put(step, next);
+    }
+    (outputs.joined(&hidden), LstmState::new(cell, hidden.value))
+}
+
+/// As [`rnn`].
+pub(super) fn gru(
+    layer: &Gru,
+    sequence: Tensor<3>,
+    state: Option<Tensor<2>>,
+    reverse: bool,
+) -> (Tensor<3>, Tensor<2>) {
+    let shape = [sequence.dims()[0], layer.d_hidden];
+    let gates = [&layer.update_gate, &layer.reset_gate, &layer.new_gate];
+    let [update_gate, reset_gate, new_gate] = gates.map(|gate| Gate::new(gate, &sequence));
+
+    let mut hidden = Hidden::first(state, shape, &sequence);
+    let mut outputs = Outputs::new(&sequence);
+    for step in outputs.steps(reverse) {
+        let activation = &layer.gate_activation;
+        let update = activation.forward(update_gate.sum(step, hidden.clone()));
+        let reset = activation.forward(reset_gate.sum(step, hidden.clone()));
+        let candidate = match layer.reset_after {
+            true => new_gate.of_input(step) + reset * new_gate.of_hidden(hidden.clone()),
+            false => {
+                let value = hidden.value.clone() * reset;
+                let is_zero = hidden.is_zero;
+                new_gate.sum(step, Hidden { value, is_zero })
+            }
+        };
+        let candidate = layer.hidden_activation.forward(candidate);
+        let keep = update.clone().neg().add_scalar(1.0);
+        let mut next = candidate * keep + update * hidden.value;
+        if let Some(clip) = layer.clip {
+            next = next.clamp(-clip, clip);
+        }
+        hidden = outputs.put(step, next);
+    }
+    (outputs.joined(&hidden), hidden.value)
+}
+
+/// The hidden states of all steps, in the order of the sequence.
+struct Outputs(Vec<Option<Tensor<3>>>);
+
+impl Outputs {
+    fn new(sequence: &Tensor<3>) -> Self {
+        Self(vec![None; sequence.dims()[1]])
+    }
+
+    /// The steps, in the order in which the layer takes them.
+    fn steps(&self, reverse: bool) -> Vec<usize> {
+        let steps = 0..self.0.len();
+        match reverse {
+            true => steps.rev().collect(),
+            false => steps.collect(),
+        }
+    }
+
+    /// Puts the state after a step in its place, and gives it to the next step.
+    fn put(&mut self, step: usize, next: Tensor<2>) -> Hidden {
+        self.0[step] = Some(next.clone().unsqueeze_dim(1));
+        Hidden::next(next)
+    }
+
+    /// As one tensor; with no step in it if there are none.
+    fn joined(self, last: &Hidden) -> Tensor<3> {
+        let outputs: Vec<Tensor<3>> = self.0.into_iter().flatten().collect();
+        let [batch, d_hidden] = last.value.dims();
+        match outputs.is_empty() {
+            true => Tensor::zeros([batch, 0, d_hidden], &last.value.device()),
+            false => Tensor::cat(outputs, 1),
+        }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
 use super::WeightRange;
 use crate::groups::Groups;
-use crate::watch::{WeightVisitor, visit_weights};
+use crate::watch::{Weight, WeightVisitor, visit_weights};
 use crate::{FakeQuantize, QuantError, QuantParams, Range, Scheme, map_quantizers};
 
 /// Shares of the full range that are tried, from the whole down to 0.2: at 2 bits the best for a
@@ -42,14 +42,9 @@ struct Ranges {
 }
 
 impl WeightVisitor for Ranges {
-    fn visit<const D: usize>(
-        &mut self,
-        path: &str,
-        quantizer: &FakeQuantize,
-        weight: &Param<Tensor<D>>,
-    ) {
+    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Weight<D>) {
         let scheme = quantizer.scheme();
-        let weight = weight.base().without_autodiff().cast(FloatDType::F32);
+        let weight = weight.value.cast(FloatDType::F32);
         let range = Groups::new(&scheme.granularity, &weight.dims()).and_then(|groups| {
             let full = Range::of(&weight, scheme)?;
             Ok(match self.method {

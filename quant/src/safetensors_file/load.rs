@@ -5,19 +5,21 @@ use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{Rejected, unlink_before};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use crate::effective::FileNames;
 use crate::quantized_tensor::unpack;
 use crate::walk::{Site, quantizers};
-use crate::{QuantError, QuantizedTensor, Scheme, Storage};
+use crate::{QuantError, QuantizedTensor, Scheme, Storage, WeightQuantizer};
 
 /// Loads a file of [`save_safetensors`](crate::save_safetensors) into `model`, whose quantized weights become quantized
 /// tensors of Burn, for inference.
 ///
-/// `model` is prepared the same way as the one that was saved; or it is not prepared at all, where
-/// only weights were quantized. A weight that Burn or the device cannot hold is dequantized to
+/// `model` is prepared the same way as the one that was saved, with or without the pruning masks
+/// before its quantizers, which are part of the codes and are taken off; or it is not
+/// prepared at all, where only weights were quantized. A weight that Burn or the device cannot hold is dequantized to
 /// F32 in a model that is not prepared, and an error in one that is.
 ///
 /// # Errors
@@ -65,9 +67,11 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
         .filter_map(|located| Some((located.parameter?, located.quantizer.scheme().clone())))
         .collect();
     let is_prepared = !schemes.is_empty();
+    let names: Vec<String> = quantized.keys().cloned().collect();
     let mut loader = Loader {
         path: Vec::new(),
         tensors: &tensors,
+        names: FileNames::of(model, |path| quantized.contains_key(path)),
         quantized,
         schemes,
         storage,
@@ -85,7 +89,10 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
     });
     match left_over {
         Some(name) => Err(file.read(format!("the model has no parameter for its `{name}`"))),
-        None => Ok(loaded),
+        // What acts on a weight before its quantizer is part of the codes.
+        None => Ok(unlink_before::<WeightQuantizer, _>(loaded, |path| {
+            names.iter().any(|name| name == path)
+        })),
     }
 }
 
@@ -132,6 +139,7 @@ fn read_weight(
 struct Loader<'a> {
     path: Vec<String>,
     tensors: &'a SafeTensors<'a>,
+    names: FileNames,
     quantized: HashMap<String, QuantizedTensor>,
     schemes: HashMap<String, Scheme>,
     storage: Storage,
@@ -207,7 +215,9 @@ macro_rules! load_kind {
             if self.error.is_some() {
                 return param;
             }
-            let path = self.path.join(".");
+            let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+                return param;
+            };
             let device = param.lazy_device();
             match self.data(&path, &param.lazy_shape()) {
                 Ok(data) => {
@@ -237,7 +247,9 @@ impl ModuleMapper for Loader<'_> {
         if self.error.is_some() {
             return param;
         }
-        let path = self.path.join(".");
+        let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+            return param;
+        };
         let device = param.lazy_device();
         let shape = param.lazy_shape();
         let loaded = match self.quantized.remove(&path) {

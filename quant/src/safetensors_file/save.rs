@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use burn::backend::ExecutionError;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 use safetensors::tensor::{Dtype, TensorView};
@@ -10,6 +11,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
 use crate::QuantError;
 use crate::convert::quantized_weights;
+use crate::effective::FileNames;
 
 /// Writes a prepared or converted model; its quantized weights as packed codes. Returns the size
 /// of the file in bytes.
@@ -49,6 +51,7 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
     let mut collector = Collector {
         path: Vec::new(),
         quantized: &entries,
+        names: FileNames::of(model, |path| entries.contains_key(path)),
         tensors,
         error: None,
     };
@@ -97,14 +100,17 @@ impl Stored {
 struct Collector<'a> {
     path: Vec<String>,
     quantized: &'a BTreeMap<String, Entry>,
+    names: FileNames,
     tensors: BTreeMap<String, Stored>,
     error: Option<QuantError>,
 }
 
 impl Collector<'_> {
-    fn store(&mut self, data: Result<TensorData, burn::backend::ExecutionError>) {
-        let path = self.path.join(".");
-        let stored = match data {
+    fn store(&mut self, data: impl FnOnce() -> Result<TensorData, ExecutionError>) {
+        let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+            return;
+        };
+        let stored = match data() {
             Ok(data) => {
                 let dtype = DTYPES.iter().find(|(dtype, _)| *dtype == data.dtype());
                 match dtype {
@@ -144,16 +150,16 @@ impl ModuleVisitor for Collector<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !self.quantized.contains_key(&self.path.join(".")) {
-            self.store(param.base().without_autodiff().try_into_data());
+            self.store(|| param.base().without_autodiff().try_into_data());
         }
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.store(param.base().try_into_data());
+        self.store(|| param.base().try_into_data());
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         // Bytes: a bool's own layout is the backend's.
-        self.store(param.base().int().try_into_data());
+        self.store(|| param.base().int().try_into_data());
     }
 }
