@@ -274,10 +274,15 @@ impl<'a, M: Network> Run<'a, M> {
             MEMORY.reset_peak_usage();
             // A stage that an earlier run has finished is not among them, but for the last.
             let mut measured = HashMap::new();
+            let targets = self.cli.schedule().targets(sparsity, self.cli.stages)?;
             let meets = |stage: &StageReport| {
-                let near = |sparsity: &f64| (sparsity - stage.target).abs() < 1e-9;
+                let before = stage.stage.checked_sub(1).map_or(0.0, |at| targets[at]);
+                let reached = |sparsity: &f64| {
+                    let least = sparsity - 1e-9;
+                    before < least && least <= stage.target
+                };
                 let last = stage.stage + 1 == stage.stages;
-                last || self.cli.one_run && sparsities.iter().any(near)
+                last || self.cli.one_run && sparsities.iter().any(reached)
             };
             let pruned = self.pruner(sparsity)?.prune_with(
                 self.model.clone(),

@@ -36,8 +36,8 @@ pub(crate) struct Cli {
     /// Sparsity of the first stage of chita++.
     #[arg(long, default_value_t = BASE, value_parser = fraction)]
     base: f64,
-    /// Run chita++ once, to the highest sparsity, with a row for each stage that comes to one of the
-    /// sparsities.
+    /// Run chita++ once, to the highest sparsity, with a row for the first stage that reaches each
+    /// of the sparsities.
     #[arg(long)]
     pub(crate) one_run: bool,
     /// Leave out parameters whose path contains this; the published ResNet20 figures leave out
