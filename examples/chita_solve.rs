@@ -130,8 +130,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         problem = problem.with_l2(2.0 * lambda2 / samples)?;
     }
 
+    let config = config(cli)?;
     let start = Instant::now();
-    let solution = solve(&problem, &config(cli))?;
+    let solution = solve(&problem, &config)?;
     let seconds = start.elapsed().as_secs_f64();
 
     if let Some(path) = &cli.out {
@@ -155,7 +156,16 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn config(cli: &Cli) -> SolverConfig {
+fn config(cli: &Cli) -> Result<SolverConfig, String> {
+    let chita_only = [
+        ("--stages", cli.stages.is_some()),
+        ("--expansion", cli.expansion.is_some()),
+        ("--exchanges", cli.exchanges.is_some()),
+    ];
+    let is_chita = matches!(cli.method, MethodName::Chita);
+    if let Some((option, _)) = chita_only.iter().find(|(_, given)| *given && !is_chita) {
+        return Err(format!("`{option}` is about `--method chita`"));
+    }
     let budget = match (cli.sparsity, cli.k) {
         (Some(sparsity), _) => Budget::Sparsity(sparsity),
         (None, Some(k)) => Budget::Keep(k),
@@ -192,12 +202,12 @@ fn config(cli: &Cli) -> SolverConfig {
         MethodName::WoodFisher => None,
         _ => cli.block_size,
     };
-    SolverConfig::new(budget)
+    Ok(SolverConfig::new(budget)
         .with_pattern(pattern.unwrap_or(SparsityPattern::Unstructured))
         .with_method(method)
         .with_block_size(block_size)
         .with_dead_columns(dead_columns)
-        .with_seed(cli.seed)
+        .with_seed(cli.seed))
 }
 
 /// Reads `N:M`.

@@ -17,11 +17,13 @@ use crate::support::{Cell, Table};
 const SPARSITY: f64 = 0.9;
 const HEADER: [&str; 6] = ["p", "n", "seconds", "bytes_of_g", "peak_bytes", "exponent"];
 
-/// One stage of CHITA at p = 10⁴, 10⁵, 10⁶ with n = 500, and n = 100 to 1000 at p = 10⁵.
+/// One stage of CHITA at p = 10⁴, 10⁵, 10⁶ with n = 500, and n = 100 to 1000 at p = 10⁵. Exponents
+/// of the time over p, over n, and over n·p of all.
 pub(crate) fn scaling(device: &Device, samples: usize) -> Result<Table, Box<dyn Error>> {
     let mut table = Table::new("solver, one stage", &HEADER);
     let over_p = [10_000, 100_000, 1_000_000].map(|p| (p, 500));
     let over_n = [100, 200, 500, 1000].map(|n| (100_000, n));
+    let mut all = Vec::new();
     for (sizes, size) in [
         (&over_p[..], (|(p, _)| p) as fn((usize, usize)) -> usize),
         (&over_n[..], |(_, n)| n),
@@ -39,6 +41,7 @@ pub(crate) fn scaling(device: &Device, samples: usize) -> Result<Table, Box<dyn 
                 seconds = seconds.min(start.elapsed().as_secs_f64());
             }
             points.push((size((p, n)) as f64, seconds));
+            all.push(((n * p) as f64, seconds));
             table.push([
                 Cell::Integer(p as u64),
                 Cell::Integer(n as u64),
@@ -52,6 +55,14 @@ pub(crate) fn scaling(device: &Device, samples: usize) -> Result<Table, Box<dyn 
             ]);
         }
     }
+    table.push([
+        "n·p".into(),
+        Cell::Empty,
+        Cell::Empty,
+        Cell::Empty,
+        Cell::Empty,
+        Cell::Number(exponent(&all), 3),
+    ]);
     Ok(table)
 }
 

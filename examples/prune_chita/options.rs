@@ -13,6 +13,11 @@ use crate::support::{self, CifarFiles, DeviceName, ImageSet};
 /// Share of the training images that `--validate` takes.
 const VALIDATED: f64 = 0.1;
 
+/// Stages of chita++.
+const STAGES: usize = 16;
+/// Sparsity of the first of them.
+const BASE: f64 = 0.1;
+
 /// Prune a trained network at several sparsities and compare methods.
 #[derive(Debug, Parser)]
 pub(crate) struct Cli {
@@ -23,16 +28,16 @@ pub(crate) struct Cli {
     #[arg(long = "sparsity", value_delimiter = ',', value_parser = fraction)]
     sparsities: Vec<f64>,
     /// Stages of chita++.
-    #[arg(long, default_value_t = 16, value_parser = support::at_least_one)]
+    #[arg(long, default_value_t = STAGES, value_parser = support::at_least_one)]
     pub(crate) stages: usize,
     /// How the sparsity rises over the stages of chita++.
     #[arg(long, value_enum, default_value_t = ScheduleName::Exponential)]
     schedule: ScheduleName,
     /// Sparsity of the first stage of chita++.
-    #[arg(long, default_value_t = 0.1, value_parser = fraction)]
+    #[arg(long, default_value_t = BASE, value_parser = fraction)]
     base: f64,
-    /// Run chita++ once, to the highest sparsity, with a row for each stage that comes to one of the
-    /// sparsities.
+    /// Run chita++ once, to the highest sparsity, with a row for the first stage that reaches each
+    /// of the sparsities.
     #[arg(long)]
     pub(crate) one_run: bool,
     /// Leave out parameters whose path contains this; the published ResNet20 figures leave out
@@ -212,6 +217,36 @@ impl Cli {
 
     pub(crate) fn ridge(&self) -> RidgeChoice {
         self.l2.map_or_else(RidgeChoice::sweep, RidgeChoice::Fixed)
+    }
+
+    /// Refuses options that none of the methods would look at.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let given = [
+            ("--one-run", self.one_run),
+            ("--state", self.state.is_some()),
+            ("--stages", self.stages != STAGES),
+            ("--base", self.base != BASE),
+        ];
+        let staged = self.methods().iter().any(|method| method.is_staged());
+        match given.iter().find(|(_, given)| *given && !staged) {
+            Some((option, _)) => Err(format!("`{option}` is about `--method chita++`")),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a text to leave out that no path contains.
+    pub(crate) fn check_exclude(&self, default: &Selection) -> Result<(), String> {
+        let layers = default.layout().layers();
+        match &self.exclude {
+            Some(text) if !layers.iter().any(|layer| layer.path.contains(text)) => {
+                let paths: Vec<&str> = layers.iter().map(|layer| layer.path.as_str()).collect();
+                let paths = paths.join(", ");
+                Err(format!(
+                    "`--exclude {text}` is in none of the paths {paths}"
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The parameters to prune, given those of the default.

@@ -6,17 +6,20 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use crate::budget::Pool;
 use crate::feasible::Feasible;
 use crate::pruner::Solved;
+use crate::solver::solve_within;
 use crate::{
-    Batch, Budget, FisherReport, LayerKind, Layout, Objective, Problem, PruneError, PrunerConfig,
-    Ridge, Selection, Solution, SolverConfig, SparsityPattern, Termination, solve,
+    Batch, Budget, FisherReport, Groups, LayerKind, Layout, Method, Objective, Problem, PruneError,
+    PrunerConfig, Ridge, Selection, Solution, SolverConfig, SparsityPattern, Termination,
 };
 
 /// Solves the problem block by block of [`FisherConfig::blocks`](crate::FisherConfig::blocks).
 ///
 /// How many weights each block keeps is decided by magnitude over all of them, under the budget
-/// and the pattern. The objective is the sum over the blocks.
+/// and the pattern; where the budget counts by layer or by operations, how many each layer of each
+/// block keeps. The objective is the sum over the blocks.
 #[allow(clippy::too_many_arguments)] // What a stage consists of; there is one caller.
 pub(crate) fn solve_blocks<M: Module, B: Batch>(
     config: &PrunerConfig,
@@ -35,6 +38,7 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
     let mut whole = Whole::default();
     for columns in blocks {
         let layout = part_of(selection.layout(), &columns, &solver.pattern)?;
+        let solver = part_of_solver(solver, &columns)?;
         let (fisher, _) = config.fisher.collect_free(
             model,
             selection,
@@ -44,35 +48,91 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
             free.clone(),
         )?;
         let weights = dense.clone().slice([columns.clone()]);
-        let before = kept.partition_point(|index| *index < columns.start);
-        let k = kept.partition_point(|index| *index < columns.end) - before;
+        let pools = pools(&solver.budget, &layout, columns.start, &kept);
         let start = Instant::now();
-        let solution = match k {
-            0 => Err(weights.zeros_like()),
-            k if k == columns.len() => Err(weights),
-            k => {
-                let problem = Problem::new(fisher.gradients, weights, layout)?
-                    .with_l2(l2)?
-                    .with_first_order(first_order)?;
-                let budget = match &solver.budget {
-                    Budget::Pattern => Budget::Pattern,
-                    _ => Budget::Keep(k),
-                };
-                Ok(solve(
-                    &problem,
-                    &SolverConfig {
-                        budget,
-                        ..solver.clone()
-                    },
-                )?)
+        let problem = Problem::new(fisher.gradients, weights.clone(), layout)?
+            .with_l2(l2)?
+            .with_first_order(first_order)?;
+        let solution = match pools.iter().map(|pool| pool.k).sum() {
+            0 => unsolved(&problem, weights.zeros_like(), Vec::new())?,
+            // Without the gradient of the loss, the dense weights are the minimum.
+            k if k == columns.len() && first_order == 0.0 => {
+                unsolved(&problem, weights, (0..k).collect())?
+            }
+            _ => {
+                let feasible = Feasible::with_pools(&solver.pattern, pools, problem.layout())?;
+                solve_within(&problem, &solver, &feasible)?
             }
         };
         whole.seconds += start.elapsed().as_secs_f64();
-        let all = k == columns.len();
-        whole.add(columns, solution, all);
+        whole.add(columns.start, solution);
         whole.report(fisher.report);
     }
     whole.finish(l2)
+}
+
+/// How many weights of a block are kept, of `kept` over all: in total, or in each of its layers
+/// where the budget is about layers or operations.
+fn pools(budget: &Budget, layout: &Layout, start: usize, kept: &[usize]) -> Vec<Pool> {
+    let pool = |range: Range<usize>| {
+        let before = |end: usize| kept.partition_point(|index| *index < start + end);
+        Pool {
+            k: before(range.end) - before(range.start),
+            range,
+        }
+    };
+    match budget {
+        Budget::Sparsity(_) | Budget::Keep(_) | Budget::Pattern => vec![pool(0..layout.len())],
+        _ => {
+            let layers = layout.layers().iter();
+            layers.map(|layer| pool(layer.range())).collect()
+        }
+    }
+}
+
+/// A block in which nothing is to be chosen.
+fn unsolved(
+    problem: &Problem,
+    weights: Tensor<1>,
+    support: Vec<usize>,
+) -> Result<Solution, PruneError> {
+    let terms = problem.objective(weights.clone())?;
+    Ok(Solution {
+        weights,
+        support,
+        objective: terms.total(),
+        terms,
+        relative_gap: 0.0,
+        iterations: 0,
+        termination: Termination::Completed,
+        trace: Vec::new(),
+    })
+}
+
+/// The config of the solver for some columns: what it says of single weights is about those.
+fn part_of_solver(
+    solver: &SolverConfig,
+    columns: &Range<usize>,
+) -> Result<SolverConfig, PruneError> {
+    let mut part = solver.clone();
+    if let Method::Wanda { activation_norms } = &mut part.method {
+        *activation_norms = activation_norms[columns.clone()].to_vec();
+    }
+    if let SparsityPattern::Groups(Groups::Custom(groups)) = &mut part.pattern {
+        groups.retain(|group| group.iter().any(|index| columns.contains(index)));
+        for index in groups.iter_mut().flatten() {
+            if !columns.contains(index) {
+                return Err(PruneError::Infeasible {
+                    reason: format!(
+                        "weight {index} is in a group with weights of another block of the \
+                         gradient matrix; a larger memory bound makes larger blocks"
+                    ),
+                });
+            }
+            *index -= columns.start;
+        }
+    }
+    Ok(part)
 }
 
 /// The weights that magnitude alone would keep, ascending.
@@ -142,25 +202,22 @@ struct Whole {
 }
 
 impl Whole {
-    /// A solution, or the weights of a block in which nothing was to be chosen.
-    fn add(&mut self, columns: Range<usize>, solved: Result<Solution, Tensor<1>>, all: bool) {
-        let solution = match solved {
-            Ok(solution) => solution,
-            Err(weights) => {
-                self.support.extend(columns.filter(|_| all));
-                self.weights.push(weights);
-                return;
-            }
-        };
-        self.support
-            .extend(solution.support.iter().map(|index| columns.start + index));
+    fn add(&mut self, start: usize, solution: Solution) {
+        let support = solution.support.iter().map(|index| start + index);
+        self.support.extend(support);
         self.weights.push(solution.weights);
         self.terms.fit += solution.terms.fit;
         self.terms.ridge += solution.terms.ridge;
         self.terms.linear += solution.terms.linear;
         self.relative_gap = self.relative_gap.max(solution.relative_gap);
         self.iterations += solution.iterations;
-        self.termination = Some(solution.termination);
+        // What is true of one block need not be true of all; a block without a choice has no end.
+        let ended = solution.termination;
+        self.termination = match self.termination {
+            _ if solution.iterations == 0 => self.termination,
+            Some(before) if before != ended => Some(Termination::Completed),
+            _ => Some(ended),
+        };
     }
 
     fn report(&mut self, block: FisherReport) {

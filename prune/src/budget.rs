@@ -102,13 +102,18 @@ impl Budget {
         let Self::Flops { kept, .. } = self else {
             return Ok(None);
         };
-        match *kept > 0.0 && *kept < 1.0 {
-            true => Ok(Some(kept * layout.flops())),
-            false => Err(PruneError::InvalidConfig {
+        if !(*kept > 0.0 && *kept < 1.0) {
+            return Err(PruneError::InvalidConfig {
                 field: "flops.kept",
                 value: kept.to_string(),
                 expected: "a fraction in (0, 1)",
+            });
+        }
+        match layout.flops() {
+            0.0 => Err(PruneError::Infeasible {
+                reason: "it bounds operations, but no prunable weight costs any".into(),
             }),
+            dense => Ok(Some(kept * dense)),
         }
     }
 }

@@ -4,6 +4,7 @@ use burn::tensor::{DType, FloatDType};
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::RecordFault;
+use crate::sparse::shape_or_absent;
 
 /// Every error of this crate.
 ///
@@ -126,6 +127,19 @@ pub enum PruneError {
         /// Bytes it may use.
         bound: usize,
     },
+    /// The dual system of a search would not fit.
+    #[error(
+        "the dual system of {samples} samples needs {needed} bytes on the host, the bound is \
+         {bound}: fewer samples, or a `block_size`, whose systems do not grow with them"
+    )]
+    DualSystem {
+        /// Samples that the search looks at.
+        samples: usize,
+        /// Bytes of the system and its factor.
+        needed: usize,
+        /// Bytes they may use.
+        bound: usize,
+    },
     /// Zeros in a base would not be zeros in the effective value.
     #[error(
         "`{path}` carries the reparameterization `{name}`, which makes nonzero weights of zeros: \
@@ -182,15 +196,15 @@ pub enum PruneError {
         /// What stopped it.
         reason: String,
     },
-    /// A folder of finished stages belongs to a run with another config.
+    /// A folder of finished stages belongs to a run with another config, or of another model.
     #[error(
-        "{path} holds the stages of a run with another config (`{field}` differs): use the same \
-         config to go on with it, or another folder"
+        "{path} holds the stages of another run (`{field}` differs): use the same config and model \
+         to go on with it, or another folder"
     )]
     StagesOfAnotherRun {
         /// The folder.
         path: String,
-        /// The first field of the config that differs.
+        /// The first field of the config that differs, or `model` for other weights to prune.
         field: String,
     },
     /// A file could not be read or written.
@@ -383,12 +397,5 @@ pub enum PruneError {
 impl<M> From<Rejected<M, PruneError>> for PruneError {
     fn from(rejected: Rejected<M, PruneError>) -> Self {
         rejected.into_error()
-    }
-}
-
-fn shape_or_absent(shape: &Option<Vec<usize>>) -> String {
-    match shape {
-        Some(shape) => format!("has the shape {shape:?}"),
-        None => "does not exist".into(),
     }
 }

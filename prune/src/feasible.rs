@@ -2,14 +2,16 @@
 //! thresholding.
 //!
 //! Blocks of an N:M pattern lie inside parameters, parameters inside the whole: taking the best of
-//! each block, then of each pool, is the exact projection. A bound on operations is met by a price
-//! per operation (a Lagrange multiplier); groups of different sizes are taken by score per weight,
-//! both as in a knapsack.
+//! each block, then of each pool, is the exact projection. Bounds on operations and groups of
+//! different sizes make it a [`knapsack`].
+
+mod knapsack;
 
 use crate::budget::{Budget, Pool};
 use crate::error::PruneError;
 use crate::layout::Layout;
 use crate::sparsity::SparsityPattern;
+use knapsack::{Unit, better, take, within_operations};
 
 /// The supports that a pattern and a budget allow.
 #[derive(Debug, Clone)]
@@ -45,16 +47,6 @@ struct Operations {
     dense: f64,
 }
 
-/// Something that is kept or pruned as one: a weight or a group.
-#[derive(Debug, Clone, Copy)]
-struct Unit {
-    id: u32,
-    pool: u32,
-    weights: u32,
-    score: f64,
-    cost: f64,
-}
-
 impl Feasible {
     /// Combines a pattern and a budget over the weights of `layout`.
     pub(crate) fn new(
@@ -62,17 +54,35 @@ impl Feasible {
         budget: &Budget,
         layout: &Layout,
     ) -> Result<Self, PruneError> {
-        let parameters = layout.len();
-        let blocks = pattern.blocks(layout)?;
-        let groups = pattern.groups(layout)?;
-        if *budget == Budget::Pattern && blocks.is_empty() {
+        if *budget == Budget::Pattern && !matches!(pattern, SparsityPattern::NM { .. }) {
             return Err(PruneError::InvalidConfig {
                 field: "budget",
                 value: "Pattern".into(),
                 expected: "a sparsity or a count, unless the pattern is N:M",
             });
         }
-        let pools = budget.pools(layout)?;
+        let mut feasible = Self::with_pools(pattern, budget.pools(layout)?, layout)?;
+        feasible.operations = budget.flops(layout)?.map(|bound| Operations {
+            cost: layout
+                .layers()
+                .iter()
+                .flat_map(|layer| std::iter::repeat_n(layer.flops_per_weight as f32, layer.len()))
+                .collect(),
+            bound,
+            dense: layout.flops(),
+        });
+        Ok(feasible)
+    }
+
+    /// Combines a pattern with counts that are known already; `pools` partition the weights.
+    pub(crate) fn with_pools(
+        pattern: &SparsityPattern,
+        pools: Vec<Pool>,
+        layout: &Layout,
+    ) -> Result<Self, PruneError> {
+        let parameters = layout.len();
+        let blocks = pattern.blocks(layout)?;
+        let groups = pattern.groups(layout)?;
         let shape = match pattern {
             SparsityPattern::Unstructured => Shape::Unstructured,
             SparsityPattern::NM { n, m } => Shape::Blocks {
@@ -85,20 +95,11 @@ impl Feasible {
                 groups,
             },
         };
-        let operations = budget.flops(layout)?.map(|bound| Operations {
-            cost: layout
-                .layers()
-                .iter()
-                .flat_map(|layer| std::iter::repeat_n(layer.flops_per_weight as f32, layer.len()))
-                .collect(),
-            bound,
-            dense: layout.flops(),
-        });
         Ok(Self {
             parameters,
             pools,
             shape,
-            operations,
+            operations: None,
         })
     }
 
@@ -109,6 +110,13 @@ impl Feasible {
             Shape::Blocks { n, m, .. } => pools.min(self.parameters / m * n),
             _ => pools,
         }
+    }
+
+    /// How many times the budget all weights are: p/k, or the dense operations over their bound.
+    pub(crate) fn share(&self) -> f64 {
+        let weights = self.parameters as f64 / self.k() as f64;
+        let operations = self.operations.as_ref();
+        weights.max(operations.map_or(1.0, |operations| operations.dense / operations.bound))
     }
 
     /// The allowed support with the largest total score among `candidates`; ascending. Ties go to
@@ -234,12 +242,21 @@ impl Feasible {
                 units
             }
             Shape::Groups { of, groups } => {
-                let mut totals = vec![None; groups.len()];
+                // A negative score puts a weight behind all others; it says nothing about those of
+                // its group, and counts only where all of them have one.
+                let mut worth = vec![None; groups.len()];
+                let mut behind = vec![None; groups.len()];
                 for (index, score) in pairs {
+                    let totals = if *score < 0.0 {
+                        &mut behind
+                    } else {
+                        &mut worth
+                    };
                     *totals[of[*index] as usize].get_or_insert(0.0) += *score;
                 }
-                let unit = |(id, total): (usize, Option<f64>)| {
-                    total.map(|score| Unit {
+                let totals = worth.into_iter().zip(behind);
+                let unit = |(id, (worth, behind)): (usize, (Option<f64>, Option<f64>))| {
+                    worth.or(behind).map(|score| Unit {
                         id: id as u32,
                         pool: self.pool_of(groups[id][0]) as u32,
                         weights: groups[id].len() as u32,
@@ -247,7 +264,7 @@ impl Feasible {
                         cost: groups[id].iter().map(|index| self.cost(*index)).sum(),
                     })
                 };
-                totals.into_iter().enumerate().filter_map(unit).collect()
+                totals.enumerate().filter_map(unit).collect()
             }
         }
     }
@@ -277,74 +294,4 @@ fn membership(sets: &[Vec<usize>], parameters: usize) -> Vec<u32> {
         set.iter().for_each(|index| of[*index] = id as u32);
     }
     of
-}
-
-/// Whether `a` comes before `b`: a larger score per weight, after the price of its operations.
-fn better(a: &Unit, b: &Unit, price: f64) -> std::cmp::Ordering {
-    worth(b, price)
-        .total_cmp(&worth(a, price))
-        .then(a.id.cmp(&b.id))
-}
-
-fn worth(unit: &Unit, price: f64) -> f64 {
-    (unit.score - price * unit.cost) / f64::from(unit.weights)
-}
-
-/// The best units of each pool within its count, at a price per operation.
-fn take(units: &[Unit], caps: &[usize], price: f64) -> Vec<u32> {
-    let mut chosen = Vec::new();
-    for (pool, cap) in caps.iter().enumerate() {
-        let mut members: Vec<&Unit> = units
-            .iter()
-            .filter(|unit| unit.pool as usize == pool)
-            .filter(|unit| price == 0.0 || worth(unit, price) > 0.0)
-            .collect();
-        if members.iter().all(|unit| unit.weights == 1) {
-            if *cap < members.len() {
-                members.select_nth_unstable_by(*cap, |a, b| better(a, b, price));
-                members.truncate(*cap);
-            }
-            chosen.extend(members.iter().map(|unit| unit.id));
-        } else {
-            members.sort_unstable_by(|a, b| better(a, b, price));
-            let mut left = *cap;
-            for unit in members {
-                if unit.weights as usize <= left {
-                    left -= unit.weights as usize;
-                    chosen.push(unit.id);
-                }
-            }
-        }
-    }
-    chosen
-}
-
-/// [`take`] at the lowest price that keeps the operations within `bound`.
-fn within_operations(units: &[Unit], caps: &[usize], bound: f64) -> Vec<u32> {
-    let cost: std::collections::HashMap<u32, f64> =
-        units.iter().map(|unit| (unit.id, unit.cost)).collect();
-    let fits = |chosen: &[u32]| chosen.iter().map(|id| cost[id]).sum::<f64>() <= bound;
-    let free = take(units, caps, 0.0);
-    if fits(&free) {
-        return free;
-    }
-    let rate = |unit: &Unit| {
-        if unit.cost > 0.0 {
-            unit.score / unit.cost
-        } else {
-            0.0
-        }
-    };
-    let (mut low, mut high) = (0.0, units.iter().map(rate).fold(0.0, f64::max));
-    let mut best = take(units, caps, high);
-    // Each halving decides one bit of the price; after 60 it is as exact as an F64 can be.
-    for _ in 0..60 {
-        let price = 0.5 * (low + high);
-        let chosen = take(units, caps, price);
-        match fits(&chosen) {
-            true => (high, best) = (price, chosen),
-            false => low = price,
-        }
-    }
-    best
 }

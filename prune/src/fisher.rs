@@ -89,6 +89,7 @@ pub struct FisherReport {
     /// Bytes of the matrix.
     pub bytes: usize,
     /// Mean loss over the examples.
+    #[serde(with = "crate::not_finite")]
     pub loss: f64,
     /// Rows that came from a backward pass over many examples; the others had one each.
     pub batched_rows: usize,
@@ -125,6 +126,7 @@ impl FisherConfig {
     /// - [`PruneError::MemoryBound`]: the matrix is too large; [`collect_blocks`](Self::collect_blocks)
     ///   takes it in blocks.
     /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
+    /// - [`PruneError::SmallBatch`]: a batch of the loader has fewer than m examples.
     /// - [`PruneError::NonFiniteGradient`]: with the path of the parameter and the sample.
     /// - [`PruneError::Loss`]: the loss is no single number, or depends on no prunable parameter.
     pub fn collect<M: Module, B: Batch>(

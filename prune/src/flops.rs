@@ -10,7 +10,8 @@ use crate::trace::Trace;
 use crate::{Batch, PruneError};
 
 /// Floating-point operations that one nonzero weight of each parameter costs per example, by the
-/// path of the parameter: 2 (multiply, add) for every time the weight is used.
+/// path of the parameter: 2 (multiply, add) for every time the weight is used, 0 for the parameters
+/// that no such operation uses.
 ///
 /// `loss` is recorded on `batch` and not computed. Counted are matrix products, linear layers and
 /// convolutions; a table that is looked up costs nothing. A weight that is reached through a mask,
@@ -43,7 +44,8 @@ pub fn flops<M: Module, B: Batch>(
     let trace =
         Trace::record(model, &loss, batch).map_err(|reason| PruneError::Trace { reason })?;
     let mut origin = trace.parameters.clone();
-    let mut counted: HashMap<String, f64> = HashMap::new();
+    let parameters = trace.parameters.values();
+    let mut counted: HashMap<String, f64> = parameters.map(|path| (path.clone(), 0.0)).collect();
     for operation in &trace.operations {
         if let Some(product) = Product::of(operation) {
             for weight in product.operands {

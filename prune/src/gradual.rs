@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_lean_reparam::Rejected;
 
-use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig};
+use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig, StageReport, checks};
 
 /// How a model is pruned gradually: prune, train with the zeros held, prune further.
 ///
@@ -97,7 +97,8 @@ impl GradualConfig {
     ///
     /// # Errors
     ///
-    /// The model comes back in the error, as it was after the last finished stage.
+    /// The model comes back in the error, as [`PrunerConfig::prune_with`] says; where `train` fails,
+    /// it is the one that `train` returns, with masks.
     /// - [`PruneError::InvalidConfig`]: a learning rate that is not positive and finite.
     /// - [`PruneError::Attach`]: a prunable weight carries a reparameterization.
     /// - Whatever `train` returns, and as [`PrunerConfig::prune`].
@@ -112,25 +113,25 @@ impl GradualConfig {
             ("learning_rate", self.learning_rate),
             ("last_learning_rate", self.last_learning_rate),
         ] {
-            if !(rate.is_finite() && rate > 0.0) {
-                let value = rate.to_string();
-                let expected = "positive and finite";
-                let error = PruneError::InvalidConfig {
-                    field,
-                    value,
-                    expected,
-                };
+            let fits = rate.is_finite() && rate > 0.0;
+            if let Err(error) = checks::accept(fits, field, rate, "positive and finite") {
                 return Err(Rejected::new(model, error));
             }
         }
-        self.pruner
-            .prune_with(model, loss, loader, |model, masks, stage| {
-                let epochs = match stage.stage + 1 == stage.stages {
-                    true => self.last_epochs,
-                    false => self.epochs,
-                };
-                self.train_stage(model, masks, stage.stage, epochs, &mut train)
-            })
+        let after_stage = |model, masks: &Masks, stage: &StageReport| {
+            let epochs = match stage.stage + 1 == stage.stages {
+                true => self.last_epochs,
+                false => self.epochs,
+            };
+            self.train_stage(model, masks, stage.stage, epochs, &mut train)
+        };
+        let training = [
+            ("epochs", self.epochs as f64),
+            ("last_epochs", self.last_epochs as f64),
+            ("learning_rate", self.learning_rate),
+            ("last_learning_rate", self.last_learning_rate),
+        ];
+        self.pruner.run(model, loss, loader, after_stage, &training)
     }
 
     fn train_stage<M: Module>(

@@ -91,7 +91,8 @@ pub struct ChitaConfig {
     #[config(default = 3)]
     pub stages: usize,
     /// Largest number of exchanges of one weight against another; 0 for none, `None` to go on until
-    /// no single exchange improves.
+    /// no single exchange improves. Above 0 it needs weights that are exchanged one by one: no
+    /// groups, and no blocks.
     #[config(default = "Some(0)")]
     pub max_exchanges: Option<usize>,
 }

@@ -13,6 +13,7 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 
+use crate::checks;
 use crate::error::PruneError;
 use crate::gradient_matrix::{GradientMatrix, mismatch, read};
 use crate::layout::Layout;
@@ -116,31 +117,21 @@ impl Problem {
     ///
     /// [`PruneError::InvalidConfig`].
     pub fn with_l2(mut self, l2: f64) -> Result<Self, PruneError> {
-        if !(l2.is_finite() && l2 > 0.0) {
-            return Err(PruneError::InvalidConfig {
-                field: "l2",
-                value: l2.to_string(),
-                expected: "finite and above 0: the ridge holds what no gradient determines",
-            });
-        }
+        checks::l2(l2)?;
         self.l2 = l2;
         Ok(self)
     }
 
     /// Adds the gradient of the loss at w₀: a = 1/m for Fisher batches of m examples, 0 for none
-    /// (the default). 1/m brings the gradient to the scale of a Fisher from mini-batches.
+    /// (the default). 1/m brings the gradient to the scale of a Fisher from mini-batches. Under
+    /// [`with_tempering`](Self::with_tempering) it is the sum of the weighed gradients, no longer
+    /// the gradient of the loss.
     ///
     /// # Errors
     ///
     /// [`PruneError::InvalidConfig`] where `a` is negative or not finite.
     pub fn with_first_order(mut self, a: f64) -> Result<Self, PruneError> {
-        if !(a.is_finite() && a >= 0.0) {
-            return Err(PruneError::InvalidConfig {
-                field: "first_order",
-                value: a.to_string(),
-                expected: "finite and not negative: 1/m for Fisher batches of m examples, or 0",
-            });
-        }
+        checks::first_order(a)?;
         self.first_order = a;
         Ok(self)
     }
@@ -158,13 +149,7 @@ impl Problem {
     ///
     /// [`PruneError::InvalidConfig`], [`PruneError::Device`].
     pub fn with_tempering(mut self, exponent: f64) -> Result<Self, PruneError> {
-        if !(0.0..=1.0).contains(&exponent) {
-            return Err(PruneError::InvalidConfig {
-                field: "tempering",
-                value: exponent.to_string(),
-                expected: "an exponent in [0, 1]",
-            });
-        }
+        checks::tempering(exponent)?;
         if exponent == self.tempering {
             return Ok(self);
         }

@@ -1,5 +1,6 @@
 //! From a trained model to a pruned one, in one stage or in several.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -10,8 +11,7 @@ use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use crate::block_stage::solve_blocks;
-use crate::stage_budgets::stage_budgets;
-use crate::stage_store::StageStore;
+use crate::start::Start;
 use crate::{
     Batch, Budget, Fisher, FisherConfig, FisherReport, JudgedRidge, Masks, Objective, Problem,
     PruneError, Ridge, RidgeChoice, Schedule, Selection, Solution, SolverConfig, Termination,
@@ -74,6 +74,11 @@ pub struct PrunerConfig {
     /// instead of refusing: a block-diagonal Fisher, and one collection per block. Default: refuse.
     #[config(default = false)]
     pub in_blocks: bool,
+    /// Floating-point operations of each weight by the path of its parameter, as
+    /// [`flops`](crate::flops()) counts them. Default: counted on the first batch of the loader if
+    /// the budget bounds operations, 2 otherwise.
+    #[config(default = "None")]
+    pub flops: Option<HashMap<String, f64>>,
     /// The parameters to prune. Default: see [`Selection::of`].
     #[config(default = "None")]
     pub group: Option<ParamGroup>,
@@ -81,7 +86,7 @@ pub struct PrunerConfig {
     #[config(default = 0)]
     pub seed: u64,
     /// A folder to keep finished stages in, so that an interrupted run goes on after the last of
-    /// them. Default: none.
+    /// them. It answers only for the same config and the same weights to prune. Default: none.
     #[config(default = "None")]
     pub state: Option<PathBuf>,
 }
@@ -115,6 +120,7 @@ pub struct StageReport {
     /// The terms of it.
     pub terms: Objective,
     /// See [`Solution::relative_gap`].
+    #[serde(with = "crate::not_finite")]
     pub relative_gap: f64,
     /// The ridge that was used.
     pub ridge: Ridge,
@@ -137,7 +143,9 @@ impl PrunerConfig {
     ///
     /// # Errors
     ///
-    /// The model comes back in the error, as it was after the last finished stage.
+    /// The model comes back in the error: as it was after the last finished stage where a stage
+    /// fails, as the stage made it where keeping it fails. What can be refused without gradients is
+    /// refused before any is computed.
     pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
         model: M,
@@ -155,15 +163,28 @@ impl PrunerConfig {
     ///
     /// # Errors
     ///
-    /// As [`prune`](Self::prune), and whatever `after_stage` returns.
+    /// As [`prune`](Self::prune), and whatever `after_stage` returns, with the model that it
+    /// returns.
     pub fn prune_with<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: M,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        loader: impl FnMut(u64) -> I,
+        after_stage: impl FnMut(M, &Masks, &StageReport) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<Pruned<M>, Rejected<M, PruneError>> {
+        self.run(model, loss, loader, after_stage, &[])
+    }
+
+    /// [`prune_with`](Self::prune_with); `more` is what else the kept stages depend on, by name.
+    pub(crate) fn run<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
         model: M,
         loss: impl Fn(&M, &B) -> Tensor<1>,
         mut loader: impl FnMut(u64) -> I,
         mut after_stage: impl FnMut(M, &Masks, &StageReport) -> Result<M, Rejected<M, PruneError>>,
+        more: &[(&str, f64)],
     ) -> Result<Pruned<M>, Rejected<M, PruneError>> {
-        let start = match self.start(&model) {
+        let start = match self.start(&model, more) {
             Ok(start) => start,
             Err(error) => return Err(Rejected::new(model, error)),
         };
@@ -173,7 +194,7 @@ impl PrunerConfig {
             None => (model, None),
         };
         // A loaded model has the identities of its record.
-        let selection = match Selection::of(&model, self.group.as_ref()) {
+        let selection = match self.selection(&model, &budgets, &loss, &mut loader) {
             Ok(selection) => selection,
             Err(error) => return Err(Rejected::new(model, error)),
         };
@@ -242,20 +263,6 @@ impl PrunerConfig {
         }
     }
 
-    /// What can be refused before any gradient is computed.
-    fn start<M: Module>(&self, model: &M) -> Result<Start, PruneError> {
-        let selection = Selection::of(model, self.group.as_ref())?;
-        let budgets = stage_budgets(self, selection.layout().len())?;
-        if !self.in_blocks {
-            self.fisher.check_memory(&selection)?;
-        }
-        let store = match &self.state {
-            Some(folder) => Some(StageStore::new(folder, self)?),
-            None => None,
-        };
-        Ok(Start { budgets, store })
-    }
-
     /// Gradients and solution of one stage.
     fn stage<M: Module, B: Batch>(
         &self,
@@ -276,20 +283,13 @@ impl PrunerConfig {
             false => 0.0,
         };
         let columns = 0..selection.layout().len();
-        if self.fisher.bytes_needed(selection) > self.fisher.memory_bound {
+        if self.needs_blocks(selection) {
             // Every block sees the same examples.
             let batches: Vec<B> = self.fisher.enough(batches);
-            let RidgeChoice::Fixed(l2) = self.ridge else {
-                return Err(PruneError::InvalidConfig {
-                    field: "ridge",
-                    value: "a sweep".into(),
-                    expected: "fixed where the gradient matrix is taken in blocks",
-                });
-            };
             return solve_blocks(
                 self,
                 &solver,
-                l2,
+                self.fixed_ridge()?,
                 first_order,
                 selection,
                 model,
@@ -343,11 +343,6 @@ impl PrunerConfig {
             false => Ok(taken),
         }
     }
-}
-
-struct Start {
-    budgets: Vec<(f64, Budget)>,
-    store: Option<StageStore>,
 }
 
 /// The solution of one stage, and what it took.

@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::checks;
 use crate::error::PruneError;
 use crate::problem::Problem;
 use crate::solution::Solution;
@@ -40,9 +41,12 @@ pub struct JudgedRidge {
     /// The candidate.
     pub ridge: Ridge,
     /// What the judge said of its solution, for example the loss on held-out batches; smaller is
-    /// better. NaN loses against every number.
+    /// better. NaN loses against every number, and stands for a ridge that is too small for a
+    /// solution: [`PruneError::NotPositiveDefinite`].
+    #[serde(with = "crate::not_finite")]
     pub loss: f64,
-    /// The objective of its solution; not comparable between ridges.
+    /// The objective of its solution, NaN without one; not comparable between ridges.
+    #[serde(with = "crate::not_finite")]
     pub objective: f64,
 }
 
@@ -63,6 +67,21 @@ impl RidgeChoice {
             })
         };
         Self::Sweep(candidates.into_iter().flat_map(both).collect())
+    }
+
+    /// Refuses a sweep over nothing, and numbers out of their range.
+    pub(crate) fn check(&self) -> Result<(), PruneError> {
+        let candidates = match self {
+            Self::Fixed(l2) => return checks::l2(*l2),
+            Self::Sweep(candidates) => candidates,
+        };
+        let expected = "at least one candidate";
+        checks::accept(!candidates.is_empty(), "ridge", "an empty sweep", expected)?;
+        candidates.iter().try_for_each(|ridge| {
+            checks::l2(ridge.l2)?;
+            ridge.first_order.map_or(Ok(()), checks::first_order)?;
+            ridge.tempering.map_or(Ok(()), checks::tempering)
+        })
     }
 
     /// A sweep over these ridges, with the first-order term of the problem.
@@ -126,12 +145,14 @@ pub struct RidgeSweep {
 /// # Errors
 ///
 /// Those of [`solve`] and of `judge`; [`PruneError::InvalidConfig`] for a sweep over nothing.
+/// [`PruneError::NotPositiveDefinite`] only where no ridge of a sweep is large enough.
 pub fn solve_with_ridge(
     problem: &Problem,
     config: &SolverConfig,
     choice: &RidgeChoice,
     judge: &mut dyn FnMut(&Solution) -> Result<f64, PruneError>,
 ) -> Result<RidgeSweep, PruneError> {
+    choice.check()?;
     let candidates = match choice {
         RidgeChoice::Fixed(l2) => {
             let chosen = Ridge {
@@ -149,8 +170,22 @@ pub fn solve_with_ridge(
     };
     let mut best: Option<(f64, Ridge, Solution)> = None;
     let mut judged = Vec::with_capacity(candidates.len());
+    let mut singular = None;
     for ridge in candidates {
-        let solution = solve(&with_ridge(problem, *ridge)?, config)?;
+        let solution = match solve(&with_ridge(problem, *ridge)?, config) {
+            Ok(solution) => solution,
+            Err(error @ PruneError::NotPositiveDefinite { .. }) => {
+                tracing::debug!(l2 = ridge.l2, %error, "ridge");
+                judged.push(JudgedRidge {
+                    ridge: *ridge,
+                    loss: f64::NAN,
+                    objective: f64::NAN,
+                });
+                singular = Some(error);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let loss = judge(&solution)?;
         tracing::debug!(l2 = ridge.l2, loss, "ridge");
         judged.push(JudgedRidge {
@@ -172,11 +207,8 @@ pub fn solve_with_ridge(
             chosen,
             candidates: judged,
         }),
-        None => Err(PruneError::InvalidConfig {
-            field: "ridge",
-            value: "an empty sweep".into(),
-            expected: "at least one candidate",
-        }),
+        // The sweep is not empty: none of its candidates had a solution.
+        None => Err(singular.unwrap_or(PruneError::NoPrunableParameter)),
     }
 }
 

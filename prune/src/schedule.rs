@@ -18,7 +18,8 @@ use crate::PruneError;
 /// ```
 ///
 /// The first three prune to exactly b in the first stage, and all reach s in the last; one stage
-/// is `[s]`. Geometric removes the same share of what is left in every stage.
+/// is `[s]`. Geometric removes the same share of what is left in every stage. A first stage that
+/// prunes nothing is refused by [`PrunerConfig`](crate::PrunerConfig): b > 0, except for geometric.
 ///
 /// ```
 /// use burn_lean_prune::Schedule;

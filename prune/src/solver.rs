@@ -17,6 +17,7 @@ mod working_set;
 use burn::config::Config;
 
 use crate::budget::Budget;
+use crate::checks::accept;
 use crate::error::PruneError;
 use crate::feasible::Feasible;
 use crate::method::{ChitaConfig, Method, Refit};
@@ -28,6 +29,7 @@ use blockwise::{Shrinking, blockwise};
 use clock::Clock;
 use coordinate_descent::coordinate_descent;
 use dead::Dead;
+use scores::check_norms;
 use serde::{Deserialize, Serialize};
 
 /// What to solve for, and how.
@@ -73,9 +75,18 @@ pub enum DeadColumns {
 /// [`PruneError`] where budget and pattern do not fit the problem, where a system is singular to
 /// working precision, and where the device fails.
 pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, PruneError> {
-    let mut clock = Clock::start();
-    check(config)?;
     let feasible = Feasible::new(&config.pattern, &config.budget, problem.layout())?;
+    solve_within(problem, config, &feasible)
+}
+
+/// [`solve`] over supports that are not those of the config's budget and pattern.
+pub(crate) fn solve_within(
+    problem: &Problem,
+    config: &SolverConfig,
+    feasible: &Feasible,
+) -> Result<Solution, PruneError> {
+    let mut clock = Clock::start();
+    check(config, problem.parameters())?;
     let dead = Dead::new(problem, config.dead_columns);
     let by_score = |scores: Vec<f64>| {
         let all: Vec<usize> = (0..problem.parameters()).collect();
@@ -86,17 +97,16 @@ pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, Prune
         Method::Random => dense(problem, by_score(scores::random(problem, config.seed))?),
         Method::Magnitude => dense(problem, by_score(scores::magnitude(problem))?),
         Method::DiagonalFisher => dense(problem, by_score(scores::diagonal_fisher(problem)?)?),
-        Method::Wanda { activation_norms } => dense(
-            problem,
-            by_score(scores::wanda(problem, activation_norms)?)?,
-        ),
+        Method::Wanda { activation_norms } => {
+            dense(problem, by_score(scores::wanda(problem, activation_norms))?)
+        }
         Method::WoodFisher { block_size } => {
             let shrinking = Shrinking {
                 block_size: *block_size,
                 expansion: f64::INFINITY,
                 stages: 1,
             };
-            let (weights, support) = blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+            let (weights, support) = blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
             (weights, support, Step::BackSolve, completed)
         }
         Method::BackSolve => match config.block_size {
@@ -107,7 +117,7 @@ pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, Prune
                     stages: 0,
                 };
                 let (weights, support) =
-                    blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+                    blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
                 (weights, support, Step::BackSolve, completed)
             }
             None => {
@@ -118,7 +128,7 @@ pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, Prune
         },
         Method::IterativeHardThresholding(iht) => {
             let (mut weights, support, termination) =
-                iht::iht(problem, &feasible, iht, &dead, &mut clock)?;
+                iht::iht(problem, feasible, iht, &dead, &mut clock)?;
             let step = match iht.refit {
                 Refit::None => Step::HardThreshold,
                 Refit::CoordinateDescent { sweeps } => {
@@ -140,12 +150,12 @@ pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, Prune
                     stages: chita.stages,
                 };
                 let (weights, support) =
-                    blockwise(problem, &feasible, shrinking, &dead, &mut clock)?;
+                    blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
                 (weights, support, Step::BackSolve, completed)
             }
             None => {
                 let (weights, support, termination) =
-                    chita::chita(problem, &feasible, chita, &dead, &mut clock)?;
+                    chita::chita(problem, feasible, chita, &dead, &mut clock)?;
                 (weights, support, Step::BackSolve, termination)
             }
         },
@@ -160,39 +170,36 @@ fn dense(problem: &Problem, support: Vec<usize>) -> (Vec<f32>, Vec<usize>, Step,
     (weights, support, Step::Start, Termination::Completed)
 }
 
-/// Refuses numbers outside of their range.
-fn check(config: &SolverConfig) -> Result<(), PruneError> {
-    let invalid = |field, value: String, expected| {
-        Err(PruneError::InvalidConfig {
-            field,
-            value,
-            expected,
-        })
-    };
-    // NaN is below everything.
-    let below = |value: f64, least: f64| value.is_nan() || value < least;
+/// Refuses numbers outside of their range, and what a method would ignore.
+pub(crate) fn check(config: &SolverConfig, parameters: usize) -> Result<(), PruneError> {
+    let at_least_one = |size: usize| accept(size > 0, "block_size", size, "at least 1");
     match &config.method {
-        Method::Chita(chita) if below(chita.expansion, 1.0) => {
-            let value = chita.expansion.to_string();
-            invalid("expansion", value, "at least 1")
+        Method::Chita(chita) => {
+            // NaN is below everything.
+            let expansion = chita.expansion;
+            accept(expansion >= 1.0, "expansion", expansion, "at least 1")?;
+            let single = config.block_size.is_none()
+                && !matches!(config.pattern, SparsityPattern::Groups(_));
+            let value = format!("{:?}", chita.max_exchanges);
+            let expected = "0 with blocks or with groups, which have no single exchanges";
+            let fits = single || chita.max_exchanges == Some(0);
+            accept(fits, "max_exchanges", value, expected)?;
         }
-        Method::IterativeHardThresholding(iht) if below(iht.active_set, 1.0) => {
-            let value = iht.active_set.to_string();
-            invalid("active_set", value, "at least 1")
+        Method::IterativeHardThresholding(iht) => {
+            let (active, tolerance) = (iht.active_set, iht.tolerance);
+            accept(active >= 1.0, "active_set", active, "at least 1")?;
+            accept(tolerance >= 0.0, "tolerance", tolerance, "not negative")?;
         }
-        Method::IterativeHardThresholding(iht) if below(iht.tolerance, 0.0) => {
-            let value = iht.tolerance.to_string();
-            invalid("tolerance", value, "not negative")
+        Method::Wanda { activation_norms } => check_norms(activation_norms, parameters)?,
+        Method::WoodFisher { block_size } => at_least_one(*block_size)?,
+        _ => {}
+    }
+    match (&config.method, config.block_size) {
+        (_, None) => Ok(()),
+        (Method::BackSolve | Method::Chita(_), Some(size)) => at_least_one(size),
+        (_, Some(size)) => {
+            let expected = "none, unless the method is BackSolve or Chita";
+            accept(false, "block_size", size, expected)
         }
-        Method::BackSolve | Method::Chita(_) => Ok(()),
-        _ if config.block_size.is_some() => {
-            let value = format!("{:?}", config.block_size);
-            invalid(
-                "block_size",
-                value,
-                "none, unless the method is BackSolve or Chita",
-            )
-        }
-        _ => Ok(()),
     }
 }

@@ -11,6 +11,7 @@ mod sizes;
 
 pub use encoding::Encoding;
 pub use fault::RecordFault;
+pub(crate) use fault::shape_or_absent;
 pub use linear::SparseLinear;
 pub use nm::NMTensor;
 pub use record::SparseRecord;

@@ -23,8 +23,21 @@ pub(crate) fn stage_budgets(
         Budget::Sparsity(sparsity) => staged(targets(*sparsity)?, &Budget::Sparsity),
         Budget::PerLayer(sparsity) => staged(targets(*sparsity)?, &Budget::PerLayer),
         Budget::Keep(k) => {
-            let sparsity = 1.0 - *k as f64 / parameters as f64;
-            staged(targets(sparsity)?, &Budget::Sparsity)
+            let k = *k;
+            if k == 0 || k >= parameters {
+                return Err(PruneError::KeptCount {
+                    k,
+                    parameters,
+                    path: None,
+                });
+            }
+            let mut counts = Vec::new();
+            for target in targets(1.0 - k as f64 / parameters as f64)? {
+                // Rounding must not leave fewer before the last stage than after it.
+                let count = Budget::kept_count(target, parameters)?.max(k);
+                counts.push((target, Budget::Keep(count)));
+            }
+            counts
         }
         Budget::Flops { kept, sparsity } => {
             // The schedule runs over the operations that go.

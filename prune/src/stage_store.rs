@@ -9,7 +9,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{Masks, PruneError, PrunerConfig, StageReport};
 
@@ -23,33 +23,40 @@ const VERSION: u32 = 1;
 /// that whatever happens either it or the one before loads. The model carries a checksum.
 pub(crate) struct StageStore {
     folder: PathBuf,
-    config: Value,
+    /// The config and what else the stages depend on.
+    run: Map<String, Value>,
 }
 
 /// What is known of the stages that are finished.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Done {
     version: u32,
-    config: Value,
+    run: Map<String, Value>,
     crc32: u32,
     pub(crate) masks: Masks,
     pub(crate) reports: Vec<StageReport>,
 }
 
 impl StageStore {
-    /// The store of runs with this config.
-    pub(crate) fn new(folder: &Path, config: &PrunerConfig) -> Result<Self, PruneError> {
+    /// The store of runs with this config, and with these values of what else they depend on.
+    pub(crate) fn new(
+        folder: &Path,
+        config: &PrunerConfig,
+        more: Vec<(&str, Value)>,
+    ) -> Result<Self, PruneError> {
         let config = PrunerConfig {
             state: None,
             ..config.clone()
         };
-        let config = serde_json::to_value(config).map_err(|error| PruneError::Record {
+        let run = serde_json::to_value(config).and_then(serde_json::from_value);
+        let mut run: Map<String, Value> = run.map_err(|error| PruneError::Record {
             what: "the config of the pruner".into(),
             reason: error.to_string(),
         })?;
+        run.extend(more.into_iter().map(|(name, value)| (name.into(), value)));
         Ok(Self {
             folder: folder.to_path_buf(),
-            config,
+            run,
         })
     }
 
@@ -95,7 +102,7 @@ impl StageStore {
             .map_err(|e| failed("the model", e.to_string()))?;
         let done = Done {
             version: VERSION,
-            config: self.config.clone(),
+            run: self.run.clone(),
             crc32: crc32fast::hash(&bytes),
             masks: masks.clone(),
             reports: reports.to_vec(),
@@ -108,8 +115,10 @@ impl StageStore {
         fs::create_dir_all(&partial).map_err(|error| io("cannot create", &partial, &error))?;
         write(&partial.join(MODEL), &bytes)?;
         write(&partial.join(STAGE), &json)?;
+        flush(&partial)?;
         remove(&target)?;
         fs::rename(&partial, &target).map_err(|error| io("cannot rename", &partial, &error))?;
+        flush(&self.folder)?;
         for older in self.stages()?.into_iter().filter(|older| *older < stage) {
             remove(&self.folder.join(format!("stage-{older}")))?;
         }
@@ -130,10 +139,11 @@ impl StageStore {
         if done.version != VERSION {
             return Err(damaged(format!("version {}, not {VERSION}", done.version)));
         }
-        if done.config != self.config {
+        let run = as_read(&self.run).map_err(|e| damaged(e.to_string()))?;
+        if let Some(field) = differing(&done.run, &run) {
             return Err(PruneError::StagesOfAnotherRun {
                 path: self.folder.display().to_string(),
-                field: differing(&done.config, &self.config),
+                field,
             });
         }
         let model = read(&folder.join(MODEL))?;
@@ -160,14 +170,17 @@ impl StageStore {
     }
 }
 
-/// The first field in which two configs differ.
-fn differing(one: &Value, other: &Value) -> String {
-    let fields = one.as_object().into_iter().flatten();
-    fields
-        .filter(|(name, value)| other.get(name) != Some(value))
-        .map(|(name, _)| name.clone())
-        .next()
-        .unwrap_or_else(|| "fields".into())
+/// As it reads from a file: serde_json may take a number for the one next to it.
+fn as_read(run: &Map<String, Value>) -> Result<Map<String, Value>, serde_json::Error> {
+    serde_json::from_str(&serde_json::to_string(run)?)
+}
+
+/// The first name whose value differs, or that only one of them has.
+fn differing(one: &Map<String, Value>, other: &Map<String, Value>) -> Option<String> {
+    let mut names = one.keys().chain(other.keys());
+    names
+        .find(|name| one.get(*name) != other.get(*name))
+        .cloned()
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, PruneError> {
@@ -180,6 +193,16 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), PruneError> {
         file.sync_all()
     });
     written.map_err(|error| io("cannot write", path, &error))
+}
+
+/// Flushes the names in a folder, where the system can.
+fn flush(folder: &Path) -> Result<(), PruneError> {
+    // Windows opens no folder as a file, and has its names on disk after a rename.
+    if cfg!(unix) {
+        let flushed = File::open(folder).and_then(|folder| folder.sync_all());
+        flushed.map_err(|error| io("cannot flush", folder, &error))?;
+    }
+    Ok(())
 }
 
 fn remove(folder: &Path) -> Result<(), PruneError> {

@@ -6,7 +6,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use burn_lean::prune::{Fisher, FisherConfig, PruneError, Selection, mean_loss};
+use burn_lean::prune::{Fisher, FisherConfig, GradientMethod, PruneError, Selection, mean_loss};
 
 use crate::support::{each_device, numbers, tensor, values, with_numbers};
 
@@ -326,5 +326,35 @@ fn close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
                 "{found} is not {expected}"
             );
         }
+    }
+}
+
+/// A first batch of one Fisher sample has nothing to mix; the second one has.
+#[test]
+fn a_model_that_mixes_examples_is_found_out_after_a_batch_of_one() {
+    let device = Device::flex();
+    let linear = with_numbers(LinearConfig::new(3, 2).init(&device), 1);
+    let selection = Selection::of(&linear, None).unwrap();
+    let loss = |model: &Linear, x: &Tensor<2>| {
+        let y = model.forward(x.clone());
+        (y.clone() - y.clone().mean_dim(0)).square().mean() + y.mean()
+    };
+    let x = tensor::<2>(1, [10, 3], &device);
+    for size in [1, 2] {
+        let batches = [
+            x.clone().slice([0..size]),
+            x.clone().slice([size..5 * size]),
+        ];
+        let rows_of = |method| {
+            let config = FisherConfig::new(5)
+                .with_batch_size(size)
+                .with_method(method);
+            let fisher = config.collect(&linear, &selection, loss, batches.clone());
+            fisher.unwrap()
+        };
+        let found = rows_of(GradientMethod::Batched);
+        assert_eq!(rows(&found), rows(&rows_of(GradientMethod::Plain)));
+        assert!(found.report.fallback.is_some());
+        assert_eq!(found.report.batched_rows, 1);
     }
 }

@@ -6,22 +6,22 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, Epoch, FisherConfig, GradualConfig, Masks, Method, PruneError, Pruned, PrunerConfig,
-    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, mean_loss,
+    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, StageReport, mean_loss,
 };
 use burn_lean::reparam::Rejected;
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
-struct Net {
-    first: Linear,
+pub(crate) struct Net {
+    pub(crate) first: Linear,
     second: Linear,
 }
 
-type Pairs = (Tensor<2>, Tensor<2>);
+pub(crate) type Pairs = (Tensor<2>, Tensor<2>);
 
 impl Net {
-    fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         let net = Self {
             first: LinearConfig::new(6, 5).init(device),
             second: LinearConfig::new(5, 2).init(device),
@@ -33,7 +33,7 @@ impl Net {
         self.second.forward(relu(self.first.forward(x)))
     }
 
-    fn loss(&self, pairs: &Pairs) -> Tensor<1> {
+    pub(crate) fn loss(&self, pairs: &Pairs) -> Tensor<1> {
         (self.forward(pairs.0.clone()) - pairs.1.clone())
             .square()
             .mean()
@@ -41,13 +41,13 @@ impl Net {
 }
 
 /// Random inputs with the outputs of the untouched net and some noise.
-fn pairs(seed: u64, device: &Device) -> Vec<Pairs> {
+pub(crate) fn pairs(seed: u64, device: &Device) -> Vec<Pairs> {
     let x = tensor::<2>(seed, [16, 6], device);
     let y = Net::new(device).forward(x.clone()) + tensor::<2>(seed + 1, [16, 2], device) * 0.1;
     vec![(x, y.detach())]
 }
 
-fn config(sparsity: f64) -> PrunerConfig {
+pub(crate) fn config(sparsity: f64) -> PrunerConfig {
     PrunerConfig::new(
         SolverConfig::new(Budget::Sparsity(sparsity)),
         FisherConfig::new(16),
@@ -55,12 +55,12 @@ fn config(sparsity: f64) -> PrunerConfig {
     .with_ridge(RidgeChoice::Fixed(1e-2))
 }
 
-fn prune(config: &PrunerConfig, device: &Device) -> Result<Pruned<Net>, PruneError> {
+pub(crate) fn prune(config: &PrunerConfig, device: &Device) -> Result<Pruned<Net>, PruneError> {
     let pruned = config.prune(Net::new(device), Net::loss, |seed| pairs(seed, device))?;
     Ok(pruned)
 }
 
-fn weights(pruned: &Pruned<Net>) -> Vec<f32> {
+pub(crate) fn weights(pruned: &Pruned<Net>) -> Vec<f32> {
     values(pruned.selection.flatten(&pruned.model).unwrap())
 }
 
@@ -329,19 +329,31 @@ fn patterns_and_budgets_reach_the_solver_in_every_stage() {
             sparsity: None,
         },
     ] {
-        let mut config = config(0.0).with_stages(3);
+        let mut config = config(0.0)
+            .with_stages(3)
+            .with_schedule(Schedule::Linear { base: 0.2 });
         config.solver.budget = budget.clone();
-        let pruned = prune(&config, &device).unwrap();
-        let per_layer: Vec<usize> = pruned
-            .masks
-            .parameters()
-            .iter()
-            .map(|mask| mask.nonzeros())
-            .collect();
+        let mut kept: Vec<Vec<usize>> = Vec::new();
+        let look = |model, masks: &Masks, _: &StageReport| {
+            kept.push(
+                masks
+                    .parameters()
+                    .iter()
+                    .map(|mask| mask.nonzeros())
+                    .collect(),
+            );
+            Ok(model)
+        };
+        let loader = |seed| pairs(seed, &device);
+        let pruned = config.prune_with(Net::new(&device), Net::loss, loader, look);
+        pruned.unwrap();
+        let totals: Vec<usize> = kept.iter().map(|kept| kept.iter().sum()).collect();
         match budget {
-            Budget::PerLayer(_) => assert_eq!(per_layer, [5, 1]),
-            Budget::PerLayerTargets(_) => assert_eq!(per_layer, [2, 10]),
-            _ => assert_eq!(per_layer.iter().sum::<usize>(), 8, "{budget:?}"),
+            // ⌊0.8 · 30⌋, ⌊0.5 · 30⌋, ⌊0.2 · 30⌋ in F64, and the same of 10.
+            Budget::PerLayer(_) => assert_eq!(kept, [[24, 8], [15, 5], [5, 1]]),
+            // The named one goes from 0.2 to 0.9 in the same steps.
+            Budget::PerLayerTargets(_) => assert_eq!(kept, [[24, 10], [13, 10], [2, 10]]),
+            _ => assert_eq!(totals, [32, 20, 8], "{budget:?}"),
         }
     }
 }

@@ -65,7 +65,16 @@ fn every_weight_is_counted_as_often_as_it_is_used() {
     // Four positions in the sequence.
     assert_eq!(counted["head.weight"], 2.0 * 4.0);
     assert_eq!(counted["own"], 2.0);
-    assert!(!counted.contains_key("embedding.weight"));
+    // A table that is looked up costs nothing.
+    assert_eq!(counted["embedding.weight"], 0.0);
+    let net = Net::new(&device);
+    let selection = Selection::of(&net, None).unwrap().with_flops(&counted);
+    let report = PruneReport::new(&net, &selection).unwrap();
+    let table = &report.layers[3];
+    assert_eq!(
+        (table.path.as_str(), table.dense_flops),
+        ("embedding.weight", 0.0)
+    );
 }
 
 #[test]

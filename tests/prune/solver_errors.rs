@@ -120,6 +120,22 @@ fn numbers_outside_of_their_range_are_named() {
         ),
         ("block_size", half().with_block_size(Some(0))),
         (
+            "block_size",
+            half().with_method(Method::WoodFisher { block_size: 0 }),
+        ),
+        (
+            "max_exchanges",
+            half()
+                .with_method(chita(ChitaConfig::new().with_max_exchanges(Some(1))))
+                .with_block_size(Some(3)),
+        ),
+        (
+            "max_exchanges",
+            half()
+                .with_method(chita(ChitaConfig::new().with_max_exchanges(None)))
+                .with_pattern(SparsityPattern::Groups(Groups::Outputs)),
+        ),
+        (
             "pattern",
             half().with_pattern(SparsityPattern::NM { n: 2, m: 2 }),
         ),
@@ -161,6 +177,28 @@ fn a_group_that_does_not_fit_is_infeasible() {
     let all = Groups::Custom(vec![(0..18).collect()]);
     let config = SolverConfig::new(Budget::Keep(3)).with_pattern(SparsityPattern::Groups(all));
     assert!(matches!(refused(config), PruneError::Infeasible { .. }));
+}
+
+/// 40,000 samples of two weights: nothing of that size is made before it is refused.
+#[test]
+fn more_samples_than_the_dual_system_can_have_are_refused() {
+    let device = Device::flex();
+    let gradients = GradientMatrix::from_tensor(Tensor::ones([40_000, 2], &device)).unwrap();
+    let dense = Tensor::<1>::from_floats([1.0, 2.0], &device);
+    let problem = Problem::new(gradients, dense, Layout::anonymous(2)).unwrap();
+    let config = SolverConfig::new(Budget::Keep(1));
+    let error = solve(&problem, &config).unwrap_err();
+    assert_eq!(
+        error,
+        PruneError::DualSystem {
+            samples: 40_000,
+            needed: 40_000 * 40_000 * 16,
+            bound: 16 << 30
+        }
+    );
+    // A block of all weights solves the same problem on the side of the weights.
+    let solution = solve(&problem, &config.with_block_size(Some(2))).unwrap();
+    assert_eq!(solution.support, [1]);
 }
 
 #[test]

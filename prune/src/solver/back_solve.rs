@@ -62,7 +62,7 @@ pub(crate) fn target(problem: &Problem, support: &[usize]) -> Result<Vec<f64>, P
 
 fn dual(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>, PruneError> {
     let gradients = problem.gradients();
-    let mut system = Symmetric::diagonal(target.len(), 2.0 * problem.lambda());
+    let mut system = Symmetric::dual(target.len(), problem.lambda())?;
     for (_, columns) in gradients.chunks(support) {
         system.add_gram(1.0, &columns)?;
     }

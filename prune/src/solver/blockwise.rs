@@ -40,8 +40,7 @@ pub(crate) fn blockwise(
     let blocks = blocks(problem.layout(), shrinking.block_size)?;
     let all: Vec<usize> = (0..problem.parameters()).collect();
     let scores = dead.demote(&all, magnitude(problem));
-    let share = problem.parameters() as f64 / feasible.k() as f64;
-    let expansion = shrinking.expansion.min(share).max(1.0);
+    let expansion = shrinking.expansion.min(feasible.share()).max(1.0);
     let mut support = feasible.select(&all, &scores, expansion)?;
     let mut solved = solve(problem, &blocks, &support)?;
     clock.note(Step::Start, solved.objective, support.len());

@@ -43,8 +43,8 @@ pub(crate) fn chita(
     let stages = config.stages;
     // Of many weights, no more than a quarter of those that will be pruned: the others would only
     // be pruned again. A few thousand cost nothing.
-    let k = feasible.k() as f64;
-    let share = problem.parameters() as f64 / k;
+    let share = feasible.share();
+    let k = problem.parameters() as f64 / share;
     let most = (0.75 + 0.25 * share).max(CHEAP / k);
     let expansion = match stages {
         0 => 1.0,

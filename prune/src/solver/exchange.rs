@@ -116,8 +116,13 @@ pub(crate) fn exchange<'a>(
                 break;
             }
             if found.len() == 1 {
-                // The formula promised less than rounding took.
-                return Ok((set, solved, Termination::ExchangeOptimal));
+                // The formula promised less than rounding took. That says nothing about other
+                // exchanges: where there is no limit, all of them are looked at once.
+                if exact || limit.is_some() {
+                    return Ok((set, solved, Termination::Completed));
+                }
+                exact = true;
+                break;
             }
             found.truncate(found.len().div_ceil(4));
         }
@@ -202,8 +207,8 @@ impl Search<'_> {
             for pruned in pruned.chunks(4 * ENTERING) {
                 found.extend(self.improving(kept, pruned)?);
             }
+            self.disjoint(&mut found);
             if !found.is_empty() {
-                self.disjoint(&mut found);
                 return Ok(found);
             }
         }
@@ -227,7 +232,7 @@ impl Search<'_> {
         (g + slope * most).powi(2) / (4.0 * lambda * (1.0 + q + most * most / left))
     }
 
-    /// All improving exchanges between `kept` and `pruned`, from exact q and c.
+    /// All improving exchanges between `kept` and `pruned` that are allowed, from exact q and c.
     fn improving(&self, kept: &[Kept], pruned: &[usize]) -> Result<Vec<Exchange>, PruneError> {
         if kept.is_empty() || pruned.is_empty() {
             return Ok(Vec::new());
@@ -247,6 +252,8 @@ impl Search<'_> {
             (-2.0 * lambda * (product + dense), q)
         };
         let entries: Vec<(f64, f64)> = pruned.iter().enumerate().map(entry).collect();
+        let occupancy = self.feasible.occupancy(self.set.support());
+        let allowed = |leaves, enters| self.feasible.allows_exchange(leaves, enters, &occupancy);
         let mut found = Vec::new();
         for (column, kept) in kept.iter().enumerate() {
             let pairs = leaving
@@ -266,7 +273,7 @@ impl Search<'_> {
                 let gain = (gradient - slope * c).powi(2)
                     / (4.0 * lambda * (1.0 + q + c * c / left))
                     - cost;
-                if gain > self.tolerance {
+                if gain > self.tolerance && allowed(kept.index, *enters) {
                     found.push(Exchange {
                         leaves: kept.index,
                         enters: *enters,

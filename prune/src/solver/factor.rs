@@ -14,6 +14,8 @@ use crate::gradient_matrix::read;
 
 /// Products of matrices with fewer rows are not split.
 const SPLIT_ROWS: usize = 256;
+/// Bytes of the host that a dual system and its factor may use: 32,768 samples.
+const BOUND: usize = 16 << 30;
 /// Probes of a sketched leverage: its relative error is about √(2/64) = 18 %.
 const PROBES: usize = 64;
 
@@ -27,6 +29,25 @@ impl Symmetric {
         Self(Mat::from_fn(size, size, |row, column| {
             if row == column { value } else { 0.0 }
         }))
+    }
+
+    /// The dual system of `samples` without any weight, 2λ I.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::DualSystem`] where it would not fit.
+    pub(crate) fn dual(samples: usize, lambda: f64) -> Result<Self, PruneError> {
+        let needed = samples
+            .saturating_mul(samples)
+            .saturating_mul(2 * size_of::<f64>());
+        match needed > BOUND {
+            true => Err(PruneError::DualSystem {
+                samples,
+                needed,
+                bound: BOUND,
+            }),
+            false => Ok(Self::diagonal(samples, 2.0 * lambda)),
+        }
     }
 
     /// The matrix of these elements.

@@ -25,7 +25,9 @@ pub(crate) struct Operator<'a> {
 
 impl<'a> Operator<'a> {
     pub(crate) fn new(problem: &'a Problem, indices: &'a [usize]) -> Self {
-        let small = fits(problem, problem.samples() * indices.len());
+        // All columns need no copy: they are read in order where they lie.
+        let some = indices.len() < problem.parameters();
+        let small = some && fits(problem, problem.samples() * indices.len());
         Self {
             problem,
             indices,

@@ -3,6 +3,7 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::checks::accept;
 use crate::error::PruneError;
 use crate::gradient_matrix::mismatch;
 use crate::problem::Problem;
@@ -29,24 +30,19 @@ pub(crate) fn diagonal_fisher(problem: &Problem) -> Result<Vec<f64>, PruneError>
 }
 
 /// |w₀|·‖activation‖
-pub(crate) fn wanda(problem: &Problem, activation_norms: &[f32]) -> Result<Vec<f64>, PruneError> {
-    mismatch(
-        "activation norms",
-        problem.parameters(),
-        activation_norms.len(),
-    )?;
-    if let Some(norm) = activation_norms
-        .iter()
-        .find(|norm| !(norm.is_finite() && **norm >= 0.0))
-    {
-        return Err(PruneError::InvalidConfig {
-            field: "activation_norms",
-            value: norm.to_string(),
-            expected: "finite and not negative",
-        });
-    }
+pub(crate) fn wanda(problem: &Problem, activation_norms: &[f32]) -> Vec<f64> {
     let pairs = magnitude(problem).into_iter().zip(activation_norms);
-    Ok(pairs
+    pairs
         .map(|(weight, norm)| weight * f64::from(*norm))
-        .collect())
+        .collect()
+}
+
+/// Refuses activation norms that are not one for each weight, finite and not negative.
+pub(crate) fn check_norms(norms: &[f32], parameters: usize) -> Result<(), PruneError> {
+    mismatch("activation norms", parameters, norms.len())?;
+    let expected = "finite and not negative";
+    norms.iter().try_for_each(|norm| {
+        let fits = norm.is_finite() && *norm >= 0.0;
+        accept(fits, "activation_norms", norm, expected)
+    })
 }

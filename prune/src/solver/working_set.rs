@@ -74,7 +74,7 @@ impl<'a> WorkingSet<'a> {
             problem,
             rows,
             resident: None,
-            kernel: Symmetric::diagonal(count, 2.0 * problem.lambda()),
+            kernel: Symmetric::dual(count, problem.lambda())?,
             target: Vec::new(),
             support: Vec::new(),
         };

@@ -1,0 +1,219 @@
+//! A gradient matrix that is solved in blocks of columns.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{
+    Budget, FisherConfig, Groups, Method, PruneError, Pruned, PrunerConfig, RidgeChoice, Selection,
+    SolverConfig, SparsityPattern,
+};
+
+use crate::reference::dot;
+use crate::support::{tensor, values, with_numbers};
+
+/// 30, 10 and 6 weights.
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+    third: Linear,
+}
+
+const L2: f64 = 1e-2;
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(6, 5).init(device),
+            second: LinearConfig::new(5, 2).init(device),
+            third: LinearConfig::new(2, 3).init(device),
+        };
+        with_numbers(net, 4)
+    }
+
+    fn loss(&self, x: &Tensor<2>) -> Tensor<1> {
+        let x = self.first.forward(x.clone()).tanh();
+        let x = self.second.forward(x).tanh();
+        (self.third.forward(x) - 0.5).square().mean()
+    }
+}
+
+fn examples(device: &Device) -> Vec<Tensor<2>> {
+    vec![tensor(5, [16, 6], device)]
+}
+
+/// Blocks of at most `width` columns; with the gradient of the loss.
+fn config(budget: Budget, method: Method, width: usize) -> PrunerConfig {
+    let solver = SolverConfig::new(budget).with_method(method);
+    let fisher = FisherConfig::new(16).with_memory_bound(16 * 4 * width);
+    PrunerConfig::new(solver, fisher)
+        .with_ridge(RidgeChoice::Fixed(L2))
+        .with_first_order(Some(true))
+        .with_in_blocks(true)
+}
+
+fn run(config: &PrunerConfig, net: Net) -> Result<Pruned<Net>, PruneError> {
+    let loader = |_| examples(&Device::flex());
+    config
+        .prune(net, Net::loss, loader)
+        .map_err(PruneError::from)
+}
+
+fn kept(pruned: &Pruned<Net>) -> Vec<usize> {
+    let masks = pruned.masks.parameters().iter();
+    masks.map(|mask| mask.nonzeros()).collect()
+}
+
+/// The sum over the blocks of ½‖G_b d‖² + λ‖d‖² + a·1ᵀG_b w, for the weights before and after.
+fn objective(blocks: &[Range<usize>], dense: &[f32], pruned: &[f32]) -> f64 {
+    let device = Device::flex();
+    let net = Net::new(&device);
+    let selection = Selection::of(&net, None).unwrap();
+    let scaled = selection
+        .unflatten(net, Tensor::from_data(dense, &device))
+        .unwrap();
+    let fisher = FisherConfig::new(16)
+        .collect(&scaled, &selection, Net::loss, examples(&device))
+        .unwrap();
+    let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|x| f64::from(*x)).collect() };
+    let mut sum = 0.0;
+    for block in blocks {
+        let weights = wide(&pruned[block.clone()]);
+        let old = wide(&dense[block.clone()]);
+        let change: Vec<f64> = weights.iter().zip(&old).map(|(w, old)| w - old).collect();
+        sum += L2 * 16.0 / 2.0 * dot(&change, &change);
+        for row in 0..16 {
+            let row = wide(&fisher.gradients.row(row).unwrap()[block.clone()]);
+            sum += 0.5 * dot(&row, &change).powi(2) + dot(&row, &weights);
+        }
+    }
+    sum
+}
+
+#[test]
+fn the_objective_counts_blocks_of_which_nothing_or_all_is_kept() {
+    let device = Device::flex();
+    let net = Net::new(&device);
+    let selection = Selection::of(&net, None).unwrap();
+    let dense = values(selection.flatten(&net).unwrap());
+    // The second block, of the second and the third layer, is below the largest of the first one.
+    let mut small = dense.clone();
+    small[30..].iter_mut().for_each(|weight| *weight *= 0.3);
+    let first = [("first.weight".to_string(), 0.5)];
+    for (dense, budget, expected) in [
+        (&small, Budget::Keep(8), [8, 0, 0]),
+        (
+            &dense,
+            Budget::PerLayerTargets(first.clone().into()),
+            [15, 10, 6],
+        ),
+    ] {
+        for method in [Method::Magnitude, Method::BackSolve] {
+            let net = Net::new(&device);
+            let selection = Selection::of(&net, None).unwrap();
+            let net = selection
+                .unflatten(net, Tensor::from_data(&dense[..], &device))
+                .unwrap();
+            let pruned = run(&config(budget.clone(), method.clone(), 30), net).unwrap();
+            assert_eq!(kept(&pruned), expected, "{method:?}");
+            let weights = values(pruned.selection.flatten(&pruned.model).unwrap());
+            let expected = objective(&[0..30, 30..46], dense, &weights);
+            let found = pruned.stages[0].objective;
+            assert!(
+                (found - expected).abs() < 1e-4 * expected.abs(),
+                "{method:?}: {found}, not {expected}"
+            );
+        }
+    }
+}
+
+/// With the gradient of the loss, a block that stays dense has a minimum of its own.
+#[test]
+fn a_block_that_stays_dense_moves_to_its_minimum() {
+    let device = Device::flex();
+    let targets = [("first.weight".to_string(), 0.5)];
+    let budget = Budget::PerLayerTargets(targets.into());
+    let run = |first_order| {
+        let config = config(budget.clone(), Method::BackSolve, 30);
+        run(
+            &config.with_first_order(Some(first_order)),
+            Net::new(&device),
+        )
+        .unwrap()
+    };
+    let third = |net: &Net| values(net.third.weight.val());
+    let dense = third(&Net::new(&device));
+    assert_eq!(third(&run(false).model), dense);
+    assert_ne!(third(&run(true).model), dense);
+}
+
+#[test]
+fn budgets_by_layer_and_by_operation_hold_inside_of_a_block() {
+    let device = Device::flex();
+    // The first two layers are one block.
+    let width = 40;
+    for seed in 0..5 {
+        let net = with_numbers(Net::new(&device), 20 + seed);
+        let chita = || Method::Chita(burn_lean::prune::ChitaConfig::new());
+        let run = |budget| run(&config(budget, chita(), width), net.clone()).unwrap();
+        assert_eq!(kept(&run(Budget::PerLayer(0.5))), [15, 5, 3]);
+        let targets = [("second.weight".to_string(), 0.7)];
+        assert_eq!(
+            kept(&run(Budget::PerLayerTargets(targets.into()))),
+            [30, 3, 6]
+        );
+        let costs = [
+            ("first.weight".to_string(), 2.0),
+            ("second.weight".to_string(), 20.0),
+            ("third.weight".to_string(), 2.0),
+        ];
+        let budget = Budget::Flops {
+            kept: 0.3,
+            sparsity: None,
+        };
+        let config = config(budget, chita(), width).with_flops(Some(costs.into()));
+        let pruned = self::run(&config, net.clone()).unwrap();
+        let kept = kept(&pruned);
+        let operations = 2 * kept[0] + 20 * kept[1] + 2 * kept[2];
+        // 0.3 of 60 + 200 + 12
+        assert!((62..=81).contains(&operations), "{operations}: {kept:?}");
+    }
+}
+
+#[test]
+fn norms_and_groups_of_single_weights_find_their_block() {
+    let device = Device::flex();
+    let width = 30;
+    let budget = || Budget::Sparsity(0.5);
+    let wanda = Method::Wanda {
+        activation_norms: vec![1.0; 46],
+    };
+    let wanda = run(&config(budget(), wanda, width), Net::new(&device)).unwrap();
+    let magnitude = config(budget(), Method::Magnitude, width);
+    let magnitude_masks = run(&magnitude, Net::new(&device)).unwrap().masks;
+    assert_eq!(wanda.masks, magnitude_masks);
+
+    let groups = vec![vec![0, 29], vec![44, 30, 45]];
+    let with = |groups: Vec<Vec<usize>>| {
+        let mut config = magnitude.clone();
+        config.solver.pattern = SparsityPattern::Groups(Groups::Custom(groups));
+        run(&config, Net::new(&device))
+    };
+    let pruned = with(groups.clone()).unwrap();
+    let kept: Vec<bool> = pruned
+        .masks
+        .parameters()
+        .iter()
+        .flat_map(|mask| mask.kept().to_vec())
+        .collect();
+    for group in groups {
+        assert!(group.iter().all(|index| kept[*index] == kept[group[0]]));
+    }
+    let across = with(vec![vec![2, 31]]).map(|_| ());
+    match across {
+        Err(PruneError::Infeasible { reason }) => assert!(reason.contains("weight 31"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,197 @@
+//! What a run refuses before any gradient is computed, and what its stages aim at.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{
+    Budget, FisherConfig, Method, PruneError, PruneReport, PrunerConfig, RidgeChoice, Schedule,
+    SolverConfig, SparsityPattern,
+};
+
+use crate::pruner::{Net, Pairs, config, prune};
+use crate::support::{tensor, with_numbers};
+
+/// The error of a run whose loader must not be touched.
+fn refused(config: PrunerConfig) -> PruneError {
+    let device = Device::flex();
+    let nothing = |_| -> Vec<Pairs> { unreachable!("the loader was asked for examples") };
+    let rejected = config.prune(Net::new(&device), Net::loss, nothing);
+    rejected.unwrap_err().into_error()
+}
+
+#[test]
+fn a_bad_config_costs_no_gradients() {
+    let with = |change: &dyn Fn(&mut PrunerConfig)| {
+        let mut config = config(0.5);
+        change(&mut config);
+        refused(config)
+    };
+    let field = |change: &dyn Fn(&mut PrunerConfig)| match with(change) {
+        PruneError::InvalidConfig { field, .. } => field,
+        other => panic!("{other}"),
+    };
+    assert!(matches!(
+        refused(config(0.0)),
+        PruneError::KeptCount { k: 40, .. }
+    ));
+    for k in [0, 40, 50] {
+        let error = with(&|config| config.solver.budget = Budget::Keep(k));
+        assert!(
+            matches!(error, PruneError::KeptCount { k: found, .. } if found == k),
+            "{error}"
+        );
+    }
+    let targets = [("third.weight".to_string(), 0.5)];
+    let error = with(&|config| {
+        config.solver.budget = Budget::PerLayerTargets(targets.clone().into());
+    });
+    assert!(matches!(error, PruneError::UnknownLayer { .. }), "{error}");
+    let error = with(&|config| config.solver.pattern = SparsityPattern::NM { n: 1, m: 4 });
+    assert!(
+        matches!(error, PruneError::PatternDoesNotDivide { .. }),
+        "{error}"
+    );
+    let error = with(&|config| {
+        config.solver.method = Method::Wanda {
+            activation_norms: vec![1.0; 39],
+        };
+    });
+    assert!(
+        matches!(error, PruneError::Mismatch { found: 39, .. }),
+        "{error}"
+    );
+    assert_eq!(field(&|c| c.ridge = RidgeChoice::Fixed(0.0)), "l2");
+    assert_eq!(field(&|c| c.ridge = RidgeChoice::over([])), "ridge");
+    assert_eq!(field(&|c| c.ridge = RidgeChoice::over([1.0, -1.0])), "l2");
+    assert_eq!(
+        field(&|c| {
+            c.ridge = RidgeChoice::sweep();
+            c.held_out = 0;
+        }),
+        "held_out"
+    );
+    assert_eq!(field(&|c| c.solver.block_size = Some(0)), "block_size");
+    assert_eq!(field(&|c| c.fisher.batch_size = 0), "batch_size");
+    // In blocks the same, with a bound that one column meets.
+    let blocks = |config: &mut PrunerConfig| {
+        config.in_blocks = true;
+        config.fisher.memory_bound = 16 * 4 * 25;
+    };
+    assert_eq!(
+        field(&|c| {
+            blocks(c);
+            c.fisher.batch_size = 0;
+        }),
+        "batch_size"
+    );
+    assert_eq!(
+        field(&|c| {
+            blocks(c);
+            c.ridge = RidgeChoice::sweep();
+        }),
+        "ridge"
+    );
+    let error = with(&|config| {
+        config.in_blocks = true;
+        config.fisher.memory_bound = 1;
+    });
+    assert!(matches!(error, PruneError::MemoryBound { .. }), "{error}");
+}
+
+#[test]
+fn a_first_stage_that_prunes_nothing_is_refused() {
+    let staged = |schedule| config(0.8).with_stages(3).with_schedule(schedule);
+    for schedule in [
+        Schedule::Exponential { base: 0.0 },
+        Schedule::Linear { base: 0.0 },
+    ] {
+        let error = refused(staged(schedule));
+        assert!(
+            matches!(error, PruneError::KeptCount { k: 40, .. }),
+            "{error}"
+        );
+    }
+    // The first stage of this one prunes.
+    let device = Device::flex();
+    prune(&staged(Schedule::Geometric { base: 0.0 }), &device).unwrap();
+}
+
+/// ⌊(1 - 0.8)·40⌋ is 7 in F64.
+#[test]
+fn no_stage_keeps_fewer_than_the_last() {
+    let mut config = config(0.0).with_stages(3).with_schedule(Schedule::Constant);
+    config.solver.budget = Budget::Keep(8);
+    let pruned = prune(&config, &Device::flex()).unwrap();
+    let nonzeros: Vec<usize> = pruned.stages.iter().map(|stage| stage.nonzeros).collect();
+    assert_eq!(nonzeros, [8, 8, 8]);
+}
+
+/// The first layer meets four positions of a sequence, the second one vector.
+#[derive(Module, Debug)]
+struct Sequence {
+    first: Linear,
+    second: Linear,
+}
+
+impl Sequence {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(6, 5).init(device),
+            second: LinearConfig::new(5, 2).init(device),
+        };
+        with_numbers(net, 1)
+    }
+
+    fn loss(&self, x: &Tensor<3>) -> Tensor<1> {
+        let x = self.first.forward(x.clone()).tanh().mean_dim(1);
+        self.second.forward(x).square().mean()
+    }
+}
+
+#[test]
+fn a_bound_on_operations_counts_those_of_the_model() {
+    let device = Device::flex();
+    let net = Sequence::new(&device);
+    let budget = Budget::Flops {
+        kept: 0.3,
+        sparsity: None,
+    };
+    let counted = PrunerConfig::new(SolverConfig::new(budget), FisherConfig::new(8))
+        .with_ridge(RidgeChoice::Fixed(1e-2))
+        .with_stages(2);
+    let run = |config: &PrunerConfig| {
+        let loader = |seed| [tensor::<3>(seed, [8, 4, 6], &device)];
+        config.prune(net.clone(), Sequence::loss, loader).unwrap()
+    };
+    let pruned = run(&counted);
+    let report = PruneReport::new(&pruned.model, &pruned.selection).unwrap();
+    assert_eq!(report.dense_flops, 30.0 * 8.0 + 10.0 * 2.0);
+    assert!(report.flops <= 0.3 * report.dense_flops, "{}", report.flops);
+    // Nothing but the bound takes weights away, so it is used up.
+    assert!(report.flops > 0.3 * report.dense_flops - 8.0);
+
+    // What the config says is not counted.
+    let costs = [
+        ("first.weight".to_string(), 2.0),
+        ("second.weight".to_string(), 100.0),
+    ];
+    let said = run(&counted.clone().with_flops(Some(costs.into())));
+    assert_eq!(said.selection.layout().flops(), 30.0 * 2.0 + 10.0 * 100.0);
+    assert!(said.masks.get("second.weight").unwrap().nonzeros() <= 3);
+
+    let nan = counted.with_flops(Some([("first.weight".to_string(), f64::NAN)].into()));
+    let nothing = |_| -> Vec<Tensor<3>> { unreachable!() };
+    let error = nan.prune(net.clone(), Sequence::loss, nothing).unwrap_err();
+    assert!(matches!(
+        error.error(),
+        PruneError::InvalidConfig { field: "flops", .. }
+    ));
+    // A loader without a batch to count on.
+    let error = PrunerConfig { flops: None, ..nan }
+        .prune(net, Sequence::loss, |_| Vec::<Tensor<3>>::new())
+        .unwrap_err();
+    assert!(matches!(
+        error.error(),
+        PruneError::LoaderEnded { found: 0, .. }
+    ));
+}
