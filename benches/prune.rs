@@ -26,11 +26,7 @@ use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_lean::prune::{FisherConfig, GradientMethod, Selection};
 use clap::Parser;
 use harness::ConvNet;
-use peak_alloc::PeakAlloc;
 use support::{Cell, DeviceName, MlpNet, ResNet20, Table};
-
-#[global_allocator]
-static MEMORY: PeakAlloc = PeakAlloc;
 
 /// Benchmark of pruning.
 #[derive(Parser)]

@@ -15,7 +15,7 @@
 //! `solution.safetensors` holds `weights` [p] F32 and `support` [k] I64, the indices of the kept
 //! weights in ascending order. Standard output is one JSON object: `objective`, its terms in
 //! `objective_reference_terms`, `nonzeros`, `seconds` of the solver, `iterations`, `termination`,
-//! `peak_bytes` of this process on the host.
+//! `peak_bytes`, the largest resident memory of this process (Linux).
 
 #[path = "chita_solve/problem_file.rs"]
 mod problem_file;
@@ -31,11 +31,7 @@ use burn_lean::prune::{
     SparsityPattern, solve,
 };
 use clap::{Parser, ValueEnum};
-use peak_alloc::PeakAlloc;
-use support::DeviceName;
-
-#[global_allocator]
-static MEMORY: PeakAlloc = PeakAlloc;
+use support::{DeviceName, PeakMemory};
 
 /// Choose which weights to keep, and their values, at the least loss.
 #[derive(Debug, Parser)]
@@ -119,6 +115,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let memory = PeakMemory::start();
     let device = cli.device.open()?;
     let (gradients, weights) = problem_file::read(&cli.problem, &device)?;
     let layout = Layout::anonymous(gradients.parameters());
@@ -147,7 +144,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         "seconds": seconds,
         "iterations": solution.iterations,
         "termination": solution.termination,
-        "peak_bytes": MEMORY.peak_usage(),
+        "peak_bytes": memory.bytes(),
     });
     if cli.trace {
         report["trace"] = serde_json::to_value(&solution.trace)?;

@@ -10,8 +10,7 @@ use burn_lean::prune::{
     RidgeChoice, Selection, SolverConfig, solve,
 };
 
-use crate::MEMORY;
-use crate::support::{Cell, Table};
+use crate::support::{Cell, PeakMemory, Table};
 
 /// Sparsity of all problems.
 const SPARSITY: f64 = 0.9;
@@ -30,8 +29,9 @@ pub(crate) fn scaling(device: &Device, samples: usize) -> Result<Table, Box<dyn 
     ] {
         let mut points = Vec::new();
         for (p, n) in sizes.iter().copied() {
+            let memory = PeakMemory::start();
             let problem = problem(p, n, device)?;
-            MEMORY.reset_peak_usage();
+            memory.forget_peak();
             let mut seconds = f64::INFINITY;
             for _ in 0..samples {
                 let start = Instant::now();
@@ -47,7 +47,7 @@ pub(crate) fn scaling(device: &Device, samples: usize) -> Result<Table, Box<dyn 
                 Cell::Integer(n as u64),
                 Cell::Number(seconds, 3),
                 Cell::Integer(problem.gradients().bytes() as u64),
-                Cell::Integer(MEMORY.peak_usage() as u64),
+                Cell::optional_integer(memory.bytes()),
                 match points.len() == sizes.len() {
                     true => Cell::Number(exponent(&points), 3),
                     false => Cell::Empty,
@@ -86,11 +86,12 @@ pub(crate) fn blocks(device: &Device) -> Result<Table, Box<dyn Error>> {
         let solver = SolverConfig::new(Budget::Sparsity(SPARSITY));
         let pruner = PrunerConfig::new(solver, fisher)
             .with_stages(1)
+            .with_in_blocks(true)
             .with_ridge(RidgeChoice::Fixed(Problem::DEFAULT_L2));
         // The rows of the gradient differ: outputs are weighed by their squares.
         let loss =
             |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().mean() * side as f64;
-        MEMORY.reset_peak_usage();
+        let memory = PeakMemory::start();
         let start = Instant::now();
         let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()])?;
         let seconds = start.elapsed().as_secs_f64();
@@ -103,7 +104,7 @@ pub(crate) fn blocks(device: &Device) -> Result<Table, Box<dyn Error>> {
             Cell::Integer(n as u64),
             Cell::Number(seconds, 2),
             Cell::Integer(bytes as u64),
-            Cell::Integer(MEMORY.peak_usage() as u64),
+            Cell::optional_integer(memory.bytes()),
             match points.len() == sides.len() {
                 true => Cell::Number(exponent(&points), 3),
                 false => Cell::Empty,

@@ -34,6 +34,11 @@ impl Cell {
         number.map_or(Self::Empty, |number| Self::Number(number, decimals))
     }
 
+    /// An integer that may not be known.
+    pub(crate) fn optional_integer(integer: Option<u64>) -> Self {
+        integer.map_or(Self::Empty, Self::Integer)
+    }
+
     fn json(&self) -> Value {
         match self {
             Self::Text(text) => json!(text),

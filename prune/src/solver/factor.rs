@@ -75,19 +75,30 @@ impl Symmetric {
 
     /// Adds `factor` times A Aᵀ for `columns` = A `[size, c]`.
     ///
-    /// Only the halves on and below the diagonal are multiplied, which saves a quarter.
+    /// Only blocks on and below the diagonal are multiplied.
     pub(crate) fn add_gram(&mut self, factor: f64, columns: &Tensor<2>) -> Result<(), PruneError> {
-        let [size, width] = columns.dims();
+        self.add_gram_at(factor, 0, columns.clone())
+    }
+
+    /// The square on the diagonal that begins at `first`: split until it is small.
+    fn add_gram_at(
+        &mut self,
+        factor: f64,
+        first: usize,
+        rows: Tensor<2>,
+    ) -> Result<(), PruneError> {
+        let [size, width] = rows.dims();
         if size < SPLIT_ROWS {
-            return self.add(factor, columns.clone().matmul(columns.clone().transpose()));
+            let transposed = rows.clone().transpose();
+            return self.add_block(factor, first, first, rows.matmul(transposed));
         }
         let half = size / 2;
-        let upper = columns.clone().slice([0..half, 0..width]);
-        let lower = columns.clone().slice([half..size, 0..width]);
-        let transposed = upper.clone().transpose();
-        self.add_block(factor, 0, 0, upper.matmul(transposed.clone()))?;
-        self.add_block(factor, half, 0, lower.clone().matmul(transposed))?;
-        self.add_block(factor, half, half, lower.clone().matmul(lower.transpose()))
+        let upper = rows.clone().slice([0..half, 0..width]);
+        let lower = rows.slice([half..size, 0..width]);
+        let between = lower.clone().matmul(upper.clone().transpose());
+        self.add_block(factor, first + half, first, between)?;
+        self.add_gram_at(factor, first, upper)?;
+        self.add_gram_at(factor, first + half, lower)
     }
 
     /// Adds `factor` times a block at (row, column) of the lower triangle.
