@@ -46,6 +46,10 @@ struct Arguments {
     /// Also write the tables to FILE-gradients.json and so on.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Solve one made-up problem with p weights and n samples, and print seconds and bytes: what
+    /// the scaling table starts a process for, so that memory is not used a second time.
+    #[arg(long, num_args = 2, value_names = ["P", "N"], hide = true)]
+    one: Option<Vec<usize>>,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -66,11 +70,14 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let device = arguments.device.open()?;
     device.seed(0);
+    if let Some([p, n]) = arguments.one.as_deref() {
+        return scaling::one(*p, *n, &device, arguments.samples);
+    }
     if "gradients".contains(&arguments.table) {
         gradients(arguments, &device)?;
     }
     if "scaling".contains(&arguments.table) {
-        let table = scaling::scaling(&device, arguments.samples)?;
+        let table = scaling::scaling(arguments.device, arguments.samples)?;
         arguments.publish("scaling", &table)?;
     }
     if "blocks".contains(&arguments.table) {
