@@ -149,18 +149,15 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
             let range = layer.range();
             let start = range.start.max(self.columns.start);
             let end = range.end.min(self.columns.end);
-            let step = (PART_BYTES / (4 * layer.len())).max(1);
+            let columns = start - range.start..end - range.start;
+            let step = (PART_BYTES / (4 * columns.len())).max(1);
             for first in rows.clone().step_by(step) {
                 let part = first..rows.end.min(first + step);
-                let sums = uses_of_layer
-                    .iter()
-                    .map(|(product, delta)| product.rows(delta, part.clone(), uses));
+                let sums = uses_of_layer.iter().map(|(product, delta)| {
+                    product.rows(delta, part.clone(), columns.clone(), uses)
+                });
                 let Some(sum) = sums.reduce(|sum, other| sum + other) else {
                     continue;
-                };
-                let sum = match end - start == layer.len() {
-                    true => sum,
-                    false => sum.slice([0..part.len(), start - range.start..end - range.start]),
                 };
                 put(part, start - self.columns.start, sum)?;
             }

@@ -54,8 +54,15 @@ impl Product {
     }
 
     /// Gradients of the weight for some rows: Σ xᵢ ⊗ δᵢ over the examples of each,
-    /// `[rows, weights]`. `delta` is the flat gradient in the output, of all rows.
-    pub(crate) fn rows(&self, delta: &Tensor<1>, rows: Range<usize>, uses: &Uses) -> Tensor<2> {
+    /// `[rows, columns]`: those weights of the parameter. `delta` is the flat gradient in the output,
+    /// of all rows.
+    pub(crate) fn rows(
+        &self,
+        delta: &Tensor<1>,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        uses: &Uses,
+    ) -> Tensor<2> {
         let (groups, size) = (rows.len(), uses.size);
         let part = |length: usize| {
             let per_row = length / uses.groups;
@@ -71,16 +78,20 @@ impl Product {
             Kind::Embedding { .. } => Dispatch::int_slice(input, &slices),
             _ => Dispatch::float_slice(input, &slices),
         };
-        match self.kind.clone() {
+        // The rows, and which weight is their first.
+        let (rows, first) = match self.kind.clone() {
             Kind::Linear {
                 input: from,
                 output: to,
             } => {
                 let positions = elements / groups / to;
                 let delta = delta.reshape([groups, positions, to]);
+                let features = columns.start / to..columns.end.div_ceil(to);
+                let first = features.start * to;
                 let input = flat(input).reshape([groups, positions, from]);
+                let input = input.slice([0..groups, 0..positions, features.clone()]);
                 let rows = input.swap_dims(1, 2).matmul(delta);
-                rows.reshape([groups, from * to])
+                (rows.reshape([groups, features.len() * to]), first)
             }
             Kind::Embedding { rows, width } => {
                 let positions = elements / groups / width;
@@ -91,9 +102,8 @@ impl Product {
                 let table = Tensor::<2>::zeros([groups * rows, width], &delta.device());
                 let delta = delta.reshape([groups * positions, width]);
                 let found = indices(input) + firsts;
-                table
-                    .select_assign(0, found, delta, IndexingUpdateOp::Add)
-                    .reshape([groups, rows * width])
+                let table = table.select_assign(0, found, delta, IndexingUpdateOp::Add);
+                (table.reshape([groups, rows * width]), 0)
             }
             Kind::Conv {
                 kernel,
@@ -110,8 +120,13 @@ impl Product {
                     groups,
                     size,
                 };
-                kernel_rows(input, delta, &shape)
+                (kernel_rows(input, delta, &shape), 0)
             }
+        };
+        let [_, width] = rows.dims();
+        match columns.len() == width {
+            true => rows,
+            false => rows.slice([0..groups, columns.start - first..columns.end - first]),
         }
     }
 
