@@ -232,14 +232,14 @@ fn a_refused_checkpoint_leaves_running_statistics_alone() {
         "{rejected}"
     );
     let mean = rejected.value().norm.running_mean.value().into_data();
-    assert_eq!(mean.to_vec::<f32>().unwrap(), [0.0; 3]);
+    assert_eq!(mean.try_to_vec::<f32>().unwrap(), [0.0; 3]);
 
     let (loaded, ..) = checkpoints
         .load(1, net(2), AdamWConfig::new().init())
         .unwrap();
     // Momentum 0.1 of the means 6, 1 and -4.
     let mean = loaded.norm.running_mean.value().into_data();
-    let mean = mean.to_vec::<f32>().unwrap();
+    let mean = mean.try_to_vec::<f32>().unwrap();
     for (found, expected) in mean.iter().zip([0.6, 0.1, -0.4]) {
         assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
     }
