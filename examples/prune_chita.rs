@@ -23,6 +23,7 @@ mod options;
 mod support;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -301,9 +302,8 @@ impl<'a, M: Network> Run<'a, M> {
                 },
             )?;
             let last = &pruned.stages[pruned.stages.len() - 1];
-            if !measured.contains_key(&last.stage) {
-                let accuracy = self.accuracy(pruned.model.clone())?;
-                measured.insert(last.stage, (accuracy, None));
+            if let Entry::Vacant(entry) = measured.entry(last.stage) {
+                entry.insert((self.accuracy(pruned.model.clone())?, None));
             }
             println!("{}", options::gradients(&last.gradients));
             let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
