@@ -7,10 +7,11 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 
 use crate::QuantError;
+use crate::by_path::{FloatVisitor, visit_floats};
 use crate::float_parameters::HostTensor;
 use crate::walk::{Located, Site, map_quantizers, quantizers};
 
@@ -72,11 +73,10 @@ impl Effective {
         let mut told = GIVEN.take().unwrap_or_default();
         drop(guard);
         let mut values = Values {
-            path: Vec::new(),
             chained: &chained,
             found: HashMap::new(),
         };
-        model.visit(&mut values);
+        visit_floats(&model, &mut values);
         Self {
             values: values.found,
             given: chained
@@ -213,30 +213,20 @@ fn read(tensor: &Tensor<1>) -> Result<Vec<f32>, QuantError> {
 }
 
 struct Values<'a> {
-    path: Vec<String>,
     chained: &'a HashMap<String, String>,
     found: HashMap<String, Tensor<1>>,
 }
 
-impl ModuleVisitor for Values<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        if self.chained.contains_key(&path) {
+impl FloatVisitor for Values<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if self.chained.contains_key(path) {
             let value = match param.base() {
                 quantized if matches!(quantized.dtype(), DType::QFloat(_)) => {
                     quantized.dequantize()
                 }
                 float => float,
             };
-            self.found.insert(path, flat(value));
+            self.found.insert(path.to_string(), flat(value));
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor, TensorData, Transaction};
 
+use crate::by_path::{FloatVisitor, visit_floats};
 use crate::effective::Effective;
 use crate::{QuantError, Range, Scheme};
 
@@ -50,12 +51,11 @@ pub(crate) fn read<M: Module>(
         .map(|path| Ok(find(&parameters, path)?.shape.clone()))
         .collect::<Result<Vec<_>, QuantError>>()?;
     let mut reader = Reader {
-        path: Vec::new(),
         wanted: paths,
         found: Vec::new(),
         transaction: Some(Transaction::default()),
     };
-    model.visit(&mut reader);
+    visit_floats(model, &mut reader);
     let transaction = reader.transaction.take().unwrap_or_default();
     let data = transaction
         .try_execute()
@@ -111,12 +111,11 @@ pub(crate) fn ranges<M: Module>(
     schemes: &HashMap<String, Scheme>,
 ) -> Result<HashMap<String, Range>, QuantError> {
     let mut ranger = Ranger {
-        path: Vec::new(),
         effective: Effective::of(model),
         schemes,
         found: Ok(HashMap::new()),
     };
-    model.visit(&mut ranger);
+    visit_floats(model, &mut ranger);
     ranger.found
 }
 
@@ -174,24 +173,14 @@ impl ModuleVisitor for Lister {
 }
 
 struct Reader<'a> {
-    path: Vec<String>,
     wanted: &'a [String],
     found: Vec<usize>,
     transaction: Option<Transaction>,
 }
 
-impl ModuleVisitor for Reader<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        let Some(index) = self.wanted.iter().position(|wanted| *wanted == path) else {
+impl FloatVisitor for Reader<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some(index) = self.wanted.iter().position(|wanted| wanted == path) else {
             return;
         };
         if self.found.contains(&index) {
@@ -209,31 +198,21 @@ impl ModuleVisitor for Reader<'_> {
 }
 
 struct Ranger<'a> {
-    path: Vec<String>,
     effective: Effective,
     schemes: &'a HashMap<String, Scheme>,
     found: Result<HashMap<String, Range>, QuantError>,
 }
 
-impl ModuleVisitor for Ranger<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        let Some(scheme) = self.schemes.get(&path) else {
+impl FloatVisitor for Ranger<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some(scheme) = self.schemes.get(path) else {
             return;
         };
         if let Ok(found) = &mut self.found {
             let base = param.base().without_autodiff();
-            match Range::of(&self.effective.given(&path, base), scheme) {
+            match Range::of(&self.effective.given(path, base), scheme) {
                 Ok(range) => {
-                    found.insert(path, range);
+                    found.insert(path.to_string(), range);
                 }
                 Err(error) => self.found = Err(error.at(path)),
             }

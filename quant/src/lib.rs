@@ -33,6 +33,7 @@
 
 mod adaround;
 mod audit;
+mod by_path;
 mod calibrator;
 mod codes;
 mod compare;

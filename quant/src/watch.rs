@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, FloatDType, Tensor};
 
+use crate::by_path::{FloatVisitor, visit_floats};
 use crate::effective::Effective;
 use crate::groups::Groups;
 use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
@@ -81,39 +82,29 @@ pub(crate) fn visit_weights<M: Module>(model: &M, visitor: &mut impl WeightVisit
         .into_iter()
         .filter(|located| located.site == Site::Weight && located.quantizer.is_enabled());
     let quantizers = on.filter_map(|located| Some((located.parameter?, located.quantizer)));
-    model.visit(&mut Weights {
-        path: Vec::new(),
+    let mut weights = Weights {
         quantizers: quantizers.collect(),
         effective: Effective::of(model),
         visitor,
-    });
+    };
+    visit_floats(model, &mut weights);
 }
 
 /// Burn hides from visitors what a parameter carries, so quantizers are found by path.
 struct Weights<'a, V> {
-    path: Vec<String>,
     quantizers: HashMap<String, FakeQuantize>,
     effective: Effective,
     visitor: &'a mut V,
 }
 
-impl<V: WeightVisitor> ModuleVisitor for Weights<'_, V> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        if let Some(quantizer) = self.quantizers.get(&path) {
+impl<V: WeightVisitor> FloatVisitor for Weights<'_, V> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if let Some(quantizer) = self.quantizers.get(path) {
             let weight = Weight {
                 id: param.id,
-                value: self.effective.given(&path, param.base().without_autodiff()),
+                value: self.effective.given(path, param.base().without_autodiff()),
             };
-            self.visitor.visit(&path, quantizer, weight);
+            self.visitor.visit(path, quantizer, weight);
         }
     }
 }

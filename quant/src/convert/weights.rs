@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 
+use crate::by_path::{FloatVisitor, visit_floats};
 use crate::effective::Effective;
 use crate::walk::{Located, Site, quantizers};
 use crate::{FakeQuantize, QuantError, QuantizedTensor};
@@ -78,7 +79,6 @@ pub fn quantized_weights<M: Module>(
         weight.check()?;
     }
     let mut reader = Reader {
-        path: Vec::new(),
         effective: Effective::of(model),
         weights: weights
             .into_iter()
@@ -86,7 +86,7 @@ pub fn quantized_weights<M: Module>(
             .collect(),
         found: Vec::new(),
     };
-    model.visit(&mut reader);
+    visit_floats(model, &mut reader);
     reader
         .found
         .into_iter()
@@ -99,24 +99,14 @@ pub fn quantized_weights<M: Module>(
 }
 
 struct Reader {
-    path: Vec<String>,
     effective: Effective,
     weights: HashMap<String, QuantizedWeight>,
     found: Vec<(String, Result<QuantizedTensor, QuantError>)>,
 }
 
-impl ModuleVisitor for Reader {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        let Some(weight) = self.weights.remove(&path) else {
+impl FloatVisitor for Reader {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some(weight) = self.weights.remove(path) else {
             return;
         };
         let base = param.base().without_autodiff();
@@ -124,6 +114,6 @@ impl ModuleVisitor for Reader {
             DType::QFloat(_) => QuantizedTensor::from_burn(base, weight.quantizer.scheme()),
             _ => weight.quantize(base, &self.effective),
         };
-        self.found.push((path, quantized));
+        self.found.push((path.to_string(), quantized));
     }
 }
