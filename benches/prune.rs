@@ -55,14 +55,6 @@ struct Arguments {
     bench: bool,
 }
 
-impl Arguments {
-    fn publish(&self, name: &str, table: &Table) -> Result<(), String> {
-        let stem = self.json.as_deref().map(std::path::Path::display);
-        let path = stem.map(|stem| PathBuf::from(format!("{stem}-{name}.json")));
-        table.publish(path.as_deref())
-    }
-}
-
 fn main() -> ExitCode {
     support::exit(run(&Arguments::parse()))
 }
@@ -78,10 +70,10 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     if "scaling".contains(&arguments.table) {
         let table = scaling::scaling(arguments.device, arguments.samples)?;
-        arguments.publish("scaling", &table)?;
+        table.publish_as(arguments.json.as_deref(), "scaling")?;
     }
     if "blocks".contains(&arguments.table) {
-        arguments.publish("blocks", &scaling::blocks(&device)?)?;
+        scaling::blocks(&device)?.publish_as(arguments.json.as_deref(), "blocks")?;
     }
     if "sparse".contains(&arguments.table) {
         sparse_linear::sparse_linear();
@@ -126,7 +118,7 @@ fn gradients(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error
         let forward = |model: &ResNet20, x| model.forward(x);
         table.push(row(name, &residual, forward, [3, 32], size, runs)?);
     }
-    Ok(arguments.publish("gradients", &table)?)
+    Ok(table.publish_as(arguments.json.as_deref(), "gradients")?)
 }
 
 /// One row: the fastest of `runs` runs of each way, in turn.

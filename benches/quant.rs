@@ -10,7 +10,7 @@ mod harness;
 mod support;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::module::Module;
@@ -48,14 +48,6 @@ struct Arguments {
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-impl Arguments {
-    fn publish(&self, name: &str, table: &Table) -> Result<(), String> {
-        let stem = self.json.as_deref().map(Path::display);
-        let path = stem.map(|stem| PathBuf::from(format!("{stem}-{name}.json")));
-        table.publish(path.as_deref())
-    }
 }
 
 fn main() -> ExitCode {
@@ -136,7 +128,7 @@ fn throughput(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Erro
             Cell::optional(variant.compared(&variants[0], |with, copy| with / copy), 2),
         ]);
     }
-    arguments.publish("throughput", &table)?;
+    table.publish_as(arguments.json.as_deref(), "throughput")?;
     Ok(())
 }
 
@@ -192,7 +184,7 @@ fn step(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
             Cell::optional(variant.compared(&variants[0], |qat, f32| qat / f32), 2),
         ]);
     }
-    arguments.publish("step", &table)?;
+    table.publish_as(arguments.json.as_deref(), "step")?;
     Ok(())
 }
 
@@ -232,6 +224,6 @@ fn size(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
             Cell::Number(record as f64 / float_record as f64, 3),
         ]);
     }
-    arguments.publish("size", &table)?;
+    table.publish_as(arguments.json.as_deref(), "size")?;
     Ok(())
 }

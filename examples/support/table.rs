@@ -1,7 +1,7 @@
 //! A table for the terminal, which is also written as JSON.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
@@ -94,6 +94,12 @@ impl Table {
         text.push('\n');
         std::fs::write(path, text)
             .map_err(|error| format!("cannot write {}: {error}", path.display()))
+    }
+
+    /// As [`publish`](Self::publish), into `STEM-name.json`: for programs with several tables.
+    pub(crate) fn publish_as(&self, stem: Option<&Path>, name: &str) -> Result<(), String> {
+        let path = stem.map(|stem| PathBuf::from(format!("{}-{name}.json", stem.display())));
+        self.publish(path.as_deref())
     }
 
     fn json(&self) -> Value {
