@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod attribute;
 mod audit;
 mod chains;
 mod codes;
@@ -19,6 +20,7 @@ mod ptq;
 mod qparams;
 mod quantizers;
 mod records;
+mod rescale;
 mod rounding;
 mod scheme;
 mod sensitivity;

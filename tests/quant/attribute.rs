@@ -1,0 +1,153 @@
+//! The attribute that writes `forward_q` for the calls of an impl block.
+
+use burn::module::Module;
+use burn::tensor::Device;
+use burn_lean::quant::{QatConfig, map_quantizers, quantizers};
+
+use crate::support::{tensor, values, with_numbers};
+
+mod written {
+    //! A model as people write it, with the attribute.
+
+    use burn::module::Module;
+    use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
+    use burn::nn::conv::{Conv1d, Conv1dConfig};
+    use burn::nn::gru::{BiGru, BiGruConfig};
+    use burn::nn::transformer::{TransformerDecoder, TransformerDecoderConfig};
+    use burn::nn::{
+        BatchNorm, BatchNormConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Gelu, Linear,
+        LinearConfig, Lstm, LstmConfig, Rnn, RnnConfig,
+    };
+    use burn::tensor::{Device, Tensor};
+    use burn_lean::quant::{MhaInput, TransformerDecoderInput, quantize_calls};
+
+    /// What has another `forward` than a tensor to a tensor.
+    #[derive(Module, Debug)]
+    pub(super) struct Sequences {
+        rnn: Rnn,
+        both: BiRnn,
+        lstm: BiLstm,
+        gru: BiGru,
+        decoder: TransformerDecoder,
+    }
+
+    #[quantize_calls]
+    impl Sequences {
+        pub(super) fn new(device: &Device) -> Self {
+            Self {
+                rnn: RnnConfig::new(4, 4, true).init(device),
+                both: BiRnnConfig::new(4, 2, true).init(device),
+                lstm: BiLstmConfig::new(4, 2, true).init(device),
+                gru: BiGruConfig::new(4, 2, true).init(device),
+                decoder: TransformerDecoderConfig::new(4, 8, 2, 1).init(device),
+            }
+        }
+
+        pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+            let memory = x.clone();
+            let (x, _) = self.rnn.forward(x, None);
+            let (x, _) = self.both.forward(x, None);
+            let (x, _) = self.lstm.forward(x, None);
+            let (x, _) = self.gru.forward(x, None);
+            self.decoder
+                .forward(TransformerDecoderInput::new(x, memory))
+        }
+    }
+
+    #[derive(Module, Debug)]
+    pub(super) struct Block {
+        linear: Linear,
+        activation: Gelu,
+    }
+
+    #[quantize_calls(crate = burn_lean::quant)]
+    impl Block {
+        fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+            self.activation.forward(self.linear.forward(x))
+        }
+    }
+
+    #[derive(Module, Debug)]
+    pub(super) struct Net {
+        conv: Conv1d,
+        norm: BatchNorm,
+        blocks: Vec<Block>,
+        layers: Vec<Linear>,
+        head: Option<Linear>,
+        mha: MultiHeadAttention,
+        lstm: Lstm,
+    }
+
+    impl Net {
+        pub(super) fn new(device: &Device) -> Self {
+            let linear = || LinearConfig::new(4, 4).init(device);
+            let block = || Block {
+                linear: linear(),
+                activation: Gelu::new(),
+            };
+            Self {
+                conv: Conv1dConfig::new(2, 3, 2).init(device),
+                norm: BatchNormConfig::new(3).init(device),
+                blocks: vec![block(), block()],
+                layers: vec![linear(), linear()],
+                head: Some(linear()),
+                mha: MultiHeadAttentionConfig::new(4, 2).init(device),
+                lstm: LstmConfig::new(4, 4, true).init(device),
+            }
+        }
+
+        fn first(&self) -> &Linear {
+            &self.layers[0]
+        }
+    }
+
+    #[quantize_calls]
+    impl Net {
+        pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+            let x = self.norm.forward(self.conv.forward(x));
+            let mut x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+            for layer in &self.layers[1..] {
+                x = layer.forward(x);
+            }
+            let x = self.first().forward(x);
+            let x = self.mha.forward(MhaInput::self_attn(x)).context;
+            let (x, _) = self.lstm.forward(x, None);
+            match &self.head {
+                Some(head) => head.forward(x),
+                None => x,
+            }
+        }
+    }
+}
+
+#[test]
+fn the_attribute_reaches_every_layer_that_is_called() {
+    let device = Device::flex().autodiff();
+    let net = with_numbers(written::Net::new(&device), 1);
+    let x = tensor::<3>(1, [2, 2, 5], &device);
+    let plain = values(net.valid().forward(x.clone().inner()));
+    let prepared = QatConfig::new().prepare(net).unwrap();
+    let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
+    assert_eq!(values(off.valid().forward(x.clone().inner())), plain);
+    prepared.forward(x);
+    let located = quantizers(&prepared);
+    assert_eq!(located.len(), 2 * (1 + 2 + 2 + 1 + 4 + 8) + 4);
+    for located in located {
+        assert!(located.quantizer.is_observed(), "{}", located.path);
+    }
+}
+
+#[test]
+fn the_attribute_reaches_recurrent_layers_and_decoders() {
+    let device = Device::flex().autodiff();
+    let net = with_numbers(written::Sequences::new(&device), 1);
+    let x = tensor::<3>(1, [2, 3, 4], &device);
+    let plain = values(net.valid().forward(x.clone().inner()));
+    let prepared = QatConfig::new().prepare(net).unwrap();
+    let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
+    assert_eq!(values(off.valid().forward(x.clone().inner())), plain);
+    prepared.forward(x);
+    for located in quantizers(&prepared) {
+        assert!(located.quantizer.is_observed(), "{}", located.path);
+    }
+}
