@@ -13,10 +13,10 @@ use burn::backend::Capture;
 use burn::backend::ir::{OperationIr, TensorId, TensorIr};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 use serde::{Deserialize, Serialize};
 
 use crate::device::device_name;
-use crate::walk::{FloatVisitor, walk};
 use crate::{AmpError, Autocast, ParameterPrecision, parameter_precision};
 
 mod operation;
@@ -303,7 +303,7 @@ impl Trace {
         let captured = capture.capture_scope(|scope| {
             // `valid` copies running statistics: `to_device` would move the original's in place.
             let model = model.valid().to_device(&capture);
-            walk(&model, &mut parameters);
+            visit_floats(&model, &mut parameters);
             // Caught inside of the scope, so that what was recorded until then is not lost.
             match catch_unwind(AssertUnwindSafe(|| forward(&model, autocast, &capture))) {
                 Ok(output) => {

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Int, Tensor, Transaction};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
 use crate::gradients::read;
-use crate::walk::{FloatVisitor, walk};
 
 /// The gradient of one parameter, counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub fn inspect_gradients<M: Module>(
         grads,
         found: Vec::new(),
     };
-    walk(model, &mut visitor);
+    visit_floats(model, &mut visitor);
     let mut transaction = Transaction::default();
     for (_, _, counts, largest) in &visitor.found {
         for count in counts {
@@ -202,7 +202,7 @@ pub fn calibrate_scale<M: Module>(
         paths: Vec::new(),
         transaction: Transaction::default(),
     };
-    walk(model, &mut visitor);
+    visit_floats(model, &mut visitor);
     let Collect {
         paths, transaction, ..
     } = visitor;

@@ -3,10 +3,10 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::AmpError;
 use crate::report::OverflowingParameter;
-use crate::walk::{FloatVisitor, walk};
 
 /// Gradients divided by the loss scale, with what is needed to decide on the step.
 ///
@@ -162,7 +162,7 @@ pub(crate) fn unscale<M: Module>(
             norm: None,
         },
     };
-    walk(model, &mut visitor);
+    visit_floats(model, &mut visitor);
     match visitor.error {
         Some(error) => Err(error),
         None if visitor.found == 0 => Err(AmpError::NoGradients),
@@ -226,7 +226,7 @@ pub(crate) fn describe_overflow<M: Module>(
         grads,
         found: Vec::new(),
     };
-    walk(model, &mut visitor);
+    visit_floats(model, &mut visitor);
     visitor.found
 }
 

@@ -103,7 +103,6 @@ mod record;
 mod region;
 mod report;
 mod speculative;
-mod walk;
 
 pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
 pub use autocast::{AutocastConfig, MasterWeight};

@@ -7,14 +7,17 @@ mod products;
 
 use std::ops::Range;
 
+use burn::backend::{Backend, Dispatch};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::error::PruneError;
 
 /// Bytes of one block of columns: well below the largest buffer of small GPUs.
 const BLOCK_BYTES: usize = 64 << 20;
-/// Bytes of F32 columns that are gathered or widened at once.
-const CHUNK_BYTES: usize = 32 << 20;
+/// Bytes of F32 columns that are gathered or widened at once on a GPU.
+const DEVICE_CHUNK_BYTES: usize = 32 << 20;
+/// The same in the host's memory: what the allocator hands out again and the cache partly holds.
+const HOST_CHUNK_BYTES: usize = 4 << 20;
 
 /// The gradients of n Fisher samples with respect to p weights, on a device.
 ///
@@ -245,6 +248,12 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, PruneE
         .map_err(|error| failed(error.to_string()))?;
     data.try_into_vec::<f32>()
         .map_err(|error| failed(format!("{error:?}")))
+}
+
+/// Whether reading a tensor of this device is no more than a copy.
+pub(crate) fn in_host_memory(device: &Device) -> bool {
+    let name = Dispatch::name(device.as_dispatch()).to_lowercase();
+    name.contains("flex") || name.contains("ndarray")
 }
 
 /// Fails where two sizes that belong together differ.

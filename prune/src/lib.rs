@@ -46,7 +46,6 @@ mod stage_budgets;
 mod stage_store;
 mod start;
 mod trace;
-mod walk;
 
 pub use activation_norms::activation_norms;
 pub use batch::Batch;

@@ -6,10 +6,9 @@ use burn::module::{
     Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId, Reparameterizer,
 };
 use burn::tensor::{Bool, DType, Int, Tensor};
-use burn_lean_reparam::{Rejected, attach};
+use burn_lean_reparam::{FloatVisitor, Rejected, attach, visit_plain_floats};
 
 use crate::mask::{zero_base, zeros_and_ones};
-use crate::walk::{FloatVisitor, walk};
 use crate::{Mask, Masks, ParameterMask, PruneError};
 
 impl Masks {
@@ -45,7 +44,7 @@ impl Masks {
             group,
             masks: Ok(Vec::new()),
         };
-        walk(model, &mut zeros);
+        visit_plain_floats(model, &mut zeros);
         let masks = Self::new(zeros.masks?)?;
         match masks.is_empty() {
             true => Err(PruneError::NoPrunableParameter),
@@ -106,7 +105,7 @@ impl Masks {
     /// [`PruneError::MaskOfAnotherModel`] if a parameter does not exist or has another shape.
     pub fn reparameterizer<M: Module>(&self, model: &M) -> Result<AttachMasks, PruneError> {
         let mut parameters = Parameters::default();
-        walk(model, &mut parameters);
+        visit_plain_floats(model, &mut parameters);
         let masks = self.parameters().iter().map(|mask| {
             let found = parameters.0.get(mask.path());
             match found {

@@ -21,6 +21,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
+use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
 use crate::collection::Put;
 use crate::executor::{Observer, Tensors, execute};
@@ -28,7 +29,6 @@ use crate::gradient_matrix::read;
 use crate::plain_rows::{PlainRows, check_loss};
 use crate::product::{Product, Products};
 use crate::trace::Trace;
-use crate::walk::{FloatVisitor, walk};
 use crate::{Batch, PruneError, Selection};
 
 /// Rows that are compared with plain backward passes, at most.
@@ -255,7 +255,7 @@ pub(crate) fn bases<M: Module>(model: &M) -> HashMap<String, DispatchTensor> {
         }
     }
     let mut bases = Bases(HashMap::new());
-    walk(model, &mut bases);
+    visit_plain_floats(model, &mut bases);
     bases.0
 }
 

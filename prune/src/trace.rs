@@ -8,9 +8,9 @@ use burn::backend::Capture;
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
 use crate::Batch;
-use crate::walk::{FloatVisitor, walk};
 
 /// The operations of a loss, with what is known about the tensors in them.
 pub(crate) struct Trace {
@@ -39,7 +39,7 @@ impl Trace {
         let captured = capture.capture_scope(|scope| {
             // `valid` copies running statistics: `to_device` would move the original's in place.
             let model = model.valid().to_device(&capture);
-            walk(&model, &mut paths);
+            visit_plain_floats(&model, &mut paths);
             // Caught inside of the scope, which must be completed.
             let result = catch_unwind(AssertUnwindSafe(|| {
                 loss(&model, &batch.clone().to_device(&capture))

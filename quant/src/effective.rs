@@ -9,9 +9,9 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::QuantError;
-use crate::by_path::{FloatVisitor, visit_floats};
 use crate::float_parameters::HostTensor;
 use crate::walk::{Located, Site, map_quantizers, quantizers};
 

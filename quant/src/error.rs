@@ -18,6 +18,17 @@ pub enum QuantError {
         #[source]
         error: Box<QuantError>,
     },
+    /// This crate was built without the operations for the backend of the model or tensor.
+    #[error(
+        "burn-lean was built without the operations for the backend {backend}: give `burn-lean` \
+         (or `burn-lean-quant`) the cargo feature `{feature}`, as `burn` has it"
+    )]
+    MissingFeature {
+        /// Burn's name of the backend.
+        backend: String,
+        /// The cargo feature.
+        feature: &'static str,
+    },
     /// A number of a config or record is out of its range.
     #[error("{field} is {value}, but must be {expected}")]
     InvalidConfig {

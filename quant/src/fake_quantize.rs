@@ -3,6 +3,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{FloatDType, Tensor};
 
+use crate::compiled;
 use crate::groups::Groups;
 use crate::kernel::Rule;
 use crate::straight_through::StraightThrough;
@@ -38,7 +39,8 @@ use crate::{QuantParams, Scheme};
 /// # Panics
 ///
 /// If the scheme cannot quantize the shape of `x` ([`Scheme::validate`] tells beforehand), or the
-/// number of scales is not [`Scheme::group_count`].
+/// number of scales is not [`Scheme::group_count`], or this crate was built without the cargo feature
+/// of the backend.
 pub fn fake_quantize<const D: usize>(
     x: Tensor<D>,
     qparams: &QuantParams,
@@ -72,8 +74,8 @@ impl Rule {
         if shape.contains(&0) {
             return None;
         }
-        let groups = scheme
-            .validate_choices()
+        let groups = compiled::check(&x.device())
+            .and_then(|()| scheme.validate_choices())
             .and_then(|()| Groups::new(&scheme.granularity, &shape))
             .unwrap_or_else(|error| panic!("cannot fake quantize: {error}"));
         let found = [&qparams.scale, &qparams.zero_point].map(|qparams| qparams.dims());

@@ -5,6 +5,7 @@ use burn::module::ParamGroup;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
+use crate::compiled;
 use crate::observer::ObserverConfig;
 use crate::{Clip, FakeQuantize, Granularity, Mapping, QuantError, Scheme};
 
@@ -59,6 +60,7 @@ impl FakeQuantizeConfig {
     /// [`init_for`](Self::init_for).
     pub fn init(&self, device: &Device) -> Result<FakeQuantize, QuantError> {
         self.validate()?;
+        compiled::check(device)?;
         let remembers = self.observer.has_memory() || self.learned != Learned::None;
         if remembers && self.scheme.granularity != Granularity::PerTensor {
             return Err(QuantError::UnsupportedScheme {
@@ -76,6 +78,7 @@ impl FakeQuantizeConfig {
     /// [`QuantError`] if choices contradict each other or the scheme cannot quantize the shape.
     pub fn init_for(&self, shape: &[usize], device: &Device) -> Result<FakeQuantize, QuantError> {
         self.validate()?;
+        compiled::check(device)?;
         let groups = self.scheme.group_count(shape)?;
         Ok(FakeQuantize::new(self.clone(), groups, device))
     }

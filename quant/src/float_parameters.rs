@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor, TensorData, Transaction};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 
-use crate::by_path::{FloatVisitor, visit_floats};
 use crate::effective::Effective;
 use crate::{QuantError, Range, Scheme};
 

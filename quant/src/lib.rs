@@ -33,10 +33,10 @@
 
 mod adaround;
 mod audit;
-mod by_path;
 mod calibrator;
 mod codes;
 mod compare;
+mod compiled;
 mod composed;
 mod control;
 mod conversion_report;

@@ -8,6 +8,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend, Backend, Dispatch, backend_extension};
 use burn::tensor::{FloatDType, Tensor};
 
+use crate::compiled;
 use crate::groups::Groups;
 use crate::kernel::Kernel;
 use crate::{QuantError, Scheme};
@@ -43,9 +44,10 @@ impl Range {
     ///
     /// # Errors
     ///
-    /// If the scheme cannot quantize the shape of `x`.
+    /// If the scheme cannot quantize the shape of `x`; [`QuantError::MissingFeature`].
     pub fn of<const D: usize>(x: &Tensor<D>, scheme: &Scheme) -> Result<Self, QuantError> {
         scheme.validate_choices()?;
+        compiled::check(&x.device())?;
         let groups = Groups::new(&scheme.granularity, &x.dims())?;
         let x = x.clone().detach().cast(FloatDType::F32);
         let (min, max) = Dispatch::group_range(x.into_dispatch(), groups);

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, FloatDType, Tensor};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 
-use crate::by_path::{FloatVisitor, visit_floats};
 use crate::effective::Effective;
 use crate::groups::Groups;
 use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};

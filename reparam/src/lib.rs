@@ -11,6 +11,7 @@
 //! - [`Chain`]: two reparameterizations on one weight, applied one after the other;
 //! - [`find()`]: what a parameter carries, also inside of chains whose other links are unknown;
 //! - [`unlink_before`]: a chain without the links whose effect is part of the base by now;
+//! - [`visit_floats`]: every float tensor of a model with its path;
 //! - [`attached`]: which parameters already carry one, and its name;
 //! - [`Rejected`]: an error that gives the caller's model back.
 //!
@@ -42,11 +43,13 @@
 mod attach;
 mod chain;
 mod find;
+mod floats;
 mod rejected;
 mod unlink;
 
 pub use attach::{AttachError, Attached, attach, attached};
 pub use chain::{Chain, ChainReparameterizer};
 pub use find::find;
+pub use floats::{FloatVisitor, visit_floats, visit_plain_floats};
 pub use rejected::Rejected;
 pub use unlink::unlink_before;

@@ -35,7 +35,7 @@ pub(crate) fn cases_of(file: &Value) -> &[Value] {
 
 /// The file `name` of every folder of vectors; the project's own must be there.
 pub(crate) fn files(name: &str) -> Vec<Value> {
-    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    let own = support::checkout().join("tests/vectors");
     let mut folders = vec![own];
     if let Some(folder) = std::env::var_os("LEAN_VECTORS") {
         let folder = PathBuf::from(folder);

@@ -139,7 +139,7 @@ fn no_module_is_listed_twice() {
 
 #[test]
 fn the_documented_table_is_the_tested_one() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/amp/MODULES.md");
+    let path = &support::checkout().join("amp/MODULES.md");
     let text = table::text(&table());
     if std::env::var("UPDATE_MODULES").is_ok_and(|value| value == "1") {
         std::fs::write(path, &text).unwrap();

@@ -26,6 +26,19 @@ use burn_lean::quant::{
 
 use crate::support::{each_device, tensor, values, with_numbers};
 
+/// The numbers of the plain layer: to the bit, but where fusion compiles the steps of a recurrent
+/// layer with other neighbours, which the rounding of a sum shows.
+fn assert_plain(found: &[f32], expected: &[f32], what: &str) {
+    if !cfg!(feature = "fusion") {
+        assert_eq!(found, expected, "{what}");
+    }
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (found, expected) in found.iter().zip(expected) {
+        let close = (found - expected).abs() <= 4.0 * f32::EPSILON;
+        assert!(close, "{what}: {found} for {expected}");
+    }
+}
+
 /// The same bits without quantizers and with all of them switched off; with them on, other numbers
 /// and every quantizer has a range.
 fn assert_layer<M: Module>(
@@ -35,17 +48,17 @@ fn assert_layer<M: Module>(
 ) {
     let layer = with_numbers(layer, 7);
     let expected = plain(&layer);
-    assert_eq!(quantized(&layer), expected, "not prepared");
+    assert_plain(&quantized(&layer), &expected, "not prepared");
     // All of a sequence counts, not its first steps most.
     let scheme = Scheme::affine(NumberFormat::uint8());
     let activation = FakeQuantizeConfig::new(scheme).with_observer(ObserverConfig::MinMax);
     let config = QatConfig::new().with_activation(Some(activation));
     let prepared = config.prepare(layer).unwrap();
     let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
-    assert_eq!(quantized(&off), expected, "switched off");
+    assert_plain(&quantized(&off), &expected, "switched off");
 
     let prepared = calibrate(prepared, |layer| {
-        assert_eq!(quantized(layer), expected, "in a calibration");
+        assert_plain(&quantized(layer), &expected, "in a calibration");
     })
     .unwrap();
     let found = quantized(&prepared);

@@ -6,6 +6,7 @@
 
 pub(crate) mod lifecycle;
 
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::backend::AutoGraphicsApi;
@@ -49,6 +50,13 @@ pub(crate) fn devices() -> Vec<Target> {
             Some(Target { name, device })
         })
         .collect()
+}
+
+/// The folder of the checkout whose tests run. Asked for when they run: a test binary in a target
+/// folder that several checkouts share may have been built for another one.
+pub(crate) fn checkout() -> PathBuf {
+    let folder = std::env::var_os("CARGO_MANIFEST_DIR");
+    folder.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
 }
 
 /// Runs `test` on every device of the matrix.

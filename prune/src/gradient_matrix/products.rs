@@ -3,7 +3,7 @@
 
 use burn::tensor::{FloatDType, Tensor, TensorData};
 
-use super::{CHUNK_BYTES, GradientMatrix, column, read};
+use super::{DEVICE_CHUNK_BYTES, GradientMatrix, HOST_CHUNK_BYTES, column, in_host_memory, read};
 use crate::error::PruneError;
 
 impl GradientMatrix {
@@ -90,7 +90,7 @@ impl GradientMatrix {
         let projection: Tensor<2> =
             Tensor::from_data(TensorData::new(projection, shape), &self.device());
         let mut norms = Vec::with_capacity(self.parameters);
-        let width = (CHUNK_BYTES / (4 * rows.max(self.samples))).max(1);
+        let width = self.chunk_width(rows.max(self.samples));
         for (_, values) in self.slices(width) {
             let projected = projection.clone().matmul(values);
             let squares = read((projected.clone() * projected).sum_dim(0))?;
@@ -102,7 +102,7 @@ impl GradientMatrix {
     /// The squared norm of each column.
     pub(crate) fn square_norms(&self) -> Result<Vec<f64>, PruneError> {
         let mut norms = Vec::with_capacity(self.parameters);
-        for (_, values) in self.slices((CHUNK_BYTES / (4 * self.samples)).max(1)) {
+        for (_, values) in self.slices(self.chunk_width(self.samples)) {
             let values = self.scale_rows(values);
             let squares = read((values.clone() * values).sum_dim(0))?;
             norms.extend(squares.into_iter().map(f64::from));
@@ -116,7 +116,7 @@ impl GradientMatrix {
         &'a self,
         indices: &'a [usize],
     ) -> impl Iterator<Item = (usize, Tensor<2>)> + 'a {
-        let width = (CHUNK_BYTES / (4 * self.samples)).max(1);
+        let width = self.chunk_width(self.samples);
         self.blocks.iter().flat_map(move |block| {
             let from = indices.partition_point(|index| *index < block.start);
             let to = indices.partition_point(|index| *index < block.end());
@@ -151,7 +151,7 @@ impl GradientMatrix {
     /// constant that keeps the sum of their squared lengths. Zero rows stay zero.
     pub(crate) fn tempered(&self, exponent: f64) -> Result<Self, PruneError> {
         let mut norms = vec![0.0; self.samples];
-        let width = (CHUNK_BYTES / (4 * self.samples)).max(1);
+        let width = self.chunk_width(self.samples);
         for (_, values) in self.slices(width) {
             let squares = read((values.clone() * values).sum_dim(1))?;
             let pairs = norms.iter_mut().zip(squares);
@@ -218,11 +218,20 @@ impl GradientMatrix {
         Ok(dead)
     }
 
+    /// Columns that are gathered, widened or multiplied at once into matrices of so many rows.
+    fn chunk_width(&self, rows: usize) -> usize {
+        let bytes = match in_host_memory(&self.device()) {
+            true => HOST_CHUNK_BYTES,
+            false => DEVICE_CHUNK_BYTES,
+        };
+        (bytes / (4 * rows)).max(1)
+    }
+
     /// Columns that are multiplied at once: all of them, unless they must be widened first.
     fn width(&self) -> usize {
         match self.dtype {
             FloatDType::F32 => self.parameters,
-            _ => (CHUNK_BYTES / (4 * self.samples)).max(1),
+            _ => self.chunk_width(self.samples),
         }
     }
 

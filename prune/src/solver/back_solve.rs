@@ -82,7 +82,7 @@ fn normal(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f3
     let right = read(transposed.clone().matmul(target))?;
     let right: Vec<f64> = right.into_iter().map(f64::from).collect();
     let mut system = Symmetric::diagonal(support.len(), 2.0 * problem.lambda());
-    system.add(1.0, transposed.matmul(columns))?;
+    system.add_gram(1.0, &transposed)?;
     Ok(narrow(&system.factor(problem.l2())?.solve(&right)))
 }
 

@@ -1,16 +1,17 @@
 //! Cholesky factors of small symmetric matrices, in F64 on the host.
 
 use burn::tensor::Tensor;
+use faer::linalg::matmul::triangular::{self, BlockStructure};
 use faer::linalg::solvers::{Llt, Solve};
 use faer::linalg::triangular_solve::{
     solve_lower_triangular_in_place, solve_upper_triangular_in_place,
 };
-use faer::{Mat, Side, get_global_parallelism};
+use faer::{Accum, Mat, MatRef, Side, get_global_parallelism};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::error::PruneError;
-use crate::gradient_matrix::read;
+use crate::gradient_matrix::{in_host_memory, read};
 
 /// Products of matrices with fewer rows are not split.
 const SPLIT_ROWS: usize = 256;
@@ -39,7 +40,7 @@ impl Symmetric {
     pub(crate) fn dual(samples: usize, lambda: f64) -> Result<Self, PruneError> {
         let needed = samples
             .saturating_mul(samples)
-            .saturating_mul(2 * size_of::<f64>());
+            .saturating_mul(2 * size_of::<f64>() + size_of::<f32>());
         match needed > BOUND {
             true => Err(PruneError::DualSystem {
                 samples,
@@ -60,24 +61,41 @@ impl Symmetric {
         self.0.nrows()
     }
 
-    /// Adds `factor` times a symmetric tensor of the same size.
-    pub(crate) fn add(&mut self, factor: f64, product: Tensor<2>) -> Result<(), PruneError> {
-        let size = self.size();
-        let product = read(product)?;
-        for (column, values) in product.chunks_exact(size).enumerate() {
-            let sums = self.0.col_as_slice_mut(column);
+    /// Adds `factor` times A Aᵀ for `columns` = A `[size, c]`.
+    ///
+    /// Only what is on and below the diagonal is computed: by faer where the columns lie in the
+    /// host's memory, else in blocks on the device.
+    pub(crate) fn add_gram(&mut self, factor: f64, columns: &Tensor<2>) -> Result<(), PruneError> {
+        match in_host_memory(&columns.device()) {
+            true => self.add_gram_on_host(factor, columns),
+            false => self.add_gram_at(factor, 0, columns.clone()),
+        }
+    }
+
+    fn add_gram_on_host(&mut self, factor: f64, columns: &Tensor<2>) -> Result<(), PruneError> {
+        let [size, width] = columns.dims();
+        let values = read(columns.clone())?;
+        let rows = MatRef::from_row_major_slice(&values, size, width);
+        let mut product = Mat::<f32>::zeros(size, size);
+        triangular::matmul(
+            product.as_mut(),
+            BlockStructure::TriangularLower,
+            Accum::Replace,
+            rows,
+            BlockStructure::Rectangular,
+            rows.transpose(),
+            BlockStructure::Rectangular,
+            1.0,
+            get_global_parallelism(),
+        );
+        for column in 0..size {
+            let values = &product.col_as_slice(column)[column..];
+            let sums = &mut self.0.col_as_slice_mut(column)[column..];
             for (sum, value) in sums.iter_mut().zip(values) {
                 *sum += factor * f64::from(*value);
             }
         }
         Ok(())
-    }
-
-    /// Adds `factor` times A Aᵀ for `columns` = A `[size, c]`.
-    ///
-    /// Only blocks on and below the diagonal are multiplied.
-    pub(crate) fn add_gram(&mut self, factor: f64, columns: &Tensor<2>) -> Result<(), PruneError> {
-        self.add_gram_at(factor, 0, columns.clone())
     }
 
     /// The square on the diagonal that begins at `first`: split until it is small.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 
-use crate::by_path::{FloatVisitor, visit_floats};
 use crate::effective::Effective;
 use crate::walk::{Located, Site, quantizers};
 use crate::{FakeQuantize, QuantError, QuantizedTensor};
