@@ -192,7 +192,7 @@ fn more_samples_than_the_dual_system_can_have_are_refused() {
         error,
         PruneError::DualSystem {
             samples: 40_000,
-            needed: 40_000 * 40_000 * 16,
+            needed: 40_000 * 40_000 * 20,
             bound: 16 << 30
         }
     );

@@ -19,7 +19,7 @@ use crate::solver::operator::Operator;
 use crate::solver::working_set::{Solved, WorkingSet};
 
 /// Part of the objective that [`refine`] may leave above its minimum.
-const REFINED: f64 = 1e-7;
+const REFINED: f64 = 1e-6;
 /// Residual of the dual system, relative to its right side, that F32 products do not tell from 0.
 const ROUNDING: f64 = 1e-6;
 /// Conjugate gradient steps before [`refine`] gives up.
@@ -27,7 +27,10 @@ const DUAL_ITERATIONS: usize = 20;
 
 /// The weights `[p]` that minimise the objective among those with this support (ascending).
 pub(crate) fn back_solve(problem: &Problem, support: &[usize]) -> Result<Vec<f32>, PruneError> {
-    let target = target(problem, support)?;
+    let gradients = problem.gradients();
+    let target = target(problem, support, |kept| {
+        gradients.multiply_at(support, kept)
+    })?;
     let change = match problem.samples() < support.len() {
         true => dual(problem, support, &target)?,
         false => normal(problem, support, &target)?,
@@ -35,29 +38,37 @@ pub(crate) fn back_solve(problem: &Problem, support: &[usize]) -> Result<Vec<f32
     Ok(scatter(problem, support, &change))
 }
 
-/// t = G_P w₀_P − a·1 = y − G_S w₀_S − a·1, whichever reads less of G.
-pub(crate) fn target(problem: &Problem, support: &[usize]) -> Result<Vec<f64>, PruneError> {
-    let dense = problem.dense();
-    let mut target = match 2 * support.len() < problem.parameters() {
-        true => {
-            let kept: Vec<f32> = support.iter().map(|index| dense[*index]).collect();
-            let kept = problem.gradients().multiply_at(support, &kept)?;
-            problem
-                .target()
-                .iter()
-                .zip(kept)
-                .map(|(y, kept)| y - kept)
-                .collect()
-        }
-        false => {
-            let mut pruned = dense.to_vec();
-            support.iter().for_each(|index| pruned[*index] = 0.0);
-            problem.gradients().multiply(&pruned)?
-        }
-    };
+/// Whether t is better computed from the kept weights, y − G_S w₀_S − a·1, than from the pruned ones.
+pub(crate) fn keeps_few(problem: &Problem, support: &[usize]) -> bool {
+    2 * support.len() < problem.parameters()
+}
+
+/// t = G_P w₀_P − a·1 = y − G_S w₀_S − a·1, whichever reads less of G. `multiply` is the product
+/// with G_S.
+pub(crate) fn target(
+    problem: &Problem,
+    support: &[usize],
+    multiply: impl FnOnce(&[f32]) -> Result<Vec<f64>, PruneError>,
+) -> Result<Vec<f64>, PruneError> {
+    if keeps_few(problem, support) {
+        let (dense, a) = (problem.dense(), problem.first_order());
+        let kept: Vec<f32> = support.iter().map(|index| dense[*index]).collect();
+        let pairs = problem.target().iter().zip(multiply(&kept)?);
+        return Ok(pairs.map(|(y, kept)| y - kept - a).collect());
+    }
+    target_of_pruned(problem, support)
+}
+
+/// t = G_P w₀_P − a·1
+pub(crate) fn target_of_pruned(
+    problem: &Problem,
+    support: &[usize],
+) -> Result<Vec<f64>, PruneError> {
+    let mut pruned = problem.dense().to_vec();
+    support.iter().for_each(|index| pruned[*index] = 0.0);
+    let target = problem.gradients().multiply(&pruned)?;
     let a = problem.first_order();
-    target.iter_mut().for_each(|value| *value -= a);
-    Ok(target)
+    Ok(target.into_iter().map(|value| value - a).collect())
 }
 
 fn dual(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>, PruneError> {
@@ -98,7 +109,7 @@ pub(crate) fn refine(
 ) -> Result<Vec<f32>, PruneError> {
     let support = set.support();
     let operator = Operator::new(problem, support);
-    let target = target(problem, support)?;
+    let target = target(problem, support, |kept| operator.multiply(kept))?;
     let ridge = 2.0 * problem.lambda();
     let precondition = |residual: &[f64]| match set.rows() {
         None => solved.factor.solve(residual),

@@ -15,7 +15,8 @@ use crate::gradient_matrix::{in_host_memory, read};
 
 /// Products of matrices with fewer rows are not split.
 const SPLIT_ROWS: usize = 256;
-/// Bytes of the host that a dual system and its factor may use: 32,768 samples.
+/// Bytes of the host that a dual system, a product to be added to it, and its factor may use: 29,308
+/// samples.
 const BOUND: usize = 16 << 30;
 /// Probes of a sketched leverage: its relative error is about √(2/64) = 18 %.
 const PROBES: usize = 64;

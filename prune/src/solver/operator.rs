@@ -20,7 +20,8 @@ const RESIDENT_ELEMENTS: usize = 24 << 20;
 pub(crate) struct Operator<'a> {
     problem: &'a Problem,
     indices: &'a [usize],
-    columns: Option<Tensor<2>>,
+    /// Where they are few: gathered, a part at a time.
+    columns: Option<Vec<Tensor<2>>>,
 }
 
 impl<'a> Operator<'a> {
@@ -28,19 +29,29 @@ impl<'a> Operator<'a> {
         // All columns need no copy: they are read in order where they lie.
         let some = indices.len() < problem.parameters();
         let small = some && fits(problem, problem.samples() * indices.len());
+        let gradients = problem.gradients();
+        let columns = || gradients.chunks(indices).map(|(_, columns)| columns);
         Self {
             problem,
             indices,
-            columns: small.then(|| problem.gradients().columns(indices)),
+            columns: small.then(|| columns().collect()),
         }
     }
 
     pub(crate) fn multiply(&self, change: &[f32]) -> Result<Vec<f64>, PruneError> {
         match &self.columns {
-            Some(columns) => {
-                let change = column(change, &columns.device());
-                let product = read(columns.clone().matmul(change))?;
-                Ok(product.into_iter().map(f64::from).collect())
+            Some(parts) => {
+                let mut product = vec![0.0; self.problem.samples()];
+                let mut first = 0;
+                for columns in parts {
+                    let end = first + columns.dims()[1];
+                    let change = column(&change[first..end], &columns.device());
+                    let part = read(columns.clone().matmul(change))?;
+                    let pairs = product.iter_mut().zip(part);
+                    pairs.for_each(|(sum, term)| *sum += f64::from(term));
+                    first = end;
+                }
+                Ok(product)
             }
             None => self.problem.gradients().multiply_at(self.indices, change),
         }
@@ -48,9 +59,13 @@ impl<'a> Operator<'a> {
 
     pub(crate) fn transpose_multiply(&self, dual: &[f64]) -> Result<Vec<f32>, PruneError> {
         match &self.columns {
-            Some(columns) => {
-                let dual = column(&narrow(dual), &columns.device()).transpose();
-                read(dual.matmul(columns.clone()))
+            Some(parts) => {
+                let dual = column(&narrow(dual), &self.problem.device()).transpose();
+                let mut product = Vec::with_capacity(self.indices.len());
+                for columns in parts {
+                    product.extend(read(dual.clone().matmul(columns.clone()))?);
+                }
+                Ok(product)
             }
             None => {
                 let gradients = self.problem.gradients();

@@ -17,11 +17,12 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use crate::error::PruneError;
 use crate::gradient_matrix::{column, read};
 use crate::problem::{Problem, narrow};
+use crate::solver::back_solve::{keeps_few, target_of_pruned};
 use crate::solver::factor::{Factor, Symmetric};
 use crate::solver::operator::fits;
 
 /// Columns from which the norms of the rows are estimated.
-const ROW_NORM_COLUMNS: usize = 4096;
+const ROW_NORM_COLUMNS: usize = 1024;
 
 /// Mean leverage below which 1 − q counts as 1.
 const NEGLIGIBLE_LEVERAGE: f64 = 0.1;
@@ -35,11 +36,35 @@ pub(crate) struct WorkingSet<'a> {
     /// Ascending.
     support: Vec<usize>,
     /// G_S over these rows, where it is small enough to keep.
-    resident: Option<Tensor<2>>,
+    resident: Option<Resident>,
     /// K = 2λ I + G_S G_Sᵀ
     kernel: Symmetric,
     /// t = G_P w₀_P − a·1
     target: Vec<f64>,
+}
+
+/// Columns of G that stay where they are while weights leave the support.
+#[derive(Debug)]
+struct Resident {
+    /// Consecutive columns: those of the first support.
+    parts: Vec<Tensor<2>>,
+    /// Which of them belong to the support, ascending.
+    positions: Vec<usize>,
+}
+
+impl Resident {
+    /// The columns at these positions (ascending), a part at a time.
+    fn columns<'a>(&'a self, positions: &'a [usize]) -> impl Iterator<Item = Tensor<2>> + 'a {
+        let mut end = 0;
+        self.parts.iter().filter_map(move |part| {
+            let first = end;
+            end += part.dims()[1];
+            let from = positions.partition_point(|position| *position < first);
+            let to = positions.partition_point(|position| *position < end);
+            let local: Vec<usize> = positions[from..to].iter().map(|at| at - first).collect();
+            (!local.is_empty()).then(|| select(part, 1, &local))
+        })
+    }
 }
 
 /// The best values on a support.
@@ -79,21 +104,37 @@ impl<'a> WorkingSet<'a> {
             support: Vec::new(),
         };
         let keep = fits(problem, count * support.len());
+        let few = keeps_few(problem, &support);
         let mut parts = Vec::new();
-        for (_, columns) in problem.gradients().chunks(&support) {
+        let mut product = vec![0.0; count];
+        for (first, columns) in problem.gradients().chunks(&support) {
             let columns = set.restrict(columns);
             set.kernel.add_gram(1.0, &columns)?;
+            if few {
+                let dense = support[first..first + columns.dims()[1]].iter();
+                let dense: Vec<f32> = dense.map(|index| problem.dense()[*index]).collect();
+                add_product(&mut product, 1.0, &columns, &dense)?;
+            }
             if keep {
                 parts.push(columns);
             }
         }
-        set.resident = match parts.len() {
-            0 => None,
-            1 => parts.pop(),
-            _ => Some(Tensor::cat(parts, 1)),
+        set.resident = keep.then(|| Resident {
+            parts,
+            positions: (0..support.len()).collect(),
+        });
+        set.target = match few {
+            true => {
+                let pairs = set
+                    .restrict_vector(problem.target())
+                    .into_iter()
+                    .zip(product);
+                pairs
+                    .map(|(y, kept)| y - kept - problem.first_order())
+                    .collect()
+            }
+            false => set.restrict_vector(&target_of_pruned(problem, &support)?),
         };
-        let target = crate::solver::back_solve::target(problem, &support)?;
-        set.target = set.restrict_vector(&target);
         set.support = support;
         Ok(set)
     }
@@ -153,11 +194,9 @@ impl<'a> WorkingSet<'a> {
             TensorData::new(sketch, [probes, size]),
             &self.problem.device(),
         );
-        let mut leverage = Vec::with_capacity(self.support.len());
-        self.each_chunk(|columns| {
+        let leverage = self.of_each_column(|columns| {
             let projected = sketch.clone().matmul(columns);
-            leverage.extend(read((projected.clone() * projected).sum_dim(0))?);
-            Ok(())
+            (projected.clone() * projected).sum_dim(0)
         })?;
         // A sketch may exceed the true value, which is below 1.
         Ok(leverage
@@ -210,10 +249,7 @@ impl<'a> WorkingSet<'a> {
                 let columns = self.restrict(columns);
                 next.kernel.add_gram(sign, &columns)?;
                 let part = &weights[first..first + columns.dims()[1]];
-                let part = column(part, &columns.device());
-                for (sum, term) in next.target.iter_mut().zip(read(columns.matmul(part))?) {
-                    *sum -= sign * f64::from(term);
-                }
+                add_product(&mut next.target, -sign, &columns, part)?;
             }
         }
         let leaves: std::collections::HashSet<usize> = leaving.iter().copied().collect();
@@ -242,43 +278,52 @@ impl<'a> WorkingSet<'a> {
         }
         let dense = self.problem.dense();
         let weights: Vec<f32> = left.iter().map(|index| dense[*index]).collect();
-        let device = self.problem.device();
-        let mut first = 0;
-        let mut downdate = |set: &mut Self, columns: Tensor<2>| {
-            let count = columns.dims()[1];
-            let part = column(&weights[first..first + count], &device);
-            first += count;
-            for (sum, term) in set
-                .target
-                .iter_mut()
-                .zip(read(columns.clone().matmul(part))?)
-            {
-                *sum += f64::from(term);
-            }
-            set.kernel.add_gram(-1.0, &columns)
-        };
         match self.resident.take() {
-            Some(resident) => {
-                downdate(self, select(&resident, 1, &leaves))?;
-                self.resident = Some(select(&resident, 1, &stays));
+            Some(Resident { parts, positions }) => {
+                let at =
+                    |of: &[usize]| -> Vec<usize> { of.iter().map(|at| positions[*at]).collect() };
+                let resident = Resident {
+                    positions: at(&stays),
+                    parts,
+                };
+                self.downdate(&weights, resident.columns(&at(&leaves)))?;
+                self.resident = Some(resident);
             }
             None => {
-                for (_, columns) in self.problem.gradients().chunks(&left) {
-                    let columns = self.restrict(columns);
-                    downdate(self, columns)?;
-                }
+                let problem = self.problem;
+                let rows = self.rows.clone();
+                let columns = problem.gradients().chunks(&left);
+                let columns = columns.map(|(_, columns)| restrict(rows.as_deref(), columns));
+                self.downdate(&weights, columns)?;
             }
         }
         self.support = kept;
         Ok(())
     }
 
+    /// Takes weights with these dense values and columns, over the rows of the set, out of the
+    /// system.
+    fn downdate(
+        &mut self,
+        weights: &[f32],
+        columns: impl Iterator<Item = Tensor<2>>,
+    ) -> Result<(), PruneError> {
+        let mut first = 0;
+        for columns in columns {
+            let last = first + columns.dims()[1];
+            add_product(&mut self.target, 1.0, &columns, &weights[first..last])?;
+            first = last;
+            self.kernel.add_gram(-1.0, &columns)?;
+        }
+        Ok(())
+    }
+
     /// G_Sᵀ u.
     fn transpose_multiply(&self, dual: &[f64]) -> Result<Vec<f32>, PruneError> {
         match &self.resident {
-            Some(resident) => {
-                let dual = column(&narrow(dual), &resident.device()).transpose();
-                read(dual.matmul(resident.clone()))
+            Some(_) => {
+                let dual = column(&narrow(dual), &self.problem.device()).transpose();
+                self.of_each_column(|columns| dual.clone().matmul(columns))
             }
             None => {
                 let all = self.scatter_rows(dual);
@@ -288,26 +333,34 @@ impl<'a> WorkingSet<'a> {
         }
     }
 
-    /// Calls `visit` with the columns of the support, in order.
-    fn each_chunk(
+    /// A number for each column of the support: what `compute` makes `[1, c]` of columns.
+    fn of_each_column(
         &self,
-        mut visit: impl FnMut(Tensor<2>) -> Result<(), PruneError>,
-    ) -> Result<(), PruneError> {
+        compute: impl Fn(Tensor<2>) -> Tensor<2>,
+    ) -> Result<Vec<f32>, PruneError> {
+        let mut numbers = Vec::new();
         match &self.resident {
-            Some(resident) => visit(resident.clone()),
+            Some(Resident { parts, positions }) => {
+                for part in parts {
+                    numbers.extend(read(compute(part.clone()))?);
+                }
+                Ok(positions
+                    .iter()
+                    .map(|position| numbers[*position])
+                    .collect())
+            }
             None => {
-                let mut chunks = self.problem.gradients().chunks(&self.support);
-                chunks.try_for_each(|(_, columns)| visit(self.restrict(columns)))
+                for (_, columns) in self.problem.gradients().chunks(&self.support) {
+                    numbers.extend(read(compute(self.restrict(columns)))?);
+                }
+                Ok(numbers)
             }
         }
     }
 
     /// The rows of the working set.
     pub(crate) fn restrict(&self, columns: Tensor<2>) -> Tensor<2> {
-        match &self.rows {
-            Some(rows) => select(&columns, 0, rows),
-            None => columns,
-        }
+        restrict(self.rows.as_deref(), columns)
     }
 
     /// A vector over the rows of the working set as one over all samples.
@@ -328,6 +381,29 @@ impl<'a> WorkingSet<'a> {
             Some(rows) => rows.iter().map(|row| vector[*row]).collect(),
             None => vector.to_vec(),
         }
+    }
+}
+
+/// Adds `factor` times a product of columns.
+fn add_product(
+    sums: &mut [f64],
+    factor: f64,
+    columns: &Tensor<2>,
+    vector: &[f32],
+) -> Result<(), PruneError> {
+    let vector = column(vector, &columns.device());
+    let product = read(columns.clone().matmul(vector))?;
+    for (sum, term) in sums.iter_mut().zip(product) {
+        *sum += factor * f64::from(term);
+    }
+    Ok(())
+}
+
+/// These rows of columns; `None` for all.
+fn restrict(rows: Option<&[usize]>, columns: Tensor<2>) -> Tensor<2> {
+    match rows {
+        Some(rows) => select(&columns, 0, rows),
+        None => columns,
     }
 }
 
