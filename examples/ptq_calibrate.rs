@@ -25,7 +25,8 @@ use std::process::ExitCode;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     AllocationReport, ConvertConfig, MixedPrecisionConfig, PtqConfig, PtqReport, QatConfig,
-    QuantError, Storage, audit, fold, health, load_safetensors, save_safetensors, sensitivity,
+    QuantError, Storage, Unsupported, audit, fold, health, load_safetensors, save_safetensors,
+    sensitivity,
 };
 use clap::Parser;
 use network::{Network, loss};
@@ -131,7 +132,9 @@ impl<'a> Run<'a> {
         println!("\n{}", audit(&quantized, run_on)?);
         row(&self.cli.bits(), self.accuracy(&quantized), None);
 
-        let (converted, _) = ConvertConfig::new().convert(quantized)?;
+        let (converted, _) = ConvertConfig::new()
+            .with_unsupported(Unsupported::KeepFakeQuantized)
+            .convert(quantized)?;
         let bytes = save_safetensors(&converted, &self.cli.output)?;
         // Into a new model, as an application would: prepared alike, with no data at hand.
         let prepared = config.prepare(fold(new(), &pairs)?)?;

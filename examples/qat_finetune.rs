@@ -29,7 +29,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::{ConvertConfig, QuantError, compare, save_safetensors};
+use burn_lean::quant::{ConvertConfig, QuantError, Unsupported, compare, save_safetensors};
 use clap::Parser;
 use recipe::{Bits, Training, quantize_after_training, quantize_in_training, train};
 use support::{Cell, ConvNet, Curve, DeviceName, ImageSet, Images, Table};
@@ -233,7 +233,9 @@ impl Experiment<'_> {
     ) -> Result<Outcome, QuantError> {
         let seconds = start.elapsed().as_secs_f64();
         let model = model.valid();
-        let (converted, mut report) = ConvertConfig::new().convert(model.clone())?;
+        let (converted, mut report) = ConvertConfig::new()
+            .with_unsupported(Unsupported::KeepFakeQuantized)
+            .convert(model.clone())?;
         let samples: Vec<Tensor<4>> = self
             .scored
             .ordered(64, &self.device)

@@ -30,7 +30,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{AmpError, Autocast, GradScalerConfig, Memory, audit};
 use burn_lean::prune::{Budget, FisherConfig, PrunerConfig, SolverConfig, SparseRecord};
-use burn_lean::quant::{ConvertConfig, MhaInput, QatConfig, advance, quantize_calls};
+use burn_lean::quant::{ConvertConfig, MhaInput, QatConfig, Unsupported, advance, quantize_calls};
 use clap::Parser;
 use support::{Cell, ImageSet, Options, Table};
 
@@ -254,8 +254,11 @@ fn quantize(
     let model = QatConfig::new().prepare(model)?;
     // 7. Train, and tell the quantizers when a step is done.
     let model = fine_tune(cli, model, images, device, advance);
-    // 8. Convert: the weights become integers, with the scales of the training.
-    let (model, report) = ConvertConfig::new().convert(model)?;
+    // 8. Convert: the weights become integers, with the scales of the training; those that the
+    // device cannot hold as integers stay as they are.
+    let (model, report) = ConvertConfig::new()
+        .with_unsupported(Unsupported::KeepFakeQuantized)
+        .convert(model)?;
     Ok([
         "INT8 weights and activations".into(),
         Cell::Number(accuracy(&model, images, device), 2),

@@ -202,13 +202,16 @@ pub enum QuantError {
         what: String,
     },
     /// A quantized tensor that Burn, or the device, cannot hold.
-    #[error("{scheme} of shape {shape:?} cannot be a quantized tensor of Burn: {reason}")]
+    #[error(
+        "{scheme} of shape {shape:?} cannot be a quantized tensor of Burn: {reason}; choose another \
+         scheme or storage, or keep it fake-quantized (`Unsupported::KeepFakeQuantized`)"
+    )]
     UnsupportedStorage {
         /// The scheme, as it prints.
         scheme: String,
         /// The shape of the tensor.
         shape: Vec<usize>,
-        /// Why, and what to do.
+        /// Why.
         reason: String,
     },
     /// The model has no weight to convert.

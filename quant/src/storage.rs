@@ -195,8 +195,7 @@ impl QuantizedTensor {
         let scheme = self.scheme();
         if scheme.mapping == Mapping::Affine {
             return Err(self.unsupported(
-                "Burn's quantized tensors have no zero point; use a symmetric scheme for weights, \
-                 or keep this one fake-quantized",
+                "Burn's quantized tensors have no zero point; use a symmetric scheme for weights",
             ));
         }
         if scheme.scale_format != ScaleFormat::F32 {

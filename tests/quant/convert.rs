@@ -313,15 +313,16 @@ fn an_affine_weight_is_refused_or_stays_fake_quantized() {
         let weight = WeightConfig::new()
             .with_format(NumberFormat::int8())
             .with_mapping(Mapping::Affine);
-        let net = prepared(full(8).with_weight(weight), &target.device);
+        let config = full(8).with_weight(weight);
+        let net = prepared(config.clone(), &target.device);
         let rejected = ConvertConfig::new().convert(net).unwrap_err();
         let error = rejected.error().to_string();
         assert!(error.starts_with("parameter `fc1.weight`: "), "{error}");
         assert!(error.contains("no zero point"), "{error}");
         let net = rejected.into_value();
 
-        let config = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
-        let (kept, report) = config.convert(net.clone()).unwrap();
+        let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+        let (kept, report) = keep.convert(net.clone()).unwrap();
         assert!(matches!(
             report.weights[0].outcome,
             Outcome::KeptFakeQuantized { .. }
@@ -332,6 +333,16 @@ fn an_affine_weight_is_refused_or_stays_fake_quantized() {
         );
         let x = samples(&target.device).remove(0);
         assert_eq!(values(kept.forward(x.clone())), values(net.forward(x)));
+
+        // From its file, the range of dequantized values would be another one.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("net.safetensors");
+        save_safetensors(&kept, &path).unwrap();
+        let fresh = config.prepare(Net::new(&target.device)).unwrap();
+        let rejected = load_safetensors(fresh, &path, Storage::Auto).unwrap_err();
+        let error = rejected.error().to_string();
+        assert!(error.starts_with("parameter `fc1.weight`: "), "{error}");
+        assert!(error.contains("no zero point"), "{error}");
     });
 }
 

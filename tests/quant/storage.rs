@@ -1,13 +1,16 @@
 //! Quantized tensors of Burn made from our codes and scales.
 
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::quantization::{QuantStore, QuantValue};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantError, QuantParams, QuantizedTensor, Scheme, Storage,
-    fake_quantize,
+    ConvertConfig, ForwardQ, Granularity, Mapping, NumberFormat, QatConfig, QuantError,
+    QuantParams, QuantizedTensor, Scheme, Storage, Unsupported, calibrate, fake_quantize,
+    load_safetensors, save_safetensors,
 };
 
-use crate::support::{each_device, tensor, values};
+use crate::support::{each_device, tensor, values, with_numbers};
 
 fn quantized<const D: usize>(x: &Tensor<D>, scheme: &Scheme) -> (QuantizedTensor, Vec<f32>) {
     let qparams = QuantParams::of(x, scheme).unwrap();
@@ -217,5 +220,40 @@ fn float_formats_are_exact_or_refused() {
                 }
             }
         }
+    });
+}
+
+/// 27 codes share a scale, which fill no whole number of words.
+#[test]
+fn a_kernel_for_colour_images_is_converted_or_kept_on_every_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kernel.safetensors");
+    each_device(|target| {
+        let fresh = || -> Conv2d {
+            let layer = Conv2dConfig::new([3, 4], [3, 3]).init(&target.device);
+            with_numbers(layer, 5)
+        };
+        let images: Tensor<4> = tensor(3, [2, 3, 6, 6], &target.device);
+        let run = |layer: &Conv2d| values(layer.forward_q(images.clone()));
+        let prepared = QatConfig::new().prepare(fresh()).unwrap();
+        let prepared = calibrate(prepared, |layer| {
+            run(layer);
+        });
+        let prepared = prepared.unwrap().valid();
+        let expected = run(&prepared);
+        match ConvertConfig::new().convert(prepared.clone()) {
+            Ok((converted, _)) => assert_eq!(run(&converted), expected),
+            Err(rejected) => {
+                let message = rejected.error().to_string();
+                assert!(message.contains("KeepFakeQuantized"), "{message}");
+            }
+        }
+        let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+        let (kept, _) = keep.convert(prepared).unwrap();
+        assert_eq!(run(&kept), expected);
+        save_safetensors(&kept, &path).unwrap();
+        let other = QatConfig::new().prepare(fresh()).unwrap();
+        let loaded = load_safetensors(other, &path, Storage::Auto).unwrap();
+        assert_eq!(run(&loaded), expected);
     });
 }

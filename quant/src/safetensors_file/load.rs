@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use burn_lean_reparam::{Rejected, unlink_before};
+use burn_lean_reparam::{FloatVisitor, Rejected, unlink_before, visit_floats};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
@@ -19,14 +19,16 @@ use crate::{QuantError, QuantizedTensor, Scheme, Storage, WeightQuantizer};
 ///
 /// `model` is prepared the same way as the one that was saved, with or without the pruning masks
 /// before its quantizers, which are part of the codes and are taken off; or it is not
-/// prepared at all, where only weights were quantized. A weight that Burn or the device cannot hold is dequantized to
-/// F32 in a model that is not prepared, and an error in one that is.
+/// prepared at all, where only weights were quantized. A weight that Burn or the device cannot hold
+/// quantized is dequantized to F32. A prepared model goes on to fake-quantize it, which must give the
+/// same values: so it does for symmetric schemes of narrow range.
 ///
 /// # Errors
 ///
 /// Each with the model inside: [`QuantError::File`] when the file cannot be read, is damaged, is of
 /// something else, or does not fit the model; [`QuantError::ForeignScheme`] for a weight that was
-/// quantized with another scheme than the model's; [`QuantError::UnsupportedStorage`].
+/// quantized with another scheme than the model's; [`QuantError::UnsupportedStorage`] for one that
+/// cannot be held quantized, and which the model's quantizer would change.
 pub fn load_safetensors<M: Module>(
     model: M,
     path: impl AsRef<Path>,
@@ -81,12 +83,24 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
         schemes,
         storage,
         used: Vec::new(),
+        dequantized: HashMap::new(),
         file: &file,
         error: None,
     };
     let loaded = model.valid().map(&mut loader);
     if let Some(error) = loader.error {
         return Err(error);
+    }
+    let expected = std::mem::take(&mut loader.dequantized);
+    if is_prepared && !expected.is_empty() {
+        let mut check = Unchanged {
+            expected,
+            error: None,
+        };
+        visit_floats(&loaded.clone().materialize(), &mut check);
+        if let Some(error) = check.error {
+            return Err(error);
+        }
     }
     let left_over = tensors.names().into_iter().find(|name| {
         let not_needed = || {
@@ -155,6 +169,8 @@ struct Loader<'a> {
     schemes: HashMap<String, Scheme>,
     storage: Storage,
     used: Vec<String>,
+    /// Weights that are not held quantized, with their values and why.
+    dequantized: HashMap<String, (TensorData, QuantError)>,
     file: &'a FileError<'a>,
     error: Option<QuantError>,
 }
@@ -178,8 +194,12 @@ impl Loader<'_> {
             });
         }
         match weight.to_burn::<D>(device, self.storage) {
-            Err(QuantError::UnsupportedStorage { .. }) if prepared.is_none() => {
-                weight.dequantize(device)
+            Err(error @ QuantError::UnsupportedStorage { .. }) => {
+                let values = weight.dequantize::<D>(device)?;
+                let data = read(values.clone())?;
+                let of_weight = (data, error.at(path));
+                self.dequantized.insert(path.to_string(), of_weight);
+                Ok(values)
             }
             other => other,
         }
@@ -215,6 +235,32 @@ impl Loader<'_> {
             error => error.at(path),
         });
     }
+}
+
+/// Checks that quantizers do not change the weights that are no quantized tensors.
+struct Unchanged {
+    expected: HashMap<String, (TensorData, QuantError)>,
+    error: Option<QuantError>,
+}
+
+impl FloatVisitor for Unchanged {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some((expected, why)) = self.expected.remove(path) else {
+            return;
+        };
+        let error = match read(param.val()) {
+            Ok(found) if found.iter::<f32>().eq(expected.iter::<f32>()) => return,
+            Ok(_) => why,
+            Err(error) => error.at(path),
+        };
+        self.error.get_or_insert(error);
+    }
+}
+
+fn read<const D: usize>(tensor: Tensor<D>) -> Result<TensorData, QuantError> {
+    tensor.try_into_data().map_err(|error| QuantError::Device {
+        reason: error.to_string(),
+    })
 }
 
 macro_rules! load_kind {
