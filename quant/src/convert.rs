@@ -82,8 +82,11 @@ impl ConvertConfig {
     /// [`QuantError::UnknownParameter`] for a name in [`parameters`](Self::parameters) that is no
     /// quantized weight; [`QuantError::NotQuantizing`] for a quantizer whose schedule does not
     /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that would no longer be the one
-    /// of the forward pass, for what acts on it after its quantizer; and, of the parameter at fault, [`QuantError::NeverObserved`] and
-    /// its kind, and [`QuantError::UnsupportedStorage`].
+    /// of the forward pass, for what acts on it after its quantizer; and, of the parameter at
+    /// fault, [`QuantError::NeverObserved`] and its kind, and [`QuantError::UnsupportedStorage`].
+    /// On wgpu that is common: four codes in a word must share a scale there, so that a kernel of
+    /// three input channels and 3 x 3 positions, quantized per channel, stays fake-quantized or is
+    /// refused.
     pub fn convert<M: Module>(
         &self,
         model: M,

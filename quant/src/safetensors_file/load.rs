@@ -14,12 +14,12 @@ use crate::quantized_tensor::unpack;
 use crate::walk::{Site, quantizers};
 use crate::{QuantError, QuantizedTensor, Scheme, Storage, WeightQuantizer};
 
-/// Loads a file of [`save_safetensors`](crate::save_safetensors) into `model`, whose quantized weights become quantized
-/// tensors of Burn, for inference.
+/// Loads a file of [`save_safetensors`](crate::save_safetensors) into `model`, whose quantized
+/// weights become quantized tensors of Burn, for inference.
 ///
 /// `model` is prepared the same way as the one that was saved, with or without the pruning masks
-/// before its quantizers, which are part of the codes and are taken off; or it is not
-/// prepared at all, where only weights were quantized. A weight that Burn or the device cannot hold
+/// before its quantizers, which are part of the codes and are taken off; or it is not prepared at
+/// all, where only weights were quantized. A weight that Burn or the device cannot hold
 /// quantized is dequantized to F32. A prepared model goes on to fake-quantize it, which must give the
 /// same values: so it does for symmetric schemes of narrow range.
 ///
