@@ -239,6 +239,21 @@ pub(crate) fn column(vector: &[f32], device: &Device) -> Tensor<2> {
     Tensor::from_data(TensorData::new(vector.to_vec(), [vector.len(), 1]), device)
 }
 
+/// Adds `factor` times the product of columns `[n, c]` with a host vector, in F64.
+pub(crate) fn add_product(
+    sums: &mut [f64],
+    factor: f64,
+    columns: &Tensor<2>,
+    vector: &[f32],
+) -> Result<(), PruneError> {
+    let vector = column(vector, &columns.device());
+    let product = read(columns.clone().matmul(vector))?;
+    for (sum, term) in sums.iter_mut().zip(product) {
+        *sum += factor * f64::from(term);
+    }
+    Ok(())
+}
+
 /// The values of a tensor on the host, in F32.
 pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, PruneError> {
     let failed = |reason: String| PruneError::Device { reason };

@@ -13,6 +13,7 @@ use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::QuantError;
 use crate::float_parameters::HostTensor;
+use crate::observer::read;
 use crate::walk::{Located, Site, map_quantizers, quantizers};
 
 thread_local! {
@@ -100,7 +101,7 @@ impl Effective {
     ///
     /// [`QuantError::Device`].
     pub(crate) fn value(&self, path: &str) -> Result<Option<Vec<f32>>, QuantError> {
-        self.values.get(path).map(read).transpose()
+        self.values.get(path).cloned().map(read).transpose()
     }
 
     /// Puts what the quantizer is given in the place of what is stored.
@@ -118,7 +119,7 @@ impl Effective {
         let Some(given) = self.given.get(path) else {
             return Ok(());
         };
-        let given = read(given)?;
+        let given = read(given.clone())?;
         let is_mask = |(stored, given): (&f32, &f32)| *given == 0.0 || stored == given;
         if !stored.values.iter().zip(&given).all(is_mask) {
             return Err(QuantError::UnsupportedLayer {
@@ -202,14 +203,6 @@ impl FileNames {
 fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
     let elements = tensor.shape().num_elements();
     tensor.without_autodiff().reshape([elements])
-}
-
-fn read(tensor: &Tensor<1>) -> Result<Vec<f32>, QuantError> {
-    let data = tensor.clone().try_into_data();
-    let data = data.map_err(|error| QuantError::Device {
-        reason: error.to_string(),
-    })?;
-    Ok(data.iter::<f32>().collect())
 }
 
 struct Values<'a> {

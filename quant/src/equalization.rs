@@ -10,6 +10,7 @@ use faer::Mat;
 use serde::{Deserialize, Serialize};
 
 use crate::input_statistics::InputStatistics;
+use crate::observer::read;
 use crate::{QuantError, QuantParams, Scheme, fake_quantize};
 
 /// The factors of SmoothQuant: what to divide each input feature by and multiply its weights by.
@@ -175,11 +176,4 @@ impl Rows {
     fn iter(&self) -> impl Iterator<Item = &[f32]> {
         self.values.chunks_exact(self.d_output.max(1))
     }
-}
-
-fn read(tensor: Tensor<2>) -> Result<Vec<f32>, QuantError> {
-    let data = tensor.try_into_data().map_err(|error| QuantError::Device {
-        reason: error.to_string(),
-    })?;
-    Ok(data.iter::<f32>().collect())
 }

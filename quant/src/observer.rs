@@ -248,7 +248,7 @@ fn moved(old: Tensor<1>, new: Tensor<1>, averaging_constant: f64) -> Tensor<1> {
 /// The values of a tensor on the host.
 pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, QuantError> {
     let data = tensor.try_into_data().map_err(|error| QuantError::Device {
-        reason: format!("{error:?}"),
+        reason: error.to_string(),
     })?;
     Ok(data.iter::<f32>().collect())
 }

@@ -1,7 +1,7 @@
 //! The attribute that writes `forward_q` for the calls of an impl block.
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{QatConfig, map_quantizers, quantizers};
 
 use crate::support::{tensor, values, with_numbers};
@@ -120,34 +120,38 @@ mod written {
     }
 }
 
+/// The same bits with all quantizers switched off, and each one reached by one forward pass. Returns
+/// how many there are.
+fn assert_reached<M: Module>(
+    net: M,
+    x: Tensor<3>,
+    forward: impl Fn(&M, Tensor<3>) -> Tensor<3>,
+) -> usize {
+    let net = with_numbers(net, 1);
+    let plain = values(forward(&net.valid(), x.clone().inner()));
+    let prepared = QatConfig::new().prepare(net).unwrap();
+    let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
+    assert_eq!(values(forward(&off.valid(), x.clone().inner())), plain);
+    forward(&prepared, x);
+    let located = quantizers(&prepared);
+    for located in &located {
+        assert!(located.quantizer.is_observed(), "{}", located.path);
+    }
+    located.len()
+}
+
 #[test]
 fn the_attribute_reaches_every_layer_that_is_called() {
     let device = Device::flex().autodiff();
-    let net = with_numbers(written::Net::new(&device), 1);
     let x = tensor::<3>(1, [2, 2, 5], &device);
-    let plain = values(net.valid().forward(x.clone().inner()));
-    let prepared = QatConfig::new().prepare(net).unwrap();
-    let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
-    assert_eq!(values(off.valid().forward(x.clone().inner())), plain);
-    prepared.forward(x);
-    let located = quantizers(&prepared);
-    assert_eq!(located.len(), 2 * (1 + 2 + 2 + 1 + 4 + 8) + 4);
-    for located in located {
-        assert!(located.quantizer.is_observed(), "{}", located.path);
-    }
+    let count = assert_reached(written::Net::new(&device), x, written::Net::forward);
+    assert_eq!(count, 2 * (1 + 2 + 2 + 1 + 4 + 8) + 4);
 }
 
 #[test]
 fn the_attribute_reaches_recurrent_layers_and_decoders() {
     let device = Device::flex().autodiff();
-    let net = with_numbers(written::Sequences::new(&device), 1);
     let x = tensor::<3>(1, [2, 3, 4], &device);
-    let plain = values(net.valid().forward(x.clone().inner()));
-    let prepared = QatConfig::new().prepare(net).unwrap();
-    let off = map_quantizers(prepared.clone(), |at| at.quantizer.with_enabled(false));
-    assert_eq!(values(off.valid().forward(x.clone().inner())), plain);
-    prepared.forward(x);
-    for located in quantizers(&prepared) {
-        assert!(located.quantizer.is_observed(), "{}", located.path);
-    }
+    let net = written::Sequences::new(&device);
+    assert_reached(net, x, written::Sequences::forward);
 }

@@ -3,7 +3,9 @@
 
 use burn::tensor::{FloatDType, Tensor, TensorData};
 
-use super::{DEVICE_CHUNK_BYTES, GradientMatrix, HOST_CHUNK_BYTES, column, in_host_memory, read};
+use super::{
+    DEVICE_CHUNK_BYTES, GradientMatrix, HOST_CHUNK_BYTES, add_product, column, in_host_memory, read,
+};
 use crate::error::PruneError;
 
 impl GradientMatrix {
@@ -11,11 +13,8 @@ impl GradientMatrix {
     pub(crate) fn multiply(&self, vector: &[f32]) -> Result<Vec<f64>, PruneError> {
         let mut product = vec![0.0; self.samples];
         for (start, values) in self.slices(self.width()) {
-            let columns = values.dims()[1];
-            let part = column(&vector[start..start + columns], &values.device());
-            for (sum, term) in product.iter_mut().zip(read(values.matmul(part))?) {
-                *sum += f64::from(term);
-            }
+            let end = start + values.dims()[1];
+            add_product(&mut product, 1.0, &values, &vector[start..end])?;
         }
         if let Some(scale) = &self.scale {
             let pairs = product.iter_mut().zip(scale);
@@ -48,11 +47,8 @@ impl GradientMatrix {
         }
         let mut product = vec![0.0; self.samples];
         for (first, values) in self.chunks(indices) {
-            let part = &vector[first..first + values.dims()[1]];
-            let part = column(part, &values.device());
-            for (sum, term) in product.iter_mut().zip(read(values.matmul(part))?) {
-                *sum += f64::from(term);
-            }
+            let end = first + values.dims()[1];
+            add_product(&mut product, 1.0, &values, &vector[first..end])?;
         }
         Ok(product)
     }

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::error::PruneError;
-use crate::gradient_matrix::{column, read};
+use crate::gradient_matrix::{add_product, column, read};
 use crate::problem::{Problem, narrow};
 
 /// Whether this many elements of G may be gathered and kept on the device: a small part of G, or
@@ -30,11 +30,11 @@ impl<'a> Operator<'a> {
         let some = indices.len() < problem.parameters();
         let small = some && fits(problem, problem.samples() * indices.len());
         let gradients = problem.gradients();
-        let columns = || gradients.chunks(indices).map(|(_, columns)| columns);
+        let columns = gradients.chunks(indices).map(|(_, columns)| columns);
         Self {
             problem,
             indices,
-            columns: small.then(|| columns().collect()),
+            columns: small.then(|| columns.collect()),
         }
     }
 
@@ -45,10 +45,7 @@ impl<'a> Operator<'a> {
                 let mut first = 0;
                 for columns in parts {
                     let end = first + columns.dims()[1];
-                    let change = column(&change[first..end], &columns.device());
-                    let part = read(columns.clone().matmul(change))?;
-                    let pairs = product.iter_mut().zip(part);
-                    pairs.for_each(|(sum, term)| *sum += f64::from(term));
+                    add_product(&mut product, 1.0, columns, &change[first..end])?;
                     first = end;
                 }
                 Ok(product)

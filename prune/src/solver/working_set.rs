@@ -15,7 +15,7 @@
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use crate::error::PruneError;
-use crate::gradient_matrix::{column, read};
+use crate::gradient_matrix::{add_product, column, read};
 use crate::problem::{Problem, narrow};
 use crate::solver::back_solve::{keeps_few, target_of_pruned};
 use crate::solver::factor::{Factor, Symmetric};
@@ -245,12 +245,12 @@ impl<'a> WorkingSet<'a> {
             let mut indices = indices.to_vec();
             indices.sort_unstable();
             let weights: Vec<f32> = indices.iter().map(|index| dense[*index]).collect();
-            for (first, columns) in self.problem.gradients().chunks(&indices) {
-                let columns = self.restrict(columns);
-                next.kernel.add_gram(sign, &columns)?;
-                let part = &weights[first..first + columns.dims()[1]];
-                add_product(&mut next.target, -sign, &columns, part)?;
-            }
+            let columns = self.problem.gradients().chunks(&indices);
+            next.update(
+                sign,
+                &weights,
+                columns.map(|(_, columns)| self.restrict(columns)),
+            )?;
         }
         let leaves: std::collections::HashSet<usize> = leaving.iter().copied().collect();
         let stays = self.support.iter().filter(|index| !leaves.contains(index));
@@ -286,7 +286,7 @@ impl<'a> WorkingSet<'a> {
                     positions: at(&stays),
                     parts,
                 };
-                self.downdate(&weights, resident.columns(&at(&leaves)))?;
+                self.update(-1.0, &weights, resident.columns(&at(&leaves)))?;
                 self.resident = Some(resident);
             }
             None => {
@@ -294,26 +294,27 @@ impl<'a> WorkingSet<'a> {
                 let rows = self.rows.clone();
                 let columns = problem.gradients().chunks(&left);
                 let columns = columns.map(|(_, columns)| restrict(rows.as_deref(), columns));
-                self.downdate(&weights, columns)?;
+                self.update(-1.0, &weights, columns)?;
             }
         }
         self.support = kept;
         Ok(())
     }
 
-    /// Takes weights with these dense values and columns, over the rows of the set, out of the
-    /// system.
-    fn downdate(
+    /// Takes weights into the system (`sign` 1) or out of it (−1), by their dense values and their
+    /// columns over the rows of the set.
+    fn update(
         &mut self,
+        sign: f64,
         weights: &[f32],
         columns: impl Iterator<Item = Tensor<2>>,
     ) -> Result<(), PruneError> {
         let mut first = 0;
         for columns in columns {
             let last = first + columns.dims()[1];
-            add_product(&mut self.target, 1.0, &columns, &weights[first..last])?;
+            add_product(&mut self.target, -sign, &columns, &weights[first..last])?;
             first = last;
-            self.kernel.add_gram(-1.0, &columns)?;
+            self.kernel.add_gram(sign, &columns)?;
         }
         Ok(())
     }
@@ -382,21 +383,6 @@ impl<'a> WorkingSet<'a> {
             None => vector.to_vec(),
         }
     }
-}
-
-/// Adds `factor` times a product of columns.
-fn add_product(
-    sums: &mut [f64],
-    factor: f64,
-    columns: &Tensor<2>,
-    vector: &[f32],
-) -> Result<(), PruneError> {
-    let vector = column(vector, &columns.device());
-    let product = read(columns.clone().matmul(vector))?;
-    for (sum, term) in sums.iter_mut().zip(product) {
-        *sum += factor * f64::from(term);
-    }
-    Ok(())
 }
 
 /// These rows of columns; `None` for all.

@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
 use crate::effective::FileNames;
+use crate::observer::read;
 use crate::quantized_tensor::unpack;
 use crate::walk::{Site, quantizers};
 use crate::{QuantError, QuantizedTensor, Scheme, Storage, WeightQuantizer};
@@ -170,7 +171,7 @@ struct Loader<'a> {
     storage: Storage,
     used: Vec<String>,
     /// Weights that are not held quantized, with their values and why.
-    dequantized: HashMap<String, (TensorData, QuantError)>,
+    dequantized: HashMap<String, (Vec<f32>, QuantError)>,
     file: &'a FileError<'a>,
     error: Option<QuantError>,
 }
@@ -196,8 +197,7 @@ impl Loader<'_> {
         match weight.to_burn::<D>(device, self.storage) {
             Err(error @ QuantError::UnsupportedStorage { .. }) => {
                 let values = weight.dequantize::<D>(device)?;
-                let data = read(values.clone())?;
-                let of_weight = (data, error.at(path));
+                let of_weight = (read(values.clone())?, error.at(path));
                 self.dequantized.insert(path.to_string(), of_weight);
                 Ok(values)
             }
@@ -239,7 +239,7 @@ impl Loader<'_> {
 
 /// Checks that quantizers do not change the weights that are no quantized tensors.
 struct Unchanged {
-    expected: HashMap<String, (TensorData, QuantError)>,
+    expected: HashMap<String, (Vec<f32>, QuantError)>,
     error: Option<QuantError>,
 }
 
@@ -249,18 +249,12 @@ impl FloatVisitor for Unchanged {
             return;
         };
         let error = match read(param.val()) {
-            Ok(found) if found.iter::<f32>().eq(expected.iter::<f32>()) => return,
+            Ok(found) if found == expected => return,
             Ok(_) => why,
             Err(error) => error.at(path),
         };
         self.error.get_or_insert(error);
     }
-}
-
-fn read<const D: usize>(tensor: Tensor<D>) -> Result<TensorData, QuantError> {
-    tensor.try_into_data().map_err(|error| QuantError::Device {
-        reason: error.to_string(),
-    })
 }
 
 macro_rules! load_kind {
