@@ -71,6 +71,10 @@ impl Training {
         Self { epochs, rate }
     }
 
+    fn steps(&self, images: &Images) -> usize {
+        self.epochs * images.len().div_ceil(BATCH_SIZE)
+    }
+
     fn rate(&self, step: usize, steps: usize) -> f64 {
         let progress = step as f64 / steps as f64;
         self.rate * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
@@ -91,7 +95,7 @@ pub(crate) fn train(
     let scales = AdamWConfig::new().with_weight_decay(0.0).build();
     let mut optimizer = optimizer.with_group(learned_parameters(), scales, None);
     let cross_entropy = CrossEntropyLossConfig::new().init(&device);
-    let steps = training.epochs * images.len().div_ceil(BATCH_SIZE);
+    let steps = training.steps(images);
     let bar = support::progress(steps, format!("{name}, seed {}", seed as u32));
     let mut step = 0;
     for epoch in 0..training.epochs as u64 {
@@ -115,9 +119,11 @@ pub(crate) fn quantize_in_training(
     (training, seed): (&Training, u64),
     images: &Images,
 ) -> Result<ConvNet, QuantError> {
+    // Eight steps collect ranges; of a training shorter than sixteen, half of it.
+    let observed = (training.steps(images) / 2).min(8) as u64;
     let config = bits
         .config(Learned::Lsq)
-        .with_schedule(Schedule::new().with_quantize_from(8));
+        .with_schedule(Schedule::new().with_quantize_from(observed));
     let model = config.prepare(model)?;
     train(model, training, images, seed, &format!("QAT {bits}"))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use burn::tensor::{Device, FloatDType};
-use burn_lean::amp::{AutocastConfig, Fallback};
+use burn_lean::amp::{AmpError, AutocastConfig, Fallback};
 use clap::{Args, ValueEnum};
 
 #[derive(Debug, Clone, Args)]
@@ -32,7 +32,16 @@ impl Options {
     /// fallback. Checked before anything is trained.
     pub(crate) fn device(&self) -> Result<Device, Box<dyn Error>> {
         let device = self.device.open()?;
-        self.autocast(self.dtype()).check(&device)?;
+        let supported = self.autocast(self.dtype()).check(&device);
+        supported.map_err(|error| match error {
+            AmpError::UnsupportedDtype {
+                emulation: true, ..
+            } => format!("{error}. Here: `--fallback emulate`, `--fallback f32` or `--dtype f32`"),
+            AmpError::UnsupportedDtype { .. } => {
+                format!("{error}. Here: `--fallback f32` or `--dtype f32`")
+            }
+            error => error.to_string(),
+        })?;
         Ok(device.autodiff())
     }
 

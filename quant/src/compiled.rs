@@ -26,7 +26,7 @@ pub(crate) fn check(device: &Device) -> Result<(), QuantError> {
 /// backend that only records, which needs none.
 fn feature(name: &str) -> Option<(&'static str, bool)> {
     // All others are the one CubeCL backend.
-    let cube = cfg!(any(feature = "wgpu", feature = "cuda", feature = "cpu"));
+    let cube = cfg!(feature = "cube");
     let known = [
         ("ndarray", "ndarray", cfg!(feature = "ndarray")),
         ("flex", "flex", cfg!(feature = "flex")),
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(feature("capture"), None);
     }
 
-    #[cfg(not(any(feature = "wgpu", feature = "cuda", feature = "cpu")))]
+    #[cfg(not(feature = "cube"))]
     #[test]
     fn without_the_feature_it_is_an_error_that_names_it() {
         assert_eq!(feature("cubecl<wgpu<wgsl>>"), Some(("wgpu", false)));

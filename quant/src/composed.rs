@@ -57,12 +57,15 @@ pub(crate) fn learned_gradients<B: Backend>(
     let zero_point = wanted.zero_point.then(|| {
         let of_zero = B::float_neg(B::float_mul(dy.clone(), x.scale.clone()));
         let inside = B::bool_not(clipped.clone());
-        x.sum(B::float_mask_fill(of_zero, inside, 0f32.into()))
+        sum::<B>(
+            B::float_mask_fill(of_zero, inside, 0f32.into()),
+            &rule.groups,
+        )
     });
     let dx = B::float_mask_fill(dy.clone(), clipped, 0f32.into());
     LearnedGradients {
         x: B::float_reshape(dx, x.shape.clone()),
-        scale: x.sum(B::float_mul(dy, of_scale)),
+        scale: sum::<B>(B::float_mul(dy, of_scale), &rule.groups),
         zero_point,
     }
 }
@@ -79,6 +82,13 @@ pub(crate) fn range<B: Backend>(
         B::float_reshape(reduced, counts.clone())
     };
     (reduce(B::float_min_dim), reduce(B::float_max_dim))
+}
+
+/// Sums over the elements of each group, `[groups]`, of terms in any shape.
+pub(crate) fn sum<B: Backend>(terms: FloatTensor<B>, groups: &Groups) -> FloatTensor<B> {
+    let terms = B::float_reshape(terms, groups.cut());
+    let sums = B::float_sum_dims(terms, &groups.element_dims());
+    B::float_reshape(sums, Shape::from([groups.count()]))
 }
 
 /// A tensor cut along its groups, with scale and zero point in shapes that broadcast.
@@ -206,12 +216,6 @@ impl<'a, B: Backend> Operands<'a, B> {
     fn dequantize(&self, number: FloatTensor<B>) -> FloatTensor<B> {
         let y = B::float_mul(self.without_zero_point(number), self.scale.clone());
         B::float_reshape(y, self.shape.clone())
-    }
-
-    /// Sums over the elements of each group, `[groups]`.
-    fn sum(&self, terms: FloatTensor<B>) -> FloatTensor<B> {
-        let sums = B::float_sum_dims(terms, &self.rule.groups.element_dims());
-        B::float_reshape(sums, Shape::from([self.rule.groups.count()]))
     }
 }
 

@@ -64,6 +64,25 @@ impl Groups {
         &self.runs
     }
 
+    /// The length of each run, outermost first, and how far apart the groups of neighbours along it
+    /// are.
+    #[cfg(feature = "cube")]
+    pub(crate) fn strides(&self) -> Vec<(usize, usize)> {
+        let mut stride = 1;
+        let mut strides = Vec::with_capacity(self.runs.len());
+        for run in self.runs.iter().rev() {
+            match run.counts {
+                Counts::Groups => {
+                    strides.push((run.len, stride));
+                    stride *= run.len;
+                }
+                Counts::Elements => strides.push((run.len, 0)),
+            }
+        }
+        strides.reverse();
+        strides
+    }
+
     /// The lengths of the runs.
     pub(crate) fn cut(&self) -> Shape {
         match self.runs.is_empty() {

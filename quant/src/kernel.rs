@@ -33,8 +33,9 @@ pub(crate) struct LearnedGradients<T> {
 /// Fake quantization, its gradients, and ranges. All tensors are F32; scales and zero points
 /// `[groups]`.
 ///
-/// The default is [composed](crate::composed) of the backend's operations; a backend whose tensors lie in the
-/// host's memory does it in one pass. Both give the same bits.
+/// The default is [composed](crate::composed) of the backend's operations. A backend whose tensors
+/// lie in the host's memory does it in one pass, and so does a kernel of the GPU backends. All give
+/// the same bits.
 pub(crate) trait Kernel: Backend {
     /// What the quantized `x` stands for.
     fn quantize_dequantize(
@@ -75,5 +76,3 @@ pub(crate) trait Kernel: Backend {
 }
 
 impl Kernel for burn::backend::Capture {}
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu"))]
-impl Kernel for burn::backend::Cube {}

@@ -41,6 +41,8 @@ mod composed;
 mod control;
 mod conversion_report;
 mod convert;
+#[cfg(feature = "cube")]
+mod cube;
 mod effective;
 mod equalization;
 mod error;
@@ -51,6 +53,8 @@ mod flips;
 mod float_parameters;
 mod fold;
 mod forward_q;
+#[cfg(feature = "cube")]
+mod fused;
 mod gptq;
 mod groups;
 mod health;

@@ -62,7 +62,7 @@ impl Range {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu")),
+    Cube: cfg(feature = "cube"),
     Capture,
     Autodiff
 )]

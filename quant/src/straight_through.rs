@@ -20,7 +20,7 @@ use crate::{LearnedGradient, QuantParams};
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu")),
+    Cube: cfg(feature = "cube"),
     Capture,
     Autodiff
 )]

@@ -168,6 +168,30 @@ fn leaving_out_negligible_samples_does_not_change_the_minimum() {
     });
 }
 
+/// 195 gradients of which none moves a weight against the ridge, along so few directions that
+/// together they do.
+#[test]
+fn samples_that_matter_together_are_not_left_out() {
+    let mut plain = Plain::random(8, 200, 60);
+    let directions: Vec<Vec<f64>> = plain.gradients[5..9].to_vec();
+    let bound = 0.05 * plain.l2 * 200.0;
+    for (index, row) in plain.gradients[5..].iter_mut().enumerate() {
+        let direction = &directions[index % 4];
+        let length = (0.9 * bound / dot(direction, direction)).sqrt();
+        *row = direction.iter().map(|x| length * x).collect();
+    }
+    each_device(|target| {
+        let problem = plain.problem(&target.device);
+        let solution = solve(&problem, &SolverConfig::new(Budget::Keep(20))).unwrap();
+        let [.., searched, last] = &solution.trace[..] else {
+            panic!("a search has steps")
+        };
+        assert!((last.objective / searched.objective - 1.0).abs() < 1e-4);
+        let magnitude = solve(&problem, &back_solve(20)).unwrap();
+        assert!(solution.objective < magnitude.objective);
+    });
+}
+
 #[test]
 fn a_block_of_everything_is_no_block() {
     let plain = Plain {

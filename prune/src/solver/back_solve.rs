@@ -98,7 +98,7 @@ fn normal(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f3
 }
 
 /// The same minimum, by conjugate gradients on the dual system over all samples, from the factor of
-/// a [`WorkingSet`] that has this support and leaves out samples.
+/// a [`WorkingSet`] that has this support and leaves out samples; and the objective there.
 ///
 /// The factor preconditions the rows that it has, 2λ the others, so that a few steps suffice; each
 /// costs two products with G_S, the exact system n·|S| of them.
@@ -106,7 +106,7 @@ pub(crate) fn refine(
     problem: &Problem,
     set: &WorkingSet<'_>,
     solved: &Solved,
-) -> Result<Vec<f32>, PruneError> {
+) -> Result<(Vec<f32>, f64), PruneError> {
     let support = set.support();
     let operator = Operator::new(problem, support);
     let target = target(problem, support, |kept| operator.multiply(kept))?;
@@ -137,7 +137,14 @@ pub(crate) fn refine(
     let mut energy = dot(&residual, &preconditioned);
     for _ in 0..DUAL_ITERATIONS {
         if dot(&residual, &residual) <= bound {
-            return Ok(scatter(problem, support, &change));
+            // t − G_S d = r + 2λ u
+            let fit = residual.iter().zip(&dual).map(|(r, u)| r + ridge * u);
+            let fit: f64 = fit.map(|value| 0.5 * value * value).sum();
+            let weights = scatter(problem, support, &change);
+            let square = |change: &f32| f64::from(*change).powi(2);
+            let moved: f64 = problem.change(&weights).iter().map(square).sum();
+            let objective = fit + problem.lambda() * moved + problem.completed_square();
+            return Ok((weights, objective));
         }
         let step_change = operator.transpose_multiply(&direction)?;
         let product = operator.multiply(&step_change)?;
@@ -159,7 +166,9 @@ pub(crate) fn refine(
         }
     }
     // Rounding in F32 can keep the residual above the bound; the exact system has no such limit.
-    back_solve(problem, support)
+    let weights = back_solve(problem, support)?;
+    let objective = problem.objective_at(&weights)?.total();
+    Ok((weights, objective))
 }
 
 /// The weights `[p]` of a change on the support.

@@ -10,7 +10,9 @@
 //! ```
 //!
 //! The search leaves out samples whose gradient is negligible against the ridge; the last minimum
-//! and the reported objective are over all of them.
+//! and the reported objective are over all of them. Many small gradients can matter together where
+//! each of them does not: if the objective over all samples turns out higher than the search saw
+//! it, the search is repeated with all of them.
 
 use crate::error::PruneError;
 use crate::feasible::Feasible;
@@ -27,6 +29,9 @@ use crate::solver::working_set::WorkingSet;
 /// Samples with a squared gradient norm below this fraction of 2λ are left out of the search.
 const NEGLIGIBLE: f64 = 0.05;
 
+/// Part of the objective by which that over all samples may exceed that over those of the search.
+const UNSEEN: f64 = 5e-3;
+
 /// Weights that a first support may always have.
 const CHEAP: f64 = 4096.0;
 
@@ -38,6 +43,32 @@ pub(crate) fn chita(
     dead: &Dead,
     clock: &mut Clock,
 ) -> Result<(Vec<f32>, Vec<usize>, Termination), PruneError> {
+    // That no exchange improves can only be said about all samples.
+    let negligible = match config.max_exchanges {
+        None => 0.0,
+        Some(_) => NEGLIGIBLE,
+    };
+    let (found, unseen) = search(problem, feasible, config, dead, negligible, clock)?;
+    if unseen <= UNSEEN {
+        return Ok(found);
+    }
+    clock.restart();
+    let (found, _) = search(problem, feasible, config, dead, 0.0, clock)?;
+    Ok(found)
+}
+
+type Found = (Vec<f32>, Vec<usize>, Termination);
+
+/// The search without negligible samples; and by which part of it the objective over all samples
+/// exceeds that of the search.
+fn search(
+    problem: &Problem,
+    feasible: &Feasible,
+    config: &ChitaConfig,
+    dead: &Dead,
+    negligible: f64,
+    clock: &mut Clock,
+) -> Result<(Found, f64), PruneError> {
     let all: Vec<usize> = (0..problem.parameters()).collect();
     let magnitude = dead.demote(&all, scores::magnitude(problem));
     let stages = config.stages;
@@ -51,11 +82,6 @@ pub(crate) fn chita(
         _ => config.expansion.min(most).min(share).max(1.0),
     };
     let first = feasible.select(&all, &magnitude, expansion)?;
-    // That no exchange improves can only be said about all samples.
-    let negligible = match config.max_exchanges {
-        None => 0.0,
-        Some(_) => NEGLIGIBLE,
-    };
     let mut set = WorkingSet::new(problem, first, negligible)?;
     let mut solved = set.solve()?;
     clock.note(Step::Start, solved.objective, set.support().len());
@@ -72,6 +98,12 @@ pub(crate) fn chita(
         let limit = config.max_exchanges;
         (set, solved, termination) = exchange(problem, feasible, set, solved, limit, dead, clock)?;
     }
-    let weights = refine(problem, &set, &solved)?;
-    Ok((weights, set.support().to_vec(), termination))
+    let (weights, objective) = refine(problem, &set, &solved)?;
+    // The linear term alone can be of any sign; what is left of the sum of squares is not.
+    let seen = solved.objective - problem.completed_square();
+    let unseen = match set.rows() {
+        Some(_) => (objective - solved.objective) / seen.max(f64::MIN_POSITIVE),
+        None => 0.0,
+    };
+    Ok(((weights, set.support().to_vec(), termination), unseen))
 }

@@ -31,6 +31,11 @@ impl Clock {
         });
     }
 
+    /// Forgets what happened: it begins anew. The time goes on.
+    pub(crate) fn restart(&mut self) {
+        self.trace.clear();
+    }
+
     /// The solution at the end of `step`, with its exact objective.
     pub(crate) fn finish(
         mut self,

@@ -84,7 +84,7 @@ impl<'a> WorkingSet<'a> {
     /// Builds the dual system of `support` (ascending).
     ///
     /// Samples whose gradient is shorter than √(`negligible`·2λ) are left out: against the ridge
-    /// they cannot move a weight. 0 keeps all of them.
+    /// none of them can move a weight by itself. 0 keeps all of them.
     pub(crate) fn new(
         problem: &'a Problem,
         support: Vec<usize>,

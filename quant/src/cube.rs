@@ -1,0 +1,293 @@
+//! Fake quantization on CubeCL's backends (wgpu, Vulkan, CUDA…): one kernel for each operation,
+//! where composed operations would read and write memory nine times.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{TensorMetadata, get_or_init_device_settings};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::prelude::*;
+use burn_cubecl::cubecl::std::FastDivmod;
+use burn_cubecl::cubecl::{self, calculate_cube_count_elemwise};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::kernel::{Kernel, LearnedGradients, Rule, Wanted};
+use crate::number_format::Grid;
+use crate::{Clip, composed};
+
+impl Kernel for CubeBackend {
+    fn quantize_dequantize(
+        x: CubeTensor,
+        scale: CubeTensor,
+        zero_point: CubeTensor,
+        rule: &Rule,
+    ) -> CubeTensor {
+        let Some(launch) = Launch::new(&x, rule) else {
+            return composed::quantize_dequantize::<Self>(x, scale, zero_point, rule);
+        };
+        let x = into_contiguous(x);
+        let y = like(&x, DType::F32);
+        let (min, max) = launch.bounds;
+        quantize_dequantize::launch(
+            &x.client.clone(),
+            launch.cube_count,
+            launch.cube_dim,
+            x.into_tensor_arg(),
+            inverse(&scale).into_tensor_arg(),
+            into_contiguous(scale).into_tensor_arg(),
+            into_contiguous(zero_point).into_tensor_arg(),
+            y.clone().into_tensor_arg(),
+            launch.runs,
+            launch.strides,
+            min,
+            max,
+        );
+        y
+    }
+
+    fn quantize_dequantize_masked(
+        x: CubeTensor,
+        scale: CubeTensor,
+        zero_point: CubeTensor,
+        rule: &Rule,
+    ) -> (CubeTensor, CubeTensor) {
+        let Some(launch) = Launch::new(&x, rule) else {
+            return composed::quantize_dequantize_masked::<Self>(x, scale, zero_point, rule);
+        };
+        let x = into_contiguous(x);
+        let y = like(&x, DType::F32);
+        let truth = DType::from(get_or_init_device_settings::<Self>(&x.device()).bool_dtype);
+        let clipped = like(&x, truth);
+        let (min, max) = launch.bounds;
+        quantize_dequantize_masked::launch(
+            &x.client.clone(),
+            launch.cube_count,
+            launch.cube_dim,
+            x.into_tensor_arg(),
+            inverse(&scale).into_tensor_arg(),
+            into_contiguous(scale).into_tensor_arg(),
+            into_contiguous(zero_point).into_tensor_arg(),
+            y.clone().into_tensor_arg(),
+            clipped.clone().into_tensor_arg(),
+            launch.runs,
+            launch.strides,
+            min,
+            max,
+            dtype_to_storage_type(truth),
+        );
+        (y, clipped)
+    }
+
+    fn learned_gradients(
+        x: CubeTensor,
+        scale: CubeTensor,
+        zero_point: CubeTensor,
+        dy: CubeTensor,
+        rule: &Rule,
+        wanted: Wanted,
+    ) -> LearnedGradients<CubeTensor> {
+        let Some(launch) = Launch::new(&x, rule) else {
+            return composed::learned_gradients::<Self>(x, scale, zero_point, dy, rule, wanted);
+        };
+        let x = into_contiguous(x);
+        let dx = like(&x, DType::F32);
+        let of_scale = like(&x, DType::F32);
+        // Of one number where nobody asks for it.
+        let of_zero = match wanted.zero_point {
+            true => like(&x, DType::F32),
+            false => empty(&x, Shape::from([1]), DType::F32),
+        };
+        let (min, max) = launch.bounds;
+        learned_gradients::launch(
+            &x.client.clone(),
+            launch.cube_count,
+            launch.cube_dim,
+            x.into_tensor_arg(),
+            into_contiguous(dy).into_tensor_arg(),
+            inverse(&scale).into_tensor_arg(),
+            into_contiguous(scale).into_tensor_arg(),
+            into_contiguous(zero_point).into_tensor_arg(),
+            dx.clone().into_tensor_arg(),
+            of_scale.clone().into_tensor_arg(),
+            of_zero.clone().into_tensor_arg(),
+            launch.runs,
+            launch.strides,
+            min,
+            max,
+            wanted.clip == Clip::AfterRounding,
+            wanted.zero_point,
+        );
+        LearnedGradients {
+            x: dx,
+            scale: composed::sum::<Self>(of_scale, &rule.groups),
+            zero_point: wanted
+                .zero_point
+                .then(|| composed::sum::<Self>(of_zero, &rule.groups)),
+        }
+    }
+}
+
+/// How a kernel is launched over the elements of a tensor.
+struct Launch {
+    cube_count: CubeCount,
+    cube_dim: CubeDim,
+    /// Lengths of the runs, outermost first; none if all elements share a scale.
+    runs: SequenceArg<FastDivmod<usize>>,
+    /// How far apart the groups of neighbours along each run are.
+    strides: SequenceArg<usize>,
+    /// The lowest and the highest number.
+    bounds: (f32, f32),
+}
+
+impl Launch {
+    /// None for float formats, which are composed.
+    fn new(x: &CubeTensor, rule: &Rule) -> Option<Self> {
+        if let Grid::Float { .. } = rule.grid {
+            return None;
+        }
+        let elements = x.shape().num_elements();
+        let cube_dim = CubeDim::new(&x.client, elements);
+        let mut runs = SequenceArg::new();
+        let mut strides = SequenceArg::new();
+        if rule.groups.count() > 1 {
+            for (run, stride) in rule.groups.strides() {
+                runs.push(run);
+                strides.push(stride);
+            }
+        }
+        Some(Self {
+            cube_count: calculate_cube_count_elemwise(&x.client, elements, cube_dim),
+            cube_dim,
+            runs,
+            strides,
+            bounds: rule.grid.bounds(),
+        })
+    }
+}
+
+/// The reciprocals of the few scales: not a division for each element.
+fn inverse(scale: &CubeTensor) -> CubeTensor {
+    into_contiguous(CubeBackend::float_recip(scale.clone()))
+}
+
+fn like(x: &CubeTensor, dtype: DType) -> CubeTensor {
+    empty(x, x.shape(), dtype)
+}
+
+fn empty(x: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape, dtype)
+}
+
+/// The group of an element.
+#[cube]
+fn group_of(
+    position: usize,
+    runs: &Sequence<FastDivmod<usize>>,
+    strides: &Sequence<usize>,
+) -> usize {
+    let rank = runs.len().comptime();
+    let mut group = 0;
+    let mut rest = position;
+    #[unroll]
+    for i in 0..rank {
+        let run = rank - i - 1;
+        let (outer, index) = runs[run].div_mod(rest);
+        rest = outer;
+        group += index * strides[run];
+    }
+    group
+}
+
+/// By comparisons, which NaN passes through.
+#[cube]
+fn clamp_number(number: f32, min: f32, max: f32) -> f32 {
+    let raised = select(number < min, min, number);
+    let clamped = select(raised > max, max, raised);
+    select(number.is_nan(), number, clamped)
+}
+
+#[cube(launch)]
+fn quantize_dequantize(
+    x: &Tensor<f32>,
+    inverse: &Tensor<f32>,
+    scale: &Tensor<f32>,
+    zero_point: &Tensor<f32>,
+    y: &mut Tensor<f32>,
+    runs: Sequence<FastDivmod<usize>>,
+    strides: Sequence<usize>,
+    min: f32,
+    max: f32,
+) {
+    if ABSOLUTE_POS >= x.len() {
+        terminate!();
+    }
+    let group = group_of(ABSOLUTE_POS, &runs, &strides);
+    let number = (x[ABSOLUTE_POS] * inverse[group]).round() + zero_point[group];
+    let clamped = clamp_number(number, min, max);
+    y[ABSOLUTE_POS] = (clamped - zero_point[group]) * scale[group];
+}
+
+#[cube(launch)]
+fn quantize_dequantize_masked<B: Int>(
+    x: &Tensor<f32>,
+    inverse: &Tensor<f32>,
+    scale: &Tensor<f32>,
+    zero_point: &Tensor<f32>,
+    y: &mut Tensor<f32>,
+    clipped: &mut Tensor<B>,
+    runs: Sequence<FastDivmod<usize>>,
+    strides: Sequence<usize>,
+    min: f32,
+    max: f32,
+    #[define(B)] _truth: ElemType,
+) {
+    if ABSOLUTE_POS >= x.len() {
+        terminate!();
+    }
+    let group = group_of(ABSOLUTE_POS, &runs, &strides);
+    let number = (x[ABSOLUTE_POS] * inverse[group]).round() + zero_point[group];
+    let clamped = clamp_number(number, min, max);
+    y[ABSOLUTE_POS] = (clamped - zero_point[group]) * scale[group];
+    let inside = number >= min && number <= max;
+    clipped[ABSOLUTE_POS] = select(inside, B::from_int(0), B::from_int(1));
+}
+
+#[cube(launch)]
+fn learned_gradients(
+    x: &Tensor<f32>,
+    dy: &Tensor<f32>,
+    inverse: &Tensor<f32>,
+    scale: &Tensor<f32>,
+    zero_point: &Tensor<f32>,
+    dx: &mut Tensor<f32>,
+    of_scale: &mut Tensor<f32>,
+    of_zero: &mut Tensor<f32>,
+    runs: Sequence<FastDivmod<usize>>,
+    strides: Sequence<usize>,
+    min: f32,
+    max: f32,
+    #[comptime] after_rounding: bool,
+    #[comptime] with_zero: bool,
+) {
+    if ABSOLUTE_POS >= x.len() {
+        terminate!();
+    }
+    let group = group_of(ABSOLUTE_POS, &runs, &strides);
+    let (scale, zero_point) = (scale[group], zero_point[group]);
+    let number = (x[ABSOLUTE_POS] * inverse[group]).round() + zero_point;
+    let exact = x[ABSOLUTE_POS] / scale;
+    let inside = if comptime!(after_rounding) {
+        number >= min && number <= max
+    } else {
+        exact + zero_point > min && exact + zero_point < max
+    };
+    let number = clamp_number(number, min, max) - zero_point;
+    let dy = dy[ABSOLUTE_POS];
+    dx[ABSOLUTE_POS] = select(inside, dy, 0.0f32);
+    of_scale[ABSOLUTE_POS] = dy * (number - select(inside, exact, 0.0f32));
+    if comptime!(with_zero) {
+        of_zero[ABSOLUTE_POS] = select(inside, 0.0f32, -(dy * scale));
+    }
+}
