@@ -15,6 +15,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use crate::kernel::{Kernel, LearnedGradients, Rule, Wanted};
 use crate::number_format::Grid;
+use crate::step::Floats;
 use crate::{Clip, composed};
 
 impl Kernel for CubeBackend {
@@ -24,9 +25,7 @@ impl Kernel for CubeBackend {
         zero_point: CubeTensor,
         rule: &Rule,
     ) -> CubeTensor {
-        let Some(launch) = Launch::new(&x, rule) else {
-            return composed::quantize_dequantize::<Self>(x, scale, zero_point, rule);
-        };
+        let launch = Launch::new(&x, rule);
         let x = into_contiguous(x);
         let y = like(&x, DType::F32);
         let (min, max) = launch.bounds;
@@ -43,6 +42,7 @@ impl Kernel for CubeBackend {
             launch.strides,
             min,
             max,
+            launch.floats,
         );
         y
     }
@@ -53,9 +53,7 @@ impl Kernel for CubeBackend {
         zero_point: CubeTensor,
         rule: &Rule,
     ) -> (CubeTensor, CubeTensor) {
-        let Some(launch) = Launch::new(&x, rule) else {
-            return composed::quantize_dequantize_masked::<Self>(x, scale, zero_point, rule);
-        };
+        let launch = Launch::new(&x, rule);
         let x = into_contiguous(x);
         let y = like(&x, DType::F32);
         let truth = DType::from(get_or_init_device_settings::<Self>(&x.device()).bool_dtype);
@@ -75,6 +73,7 @@ impl Kernel for CubeBackend {
             launch.strides,
             min,
             max,
+            launch.floats,
             dtype_to_storage_type(truth),
         );
         (y, clipped)
@@ -88,9 +87,7 @@ impl Kernel for CubeBackend {
         rule: &Rule,
         wanted: Wanted,
     ) -> LearnedGradients<CubeTensor> {
-        let Some(launch) = Launch::new(&x, rule) else {
-            return composed::learned_gradients::<Self>(x, scale, zero_point, dy, rule, wanted);
-        };
+        let launch = Launch::new(&x, rule);
         let x = into_contiguous(x);
         let dx = like(&x, DType::F32);
         let of_scale = like(&x, DType::F32);
@@ -116,6 +113,7 @@ impl Kernel for CubeBackend {
             launch.strides,
             min,
             max,
+            launch.floats,
             wanted.clip == Clip::AfterRounding,
             wanted.zero_point,
         );
@@ -139,14 +137,12 @@ struct Launch {
     strides: SequenceArg<usize>,
     /// The lowest and the highest number.
     bounds: (f32, f32),
+    /// What is rounded to; none for integers.
+    floats: Option<Floats>,
 }
 
 impl Launch {
-    /// None for float formats, which are composed.
-    fn new(x: &CubeTensor, rule: &Rule) -> Option<Self> {
-        if let Grid::Float { .. } = rule.grid {
-            return None;
-        }
+    fn new(x: &CubeTensor, rule: &Rule) -> Self {
         let elements = x.shape().num_elements();
         let cube_dim = CubeDim::new(&x.client, elements);
         let mut runs = SequenceArg::new();
@@ -157,13 +153,17 @@ impl Launch {
                 strides.push(stride);
             }
         }
-        Some(Self {
+        Self {
             cube_count: calculate_cube_count_elemwise(&x.client, elements, cube_dim),
             cube_dim,
             runs,
             strides,
             bounds: rule.grid.bounds(),
-        })
+            floats: match rule.grid {
+                Grid::Int { .. } => None,
+                Grid::Float { floats, .. } => Some(floats),
+            },
+        }
     }
 }
 
@@ -208,6 +208,35 @@ fn clamp_number(number: f32, min: f32, max: f32) -> f32 {
     select(number.is_nan(), number, clamped)
 }
 
+/// The nearest number of the grid continued beyond its bounds, plus the zero point.
+#[cube]
+fn nearest(scaled: f32, zero_point: f32, max: f32, #[comptime] floats: Option<Floats>) -> f32 {
+    if comptime!(floats.is_none()) {
+        scaled.round() + zero_point
+    } else {
+        let mantissa_bits = comptime!(floats.map_or(0, |floats| floats.mantissa_bits as u32));
+        let least = comptime!(floats.map_or(0, |floats| (floats.min_exponent + 127) as u32));
+        let far = 2.0f32 * max;
+        let bounded = clamp_number(scaled, -far, far);
+        // Steps of 2ᵉ⁻ᵐ, by their bits: exact.
+        let bits = u32::reinterpret(bounded.abs()) >> 23u32;
+        let exponent = select(bits > least, bits, least.runtime());
+        let step = f32::reinterpret((exponent - mantissa_bits) << 23u32);
+        let inverse = f32::reinterpret((254u32 + mantissa_bits - exponent) << 23u32);
+        (bounded * inverse).round() * step
+    }
+}
+
+/// Float formats have no zero point, and −0 stays −0.
+#[cube]
+fn without_zero_point(number: f32, zero_point: f32, #[comptime] floats: Option<Floats>) -> f32 {
+    if comptime!(floats.is_none()) {
+        number - zero_point
+    } else {
+        number
+    }
+}
+
 #[cube(launch)]
 fn quantize_dequantize(
     x: &Tensor<f32>,
@@ -219,14 +248,16 @@ fn quantize_dequantize(
     strides: Sequence<usize>,
     min: f32,
     max: f32,
+    #[comptime] floats: Option<Floats>,
 ) {
     if ABSOLUTE_POS >= x.len() {
         terminate!();
     }
     let group = group_of(ABSOLUTE_POS, &runs, &strides);
-    let number = (x[ABSOLUTE_POS] * inverse[group]).round() + zero_point[group];
+    let (scale, zero_point) = (scale[group], zero_point[group]);
+    let number = nearest(x[ABSOLUTE_POS] * inverse[group], zero_point, max, floats);
     let clamped = clamp_number(number, min, max);
-    y[ABSOLUTE_POS] = (clamped - zero_point[group]) * scale[group];
+    y[ABSOLUTE_POS] = without_zero_point(clamped, zero_point, floats) * scale;
 }
 
 #[cube(launch)]
@@ -241,15 +272,17 @@ fn quantize_dequantize_masked<B: Int>(
     strides: Sequence<usize>,
     min: f32,
     max: f32,
+    #[comptime] floats: Option<Floats>,
     #[define(B)] _truth: ElemType,
 ) {
     if ABSOLUTE_POS >= x.len() {
         terminate!();
     }
     let group = group_of(ABSOLUTE_POS, &runs, &strides);
-    let number = (x[ABSOLUTE_POS] * inverse[group]).round() + zero_point[group];
+    let (scale, zero_point) = (scale[group], zero_point[group]);
+    let number = nearest(x[ABSOLUTE_POS] * inverse[group], zero_point, max, floats);
     let clamped = clamp_number(number, min, max);
-    y[ABSOLUTE_POS] = (clamped - zero_point[group]) * scale[group];
+    y[ABSOLUTE_POS] = without_zero_point(clamped, zero_point, floats) * scale;
     let inside = number >= min && number <= max;
     clipped[ABSOLUTE_POS] = select(inside, B::from_int(0), B::from_int(1));
 }
@@ -268,6 +301,7 @@ fn learned_gradients(
     strides: Sequence<usize>,
     min: f32,
     max: f32,
+    #[comptime] floats: Option<Floats>,
     #[comptime] after_rounding: bool,
     #[comptime] with_zero: bool,
 ) {
@@ -276,14 +310,15 @@ fn learned_gradients(
     }
     let group = group_of(ABSOLUTE_POS, &runs, &strides);
     let (scale, zero_point) = (scale[group], zero_point[group]);
-    let number = (x[ABSOLUTE_POS] * inverse[group]).round() + zero_point;
+    let number = nearest(x[ABSOLUTE_POS] * inverse[group], zero_point, max, floats);
     let exact = x[ABSOLUTE_POS] / scale;
     let inside = if comptime!(after_rounding) {
         number >= min && number <= max
     } else {
         exact + zero_point > min && exact + zero_point < max
     };
-    let number = clamp_number(number, min, max) - zero_point;
+    let clamped = clamp_number(number, min, max);
+    let number = without_zero_point(clamped, zero_point, floats);
     let dy = dy[ABSOLUTE_POS];
     dx[ABSOLUTE_POS] = select(inside, dy, 0.0f32);
     of_scale[ABSOLUTE_POS] = dy * (number - select(inside, exact, 0.0f32));

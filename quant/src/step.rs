@@ -49,7 +49,7 @@ impl Round for Integers {
 }
 
 /// All ±k · 2ᵉ⁻ᵐ with k < 2ᵐ⁺¹ and e ≥ `min_exponent`, where m = `mantissa_bits`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Floats {
     pub(crate) mantissa_bits: i32,
     pub(crate) min_exponent: i32,
