@@ -45,6 +45,8 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         store: &Device,
         free: Option<Tensor<1>>,
     ) -> Result<(Fisher, Option<B>), PruneError> {
+        // Gradients at a weight that is no number would put the blame on the data.
+        self.selection.finite_weights(self.model)?;
         let start = Instant::now();
         let (n, m) = (self.config.samples, self.config.batch_size);
         let width = self.columns.len();

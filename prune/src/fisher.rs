@@ -128,6 +128,7 @@ impl FisherConfig {
     /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
     /// - [`PruneError::SmallBatch`]: a batch of the loader has fewer than m examples.
     /// - [`PruneError::NonFiniteGradient`]: with the path of the parameter and the sample.
+    /// - [`PruneError::NonFiniteWeight`]: a prunable weight is NaN or infinite.
     /// - [`PruneError::Loss`]: the loss is no single number, or depends on no prunable parameter.
     pub fn collect<M: Module, B: Batch>(
         &self,
