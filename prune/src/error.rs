@@ -207,6 +207,21 @@ pub enum PruneError {
         /// The first field of the config that differs, or `model` for other weights to prune.
         field: String,
     },
+    /// A finished stage would not load into the model that the run began with.
+    #[error(
+        "the stage cannot be kept, since it would not load into the model that the run began with: \
+         `{path}` carries {} now, and {} then. Fold in what the stages attach with \
+         `Module::materialize`, or attach it before the run",
+        reparameterization(.now), reparameterization(.then)
+    )]
+    StageReparameterized {
+        /// Path of the parameter.
+        path: String,
+        /// Name of the reparameterization that it carried when the run began.
+        then: Option<String>,
+        /// Name of the one that it carries after the stage.
+        now: Option<String>,
+    },
     /// A file could not be read or written.
     #[error("{action} {path}: {reason}")]
     Io {
@@ -399,3 +414,9 @@ impl<M> From<Rejected<M, PruneError>> for PruneError {
         rejected.into_error()
     }
 }
+/// What a parameter carries.
+fn reparameterization(name: &Option<String>) -> String {
+    name.as_ref()
+        .map_or("nothing".into(), |name| format!("`{name}`"))
+}
+

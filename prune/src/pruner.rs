@@ -160,12 +160,16 @@ impl PrunerConfig {
     /// recompute its BatchNorm statistics, train it.
     ///
     /// What `after_stage` returns is what the next stage prunes, and what is kept in
-    /// [`state`](Self::state).
+    /// [`state`](Self::state). A kept stage is loaded into the model that a later call brings, so it
+    /// must carry the reparameterizations that this one brought and no others: masks that
+    /// `after_stage` attaches are folded in at its end, as [`GradualConfig`](crate::GradualConfig)
+    /// does.
     ///
     /// # Errors
     ///
     /// As [`prune`](Self::prune), and whatever `after_stage` returns, with the model that it
-    /// returns.
+    /// returns. [`PruneError::StageReparameterized`] where a stage cannot be kept for what it
+    /// carries.
     pub fn prune_with<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
         model: M,

@@ -2,6 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use burn_lean_reparam::attached;
 use serde_json::Value;
 
 use crate::feasible::Feasible;
@@ -44,15 +45,15 @@ impl PrunerConfig {
                 }
             }
         }
-        let store = match &self.state {
         let weights = selection.finite_weights(model)?;
+        let store = match &self.state {
             Some(folder) => {
                 let mut run: Vec<(&str, Value)> = vec![("model", checksum(&weights))];
                 run.extend(
                     more.iter()
                         .map(|(name, value)| (*name, Value::from(*value))),
                 );
-                Some(StageStore::new(folder, self, run)?)
+                Some(StageStore::new(folder, self, attached(model), run)?)
             }
             None => None,
         };
