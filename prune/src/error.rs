@@ -392,6 +392,20 @@ pub enum PruneError {
         /// Nonzeros in the group.
         nonzeros: usize,
     },
+    /// The positions of a compressed N:M weight are not those of one.
+    #[error(
+        "the positions {positions:?} of group {group} do not ascend below M of {pattern}, or lie \
+         behind the last group: they are damaged, or packed in another way"
+    )]
+    NMPositions {
+        /// The pattern, for example `2:4`.
+        pattern: String,
+        /// The group, counted with the pattern's axis running fastest; their number for what lies
+        /// behind the last.
+        group: usize,
+        /// What was found.
+        positions: Vec<usize>,
+    },
     /// Layers cannot be made smaller.
     #[error("cannot make the layers smaller: {reason}")]
     CannotShrink {
@@ -409,14 +423,14 @@ pub enum PruneError {
     },
 }
 
-impl<M> From<Rejected<M, PruneError>> for PruneError {
-    fn from(rejected: Rejected<M, PruneError>) -> Self {
-        rejected.into_error()
-    }
-}
 /// What a parameter carries.
 fn reparameterization(name: &Option<String>) -> String {
     name.as_ref()
         .map_or("nothing".into(), |name| format!("`{name}`"))
 }
 
+impl<M> From<Rejected<M, PruneError>> for PruneError {
+    fn from(rejected: Rejected<M, PruneError>) -> Self {
+        rejected.into_error()
+    }
+}
