@@ -35,7 +35,7 @@ pub(crate) struct Cli {
     /// How the sparsity rises over the stages of chita++.
     #[arg(long, value_enum, default_value_t = ScheduleName::Exponential)]
     schedule: ScheduleName,
-    /// Sparsity of the first stage of chita++.
+    /// Sparsity of the first stage of chita++, at most that of the run.
     #[arg(long, default_value_t = BASE, value_parser = fraction)]
     base: f64,
     /// Run chita++ once, to the highest sparsity, with a row for the first stage that reaches each
