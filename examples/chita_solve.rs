@@ -14,8 +14,8 @@
 //!
 //! `solution.safetensors` holds `weights` [p] F32 and `support` [k] I64, the indices of the kept
 //! weights in ascending order. Standard output is one JSON object: `objective`, its terms in
-//! `objective_reference_terms`, `nonzeros`, `seconds` of the solver, `iterations`, `termination`,
-//! `peak_bytes`, the largest resident memory of this process (Linux).
+//! `objective_reference_terms`, `relative_gap`, `nonzeros`, `dead_columns`, `seconds` of the solver,
+//! `iterations`, `termination`, `peak_bytes`, the largest resident memory of this process (Linux).
 
 #[path = "chita_solve/problem_file.rs"]
 mod problem_file;
@@ -132,9 +132,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let solution = solve(&problem, &config)?;
     let seconds = start.elapsed().as_secs_f64();
 
-    if let Some(path) = &cli.out {
-        problem_file::write(path, solution.weights.clone(), &solution.support)?;
-    }
     let mut report = serde_json::json!({
         "objective": solution.objective,
         "objective_reference_terms": solution.terms,
@@ -149,7 +146,11 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     if cli.trace {
         report["trace"] = serde_json::to_value(&solution.trace)?;
     }
+    // First what no path can refuse.
     println!("{report}");
+    if let Some(path) = &cli.out {
+        problem_file::write(path, solution.weights, &solution.support)?;
+    }
     Ok(())
 }
 

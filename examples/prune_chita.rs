@@ -78,13 +78,26 @@ struct Run<'a, M> {
 }
 
 impl<'a, M: Network> Run<'a, M> {
-    /// Loads or trains the model.
+    /// Loads or trains the model, after a look at what would be refused later.
     fn prepare(
         cli: &'a Cli,
         images: ImageSet,
         device: Device,
         model: M,
     ) -> Result<Self, Box<dyn Error>> {
+        let default = Selection::of(&model, None)?;
+        cli.check_exclude(&default)?;
+        let group = cli.group(&default);
+        let selection = Selection::of(&model, group.as_ref())?;
+        cli.check_sparsities(selection.layout().len())?;
+        let (count, m) = (images.train.len(), cli.batch_size());
+        if count < m {
+            return Err(format!(
+                "there are {count} training images, but a Fisher sample takes {m}: lower \
+                 `--batch-size`, or raise `--limit`"
+            )
+            .into());
+        }
         let mut model = match &cli.checkpoint {
             Some(path) => network::load(model, path)?,
             None => network::train(model, &images, cli, &device)?,
@@ -96,18 +109,7 @@ impl<'a, M: Network> Run<'a, M> {
             );
             model = network::normalized(model, &images, &device)?;
         }
-        let (count, m) = (images.train.len(), cli.batch_size());
-        if count < m {
-            return Err(format!(
-                "there are {count} training images, but a Fisher sample takes {m}: lower \
-                 `--batch-size`, or raise `--limit`"
-            )
-            .into());
-        }
         let one: Vec<Batch> = images.test.take(1).ordered(1, &device).collect();
-        let default = Selection::of(&model, None)?;
-        cli.check_exclude(&default)?;
-        let group = cli.group(&default);
         let selection =
             Selection::of(&model, group.as_ref())?.with_flops(&flops(&model, loss::<M>, &one[0])?);
         println!("{}", PruneReport::new(&model, &selection)?);
@@ -147,26 +149,51 @@ impl<'a, M: Network> Run<'a, M> {
     }
 
     fn run(mut self) -> Result<(), Box<dyn Error>> {
-        let single: Vec<MethodName> = self
-            .cli
-            .methods()
-            .into_iter()
-            .filter(|method| !method.is_staged())
-            .collect();
-        if !single.is_empty() {
-            self.single_stage(&single)?;
-        }
-        if self.cli.methods().iter().any(|method| method.is_staged()) {
-            self.multi_stage()?;
-        }
-        self.table.publish(self.cli.json.as_deref())?;
-        if let Some(path) = &self.cli.plot {
-            let title = format!("{}: accuracy over sparsity", self.images.name);
-            support::write_svg_over(path, &title, "sparsity [%]", "accuracy [%]", &self.curves)?;
-        }
+        let pruned = self.prune();
+        // What is finished is kept, whatever went wrong after it.
+        let published = match self.table.is_empty() {
+            true => Ok(()),
+            false => self.publish(),
+        };
+        pruned?;
+        published?;
         match self.cli.fine_tune {
             Some(0) => Ok(()),
             _ => self.fine_tune(),
+        }
+    }
+
+    /// Every method at every sparsity.
+    fn prune(&mut self) -> Result<(), Box<dyn Error>> {
+        let methods = self.cli.methods().into_iter();
+        let (staged, single): (Vec<_>, Vec<_>) = methods.partition(|method| method.is_staged());
+        if !single.is_empty() {
+            self.single_stage(&single)?;
+        }
+        match staged.is_empty() {
+            true => Ok(()),
+            false => self.multi_stage(),
+        }
+    }
+
+    fn publish(&self) -> Result<(), String> {
+        self.table.publish(self.cli.json.as_deref())?;
+        let Some(path) = &self.cli.plot else {
+            return Ok(());
+        };
+        let title = format!("{}: accuracy over sparsity", self.images.name);
+        support::write_svg_over(path, &title, "sparsity [%]", "accuracy [%]", &self.curves)
+    }
+
+    /// A point of the curve of that name.
+    fn plot(&mut self, name: &str, sparsity: f64, accuracy: f64) {
+        let point = ((100.0 * sparsity).round() as usize, accuracy);
+        match self.curves.iter_mut().find(|curve| curve.name == name) {
+            Some(curve) => curve.points.push(point),
+            None => self.curves.push(Curve {
+                name: name.into(),
+                points: vec![point],
+            }),
         }
     }
 
@@ -216,7 +243,6 @@ impl<'a, M: Network> Run<'a, M> {
         .with_first_order(a)?;
         for name in methods {
             let method = self.method(*name)?;
-            let mut points = Vec::new();
             for sparsity in self.cli.sparsities() {
                 memory.forget_peak();
                 let config = SolverConfig::new(Budget::Sparsity(sparsity))
@@ -239,7 +265,7 @@ impl<'a, M: Network> Run<'a, M> {
                     .selection
                     .unflatten(self.model.clone(), solution.weights)?;
                 let accuracy = self.accuracy(model)?;
-                points.push(((100.0 * sparsity).round() as usize, accuracy));
+                self.plot(&name.to_string(), sparsity, accuracy);
                 self.table.push([
                     name.to_string().into(),
                     Cell::Integer(1),
@@ -253,91 +279,104 @@ impl<'a, M: Network> Run<'a, M> {
                     Cell::Number(sweep.chosen.l2, 5),
                 ]);
             }
-            self.curves.push(Curve {
-                name: name.to_string(),
-                points,
-            });
         }
         Ok(())
     }
 
     /// CHITA++ to each sparsity, or once to the highest with a row for every stage.
     fn multi_stage(&mut self) -> Result<(), Box<dyn Error>> {
-        let sparsities = self.cli.sparsities();
-        let targets = match self.cli.one_run {
-            true => vec![sparsities.iter().copied().fold(0.0, f64::max)],
-            false => sparsities.clone(),
-        };
-        let (mut points, mut rows) = (Vec::new(), Vec::new());
-        for sparsity in targets {
+        for sparsity in self.cli.staged_sparsities() {
             let memory = PeakMemory::start();
+            let mut finished = Vec::new();
             // A stage that an earlier run has finished is not among them, but for the last.
             let mut measured = HashMap::new();
             let targets = self.cli.schedule().targets(sparsity, self.cli.stages)?;
-            let meets = |stage: &StageReport| {
-                let before = stage.stage.checked_sub(1).map_or(0.0, |at| targets[at]);
-                let reached = |sparsity: &f64| {
-                    let least = sparsity - 1e-9;
-                    before < least && least <= stage.target
-                };
-                let last = stage.stage + 1 == stage.stages;
-                last || self.cli.one_run && sparsities.iter().any(reached)
-            };
             let pruned = self.pruner(sparsity)?.prune_with(
                 self.model.clone(),
                 loss::<M>,
                 |seed| self.loader(seed),
                 |model, _, stage| {
-                    if meets(stage) {
-                        match self.accuracy(model.clone()) {
-                            Ok(accuracy) => {
-                                let peak = memory.bytes();
-                                measured.insert(stage.stage, (accuracy, peak));
-                            }
-                            Err(error) => eprintln!("accuracy of stage {}: {error}", stage.stage),
-                        }
+                    if self.has_row(stage, &targets)
+                        && let Some(accuracy) = self.measure(model.clone(), stage)
+                    {
+                        measured.insert(stage.stage, (accuracy, memory.bytes()));
                     }
                     println!("{}", options::stage(stage));
+                    finished.push(stage.clone());
                     Ok(model)
                 },
-            )?;
+            );
+            let pruned = match pruned {
+                Ok(pruned) => pruned,
+                Err(error) => {
+                    self.push_stages(&finished, &targets, &measured);
+                    return Err(error.into());
+                }
+            };
             let last = &pruned.stages[pruned.stages.len() - 1];
-            if let Entry::Vacant(entry) = measured.entry(last.stage) {
-                entry.insert((self.accuracy(pruned.model.clone())?, None));
+            if let Entry::Vacant(entry) = measured.entry(last.stage)
+                && let Some(accuracy) = self.measure(pruned.model.clone(), last)
+            {
+                entry.insert((accuracy, None));
             }
             println!("{}", options::gradients(&last.gradients));
-            let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
-            for stage in &pruned.stages {
-                gradient_seconds += stage.gradients.seconds;
-                solve_seconds += stage.solve_seconds;
-                if !meets(stage) {
-                    continue;
-                }
-                let measured = measured.get(&stage.stage);
-                let peak = measured.and_then(|(_, peak)| *peak);
-                if let Some((accuracy, _)) = measured {
-                    points.push(((100.0 * stage.target).round() as usize, *accuracy));
-                }
-                rows.push([
-                    "chita++".into(),
-                    Cell::Integer(stage.stage as u64 + 1),
-                    Cell::Number(stage.target, 4),
-                    measured.map_or(Cell::Empty, |(accuracy, _)| Cell::Number(*accuracy, 2)),
-                    Cell::Number(stage.objective, 4),
-                    Cell::Integer(stage.nonzeros as u64),
-                    Cell::Number(gradient_seconds, 2),
-                    Cell::Number(solve_seconds, 3),
-                    Cell::optional_integer(peak),
-                    Cell::Number(stage.ridge.l2, 5),
-                ]);
-            }
+            self.push_stages(&pruned.stages, &targets, &measured);
         }
-        rows.into_iter().for_each(|row| self.table.push(row));
-        self.curves.push(Curve {
-            name: "chita++".into(),
-            points,
-        });
         Ok(())
+    }
+
+    /// Test accuracy after a stage [%]; a failure is no reason to lose the run.
+    fn measure(&self, model: M, stage: &StageReport) -> Option<f64> {
+        let accuracy = self.accuracy(model);
+        accuracy
+            .inspect_err(|error| eprintln!("accuracy of stage {}: {error}", stage.stage))
+            .ok()
+    }
+
+    /// Whether a stage has a row: the last of a run, and of a single run the first to reach each of
+    /// the sparsities.
+    fn has_row(&self, stage: &StageReport, targets: &[f64]) -> bool {
+        let before = stage.stage.checked_sub(1).map_or(0.0, |at| targets[at]);
+        let reached = |sparsity: &f64| {
+            let least = sparsity - 1e-9;
+            before < least && least <= stage.target
+        };
+        let last = stage.stage + 1 == stage.stages;
+        last || self.cli.one_run && self.cli.sparsities().iter().any(reached)
+    }
+
+    /// Adds the rows of a run; `measured` has the accuracy [%] and the memory [bytes] of its stages.
+    fn push_stages(
+        &mut self,
+        stages: &[StageReport],
+        targets: &[f64],
+        measured: &HashMap<usize, (f64, Option<u64>)>,
+    ) {
+        let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
+        for stage in stages {
+            gradient_seconds += stage.gradients.seconds;
+            solve_seconds += stage.solve_seconds;
+            if !self.has_row(stage, targets) {
+                continue;
+            }
+            let measured = measured.get(&stage.stage);
+            let peak = measured.and_then(|(_, peak)| *peak);
+            if let Some((accuracy, _)) = measured {
+                self.plot("chita++", stage.target, *accuracy);
+            }
+            self.table.push([
+                "chita++".into(),
+                Cell::Integer(stage.stage as u64 + 1),
+                Cell::Number(stage.target, 4),
+                measured.map_or(Cell::Empty, |(accuracy, _)| Cell::Number(*accuracy, 2)),
+                Cell::Number(stage.objective, 4),
+                Cell::Integer(stage.nonzeros as u64),
+                Cell::Number(gradient_seconds, 2),
+                Cell::Number(solve_seconds, 3),
+                Cell::optional_integer(peak),
+                Cell::Number(stage.ridge.l2, 5),
+            ]);
+        }
     }
 
     fn pruner(&self, sparsity: f64) -> Result<PrunerConfig, PruneError> {
@@ -392,7 +431,7 @@ impl<'a, M: Network> Run<'a, M> {
 
     /// Prunes to the highest sparsity, trains with the zeros held, and prints the layers.
     fn fine_tune(&self) -> Result<(), Box<dyn Error>> {
-        let sparsity = self.cli.sparsities().into_iter().fold(0.0, f64::max);
+        let sparsity = self.cli.highest_sparsity();
         let pruned = self
             .pruner(sparsity)?
             .with_stages(1)

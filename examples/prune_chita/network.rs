@@ -113,7 +113,7 @@ pub(crate) fn train<M: Network>(
     epochs(model, images, cli, cli.epochs, device, "training")
 }
 
-/// Trains on, with a smaller learning rate.
+/// Trains on, from the full learning rate down again.
 pub(crate) fn fine_tune<M: Network>(
     model: M,
     images: &ImageSet,

@@ -5,7 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use burn::module::ParamGroup;
-use burn_lean::prune::{FisherReport, RidgeChoice, Schedule, Selection, StageReport};
+use burn_lean::prune::{
+    Budget, FisherReport, PruneError, RidgeChoice, Schedule, Selection, StageReport,
+};
 use clap::{Parser, ValueEnum};
 
 use crate::support::{self, CifarFiles, DeviceName, ImageSet};
@@ -21,10 +23,10 @@ const BASE: f64 = 0.1;
 /// Prune a trained network at several sparsities and compare methods.
 #[derive(Debug, Parser)]
 pub(crate) struct Cli {
-    /// Methods to compare.
+    /// Methods to compare [default: magnitude,obd,chita,chita++].
     #[arg(long = "method", value_enum, value_delimiter = ',')]
     methods: Vec<MethodName>,
-    /// Fractions of zeros.
+    /// Fractions of zeros [default: 0.5,0.7,0.8,0.9].
     #[arg(long = "sparsity", value_delimiter = ',', value_parser = fraction)]
     sparsities: Vec<f64>,
     /// Stages of chita++.
@@ -33,7 +35,7 @@ pub(crate) struct Cli {
     /// How the sparsity rises over the stages of chita++.
     #[arg(long, value_enum, default_value_t = ScheduleName::Exponential)]
     schedule: ScheduleName,
-    /// Sparsity of the first stage of chita++.
+    /// Sparsity of the first stage of chita++, at most that of the run.
     #[arg(long, default_value_t = BASE, value_parser = fraction)]
     base: f64,
     /// Run chita++ once, to the highest sparsity, with a row for the first stage that reaches each
@@ -63,7 +65,7 @@ pub(crate) struct Cli {
     #[arg(long, value_parser = support::at_least_one)]
     batch_size: Option<usize>,
     /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
-    #[arg(long)]
+    #[arg(long, value_parser = support::positive)]
     l2: Option<f64>,
     /// Training images that judge a sweep.
     #[arg(long, default_value_t = 1000, value_parser = support::at_least_one)]
@@ -80,7 +82,7 @@ pub(crate) struct Cli {
     /// Which files of CIFAR-10.
     #[arg(long, value_enum, default_value_t = CifarFiles::Standard)]
     cifar_files: CifarFiles,
-    /// Move and mirror the training images of CIFAR-10 at random.
+    /// Move and mirror the training images at random, as is usual for CIFAR-10.
     #[arg(long)]
     augment: bool,
     /// Compute new BatchNorm statistics after pruning, before the accuracy is measured.
@@ -98,7 +100,8 @@ pub(crate) struct Cli {
     /// Epochs of training, where there is no checkpoint.
     #[arg(long, default_value_t = 30, value_parser = support::at_least_one)]
     pub(crate) epochs: usize,
-    /// Epochs of training after pruning to the highest sparsity, with the mask; 0 for none.
+    /// Epochs of training after pruning to the highest sparsity, with the mask; 0 for none
+    /// [default: 5].
     #[arg(long)]
     pub(crate) fine_tune: Option<usize>,
     /// Learning rate of AdamW.
@@ -219,6 +222,18 @@ impl Cli {
         self.l2.map_or_else(RidgeChoice::sweep, RidgeChoice::Fixed)
     }
 
+    /// The sparsities that chita++ has runs for.
+    pub(crate) fn staged_sparsities(&self) -> Vec<f64> {
+        match self.one_run {
+            true => vec![self.highest_sparsity()],
+            false => self.sparsities(),
+        }
+    }
+
+    pub(crate) fn highest_sparsity(&self) -> f64 {
+        self.sparsities().into_iter().fold(0.0, f64::max)
+    }
+
     /// Refuses options that none of the methods would look at.
     pub(crate) fn check(&self) -> Result<(), String> {
         let given = [
@@ -232,6 +247,28 @@ impl Cli {
             Some((option, _)) => Err(format!("`{option}` is about `--method chita++`")),
             None => Ok(()),
         }
+    }
+
+    /// Refuses what would keep none or all of the prunable weights, of which there are
+    /// `parameters`, in a run or a stage.
+    pub(crate) fn check_sparsities(&self, parameters: usize) -> Result<(), PruneError> {
+        let mut targets = self.sparsities();
+        if self.methods().iter().any(|method| method.is_staged()) {
+            for sparsity in self.staged_sparsities() {
+                targets.extend(self.schedule().targets(sparsity, self.stages)?);
+            }
+        }
+        for target in targets {
+            let k = Budget::kept_count(target, parameters)?;
+            if k == 0 || k >= parameters {
+                return Err(PruneError::KeptCount {
+                    k,
+                    parameters,
+                    path: None,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a text to leave out that no path contains.

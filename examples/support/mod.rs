@@ -24,6 +24,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) use cifar::{CifarFiles, read as read_cifar};
 pub(crate) use conv_net::ConvNet;
 pub(crate) use curve::{Curve, write_csv, write_svg, write_svg_over};
+pub(crate) use idx::IdxError;
 pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
 pub(crate) use memory::PeakMemory;
 pub(crate) use mlp_net::MlpNet;
@@ -77,6 +78,15 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(0) => Err("must be at least 1".into()),
         Ok(count) => Ok(count),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A command line number above 0.
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        Ok(_) => Err("must be above 0".into()),
         Err(error) => Err(error.to_string()),
     }
 }

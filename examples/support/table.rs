@@ -86,6 +86,10 @@ impl Table {
         self.rows.push(row);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Prints the table and, if `json` names a file, writes it there too.
     pub(crate) fn publish(&self, json: Option<&Path>) -> Result<(), String> {
         println!("\n{self}");

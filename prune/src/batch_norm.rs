@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean_reparam::Rejected;
 
 use crate::gradient_matrix::read;
 use crate::{Batch, PruneError};
@@ -40,12 +41,30 @@ use crate::{Batch, PruneError};
 ///
 /// # Errors
 ///
-/// [`PruneError::NoSamples`] without any batch.
+/// The model comes back in the error, unchanged: [`PruneError::NoSamples`] without any batch,
+/// [`PruneError::Device`] where reading fails.
 pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     model: M,
     forward: impl Fn(&M, &B) -> O,
     batches: impl IntoIterator<Item = B>,
-) -> Result<M, PruneError> {
+) -> Result<M, Rejected<M, PruneError>> {
+    let averages = match averages(&model, forward, batches) {
+        Ok(Some(averages)) => averages,
+        Ok(None) => return Ok(model),
+        Err(error) => return Err(Rejected::new(model, error)),
+    };
+    let has_autodiff = model.devices().iter().any(Device::is_autodiff);
+    // Burn maps running statistics in place, also those of the caller's clones: map a copy.
+    let model = model.valid().map(&mut SetRunning::to(averages));
+    Ok(if has_autodiff { model.train() } else { model })
+}
+
+/// The statistics over all batches; none where no layer has any.
+fn averages<M: Module, B: Batch, O>(
+    model: &M,
+    forward: impl Fn(&M, &B) -> O,
+    batches: impl IntoIterator<Item = B>,
+) -> Result<Option<Statistics>, PruneError> {
     // Burn takes the statistics of the batch where the device has autodiff and the layer's flag is
     // set, whether or not there are gradients.
     let observer = model.valid().map(&mut OnlyBatchNormTrains::default());
@@ -74,7 +93,7 @@ pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     for batch in batches {
         let from_zero = look(&batch, 0.0)?;
         if from_zero.0.is_empty() {
-            return Ok(model);
+            return Ok(None);
         }
         if kept_share.is_none() {
             kept_share = Some(look(&batch, 1.0)?.with(&from_zero, |one, zero| one - zero));
@@ -90,10 +109,7 @@ pub fn recompute_batch_norm<M: Module, B: Batch, O>(
         return Err(PruneError::NoSamples);
     };
     let averages = sum.with(&kept, |sum, kept| sum / examples / (1.0 - kept));
-    let has_autodiff = model.devices().iter().any(Device::is_autodiff);
-    // Burn maps running statistics in place, also those of the caller's clones: map a copy.
-    let model = model.valid().map(&mut SetRunning::to(averages));
-    Ok(if has_autodiff { model.train() } else { model })
+    Ok(Some(averages))
 }
 
 /// The running statistics of BatchNorm layers.

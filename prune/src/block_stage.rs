@@ -8,18 +8,21 @@ use burn::tensor::Tensor;
 
 use crate::budget::Pool;
 use crate::feasible::Feasible;
+use crate::plain_rows::unreached;
 use crate::pruner::Solved;
-use crate::solver::solve_within;
+use crate::solver::{Dead, solve_within};
 use crate::{
-    Batch, Budget, FisherReport, Groups, LayerKind, Layout, Method, Objective, Problem, PruneError,
-    PrunerConfig, Ridge, Selection, Solution, SolverConfig, SparsityPattern, Termination,
+    Batch, Budget, DeadColumns, FisherReport, Groups, LayerKind, Layout, Method, Objective,
+    Problem, PruneError, PrunerConfig, Ridge, Selection, Solution, SolverConfig, SparsityPattern,
+    Termination,
 };
 
 /// Solves the problem block by block of [`FisherConfig::blocks`](crate::FisherConfig::blocks).
 ///
 /// How many weights each block keeps is decided by magnitude over all of them, under the budget
 /// and the pattern; where the budget counts by layer or by operations, how many each layer of each
-/// block keeps. The objective is the sum over the blocks.
+/// block keeps. Parameters that the loss does not depend on are pruned before all others. The
+/// objective is the sum over the blocks.
 #[allow(clippy::too_many_arguments)] // What a stage consists of; there is one caller.
 pub(crate) fn solve_blocks<M: Module, B: Batch>(
     config: &PrunerConfig,
@@ -33,7 +36,14 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
     free: Option<Tensor<1>>,
 ) -> Result<Solved, PruneError> {
     let dense = selection.flatten(model)?;
-    let kept = kept_by_magnitude(solver, selection, &dense)?;
+    let weights = selection.finite_weights(model)?;
+    let unreached = match solver.dead_columns {
+        DeadColumns::PrunedFirst => {
+            unreached(model, selection, config.fisher.batch_size, loss, batches)?
+        }
+        DeadColumns::Priced => Vec::new(),
+    };
+    let kept = kept_by_magnitude(solver, selection.layout(), &weights, &unreached)?;
     let blocks = config.fisher.blocks(selection)?;
     let mut whole = Whole::default();
     for columns in blocks {
@@ -135,16 +145,24 @@ fn part_of_solver(
     Ok(part)
 }
 
-/// The weights that magnitude alone would keep, ascending.
+/// The weights that magnitude alone would keep, ascending; unreached parameters go first.
 fn kept_by_magnitude(
     solver: &SolverConfig,
-    selection: &Selection,
-    dense: &Tensor<1>,
+    layout: &Layout,
+    weights: &[f32],
+    unreached: &[String],
 ) -> Result<Vec<usize>, PruneError> {
-    let feasible = Feasible::new(&solver.pattern, &solver.budget, selection.layout())?;
-    let dense = crate::gradient_matrix::read(dense.clone())?;
-    let scores: Vec<f64> = dense.iter().map(|weight| f64::from(weight.abs())).collect();
-    let all: Vec<usize> = (0..dense.len()).collect();
+    let feasible = Feasible::new(&solver.pattern, &solver.budget, layout)?;
+    let mut dead = vec![false; weights.len()];
+    for layer in layout.layers() {
+        dead[layer.range()].fill(unreached.contains(&layer.path));
+    }
+    // What is zero already goes before those.
+    let zeros = dead.iter_mut().zip(weights);
+    zeros.for_each(|(dead, weight)| *dead |= *weight == 0.0);
+    let all: Vec<usize> = (0..weights.len()).collect();
+    let magnitudes = weights.iter().map(|weight| f64::from(weight.abs()));
+    let scores = Dead::first(dead).demote(&all, magnitudes.collect());
     feasible.select(&all, &scores, 1.0)
 }
 
@@ -227,8 +245,18 @@ impl Whole {
                 // What is held at a time, and the time of all.
                 report.bytes = report.bytes.max(block.bytes);
                 report.seconds += block.seconds;
-                report.unreached.extend(block.unreached);
-                report.zero_columns.extend(block.zero_columns);
+                for path in block.unreached {
+                    // A parameter may lie in several blocks, one after the other.
+                    if report.unreached.last() != Some(&path) {
+                        report.unreached.push(path);
+                    }
+                }
+                for (path, count) in block.zero_columns {
+                    match report.zero_columns.last_mut() {
+                        Some((last, sum)) if *last == path => *sum += count,
+                        _ => report.zero_columns.push((path, count)),
+                    }
+                }
             }
         }
     }

@@ -21,7 +21,8 @@ pub enum Budget {
     Keep(usize),
     /// This sparsity in each parameter.
     PerLayer(f64),
-    /// A sparsity for each parameter by its path; what is not named stays dense.
+    /// A sparsity for each parameter by its path; what is not named stays dense, but for groups
+    /// that reach into a parameter that is.
     PerLayerTargets(BTreeMap<String, f64>),
     /// At most this fraction of the dense floating-point operations.
     Flops {

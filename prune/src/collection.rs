@@ -7,7 +7,6 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::evaluation::gradient_model;
 use crate::gradient_matrix::read;
 use crate::per_example::PerExample;
 use crate::plain_rows::PlainRows;
@@ -17,7 +16,7 @@ use crate::{
 };
 
 /// Examples of one batched backward pass, whose activations are held.
-const CHUNK_EXAMPLES: usize = 64;
+pub(crate) const CHUNK_EXAMPLES: usize = 64;
 
 /// Examples per row from which plain passes are the faster way, by measurement.
 const PLAIN_FROM: usize = 8;
@@ -46,6 +45,8 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         free: Option<Tensor<1>>,
     ) -> Result<(Fisher, Option<B>), PruneError> {
         let start = Instant::now();
+        // Gradients at a weight that is no number would put the blame on the data.
+        self.selection.finite_weights(self.model)?;
         let (n, m) = (self.config.samples, self.config.batch_size);
         let width = self.columns.len();
         let mut gradients = GradientMatrix::with_capacity(n, width, self.config.dtype, store)?;
@@ -242,9 +243,8 @@ impl<'a, M: Module, B: Batch> Source<'a, M, B> {
             loss,
             columns,
         } = collection;
-        let model_with_gradients = gradient_model(*model, selection, columns);
         Self {
-            plain: PlainRows::new(model_with_gradients, selection, columns.clone(), *loss),
+            plain: PlainRows::new(*model, selection, columns.clone(), *loss),
             batched: match config.method {
                 GradientMethod::Automatic => config.batch_size < PLAIN_FROM,
                 GradientMethod::Batched => true,

@@ -207,6 +207,21 @@ pub enum PruneError {
         /// The first field of the config that differs, or `model` for other weights to prune.
         field: String,
     },
+    /// A finished stage would not load into the model that the run began with.
+    #[error(
+        "the stage cannot be kept, since it would not load into the model that the run began with: \
+         `{path}` carries {} now, and {} then. Fold in what the stages attach with \
+         `Module::materialize`, or attach it before the run",
+        reparameterization(.now), reparameterization(.then)
+    )]
+    StageReparameterized {
+        /// Path of the parameter.
+        path: String,
+        /// Name of the reparameterization that it carried when the run began.
+        then: Option<String>,
+        /// Name of the one that it carries after the stage.
+        now: Option<String>,
+    },
     /// A file could not be read or written.
     #[error("{action} {path}: {reason}")]
     Io {
@@ -377,6 +392,20 @@ pub enum PruneError {
         /// Nonzeros in the group.
         nonzeros: usize,
     },
+    /// The positions of a compressed N:M weight are not those of one.
+    #[error(
+        "the positions {positions:?} of group {group} do not ascend below M of {pattern}, or lie \
+         behind the last group: they are damaged, or packed in another way"
+    )]
+    NMPositions {
+        /// The pattern, for example `2:4`.
+        pattern: String,
+        /// The group, counted with the pattern's axis running fastest; their number for what lies
+        /// behind the last.
+        group: usize,
+        /// What was found.
+        positions: Vec<usize>,
+    },
     /// Layers cannot be made smaller.
     #[error("cannot make the layers smaller: {reason}")]
     CannotShrink {
@@ -392,6 +421,12 @@ pub enum PruneError {
         /// What Burn said.
         reason: String,
     },
+}
+
+/// What a parameter carries.
+fn reparameterization(name: &Option<String>) -> String {
+    name.as_ref()
+        .map_or("nothing".into(), |name| format!("`{name}`"))
 }
 
 impl<M> From<Rejected<M, PruneError>> for PruneError {

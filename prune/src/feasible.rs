@@ -11,7 +11,7 @@ use crate::budget::{Budget, Pool};
 use crate::error::PruneError;
 use crate::layout::Layout;
 use crate::sparsity::SparsityPattern;
-use knapsack::{Unit, better, take, within_operations};
+use knapsack::{Across, Unit, better, take, within_operations};
 
 /// The supports that a pattern and a budget allow.
 #[derive(Debug, Clone)]
@@ -19,6 +19,8 @@ pub(crate) struct Feasible {
     parameters: usize,
     pools: Vec<Pool>,
     shape: Shape,
+    /// Groups with members in several pools, which count in each of them.
+    across: Across,
     operations: Option<Operations>,
 }
 
@@ -83,6 +85,7 @@ impl Feasible {
         let parameters = layout.len();
         let blocks = pattern.blocks(layout)?;
         let groups = pattern.groups(layout)?;
+        let across = across(&groups, &pools);
         let shape = match pattern {
             SparsityPattern::Unstructured => Shape::Unstructured,
             SparsityPattern::NM { n, m } => Shape::Blocks {
@@ -99,6 +102,7 @@ impl Feasible {
             parameters,
             pools,
             shape,
+            across,
             operations: None,
         })
     }
@@ -140,10 +144,10 @@ impl Feasible {
             .map(|pool| expand(pool.k, expansion, pool.range.len()))
             .collect();
         let chosen = match &self.operations {
-            None => take(&units, &caps, 0.0),
+            None => take(&units, &caps, &self.across, 0.0),
             Some(operations) => {
                 let bound = (operations.bound * expansion).min(operations.dense);
-                within_operations(&units, &caps, bound)
+                within_operations(&units, &caps, &self.across, bound)
             }
         };
         if chosen.is_empty() {
@@ -270,16 +274,40 @@ impl Feasible {
     }
 
     fn pool_of(&self, index: usize) -> usize {
-        match self.pools.len() {
-            1 => 0,
-            _ => self.pools.partition_point(|pool| pool.range.end <= index),
-        }
+        pool_of(&self.pools, index)
     }
 
     fn cost(&self, index: usize) -> f64 {
         let cost = |operations: &Operations| f64::from(operations.cost[index]);
         self.operations.as_ref().map_or(0.0, cost)
     }
+}
+
+fn pool_of(pools: &[Pool], index: usize) -> usize {
+    match pools.len() {
+        1 => 0,
+        _ => pools.partition_point(|pool| pool.range.end <= index),
+    }
+}
+
+/// The groups with members in several pools: how many in each.
+fn across(groups: &[Vec<usize>], pools: &[Pool]) -> Across {
+    let mut across = Across::new();
+    for (id, group) in groups.iter().enumerate() {
+        let mut parts: Vec<(u32, u32)> = Vec::new();
+        // Members ascend, and so do the pools.
+        for index in group {
+            let pool = pool_of(pools, *index) as u32;
+            match parts.last_mut() {
+                Some((last, count)) if *last == pool => *count += 1,
+                _ => parts.push((pool, 1)),
+            }
+        }
+        if parts.len() > 1 {
+            across.insert(id as u32, parts);
+        }
+    }
+    across
 }
 
 /// `count` times `expansion`, but not above `limit`.

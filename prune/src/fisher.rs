@@ -95,7 +95,8 @@ pub struct FisherReport {
     pub batched_rows: usize,
     /// Why plain backward passes were used although batched ones were asked for.
     pub fallback: Option<String>,
-    /// Parameters that the loss does not depend on: no backward pass reached them.
+    /// Parameters that the loss does not depend on: no backward pass reached them. Their columns
+    /// are zero.
     pub unreached: Vec<String>,
     /// Per parameter with any: its path, and how many of its weights have a gradient of zero in
     /// every sample, not counting those that were pruned before. They are pruned first, at no cost
@@ -127,6 +128,7 @@ impl FisherConfig {
     ///   takes it in blocks.
     /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
     /// - [`PruneError::SmallBatch`]: a batch of the loader has fewer than m examples.
+    /// - [`PruneError::NonFiniteWeight`]: a prunable weight is NaN or infinite.
     /// - [`PruneError::NonFiniteGradient`]: with the path of the parameter and the sample.
     /// - [`PruneError::Loss`]: the loss is no single number, or depends on no prunable parameter.
     pub fn collect<M: Module, B: Batch>(

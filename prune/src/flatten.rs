@@ -4,9 +4,11 @@ use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean_reparam::Rejected;
 
+use crate::problem::finite;
 use crate::selection::REPARAMETERIZATION;
-use crate::{Layer, PruneError, Selection};
+use crate::{PruneError, Selection};
 
 impl Selection {
     /// The prunable weights of `model` as one vector `[p]` in F32, on [`device`](Self::device).
@@ -16,9 +18,7 @@ impl Selection {
     /// [`PruneError::OtherModel`] where `model` is not the one that was selected from.
     pub fn flatten<M: Module>(&self, model: &M) -> Result<Tensor<1>, PruneError> {
         let mut gather = Gather {
-            selection: self,
-            positions: self.positions(),
-            nested: 0,
+            place: Place::new(self),
             parts: vec![None; self.ids().len()],
         };
         model.visit(&mut gather);
@@ -29,34 +29,44 @@ impl Selection {
         }
     }
 
+    /// [`flatten`](Self::flatten) on the host, or [`PruneError::NonFiniteWeight`].
+    pub(crate) fn finite_weights<M: Module>(&self, model: &M) -> Result<Vec<f32>, PruneError> {
+        finite(self.layout(), self.flatten(model)?)
+    }
+
     /// Writes the vector `[p]` into the prunable weights of `model`; trainability, dtypes, devices
     /// and reparameterizations stay as they are. Tied copies get the same weights.
     ///
     /// # Errors
     ///
-    /// [`PruneError::Mismatch`] unless there are p weights, [`PruneError::OtherModel`] where
-    /// `model` is not the one that was selected from.
-    pub fn unflatten<M: Module>(&self, model: M, weights: Tensor<1>) -> Result<M, PruneError> {
+    /// The model comes back in the error, unchanged: [`PruneError::Mismatch`] unless there are p
+    /// weights, [`PruneError::OtherModel`] where `model` is not the one that was selected from.
+    pub fn unflatten<M: Module>(
+        &self,
+        model: M,
+        weights: Tensor<1>,
+    ) -> Result<M, Rejected<M, PruneError>> {
         let [found] = weights.dims();
         if found != self.layout().len() {
-            return Err(PruneError::Mismatch {
+            let error = PruneError::Mismatch {
                 what: "weights of the model",
                 expected: self.layout().len(),
                 found,
-            });
+            };
+            return Err(Rejected::new(model, error));
         }
-        let mut scatter = Scatter {
-            selection: self,
-            positions: self.positions(),
-            weights: weights.without_autodiff(),
-            nested: 0,
-            written: vec![false; self.ids().len()],
+        let mut find = Find {
+            place: Place::new(self),
+            found: vec![false; self.ids().len()],
         };
-        let model = model.map(&mut scatter);
-        match scatter.written.iter().all(|written| *written) {
-            true => Ok(model),
-            false => Err(self.other_model()),
+        model.visit(&mut find);
+        if find.found.contains(&false) {
+            return Err(Rejected::new(model, self.other_model()));
         }
+        Ok(model.map(&mut Scatter {
+            place: Place::new(self),
+            weights: weights.without_autodiff(),
+        }))
     }
 
     fn other_model(&self) -> PruneError {
@@ -71,41 +81,85 @@ impl Selection {
     }
 }
 
-struct Gather<'a> {
+/// Where a walk is: in a reparameterization, where nothing is selected, or not.
+struct Place<'a> {
     selection: &'a Selection,
     positions: HashMap<ParamId, usize>,
     nested: usize,
+}
+
+impl<'a> Place<'a> {
+    fn new(selection: &'a Selection) -> Self {
+        Self {
+            selection,
+            positions: selection.positions(),
+            nested: 0,
+        }
+    }
+
+    fn enter(&mut self, container: &str) {
+        self.nested += usize::from(container == REPARAMETERIZATION);
+    }
+
+    fn exit(&mut self, container: &str) {
+        self.nested -= usize::from(container == REPARAMETERIZATION);
+    }
+
+    /// Position of a parameter among the layers of the layout, if it is selected.
+    fn position<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<usize> {
+        let position = *self.positions.get(&param.id)?;
+        let layer = &self.selection.layout().layers()[position];
+        (self.nested == 0 && *layer.shape == *param.lazy_shape()).then_some(position)
+    }
+}
+
+struct Gather<'a> {
+    place: Place<'a>,
     parts: Vec<Option<Tensor<1>>>,
 }
 
 impl ModuleVisitor for Gather<'_> {
     fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.nested += usize::from(container_type == REPARAMETERIZATION);
+        self.place.enter(container_type);
     }
 
     fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.nested -= usize::from(container_type == REPARAMETERIZATION);
+        self.place.exit(container_type);
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(position) = self.position(&param.id, &param.lazy_shape()) else {
+        let Some(position) = self.place.position(param) else {
             return;
         };
         let part = &mut self.parts[position];
         if part.is_none() {
             *part = Some(flat(
                 param.base().without_autodiff(),
-                self.selection.device(),
+                self.place.selection.device(),
             ));
         }
     }
 }
 
-impl Gather<'_> {
-    fn position(&self, id: &ParamId, shape: &[usize]) -> Option<usize> {
-        let position = *self.positions.get(id)?;
-        let layer = &self.selection.layout().layers()[position];
-        (self.nested == 0 && layer.shape == shape).then_some(position)
+/// Which of the selected parameters a model has.
+struct Find<'a> {
+    place: Place<'a>,
+    found: Vec<bool>,
+}
+
+impl ModuleVisitor for Find<'_> {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.place.enter(container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.place.exit(container_type);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(position) = self.place.position(param) {
+            self.found[position] = true;
+        }
     }
 }
 
@@ -119,31 +173,24 @@ pub(crate) fn flat<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor
 }
 
 struct Scatter<'a> {
-    selection: &'a Selection,
-    positions: HashMap<ParamId, usize>,
+    place: Place<'a>,
     weights: Tensor<1>,
-    nested: usize,
-    written: Vec<bool>,
 }
 
 impl ModuleMapper for Scatter<'_> {
     fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.nested += usize::from(container_type == REPARAMETERIZATION);
+        self.place.enter(container_type);
     }
 
     fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.nested -= usize::from(container_type == REPARAMETERIZATION);
+        self.place.exit(container_type);
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(position) = self.positions.get(&param.id).copied() else {
+        let Some(position) = self.place.position(&param) else {
             return param;
         };
-        let layer: &Layer = &self.selection.layout().layers()[position];
-        if self.nested > 0 || *layer.shape != *param.lazy_shape() {
-            return param;
-        }
-        self.written[position] = true;
+        let layer = &self.place.selection.layout().layers()[position];
         let new = self.weights.clone().slice([layer.range()]);
         param.map(|old| like(new.reshape(old.shape()), &old))
     }

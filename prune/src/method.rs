@@ -84,7 +84,7 @@ pub enum Refit {
 /// The stages and the local search of [`Method::Chita`].
 #[derive(Config, Debug, PartialEq)]
 pub struct ChitaConfig {
-    /// The first support, as a multiple of k; at least 1. Default 2.
+    /// The first support, as a multiple of k; at least 1. Without stages it is k. Default 2.
     #[config(default = 2.0)]
     pub expansion: f64,
     /// Stages in which the support shrinks geometrically to k; each one re-solves. Default 3.

@@ -26,7 +26,7 @@ use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 use crate::collection::Put;
 use crate::executor::{Observer, Tensors, execute};
 use crate::gradient_matrix::read;
-use crate::plain_rows::{PlainRows, check_loss};
+use crate::plain_rows::{PlainRows, check_number};
 use crate::product::{Product, Products};
 use crate::trace::Trace;
 use crate::{Batch, PruneError, Selection};
@@ -119,11 +119,20 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
             &mut taps,
         )?;
         let loss = Tensor::<1>::from_dispatch(loss);
-        check_loss(&loss).map_err(|error| error.to_string())?;
-        let mut grads = loss.backward();
+        check_number(&loss).map_err(|error| error.to_string())?;
         let groups = batch.examples() / batch_size;
         let mut layers: Vec<Vec<(Product, Tensor<1>)>> = Vec::new();
         layers.resize_with(self.selection.ids().len(), Vec::new);
+        if !loss.is_tracked() {
+            // Whether that may be is decided by the plain rows that these are compared with.
+            return Ok(Uses {
+                layers,
+                groups,
+                size: batch_size,
+                loss,
+            });
+        }
+        let mut grads = loss.backward();
         for tap in taps.taps {
             if let Some(delta) = tap.zero.grad_remove(&mut grads) {
                 let delta = delta.mul_scalar(groups as f64);

@@ -6,35 +6,41 @@ use std::ops::Range;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Tensor};
 
-use crate::collection::Put;
+use crate::collection::{CHUNK_EXAMPLES, Put};
+use crate::evaluation::gradient_model;
 use crate::flatten::flat;
 use crate::{Batch, PruneError, Selection};
 
 /// Backward passes over m examples at a time: slow, and right for every model.
 pub(crate) struct PlainRows<'a, M, B> {
-    /// In evaluation mode, with gradients.
+    /// As the caller has it.
+    original: &'a M,
+    /// In evaluation mode, with gradients for the columns.
     model: M,
     selection: &'a Selection,
     columns: Range<usize>,
     loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
     /// Per layer of the layout: whether a gradient ever arrived.
     reached: Vec<bool>,
+    /// The loss is known to depend on prunable parameters outside of the columns.
+    depends_on_others: bool,
 }
 
 impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
     pub(crate) fn new(
-        model: M,
+        original: &'a M,
         selection: &'a Selection,
         columns: Range<usize>,
         loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
     ) -> Self {
-        let reached = vec![false; selection.layout().layers().len()];
         Self {
-            model,
+            original,
+            model: gradient_model(original, selection, &columns),
             selection,
             columns,
             loss,
-            reached,
+            reached: vec![false; selection.layout().layers().len()],
+            depends_on_others: false,
         }
     }
 
@@ -56,7 +62,9 @@ impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
     /// Puts the gradient of the mean loss over `batch` into a row, and returns that loss.
     fn row(&mut self, batch: &B, row: usize, put: Put<'_>) -> Result<Tensor<1>, PruneError> {
         let loss = (self.loss)(&self.model, batch);
-        check_loss(&loss)?;
+        if !self.reaches_columns(&loss, batch)? {
+            return Ok(loss.without_autodiff());
+        }
         let grads = loss.backward();
         let mut collect = CollectGradients {
             grads,
@@ -88,6 +96,28 @@ impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
         Ok(loss.without_autodiff())
     }
 
+    /// Whether the loss of a batch depends on the columns; fails where it depends on no prunable
+    /// parameter at all.
+    fn reaches_columns(&mut self, loss: &Tensor<1>, batch: &B) -> Result<bool, PruneError> {
+        check_number(loss)?;
+        if loss.is_tracked() {
+            return Ok(true);
+        }
+        if !self.depends_on_others {
+            let all = 0..self.selection.layout().len();
+            let model = gradient_model(self.original, self.selection, &all);
+            self.depends_on_others = (self.loss)(&model, batch).is_tracked();
+        }
+        match self.depends_on_others {
+            true => Ok(false),
+            false => Err(PruneError::Loss {
+                reason: "it depends on no prunable parameter: compute it from the model that the \
+                         closure is given, without detaching"
+                    .into(),
+            }),
+        }
+    }
+
     /// Puts rows of `batch_size` examples each; returns the mean loss, `[1]`.
     pub(crate) fn rows(
         &mut self,
@@ -105,20 +135,38 @@ impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
     }
 }
 
-/// Fails unless the loss is one number that depends on a prunable parameter.
-pub(crate) fn check_loss(loss: &Tensor<1>) -> Result<(), PruneError> {
-    let elements = loss.shape().num_elements();
-    if elements != 1 {
-        return Err(PruneError::Loss {
-            reason: format!("it has {elements} elements, not one"),
-        });
+/// Paths of the prunable parameters that the loss of none of the batches depends on: backward
+/// passes over some Fisher samples at a time, until all parameters are reached.
+pub(crate) fn unreached<M: Module, B: Batch>(
+    model: &M,
+    selection: &Selection,
+    batch_size: usize,
+    loss: &dyn Fn(&M, &B) -> Tensor<1>,
+    batches: &[B],
+) -> Result<Vec<String>, PruneError> {
+    let mut rows = PlainRows::new(model, selection, 0..selection.layout().len(), loss);
+    let size = batch_size * (CHUNK_EXAMPLES / batch_size).max(1);
+    for batch in batches {
+        let batch = batch.clone().to_device(selection.device());
+        let examples = batch.examples() / batch_size * batch_size;
+        for first in (0..examples).step_by(size) {
+            let part = batch.slice(first..examples.min(first + size));
+            rows.row(&part, 0, &mut |_, _, _| Ok(()))?;
+            if rows.reached.iter().all(|reached| *reached) {
+                return Ok(Vec::new());
+            }
+        }
     }
-    match loss.is_tracked() {
-        true => Ok(()),
-        false => Err(PruneError::Loss {
-            reason: "it depends on no prunable parameter: compute it from the model that the \
-                     closure is given, without detaching"
-                .into(),
+    Ok(rows.unreached())
+}
+
+/// Fails unless the loss is one number.
+pub(crate) fn check_number(loss: &Tensor<1>) -> Result<(), PruneError> {
+    let elements = loss.shape().num_elements();
+    match elements {
+        1 => Ok(()),
+        _ => Err(PruneError::Loss {
+            reason: format!("it has {elements} elements, not one"),
         }),
     }
 }

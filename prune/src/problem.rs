@@ -84,15 +84,7 @@ impl Problem {
             gradients.parameters(),
             layout.len(),
         )?;
-        let dense = read(dense)?;
-        if let Some(index) = dense.iter().position(|weight| !weight.is_finite()) {
-            let (path, local) = locate(&layout, index);
-            return Err(PruneError::NonFiniteWeight {
-                path,
-                index: local,
-                value: dense[index],
-            });
-        }
+        let dense = finite(&layout, dense)?;
         let target = gradients.multiply(&dense)?;
         // A sum with a NaN or an infinity in it is one itself, whatever the weights.
         if let Some(sample) = target.iter().position(|value| !value.is_finite()) {
@@ -344,6 +336,22 @@ impl Problem {
 /// To the precision of the device.
 pub(crate) fn narrow(values: &[f64]) -> Vec<f32> {
     values.iter().map(|value| *value as f32).collect()
+}
+
+/// Dense weights `[p]` on the host, none of them NaN or infinite.
+pub(crate) fn finite(layout: &Layout, dense: Tensor<1>) -> Result<Vec<f32>, PruneError> {
+    let dense = read(dense)?;
+    match dense.iter().position(|weight| !weight.is_finite()) {
+        None => Ok(dense),
+        Some(index) => {
+            let (path, local) = locate(layout, index);
+            Err(PruneError::NonFiniteWeight {
+                path,
+                index: local,
+                value: dense[index],
+            })
+        }
+    }
 }
 
 /// The parameter of an element of the flat vector, and its index there.

@@ -71,7 +71,8 @@ pub struct PrunerConfig {
     #[config(default = false)]
     pub zeros_return: bool,
     /// Where the gradient matrix would exceed its memory bound, solve it in blocks of columns
-    /// instead of refusing: a block-diagonal Fisher, and one collection per block. Default: refuse.
+    /// instead of refusing: a block-diagonal Fisher, and one collection per block. How many weights
+    /// each block keeps is decided by magnitude. Default: refuse.
     #[config(default = false)]
     pub in_blocks: bool,
     /// Floating-point operations of each weight by the path of its parameter, as
@@ -159,12 +160,16 @@ impl PrunerConfig {
     /// recompute its BatchNorm statistics, train it.
     ///
     /// What `after_stage` returns is what the next stage prunes, and what is kept in
-    /// [`state`](Self::state).
+    /// [`state`](Self::state). A kept stage is loaded into the model that a later call brings, so it
+    /// must carry the reparameterizations that this one brought and no others: masks that
+    /// `after_stage` attaches are folded in at its end, as [`GradualConfig`](crate::GradualConfig)
+    /// does.
     ///
     /// # Errors
     ///
     /// As [`prune`](Self::prune), and whatever `after_stage` returns, with the model that it
-    /// returns.
+    /// returns. [`PruneError::StageReparameterized`] where a stage cannot be kept for what it
+    /// carries.
     pub fn prune_with<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
         model: M,

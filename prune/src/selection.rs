@@ -7,6 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::gradient_matrix::read;
 use crate::{LayerKind, Layout, PruneError};
 
 /// The prunable parameters of a model, and the reason for each that is not.
@@ -98,8 +99,8 @@ impl Selection {
     ///
     /// # Errors
     ///
-    /// [`PruneError::NoPrunableParameter`], and [`PruneError::Reparameterized`] where zeros in a
-    /// base do not reach the effective value.
+    /// [`PruneError::NoPrunableParameter`], [`PruneError::Reparameterized`] where zeros in a base
+    /// do not reach the effective value, and [`PruneError::Device`] where reading fails.
     pub fn of<M: Module>(model: &M, group: Option<&ParamGroup>) -> Result<Self, PruneError> {
         let mut choose = Choose {
             group,
@@ -171,19 +172,18 @@ impl Selection {
             return Ok(());
         }
         let model = model.valid();
-        let p = self.layout.len();
-        let pattern: Vec<f32> = (0..p).map(|index| (index % 2) as f32).collect();
-        let pattern = Tensor::<1>::from_data(&pattern[..], &self.device);
-        let dense = self.flatten(&model)?;
+        // A weight that is no number is not the reparameterization's fault: it goes, too.
+        let mut half = read(self.flatten(&model)?)?;
+        for (index, weight) in half.iter_mut().enumerate() {
+            if index % 2 == 0 || !weight.is_finite() {
+                *weight = 0.0;
+            }
+        }
+        let zeroed = Tensor::from_data(&half[..], &self.device);
+        let effective = read(self.flatten(&self.unflatten(model, zeroed)?.materialize())?)?;
         // Where the weight itself is tiny the device may flush it: only the zeros count.
-        let effective = self
-            .unflatten(model, dense * pattern.clone())?
-            .materialize();
-        let leaked = self.flatten(&effective)?.abs() * (pattern.neg() + 1.0);
-        let leaked = leaked
-            .into_data()
-            .iter::<f32>()
-            .position(|value| value != 0.0);
+        let mut pairs = half.iter().zip(&effective);
+        let leaked = pairs.position(|(base, value)| *base == 0.0 && *value != 0.0);
         let Some(index) = leaked else { return Ok(()) };
         let path = self
             .layout

@@ -28,7 +28,7 @@ use back_solve::{back_solve, scatter};
 use blockwise::{Shrinking, blockwise};
 use clock::Clock;
 use coordinate_descent::coordinate_descent;
-use dead::Dead;
+pub(crate) use dead::Dead;
 use scores::check_norms;
 use serde::{Deserialize, Serialize};
 

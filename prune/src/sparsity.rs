@@ -42,7 +42,8 @@ pub enum Groups {
     Inputs,
     /// Attention heads: the output features of a projection in this many equal slices.
     Heads(usize),
-    /// Any sets of indices of the flat vector; what is in none of them is a group of its own.
+    /// Any sets of indices of the flat vector; what is in none of them is a group of its own. A
+    /// set with weights of several parameters counts in each of them where the budget does.
     Custom(Vec<Vec<usize>>),
 }
 

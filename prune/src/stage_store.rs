@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{Attached, Rejected, attached};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -25,6 +25,8 @@ pub(crate) struct StageStore {
     folder: PathBuf,
     /// The config and what else the stages depend on.
     run: Map<String, Value>,
+    /// What the model of the run carries: a stage with anything else would not load into it.
+    carried: Vec<Attached>,
 }
 
 /// What is known of the stages that are finished.
@@ -38,10 +40,12 @@ pub(crate) struct Done {
 }
 
 impl StageStore {
-    /// The store of runs with this config, and with these values of what else they depend on.
+    /// The store of runs with this config, on a model that carries these reparameterizations, and
+    /// with these values of what else they depend on.
     pub(crate) fn new(
         folder: &Path,
         config: &PrunerConfig,
+        carried: Vec<Attached>,
         more: Vec<(&str, Value)>,
     ) -> Result<Self, PruneError> {
         let config = PrunerConfig {
@@ -57,6 +61,7 @@ impl StageStore {
         Ok(Self {
             folder: folder.to_path_buf(),
             run,
+            carried,
         })
     }
 
@@ -96,6 +101,7 @@ impl StageStore {
             what: what.into(),
             reason,
         };
+        self.check_carried(&attached(model))?;
         let record = model.clone().into_record();
         let bytes = record
             .into_bytes()
@@ -121,6 +127,25 @@ impl StageStore {
         flush(&self.folder)?;
         for older in self.stages()?.into_iter().filter(|older| *older < stage) {
             remove(&self.folder.join(format!("stage-{older}")))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a stage that carries something else than the model of the run.
+    fn check_carried(&self, now: &[Attached]) -> Result<(), PruneError> {
+        let name = |all: &[Attached], path: &str| {
+            let found = all.iter().find(|attached| attached.path == path);
+            found.map(|attached| attached.name.clone())
+        };
+        for Attached { path, .. } in self.carried.iter().chain(now) {
+            let (then, now) = (name(&self.carried, path), name(now, path));
+            if then != now {
+                return Err(PruneError::StageReparameterized {
+                    path: path.clone(),
+                    then,
+                    now,
+                });
+            }
         }
         Ok(())
     }

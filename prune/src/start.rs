@@ -2,10 +2,10 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use burn_lean_reparam::attached;
 use serde_json::Value;
 
 use crate::feasible::Feasible;
-use crate::gradient_matrix::read;
 use crate::solver::check;
 use crate::stage_budgets::stage_budgets;
 use crate::stage_store::StageStore;
@@ -45,14 +45,15 @@ impl PrunerConfig {
                 }
             }
         }
+        let weights = selection.finite_weights(model)?;
         let store = match &self.state {
             Some(folder) => {
-                let mut run: Vec<(&str, Value)> = vec![("model", checksum(model, &selection)?)];
+                let mut run: Vec<(&str, Value)> = vec![("model", checksum(&weights))];
                 run.extend(
                     more.iter()
                         .map(|(name, value)| (*name, Value::from(*value))),
                 );
-                Some(StageStore::new(folder, self, run)?)
+                Some(StageStore::new(folder, self, attached(model), run)?)
             }
             None => None,
         };
@@ -116,8 +117,7 @@ impl PrunerConfig {
 }
 
 /// CRC-32 of the weights that are pruned.
-fn checksum<M: Module>(model: &M, selection: &Selection) -> Result<Value, PruneError> {
-    let weights = read(selection.flatten(model)?)?;
+fn checksum(weights: &[f32]) -> Value {
     let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
-    Ok(Value::from(crc32fast::hash(&bytes)))
+    Value::from(crc32fast::hash(&bytes))
 }

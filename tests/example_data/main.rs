@@ -1,22 +1,22 @@
-//! What the examples read: the embedded digits, and MNIST files, sound or damaged.
+//! What the examples read: the embedded digits, MNIST files, sound or damaged, and options.
 
 // The examples use more of these modules than this test does.
 #[allow(dead_code)]
-#[path = "../../examples/support/idx.rs"]
-mod idx;
-#[allow(dead_code)]
-#[path = "../../examples/support/image_set.rs"]
-mod image_set;
+#[path = "../../examples/prune_chita/options.rs"]
+mod options;
+#[path = "../../examples/support/mod.rs"]
+mod support;
 
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 
 use burn::tensor::Device;
+use burn_lean::prune::PruneError;
+use clap::Parser;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use idx::IdxError;
-use image_set::ImageSet;
+use support::{IdxError, ImageSet};
 use tempfile::TempDir;
 
 #[test]
@@ -201,4 +201,53 @@ fn write(dir: &Path, name: &str, magic: u32, dims: &[u32]) {
     let elements: u32 = dims.iter().product();
     bytes.extend((0..elements).map(|element| (element % 10) as u8));
     fs::write(dir.join(name), bytes).expect("the folder can be written");
+}
+
+/// The options of `prune_chita`.
+fn pruning(options: &[&str]) -> Result<options::Cli, clap::Error> {
+    options::Cli::try_parse_from(["prune_chita"].iter().chain(options))
+}
+
+/// A network takes minutes to train, and the first methods some more.
+#[test]
+fn options_that_pruning_would_refuse_are_refused_before_training() {
+    for options in [
+        "--l2=-1",
+        "--l2=0",
+        "--l2=NaN",
+        "--sparsity=1",
+        "--stages=0",
+    ] {
+        assert!(pruning(&[options]).is_err(), "{options}");
+    }
+    let refused = |options: &[&str]| {
+        let cli = pruning(options).unwrap();
+        cli.check().unwrap();
+        cli.check_sparsities(100)
+    };
+    assert_eq!(refused(&[]), Ok(()));
+    let kept = |k| PruneError::KeptCount {
+        k,
+        parameters: 100,
+        path: None,
+    };
+    let single = "--method=magnitude";
+    assert_eq!(refused(&[single, "--sparsity=0.05,0.5"]), Ok(()));
+    assert_eq!(refused(&[single, "--sparsity=0.5,0"]), Err(kept(100)));
+    assert_eq!(refused(&[single, "--sparsity=0.5,0.999"]), Err(kept(0)));
+    // Every sparsity is a run of chita++, which begins at the base.
+    for options in [
+        &["--sparsity=0.05,0.5"][..],
+        &["--sparsity=0.5", "--base=0.6"],
+    ] {
+        let error = refused(options).unwrap_err();
+        assert!(
+            matches!(error, PruneError::InvalidConfig { field: "base", .. }),
+            "{error}"
+        );
+    }
+    // With one run only the highest has to be above the base.
+    assert_eq!(refused(&["--sparsity=0.05,0.5", "--one-run"]), Ok(()));
+    assert_eq!(refused(&["--base=0"]), Err(kept(100)));
+    assert_eq!(refused(&["--base=0", "--stages=1"]), Ok(()));
 }

@@ -6,7 +6,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{PruneError, recompute_batch_norm};
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -85,10 +85,11 @@ fn statistics_become_the_averages_over_the_batches() {
 fn no_batch_is_an_error_and_no_layer_is_none() {
     let device = Device::flex();
     let nothing = Vec::<Tensor<4>>::new();
-    assert_eq!(
-        recompute_batch_norm(Net::new(&device), |net, x| net.forward(x), nothing).map(|_| ()),
-        Err(PruneError::NoSamples)
-    );
+    let net = Net::new(&device);
+    let before = parameters(&net);
+    let rejected = recompute_batch_norm(net, |net, x| net.forward(x), nothing).unwrap_err();
+    assert_eq!(*rejected.error(), PruneError::NoSamples);
+    assert_eq!(parameters(rejected.value()), before);
     let conv = Conv2dConfig::new([2, 3], [1, 1]).init(&device);
     let batches = [tensor::<4>(1, [1, 2, 3, 3], &device)];
     assert!(recompute_batch_norm(conv, |conv, x| conv.forward(x.clone()), batches).is_ok());

@@ -213,6 +213,75 @@ fn blocks_of_columns_make_up_the_whole_matrix() {
 }
 
 #[test]
+fn a_block_of_a_parameter_that_the_loss_does_not_use_is_zero() {
+    each_device(|target| {
+        let net = with_numbers(Net::new(&target.device), 1);
+        let selection = Selection::of(&net, None).unwrap();
+        // 18 weights of the convolution, 24 of the head, 4 unused in two blocks of their own.
+        let bound = |columns: usize| 3 * 4 * columns;
+        for (method, width, unused) in [
+            (GradientMethod::Batched, 24, vec![42..46]),
+            (GradientMethod::Plain, 3, vec![42..45, 45..46]),
+        ] {
+            let config = FisherConfig::new(3)
+                .with_method(method)
+                .with_memory_bound(bound(width));
+            let mut seen = Vec::new();
+            config
+                .collect_blocks(
+                    &net,
+                    &selection,
+                    Net::loss,
+                    || loader(3, 3, &target.device),
+                    |range, fisher| {
+                        let values = rows(&fisher);
+                        let report = fisher.report;
+                        assert!(report.loss > 0.0 && report.fallback.is_none());
+                        if range.start < 42 {
+                            assert!(report.unreached.is_empty());
+                            return Ok(());
+                        }
+                        assert!(values.iter().flatten().all(|value| *value == 0.0));
+                        assert_eq!(report.unreached, ["unused.weight"]);
+                        let all = [("unused.weight".into(), range.len())];
+                        assert_eq!(report.zero_columns, all);
+                        seen.push(range);
+                        Ok(())
+                    },
+                )
+                .unwrap();
+            assert_eq!(seen, unused);
+        }
+    });
+}
+
+/// In blocks as in one piece.
+#[test]
+fn a_loss_that_depends_on_no_prunable_parameter_is_refused_in_blocks() {
+    let device = Device::flex();
+    let net = with_numbers(Net::new(&device), 1);
+    let selection = Selection::of(&net, None).unwrap();
+    for method in [GradientMethod::Batched, GradientMethod::Plain] {
+        let config = FisherConfig::new(3)
+            .with_method(method)
+            .with_memory_bound(3 * 4 * 24);
+        let error = config.collect_blocks(
+            &net,
+            &selection,
+            |net, batch: &Images| net.loss(batch).detach(),
+            || loader(3, 3, &device),
+            |_, _| unreachable!(),
+        );
+        match error {
+            Err(PruneError::Loss { reason }) => {
+                assert!(reason.contains("no prunable parameter"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_matrix_beyond_the_bound_is_refused_with_the_bytes_it_needs() {
     let device = Device::flex();
     let config = FisherConfig::new(100).with_memory_bound(1000);

@@ -1,7 +1,9 @@
 //! The compressed layout of N:M sparsity.
 
+use burn::module::Param;
+use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_lean::prune::{NMTensor, PruneError};
+use burn_lean::prune::{NMTensor, PruneError, SparseRecord};
 use proptest::prelude::*;
 
 use crate::support::{each_device, numbers};
@@ -38,6 +40,102 @@ fn two_of_four_comes_back_bit_by_bit_in_every_dtype() {
             assert_eq!(found.as_bytes(), data.as_bytes());
         }
     });
+}
+
+/// JSON is the format that shows what is in it; the numbers are those of `two_of_four`.
+#[test]
+fn a_compressed_weight_is_written_and_read_bit_by_bit() {
+    each_device(|target| {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            if !target.device.supports_dtype(dtype) {
+                continue;
+            }
+            let data = two_of_four().convert_dtype(dtype);
+            let weight = Tensor::<2>::from_data(data.clone(), (&target.device, dtype));
+            let compressed = NMTensor::compress(weight, 2, 4, 0).unwrap();
+            let json = serde_json::to_value(&compressed).unwrap();
+            assert_eq!(json["shape"], serde_json::json!([8, 3]));
+            assert_eq!(json["positions"], serde_json::json!([204, 204, 204]));
+            let read: NMTensor = serde_json::from_value(json).unwrap();
+            assert_eq!(read, compressed);
+            let found = read.decompress::<2>(&target.device).unwrap().into_data();
+            assert_eq!((found.dtype(), found.as_bytes()), (dtype, data.as_bytes()));
+        }
+    });
+}
+
+#[test]
+fn parts_that_are_no_compressed_weight_are_refused() {
+    // Two groups of 2:4 along the only axis, positions 0 and 3 of both.
+    let build = |shape: &[usize], dtype, values: usize, positions: &[u8]| {
+        NMTensor::from_parts(2, 4, 0, shape, dtype, vec![1; values], positions.to_vec())
+    };
+    let whole = build(&[8], DType::F16, 8, &[0b1100_1100]).unwrap();
+    assert_eq!((whole.n(), whole.m(), whole.axis()), (2, 4, 0));
+    assert_eq!((whole.shape(), whole.dtype()), (&[8][..], DType::F16));
+    let mismatch = |expected, found, what| PruneError::Mismatch {
+        what,
+        expected,
+        found,
+    };
+    assert_eq!(
+        build(&[8], DType::F16, 7, &[0b1100_1100]).unwrap_err(),
+        mismatch(8, 7, "bytes of N:M values")
+    );
+    assert_eq!(
+        build(&[8], DType::F16, 8, &[0b1100_1100, 0]).unwrap_err(),
+        mismatch(1, 2, "bytes of N:M positions")
+    );
+    let positions = |group, positions: &[usize]| PruneError::NMPositions {
+        pattern: "2:4".into(),
+        group,
+        positions: positions.to_vec(),
+    };
+    // Twice the same, and the larger one first.
+    for (byte, found) in [(0b0101_1100, [1, 1]), (0b0011_1100, [3, 0])] {
+        let error = build(&[8], DType::F16, 8, &[byte]).unwrap_err();
+        assert_eq!(error, positions(1, &found));
+    }
+    // One group leaves four bits.
+    let error = build(&[4], DType::F16, 4, &[0b0010_1100]).unwrap_err();
+    assert_eq!(error, positions(1, &[2]));
+    // 3 needs two bits, of which M = 3 has no use.
+    let one = |positions| NMTensor::from_parts(1, 3, 0, [3], DType::F32, vec![0; 4], positions);
+    assert!(one(vec![2]).is_ok());
+    let beyond = PruneError::NMPositions {
+        pattern: "1:3".into(),
+        group: 0,
+        positions: vec![3],
+    };
+    assert_eq!(one(vec![3]).unwrap_err(), beyond);
+    let field = |result: Result<NMTensor, PruneError>| match result {
+        Err(PruneError::InvalidConfig { field, .. }) => field,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(field(build(&[8], DType::I32, 16, &[0; 1])), "dtype");
+    assert_eq!(field(build(&[4, usize::MAX], DType::F16, 8, &[0])), "shape");
+    assert_eq!(field(build(&[], DType::F16, 8, &[0])), "axis");
+    let error = build(&[6], DType::F16, 8, &[0]).unwrap_err();
+    assert!(
+        matches!(error, PruneError::PatternDoesNotDivide { .. }),
+        "{error}"
+    );
+    // The same through serde.
+    let mut json = serde_json::to_value(&whole).unwrap();
+    json["positions"] = serde_json::json!([0]);
+    let error = serde_json::from_value::<NMTensor>(json).unwrap_err();
+    assert!(error.to_string().contains("[0, 0] of group 0"), "{error}");
+}
+
+/// Two positions of two bits are as many as four flags.
+#[test]
+fn a_record_of_two_of_four_takes_as_few_bytes() {
+    let device = Device::flex();
+    let mut linear = LinearConfig::new(8, 3).with_bias(false).init(&device);
+    linear.weight = Param::from_data(two_of_four(), &device);
+    let compressed = NMTensor::compress(linear.weight.val(), 2, 4, 0).unwrap();
+    let sizes = SparseRecord::from_module(&linear).unwrap().sizes().unwrap();
+    assert_eq!(sizes.tensors[0].sparse_bytes, compressed.bytes());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use burn_lean::prune::{
 };
 
 use crate::reference::dot;
-use crate::support::{tensor, values, with_numbers};
+use crate::support::{each_device, tensor, values, with_numbers};
 
 /// 30, 10 and 6 weights.
 #[derive(Module, Debug)]
@@ -216,4 +216,44 @@ fn norms_and_groups_of_single_weights_find_their_block() {
         Err(PruneError::Infeasible { reason }) => assert!(reason.contains("weight 31"), "{reason}"),
         other => panic!("{other:?}"),
     }
+}
+
+/// The third layer is not used, and has the largest weights.
+#[test]
+fn a_layer_that_the_loss_does_not_use_is_pruned_first_in_blocks_too() {
+    each_device(|target| {
+        let net = Net::new(&target.device);
+        let selection = Selection::of(&net, None).unwrap();
+        let mut weights = values(selection.flatten(&net).unwrap());
+        weights[40..].iter_mut().for_each(|weight| *weight = 10.0);
+        let weights = Tensor::from_data(&weights[..], &target.device);
+        let net = selection.unflatten(net, weights).unwrap();
+        let loss = |net: &Net, x: &Tensor<2>| {
+            let x = net.first.forward(x.clone()).tanh();
+            net.second.forward(x).square().mean()
+        };
+        let loader = |_| examples(&target.device);
+        for method in [
+            Method::Magnitude,
+            Method::BackSolve,
+            Method::Chita(burn_lean::prune::ChitaConfig::new()),
+        ] {
+            // In one piece, with the second layer, alone, and in two blocks of its own.
+            for width in [46, 30, 10, 4] {
+                let config = config(Budget::Keep(20), method.clone(), width);
+                let pruned = config.prune(net.clone(), loss, loader).unwrap();
+                let report = &pruned.stages[0].gradients;
+                assert_eq!(report.unreached, ["third.weight"], "{width}");
+                assert_eq!(report.zero_columns, [("third.weight".into(), 6)]);
+                let kept = kept(&pruned);
+                assert_eq!((kept[0] + kept[1], kept[2]), (20, 0), "{method:?} {width}");
+            }
+        }
+        // Where the budget leaves room, unused weights come back after all others.
+        for width in [30, 10] {
+            let config = config(Budget::Keep(42), Method::BackSolve, width);
+            let pruned = config.prune(net.clone(), loss, loader).unwrap();
+            assert_eq!(kept(&pruned), [30, 10, 2]);
+        }
+    });
 }

@@ -4,12 +4,12 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Method, PruneError, PruneReport, PrunerConfig, RidgeChoice, Schedule,
-    SolverConfig, SparsityPattern,
+    Budget, FisherConfig, Masks, Method, PruneError, PruneReport, PrunerConfig, RidgeChoice,
+    Schedule, Selection, SolverConfig, SparsityPattern,
 };
 
-use crate::pruner::{Net, Pairs, config, prune};
-use crate::support::{tensor, with_numbers};
+use crate::pruner::{Net, Pairs, config, pairs, prune};
+use crate::support::{each_device, tensor, values, with_numbers};
 
 /// The error of a run whose loader must not be touched.
 fn refused(config: PrunerConfig) -> PruneError {
@@ -96,6 +96,46 @@ fn a_bad_config_costs_no_gradients() {
         config.fisher.memory_bound = 1;
     });
     assert!(matches!(error, PruneError::MemoryBound { .. }), "{error}");
+}
+
+/// A gradient would be no number either, and zero times the weight is none.
+#[test]
+fn a_weight_that_is_no_number_is_named_before_any_gradient() {
+    each_device(|target| {
+        // Of 30 and 10 weights; the check of a mask zeroes every second one.
+        for (index, value) in [(32, f32::NAN), (33, f32::INFINITY)] {
+            let net = Net::new(&target.device);
+            let selection = Selection::of(&net, None).unwrap();
+            let mut weights = values(selection.flatten(&net).unwrap());
+            weights[index] = value;
+            let broken = Tensor::from_data(&weights[..], &target.device);
+            let net = selection.unflatten(net, broken).unwrap();
+            let all: Vec<usize> = (0..40).collect();
+            let masks = Masks::from_support(selection.layout(), &all).unwrap();
+            let masked = masks.attach(net.clone()).unwrap();
+            let is_expected = |error: &PruneError| match error {
+                PruneError::NonFiniteWeight {
+                    path,
+                    index: at,
+                    value: found,
+                } => {
+                    let same = *found == value || found.is_nan() && value.is_nan();
+                    path == "second.weight" && *at == index - 30 && same
+                }
+                _ => false,
+            };
+            for net in [net.clone(), masked] {
+                let nothing = |_| -> Vec<Pairs> { unreachable!("the loader was asked") };
+                let rejected = config(0.5).prune(net, Net::loss, nothing).unwrap_err();
+                assert!(is_expected(rejected.error()), "{}", rejected.error());
+            }
+            let fisher = FisherConfig::new(4);
+            let batches = pairs(1, &target.device);
+            let error = fisher.collect(&net, &selection, Net::loss, batches);
+            let error = error.unwrap_err();
+            assert!(is_expected(&error), "{error}");
+        }
+    });
 }
 
 #[test]

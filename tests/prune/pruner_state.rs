@@ -1,12 +1,14 @@
 //! Which kept stages answer for which run.
 
+use burn::module::Module;
 use burn::tensor::Device;
 use burn_lean::prune::{
-    GradualConfig, JudgedRidge, Method, PruneError, Pruned, PrunerConfig, Ridge, Selection,
+    GradualConfig, JudgedRidge, Masks, Method, PruneError, Pruned, PrunerConfig, Ridge, Selection,
+    StageReport,
 };
 
 use crate::pruner::{Net, Pairs, config, pairs, prune, weights};
-use crate::support::{numbers, with_numbers};
+use crate::support::{each_device, numbers, with_numbers};
 
 fn field(result: Result<Pruned<Net>, PruneError>) -> String {
     match result {
@@ -19,6 +21,58 @@ fn kept(folder: &tempfile::TempDir) -> PrunerConfig {
     config(0.8)
         .with_stages(2)
         .with_state(Some(folder.path().into()))
+}
+
+/// It would load into no model that a later run can bring.
+#[test]
+fn a_stage_with_masks_attached_is_not_kept_and_one_with_masks_folded_in_is() {
+    each_device(|target| {
+        let device = &target.device;
+        let run = |config: &PrunerConfig, net: Net, fold: bool| {
+            let attach = |model: Net, masks: &Masks, _: &StageReport| {
+                let masked = match Masks::of(&model).unwrap().is_empty() {
+                    true => masks.attach(model),
+                    false => masks.replace(model),
+                };
+                let masked = masked.unwrap();
+                Ok(if fold { masked.materialize() } else { masked })
+            };
+            config.prune_with(net, Net::loss, |seed| pairs(seed, device), attach)
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let rejected = run(&kept(&folder), Net::new(device), false).unwrap_err();
+        let (masked, error) = rejected.into_parts();
+        let expected = PruneError::StageReparameterized {
+            path: "first.weight".into(),
+            then: None,
+            now: Some("mask".into()),
+        };
+        assert_eq!(error, expected);
+        assert!(error.to_string().contains("`mask` now, and nothing then"));
+        // It comes back as the stage left it, and nothing of it is in the folder.
+        assert!(Masks::of(&masked).unwrap().sparsity() > 0.0);
+        let folded = run(&kept(&folder), Net::new(device), true).unwrap();
+        let again = run(&kept(&folder), Net::new(device), true).unwrap();
+        assert_eq!(weights(&again), weights(&folded));
+
+        // Without a folder masks may stay; with one, where the run begins with them.
+        let stages = kept(&folder).with_state(None);
+        let bare = run(&stages, Net::new(device), false).unwrap();
+        assert_eq!(Masks::of(&bare.model).unwrap(), bare.masks);
+        let folder = tempfile::tempdir().unwrap();
+        let all: Vec<usize> = (0..40).collect();
+        let begin = || {
+            let net = Net::new(device);
+            let layout = Selection::of(&net, None).unwrap().layout().clone();
+            let masks = Masks::from_support(&layout, &all).unwrap();
+            masks.attach(net).unwrap()
+        };
+        let masked = run(&kept(&folder), begin(), false).unwrap();
+        let nothing = |_| -> Vec<Pairs> { unreachable!("all stages are finished") };
+        let again = kept(&folder).prune(begin(), Net::loss, nothing).unwrap();
+        assert_eq!(weights(&again), weights(&masked));
+        assert_eq!(Masks::of(&again.model).unwrap(), masked.masks);
+    });
 }
 
 /// Numbers like 0.1 + 0.2 take 17 digits, which a reader may round to the number next to it.

@@ -196,16 +196,31 @@ fn weights_of_another_model_or_length_are_refused() {
         Err(PruneError::OtherModel { .. })
     ));
     let zeros = Tensor::zeros([12], &device);
-    assert!(matches!(
-        selection.unflatten(other, zeros),
-        Err(PruneError::OtherModel { .. })
-    ));
-    assert!(matches!(
-        selection.unflatten(model, Tensor::zeros([11], &device)),
-        Err(PruneError::Mismatch {
-            expected: 12,
-            found: 11,
-            ..
-        })
-    ));
+    let before = parameters(&other);
+    let (other, error) = selection.unflatten(other, zeros).unwrap_err().into_parts();
+    assert!(matches!(error, PruneError::OtherModel { .. }), "{error}");
+    assert_eq!(parameters(&other), before);
+    let before = parameters(&model);
+    let zeros = Tensor::zeros([11], &device);
+    let (model, error) = selection.unflatten(model, zeros).unwrap_err().into_parts();
+    let expected = PruneError::Mismatch {
+        what: "weights of the model",
+        expected: 12,
+        found: 11,
+    };
+    assert_eq!(error, expected);
+    assert_eq!(parameters(&model), before);
+}
+
+/// Nothing is written before all that was selected is found.
+#[test]
+fn a_model_with_some_of_the_selected_weights_comes_back_unchanged() {
+    let device = Device::flex();
+    let both = [3, 2].map(|outputs| LinearConfig::new(4, outputs).init(&device));
+    let selection = Selection::of(&both, None).unwrap();
+    let one = [both[0].clone(), LinearConfig::new(4, 2).init(&device)];
+    let before = parameters(&one);
+    let zeros = Tensor::zeros([20], &device);
+    let rejected = selection.unflatten(one, zeros).unwrap_err();
+    assert_eq!(parameters(rejected.value()), before);
 }

@@ -130,6 +130,64 @@ proptest! {
     }
 }
 
+/// An output of fc1 goes with the input of fc2 that reads it: 8 weights of [8, 3], 2 of [3, 2].
+#[test]
+fn groups_across_layers_count_in_each_of_them() {
+    let mut layout = Layout::new();
+    layout.push("fc1.weight", [8, 3], LayerKind::Linear, 2.0);
+    layout.push("fc2.weight", [3, 2], LayerKind::Linear, 2.0);
+    let group = |unit: usize| -> Vec<usize> {
+        let reads = 24 + 2 * unit;
+        let makes = (0..8).map(|input| 3 * input + unit);
+        makes.chain(reads..reads + 2).collect()
+    };
+    let groups = Groups::Custom((0..3).map(group).collect());
+    let targets = |targets: &[(&str, f64)]| {
+        let targets = targets
+            .iter()
+            .map(|(path, target)| (path.to_string(), *target));
+        Budget::PerLayerTargets(targets.collect())
+    };
+    // Room for one unit in fc2 (3 of 6 weights), then in fc1 (9 of 24), then in both.
+    let budgets = [
+        targets(&[("fc2.weight", 0.5)]),
+        targets(&[("fc1.weight", 0.6)]),
+        Budget::PerLayer(0.5),
+    ];
+    for seed in 0..10 {
+        let plain = Plain::random(seed, 12, layout.len());
+        let problem = plain.problem_with(layout.clone(), &Device::flex());
+        let score = |unit: usize| -> f64 {
+            let members = group(unit).into_iter();
+            members.map(|index| plain.dense[index].abs()).sum()
+        };
+        let best = (0..3).max_by(|a, b| score(*a).total_cmp(&score(*b)));
+        let mut best = group(best.unwrap());
+        best.sort_unstable();
+        for budget in &budgets {
+            for method in methods() {
+                let exchanges = ChitaConfig::new().with_max_exchanges(None);
+                if method == Method::Chita(exchanges) {
+                    continue;
+                }
+                let config = SolverConfig::new(budget.clone())
+                    .with_pattern(SparsityPattern::Groups(groups.clone()))
+                    .with_method(method.clone());
+                let support = solve(&problem, &config).unwrap().support;
+                let first = support.iter().filter(|index| **index < 24).count();
+                assert_eq!(
+                    (first, support.len() - first),
+                    (8, 2),
+                    "{budget:?} {method:?}"
+                );
+                if method == Method::Magnitude {
+                    assert_eq!(support, best);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_blocks_of_a_linear_layer_run_along_its_inputs() {
     let pattern = SparsityPattern::NM { n: 2, m: 4 };

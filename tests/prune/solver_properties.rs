@@ -47,6 +47,27 @@ proptest! {
     }
 
     #[test]
+    fn blocks_keep_k_weights_in_any_number_of_stages(
+        seed in 0u64..10_000, n in 1usize..20, p in 2usize..40, share in 0.0f64..1.0,
+        block_size in 1usize..45, stages in 0usize..=3, expansion in 1.0f64..4.0,
+    ) {
+        let k = 1 + (share * (p - 2) as f64) as usize;
+        let problem = Plain::random(seed, n, p).problem(&Device::flex());
+        let chita = ChitaConfig::new().with_stages(stages).with_expansion(expansion);
+        for method in [Method::Chita(chita), Method::BackSolve] {
+            let config = SolverConfig::new(Budget::Keep(k))
+                .with_method(method)
+                .with_block_size(Some(block_size));
+            let solution = solve(&problem, &config).unwrap();
+            prop_assert_eq!(solution.support.len(), k);
+            for (index, weight) in values(solution.weights).into_iter().enumerate() {
+                let kept = solution.support.binary_search(&index).is_ok();
+                prop_assert!(kept || weight == 0.0);
+            }
+        }
+    }
+
+    #[test]
     fn stages_and_exchanges_are_not_worse_than_the_magnitude_support(
         seed in 0u64..10_000, n in 2usize..20, p in 6usize..40,
     ) {

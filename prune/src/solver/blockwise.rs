@@ -24,7 +24,7 @@ use crate::solver::scores::magnitude;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shrinking {
     pub(crate) block_size: usize,
-    /// The first support, as a multiple of k.
+    /// The first support, as a multiple of k; 1 where there are no stages.
     pub(crate) expansion: f64,
     pub(crate) stages: usize,
 }
@@ -40,7 +40,11 @@ pub(crate) fn blockwise(
     let blocks = blocks(problem.layout(), shrinking.block_size)?;
     let all: Vec<usize> = (0..problem.parameters()).collect();
     let scores = dead.demote(&all, magnitude(problem));
-    let expansion = shrinking.expansion.min(feasible.share()).max(1.0);
+    // Without a stage nothing shrinks: the first support is the last.
+    let expansion = match shrinking.stages {
+        0 => 1.0,
+        _ => shrinking.expansion.min(feasible.share()).max(1.0),
+    };
     let mut support = feasible.select(&all, &scores, expansion)?;
     let mut solved = solve(problem, &blocks, &support)?;
     clock.note(Step::Start, solved.objective, support.len());

@@ -1,8 +1,11 @@
 //! The compressed layout of N:M sparsity.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 
 use crate::PruneError;
+use crate::checks::accept;
+use crate::gradient_matrix::mismatch;
 
 /// A weight with at most N nonzeros in every M consecutive elements along one axis, stored as N
 /// values and N positions for each group of M: the layout that sparse tensor cores read for 2:4
@@ -16,7 +19,9 @@ use crate::PruneError;
 /// ascend. Groups with fewer than N nonzeros are filled up with zeros.
 ///
 /// For 2:4 in F16 a group of 8 bytes becomes 4 bytes of values and 4 bits of positions: 0.5625 of
-/// the bytes.
+/// the bytes. A [`SparseRecord`](crate::SparseRecord) takes as few, a bit for each element of the
+/// group, and loads into a model: this is for what reads the layout itself. It serializes with
+/// serde; [`from_parts`](Self::from_parts) takes what was stored in another way.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -30,9 +35,14 @@ use crate::PruneError;
 /// assert_eq!(compressed.positions(), [0b01_00_11_00]);
 /// assert_eq!(compressed.bytes(), 4 * 4 + 1);
 /// assert_eq!(compressed.decompress::<2>(&device)?.into_data(), weight.into_data());
+///
+/// let (values, positions) = (compressed.values().to_vec(), compressed.positions().to_vec());
+/// let again = NMTensor::from_parts(2, 4, 0, [4, 2], compressed.dtype(), values, positions)?;
+/// assert_eq!(again, compressed);
 /// # Ok::<(), burn_lean_prune::PruneError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Parts")]
 pub struct NMTensor {
     n: usize,
     m: usize,
@@ -103,6 +113,73 @@ impl NMTensor {
         })
     }
 
+    /// A compressed weight from its parts, as [`values`](Self::values) and
+    /// [`positions`](Self::positions) return them.
+    ///
+    /// # Errors
+    ///
+    /// - [`PruneError::InvalidConfig`]: not 0 < n < m ≤ 256, the shape has no such axis or more
+    ///   elements than can be addressed, or the dtype is no plain float.
+    /// - [`PruneError::PatternDoesNotDivide`]: the axis is no multiple of m.
+    /// - [`PruneError::Mismatch`]: too few or too many bytes.
+    /// - [`PruneError::NMPositions`]: the positions of a group do not ascend below m, or bits
+    ///   behind the last one are set.
+    pub fn from_parts(
+        n: usize,
+        m: usize,
+        axis: usize,
+        shape: impl Into<Vec<usize>>,
+        dtype: DType,
+        values: Vec<u8>,
+        positions: Vec<u8>,
+    ) -> Result<Self, PruneError> {
+        let shape = shape.into();
+        check(n, m, axis, &shape)?;
+        let name = format!("{dtype:?}");
+        accept(dtype.is_float(), "dtype", name, "F32, F16, BF16 or F64")?;
+        let mut axes = shape.iter();
+        let bits = axes.try_fold(8 * dtype.size(), |bits, axis| bits.checked_mul(*axis));
+        let addressable = "of no more elements than can be addressed";
+        accept(bits.is_some(), "shape", format!("{shape:?}"), addressable)?;
+        let groups = shape.iter().product::<usize>() / m;
+        let width = position_bits(m) as usize;
+        mismatch(
+            "bytes of N:M values",
+            groups * n * dtype.size(),
+            values.len(),
+        )?;
+        mismatch(
+            "bytes of N:M positions",
+            (groups * n * width).div_ceil(8),
+            positions.len(),
+        )?;
+        let wrong = |group, found| PruneError::NMPositions {
+            pattern: format!("{n}:{m}"),
+            group,
+            positions: found,
+        };
+        let mut reader = BitReader::new(&positions);
+        for group in 0..groups {
+            let found: Vec<usize> = (0..n).map(|_| reader.next(width as u32)).collect();
+            if !found.is_sorted_by(|a, b| a < b) || found[n - 1] >= m {
+                return Err(wrong(group, found));
+            }
+        }
+        let behind = 8 * positions.len() - reader.at;
+        match reader.next(behind as u32) {
+            0 => Ok(Self {
+                n,
+                m,
+                axis,
+                shape,
+                dtype,
+                values,
+                positions,
+            }),
+            set => Err(wrong(groups, vec![set])),
+        }
+    }
+
     /// The weight with its zeros, bit by bit what was compressed.
     ///
     /// # Errors
@@ -140,6 +217,31 @@ impl NMTensor {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
 
+    /// N of N:M.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// M of N:M.
+    pub fn m(&self) -> usize {
+        self.m
+    }
+
+    /// The axis that groups run along.
+    pub fn axis(&self) -> usize {
+        self.axis
+    }
+
+    /// Shape of the weight.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Dtype of the weight.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// The kept values, N for each group, in the dtype of the weight.
     pub fn values(&self) -> &[u8] {
         &self.values
@@ -148,6 +250,34 @@ impl NMTensor {
     /// Their positions within the group, packed.
     pub fn positions(&self) -> &[u8] {
         &self.positions
+    }
+}
+
+/// What is read before it is looked at.
+#[derive(Deserialize)]
+struct Parts {
+    n: usize,
+    m: usize,
+    axis: usize,
+    shape: Vec<usize>,
+    dtype: DType,
+    values: Vec<u8>,
+    positions: Vec<u8>,
+}
+
+impl TryFrom<Parts> for NMTensor {
+    type Error = PruneError;
+
+    fn try_from(parts: Parts) -> Result<Self, PruneError> {
+        Self::from_parts(
+            parts.n,
+            parts.m,
+            parts.axis,
+            parts.shape,
+            parts.dtype,
+            parts.values,
+            parts.positions,
+        )
     }
 }
 
