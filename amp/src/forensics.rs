@@ -9,7 +9,7 @@ use burn_lean_reparam::{FloatVisitor, visit_floats};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::gradients::read;
+use crate::gradients::{read, visit_once};
 
 /// The gradient of one parameter, counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub fn inspect_gradients<M: Module>(
         grads,
         found: Vec::new(),
     };
-    visit_floats(model, &mut visitor);
+    visit_once(model, &mut visitor);
     let mut transaction = Transaction::default();
     for (_, _, counts, largest) in &visitor.found {
         for count in counts {
@@ -202,7 +202,7 @@ pub fn calibrate_scale<M: Module>(
         paths: Vec::new(),
         transaction: Transaction::default(),
     };
-    visit_floats(model, &mut visitor);
+    visit_once(model, &mut visitor);
     let Collect {
         paths, transaction, ..
     } = visitor;

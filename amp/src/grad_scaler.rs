@@ -19,6 +19,9 @@ pub struct GradScalerConfig {
     /// Clip the global L2 norm of the unscaled gradients to this in [`GradScaler::step`]; positive.
     #[config(default = "None")]
     pub max_norm: Option<f32>,
+    ///
+    /// With [`LossScale::None`] the norm is not reported, and a step whose norm is not finite is
+    /// taken without clipping: to know would cost the read that [`LossScale::Static`] of 1 makes.
     /// Skipped steps in a row that make [`GradScaler::step`] fail with [`AmpError::Diverged`];
     /// `None` for no limit. Default 50: from 65536 the scale has then fallen to 2⁻³⁴.
     #[config(default = "Some(50)")]

@@ -14,7 +14,8 @@ use crate::AmpError;
 pub enum LossScale {
     /// No scaling and no check; nothing is read from the device. For F32 and BF16.
     None,
-    /// A fixed scale; steps with non-finite gradients are skipped.
+    /// A fixed scale; steps with non-finite gradients are skipped. A scale of 1 is that check
+    /// alone, for F32 and BF16.
     Static(f32),
     /// A scale that backs off when gradients overflow and grows when they have not for a while.
     Dynamic(DynamicLossScale),

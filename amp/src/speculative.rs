@@ -1,6 +1,7 @@
 //! No-wait mode: the step is taken before it is known to be sound, and taken back if it was not.
 
-use std::collections::HashMap;
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -278,7 +279,7 @@ impl Drop for Outcome {
 /// Burn shares a `RunningState` between clones and changes it in place, so the kept model alone
 /// would not bring back the statistics of before the forward pass.
 struct Buffers {
-    values: HashMap<ParamId, Box<dyn std::any::Any + Send>>,
+    values: Values,
 }
 
 impl Buffers {
@@ -298,26 +299,33 @@ impl Buffers {
         model.map(&mut RestoreBuffers(self.values))
     }
 }
+/// For each identity, one entry per parameter that has it, in module order; `None` for one that is
+/// trained. A frozen clone has the identity of its original, but not its values.
+type Values = HashMap<ParamId, VecDeque<Option<Box<dyn Any + Send>>>>;
+
 
 /// Running states are visited as parameters that do not require a gradient.
 #[derive(Default)]
 struct CollectBuffers {
-    values: HashMap<ParamId, Box<dyn std::any::Any + Send>>,
+    values: Values,
 }
 
 impl ModuleVisitor for CollectBuffers {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
-            self.values.insert(param.id, Box::new(param.base()));
-        }
+        let value: Option<Box<dyn Any + Send>> = match param.is_require_grad() {
+            true => None,
+            false => Some(Box::new(param.base())),
+        };
+        self.values.entry(param.id).or_default().push_back(value);
     }
 }
 
-struct RestoreBuffers(HashMap<ParamId, Box<dyn std::any::Any + Send>>);
+struct RestoreBuffers(Values);
 
 impl ModuleMapper for RestoreBuffers {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.remove(&param.id).map(|value| value.downcast()) {
+        let value = self.0.get_mut(&param.id).and_then(VecDeque::pop_front);
+        match value.flatten().map(|value| value.downcast()) {
             Some(Ok(value)) => param.map(|_| *value),
             _ => param,
         }

@@ -5,6 +5,7 @@ mod support;
 
 mod audit;
 mod autocast;
+mod clipping;
 mod emulation;
 mod grad_scaler;
 mod model;
