@@ -369,6 +369,21 @@ impl GradScaler {
             );
         }
         let taken = overflow.is_none();
+    /// Forgets the losses of a step that failed: they are none of the next one's.
+    pub(crate) fn forget_losses(&mut self) {
+        self.pending_loss = None;
+    }
+
+    /// Goes back to the first scale, if the state that the last step began with, `before`, is none
+    /// of this scaler's.
+    #[cfg(feature = "train")]
+    pub(crate) fn restart_unless_own(&mut self, before: LossScaleState) {
+        if let Err(reason) = before.validate_for(&self.config.loss_scale) {
+            self.state = self.state.restarted(&self.config.loss_scale);
+            tracing::warn!(%reason, scale = self.state.scale, "loss scale restarted");
+        }
+    }
+
         self.found_inf = Some(self.found_inf.unwrap_or(false) || !taken);
         self.report = Some(StepReport {
             skipped: !taken,

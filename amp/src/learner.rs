@@ -38,8 +38,10 @@ pub use step::{AmpInferenceStep, AmpTrainStep};
 /// - Several devices: workers read the scale, the main device moves it. In distributed data
 ///   parallel training each replica has a scaler of its own, and since all get the same reduced
 ///   gradients, all take the same decisions.
-/// - An error ([`AmpError::Diverged`], a record that makes no sense) leaves the model as it is,
-///   and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it.
+/// - A checkpoint of a training with another loss scale (none, another static one, one outside of
+///   floor and ceiling) loads: its scale serves one step, then the scale restarts with a warning.
+/// - An error ([`AmpError::Diverged`], a record that makes no sense) leaves the parameters as they
+///   are, and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it.
 ///
 /// # Example
 ///
@@ -275,7 +277,9 @@ impl<M: Module + ModuleDisplay> Amp<M> {
 
     /// Unscales and clips on the device, then reads flags and state in one go.
     fn decide(
+        let loaded = scaler.state();
         &self,
+        scaler.restart_unless_own(loaded);
         grads: GradientsParams,
         losses: Option<Tensor<1>>,
     ) -> Result<(GradScaler, Unscaled, bool), AmpError> {

@@ -429,6 +429,71 @@ fn records_of_another_version_or_without_sense_are_refused() {
     zero.state.scale = 0.0;
     let mut nan = good.clone();
     nan.state.scale = f32::NAN;
+#[test]
+fn the_state_of_another_kind_of_loss_scale_is_refused() {
+    let dynamic = LossScale::Dynamic(DynamicLossScale::default());
+    let bounded = |min_scale, init_scale, max_scale| {
+        LossScale::Dynamic(DynamicLossScale {
+            min_scale,
+            init_scale,
+            max_scale,
+            ..Default::default()
+        })
+    };
+    let none = LossScale::None;
+    for (rule, state) in [
+        (dynamic, none.init()),
+        (dynamic, none.update(none.init(), false)),
+        (dynamic, LossScale::Static(1.0).init()),
+        (bounded(1.0, 2.0, 4.0), dynamic.init()),
+        (bounded(1e6, 1e6, 1e6), dynamic.init()),
+        (LossScale::Static(128.0), dynamic.init()),
+        (LossScale::Static(128.0), LossScale::Static(64.0).init()),
+        (LossScale::Static(128.0), none.init()),
+    ] {
+        let mut scaler = GradScalerConfig::new(rule).init().unwrap();
+        let error = scaler.load_state(state).unwrap_err();
+        assert!(matches!(error, AmpError::Record { .. }), "{error}");
+        assert_eq!(scaler.state(), rule.init(), "{rule:?}");
+    }
+
+    let skipped = |rule: LossScale| rule.update(rule.init(), true);
+    let taken = |rule: LossScale| rule.update(rule.init(), false);
+    for rule in [dynamic, LossScale::Static(128.0)] {
+        for state in [rule.init(), skipped(rule), taken(rule)] {
+            let mut scaler = GradScalerConfig::new(rule).init().unwrap();
+            scaler.load_state(state).unwrap();
+            assert_eq!(scaler.state(), state);
+        }
+    }
+    // A run without loss scale takes any state for what it is to it: nothing.
+    let mut disabled = GradScalerConfig::new(none).init().unwrap();
+    disabled.load_state(skipped(dynamic)).unwrap();
+    assert_eq!(disabled.state(), none.init());
+}
+
+#[test]
+fn the_losses_of_a_step_that_failed_are_not_those_of_the_next() {
+    each_device(|target| {
+        let loss = |value: f32| Tensor::<1>::full([1], value, &target.device);
+        let (model, _) = prepared(1, FloatDType::F16, &target.device);
+        let mut optim = SgdConfig::new().init();
+        let mut scaler = dynamic();
+        for broken in [GradientsParams::new(), half_gradients_or_none(&model)] {
+            scaler.scale(loss(f32::NAN)).unwrap();
+            let rejected = scaler.step(&mut optim, 0.1, model.clone(), broken);
+            assert!(rejected.is_err());
+        }
+        scaler.scale(loss(3.0)).unwrap();
+        let grads = one_gradient(&model, &[f32::INFINITY]);
+        let _ = scaler.step(&mut optim, 0.1, model, grads).unwrap();
+        let report = scaler.report().unwrap();
+        assert_eq!(report.loss, Some(3.0));
+        let overflow = report.overflow.as_ref().unwrap();
+        assert_eq!(overflow.cause, SkipCause::ScaleTooHigh);
+    });
+}
+
     let mut counts = good.clone();
     counts.state.skipped_steps = 5;
     for record in [other, zero, nan, counts] {
