@@ -15,6 +15,15 @@ fn dynamic() -> GradScaler {
     GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap()
 }
 
+/// Gradients that are refused: half where the device has it, none where it has not.
+fn half_gradients_or_none(model: &Mlp) -> GradientsParams {
+    let device = model.second.weight.base().device().inner();
+    match device.supports_dtype(FloatDType::F16) {
+        true => half_gradients(model),
+        false => GradientsParams::new(),
+    }
+}
+
 fn half_gradients(model: &Mlp) -> GradientsParams {
     let mut grads = GradientsParams::new();
     let device = model.second.weight.base().device().inner();
@@ -421,15 +430,6 @@ fn a_record_restores_every_number() {
 }
 
 #[test]
-fn records_of_another_version_or_without_sense_are_refused() {
-    let good = dynamic().to_record();
-    let mut other = good.clone();
-    other.version = 99;
-    let mut zero = good.clone();
-    zero.state.scale = 0.0;
-    let mut nan = good.clone();
-    nan.state.scale = f32::NAN;
-#[test]
 fn the_state_of_another_kind_of_loss_scale_is_refused() {
     let dynamic = LossScale::Dynamic(DynamicLossScale::default());
     let bounded = |min_scale, init_scale, max_scale| {
@@ -494,6 +494,15 @@ fn the_losses_of_a_step_that_failed_are_not_those_of_the_next() {
     });
 }
 
+#[test]
+fn records_of_another_version_or_without_sense_are_refused() {
+    let good = dynamic().to_record();
+    let mut other = good.clone();
+    other.version = 99;
+    let mut zero = good.clone();
+    zero.state.scale = 0.0;
+    let mut nan = good.clone();
+    nan.state.scale = f32::NAN;
     let mut counts = good.clone();
     counts.state.skipped_steps = 5;
     for record in [other, zero, nan, counts] {
@@ -556,5 +565,34 @@ fn calibration_proposes_a_scale_at_which_no_gradient_is_lost() {
         assert!(calibration.largest * scale * 16.0 <= 65504.0);
         assert!(calibration.largest * scale * 32.0 > 65504.0);
         assert!(calibration.underflow(scale) <= calibration.underflow(1.0));
+    });
+}
+
+#[test]
+fn a_calibration_that_is_not_finite_in_f32_says_so() {
+    each_device(|target| {
+        let (model, autocast) = prepared(1, FloatDType::F32, &target.device);
+        let error = calibrate_scale(&model, FloatDType::F16, |model| {
+            loss(model, &autocast, 0, f32::NAN)
+        })
+        .unwrap_err();
+        let AmpError::NotFiniteInF32 { parameter, loss } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(parameter, "first.weight");
+        assert!(loss.is_nan());
+
+        // The loss is finite, its gradient overflows.
+        let error = calibrate_scale(&model, FloatDType::F16, |model| {
+            let bias = model.second.bias.as_ref().unwrap().val();
+            let zero = bias.clone() - bias.detach();
+            zero.mean().mul_scalar(1e30).mul_scalar(1e30)
+        })
+        .unwrap_err();
+        let expected = AmpError::NotFiniteInF32 {
+            parameter: "second.bias".into(),
+            loss: 0.0,
+        };
+        assert_eq!(error, expected, "{}", target.name);
     });
 }

@@ -10,4 +10,6 @@ mod emulation;
 mod grad_scaler;
 mod model;
 mod resume;
+mod running_statistics;
+mod shared_parameters;
 mod speculative;
