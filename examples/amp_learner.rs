@@ -10,7 +10,7 @@
 //! implements `AmpTrainStep` and `AmpInferenceStep` instead, which get the autocast region and
 //! leave the backward pass to `Amp`; the Learner then trains `Amp<Model>`. A run that is
 //! interrupted goes on with `--resume EPOCH` from Burn's own checkpoints in `--out`, the loss scale
-//! included.
+//! included: the run in `--dtype`, without the one in FP32.
 
 mod support;
 
@@ -62,8 +62,8 @@ struct Cli {
     /// Folder for Burn's logs and checkpoints.
     #[arg(long, default_value = "out/amp_learner", value_name = "DIR")]
     out: PathBuf,
-    /// Go on after this epoch, from its checkpoint.
-    #[arg(long, value_name = "EPOCH")]
+    /// Go on after this epoch with the run in `--dtype`, from its checkpoint.
+    #[arg(long, value_name = "EPOCH", value_parser = support::at_least_one)]
     resume: Option<usize>,
 }
 
@@ -96,7 +96,13 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             "time [s]",
         ],
     );
-    for dtype in [FloatDType::F32, cli.options.dtype()] {
+    // Each dtype has a folder of its own, so F32 runs once, and only one run is gone on with.
+    let dtype = cli.options.dtype();
+    let runs = match dtype == FloatDType::F32 || cli.resume.is_some() {
+        true => vec![dtype],
+        false => vec![FloatDType::F32, dtype],
+    };
+    for dtype in runs {
         table.push(train(cli, dtype, epochs, &images, &device)?);
     }
     table.publish(cli.options.json.as_deref())?;
@@ -164,6 +170,10 @@ fn train(
     images: &ImageSet,
     device: &Device,
 ) -> Result<[Cell; 5], Box<dyn Error>> {
+    let directory = cli.out.join(format!("{dtype:?}").to_lowercase());
+    if let Some(epoch) = cli.resume {
+        support::learner_checkpoint::check(&directory, epoch)?;
+    }
     device.seed(cli.options.seed);
     let model = Classifier {
         network: ConvNet::new(images.train.side(), device),
@@ -190,19 +200,16 @@ fn train(
     let monitor = amp.monitor();
     let autocast = amp.autocast();
 
-    let mut training = SupervisedTraining::new(
-        cli.out.join(format!("{dtype:?}").to_lowercase()),
-        loader(&images.train),
-        loader(&images.test),
-    )
-    .metrics((AccuracyMetric::new(), LossMetric::new()))
-    .metric_train_numeric(LossScaleMetric::new(&monitor))
-    .metric_train_numeric(SkippedStepsMetric::new(&monitor))
-    .with_default_checkpointers()
-    .with_interrupter(monitor.interrupter())
-    .with_application_logger(None)
-    .renderer(Box::new(ProgressRenderer::new(format!("{dtype:?}"))))
-    .num_epochs(epochs);
+    let mut training =
+        SupervisedTraining::new(directory, loader(&images.train), loader(&images.test))
+            .metrics((AccuracyMetric::new(), LossMetric::new()))
+            .metric_train_numeric(LossScaleMetric::new(&monitor))
+            .metric_train_numeric(SkippedStepsMetric::new(&monitor))
+            .with_default_checkpointers()
+            .with_interrupter(monitor.interrupter())
+            .with_application_logger(None)
+            .renderer(Box::new(ProgressRenderer::new(format!("{dtype:?}"))))
+            .num_epochs(epochs);
     if cli.accumulate > 1 {
         training = training.grads_accumulation(cli.accumulate);
     }

@@ -65,7 +65,7 @@ impl AutocastConfig {
     ///
     /// Every floating-point parameter becomes a [`MasterWeight`], except those in
     /// [`full_precision`](Self::full_precision) and those that Burn cannot run in half: the
-    /// parameters of BatchNorm and of recurrent cells. The stored parameters, their identities
+    /// parameters of BatchNorm and of recurrent cells. F64 parameters stay F64. The stored parameters, their identities
     /// and the record layout stay as they are: plain checkpoints load into the prepared model and
     /// back.
     ///
@@ -75,7 +75,7 @@ impl AutocastConfig {
     /// - [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`]:
     ///   the device cannot do it; checked before anything is attached.
     /// - [`AmpError::Attach`]: a parameter already carries a reparameterization, or there is none.
-    /// - [`AmpError::ParameterDtype`]: a parameter is not F32.
+    /// - [`AmpError::ParameterDtype`]: a parameter is in half precision.
     pub fn prepare<M: Module>(&self, model: M) -> Result<(M, Autocast), Rejected<M, AmpError>> {
         self.prepare_impl(model, |model, master| attach(model, master))
     }

@@ -17,7 +17,8 @@ use crate::{AmpError, GradScaler, GradScalerRecord};
 ///
 /// A checkpoint is written to a folder of another name, flushed to the disk, and renamed when it
 /// is complete: after a crash or a kill the newest complete one loads as if nothing had happened,
-/// and a half-written one is never seen. Every file carries a checksum.
+/// and a half-written one is never seen. One of the same step is replaced in the same way: at any
+/// moment the old or the new one is there. Every file carries a checksum.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -47,6 +48,12 @@ const MODEL: &str = "model.bpk";
 const OPTIMIZER: &str = "optimizer.bpk";
 const SCALER: &str = "scaler.json";
 const MANIFEST: &str = "manifest.json";
+/// A complete checkpoint.
+const STEP: &str = "step-";
+/// A complete checkpoint that takes the place of the one of its step, which may still be there.
+const REPLACEMENT: &str = "replacement-";
+/// What is being written or removed.
+const PARTIAL: &str = "partial-";
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -92,14 +99,19 @@ impl Checkpoints {
         let mut steps: Vec<u64> = entries
             .filter_map(|entry| {
                 let name = entry.ok()?.file_name();
-                name.to_str()?.strip_prefix("step-")?.parse().ok()
+                let name = name.to_str()?;
+                let step = name
+                    .strip_prefix(STEP)
+                    .or_else(|| name.strip_prefix(REPLACEMENT))?;
+                step.parse().ok()
             })
             .collect();
         steps.sort_unstable();
+        steps.dedup();
         Ok(steps)
     }
 
-    /// Writes a checkpoint; a complete one of the same step is kept instead.
+    /// Writes a checkpoint; it replaces one of the same step.
     ///
     /// # Errors
     ///
@@ -113,18 +125,15 @@ impl Checkpoints {
         optim: &ModuleOptimizer,
         scaler: &GradScaler,
     ) -> Result<(), AmpError> {
-        match self.latest()? {
-            Some(latest) if latest > step => {
-                return Err(AmpError::LaterCheckpoint { step, latest });
-            }
-            Some(latest) if latest == step => return Ok(()),
-            _ => {}
+        if let Some(latest) = self.latest()?
+            && latest > step
+        {
+            return Err(AmpError::LaterCheckpoint { step, latest });
         }
-        self.remove_partial()?;
+        self.tidy()?;
         // Burn keeps the BatchNorm statistics of the last step apart until the next one; this takes
         // them in, so that they are in the record.
         let _ = model.valid();
-        let target = self.path(step);
         let record = |what: &str, error: &dyn std::fmt::Display| AmpError::Record {
             what: what.into(),
             reason: error.to_string(),
@@ -140,7 +149,7 @@ impl Checkpoints {
         let scaler = serde_json::to_vec_pretty(&scaler.to_record())
             .map_err(|error| record("the grad scaler", &error))?;
 
-        let partial = self.folder.join(format!("partial-{step}"));
+        let partial = self.named(PARTIAL, step);
         fs::create_dir_all(&partial)
             .map_err(|error| io_error("cannot create", &partial, &error))?;
         let mut files = Vec::new();
@@ -164,9 +173,14 @@ impl Checkpoints {
         .map_err(|error| record("the manifest", &error))?;
         write(&partial.join(MANIFEST), &manifest)?;
         sync_folder(&partial)?;
-        fs::rename(&partial, &target)
-            .map_err(|error| io_error("cannot rename", &partial, &error))?;
-        sync_folder(&self.folder)?;
+        match self.named(STEP, step).exists() {
+            // No rename goes over a folder that is not empty.
+            true => {
+                self.rename(&partial, &self.named(REPLACEMENT, step))?;
+                self.replace(step)?;
+            }
+            false => self.rename(&partial, &self.named(STEP, step))?,
+        }
 
         let steps = self.steps()?;
         for old in &steps[..steps.len().saturating_sub(self.keep)] {
@@ -189,16 +203,32 @@ impl Checkpoints {
     }
 
     fn discard(&self, step: u64) -> Result<(), AmpError> {
+        [STEP, REPLACEMENT]
+            .map(|prefix| self.named(prefix, step))
+            .iter()
+            .filter(|folder| folder.exists())
+            .try_for_each(|folder| self.remove_complete(folder, step))
+    }
+
+    fn remove_complete(&self, folder: &Path, step: u64) -> Result<(), AmpError> {
         // Renamed first: a removal that is cut short must not leave half a checkpoint behind.
-        let old = self.path(step);
-        let doomed = self.folder.join(format!("partial-{step}"));
+        let doomed = self.named(PARTIAL, step);
         remove(&doomed)?;
-        fs::rename(&old, &doomed).map_err(|error| io_error("cannot rename", &old, &error))?;
+        self.rename(folder, &doomed)?;
         remove(&doomed)
     }
 
-    /// Removes what a save or a removal left behind that was cut short.
-    fn remove_partial(&self) -> Result<(), AmpError> {
+    /// Puts a replacement in its place.
+    fn replace(&self, step: u64) -> Result<(), AmpError> {
+        let old = self.named(STEP, step);
+        if old.exists() {
+            self.remove_complete(&old, step)?;
+        }
+        self.rename(&self.named(REPLACEMENT, step), &old)
+    }
+
+    /// Ends what a save or a removal left behind that was cut short.
+    fn tidy(&self) -> Result<(), AmpError> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -206,11 +236,13 @@ impl Checkpoints {
         };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            if name
-                .to_str()
-                .is_some_and(|name| name.starts_with("partial-"))
-            {
+            let name = name.to_str().unwrap_or_default();
+            if name.starts_with(PARTIAL) {
                 remove(&entry.path())?;
+            } else if let Some(step) = name.strip_prefix(REPLACEMENT)
+                && let Ok(step) = step.parse()
+            {
+                self.replace(step)?;
             }
         }
         Ok(())
@@ -285,8 +317,23 @@ impl Checkpoints {
         Ok((model, optim, GradScaler::from_record(scaler)?))
     }
 
+    /// Where a complete checkpoint is.
     fn path(&self, step: u64) -> PathBuf {
-        self.folder.join(format!("step-{step}"))
+        let replacement = self.named(REPLACEMENT, step);
+        match replacement.exists() {
+            true => replacement,
+            false => self.named(STEP, step),
+        }
+    }
+
+    fn named(&self, prefix: &str, step: u64) -> PathBuf {
+        self.folder.join(format!("{prefix}{step}"))
+    }
+
+    /// Renames a checkpoint, for good.
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), AmpError> {
+        fs::rename(from, to).map_err(|error| io_error("cannot rename", from, &error))?;
+        sync_folder(&self.folder)
     }
 }
 

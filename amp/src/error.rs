@@ -121,6 +121,17 @@ pub enum AmpError {
         /// First parameter, in module order, whose gradient was not finite.
         parameter: Option<String>,
     },
+    /// The FP32 pass of [`calibrate_scale`](crate::calibrate_scale) is not finite itself.
+    #[error(
+        "the gradient of `{parameter}` is not finite in FP32, where the loss is {loss}: no loss \
+         scale helps. Look for the cause in FP32 first, in the batch or in the model"
+    )]
+    NotFiniteInF32 {
+        /// First parameter, in module order, whose gradient is not finite.
+        parameter: String,
+        /// The loss.
+        loss: f32,
+    },
     /// A record is of another version, damaged, or of something else.
     #[error("cannot load {what}: {reason}")]
     Record {

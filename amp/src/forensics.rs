@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Int, Tensor, Transaction};
-use burn_lean_reparam::{FloatVisitor, visit_floats};
+use burn_lean_reparam::FloatVisitor;
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::gradients::read;
+use crate::gradients::{read, visit_once};
 
 /// The gradient of one parameter, counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub fn inspect_gradients<M: Module>(
         grads,
         found: Vec::new(),
     };
-    visit_floats(model, &mut visitor);
+    visit_once(model, &mut visitor);
     let mut transaction = Transaction::default();
     for (_, _, counts, largest) in &visitor.found {
         for count in counts {
@@ -184,7 +184,7 @@ impl ScaleCalibration {
 /// # Errors
 ///
 /// [`AmpError::LossDtype`], [`AmpError::NoGradients`], [`AmpError::Device`], and
-/// [`AmpError::Diverged`] when a gradient of the FP32 pass itself is not finite.
+/// [`AmpError::NotFiniteInF32`] when a gradient of the FP32 pass itself is not finite.
 pub fn calibrate_scale<M: Module>(
     model: &M,
     dtype: FloatDType,
@@ -202,10 +202,11 @@ pub fn calibrate_scale<M: Module>(
         paths: Vec::new(),
         transaction: Transaction::default(),
     };
-    visit_floats(model, &mut visitor);
+    visit_once(model, &mut visitor);
     let Collect {
         paths, transaction, ..
     } = visitor;
+    let transaction = transaction.register(loss.without_autodiff());
     if paths.is_empty() {
         return Err(AmpError::NoGradients);
     }
@@ -217,14 +218,14 @@ pub fn calibrate_scale<M: Module>(
         zeros: 0,
         histogram: BTreeMap::new(),
     };
-    for (path, data) in paths.iter().zip(read(transaction)?) {
-        for gradient in data.iter::<f32>() {
+    let data = read(transaction)?;
+    for (path, gradients) in paths.iter().zip(&data) {
+        for gradient in gradients.iter::<f32>() {
             if !gradient.is_finite() {
-                return Err(AmpError::Diverged {
-                    consecutive: 0,
-                    loss_scale: 1.0,
-                    cause: crate::SkipCause::ScaleAtFloor,
-                    parameter: Some(path.clone()),
+                let loss = data.last().and_then(|loss| loss.iter::<f32>().next());
+                return Err(AmpError::NotFiniteInF32 {
+                    parameter: path.clone(),
+                    loss: loss.unwrap_or(f32::NAN),
                 });
             }
             calibration.count(gradient.abs());

@@ -4,11 +4,13 @@ use burn::config::Config;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, FloatDType, Tensor, TensorData, Transaction};
+use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_reparam::Rejected;
 
-use crate::gradients::{self, Unscaled, read};
+use crate::gradients::{self, Unscaled};
 use crate::report::{Overflow, SkipCause, StepReport};
+use crate::running_statistics::RunningStatistics;
+use crate::verdict::{Reading, Verdict};
 use crate::{AmpError, LossScale, LossScaleState};
 
 /// Configuration of a [`GradScaler`].
@@ -17,6 +19,9 @@ pub struct GradScalerConfig {
     /// None, static or dynamic.
     pub loss_scale: LossScale,
     /// Clip the global L2 norm of the unscaled gradients to this in [`GradScaler::step`]; positive.
+    ///
+    /// With [`LossScale::None`] the norm is not reported, and a step whose norm is not finite is
+    /// taken without clipping: to know would cost the read that [`LossScale::Static`] of 1 makes.
     #[config(default = "None")]
     pub max_norm: Option<f32>,
     /// Skipped steps in a row that make [`GradScaler::step`] fail with [`AmpError::Diverged`];
@@ -54,6 +59,7 @@ impl GradScalerConfig {
             pending_loss: None,
             found_inf: None,
             report: None,
+            statistics: RunningStatistics::default(),
         })
     }
 }
@@ -114,6 +120,8 @@ pub struct GradScaler {
     /// Whether any gradients applied since the last update were not finite.
     found_inf: Option<bool>,
     report: Option<StepReport>,
+    /// Of the models that it steps, for a skipped step.
+    pub(crate) statistics: RunningStatistics,
 }
 
 impl GradScaler {
@@ -161,8 +169,11 @@ impl GradScaler {
 
     /// Steps the optimizer, or skips the step when a gradient is not finite.
     ///
-    /// A skipped step leaves `model` and `optim` as they were. Call [`update`](Self::update) once
-    /// when all optimizers have been served. This is the one place that reads the device.
+    /// A skipped step leaves the parameters of `model`, and `optim`, as they were. The running
+    /// statistics of a BatchNorm are not part of that: the forward pass has updated them. Where
+    /// that made them infinite or NaN, they go back to what they were before. Call
+    /// [`update`](Self::update) once when all optimizers have been served. This is the one place
+    /// that reads the device.
     ///
     /// # Errors
     ///
@@ -177,11 +188,18 @@ impl GradScaler {
         let reading = self.reading(&unscaled);
         let verdict = match reading.wait() {
             Ok(verdict) => verdict,
-            Err(error) => return Err(Rejected::new(model, error)),
+            Err(error) => {
+                self.forget_losses();
+                return Err(Rejected::new(model, error));
+            }
         };
+        let before = RunningStatistics::before_forward(&model);
         Ok(match self.judge(&model, &unscaled, verdict) {
-            true => optim.step(lr, model, unscaled.grads),
-            false => model,
+            true => {
+                self.statistics.keep(before);
+                optim.step(lr, model, unscaled.grads)
+            }
+            false => self.statistics.mend(before, model),
         })
     }
 
@@ -218,8 +236,8 @@ impl GradScaler {
     /// # Errors
     ///
     /// As [`unscale`](Self::unscale), [`apply`](Self::apply) and [`update`](Self::update). The
-    /// model comes back in the error: after [`AmpError::Diverged`] it is the one before the first
-    /// of the skipped steps.
+    /// model comes back in the error: after [`AmpError::Diverged`] its parameters are those before
+    /// the first of the skipped steps.
     pub fn step<M: Module>(
         &mut self,
         optim: &mut ModuleOptimizer,
@@ -229,7 +247,10 @@ impl GradScaler {
     ) -> Result<M, Rejected<M, AmpError>> {
         let unscaled = match self.unscale_and_clip(&model, grads) {
             Ok(unscaled) => unscaled,
-            Err(error) => return Err(Rejected::new(model, error)),
+            Err(error) => {
+                self.forget_losses();
+                return Err(Rejected::new(model, error));
+            }
         };
         let model = self.apply(optim, lr, model, unscaled)?;
         match self.update() {
@@ -293,36 +314,7 @@ impl GradScaler {
 
     /// Collects what must be read to decide on a step.
     pub(crate) fn reading(&self, unscaled: &Unscaled) -> Reading {
-        let mut reading = Reading {
-            transaction: Transaction::default(),
-            paths: Vec::with_capacity(unscaled.flags.len()),
-            has_norm: false,
-            losses: None,
-        };
-        let Some((_, first)) = unscaled.flags.first() else {
-            return reading;
-        };
-        let device = first.device();
-        let mut register = |tensor: Tensor<1>| {
-            let tensor = match tensor.device() == device {
-                true => tensor,
-                false => tensor.to_device(&device),
-            };
-            reading.transaction = std::mem::take(&mut reading.transaction).register(tensor);
-        };
-        for (path, flag) in &unscaled.flags {
-            register(flag.clone());
-            reading.paths.push(path.clone());
-        }
-        if let Some(norm) = &unscaled.norm {
-            register(norm.clone());
-            reading.has_norm = true;
-        }
-        if let Some((sum, count)) = &self.pending_loss {
-            register(sum.clone().sum());
-            reading.losses = Some(*count);
-        }
-        reading
+        Reading::of(unscaled, self.pending_loss.as_ref())
     }
 
     /// Writes the report, with what there is to say of the overflowing gradients; true when the
@@ -377,6 +369,21 @@ impl GradScaler {
         taken
     }
 
+    /// Forgets the losses of a step that failed: they are none of the next one's.
+    pub(crate) fn forget_losses(&mut self) {
+        self.pending_loss = None;
+    }
+
+    /// Goes back to the first scale, if the state that the last step began with, `before`, is none
+    /// of this scaler's.
+    #[cfg(feature = "train")]
+    pub(crate) fn restart_unless_own(&mut self, before: LossScaleState) {
+        if let Err(reason) = before.validate_for(&self.config.loss_scale) {
+            self.state = self.state.restarted(&self.config.loss_scale);
+            tracing::warn!(%reason, scale = self.state.scale, "loss scale restarted");
+        }
+    }
+
     /// Takes over the losses that `other` has scaled since its last step.
     pub(crate) fn take_pending_loss(&mut self, other: &mut Self) {
         self.pending_loss = other.pending_loss.take();
@@ -404,70 +411,5 @@ pub(crate) fn check_loss(loss: &Tensor<1>) -> Result<(), AmpError> {
     match loss.dtype() {
         DType::F32 | DType::F64 => Ok(()),
         dtype => Err(AmpError::LossDtype { dtype }),
-    }
-}
-
-/// A read that decides on a step, not yet made.
-pub(crate) struct Reading {
-    pub(crate) transaction: Transaction,
-    pub(crate) paths: Vec<String>,
-    has_norm: bool,
-    losses: Option<usize>,
-}
-
-impl Reading {
-    /// Reads and waits; free when there is nothing to read.
-    fn wait(mut self) -> Result<Verdict, AmpError> {
-        if self.paths.is_empty() {
-            return Ok(Verdict::default());
-        }
-        let data = read(std::mem::take(&mut self.transaction))?;
-        Ok(self.verdict(&data))
-    }
-
-    pub(crate) fn verdict(self, data: &[TensorData]) -> Verdict {
-        let mut numbers = data
-            .iter()
-            .map(|data| data.iter::<f32>().next().unwrap_or(0.0));
-        let overflowing = self
-            .paths
-            .into_iter()
-            .zip(&mut numbers)
-            .filter(|(_, flag)| !flag.is_finite())
-            .map(|(path, _)| path)
-            .collect();
-        let norm = if self.has_norm { numbers.next() } else { None };
-        let loss = self
-            .losses
-            .and_then(|count| numbers.next().map(|sum| sum / count as f32));
-        Verdict {
-            overflowing,
-            norm,
-            loss,
-        }
-    }
-}
-
-/// What the read said.
-#[derive(Debug, Default)]
-pub(crate) struct Verdict {
-    overflowing: Vec<String>,
-    norm: Option<f32>,
-    loss: Option<f32>,
-}
-
-impl Verdict {
-    fn cause(&self, rule: &LossScale, scale: f32) -> Option<SkipCause> {
-        if !self.overflowing.is_empty() {
-            return Some(match self.loss {
-                Some(loss) if !loss.is_finite() => SkipCause::LossNotFinite,
-                _ if rule.at_floor(scale) => SkipCause::ScaleAtFloor,
-                _ => SkipCause::ScaleTooHigh,
-            });
-        }
-        match self.norm {
-            Some(norm) if !norm.is_finite() => Some(SkipCause::NormNotFinite),
-            _ => None,
-        }
     }
 }

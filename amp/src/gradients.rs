@@ -1,6 +1,8 @@
 //! Walks over gradients: unscale them, find what is not finite, measure and clip their norm.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use std::collections::HashSet;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
@@ -40,8 +42,11 @@ impl Unscaled {
     ///
     /// The factor is `min(1, max_norm / (norm + 1e-6))`, computed on the device in F32, and the
     /// norm is over all parameters of the model together (Burn's own clipping is per parameter).
-    /// A norm that overflows F32 makes [`GradScaler::apply`](crate::GradScaler::apply) skip the
-    /// step.
+    ///
+    /// A norm that is not finite changes no gradient, and makes
+    /// [`GradScaler::apply`](crate::GradScaler::apply) skip the step. With
+    /// [`LossScale::None`](crate::LossScale::None) nothing is read, so that step is taken, not
+    /// clipped, and no norm is reported; `LossScale::Static(1.0)` checks for the price of a read.
     ///
     /// # Errors
     ///
@@ -55,6 +60,8 @@ impl Unscaled {
             .recip()
             .mul_scalar(max_norm)
             .clamp_max(1.0);
+        // Of an infinity it would be 0, of NaN NaN: no gradient would be left to look at.
+        let factor = factor.mask_fill(norm.clone().is_finite().bool_not(), 1.0);
         self.multiply(model, factor);
         self.norm = Some(norm);
         Ok(self)
@@ -62,10 +69,11 @@ impl Unscaled {
 
     /// Multiplies every gradient by a number on the device, of shape `[1]`.
     pub(crate) fn multiply<M: Module>(&mut self, model: &M, factor: Tensor<1>) {
-        model.visit(&mut Multiply {
+        let mut multiply = Multiply {
             grads: &mut self.grads,
             factor,
-        });
+        };
+        visit_once(model, &mut multiply);
     }
 }
 
@@ -84,7 +92,7 @@ pub(crate) fn check_max_norm(max_norm: f32) -> Result<(), AmpError> {
 /// Global L2 norm of all gradients, on the device of the first; `None` without gradients.
 fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Option<Tensor<1>> {
     let mut squares = SumOfSquares { grads, sum: None };
-    model.visit(&mut squares);
+    visit_once(model, &mut squares);
     squares.sum.map(Tensor::sqrt)
 }
 
@@ -93,12 +101,12 @@ struct SumOfSquares<'a> {
     sum: Option<Tensor<1>>,
 }
 
-impl ModuleVisitor for SumOfSquares<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl FloatVisitor for SumOfSquares<'_> {
+    fn visit<const D: usize>(&mut self, _path: &str, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id)
             && grad.shape().num_elements() > 0
         {
-            let sum = grad.square().sum();
+            let sum = grad.square().sum().cast(DType::F32);
             self.sum = Some(match self.sum.take() {
                 Some(total) => total.clone() + same_device(sum, &total.device()),
                 None => sum,
@@ -112,22 +120,64 @@ struct Multiply<'a> {
     factor: Tensor<1>,
 }
 
-impl ModuleVisitor for Multiply<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl FloatVisitor for Multiply<'_> {
+    fn visit<const D: usize>(&mut self, _path: &str, param: &Param<Tensor<D>>) {
         // Taken out, so that the product can reuse its memory.
         if let Some(mut grad) = self.grads.remove::<D>(param.id) {
             if grad.shape().num_elements() == 0 {
                 self.grads.register::<D>(param.id, grad);
                 return;
             }
-            let factor = same_device(self.factor.clone(), &grad.device());
+            let factor = same_device(self.factor.clone(), &grad.device()).cast(grad.dtype());
             grad = grad * factor.reshape([1; D]);
             self.grads.register::<D>(param.id, grad);
         }
     }
 }
 
-fn same_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+/// Shows every float tensor of `model` to `visitor`, but only one of those that share an identity.
+///
+/// Burn's clones keep it: a model may hold a part of itself twice, as a network and the frozen copy
+/// that is its target. Gradients are kept by identity, so such parameters share one: it is shown
+/// where it is trained, or else where it comes first.
+pub(crate) fn visit_once<M: Module, V: FloatVisitor>(model: &M, visitor: &mut V) {
+    let mut trained = Trained::default();
+    model.visit(&mut trained);
+    let mut once = Once {
+        trained: trained.0,
+        shown: HashSet::new(),
+        visitor,
+    };
+    visit_floats(model, &mut once);
+}
+
+#[derive(Default)]
+struct Trained(HashSet<ParamId>);
+
+impl ModuleVisitor for Trained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() {
+            self.0.insert(param.id);
+        }
+    }
+}
+
+struct Once<'a, V> {
+    trained: HashSet<ParamId>,
+    shown: HashSet<ParamId>,
+    visitor: &'a mut V,
+}
+
+impl<V: FloatVisitor> FloatVisitor for Once<'_, V> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let trained_elsewhere = self.trained.contains(&param.id) && !param.is_require_grad();
+        if !trained_elsewhere && self.shown.insert(param.id) {
+            self.visitor.visit(path, param);
+        }
+    }
+}
+
+pub(crate) fn same_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     match tensor.device() == *device {
         true => tensor,
         false => tensor.to_device(device),
@@ -162,7 +212,7 @@ pub(crate) fn unscale<M: Module>(
             norm: None,
         },
     };
-    visit_floats(model, &mut visitor);
+    visit_once(model, &mut visitor);
     match visitor.error {
         Some(error) => Err(error),
         None if visitor.found == 0 => Err(AmpError::NoGradients),
@@ -226,7 +276,7 @@ pub(crate) fn describe_overflow<M: Module>(
         grads,
         found: Vec::new(),
     };
-    visit_floats(model, &mut visitor);
+    visit_once(model, &mut visitor);
     visitor.found
 }
 

@@ -15,6 +15,7 @@ use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::grad_scaler::check_loss;
 use crate::gradients::{self, Unscaled};
+use crate::running_statistics::RunningStatistics;
 use crate::{AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, LossScaleState};
 
 pub use lr_scheduler::AmpLrScheduler;
@@ -32,14 +33,19 @@ pub use step::{AmpInferenceStep, AmpTrainStep};
 ///
 /// - Each step reads the device once, as with [`GradScaler::step`]; not at all with
 ///   [`LossScale::None`](crate::LossScale::None).
-/// - A step that is not finite changes neither model nor optimizer. The schedule of
-///   [`lr_scheduler`](Self::lr_scheduler) waits for it too.
+/// - A step that is not finite changes neither parameters nor optimizer, and leaves no infinity or
+///   NaN in the running statistics of a BatchNorm. The schedule of
+///   [`lr_scheduler`](Self::lr_scheduler) waits for it too. With
+///   [`LossScale::None`](crate::LossScale::None) nothing is checked, and a gradient norm that is not
+///   finite clips nothing.
 /// - Gradient accumulation: the scale changes once per optimizer step.
 /// - Several devices: workers read the scale, the main device moves it. In distributed data
 ///   parallel training each replica has a scaler of its own, and since all get the same reduced
 ///   gradients, all take the same decisions.
-/// - An error ([`AmpError::Diverged`], a record that makes no sense) leaves the model as it is,
-///   and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it.
+/// - A checkpoint of a training with another loss scale (none, another static one, one outside of
+///   floor and ceiling) loads: its scale serves one step, then the scale restarts with a warning.
+/// - An error ([`AmpError::Diverged`], a record that makes no sense) leaves the parameters as they
+///   are, and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it.
 ///
 /// # Example
 ///
@@ -137,6 +143,8 @@ pub struct Amp<M> {
     autocast: Autocast,
     #[module(skip)]
     monitor: Monitor,
+    #[module(skip)]
+    statistics: RunningStatistics,
 }
 
 impl<M: Module + ModuleDisplay> Amp<M> {
@@ -182,6 +190,7 @@ impl<M: Module + ModuleDisplay> Amp<M> {
             config: scaler.clone(),
             autocast,
             monitor: Monitor::new(state),
+            statistics: RunningStatistics::default(),
         })
     }
 
@@ -244,7 +253,7 @@ impl<M: Module + ModuleDisplay> Amp<M> {
         self.config.loss_scale == crate::LossScale::None
     }
 
-    /// Unscales, clips, steps or skips, and updates. In the error, the model has not changed.
+    /// Unscales, clips, steps or skips, and updates. In the error, no parameter has changed.
     fn try_optimize(
         mut self,
         optim: &mut ModuleOptimizer,
@@ -257,14 +266,20 @@ impl<M: Module + ModuleDisplay> Amp<M> {
             Ok(decision) => decision,
             Err(error) => return Err(Rejected::new(self, error)),
         };
+        let before = RunningStatistics::before_forward(&self.model);
         if taken {
+            self.statistics.keep(before);
             self.model = optim.step(lr, self.model, unscaled.grads);
+        } else {
+            self.model = self.statistics.mend(before, self.model);
         }
         if scaler.is_disabled() {
             self.monitor.stepped(&scaler);
             return Ok(self);
         }
+        let loaded = scaler.state();
         let updated = scaler.update();
+        scaler.restart_unless_own(loaded);
         self.grad_scaler = self.grad_scaler.with_state(&scaler.state());
         self.monitor.stepped(&scaler);
         match updated {

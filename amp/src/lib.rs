@@ -85,6 +85,11 @@
 #[doc = include_str!("../MODULES.md")]
 pub mod modules {}
 
+/// The README's example, so that it compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 mod audit;
 mod autocast;
 mod checkpoint;
@@ -102,7 +107,9 @@ mod precision;
 mod record;
 mod region;
 mod report;
+mod running_statistics;
 mod speculative;
+mod verdict;
 
 pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
 pub use autocast::{AutocastConfig, MasterWeight};

@@ -14,7 +14,8 @@ use crate::AmpError;
 pub enum LossScale {
     /// No scaling and no check; nothing is read from the device. For F32 and BF16.
     None,
-    /// A fixed scale; steps with non-finite gradients are skipped.
+    /// A fixed scale; steps with non-finite gradients are skipped. A scale of 1 is that check
+    /// alone, for F32 and BF16.
     Static(f32),
     /// A scale that backs off when gradients overflow and grows when they have not for a while.
     Dynamic(DynamicLossScale),
@@ -261,15 +262,35 @@ impl LossScaleState {
     }
 
     /// Checks also that a scaler with this rule can be in the state.
+    ///
+    /// A state does not say which rule it followed. One that fits by chance is let through: that of
+    /// a static scale after a skipped step looks as if a dynamic one had just backed off to it.
     pub(crate) fn validate_for(&self, rule: &LossScale) -> Result<(), AmpError> {
         self.validate()?;
         match rule {
+            LossScale::Static(scale) if self.scale != *scale => {
+                Err(self.refuse("another scaler than one with this static scale"))
+            }
+            // After a step that was taken, a dynamic scale tolerates at least one overflow.
+            LossScale::Dynamic(_) if self.hysteresis_left < 1 && self.consecutive_skips == 0 => {
+                Err(self.refuse("a scaler without dynamic loss scale"))
+            }
             LossScale::Dynamic(rule)
                 if !(rule.min_scale..=rule.max_scale).contains(&self.scale) =>
             {
-                Err(self.refuse("not one with the floor and ceiling of this one"))
+                Err(self.refuse("a scaler with another floor or ceiling"))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The first state of `rule`, with the steps counted so far.
+    #[cfg(feature = "train")]
+    pub(crate) fn restarted(&self, rule: &LossScale) -> Self {
+        Self {
+            skipped_steps: self.skipped_steps,
+            steps: self.steps,
+            ..rule.init()
         }
     }
 

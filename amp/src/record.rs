@@ -67,11 +67,13 @@ impl GradScaler {
 
     /// Replaces the state and keeps the configuration.
     ///
-    /// A disabled scaler ignores it, so that a run can be resumed in BF16.
+    /// A disabled scaler ignores it, so that a run can be resumed in BF16. The other way round, the
+    /// state of a run without loss scale is refused: begin with the first scale instead.
     ///
     /// # Errors
     ///
-    /// [`AmpError::Record`] for a state that no scaler of this configuration can be in.
+    /// [`AmpError::Record`] for a state that no scaler of this configuration can be in: that of
+    /// another kind of loss scale, of another static scale, or outside of floor and ceiling.
     pub fn load_state(&mut self, state: LossScaleState) -> Result<(), AmpError> {
         state.validate_for(&self.config.loss_scale)?;
         if self.config.loss_scale != LossScale::None {

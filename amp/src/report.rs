@@ -18,7 +18,8 @@ pub struct StepReport {
     /// Mean over the losses that were given to `scale` for this step; `None` where the scaler reads
     /// nothing ([`LossScale::None`](crate::LossScale::None)).
     pub loss: Option<f32>,
-    /// Global L2 norm of the unscaled gradients before clipping; `None` without clipping.
+    /// Global L2 norm of the unscaled gradients before clipping; `None` without clipping, and where
+    /// the scaler reads nothing.
     pub grad_norm: Option<f32>,
     /// Which gradients were not finite, on a skipped step.
     pub overflow: Option<Overflow>,

@@ -1,6 +1,7 @@
 //! No-wait mode: the step is taken before it is known to be sound, and taken back if it was not.
 
-use std::collections::HashMap;
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -12,8 +13,9 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{ExecutionError, Tensor, TensorData, read_sync};
 use burn_lean_reparam::Rejected;
 
-use crate::grad_scaler::{Reading, Verdict};
 use crate::gradients::Unscaled;
+use crate::running_statistics::RunningStatistics;
+use crate::verdict::{Reading, Verdict};
 use crate::{AmpError, GradScaler, StepReport};
 
 /// A training loop's model, optimizer and scaler, stepped without waiting for the device.
@@ -25,10 +27,13 @@ use crate::{AmpError, GradScaler, StepReport};
 /// ```text
 /// step t    grads(t); outcome of t−1: fine    → forget what was kept
 ///                                     overflow → restore model, optimizer, running statistics and
-///                                                scaler of before t−1, lower the scale,
-///                                                compute grads(t) again
+///                                                scaler as they were when step t−1 was taken,
+///                                                lower the scale, compute grads(t) again
 ///           keep the handles, start reading the outcome of t, step
 /// ```
+///
+/// Of the running statistics, what the forward pass of step t−1 made infinite or NaN goes back to
+/// before that pass, as in the plain mode.
 ///
 /// The numbers are those of [`GradScaler::step`], bit for bit, as long as the gradients are a
 /// function of model, scale and batch: a batch is computed twice after an overflow, and draws new
@@ -72,6 +77,7 @@ struct Pending<M: Module> {
     reading: Reading,
     model: M,
     buffers: Buffers,
+    statistics: RunningStatistics,
     optim: ModuleOptimizer,
     scaler: GradScaler,
 }
@@ -105,7 +111,7 @@ impl<M: Module> Speculative<M> {
     /// # Errors
     ///
     /// Whatever `gradients` returns, and the errors of [`GradScaler::step`]. The training can go
-    /// on after any of them: the model is the one before the failed step.
+    /// on after any of them: the parameters are those before the failed step.
     pub fn step(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -115,8 +121,14 @@ impl<M: Module> Speculative<M> {
         if self.resolve()? {
             grads = gradients(&self.model, &mut self.scaler);
         }
-        let unscaled = self.scaler.unscale_and_clip(&self.model, grads?)?;
-        self.take(lr.into(), unscaled)
+        let unscaled = grads.and_then(|grads| self.scaler.unscale_and_clip(&self.model, grads));
+        match unscaled {
+            Ok(unscaled) => self.take(lr.into(), unscaled),
+            Err(error) => {
+                self.scaler.forget_losses();
+                Err(error)
+            }
+        }
     }
 
     /// Waits for the last step's outcome and hands everything back.
@@ -173,12 +185,14 @@ impl<M: Module> Speculative<M> {
             reading,
             model,
             buffers,
+            statistics,
             optim,
             mut scaler,
         } = pending;
         let data = match outcome.wait() {
             Ok(data) => data,
             Err(error) => {
+                scaler.forget_losses();
                 self.restore(model, buffers, optim, scaler);
                 return Err(AmpError::Device {
                     reason: error.to_string(),
@@ -190,11 +204,13 @@ impl<M: Module> Speculative<M> {
             // The gradients computed meanwhile were scaled with the same scale and belong to the
             // next step: their loss is pending there.
             scaler.take_pending_loss(&mut self.scaler);
+            scaler.statistics.keep(statistics);
             self.scaler = scaler;
             return Ok(false);
         }
         let updated = scaler.update();
         self.restore(model, buffers, optim, scaler);
+        self.model = self.scaler.statistics.mend(statistics, self.model.clone());
         updated.map(|()| true)
     }
 
@@ -213,6 +229,8 @@ impl<M: Module> Speculative<M> {
                 outcome: Outcome::start(transaction.execute_async()),
                 reading,
                 model: self.model.clone(),
+                // Before the buffers, which take the update of the forward pass in.
+                statistics: RunningStatistics::before_forward(&self.model),
                 buffers: Buffers::of(&self.model),
                 optim: self.optim.clone(),
                 scaler: self.scaler.clone(),
@@ -278,8 +296,12 @@ impl Drop for Outcome {
 /// Burn shares a `RunningState` between clones and changes it in place, so the kept model alone
 /// would not bring back the statistics of before the forward pass.
 struct Buffers {
-    values: HashMap<ParamId, Box<dyn std::any::Any + Send>>,
+    values: Values,
 }
+
+/// For each identity, one entry per parameter that has it, in module order; `None` for one that is
+/// trained. A frozen clone has the identity of its original, but not its values.
+type Values = HashMap<ParamId, VecDeque<Option<Box<dyn Any + Send>>>>;
 
 impl Buffers {
     fn of<M: Module>(model: &M) -> Self {
@@ -302,22 +324,25 @@ impl Buffers {
 /// Running states are visited as parameters that do not require a gradient.
 #[derive(Default)]
 struct CollectBuffers {
-    values: HashMap<ParamId, Box<dyn std::any::Any + Send>>,
+    values: Values,
 }
 
 impl ModuleVisitor for CollectBuffers {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
-            self.values.insert(param.id, Box::new(param.base()));
-        }
+        let value: Option<Box<dyn Any + Send>> = match param.is_require_grad() {
+            true => None,
+            false => Some(Box::new(param.base())),
+        };
+        self.values.entry(param.id).or_default().push_back(value);
     }
 }
 
-struct RestoreBuffers(HashMap<ParamId, Box<dyn std::any::Any + Send>>);
+struct RestoreBuffers(Values);
 
 impl ModuleMapper for RestoreBuffers {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.remove(&param.id).map(|value| value.downcast()) {
+        let value = self.0.get_mut(&param.id).and_then(VecDeque::pop_front);
+        match value.flatten().map(|value| value.downcast()) {
             Some(Ok(value)) => param.map(|_| *value),
             _ => param,
         }

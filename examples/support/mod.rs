@@ -8,6 +8,7 @@ mod conv_net;
 mod curve;
 mod idx;
 mod image_set;
+pub(crate) mod learner_checkpoint;
 mod memory;
 mod mlp_net;
 mod options;

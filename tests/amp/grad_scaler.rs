@@ -2,17 +2,26 @@
 
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, SgdConfig};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
     AmpError, DynamicLossScale, GradScaler, GradScalerConfig, GradScalerRecord, LossScale,
     SkipCause, calibrate_scale, inspect_gradients,
 };
 
-use crate::model::{Mlp, bits, gradients, loss, prepared};
+use crate::model::{Mlp, bits, gradients, loss, one_gradient, prepared};
 use crate::support::{each_device, values};
 
 fn dynamic() -> GradScaler {
     GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap()
+}
+
+/// Gradients that are refused: half where the device has it, none where it has not.
+fn half_gradients_or_none(model: &Mlp) -> GradientsParams {
+    let device = model.second.weight.base().device().inner();
+    match device.supports_dtype(FloatDType::F16) {
+        true => half_gradients(model),
+        false => GradientsParams::new(),
+    }
 }
 
 fn half_gradients(model: &Mlp) -> GradientsParams {
@@ -20,19 +29,6 @@ fn half_gradients(model: &Mlp) -> GradientsParams {
     let device = model.second.weight.base().device().inner();
     let half = Tensor::<2>::ones([8, 3], &device).cast(FloatDType::F16);
     grads.register::<2>(model.second.weight.id, half);
-    grads
-}
-
-/// Gradients of one value for all elements of the first weight; zeros elsewhere.
-fn one_gradient(model: &Mlp, values: &[f32]) -> GradientsParams {
-    let mut grads = GradientsParams::new();
-    let device = model.first.weight.base().device().inner();
-    let mut data = vec![0.0; 48];
-    data[..values.len()].copy_from_slice(values);
-    let weight = Tensor::<2>::from_data(TensorData::new(data, [6, 8]), &device);
-    grads.register::<2>(model.first.weight.id, weight);
-    let bias = Tensor::<1>::zeros([3], &device);
-    grads.register::<1>(model.second.bias.as_ref().unwrap().id, bias);
     grads
 }
 
@@ -321,53 +317,6 @@ fn numbers_out_of_range_are_refused_by_field() {
 }
 
 #[test]
-fn clipping_bounds_the_global_norm_after_unscaling() {
-    each_device(|target| {
-        let (model, _) = prepared(1, FloatDType::F16, &target.device);
-        let id = model.first.weight.id;
-        let scaler = GradScalerConfig::new(LossScale::Static(8.0))
-            .init()
-            .unwrap();
-        // Unscaled: 3 and 4, so the norm is 5.
-        let unscaled = scaler
-            .unscale(&model, one_gradient(&model, &[24.0, 32.0]))
-            .unwrap();
-        let clipped = unscaled.clip_norm(&model, 1.0).unwrap();
-        let gradient = values(clipped.gradients().get::<2>(id).unwrap());
-        for (found, expected) in gradient.iter().zip([0.6, 0.8]) {
-            // The factor is 1 / (5 + 1e-6).
-            assert!((found - expected).abs() < 1e-6, "{found}");
-        }
-        // A norm below the bound is left alone, exactly.
-        let unscaled = scaler
-            .unscale(&model, one_gradient(&model, &[24.0, 32.0]))
-            .unwrap();
-        let same = unscaled.clip_norm(&model, 5.5).unwrap();
-        assert_eq!(
-            values(same.gradients().get::<2>(id).unwrap())[..2],
-            [3.0, 4.0]
-        );
-    });
-}
-
-#[test]
-fn a_norm_that_overflows_skips_the_step_instead_of_zeroing_the_gradients() {
-    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
-    let weights = bits(&model);
-    let mut scaler = GradScalerConfig::new(LossScale::Static(1.0))
-        .with_max_norm(Some(1.0))
-        .init()
-        .unwrap();
-    let grads = one_gradient(&model, &[f32::MAX]);
-    let model = scaler
-        .step(&mut SgdConfig::new().init(), 0.1, model, grads)
-        .unwrap();
-    let overflow = scaler.report().unwrap().overflow.clone().unwrap();
-    assert_eq!(overflow.cause, SkipCause::NormNotFinite);
-    assert_eq!(bits(&model), weights);
-}
-
-#[test]
 fn accumulated_gradients_are_unscaled_once() {
     each_device(|target| {
         let train = |loss_scale| {
@@ -481,6 +430,71 @@ fn a_record_restores_every_number() {
 }
 
 #[test]
+fn the_state_of_another_kind_of_loss_scale_is_refused() {
+    let dynamic = LossScale::Dynamic(DynamicLossScale::default());
+    let bounded = |min_scale, init_scale, max_scale| {
+        LossScale::Dynamic(DynamicLossScale {
+            min_scale,
+            init_scale,
+            max_scale,
+            ..Default::default()
+        })
+    };
+    let none = LossScale::None;
+    for (rule, state) in [
+        (dynamic, none.init()),
+        (dynamic, none.update(none.init(), false)),
+        (dynamic, LossScale::Static(1.0).init()),
+        (bounded(1.0, 2.0, 4.0), dynamic.init()),
+        (bounded(1e6, 1e6, 1e6), dynamic.init()),
+        (LossScale::Static(128.0), dynamic.init()),
+        (LossScale::Static(128.0), LossScale::Static(64.0).init()),
+        (LossScale::Static(128.0), none.init()),
+    ] {
+        let mut scaler = GradScalerConfig::new(rule).init().unwrap();
+        let error = scaler.load_state(state).unwrap_err();
+        assert!(matches!(error, AmpError::Record { .. }), "{error}");
+        assert_eq!(scaler.state(), rule.init(), "{rule:?}");
+    }
+
+    let skipped = |rule: LossScale| rule.update(rule.init(), true);
+    let taken = |rule: LossScale| rule.update(rule.init(), false);
+    for rule in [dynamic, LossScale::Static(128.0)] {
+        for state in [rule.init(), skipped(rule), taken(rule)] {
+            let mut scaler = GradScalerConfig::new(rule).init().unwrap();
+            scaler.load_state(state).unwrap();
+            assert_eq!(scaler.state(), state);
+        }
+    }
+    // A run without loss scale takes any state for what it is to it: nothing.
+    let mut disabled = GradScalerConfig::new(none).init().unwrap();
+    disabled.load_state(skipped(dynamic)).unwrap();
+    assert_eq!(disabled.state(), none.init());
+}
+
+#[test]
+fn the_losses_of_a_step_that_failed_are_not_those_of_the_next() {
+    each_device(|target| {
+        let loss = |value: f32| Tensor::<1>::full([1], value, &target.device);
+        let (model, _) = prepared(1, FloatDType::F16, &target.device);
+        let mut optim = SgdConfig::new().init();
+        let mut scaler = dynamic();
+        for broken in [GradientsParams::new(), half_gradients_or_none(&model)] {
+            scaler.scale(loss(f32::NAN)).unwrap();
+            let rejected = scaler.step(&mut optim, 0.1, model.clone(), broken);
+            assert!(rejected.is_err());
+        }
+        scaler.scale(loss(3.0)).unwrap();
+        let grads = one_gradient(&model, &[f32::INFINITY]);
+        let _ = scaler.step(&mut optim, 0.1, model, grads).unwrap();
+        let report = scaler.report().unwrap();
+        assert_eq!(report.loss, Some(3.0));
+        let overflow = report.overflow.as_ref().unwrap();
+        assert_eq!(overflow.cause, SkipCause::ScaleTooHigh);
+    });
+}
+
+#[test]
 fn records_of_another_version_or_without_sense_are_refused() {
     let good = dynamic().to_record();
     let mut other = good.clone();
@@ -551,5 +565,34 @@ fn calibration_proposes_a_scale_at_which_no_gradient_is_lost() {
         assert!(calibration.largest * scale * 16.0 <= 65504.0);
         assert!(calibration.largest * scale * 32.0 > 65504.0);
         assert!(calibration.underflow(scale) <= calibration.underflow(1.0));
+    });
+}
+
+#[test]
+fn a_calibration_that_is_not_finite_in_f32_says_so() {
+    each_device(|target| {
+        let (model, autocast) = prepared(1, FloatDType::F32, &target.device);
+        let error = calibrate_scale(&model, FloatDType::F16, |model| {
+            loss(model, &autocast, 0, f32::NAN)
+        })
+        .unwrap_err();
+        let AmpError::NotFiniteInF32 { parameter, loss } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(parameter, "first.weight");
+        assert!(loss.is_nan());
+
+        // The loss is finite, its gradient overflows.
+        let error = calibrate_scale(&model, FloatDType::F16, |model| {
+            let bias = model.second.bias.as_ref().unwrap().val();
+            let zero = bias.clone() - bias.detach();
+            zero.mean().mul_scalar(1e30).mul_scalar(1e30)
+        })
+        .unwrap_err();
+        let expected = AmpError::NotFiniteInF32 {
+            parameter: "second.bias".into(),
+            loss: 0.0,
+        };
+        assert_eq!(error, expected, "{}", target.name);
     });
 }

@@ -3,11 +3,11 @@
 #![allow(unreachable_pub)]
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, GradScaler};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, GradScaler, full_precision};
 
 use crate::support::{tensor, values};
 
@@ -66,6 +66,43 @@ pub fn gradients(
 ) -> Result<GradientsParams, AmpError> {
     let loss = scaler.scale(loss(model, autocast, step, factor))?;
     Ok(GradientsParams::from_grads(loss.backward(), model))
+}
+
+/// Gradients of one value for all elements of the first weight; zeros elsewhere.
+pub fn one_gradient(model: &Mlp, values: &[f32]) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    let device = model.first.weight.base().device().inner();
+    let mut data = vec![0.0; 48];
+    data[..values.len()].copy_from_slice(values);
+    let weight = Tensor::<2>::from_data(TensorData::new(data, [6, 8]), &device);
+    grads.register::<2>(model.first.weight.id, weight);
+    let bias = Tensor::<1>::zeros([3], &device);
+    grads.register::<1>(model.second.bias.as_ref().unwrap().id, bias);
+    grads
+}
+
+/// A linear layer and a BatchNorm.
+#[derive(Module, Debug)]
+pub struct Normalized {
+    linear: Linear,
+    pub norm: BatchNorm,
+}
+
+impl Normalized {
+    /// The same on every device.
+    pub fn new(device: &Device) -> Self {
+        let mut linear = LinearConfig::new(6, 4).init(device);
+        linear.weight = Param::from_tensor(tensor(7, [6, 4], device));
+        linear.bias = None;
+        Self {
+            linear,
+            norm: BatchNormConfig::new(4).init(device),
+        }
+    }
+
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        full_precision(self.linear.forward(x), |x| self.norm.forward(x))
+    }
 }
 
 /// Bits of all float parameters, in module order.

@@ -121,6 +121,65 @@ fn a_half_written_checkpoint_is_never_seen() {
 }
 
 #[test]
+fn a_checkpoint_of_the_same_step_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let optim = || AdamWConfig::new().init();
+    let checkpoints = Checkpoints::new(folder.path());
+    let save = |step, model: &Mlp| checkpoints.save(step, model, &optim(), &scaler).unwrap();
+    let device = Device::flex();
+    let (old, new) = (Mlp::new(1, &device), Mlp::new(2, &device));
+    let loaded = |step| {
+        let (model, ..) = checkpoints
+            .load(step, Mlp::new(3, &device), optim())
+            .unwrap();
+        bits(&model)
+    };
+    save(6, &old);
+    save(7, &old);
+    save(7, &new);
+    assert_eq!(checkpoints.steps().unwrap(), [6, 7]);
+    assert_eq!(loaded(6), bits(&old));
+    assert_eq!(loaded(7), bits(&new));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+/// What a kill leaves behind when it hits while one checkpoint takes the place of another.
+#[test]
+fn a_replacement_that_is_cut_short_is_the_checkpoint() {
+    let (device, other) = (Device::flex(), tempfile::tempdir().unwrap());
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let optim = || AdamWConfig::new().init();
+    let (old, new) = (Mlp::new(1, &device), Mlp::new(2, &device));
+    for old_is_there in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        let loaded = |step| {
+            let (model, ..) = checkpoints
+                .load(step, Mlp::new(3, &device), optim())
+                .unwrap();
+            bits(&model)
+        };
+        checkpoints.save(6, &old, &optim(), &scaler).unwrap();
+        if old_is_there {
+            checkpoints.save(7, &old, &optim(), &scaler).unwrap();
+        }
+        let replacing = Checkpoints::new(other.path());
+        replacing.save(7, &new, &optim(), &scaler).unwrap();
+        let complete = folder.path().join("replacement-7");
+        std::fs::rename(other.path().join("step-7"), &complete).unwrap();
+
+        assert_eq!(checkpoints.steps().unwrap(), [6, 7]);
+        assert_eq!(loaded(7), bits(&new));
+        // The next save puts it in its place.
+        checkpoints.save(8, &old, &optim(), &scaler).unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [7, 8]);
+        assert_eq!(loaded(7), bits(&new));
+        assert!(!complete.exists());
+    }
+}
+
+#[test]
 fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model() {
     let folder = tempfile::tempdir().unwrap();
     let (model, _) = prepared(1, FloatDType::F16, &Device::flex());

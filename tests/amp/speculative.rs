@@ -1,15 +1,14 @@
 //! No-wait mode against the plain mode.
 
 use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{
     AmpError, AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig, LossScale,
-    Speculative, full_precision,
+    Speculative,
 };
 
-use crate::model::{bits, gradients, prepared};
+use crate::model::{Normalized, bits, gradients, prepared};
 use crate::support::{each_device, tensor};
 
 /// Overflows at the start, in a row, alone, and at the end.
@@ -72,28 +71,6 @@ fn no_wait_mode_gives_the_numbers_of_the_plain_mode() {
         let expected = one_more(model, optim, plain);
         assert_eq!(one_more(found, found_optim, found_scaler), expected);
     });
-}
-
-#[derive(Module, Debug)]
-struct Normalized {
-    linear: Linear,
-    norm: BatchNorm,
-}
-
-impl Normalized {
-    fn new(device: &Device) -> Self {
-        let mut linear = LinearConfig::new(6, 4).init(device);
-        linear.weight = burn::module::Param::from_tensor(tensor(7, [6, 4], device));
-        linear.bias = None;
-        Self {
-            linear,
-            norm: BatchNormConfig::new(4).init(device),
-        }
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        full_precision(self.linear.forward(x), |x| self.norm.forward(x))
-    }
 }
 
 #[test]
@@ -166,6 +143,30 @@ fn divergence_is_reported_one_step_later_and_gives_everything_back() {
     let (model, _, scaler) = training.finish().unwrap();
     assert_eq!(bits(&model), weights);
     assert_eq!(scaler.state().skipped_steps, 2);
+}
+
+#[test]
+fn the_losses_of_a_step_that_failed_are_not_those_of_the_next() {
+    let (model, autocast) = prepared(1, FloatDType::F16, &Device::flex());
+    let mut training = Speculative::new(model, AdamWConfig::new().init(), scaler());
+    let broken = Tensor::<1>::full([1], f32::NAN, &Device::flex());
+    let failures: [Result<GradientsParams, AmpError>; 2] =
+        [Err(AmpError::NothingToUpdate), Ok(GradientsParams::new())];
+    for failure in failures {
+        let mut failure = Some(failure);
+        let result = training.step(0.1, |_, scaler| {
+            scaler.scale(broken.clone())?;
+            failure.take().unwrap()
+        });
+        assert!(result.is_err());
+    }
+    training
+        .step(0.1, |model, scaler| {
+            gradients(model, &autocast, scaler, 0, 1.0)
+        })
+        .unwrap();
+    training.settle().unwrap();
+    assert!(training.report().unwrap().loss.unwrap().is_finite());
 }
 
 #[test]

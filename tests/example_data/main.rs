@@ -1,4 +1,5 @@
-//! What the examples read: the embedded digits, MNIST files, sound or damaged, and options.
+//! What the examples read: the embedded digits, MNIST files, sound or damaged, checkpoints of
+//! Burn's Learner, and options.
 
 // The examples use more of these modules than this test does.
 #[allow(dead_code)]
@@ -16,6 +17,7 @@ use burn_lean::prune::PruneError;
 use clap::Parser;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use support::learner_checkpoint::{self, MissingCheckpoint};
 use support::{IdxError, ImageSet};
 use tempfile::TempDir;
 
@@ -174,6 +176,32 @@ fn a_side_that_four_does_not_divide_is_refused() {
         ),
         "{error}"
     );
+}
+
+#[test]
+fn a_checkpoint_to_resume_from_is_there_or_named() {
+    let run = tempfile::tempdir().unwrap();
+    let missing = |epoch, file: &str, kept: &[usize]| {
+        Err(MissingCheckpoint {
+            epoch,
+            file: run.path().join("checkpoint").join(file),
+            kept: kept.to_vec(),
+        })
+    };
+    let check = |epoch| learner_checkpoint::check(run.path(), epoch);
+    assert_eq!(check(2), missing(2, "model-2.bpk", &[]));
+
+    let write = |name: &str| fs::write(run.path().join("checkpoint").join(name), []).unwrap();
+    fs::create_dir(run.path().join("checkpoint")).unwrap();
+    for name in ["model-2.bpk", "optim-2.bpk", "scheduler-2.bpk"] {
+        write(name);
+    }
+    write("model-10.bpk");
+    assert_eq!(check(2), Ok(()));
+    assert_eq!(check(10), missing(10, "optim-10.bpk", &[2, 10]));
+    assert_eq!(check(0), missing(0, "model-0.bpk", &[2, 10]));
+    let text = check(0).unwrap_err().to_string();
+    assert!(text.contains("model-0.bpk is missing"), "{text}");
 }
 
 fn load(dir: &TempDir) -> IdxError {

@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::Learner;
-use burn_lean_amp::{Amp, AmpError};
+use burn_lean_amp::{Amp, AmpError, DynamicLossScale, GradScalerConfig, LossScale};
 
 use crate::devices::each_device;
 use crate::support::{Mlp, amp, bits, samples, samples_with_infinity, scaler, training};
@@ -53,6 +53,62 @@ fn a_resumed_training_is_the_uninterrupted_one() {
 
     assert_eq!(resumed.state().unwrap(), whole.state().unwrap());
     assert_eq!(bits(resumed.model()), bits(whole.model()));
+}
+
+#[test]
+fn a_checkpoint_of_another_loss_scale_restarts_it_after_one_step() {
+    let dynamic = |init_scale, max_scale| {
+        LossScale::Dynamic(DynamicLossScale {
+            init_scale,
+            max_scale,
+            ..Default::default()
+        })
+    };
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let learner = |loss_scale| {
+            let amp = amp(&device, FloatDType::F16, &GradScalerConfig::new(loss_scale));
+            Learner::new(amp, SgdConfig::new().init(), 0.1)
+        };
+        for (saved, resumed) in [
+            (LossScale::None, dynamic(1024.0, f32::MAX)),
+            (LossScale::Static(1.0), dynamic(1024.0, f32::MAX)),
+            (dynamic(4096.0, f32::MAX), dynamic(256.0, 1024.0)),
+            (dynamic(4096.0, f32::MAX), LossScale::Static(128.0)),
+            (LossScale::Static(64.0), LossScale::Static(128.0)),
+        ] {
+            let mut before = learner(saved);
+            step(&mut before, &samples(4), &device);
+            let counted = before.model().state().unwrap().steps;
+
+            let mut after = learner(resumed);
+            after.load_model(before.model().into_record());
+            let weights = bits(after.model().model());
+            let monitor = after.model().monitor();
+            step(&mut after, &samples(4), &device);
+
+            // The step is sound: its gradients carried the scale that was loaded.
+            assert_eq!(monitor.error(), None);
+            assert_ne!(bits(after.model().model()), weights);
+            assert_eq!(monitor.report().unwrap().loss_scale, saved.init().scale);
+            let mut expected = resumed.init();
+            expected.steps = counted + 1;
+            assert_eq!(after.model().state().unwrap(), expected, "{}", target.name);
+            // From here on it is the scale's own.
+            step(&mut after, &samples(4), &device);
+            let expected = resumed.update(expected, false);
+            assert_eq!(after.model().state().unwrap(), expected, "{}", target.name);
+        }
+
+        // A training that needs no loss scale keeps the state of one that does, for later.
+        let mut f16 = learner(dynamic(4096.0, f32::MAX));
+        step(&mut f16, &samples(4), &device);
+        let state = f16.model().state().unwrap();
+        let mut without = learner(LossScale::None);
+        without.load_model(f16.model().into_record());
+        step(&mut without, &samples(4), &device);
+        assert_eq!(without.model().state().unwrap(), state);
+    });
 }
 
 #[test]

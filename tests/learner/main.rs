@@ -5,6 +5,7 @@ mod devices;
 
 mod checkpoint;
 mod divergence;
+mod other_models;
 mod schedule;
 mod strategies;
 mod support;

@@ -1,0 +1,157 @@
+//! Clipping by the global norm, also of gradients that are not finite or F64.
+
+use burn::module::{Module, Param};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean::amp::{AutocastConfig, Fallback, GradScalerConfig, LossScale, SkipCause};
+
+use crate::model::{bits, one_gradient, prepared};
+use crate::support::{each_device, values};
+
+#[test]
+fn clipping_bounds_the_global_norm_after_unscaling() {
+    each_device(|target| {
+        let (model, _) = prepared(1, FloatDType::F16, &target.device);
+        let id = model.first.weight.id;
+        let scaler = GradScalerConfig::new(LossScale::Static(8.0))
+            .init()
+            .unwrap();
+        // Unscaled: 3 and 4, so the norm is 5.
+        let unscaled = scaler
+            .unscale(&model, one_gradient(&model, &[24.0, 32.0]))
+            .unwrap();
+        let clipped = unscaled.clip_norm(&model, 1.0).unwrap();
+        let gradient = values(clipped.gradients().get::<2>(id).unwrap());
+        for (found, expected) in gradient.iter().zip([0.6, 0.8]) {
+            // The factor is 1 / (5 + 1e-6).
+            assert!((found - expected).abs() < 1e-6, "{found}");
+        }
+        // A norm below the bound is left alone, exactly.
+        let unscaled = scaler
+            .unscale(&model, one_gradient(&model, &[24.0, 32.0]))
+            .unwrap();
+        let same = unscaled.clip_norm(&model, 5.5).unwrap();
+        assert_eq!(
+            values(same.gradients().get::<2>(id).unwrap())[..2],
+            [3.0, 4.0]
+        );
+    });
+}
+
+#[test]
+fn a_norm_that_overflows_skips_the_step_instead_of_zeroing_the_gradients() {
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let weights = bits(&model);
+    let mut scaler = GradScalerConfig::new(LossScale::Static(1.0))
+        .with_max_norm(Some(1.0))
+        .init()
+        .unwrap();
+    let grads = one_gradient(&model, &[f32::MAX]);
+    let model = scaler
+        .step(&mut SgdConfig::new().init(), 0.1, model, grads)
+        .unwrap();
+    let overflow = scaler.report().unwrap().overflow.clone().unwrap();
+    assert_eq!(overflow.cause, SkipCause::NormNotFinite);
+    assert_eq!(bits(&model), weights);
+}
+
+#[test]
+fn clipping_leaves_what_there_is_to_say_of_an_overflow() {
+    each_device(|target| {
+        let (model, _) = prepared(1, FloatDType::F16, &target.device);
+        for broken in [f32::INFINITY, f32::NAN] {
+            let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16)
+                .with_max_norm(Some(1.0))
+                .init()
+                .unwrap();
+            let grads = one_gradient(&model, &[broken, 65536.0 * 7.0]);
+            let _ = scaler
+                .step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads)
+                .unwrap();
+
+            let report = scaler.report().unwrap();
+            assert!(!report.grad_norm.unwrap().is_finite());
+            let overflow = report.overflow.as_ref().unwrap();
+            assert_eq!(overflow.paths().collect::<Vec<_>>(), ["first.weight"]);
+            let details = overflow.inspect().unwrap();
+            assert_eq!(details[0].non_finite, 1, "{}", target.name);
+            assert_eq!(details[0].largest_finite, 7.0, "{}", target.name);
+        }
+    });
+}
+
+#[test]
+fn without_a_loss_scale_a_broken_gradient_breaks_no_other() {
+    each_device(|target| {
+        for broken in [f32::INFINITY, f32::NAN] {
+            let (model, _) = prepared(1, FloatDType::F32, &target.device);
+            let before = values(model.first.weight.base());
+            let bias = model.second.bias.as_ref().unwrap();
+            let expected: Vec<f32> = values(bias.base()).iter().map(|b| b - 0.25).collect();
+            let mut grads = one_gradient(&model, &[broken, 0.5]);
+            grads.register::<1>(bias.id, Tensor::full([3], 0.25, &target.device));
+            let mut scaler = GradScalerConfig::new(LossScale::None)
+                .with_max_norm(Some(0.1))
+                .init()
+                .unwrap();
+
+            let model = scaler
+                .step(&mut SgdConfig::new().init(), 1.0, model, grads)
+                .unwrap();
+
+            let after = values(model.first.weight.base());
+            assert!(!after[0].is_finite());
+            assert_eq!(after[1], before[1] - 0.5, "{}", target.name);
+            assert_eq!(after[2..], before[2..]);
+            assert_eq!(values(model.second.bias.unwrap().base()), expected);
+            let report = scaler.report().unwrap();
+            assert_eq!((report.skipped, report.grad_norm), (false, None));
+        }
+    });
+}
+
+#[derive(Module, Debug)]
+struct Mixed {
+    wide: Param<Tensor<1>>,
+    narrow: Param<Tensor<1>>,
+}
+
+#[test]
+fn f64_gradients_are_clipped_with_the_f32_ones() {
+    each_device(|target| {
+        if !target.device.supports_dtype(FloatDType::F64) {
+            return;
+        }
+        let device = target.device.clone().autodiff();
+        let number = |dtype, value: f32, device: &Device| {
+            Tensor::<1>::from_data([value], (device, DType::F32)).cast(dtype)
+        };
+        let model = Mixed {
+            wide: Param::from_tensor(number(DType::F64, 1.0, &device).detach()),
+            narrow: Param::from_tensor(number(DType::F32, 1.0, &device)),
+        };
+        let (model, _) = AutocastConfig::new(FloatDType::F16)
+            .with_fallback(Fallback::Emulate)
+            .prepare(model)
+            .unwrap();
+        let mut grads = GradientsParams::new();
+        // Unscaled: 3 and 4, so the norm is 5.
+        grads.register::<1>(model.wide.id, number(DType::F64, 24.0, &target.device));
+        grads.register::<1>(model.narrow.id, number(DType::F32, 32.0, &target.device));
+        let mut scaler = GradScalerConfig::new(LossScale::Static(8.0))
+            .with_max_norm(Some(2.5))
+            .init()
+            .unwrap();
+
+        let model = scaler
+            .step(&mut SgdConfig::new().init(), 1.0, model, grads)
+            .unwrap();
+
+        assert_eq!(scaler.report().unwrap().grad_norm, Some(5.0));
+        assert_eq!(model.wide.base().dtype(), DType::F64);
+        assert_eq!(model.narrow.base().dtype(), DType::F32);
+        // The factor is 2.5 / (5 + 1e-6).
+        assert!((values(model.wide.base())[0] + 0.5).abs() < 1e-6);
+        assert!((values(model.narrow.base())[0] + 1.0).abs() < 1e-6);
+    });
+}

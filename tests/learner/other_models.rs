@@ -1,0 +1,192 @@
+//! Models with a frozen copy, a BatchNorm, an F64 parameter.
+
+use burn::module::{Module, ModuleDisplay, Param};
+use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::optim::SgdConfig;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::train::Learner;
+use burn_lean_amp::{
+    Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback, GradScalerConfig,
+    LossScale, full_precision,
+};
+
+use crate::devices::{each_device, values};
+use crate::support::{Batch, Mlp, batch, bits, samples, samples_with_infinity};
+
+fn learner<M>(model: M, scaler: &GradScalerConfig) -> Learner<Amp<M>>
+where
+    M: Module + ModuleDisplay + AmpTrainStep + AmpInferenceStep + 'static,
+{
+    let autocast = AutocastConfig::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+    let amp = Amp::new(model, &autocast, scaler).unwrap();
+    Learner::new(amp, SgdConfig::new().init(), 0.1)
+}
+
+/// Steps on sound samples, or on one that is infinite.
+fn step<M>(learner: &mut Learner<Amp<M>>, sound: bool, device: &Device)
+where
+    M: Module + ModuleDisplay + AmpTrainStep<Input = Batch> + AmpInferenceStep + 'static,
+{
+    let broken: &[usize] = if sound { &[] } else { &[0] };
+    let output = learner.train_step(batch(&samples_with_infinity(4, broken), device));
+    learner.lr_step();
+    learner.optimizer_step(output.grads);
+}
+
+/// What these models have in common: a loss.
+macro_rules! steps {
+    ($model:ty) => {
+        impl AmpTrainStep for $model {
+            type Input = Batch;
+            type Output = ();
+
+            fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
+                (self.loss(autocast, batch), ())
+            }
+        }
+
+        impl AmpInferenceStep for $model {
+            type Input = Batch;
+            type Output = ();
+
+            fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
+        }
+    };
+}
+
+#[derive(Module, Debug)]
+struct WithTarget {
+    online: Mlp,
+    target: Mlp,
+}
+steps!(WithTarget);
+
+impl WithTarget {
+    fn loss(&self, autocast: &Autocast, batch: Batch) -> Tensor<1> {
+        self.online.train_step(autocast, batch).0
+    }
+}
+
+#[test]
+fn a_frozen_copy_with_the_same_identities_changes_no_step() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let config = GradScalerConfig::new(LossScale::Static(1024.0)).with_max_norm(Some(0.01));
+        let online = Mlp::new(&device);
+        let mut pair = learner(
+            WithTarget {
+                target: online.clone().no_grad(),
+                online,
+            },
+            &config,
+        );
+        let mut alone = learner(Mlp::new(&device), &config);
+        for _ in 0..3 {
+            step(&mut pair, true, &device);
+            let output = alone.train_step(batch(&samples(4), &device));
+            alone.lr_step();
+            alone.optimizer_step(output.grads);
+        }
+        let (pair, alone) = (pair.model(), alone.model());
+        assert_eq!(bits(&pair.model().online), bits(alone.model()));
+        assert_eq!(bits(&pair.model().target), bits(&Mlp::new(&device)));
+        let norms = [pair.monitor(), alone.monitor()].map(|monitor| {
+            let report = monitor.report().unwrap();
+            report.grad_norm.unwrap()
+        });
+        assert_eq!(norms[0], norms[1], "{}", target.name);
+    });
+}
+
+#[derive(Module, Debug)]
+struct Normalized {
+    norm: BatchNorm,
+    mlp: Mlp,
+}
+steps!(Normalized);
+
+impl Normalized {
+    fn loss(&self, autocast: &Autocast, mut batch: Batch) -> Tensor<1> {
+        batch.x = full_precision(batch.x, |x| self.norm.forward(x));
+        self.mlp.train_step(autocast, batch).0
+    }
+}
+
+#[test]
+fn a_skipped_step_leaves_no_nan_in_running_statistics() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = Normalized {
+            norm: BatchNormConfig::new(2).init(&device),
+            mlp: Mlp::new(&device),
+        };
+        let config = GradScalerConfig::for_dtype(FloatDType::F16);
+        let mut learner = learner(model, &config);
+        // Of the first feature, which is the one with the infinity.
+        let statistics = |learner: &Learner<Amp<Normalized>>| {
+            let norm = learner.model().model().valid().norm;
+            [norm.running_mean.value(), norm.running_var.value()].map(|value| values(value)[0])
+        };
+        let mut expected = [0.0, 1.0];
+        for sound in [false, true, true, false, false] {
+            step(&mut learner, sound, &device);
+            if sound {
+                assert_ne!(statistics(&learner), expected);
+                expected = statistics(&learner);
+            }
+            assert_eq!(statistics(&learner), expected, "{}", target.name);
+        }
+        assert_eq!(learner.model().state().unwrap().skipped_steps, 3);
+    });
+}
+
+#[derive(Module, Debug)]
+struct Wide {
+    mlp: Mlp,
+    factor: Param<Tensor<1>>,
+}
+steps!(Wide);
+
+impl Wide {
+    fn loss(&self, autocast: &Autocast, batch: Batch) -> Tensor<1> {
+        let factor = self.factor.val().cast(DType::F32);
+        self.mlp.train_step(autocast, batch).0 + factor.sum() * 3.0
+    }
+}
+
+#[test]
+fn an_f64_parameter_is_unscaled_clipped_and_stepped() {
+    each_device(|target| {
+        if !target.device.supports_dtype(FloatDType::F64) {
+            return;
+        }
+        let device = target.device.clone().autodiff();
+        let factor = Tensor::<1>::from_data([1.0, 1.0], (&device, DType::F64));
+        let wide = |max_norm| {
+            let model = Wide {
+                mlp: Mlp::new(&device),
+                factor: Param::from_tensor(factor.clone()),
+            };
+            let scaler = GradScalerConfig::new(LossScale::Static(8.0)).with_max_norm(max_norm);
+            let mut learner = learner(model, &scaler);
+            step(&mut learner, true, &device);
+            assert_eq!(learner.model().monitor().error(), None);
+            learner.model()
+        };
+        let plain = wide(None).model().factor.base();
+        assert_eq!(plain.dtype(), DType::F64);
+        // 1 - 0.1 · 3.
+        assert!(
+            values(plain)
+                .iter()
+                .all(|factor| (factor - 0.7).abs() < 1e-6)
+        );
+
+        let clipped = wide(Some(1.0));
+        let norm = clipped.monitor().report().unwrap().grad_norm.unwrap();
+        assert!(norm > 3.0 * 2f32.sqrt());
+        let expected = 1.0 - 0.3 / norm;
+        let found = values(clipped.model().factor.base());
+        assert!(found.iter().all(|factor| (factor - expected).abs() < 1e-6));
+    });
+}
