@@ -214,6 +214,25 @@ impl FakeQuantize {
     /// With these as the first of what is learned.
     pub(crate) fn started(self, first: QuantParams) -> Self {
         self.edit(|state| state.start_learning(first))
+    /// With what a copy of it observed and learned; trained as before.
+    pub(crate) fn with_state_of(self, copy: &Self) -> Self {
+        let of_copy = copy.lock().clone();
+        self.edit(|state| {
+            let learned = |old: Option<_>, new: Option<Param<Tensor<1>>>| {
+                let value = new?.val();
+                Some(set(old?, value))
+            };
+            *state = State {
+                learned_scale: learned(state.learned_scale.take(), of_copy.learned_scale),
+                learned_zero_point: learned(
+                    state.learned_zero_point.take(),
+                    of_copy.learned_zero_point,
+                ),
+                ..of_copy
+            };
+        })
+    }
+
     }
 
     /// With the ranges of replicas that saw other data; those without a range do not count.

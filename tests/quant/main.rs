@@ -5,6 +5,7 @@ mod support;
 
 mod attribute;
 mod audit;
+mod calibration;
 mod chains;
 mod codes;
 mod convert;
