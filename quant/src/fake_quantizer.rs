@@ -10,6 +10,7 @@ use burn::module::{Flag, Module, Param};
 use burn::tensor::{Device, Tensor};
 
 use crate::control::{Control, Mode};
+use crate::float_parameters::on_tape;
 use crate::observer::Observer;
 use crate::schedule::{Phase, Schedule};
 use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Range, Scheme};
@@ -264,14 +265,12 @@ impl FakeQuantize {
 
 /// The parameter with another value, and the same identity and training state.
 fn set(parameter: Param<Tensor<1>>, value: Tensor<1>) -> Param<Tensor<1>> {
-    parameter.map(|old| match old.is_autodiff() {
-        true => {
-            let requires_grad = old.is_require_grad();
-            value
-                .without_autodiff()
-                .autodiff()
-                .set_require_grad(requires_grad)
+    parameter.map(|old| {
+        let value = value.without_autodiff();
+        match old.gradient_checkpointing_strategy() {
+            // Burn refuses operands of different strategies.
+            Some(strategy) => on_tape(value, strategy).set_require_grad(old.is_require_grad()),
+            None => value,
         }
-        false => value.without_autodiff(),
     })
 }

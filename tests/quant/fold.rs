@@ -170,6 +170,25 @@ fn a_folded_normalization_stays_as_it_is_in_training() {
 }
 
 #[test]
+fn a_model_that_is_folded_in_inference_trains_its_other_normalizations_later() {
+    let device = Device::flex().autodiff();
+    let block = || Block {
+        layer: LinearConfig::new(2, 2).init(&device),
+        norm: norm(2, 1e-5, &device),
+    };
+    let two = Block {
+        layer: block(),
+        norm: norm(2, 1e-5, &device),
+    };
+    let pair = FoldPair::new("layer.layer", "layer.norm");
+    let folded = fold(two.valid(), &[pair]).unwrap();
+    assert!(!folded.norm.training.is_enabled());
+    let trained = folded.train();
+    assert!(trained.norm.training.is_enabled());
+    assert!(!trained.layer.norm.training.is_enabled());
+}
+
+#[test]
 fn a_plain_model_keeps_its_training_flags() {
     let device = Device::flex();
     let block = Block {

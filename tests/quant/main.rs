@@ -7,6 +7,7 @@ mod attribute;
 mod audit;
 mod calibration;
 mod chains;
+mod checkpointing;
 mod codes;
 mod convert;
 mod fake_quantize;
