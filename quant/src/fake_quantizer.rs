@@ -7,7 +7,7 @@ mod qparams;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Flag, Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::control::{Control, Mode};
 use crate::float_parameters::on_tape;
@@ -76,7 +76,8 @@ impl State {
 impl FakeQuantize {
     pub(crate) fn new(config: FakeQuantizeConfig, groups: usize, device: &Device) -> Self {
         let parameter = |wanted: bool, value: f32| {
-            wanted.then(|| Param::from_tensor(Tensor::full([groups], value, device)))
+            let options = (device, DType::F32);
+            wanted.then(|| Param::from_tensor(Tensor::full([groups], value, options)))
         };
         Self {
             path: String::new(),

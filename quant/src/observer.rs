@@ -5,7 +5,7 @@
 //! to a calibration and not to a training loop.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::histogram::{Histogram, RangeMethod};
@@ -182,7 +182,8 @@ impl Observer {
         let values = histogram.to_values();
         let len = values.len();
         let device = buffer.value().device();
-        buffer.set(Tensor::from_data(TensorData::new(values, [len]), &device));
+        let values = TensorData::new(values, [len]);
+        buffer.set(Tensor::from_data(values, (&device, DType::F32)));
         Ok(())
     }
 
@@ -198,8 +199,8 @@ impl Observer {
         let (min, max) = histogram.range(range, scheme, lowest[0], highest[0]);
         let device = self.min.value().device();
         self.set_range(Range {
-            min: Tensor::from_floats([min], &device),
-            max: Tensor::from_floats([max], &device),
+            min: Tensor::from_data([min], (&device, DType::F32)),
+            max: Tensor::from_data([max], (&device, DType::F32)),
         });
         Ok(())
     }
