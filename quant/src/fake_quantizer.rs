@@ -17,8 +17,9 @@ use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Range, Scheme}
 
 /// Observes the values that pass through it, and fake-quantizes them.
 ///
-/// - It observes in training: on an autodiff device, in a model that is neither
-///   [`valid`](Module::valid) nor frozen. And in a [`calibrate`](crate::calibrate) on any device.
+/// - It observes in training: on an autodiff device (that of the values, or of the layer whose input
+///   they are), in a model that is neither [`valid`](Module::valid) nor frozen. And in a
+///   [`calibrate`](crate::calibrate) on any device.
 /// - What it does in which step is its [`Schedule`]'s business; see [`phase`](Self::phase).
 /// - As long as it has no range it passes values through. A training step that quantizes takes
 ///   the first batch as the range.
@@ -213,9 +214,6 @@ impl FakeQuantize {
         Ok(self)
     }
 
-    /// With these as the first of what is learned.
-    pub(crate) fn started(self, first: QuantParams) -> Self {
-        self.edit(|state| state.start_learning(first))
     /// With what a copy of it observed and learned; trained as before.
     pub(crate) fn with_state_of(self, copy: &Self) -> Self {
         let of_copy = copy.lock().clone();
@@ -235,6 +233,9 @@ impl FakeQuantize {
         })
     }
 
+    /// With these as the first of what is learned.
+    pub(crate) fn started(self, first: QuantParams) -> Self {
+        self.edit(|state| state.start_learning(first))
     }
 
     /// With the ranges of replicas that saw other data; those without a range do not count.

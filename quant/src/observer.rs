@@ -13,6 +13,10 @@ use crate::state::Buffer;
 use crate::{QuantError, Range, Scheme};
 
 /// What the range of a quantizer is made of.
+///
+/// In training, a batch with an infinity or NaN leaves the range as it is; if it is the first, the
+/// next one sets the range. (A device whose minima and maxima leave NaN out takes the other
+/// values.) In a calibration it is an error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ObserverConfig {
@@ -125,15 +129,18 @@ impl Observer {
 
     /// Takes a batch in; `observed` says whether there was one before.
     ///
+    /// A batch whose range is not finite leaves the range as it is. The first one becomes it
+    /// nevertheless, since only a look at the device could tell; the next one then replaces it.
     /// Nothing is read from the device.
     pub(crate) fn observe(&mut self, batch: Range, observed: bool) {
-        let Range { min, max } = batch;
         if !observed {
-            return self.set_range(Range { min, max });
+            return self.set_range(batch);
         }
-        let (old_min, old_max) = (self.min.value(), self.max.value());
-        let range = match self.config {
-            ObserverConfig::Memoryless => Range { min, max },
+        let old = self.range();
+        let (old_min, old_max) = (old.min.clone(), old.max.clone());
+        let (min, max) = (batch.min.clone(), batch.max.clone());
+        let next = match self.config {
+            ObserverConfig::Memoryless => batch.clone(),
             ObserverConfig::MinMax => Range {
                 min: old_min.min_pair(min),
                 max: old_max.max_pair(max),
@@ -142,9 +149,10 @@ impl Observer {
                 min: moved(old_min, min, averaging_constant),
                 max: moved(old_max, max, averaging_constant),
             },
-            ObserverConfig::Histogram { .. } => return,
+            ObserverConfig::Histogram { .. } => old.clone(),
         };
-        self.set_range(range);
+        let next = where_finite(&old, next, &batch);
+        self.set_range(where_finite(&batch, next, &old));
     }
 
     /// Takes a batch in as the bounds of a histogram.
@@ -238,6 +246,17 @@ impl Observer {
         }
         self.set_range(merged);
         Ok(())
+    }
+}
+
+/// `range` for the groups in which `judged` is finite, and `other` for the rest.
+fn where_finite(judged: &Range, range: Range, other: &Range) -> Range {
+    // By one comparison, which neither NaN nor an infinity passes on any device.
+    let width = judged.max.clone() - judged.min.clone();
+    let finite = width.abs().lower_equal_elem(f32::MAX);
+    Range {
+        min: other.min.clone().mask_where(finite.clone(), range.min),
+        max: other.max.clone().mask_where(finite, range.max),
     }
 }
 

@@ -16,6 +16,7 @@ mod health;
 mod integer;
 mod layers;
 mod learned;
+mod observing;
 mod own_quantizers;
 mod prepare;
 mod ptq;
