@@ -137,7 +137,7 @@ fn scaled_error(
     let [d_input, d_output] = weight.dims();
     let device = weight.device();
     let data = TensorData::new(factors.to_vec(), [d_input, 1]);
-    let factors = Tensor::<2>::from_data(data, &device);
+    let factors = Tensor::<2>::from_data(data, (&device, weight.dtype()));
     let scaled = weight.clone().detach() * factors.clone();
     let qparams = QuantParams::of(&scaled, scheme)?;
     let quantized = fake_quantize(scaled, &qparams, scheme) / factors;

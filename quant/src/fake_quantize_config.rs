@@ -18,6 +18,10 @@ pub enum Learned {
     None,
     /// The scale is a parameter:
     /// [Learned Step Size Quantization, Esser et al., 2020](https://arxiv.org/abs/1902.08153).
+    ///
+    /// It starts from the first batch that is quantized, or from a [`calibrate`](crate::calibrate)
+    /// before: calibrate where the first batch may hold infinities or NaN, which it does not get
+    /// over.
     Lsq,
     /// Scale and zero point are parameters:
     /// [LSQ+, Bhalgat et al., 2020](https://arxiv.org/abs/2004.09576).

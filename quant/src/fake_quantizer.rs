@@ -7,17 +7,19 @@ mod qparams;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Flag, Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::control::{Control, Mode};
+use crate::float_parameters::on_tape;
 use crate::observer::Observer;
 use crate::schedule::{Phase, Schedule};
 use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Range, Scheme};
 
 /// Observes the values that pass through it, and fake-quantizes them.
 ///
-/// - It observes in training: on an autodiff device, in a model that is neither
-///   [`valid`](Module::valid) nor frozen. And in a [`calibrate`](crate::calibrate) on any device.
+/// - It observes in training: on an autodiff device (that of the values, or of the layer whose input
+///   they are), in a model that is neither [`valid`](Module::valid) nor frozen. And in a
+///   [`calibrate`](crate::calibrate) on any device.
 /// - What it does in which step is its [`Schedule`]'s business; see [`phase`](Self::phase).
 /// - As long as it has no range it passes values through. A training step that quantizes takes
 ///   the first batch as the range.
@@ -75,7 +77,8 @@ impl State {
 impl FakeQuantize {
     pub(crate) fn new(config: FakeQuantizeConfig, groups: usize, device: &Device) -> Self {
         let parameter = |wanted: bool, value: f32| {
-            wanted.then(|| Param::from_tensor(Tensor::full([groups], value, device)))
+            let options = (device, DType::F32);
+            wanted.then(|| Param::from_tensor(Tensor::full([groups], value, options)))
         };
         Self {
             path: String::new(),
@@ -211,6 +214,25 @@ impl FakeQuantize {
         Ok(self)
     }
 
+    /// With what a copy of it observed and learned; trained as before.
+    pub(crate) fn with_state_of(self, copy: &Self) -> Self {
+        let of_copy = copy.lock().clone();
+        self.edit(|state| {
+            let learned = |old: Option<_>, new: Option<Param<Tensor<1>>>| {
+                let value = new?.val();
+                Some(set(old?, value))
+            };
+            *state = State {
+                learned_scale: learned(state.learned_scale.take(), of_copy.learned_scale),
+                learned_zero_point: learned(
+                    state.learned_zero_point.take(),
+                    of_copy.learned_zero_point,
+                ),
+                ..of_copy
+            };
+        })
+    }
+
     /// With these as the first of what is learned.
     pub(crate) fn started(self, first: QuantParams) -> Self {
         self.edit(|state| state.start_learning(first))
@@ -245,14 +267,12 @@ impl FakeQuantize {
 
 /// The parameter with another value, and the same identity and training state.
 fn set(parameter: Param<Tensor<1>>, value: Tensor<1>) -> Param<Tensor<1>> {
-    parameter.map(|old| match old.is_autodiff() {
-        true => {
-            let requires_grad = old.is_require_grad();
-            value
-                .without_autodiff()
-                .autodiff()
-                .set_require_grad(requires_grad)
+    parameter.map(|old| {
+        let value = value.without_autodiff();
+        match old.gradient_checkpointing_strategy() {
+            // Burn refuses operands of different strategies.
+            Some(strategy) => on_tape(value, strategy).set_require_grad(old.is_require_grad()),
+            None => value,
         }
-        false => value.without_autodiff(),
     })
 }

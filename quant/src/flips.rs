@@ -6,7 +6,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use burn::module::Module;
-use burn::tensor::{Tensor, Transaction};
+use burn::tensor::{FloatDType, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::table::{percent, table};
@@ -47,7 +47,7 @@ impl Codes {
         let change = (codes.clone() - self.codes.clone()).sign();
         // −1 where the change turns around, 0 where nothing changes.
         let turned = (change.clone() * self.direction.clone()).lower_elem(-0.5);
-        self.flips = self.flips.clone() + turned.float();
+        self.flips = self.flips.clone() + turned.float().cast(FloatDType::F32);
         let unchanged = change.clone().equal_elem(0.0);
         self.direction = change.mask_where(unchanged, self.direction.clone());
         self.codes = codes;
@@ -133,7 +133,8 @@ impl FlipTracker {
         let mut transaction = Transaction::default();
         let limit = Self::OSCILLATING * self.steps as f64;
         for weight in self.weights.values() {
-            let often = weight.flips.clone().greater_elem(limit as f32).float();
+            let often = weight.flips.clone().greater_elem(limit as f32);
+            let often = often.float().cast(FloatDType::F32);
             let means = vec![weight.flips.clone().mean(), often.mean()];
             transaction = transaction.register(Tensor::cat(means, 0));
         }

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Tensor, TensorData, Transaction};
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::kind::Autodiff;
+use burn::tensor::{Bool, DType, Device, GradientCheckpointingStrategy, Int, Tensor};
+use burn::tensor::{TensorData, Transaction};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::effective::Effective;
@@ -133,15 +135,10 @@ pub(crate) fn replace<M: Module>(model: M, values: HashMap<String, TensorData>) 
 /// replacing them in one would change the other. `valid` makes new ones.
 pub(crate) fn isolate<M: Module>(model: M) -> M {
     let isolated = model.valid();
-    match model.devices().iter().any(|device| device.is_autodiff()) {
-        true => isolated.train(),
-        // Without autodiff there is no way back through `train`; restore what `valid` turned off.
-        false => {
-            let mut flags = Flags::default();
-            model.visit(&mut flags);
-            isolated.map(&mut flags)
-        }
-    }
+    // Not by `train`: it forgets gradient checkpointing, and would train what is not trained.
+    let mut training = TrainingState::default();
+    model.visit(&mut training);
+    isolated.map(&mut training)
 }
 
 #[derive(Default)]
@@ -249,20 +246,103 @@ impl ModuleMapper for Replacer {
     }
 }
 
+/// What `valid` turns off, by path.
 #[derive(Default)]
-struct Flags(HashMap<ParamId, bool>);
+struct TrainingState {
+    path: Vec<String>,
+    /// Tensors with autodiff: how their gradients are checkpointed, and whether they are kept.
+    tensors: HashMap<String, (GradientCheckpointingStrategy, bool)>,
+    flags: HashMap<String, bool>,
+}
 
-impl ModuleVisitor for Flags {
-    fn visit_flag(&mut self, flag: &Param<Flag>) {
-        self.0.insert(flag.id, flag.is_enabled());
+impl TrainingState {
+    fn path(&self) -> String {
+        self.path.join(".")
+    }
+
+    fn add(&mut self, device: &Device, requires_grad: bool) {
+        if let Some(strategy) = device.gradient_checkpointing_strategy() {
+            self.tensors.insert(self.path(), (strategy, requires_grad));
+        }
     }
 }
 
-impl ModuleMapper for Flags {
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        match self.0.get(&flag.id) {
-            Some(enabled) => flag.with_value(*enabled),
-            None => flag,
+impl ModuleVisitor for TrainingState {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(&param.lazy_device(), param.base().is_require_grad());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(&param.lazy_device(), false);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(&param.lazy_device(), false);
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.flags.insert(self.path(), flag.is_enabled());
+    }
+}
+
+impl ModuleMapper for TrainingState {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.tensors.get(&self.path()) {
+            Some((strategy, requires_grad)) => {
+                param.map(|value| on_tape(value, *strategy).set_require_grad(*requires_grad))
+            }
+            None => param,
         }
     }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        match self.tensors.get(&self.path()) {
+            Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
+            None => param,
+        }
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        match self.tensors.get(&self.path()) {
+            Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
+            None => param,
+        }
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        match self.flags.get(&self.path()) {
+            Some(true) => flag.with_value(true),
+            // As `valid` left it: `train` turns on what was on before a `valid` of the user's.
+            _ => flag,
+        }
+    }
+}
+
+/// The tensor on an autodiff device of this strategy.
+pub(crate) fn on_tape<const D: usize, K: Autodiff>(
+    tensor: Tensor<D, K>,
+    strategy: GradientCheckpointingStrategy,
+) -> Tensor<D, K> {
+    tensor
+        .autodiff()
+        .with_gradient_checkpointing_strategy(strategy)
 }

@@ -28,6 +28,7 @@ pub(crate) use channel_layout::ChannelLayout;
 
 use crate::QuantError;
 use crate::float_parameters::{self, FloatParameter, HostTensor};
+use crate::record::settle;
 
 /// A layer and the batch normalization that directly follows it, by their paths in the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -106,6 +107,7 @@ impl FoldPair {
 /// assert_eq!(block.norm.forward(after.clone()).into_data(), after.into_data());
 /// ```
 pub fn fold<M: Module>(model: M, pairs: &[FoldPair]) -> Result<M, Rejected<M, QuantError>> {
+    settle(&model);
     let plan = match plan(&model, pairs) {
         Ok(plan) => plan,
         Err(error) => return Err(Rejected::new(model, error)),

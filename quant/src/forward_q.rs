@@ -11,6 +11,7 @@ use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, C
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{Int, Tensor};
 
+use crate::float_parameters::on_tape;
 use crate::{WeightQuantizer, layer_inputs};
 
 pub use attention::MhaInput;
@@ -69,6 +70,15 @@ pub trait ForwardQ<Input> {
     fn forward_q(&self, input: Input) -> Self::Output;
 }
 
+/// A layer's input on the autodiff device of its weight: a batch that was made without autodiff is a
+/// constant in training, and observed like any other.
+fn input_of<const W: usize, const D: usize>(weight: &Param<Tensor<W>>, x: Tensor<D>) -> Tensor<D> {
+    match weight.lazy_device().gradient_checkpointing_strategy() {
+        Some(strategy) if !x.is_autodiff() => on_tape(x, strategy),
+        _ => x,
+    }
+}
+
 /// Input quantizer, forward pass, output quantizer.
 fn around<const W: usize, const D: usize>(
     weight: &Param<Tensor<W>>,
@@ -76,7 +86,10 @@ fn around<const W: usize, const D: usize>(
     forward: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
     match WeightQuantizer::of(weight) {
-        Some(quantizers) => quantizers.quantize_output(forward(quantizers.quantize_input(x))),
+        Some(quantizers) => {
+            let x = quantizers.quantize_input(input_of(weight, x));
+            quantizers.quantize_output(forward(x))
+        }
         None => forward(x),
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use burn::module::Module;
-use burn::tensor::{Tensor, Transaction};
+use burn::tensor::{FloatDType, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::groups::Groups;
@@ -186,7 +186,7 @@ fn totals(seen: &Seen<'_>) -> Tensor<1> {
     let steps = x / seen.scale.clone() + seen.zero_point.clone();
     let above = steps.clone().greater_elem(format.quant_max() + margin);
     let below = steps.lower_elem(format.quant_min() - margin);
-    let clipped = above.bool_or(below).float().sum();
+    let clipped = above.bool_or(below).float().cast(FloatDType::F32).sum();
     Tensor::cat(vec![signal, noise, clipped], 0)
 }
 

@@ -160,7 +160,7 @@ pub use number_format::NumberFormat;
 pub use observer::ObserverConfig;
 pub use overrides::Override;
 #[doc(hidden)]
-pub use probe::{IntoProbe, OfOneInput, Probe};
+pub use probe::{ForwardOfEncoderLayer, ForwardOfOneInput, ForwardOfSequence, OfOneInput};
 pub use ptq::{ActivationRange, PtqConfig, PtqMode, PtqReport, WeightRange};
 pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
 pub use qparams::QuantParams;

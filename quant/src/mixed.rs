@@ -8,9 +8,9 @@ use burn::tensor::Tensor;
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
-use crate::sensitivity::{Sensitivity, owner, sensitivity};
+use crate::sensitivity::{Sensitivity, sensitivity};
 use crate::table::table;
-use crate::{FakeQuantizeConfig, Override, QatConfig, QuantError, WeightConfig};
+use crate::{FakeQuantizeConfig, Located, Override, QatConfig, QuantError, WeightConfig};
 use crate::{calibrate, map_quantizers, quantizers};
 
 /// What the more sensitive layers are kept at.
@@ -67,9 +67,12 @@ pub struct MixedPrecisionConfig {
 /// What [`MixedPrecisionConfig::allocate`] chose.
 #[derive(Debug, Clone)]
 pub struct Allocation<M> {
-    /// The model, prepared with [`config`](Self::config), with its ranges.
+    /// The model, prepared with [`config`](Self::config), with its ranges: its records and files
+    /// load into another one that `config` prepares.
     pub model: M,
-    /// What prepares a model like it.
+    /// What prepares a model like it. If all layers are kept in float, there is nothing to prepare:
+    /// `model` is the float model, and [`QatConfig::prepare`] says
+    /// [`NothingToQuantize`](QuantError::NothingToQuantize).
     pub config: QatConfig,
     /// What it is made of.
     pub report: AllocationReport,
@@ -113,7 +116,8 @@ impl MixedPrecisionConfig {
     /// # Errors
     ///
     /// Those of [`QatConfig::prepare`] and [`calibrate`], with the model as it was;
-    /// [`QuantError::InvalidConfig`] for a bound that is negative or no number.
+    /// [`QuantError::InvalidConfig`] for a bound that is negative or no number, and for a schedule
+    /// that does not quantize from step 0 on.
     pub fn allocate<M: Module, const D: usize>(
         &self,
         model: M,
@@ -141,6 +145,7 @@ impl MixedPrecisionConfig {
                 expected: "at least 0",
             });
         }
+        self.quantize.schedule.refuse_delay()?;
         let low = calibrate(self.quantize.prepare(model.clone())?, &run)?;
         // A quantizer that stands alone in the model is no layer: no config decides about it.
         let layers: Vec<String> = quantizers(&low)
@@ -158,50 +163,59 @@ impl MixedPrecisionConfig {
         let mut ranked = self.ranked(&sensitivity);
         ranked.retain(|layer| layers.contains(layer));
 
-        // Ranges are observed in float, so a quantizer has the same in every mixture.
-        let mixture = |kept: &[String]| {
-            let high = high.as_ref().map(quantizers).unwrap_or_default();
-            map_quantizers(low.clone(), |located| {
-                if !kept.iter().any(|layer| layer == owner(&located)) {
-                    return located.quantizer;
-                }
-                let mut high = high.iter();
-                match high.find(|other| other.path == located.path) {
+        let calibrated: Vec<Located> = [Some(&low), high.as_ref()]
+            .into_iter()
+            .flatten()
+            .flat_map(quantizers)
+            .collect();
+        let mixture = |kept: &[String]| -> Result<M, QuantError> {
+            let prepared = match self.config(kept).prepare(model.clone()) {
+                Ok(prepared) => prepared,
+                Err(rejected) => match rejected.into_parts() {
+                    // Every layer is kept in float: no quantizers but the model's own.
+                    (model, QuantError::NothingToQuantize) => model,
+                    (_, error) => return Err(error),
+                },
+            };
+            // Ranges are observed in float, so a quantizer has the same in every mixture.
+            Ok(map_quantizers(prepared, |located| {
+                let mut calibrated = calibrated.iter();
+                match calibrated.find(|other| is_same(other, &located)) {
                     Some(other) => other.quantizer.clone(),
-                    None => located.quantizer.with_enabled(false),
+                    None => located.quantizer,
                 }
-            })
+            }))
         };
         let mut trials = Vec::new();
         let mut meets = |kept: usize| {
             let value = match kept {
                 0 => sensitivity.quantized,
-                _ => evaluate(&mixture(&ranked[..kept]).valid()),
+                _ => evaluate(&mixture(&ranked[..kept])?.valid()),
             };
             trials.push((kept, value));
-            sensitivity.float - value <= self.max_drop
+            Ok::<_, QuantError>(sensitivity.float - value <= self.max_drop)
         };
         let (mut least, mut most) = (0, ranked.len());
-        if !meets(0) {
+        if meets(0)? {
+            most = 0;
+        } else {
             while least + 1 < most {
                 let middle = least.midpoint(most);
-                match meets(middle) {
+                match meets(middle)? {
                     true => most = middle,
                     false => least = middle,
                 }
             }
             if !trials_contain(&trials, most) {
-                let value = evaluate(&mixture(&ranked[..most]).valid());
+                let value = evaluate(&mixture(&ranked[..most])?.valid());
                 trials.push((most, value));
             }
-        } else {
-            most = 0;
         }
         let kept = ranked[..most].to_vec();
         let value = trials.iter().find(|(count, _)| *count == most);
         let drop = sensitivity.float - value.map_or(sensitivity.quantized, |(_, value)| *value);
         Ok(Allocation {
-            model: mixture(&kept),
+            model: mixture(&kept)?,
             config: self.config(&kept),
             report: AllocationReport {
                 within_bound: drop <= self.max_drop,
@@ -252,6 +266,13 @@ impl MixedPrecisionConfig {
             .map(|layer| layer.layer.clone())
             .collect()
     }
+}
+
+/// Whether two quantizers of the same place do the same.
+fn is_same(a: &Located, b: &Located) -> bool {
+    a.path == b.path
+        && a.quantizer.config() == b.quantizer.config()
+        && a.quantizer.is_enabled() == b.quantizer.is_enabled()
 }
 
 fn trials_contain(trials: &[(usize, f64)], kept: usize) -> bool {

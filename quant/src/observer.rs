@@ -5,7 +5,7 @@
 //! to a calibration and not to a training loop.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::histogram::{Histogram, RangeMethod};
@@ -13,6 +13,10 @@ use crate::state::Buffer;
 use crate::{QuantError, Range, Scheme};
 
 /// What the range of a quantizer is made of.
+///
+/// In training, a batch with an infinity or NaN leaves the range as it is; if it is the first, the
+/// next one sets the range. (A device whose minima and maxima leave NaN out takes the other
+/// values.) In a calibration it is an error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ObserverConfig {
@@ -125,15 +129,18 @@ impl Observer {
 
     /// Takes a batch in; `observed` says whether there was one before.
     ///
+    /// A batch whose range is not finite leaves the range as it is. The first one becomes it
+    /// nevertheless, since only a look at the device could tell; the next one then replaces it.
     /// Nothing is read from the device.
     pub(crate) fn observe(&mut self, batch: Range, observed: bool) {
-        let Range { min, max } = batch;
         if !observed {
-            return self.set_range(Range { min, max });
+            return self.set_range(batch);
         }
-        let (old_min, old_max) = (self.min.value(), self.max.value());
-        let range = match self.config {
-            ObserverConfig::Memoryless => Range { min, max },
+        let old = self.range();
+        let (old_min, old_max) = (old.min.clone(), old.max.clone());
+        let (min, max) = (batch.min.clone(), batch.max.clone());
+        let next = match self.config {
+            ObserverConfig::Memoryless => batch.clone(),
             ObserverConfig::MinMax => Range {
                 min: old_min.min_pair(min),
                 max: old_max.max_pair(max),
@@ -142,9 +149,10 @@ impl Observer {
                 min: moved(old_min, min, averaging_constant),
                 max: moved(old_max, max, averaging_constant),
             },
-            ObserverConfig::Histogram { .. } => return,
+            ObserverConfig::Histogram { .. } => old.clone(),
         };
-        self.set_range(range);
+        let next = where_finite(&old, next, &batch);
+        self.set_range(where_finite(&batch, next, &old));
     }
 
     /// Takes a batch in as the bounds of a histogram.
@@ -182,7 +190,8 @@ impl Observer {
         let values = histogram.to_values();
         let len = values.len();
         let device = buffer.value().device();
-        buffer.set(Tensor::from_data(TensorData::new(values, [len]), &device));
+        let values = TensorData::new(values, [len]);
+        buffer.set(Tensor::from_data(values, (&device, DType::F32)));
         Ok(())
     }
 
@@ -198,8 +207,8 @@ impl Observer {
         let (min, max) = histogram.range(range, scheme, lowest[0], highest[0]);
         let device = self.min.value().device();
         self.set_range(Range {
-            min: Tensor::from_floats([min], &device),
-            max: Tensor::from_floats([max], &device),
+            min: Tensor::from_data([min], (&device, DType::F32)),
+            max: Tensor::from_data([max], (&device, DType::F32)),
         });
         Ok(())
     }
@@ -237,6 +246,17 @@ impl Observer {
         }
         self.set_range(merged);
         Ok(())
+    }
+}
+
+/// `range` for the groups in which `judged` is finite, and `other` for the rest.
+fn where_finite(judged: &Range, range: Range, other: &Range) -> Range {
+    // By one comparison, which neither NaN nor an infinity passes on any device.
+    let width = judged.max.clone() - judged.min.clone();
+    let finite = width.abs().lower_equal_elem(f32::MAX);
+    Range {
+        min: other.min.clone().mask_where(finite.clone(), range.min),
+        max: other.max.clone().mask_where(finite, range.max),
     }
 }
 

@@ -1,6 +1,9 @@
 //! What [`quantize_calls`](crate::quantize_calls) turns calls of `forward` into.
-
-use std::ops::Deref;
+//!
+//! The attribute writes `(&&layer).forward(x)` for `layer.forward(x)`. Method lookup takes one
+//! reference after the other off, so it comes by `&&Layer` before it comes to the layer's own
+//! method, however many references `layer` is behind. There it finds the methods below, if the layer
+//! is one that has quantizers; of anything else it goes on to the method that was meant.
 
 use burn::nn::attention::MultiHeadAttention;
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
@@ -13,33 +16,6 @@ use burn::nn::{BiLstm, BiRnn, Embedding, Linear, Lstm, LstmState, Rnn, RnnState}
 use burn::tensor::{Bool, Tensor};
 
 use crate::ForwardQ;
-
-/// Makes a [`Probe`] of anything, or of what a reference refers to.
-pub trait IntoProbe {
-    /// The probe.
-    fn __quantize_probe(&self) -> Probe<'_, Self>;
-}
-
-impl<T: ?Sized> IntoProbe for T {
-    fn __quantize_probe(&self) -> Probe<'_, Self> {
-        Probe(self)
-    }
-}
-
-/// A layer whose `forward` is `forward_q` if it has one, and its own otherwise.
-///
-/// A method of the probe itself comes before those of what it dereferences to, and there is one
-/// for layers with quantizers only.
-#[derive(Debug)]
-pub struct Probe<'a, T: ?Sized>(&'a T);
-
-impl<T: ?Sized> Deref for Probe<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        self.0
-    }
-}
 
 /// Layers whose `forward` takes one argument.
 pub trait OfOneInput {}
@@ -64,34 +40,64 @@ of_one_input!(
     TransformerDecoderLayer,
 );
 
-impl<T: OfOneInput> Probe<'_, T> {
+/// `forward` of a layer with one argument.
+pub trait ForwardOfOneInput<I> {
+    /// What the layer gives.
+    type Output;
+
     /// [`ForwardQ::forward_q`].
-    pub fn forward<I>(&self, input: I) -> T::Output
-    where
-        T: ForwardQ<I>,
-    {
-        self.0.forward_q(input)
+    fn forward(&self, input: I) -> Self::Output;
+}
+
+impl<I, L: OfOneInput + ForwardQ<I>> ForwardOfOneInput<I> for &L {
+    type Output = L::Output;
+
+    fn forward(&self, input: I) -> L::Output {
+        (**self).forward_q(input)
     }
 }
 
-impl Probe<'_, TransformerEncoderLayer> {
+/// `forward` of a layer of a transformer encoder.
+pub trait ForwardOfEncoderLayer {
     /// [`ForwardQ::forward_q`].
-    pub fn forward(
+    fn forward(
+        &self,
+        input: Tensor<3>,
+        mask_pad: Option<Tensor<2, Bool>>,
+        mask_attn: Option<Tensor<3, Bool>>,
+    ) -> Tensor<3>;
+}
+
+impl ForwardOfEncoderLayer for &TransformerEncoderLayer {
+    fn forward(
         &self,
         input: Tensor<3>,
         mask_pad: Option<Tensor<2, Bool>>,
         mask_attn: Option<Tensor<3, Bool>>,
     ) -> Tensor<3> {
-        self.0.forward_q((input, mask_pad, mask_attn))
+        (**self).forward_q((input, mask_pad, mask_attn))
     }
+}
+
+/// `forward` of a recurrent layer.
+pub trait ForwardOfSequence {
+    /// The state to start from.
+    type State;
+    /// What the layer gives.
+    type Output;
+
+    /// [`ForwardQ::forward_q`].
+    fn forward(&self, sequence: Tensor<3>, state: Option<Self::State>) -> Self::Output;
 }
 
 macro_rules! of_a_sequence {
     ($($layer:ty: $state:ty => $output:ty;)*) => {$(
-        impl Probe<'_, $layer> {
-            /// [`ForwardQ::forward_q`].
-            pub fn forward(&self, sequence: Tensor<3>, state: Option<$state>) -> $output {
-                self.0.forward_q((sequence, state))
+        impl ForwardOfSequence for &$layer {
+            type State = $state;
+            type Output = $output;
+
+            fn forward(&self, sequence: Tensor<3>, state: Option<$state>) -> $output {
+                (**self).forward_q((sequence, state))
             }
         }
     )*};

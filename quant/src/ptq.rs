@@ -75,7 +75,8 @@ fn nearest() -> RoundingConfig {
 /// ```
 #[derive(Config, Debug)]
 pub struct PtqConfig {
-    /// What is quantized, and how. The mode decides about the observers of activations.
+    /// What is quantized, and how. The mode decides about the observers of activations; the
+    /// schedule must quantize from step 0 on.
     #[config(default = "QatConfig::new()")]
     pub quantize: QatConfig,
     /// Which numbers are quantized. Default: weights, and activations with static ranges.
@@ -119,7 +120,8 @@ impl PtqConfig {
     /// Each with the model inside, as it was: [`QuantError::NoData`] where calibration data is
     /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`] and
     /// [`RoundingConfig::apply`];
-    /// [`QuantError::InvalidConfig`] without observers.
+    /// [`QuantError::InvalidConfig`] in static mode without observers or with the memoryless one,
+    /// and for a schedule that does not quantize from step 0 on.
     pub fn quantize<M: Module, I: IntoIterator>(
         &self,
         model: M,
@@ -143,6 +145,7 @@ impl PtqConfig {
         model: &M,
         data: &impl Data<M>,
     ) -> Result<(M, PtqReport), QuantError> {
+        self.quantize.schedule.refuse_delay()?;
         let (mut prepared, activations) = match self.mode {
             PtqMode::Static => self.with_static_ranges(model, data)?,
             PtqMode::WeightOnly | PtqMode::Dynamic => {
@@ -232,6 +235,14 @@ impl PtqConfig {
                 field: "observers",
                 value: "empty".into(),
                 expected: "at least one way to choose a range",
+            });
+        }
+        if !self.observers.iter().all(ObserverConfig::has_memory) {
+            return Err(QuantError::InvalidConfig {
+                field: "observers",
+                value: format!("{:?}", self.observers),
+                expected: "ones that keep a range; for that of the values at hand choose the mode \
+                           `PtqMode::Dynamic` instead of `Static`",
             });
         }
         let mut best: HashMap<String, (ActivationRange, Range)> = HashMap::new();

@@ -1,6 +1,6 @@
 //! A quantized tensor on the host: codes, scales, zero points and the scheme they belong to.
 
-use burn::tensor::{Device, Tensor, TensorData, Transaction};
+use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::{QuantError, QuantParams, Scheme, from_codes, to_codes};
@@ -218,10 +218,13 @@ impl QuantizedTensor {
                 expected: "another rank was asked for",
             });
         }
-        let groups = [self.scale.len()];
+        let of_groups = |values: &[f32]| {
+            let data = TensorData::new(values.to_vec(), [values.len()]);
+            Tensor::from_data(data, (device, DType::F32))
+        };
         let qparams = QuantParams {
-            scale: Tensor::from_data(TensorData::new(self.scale.clone(), groups), device),
-            zero_point: Tensor::from_data(TensorData::new(self.zero_point.clone(), groups), device),
+            scale: of_groups(&self.scale),
+            zero_point: of_groups(&self.zero_point),
         };
         let codes = TensorData::new(self.codes.clone(), self.shape.clone());
         let codes = Tensor::from_data(codes, device);

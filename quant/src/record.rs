@@ -46,15 +46,19 @@ pub fn load_record<M: Module>(
     model: M,
     record: ModuleRecord,
 ) -> Result<M, Rejected<M, QuantError>> {
-    let check = |loaded: &M| {
-        let quantizers = quantizers(loaded);
-        let mut quantizers = quantizers.iter();
-        quantizers.try_for_each(|located| located.quantizer.check())
-    };
-    match try_load(&model, record, "record", check) {
+    match try_load(&model, record, "record", check_schemes) {
         Ok(loaded) => Ok(apply_schedule(loaded)),
         Err(error) => Err(Rejected::new(model, error)),
     }
+}
+
+/// # Errors
+///
+/// [`QuantError::ForeignScheme`] with the path of the first quantizer that was loaded from one of
+/// another scheme.
+pub(crate) fn check_schemes<M: Module>(loaded: &M) -> Result<(), QuantError> {
+    let mut quantizers = quantizers(loaded).into_iter();
+    quantizers.try_for_each(|located| located.quantizer.with_path(located.path).check())
 }
 
 /// Loads a record; leaves `model` as it is where that fails.
@@ -80,6 +84,6 @@ fn try_load<M: Module>(
 ///
 /// Burn keeps them apart until the next step: they would be missing in a record, and would replace
 /// those of a record that is loaded.
-fn settle<M: Module>(model: &M) {
+pub(crate) fn settle<M: Module>(model: &M) {
     let _ = model.valid();
 }

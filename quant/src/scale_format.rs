@@ -1,6 +1,6 @@
 //! The formats that scales are stored in.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::{NumberFormat, QuantParams, Scheme, fake_quantize};
@@ -94,7 +94,7 @@ fn power_of_two_below(x: Tensor<1>) -> Tensor<1> {
 
 fn nearest_e4m3(x: Tensor<1>) -> Tensor<1> {
     let scheme = Scheme::symmetric(NumberFormat::E4M3);
-    let unit = QuantParams::symmetric(Tensor::ones([1], &x.device()), &scheme);
+    let unit = QuantParams::symmetric(Tensor::ones([1], (&x.device(), DType::F32)), &scheme);
     fake_quantize(x, &unit, &scheme)
 }
 

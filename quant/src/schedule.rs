@@ -96,6 +96,22 @@ impl Schedule {
 
     /// # Errors
     ///
+    /// [`QuantError::InvalidConfig`] if it does not quantize from the start, for what needs a model
+    /// that quantizes without any training.
+    pub(crate) fn refuse_delay(&self) -> Result<(), QuantError> {
+        match self.quantize_from {
+            0 => Ok(()),
+            step => Err(QuantError::InvalidConfig {
+                field: "quantize_from",
+                value: step.to_string(),
+                expected: "0 where nothing is trained; to train the result on, give it another \
+                           schedule with `set_schedule`",
+            }),
+        }
+    }
+
+    /// # Errors
+    ///
     /// [`QuantError::InvalidConfig`] if observers are frozen before quantization starts, or a
     /// number of steps is too large.
     pub fn validate(&self) -> Result<(), QuantError> {

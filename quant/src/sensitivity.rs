@@ -184,7 +184,7 @@ pub(crate) fn layers<M: Module>(model: &M) -> Vec<(String, Vec<(Site, String)>)>
 }
 
 /// The layer that a quantizer belongs to: the path of the weight, or its own.
-pub(crate) fn owner(located: &Located) -> &str {
+fn owner(located: &Located) -> &str {
     located.parameter.as_deref().unwrap_or(&located.path)
 }
 

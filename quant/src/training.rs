@@ -59,10 +59,12 @@ pub fn set_schedule<M: Module>(model: M, schedule: Schedule) -> Result<M, Reject
 
 /// The model with the ranges that its quantizers observe while `run` calls it.
 ///
+/// `run` gets a copy as it is after training ([`valid`](Module::valid)): batch normalization uses
+/// its running statistics and leaves them as they are, dropout does nothing, whatever device the
+/// batches are on. Nothing is quantized.
+///
 /// What was observed before is forgotten, and learned scales start anew from the new ranges.
-/// Meanwhile nothing is
-/// quantized, and training devices and [`valid`](Module::valid) models observe alike. Quantizers
-/// that are switched off take no part.
+/// Quantizers that are switched off take no part.
 ///
 /// # Errors
 ///
@@ -73,11 +75,12 @@ pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejecte
     if quantizers(&model).is_empty() {
         return Err(Rejected::new(model, QuantError::NotPrepared));
     }
-    let calibrating = map_quantizers(model.clone(), |located| located.quantizer.calibrating());
+    // A clone would share its running statistics with `model`, and change them on an autodiff device.
+    let calibrating = map_quantizers(model.valid(), |located| located.quantizer.calibrating());
     run(&calibrating);
     let mut calibrated = HashMap::new();
-    for located in quantizers(&calibrating) {
-        let checked = located.quantizer.calibrated().and_then(|quantizer| {
+    for (located, observed) in quantizers(&model).into_iter().zip(quantizers(&calibrating)) {
+        let checked = observed.quantizer.calibrated().and_then(|quantizer| {
             if !quantizer.is_enabled() || !quantizer.config().observer.has_memory() {
                 return Ok(quantizer);
             }
@@ -85,7 +88,10 @@ pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejecte
             Ok(quantizer.started(first))
         });
         match checked {
-            Ok(quantizer) => calibrated.insert(located.path, quantizer),
+            Ok(quantizer) => {
+                let quantizer = located.quantizer.with_state_of(&quantizer);
+                calibrated.insert(located.path, quantizer)
+            }
             Err(error) => return Err(Rejected::new(model, error)),
         };
     }

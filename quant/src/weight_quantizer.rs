@@ -32,7 +32,8 @@ impl WeightQuantizer {
         find(parameter)
     }
 
-    /// The layer's input, observed and quantized where there is a quantizer for it.
+    /// The layer's input, observed and quantized where there is a quantizer for it. In training,
+    /// `x` must be on the autodiff device to be observed.
     pub fn quantize_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         optional(self.input.as_ref(), x)
     }

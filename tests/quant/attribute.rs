@@ -13,7 +13,10 @@ mod written {
     use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
     use burn::nn::conv::{Conv1d, Conv1dConfig};
     use burn::nn::gru::{BiGru, BiGruConfig};
-    use burn::nn::transformer::{TransformerDecoder, TransformerDecoderConfig};
+    use burn::nn::transformer::{
+        TransformerDecoder, TransformerDecoderConfig, TransformerEncoderConfig,
+        TransformerEncoderLayer,
+    };
     use burn::nn::{
         BatchNorm, BatchNormConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Gelu, Linear,
         LinearConfig, Lstm, LstmConfig, Rnn, RnnConfig,
@@ -51,6 +54,48 @@ mod written {
             let (x, _) = self.gru.forward(x, None);
             self.decoder
                 .forward(TransformerDecoderInput::new(x, memory))
+        }
+    }
+
+    /// Layers behind more references than one.
+    #[derive(Module, Debug)]
+    pub(super) struct Referred {
+        first: Linear,
+        second: Linear,
+        third: Linear,
+        lstm: Lstm,
+        encoder: TransformerEncoderLayer,
+        block: Block,
+    }
+
+    impl Referred {
+        pub(super) fn new(device: &Device) -> Self {
+            let linear = || LinearConfig::new(4, 4).init(device);
+            let encoder = TransformerEncoderConfig::new(4, 8, 2, 1).init(device);
+            Self {
+                first: linear(),
+                second: linear(),
+                third: linear(),
+                lstm: LstmConfig::new(4, 4, true).init(device),
+                encoder: encoder.layers.into_iter().next().unwrap(),
+                block: Block {
+                    linear: linear(),
+                    activation: Gelu::new(),
+                },
+            }
+        }
+    }
+
+    #[quantize_calls]
+    impl Referred {
+        pub(super) fn forward(&self, mut x: Tensor<3>) -> Tensor<3> {
+            for layer in [&self.first, &self.second].iter() {
+                x = layer.forward(x);
+            }
+            let (third, block, encoder, lstm) =
+                (&&&self.third, &&self.block, &&self.encoder, &&self.lstm);
+            let x = block.forward(third.forward(x));
+            lstm.forward(encoder.forward(x, None, None), None).0
         }
     }
 
@@ -154,4 +199,12 @@ fn the_attribute_reaches_recurrent_layers_and_decoders() {
     let x = tensor::<3>(1, [2, 3, 4], &device);
     let net = written::Sequences::new(&device);
     assert_reached(net, x, written::Sequences::forward);
+}
+
+#[test]
+fn the_attribute_sees_layers_behind_several_references() {
+    let device = Device::flex().autodiff();
+    let x = tensor::<3>(1, [2, 3, 4], &device);
+    let net = written::Referred::new(&device);
+    assert_reached(net, x, written::Referred::forward);
 }

@@ -170,6 +170,47 @@ fn a_folded_normalization_stays_as_it_is_in_training() {
 }
 
 #[test]
+fn the_last_training_step_is_part_of_what_is_folded() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let block = Block {
+            layer: LinearConfig::new(3, 2).init(&device),
+            norm: norm(2, 1e-5, &device),
+        };
+        let forward = |block: &Block<Linear>, x| block.norm.forward(block.layer.forward(x));
+        forward(&block, tensor::<2>(5, [4, 3], &device) * 4.0 + 3.0);
+        // Before anything else takes the step in.
+        let folded = fold(block.clone(), &pair()).unwrap();
+        let x = tensor::<2>(6, [4, 3], &target.device);
+        let expected = values(forward(&block.valid(), x.clone()));
+        let found = values(forward(&folded.valid(), x));
+        // Sums of three products below 8.
+        for (a, b) in found.iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
+    });
+}
+
+#[test]
+fn a_model_that_is_folded_in_inference_trains_its_other_normalizations_later() {
+    let device = Device::flex().autodiff();
+    let block = || Block {
+        layer: LinearConfig::new(2, 2).init(&device),
+        norm: norm(2, 1e-5, &device),
+    };
+    let two = Block {
+        layer: block(),
+        norm: norm(2, 1e-5, &device),
+    };
+    let pair = FoldPair::new("layer.layer", "layer.norm");
+    let folded = fold(two.valid(), &[pair]).unwrap();
+    assert!(!folded.norm.training.is_enabled());
+    let trained = folded.train();
+    assert!(trained.norm.training.is_enabled());
+    assert!(!trained.layer.norm.training.is_enabled());
+}
+
+#[test]
 fn a_plain_model_keeps_its_training_flags() {
     let device = Device::flex();
     let block = Block {

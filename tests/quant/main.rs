@@ -5,7 +5,9 @@ mod support;
 
 mod attribute;
 mod audit;
+mod calibration;
 mod chains;
+mod checkpointing;
 mod codes;
 mod convert;
 mod fake_quantize;
@@ -14,6 +16,7 @@ mod health;
 mod integer;
 mod layers;
 mod learned;
+mod observing;
 mod own_quantizers;
 mod prepare;
 mod ptq;

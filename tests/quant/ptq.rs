@@ -7,7 +7,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, WeightConfig,
+    PtqMode, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, Schedule, WeightConfig,
     WeightRange, health, quantizers,
 };
 
@@ -341,6 +341,59 @@ fn static_ranges_without_an_observer_are_refused() {
             ..
         }
     ));
+}
+
+/// What is refused before anything is run, with the model.
+fn refused(config: &PtqConfig) -> (&'static str, String) {
+    let rejected = config.quantize(
+        Net::new(&Device::flex()),
+        || -> Vec<Tensor<4>> { panic!("no data is needed to refuse it") },
+        |_, _| (),
+    );
+    let rejected = rejected.unwrap_err();
+    assert!(quantizers(rejected.value()).is_empty());
+    let text = rejected.to_string();
+    match rejected.into_error() {
+        QuantError::InvalidConfig { field, .. } => (field, text),
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn static_ranges_of_an_observer_without_memory_are_refused() {
+    let memoryless = ObserverConfig::Memoryless;
+    for observers in [vec![memoryless], vec![ObserverConfig::MinMax, memoryless]] {
+        let config = PtqConfig::new().with_observers(observers);
+        let (field, text) = refused(&config);
+        assert_eq!(field, "observers");
+        assert!(text.contains("PtqMode::Dynamic"), "{text}");
+        // Only the static mode has a use for them.
+        let config = config.with_mode(PtqMode::Dynamic).with_progress(false);
+        quantize(&config, &Device::flex());
+    }
+}
+
+#[test]
+fn a_schedule_that_does_not_quantize_from_the_start_is_refused() {
+    let schedule = Schedule::new().with_quantize_from(10);
+    for mode in [PtqMode::WeightOnly, PtqMode::Dynamic, PtqMode::Static] {
+        let quantize = QatConfig::new().with_schedule(schedule);
+        let config = PtqConfig::new().with_quantize(quantize).with_mode(mode);
+        let (field, text) = refused(&config);
+        assert_eq!(field, "quantize_from");
+        assert!(text.contains("set_schedule"), "{text}");
+    }
+    // What comes after the start is kept.
+    let later = Schedule::new().with_freeze_observers_at(Some(10));
+    let config = PtqConfig::new()
+        .with_quantize(QatConfig::new().with_schedule(later))
+        .with_progress(false);
+    let (net, _) = quantize(&config, &Device::flex());
+    assert!(
+        quantizers(&net)
+            .iter()
+            .all(|at| at.quantizer.schedule() == later)
+    );
 }
 
 #[test]

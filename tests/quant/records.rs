@@ -129,6 +129,63 @@ fn a_file_with_quantized_activations_is_refused_by_a_model_that_has_no_quantizer
 }
 
 #[test]
+fn a_file_of_another_activation_scheme_is_refused_with_the_path() {
+    each_device(|target| {
+        let device = &target.device;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("linear.safetensors");
+        let x = tensor::<2>(5, [32, 8], device);
+        let config = |bits| {
+            let scheme = Scheme::affine(NumberFormat::uint(bits));
+            QatConfig::new().with_activation(Some(FakeQuantizeConfig::new(scheme)))
+        };
+        let prepared = config(8).prepare(linear(device)).unwrap();
+        let prepared = calibrate(prepared, |linear| {
+            linear.forward_q(x.clone());
+        })
+        .unwrap();
+        save_safetensors(&prepared, &path).unwrap();
+
+        let other = config(4).prepare(linear(device)).unwrap();
+        let before = values(other.weight.base());
+        let rejected = load_safetensors(other, &path, Storage::Auto).unwrap_err();
+        let QuantError::Parameter { path: at, error } = rejected.error() else {
+            panic!("{}", rejected.error())
+        };
+        assert_eq!(at, "weight.quant.input");
+        assert!(matches!(**error, QuantError::ForeignScheme { .. }));
+        assert_eq!(values(rejected.value().weight.base()), before);
+
+        let same = config(8).prepare(linear(device)).unwrap();
+        let loaded = load_safetensors(same, &path, Storage::Auto).unwrap();
+        assert_eq!(
+            values(loaded.forward_q(x.clone())),
+            values(prepared.valid().forward_q(x))
+        );
+    });
+}
+
+#[test]
+fn the_last_training_step_is_part_of_a_file() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("normed.safetensors");
+        let prepared = QatConfig::new().prepare(Normed::new(&device)).unwrap();
+        let x = tensor::<2>(1, [16, 8], &device) + 3.0;
+        prepared.linear.forward_q(prepared.norm.forward(x.clone()));
+        // Before anything else takes the step in.
+        save_safetensors(&prepared, &path).unwrap();
+        let fresh = QatConfig::new().prepare(Normed::new(&device)).unwrap();
+        let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+        let mean = values(loaded.norm.running_mean.value());
+        assert_eq!(mean, values(prepared.valid().norm.running_mean.value()));
+        // A tenth of the batch's.
+        assert!(mean.iter().all(|mean| *mean > 0.2), "{mean:?}");
+    });
+}
+
+#[test]
 fn a_weight_with_one_element_per_channel_has_codes_and_is_rounded() {
     each_device(|target| {
         let device = &target.device;

@@ -5,8 +5,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    AllocationReport, ForwardQ, MixedPrecisionConfig, Precision, QatConfig, QuantError, Ranking,
-    Sensitivity, WeightConfig, quantizers, sensitivity,
+    Allocation, AllocationReport, ForwardQ, MixedPrecisionConfig, Precision, QatConfig, QuantError,
+    Ranking, Schedule, Sensitivity, Storage, WeightConfig, WeightQuantizer, load_record,
+    load_safetensors, quantizers, save_safetensors, sensitivity,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -248,6 +249,150 @@ fn kept_layers_have_the_higher_precision_and_the_config_says_so() {
     assert_eq!(bits(&allocation.model), bits(&again));
     let kept = allocation.report.kept.len();
     assert_eq!(bits(&again).iter().filter(|bits| **bits == 8).count(), kept);
+}
+
+/// A record and a file of the allocated model load into a model that its config prepares.
+fn assert_loads(allocation: &Allocation<Net>, x: &Tensor<2>, device: &Device) {
+    let Allocation { model, config, .. } = allocation;
+    let states = |net: &Net| -> Vec<_> {
+        let found = quantizers(net).into_iter();
+        let found = found.map(|located| {
+            let quantizer = located.quantizer;
+            (
+                located.path,
+                quantizer.config().clone(),
+                quantizer.is_enabled(),
+                quantizer.is_observed(),
+            )
+        });
+        found.collect()
+    };
+    let expected = values(model.valid().forward(x.clone()));
+    let prepared = || config.prepare(Net::new(device)).unwrap();
+    let record = model.clone().into_record();
+    let loaded = load_record(prepared(), record).unwrap();
+    assert_eq!(states(&loaded), states(model));
+    assert_eq!(values(loaded.valid().forward(x.clone())), expected);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    save_safetensors(model, &path).unwrap();
+    let loaded = load_safetensors(prepared(), &path, Storage::Auto).unwrap();
+    assert_eq!(values(loaded.forward(x.clone())), expected);
+}
+
+#[test]
+fn an_allocation_with_layers_in_float_loads_into_what_its_config_prepares() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor(5, [16, 6], device);
+        let with_activations = QatConfig::new().with_weight(WeightConfig::int(2));
+        for config in [weights_only(2), with_activations] {
+            let allocation = MixedPrecisionConfig::new(config)
+                .with_keep_at(Precision::Float)
+                .with_max_drop(0.5)
+                .allocate(
+                    Net::new(device),
+                    |net| {
+                        net.forward(x.clone());
+                    },
+                    |net| net.forward(x.clone()),
+                    |net| {
+                        let second = |at: &String| at == "second.weight";
+                        if enabled(net).iter().any(second) {
+                            0.0
+                        } else {
+                            1.0
+                        }
+                    },
+                )
+                .unwrap();
+            assert_eq!(allocation.report.kept, ["second.weight"]);
+            assert!(WeightQuantizer::of(&allocation.model.second.weight).is_none());
+            assert_loads(&allocation, &x, device);
+        }
+    });
+}
+
+#[test]
+fn kept_layers_may_have_activations_that_the_others_have_not() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor(5, [16, 6], device);
+        let allocation = MixedPrecisionConfig::new(weights_only(2))
+            .with_keep_at(Precision::int8())
+            .with_max_drop(0.5)
+            .allocate(
+                Net::new(device),
+                |net| {
+                    net.forward(x.clone());
+                },
+                |net| net.forward(x.clone()),
+                |net| {
+                    let coarse = quantizers(net).into_iter().any(|located| {
+                        let quantizer = &located.quantizer;
+                        let bits = quantizer.scheme().format.bits();
+                        located.path.starts_with("second.") && quantizer.is_enabled() && bits == 2
+                    });
+                    if coarse { 0.0 } else { 1.0 }
+                },
+            )
+            .unwrap();
+        assert_eq!(allocation.report.kept, ["second.weight"]);
+        let of_second = WeightQuantizer::of(&allocation.model.second.weight).unwrap();
+        assert!(of_second.input.as_ref().unwrap().is_observed());
+        let of_first = WeightQuantizer::of(&allocation.model.first.weight).unwrap();
+        assert!(of_first.input.is_none());
+        assert_loads(&allocation, &x, device);
+    });
+}
+
+#[test]
+fn an_allocation_that_keeps_all_layers_in_float_is_the_float_model() {
+    let device = Device::flex();
+    let x = tensor(5, [16, 6], &device);
+    let allocation = MixedPrecisionConfig::new(weights_only(2))
+        .with_keep_at(Precision::Float)
+        .with_max_drop(0.0)
+        .allocate(
+            Net::new(&device),
+            |_| (),
+            |net| net.forward(x.clone()),
+            merit,
+        )
+        .unwrap();
+    assert!(quantizers(&allocation.model).is_empty());
+    let record = allocation.model.into_record();
+    let loaded = Net::new(&device).try_load_record(record).unwrap();
+    assert_eq!(
+        values(loaded.forward(x.clone())),
+        values(Net::new(&device).forward(x))
+    );
+    let error = allocation.config.prepare(Net::new(&device)).unwrap_err();
+    assert_eq!(*error.error(), QuantError::NothingToQuantize);
+}
+
+#[test]
+fn a_schedule_that_does_not_quantize_yet_is_refused_with_the_model() {
+    let device = Device::flex();
+    let x = tensor(5, [16, 6], &device);
+    let config = weights_only(2).with_schedule(Schedule::new().with_quantize_from(8));
+    let rejected = MixedPrecisionConfig::new(config)
+        .allocate(
+            Net::new(&device),
+            |_| (),
+            |net| net.forward(x.clone()),
+            merit,
+        )
+        .unwrap_err();
+    assert!(matches!(
+        rejected.error(),
+        QuantError::InvalidConfig {
+            field: "quantize_from",
+            ..
+        }
+    ));
+    assert!(quantizers(rejected.value()).is_empty());
 }
 
 #[test]

@@ -11,9 +11,9 @@ use syn::{
 /// Lets the layers that are called in an `impl` block quantize their activations.
 ///
 /// Every call `layer.forward(..)` in the block becomes `layer.forward_q(..)` where the layer is one
-/// that has quantizers (see `ForwardQ`), and stays as it is for everything else: activations,
-/// norms, modules of your own. Nothing else changes; in a model that is not prepared, nothing
-/// changes at all.
+/// that has quantizers (see `ForwardQ`), itself or behind references, and stays as it is for
+/// everything else: activations, norms, modules of your own. Nothing else changes; in a model that
+/// is not prepared, nothing changes at all.
 ///
 /// Not seen: calls inside of other macros (`vec![..]`), calls of a layer behind a `Box` or another
 /// smart pointer (write `(*layer).forward(x)`), and layers that are called in another `impl` block
@@ -51,7 +51,7 @@ impl Parse for Arguments {
     }
 }
 
-/// Puts a probe between a receiver and `forward`.
+/// Puts two references before the receiver of `forward`.
 struct Calls {
     path: Path,
     /// Whether there was a call since it was last asked.
@@ -63,8 +63,13 @@ impl VisitMut for Calls {
         visit_mut::visit_impl_item_fn_mut(self, function);
         if std::mem::take(&mut self.found) {
             let path = &self.path;
-            // A method call, and so the trait in scope: it sees through references.
-            let import = parse_quote!(use #path::IntoProbe as _;);
+            // Which of them a call is of, only its receiver's type tells.
+            let import = parse_quote! {
+                #[allow(unused_imports)]
+                use #path::{
+                    ForwardOfEncoderLayer as _, ForwardOfOneInput as _, ForwardOfSequence as _,
+                };
+            };
             function.block.stmts.insert(0, import);
         }
     }
@@ -73,8 +78,9 @@ impl VisitMut for Calls {
         visit_mut::visit_expr_method_call_mut(self, call);
         if call.method == "forward" {
             let receiver = &call.receiver;
-            let probe: Expr = parse_quote!((#receiver).__quantize_probe());
-            *call.receiver = probe;
+            // Method lookup comes by `&&Layer`, where the traits above are, before `&Layer`.
+            let reference: Expr = parse_quote!((&&(#receiver)));
+            *call.receiver = reference;
             self.found = true;
         }
     }

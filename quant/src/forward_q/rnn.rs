@@ -8,8 +8,8 @@ use burn::nn::gru::Gru;
 use burn::nn::{GateController, Linear, Lstm, LstmState, Rnn, RnnState};
 use burn::tensor::Tensor;
 
-use crate::weight_quantizer::optional;
-use crate::{FakeQuantize, ForwardQ, WeightQuantizer, layer_inputs};
+use super::input_of;
+use crate::{ForwardQ, WeightQuantizer, layer_inputs};
 
 /// A linear layer whose weight is quantized already.
 struct Ready<'a> {
@@ -29,8 +29,11 @@ impl<'a> Ready<'a> {
         }
     }
 
-    fn input(&self) -> Option<&'a FakeQuantize> {
-        self.quantizers?.input.as_ref()
+    fn quantize_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self.quantizers {
+            Some(quantizers) => quantizers.quantize_input(input_of(&self.layer.weight, x)),
+            None => x,
+        }
     }
 
     /// The product with an input that is quantized already.
@@ -48,7 +51,7 @@ impl<'a> Ready<'a> {
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.product(optional(self.input(), x))
+        self.product(self.quantize_input(x))
     }
 }
 
@@ -64,7 +67,7 @@ impl<'a> Gate<'a> {
     fn new(gate: &'a GateController, sequence: &Tensor<3>) -> Self {
         let input = Ready::new(&gate.input_transform);
         Self {
-            sequence: optional(input.input(), sequence.clone()),
+            sequence: input.quantize_input(sequence.clone()),
             input,
             hidden: Ready::new(&gate.hidden_transform),
         }

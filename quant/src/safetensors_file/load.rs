@@ -12,6 +12,7 @@ use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
 use crate::effective::FileNames;
 use crate::observer::read;
 use crate::quantized_tensor::unpack;
+use crate::record::check_schemes;
 use crate::walk::{Site, quantizers};
 use crate::{QuantError, QuantizedTensor, Scheme, Storage, WeightQuantizer};
 
@@ -27,9 +28,10 @@ use crate::{QuantError, QuantizedTensor, Scheme, Storage, WeightQuantizer};
 /// # Errors
 ///
 /// Each with the model inside: [`QuantError::File`] when the file cannot be read, is damaged, is of
-/// something else, or does not fit the model; [`QuantError::ForeignScheme`] for a weight that was
-/// quantized with another scheme than the model's; [`QuantError::UnsupportedStorage`] for one that
-/// cannot be held quantized, and which the model's quantizer would change.
+/// something else, or does not fit the model; [`QuantError::ForeignScheme`] for a weight or an
+/// activation that was quantized with another scheme than the model's;
+/// [`QuantError::UnsupportedStorage`] for a weight that cannot be held quantized, and which the
+/// model's quantizer would change.
 pub fn load_safetensors<M: Module>(
     model: M,
     path: impl AsRef<Path>,
@@ -92,6 +94,7 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
     if let Some(error) = loader.error {
         return Err(error);
     }
+    check_schemes(&loaded)?;
     let expected = std::mem::take(&mut loader.dequantized);
     if is_prepared && !expected.is_empty() {
         let mut check = Unchanged {

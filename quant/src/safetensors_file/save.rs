@@ -12,6 +12,7 @@ use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
 use crate::QuantError;
 use crate::convert::quantized_weights;
 use crate::effective::FileNames;
+use crate::record::settle;
 
 /// Writes a prepared or converted model; its quantized weights as packed codes. Returns the size
 /// of the file in bytes.
@@ -21,6 +22,7 @@ use crate::effective::FileNames;
 /// [`QuantError::File`] when it cannot be written, [`QuantError::Device`] when reading the model
 /// fails, and what [`quantized_weights`] finds.
 pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<u64, QuantError> {
+    settle(model);
     let path = path.as_ref();
     let file = FileError::new(path);
     let mut tensors: BTreeMap<String, Stored> = BTreeMap::new();

@@ -1,0 +1,155 @@
+//! The `quant` crate on a device whose default float is F16: statistics and scales are F32 all the
+//! same. A process configures a device once, so this one has a test binary of its own.
+
+mod support;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean::quant::{
+    ConvertConfig, FakeQuantizeConfig, FlipTracker, ForwardQ, GptqConfig, InputStatistics, Learned,
+    MixedPrecisionConfig, NumberFormat, ObserverConfig, PtqConfig, QatConfig, QuantParams,
+    QuantizedTensor, RangeMethod, Rounding, RoundingConfig, Scheme, Unsupported, WeightConfig,
+    WeightRange, advance, awq, quantizers,
+};
+
+use support::{tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(32, 16).init(device),
+            second: LinearConfig::new(16, 4).init(device),
+        };
+        with_numbers(net, 3)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward_q(relu(self.first.forward_q(x)))
+    }
+}
+
+/// One test, so that nothing else can be first to use the device.
+#[test]
+fn statistics_and_scales_are_f32_where_the_default_is_f16() {
+    let mut device = Device::flex();
+    device.configure(FloatDType::F16).unwrap();
+    assert_eq!(Net::new(&device).first.weight.val().dtype(), DType::F16);
+
+    calibrates(&device);
+    trains(&device.clone().autodiff());
+    keeps_scales_of_every_format(&device);
+    allocates_and_equalizes(&device);
+}
+
+fn calibrates(device: &Device) {
+    let data: Vec<Tensor<2>> = (0..3).map(|seed| tensor(seed, [64, 32], device)).collect();
+    let config = PtqConfig::new()
+        .with_observers(vec![
+            ObserverConfig::MinMax,
+            ObserverConfig::histogram(RangeMethod::Search),
+            ObserverConfig::histogram(RangeMethod::Percentile { percent: 100.0 }),
+        ])
+        .with_weight_range(WeightRange::LeastSquares)
+        .with_rounding(RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new())))
+        .with_progress(false);
+    let quantized = config.quantize(
+        Net::new(device),
+        || data.clone(),
+        |net, x| {
+            net.forward(x);
+        },
+    );
+    let (net, report) = quantized.unwrap();
+    assert!(
+        report.activations.iter().all(|range| range.sqnr > 30.0),
+        "{report}"
+    );
+    for located in quantizers(&net) {
+        let qparams = located.quantizer.qparams().unwrap();
+        assert_eq!(qparams.scale.dtype(), DType::F32);
+        assert_eq!(qparams.zero_point.dtype(), DType::F32);
+        // A scale in F16 would have eleven bits.
+        let f16_bits = |scale: &f32| scale.to_bits().trailing_zeros() >= 13;
+        assert!(
+            !values(qparams.scale).iter().all(f16_bits),
+            "{}",
+            located.path
+        );
+    }
+    let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+    let expected = values(net.forward(data[0].clone()));
+    let (converted, _) = keep.convert(net).unwrap();
+    assert_eq!(values(converted.forward(data[0].clone())), expected);
+}
+
+fn trains(device: &Device) {
+    let activation = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+    let config = QatConfig::new()
+        .with_weight(WeightConfig::int(4).with_learned(Learned::Lsq))
+        .with_activation(Some(activation.with_learned(Learned::LsqPlus)));
+    let mut net = config.prepare(Net::new(device)).unwrap();
+    let mut optimizer = SgdConfig::new().init();
+    let mut flips = FlipTracker::new();
+    for seed in 0..3 {
+        let loss = net.forward(tensor(seed, [16, 32], device)).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = advance(optimizer.step(0.01, net, grads));
+        flips.observe(&net);
+    }
+    assert_eq!(flips.report().unwrap().weights.len(), 2);
+    for located in quantizers(&net) {
+        let scale = located.quantizer.qparams().unwrap().scale;
+        assert_eq!(scale.dtype(), DType::F32);
+        assert!(values(scale).iter().all(|scale| scale.is_finite()));
+    }
+}
+
+fn keeps_scales_of_every_format(device: &Device) {
+    // No number of these is one of F16.
+    let x = tensor::<2>(7, [4, 32], device).cast(DType::F32) * 0.3 + 1e-6;
+    let schemes = [
+        Scheme::symmetric(NumberFormat::int8().narrow()),
+        Scheme::affine(NumberFormat::uint8()),
+        Scheme::mxfp4(burn_lean::quant::ScaleRounding::Up),
+        Scheme::nvfp4(burn_lean::quant::ScaleRounding::Up),
+        Scheme::nvfp4(burn_lean::quant::ScaleRounding::Standard),
+    ];
+    for scheme in schemes {
+        let qparams = QuantParams::of(&x, &scheme).unwrap();
+        assert_eq!(qparams.scale.dtype(), DType::F32, "{scheme}");
+        let fake = burn_lean::quant::fake_quantize(x.clone(), &qparams, &scheme);
+        let quantized = QuantizedTensor::quantize(&x, &qparams, &scheme).unwrap();
+        let dequantized = quantized.dequantize::<2>(device).unwrap();
+        assert_eq!(dequantized.dtype(), DType::F32, "{scheme}");
+        assert_eq!(values(dequantized), values(fake), "{scheme}");
+    }
+}
+
+fn allocates_and_equalizes(device: &Device) {
+    let x = tensor::<2>(1, [64, 32], device);
+    let allocation = MixedPrecisionConfig::new(QatConfig::new()).allocate(
+        Net::new(device),
+        |net| {
+            net.forward(x.clone());
+        },
+        |net| net.forward(x.clone()),
+        |_| 1.0,
+    );
+    assert!(allocation.unwrap().report.within_bound);
+
+    let mut inputs = InputStatistics::new(32);
+    inputs.observe(x).unwrap();
+    let weight = Net::new(device).first.weight.val();
+    let scheme = Scheme::symmetric(NumberFormat::int(4).narrow());
+    let found = awq(&weight, &inputs, &scheme).unwrap();
+    assert_eq!(found.factors.len(), 32);
+}
