@@ -148,7 +148,9 @@ impl GradScaler {
 
     /// Divides the gradients of `model` by the loss scale and looks for infinities and NaN.
     ///
-    /// Everything stays on the device. Parameters without a gradient are left alone.
+    /// Everything stays on the device. Parameters without a gradient are left alone. A part of the
+    /// model and its frozen clone have one gradient, which counts once; Burn's optimizers step the
+    /// one of them that comes first, so let that be the one to train.
     ///
     /// # Errors
     ///
