@@ -67,6 +67,10 @@ pub(crate) struct Cli {
     /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
     #[arg(long, value_parser = support::positive)]
     l2: Option<f64>,
+    /// Try every ridge with gradients that are made equally long, too: those of the few images that
+    /// the network gets wrong are the longest by far.
+    #[arg(long)]
+    temper: bool,
     /// Training images that judge a sweep.
     #[arg(long, default_value_t = 1000, value_parser = support::at_least_one)]
     pub(crate) held_out: usize,
@@ -219,7 +223,13 @@ impl Cli {
     }
 
     pub(crate) fn ridge(&self) -> RidgeChoice {
-        self.l2.map_or_else(RidgeChoice::sweep, RidgeChoice::Fixed)
+        let swept = [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+        match (self.l2, self.temper) {
+            (None, false) => RidgeChoice::sweep(),
+            (Some(l2), false) => RidgeChoice::Fixed(l2),
+            (None, true) => RidgeChoice::with_and_without_tempering(swept),
+            (Some(l2), true) => RidgeChoice::with_and_without_tempering([l2]),
+        }
     }
 
     /// The sparsities that chita++ has runs for.
