@@ -25,26 +25,7 @@ impl Kernel for CubeBackend {
         zero_point: CubeTensor,
         rule: &Rule,
     ) -> CubeTensor {
-        let launch = Launch::new(&x, rule);
-        let x = into_contiguous(x);
-        let y = like(&x, DType::F32);
-        let (min, max) = launch.bounds;
-        quantize_dequantize::launch(
-            &x.client.clone(),
-            launch.cube_count,
-            launch.cube_dim,
-            x.into_tensor_arg(),
-            inverse(&scale).into_tensor_arg(),
-            into_contiguous(scale).into_tensor_arg(),
-            into_contiguous(zero_point).into_tensor_arg(),
-            y.clone().into_tensor_arg(),
-            launch.runs,
-            launch.strides,
-            min,
-            max,
-            launch.floats,
-        );
-        y
+        quantize(x, scale, zero_point, rule, false).0
     }
 
     fn quantize_dequantize_masked(
@@ -53,30 +34,7 @@ impl Kernel for CubeBackend {
         zero_point: CubeTensor,
         rule: &Rule,
     ) -> (CubeTensor, CubeTensor) {
-        let launch = Launch::new(&x, rule);
-        let x = into_contiguous(x);
-        let y = like(&x, DType::F32);
-        let truth = DType::from(get_or_init_device_settings::<Self>(&x.device()).bool_dtype);
-        let clipped = like(&x, truth);
-        let (min, max) = launch.bounds;
-        quantize_dequantize_masked::launch(
-            &x.client.clone(),
-            launch.cube_count,
-            launch.cube_dim,
-            x.into_tensor_arg(),
-            inverse(&scale).into_tensor_arg(),
-            into_contiguous(scale).into_tensor_arg(),
-            into_contiguous(zero_point).into_tensor_arg(),
-            y.clone().into_tensor_arg(),
-            clipped.clone().into_tensor_arg(),
-            launch.runs,
-            launch.strides,
-            min,
-            max,
-            launch.floats,
-            dtype_to_storage_type(truth),
-        );
-        (y, clipped)
+        quantize(x, scale, zero_point, rule, true)
     }
 
     fn learned_gradients(
@@ -91,11 +49,7 @@ impl Kernel for CubeBackend {
         let x = into_contiguous(x);
         let dx = like(&x, DType::F32);
         let of_scale = like(&x, DType::F32);
-        // Of one number where nobody asks for it.
-        let of_zero = match wanted.zero_point {
-            true => like(&x, DType::F32),
-            false => empty(&x, Shape::from([1]), DType::F32),
-        };
+        let of_zero = like_if(wanted.zero_point, &x, DType::F32);
         let (min, max) = launch.bounds;
         learned_gradients::launch(
             &x.client.clone(),
@@ -125,6 +79,41 @@ impl Kernel for CubeBackend {
                 .then(|| composed::sum::<Self>(of_zero, &rule.groups)),
         }
     }
+}
+
+/// What the quantized `x` stands for; and, if it is `masked`, where it was clipped or is NaN.
+fn quantize(
+    x: CubeTensor,
+    scale: CubeTensor,
+    zero_point: CubeTensor,
+    rule: &Rule,
+    masked: bool,
+) -> (CubeTensor, CubeTensor) {
+    let launch = Launch::new(&x, rule);
+    let x = into_contiguous(x);
+    let y = like(&x, DType::F32);
+    let truth = DType::from(get_or_init_device_settings::<CubeBackend>(&x.device()).bool_dtype);
+    let clipped = like_if(masked, &x, truth);
+    let (min, max) = launch.bounds;
+    quantize_dequantize::launch(
+        &x.client.clone(),
+        launch.cube_count,
+        launch.cube_dim,
+        x.into_tensor_arg(),
+        inverse(&scale).into_tensor_arg(),
+        into_contiguous(scale).into_tensor_arg(),
+        into_contiguous(zero_point).into_tensor_arg(),
+        y.clone().into_tensor_arg(),
+        clipped.clone().into_tensor_arg(),
+        launch.runs,
+        launch.strides,
+        min,
+        max,
+        launch.floats,
+        masked,
+        dtype_to_storage_type(truth),
+    );
+    (y, clipped)
 }
 
 /// How a kernel is launched over the elements of a tensor.
@@ -173,10 +162,15 @@ fn inverse(scale: &CubeTensor) -> CubeTensor {
 }
 
 fn like(x: &CubeTensor, dtype: DType) -> CubeTensor {
-    empty(x, x.shape(), dtype)
+    like_if(true, x, dtype)
 }
 
-fn empty(x: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+/// A result in the shape of `x`; of one number where nobody asks for it.
+fn like_if(wanted: bool, x: &CubeTensor, dtype: DType) -> CubeTensor {
+    let shape = match wanted {
+        true => x.shape(),
+        false => Shape::from([1]),
+    };
     empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape, dtype)
 }
 
@@ -238,30 +232,7 @@ fn without_zero_point(number: f32, zero_point: f32, #[comptime] floats: Option<F
 }
 
 #[cube(launch)]
-fn quantize_dequantize(
-    x: &Tensor<f32>,
-    inverse: &Tensor<f32>,
-    scale: &Tensor<f32>,
-    zero_point: &Tensor<f32>,
-    y: &mut Tensor<f32>,
-    runs: Sequence<FastDivmod<usize>>,
-    strides: Sequence<usize>,
-    min: f32,
-    max: f32,
-    #[comptime] floats: Option<Floats>,
-) {
-    if ABSOLUTE_POS >= x.len() {
-        terminate!();
-    }
-    let group = group_of(ABSOLUTE_POS, &runs, &strides);
-    let (scale, zero_point) = (scale[group], zero_point[group]);
-    let number = nearest(x[ABSOLUTE_POS] * inverse[group], zero_point, max, floats);
-    let clamped = clamp_number(number, min, max);
-    y[ABSOLUTE_POS] = without_zero_point(clamped, zero_point, floats) * scale;
-}
-
-#[cube(launch)]
-fn quantize_dequantize_masked<B: Int>(
+fn quantize_dequantize<B: Int>(
     x: &Tensor<f32>,
     inverse: &Tensor<f32>,
     scale: &Tensor<f32>,
@@ -273,6 +244,7 @@ fn quantize_dequantize_masked<B: Int>(
     min: f32,
     max: f32,
     #[comptime] floats: Option<Floats>,
+    #[comptime] masked: bool,
     #[define(B)] _truth: ElemType,
 ) {
     if ABSOLUTE_POS >= x.len() {
@@ -283,8 +255,10 @@ fn quantize_dequantize_masked<B: Int>(
     let number = nearest(x[ABSOLUTE_POS] * inverse[group], zero_point, max, floats);
     let clamped = clamp_number(number, min, max);
     y[ABSOLUTE_POS] = without_zero_point(clamped, zero_point, floats) * scale;
-    let inside = number >= min && number <= max;
-    clipped[ABSOLUTE_POS] = select(inside, B::from_int(0), B::from_int(1));
+    if comptime!(masked) {
+        let inside = number >= min && number <= max;
+        clipped[ABSOLUTE_POS] = select(inside, B::from_int(0), B::from_int(1));
+    }
 }
 
 #[cube(launch)]
