@@ -127,14 +127,15 @@ pub enum PruneError {
         /// Bytes it may use.
         bound: usize,
     },
-    /// The dual system of a search would not fit.
+    /// The linear system of a search would not fit.
     #[error(
-        "the dual system of {samples} samples needs {needed} bytes on the host, the bound is \
-         {bound}: fewer samples, or a `block_size`, whose systems do not grow with them"
+        "the linear system has {unknowns} unknowns, the samples or the weights, whichever are \
+         fewer, and needs {needed} bytes on the host, the bound is {bound}: fewer samples, or a \
+         `block_size`, whose systems grow with neither"
     )]
-    DualSystem {
-        /// Samples that the search looks at.
-        samples: usize,
+    SystemSize {
+        /// Its rows: samples that the search looks at, or kept weights.
+        unknowns: usize,
         /// Bytes of the system and its factor.
         needed: usize,
         /// Bytes they may use.

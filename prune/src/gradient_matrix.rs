@@ -204,6 +204,30 @@ impl GradientMatrix {
         self.blocks[0].values.device()
     }
 
+    /// Every element of some rows, in F32, with their factors: its row, counted from the first of
+    /// them, its column, and its value.
+    pub(crate) fn each_of_rows(
+        &self,
+        rows: Range<usize>,
+        mut take: impl FnMut(usize, usize, f32),
+    ) -> Result<(), PruneError> {
+        for block in &self.blocks {
+            let width = block.values.dims()[1];
+            let values = read(block.values.clone().slice([rows.clone(), 0..width]))?;
+            for (row, values) in values.chunks_exact(width).enumerate() {
+                let factor = self
+                    .scale
+                    .as_ref()
+                    .map_or(1.0, |scale| scale[rows.start + row]);
+                let columns = block.start..block.end();
+                columns
+                    .zip(values)
+                    .for_each(|(column, value)| take(row, column, factor * value));
+            }
+        }
+        Ok(())
+    }
+
     /// One row, in F32, as it was pushed.
     pub fn row(&self, sample: usize) -> Result<Vec<f32>, PruneError> {
         let mut row = Vec::with_capacity(self.parameters);

@@ -32,6 +32,7 @@ mod plain_rows;
 mod problem;
 mod product;
 mod pruner;
+mod reduced;
 mod report;
 mod rewind;
 mod ridge;

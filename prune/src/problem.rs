@@ -11,6 +11,9 @@
 //! Reference: [Fast as CHITA: Neural Network Pruning with Combinatorial Optimization, Benbaki et
 //! al., 2023](https://arxiv.org/abs/2302.14623).
 
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
+
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::checks;
@@ -18,6 +21,7 @@ use crate::error::PruneError;
 use crate::gradient_matrix::{GradientMatrix, mismatch, read};
 use crate::layout::Layout;
 use crate::objective::Objective;
+use crate::reduced::Reduced;
 
 /// The best-subset regression over the gradients of a trained model.
 ///
@@ -46,11 +50,17 @@ pub struct Problem {
     dense: Vec<f32>,
     /// y = G w₀, [n].
     target: Vec<f64>,
+    /// What the first-order term adds up the rows with: 1, [n].
+    ones: Vec<f64>,
+    /// Fisher samples that the ridge counts: n.
+    counted: usize,
     /// Weights that no gradient depends on, ascending.
     dead: Vec<usize>,
     l2: f64,
     first_order: f64,
     tempering: f64,
+    /// The same problem over fewer rows, once it was asked for; clones share it.
+    reduced: Arc<OnceLock<Reduced>>,
 }
 
 impl Problem {
@@ -91,7 +101,11 @@ impl Problem {
             return Err(non_finite(&gradients, &layout, sample)?);
         }
         let dead = gradients.dead_columns()?;
+        let samples = gradients.samples();
         Ok(Self {
+            ones: vec![1.0; samples],
+            counted: samples,
+            reduced: Arc::default(),
             gradients,
             layout,
             dense,
@@ -148,7 +162,28 @@ impl Problem {
         self.gradients = self.gradients.tempered(exponent)?;
         self.target = self.gradients.multiply(&self.dense)?;
         self.tempering = exponent;
+        self.reduced = Arc::default();
         Ok(self)
+    }
+
+    /// The same problem over as few rows as it takes.
+    pub(crate) fn over_few_rows(&self) -> Result<Cow<'_, Self>, PruneError> {
+        if !Reduced::is_smaller(self.samples(), self.parameters()) {
+            return Ok(Cow::Borrowed(self));
+        }
+        let Reduced { gradients, ones } = match self.reduced.get() {
+            Some(reduced) => reduced.clone(),
+            None => {
+                let reduced = Reduced::of(&self.gradients)?;
+                self.reduced.get_or_init(|| reduced).clone()
+            }
+        };
+        Ok(Cow::Owned(Self {
+            target: gradients.multiply(&self.dense)?,
+            gradients,
+            ones,
+            ..self.clone()
+        }))
     }
 
     /// The gradient matrix.
@@ -189,7 +224,7 @@ impl Problem {
 
     /// The factor λ = l2·n/2 of ‖w − w₀‖².
     pub fn lambda(&self) -> f64 {
-        self.l2 * self.samples() as f64 / 2.0
+        self.l2 * self.counted as f64 / 2.0
     }
 
     /// The factor a of the first-order term.
@@ -258,7 +293,12 @@ impl Problem {
         let predicted = self.target.iter().zip(residual).map(|(y, r)| y - r);
         let linear = match self.first_order {
             0.0 => 0.0,
-            a => a * predicted.sum::<f64>(),
+            a => {
+                a * predicted
+                    .zip(&self.ones)
+                    .map(|(g, one)| g * one)
+                    .sum::<f64>()
+            }
         };
         Objective { fit, ridge, linear }
     }
@@ -266,8 +306,28 @@ impl Problem {
     /// The constant part of the objective that completing the square with the first-order term
     /// leaves: f(w) = ½‖(y − a·1) − G w‖² + λ‖w − w₀‖² + this.
     pub(crate) fn completed_square(&self) -> f64 {
-        let a = self.first_order;
-        a * self.target.iter().sum::<f64>() - 0.5 * a * a * self.samples() as f64
+        self.linear_of_dense() - 0.5 * self.squared_first_order()
+    }
+
+    /// αᵀw₀, the first-order term of the dense weights.
+    pub(crate) fn linear_of_dense(&self) -> f64 {
+        let pairs = self.target.iter().zip(&self.ones);
+        self.first_order * pairs.map(|(y, one)| y * one).sum::<f64>()
+    }
+
+    /// ‖a·1‖²
+    pub(crate) fn squared_first_order(&self) -> f64 {
+        self.first_order.powi(2) * self.ones.iter().map(|one| one * one).sum::<f64>()
+    }
+
+    /// a·1, `[n]`.
+    pub(crate) fn shift(&self) -> impl Iterator<Item = f64> + '_ {
+        self.ones.iter().map(|one| self.first_order * one)
+    }
+
+    /// a·1 − r: what Gᵀ is multiplied with, since α shifts the residual.
+    pub(crate) fn shifted(&self, residual: &[f64]) -> Vec<f64> {
+        self.shift().zip(residual).map(|(a, r)| a - r).collect()
     }
 
     /// The residual −G d of a change d = w − w₀.
@@ -283,8 +343,7 @@ impl Problem {
         change: &[f32],
         residual: &[f64],
     ) -> Result<Vec<f32>, PruneError> {
-        // α enters as a shift of the residual: −Gᵀ(r − a·1).
-        let shifted: Vec<f64> = residual.iter().map(|r| self.first_order - r).collect();
+        let shifted = self.shifted(residual);
         let mut gradient = self.gradients.transpose_multiply(&narrow(&shifted))?;
         let pull = 2.0 * self.lambda() as f32;
         for (gradient, change) in gradient.iter_mut().zip(change) {
@@ -300,7 +359,7 @@ impl Problem {
         change: &[f32],
         residual: &[f64],
     ) -> Result<Vec<f32>, PruneError> {
-        let shifted: Vec<f64> = residual.iter().map(|r| self.first_order - r).collect();
+        let shifted = self.shifted(residual);
         let gradients = &self.gradients;
         let mut gradient = gradients.transpose_multiply_at(indices, &narrow(&shifted))?;
         let pull = 2.0 * self.lambda() as f32;

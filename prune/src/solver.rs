@@ -14,6 +14,8 @@ mod operator;
 mod scores;
 mod working_set;
 
+use std::borrow::Cow;
+
 use burn::config::Config;
 
 use crate::budget::Budget;
@@ -29,6 +31,7 @@ use blockwise::{Shrinking, blockwise};
 use clock::Clock;
 use coordinate_descent::coordinate_descent;
 pub(crate) use dead::Dead;
+pub(crate) use factor::Symmetric;
 use scores::check_norms;
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +95,13 @@ pub(crate) fn solve_within(
         let all: Vec<usize> = (0..problem.parameters()).collect();
         feasible.select(&all, &dead.demote(&all, scores), 1.0)
     };
+    // Blocks have systems of their own, which do not grow with the samples.
+    let few = match (&config.method, config.block_size) {
+        (Method::BackSolve | Method::IterativeHardThresholding(_) | Method::Chita(_), None) => {
+            problem.over_few_rows()?
+        }
+        _ => Cow::Borrowed(problem),
+    };
     let completed = Termination::Completed;
     let (weights, support, step, termination) = match &config.method {
         Method::Random => dense(problem, by_score(scores::random(problem, config.seed))?),
@@ -122,21 +132,21 @@ pub(crate) fn solve_within(
             }
             None => {
                 let support = by_score(scores::magnitude(problem))?;
-                let weights = back_solve(problem, &support)?;
+                let weights = back_solve(&few, &support)?;
                 (weights, support, Step::BackSolve, completed)
             }
         },
         Method::IterativeHardThresholding(iht) => {
             let (mut weights, support, termination) =
-                iht::iht(problem, feasible, iht, &dead, &mut clock)?;
+                iht::iht(&few, feasible, iht, &dead, &mut clock)?;
             let step = match iht.refit {
                 Refit::None => Step::HardThreshold,
                 Refit::CoordinateDescent { sweeps } => {
-                    coordinate_descent(problem, &support, &mut weights, sweeps, &mut clock)?;
+                    coordinate_descent(&few, &support, &mut weights, sweeps, &mut clock)?;
                     Step::CoordinateDescent
                 }
                 Refit::BackSolve => {
-                    weights = back_solve(problem, &support)?;
+                    weights = back_solve(&few, &support)?;
                     Step::BackSolve
                 }
             };
@@ -155,7 +165,7 @@ pub(crate) fn solve_within(
             }
             None => {
                 let (weights, support, termination) =
-                    chita::chita(problem, feasible, chita, &dead, &mut clock)?;
+                    chita::chita(&few, feasible, chita, &dead, &mut clock)?;
                 (weights, support, Step::BackSolve, termination)
             }
         },

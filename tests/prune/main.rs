@@ -6,6 +6,7 @@ mod support;
 mod batch_norm;
 mod fisher;
 mod gradient_matrix;
+mod many_samples;
 mod mask;
 mod nm;
 mod per_example;

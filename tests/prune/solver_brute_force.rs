@@ -62,13 +62,15 @@ fn the_search_finds_the_best_of_all_supports_in_nearly_every_small_problem() {
     }
 }
 
-/// What `ExchangeOptimal` claims, checked by solving every exchange in F64.
+/// What `ExchangeOptimal` claims, checked by solving every exchange in F64; for fewer and for more
+/// samples than weights.
 #[test]
 fn where_the_exchanges_end_no_single_exchange_improves() {
     let device = Device::flex();
     let config = ChitaConfig::new().with_max_exchanges(None);
-    for seed in 0..30 {
-        let plain = Plain::random(1000 + seed, 12, 24);
+    for seed in 0..60 {
+        let (n, p) = if seed < 30 { (12, 24) } else { (200, 24) };
+        let plain = Plain::random(1000 + seed, n, p);
         let config = SolverConfig::new(Budget::Keep(8)).with_method(Method::Chita(config.clone()));
         let solution = solve(&plain.problem(&device), &config).unwrap();
         assert_eq!(solution.termination, Termination::ExchangeOptimal);

@@ -179,28 +179,6 @@ fn a_group_that_does_not_fit_is_infeasible() {
     assert!(matches!(refused(config), PruneError::Infeasible { .. }));
 }
 
-/// 40,000 samples of two weights: nothing of that size is made before it is refused.
-#[test]
-fn more_samples_than_the_dual_system_can_have_are_refused() {
-    let device = Device::flex();
-    let gradients = GradientMatrix::from_tensor(Tensor::ones([40_000, 2], &device)).unwrap();
-    let dense = Tensor::<1>::from_floats([1.0, 2.0], &device);
-    let problem = Problem::new(gradients, dense, Layout::anonymous(2)).unwrap();
-    let config = SolverConfig::new(Budget::Keep(1));
-    let error = solve(&problem, &config).unwrap_err();
-    assert_eq!(
-        error,
-        PruneError::DualSystem {
-            samples: 40_000,
-            needed: 40_000 * 40_000 * 20,
-            bound: 16 << 30
-        }
-    );
-    // A block of all weights solves the same problem on the side of the weights.
-    let solution = solve(&problem, &config.with_block_size(Some(2))).unwrap();
-    assert_eq!(solution.support, [1]);
-}
-
 #[test]
 fn ridge_and_first_order_are_checked() {
     let problem = Plain::random(1, 3, 4).problem(&Device::flex());

@@ -51,10 +51,11 @@ pub(crate) fn target(
     multiply: impl FnOnce(&[f32]) -> Result<Vec<f64>, PruneError>,
 ) -> Result<Vec<f64>, PruneError> {
     if keeps_few(problem, support) {
-        let (dense, a) = (problem.dense(), problem.first_order());
+        let dense = problem.dense();
         let kept: Vec<f32> = support.iter().map(|index| dense[*index]).collect();
-        let pairs = problem.target().iter().zip(multiply(&kept)?);
-        return Ok(pairs.map(|(y, kept)| y - kept - a).collect());
+        let product = multiply(&kept)?;
+        let rows = problem.target().iter().zip(product).zip(problem.shift());
+        return Ok(rows.map(|((y, kept), a)| y - kept - a).collect());
     }
     target_of_pruned(problem, support)
 }
@@ -66,14 +67,13 @@ pub(crate) fn target_of_pruned(
 ) -> Result<Vec<f64>, PruneError> {
     let mut pruned = problem.dense().to_vec();
     support.iter().for_each(|index| pruned[*index] = 0.0);
-    let target = problem.gradients().multiply(&pruned)?;
-    let a = problem.first_order();
-    Ok(target.into_iter().map(|value| value - a).collect())
+    let target = problem.gradients().multiply(&pruned)?.into_iter();
+    Ok(target.zip(problem.shift()).map(|(t, a)| t - a).collect())
 }
 
 fn dual(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>, PruneError> {
     let gradients = problem.gradients();
-    let mut system = Symmetric::dual(target.len(), problem.lambda())?;
+    let mut system = Symmetric::ridge(target.len(), problem.lambda())?;
     for (_, columns) in gradients.chunks(support) {
         system.add_gram(1.0, &columns)?;
     }
@@ -92,7 +92,7 @@ fn normal(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f3
     let target = column(&narrow(target), &problem.device());
     let right = read(transposed.clone().matmul(target))?;
     let right: Vec<f64> = right.into_iter().map(f64::from).collect();
-    let mut system = Symmetric::diagonal(support.len(), 2.0 * problem.lambda());
+    let mut system = Symmetric::ridge(support.len(), problem.lambda())?;
     system.add_gram(1.0, &transposed)?;
     Ok(narrow(&system.factor(problem.l2())?.solve(&right)))
 }

@@ -77,7 +77,7 @@ fn solve(
         weights: vec![0.0; problem.parameters()],
         costs: Vec::with_capacity(support.len()),
         // αᵀw₀; what each block adds is measured from there.
-        objective: problem.first_order() * problem.target().iter().sum::<f64>(),
+        objective: problem.linear_of_dense(),
     };
     let mut first = 0;
     for block in blocks {
@@ -102,22 +102,22 @@ fn solve_block(
     let transposed = columns.clone().transpose();
     let gram = read(transposed.clone().matmul(columns))?;
     let gram = |row: usize, column: usize| f64::from(gram[row * size + column]);
-    let sums = match problem.first_order() {
+    // a·G_bᵀ1
+    let shifts = match problem.first_order() {
         0.0 => vec![0.0; size],
         _ => {
-            let ones = column(&vec![1.0; problem.samples()], &problem.device());
-            read(transposed.matmul(ones))?
+            let shift: Vec<f64> = problem.shift().collect();
+            read(transposed.matmul(column(&narrow(&shift), &problem.device())))?
         }
     };
-    let a = problem.first_order();
     let dense = |local: usize| f64::from(problem.dense()[block.start + local]);
     let mut pruned: Vec<usize> = (0..size).collect();
     pruned.retain(|local| kept.binary_search(&(block.start + local)).is_err());
     // The parts of λ(tᵀu + ‖w₀_P‖²): ½‖t‖² − ½ rightᵀd + λ‖w₀_P‖², for t = G_P w₀_P − a·1.
-    let mut fit = a * a * problem.samples() as f64;
+    let mut fit = problem.squared_first_order();
     for row in &pruned {
         solved.objective += lambda * dense(*row).powi(2);
-        fit -= 2.0 * a * dense(*row) * f64::from(sums[*row]);
+        fit -= 2.0 * dense(*row) * f64::from(shifts[*row]);
         let product: f64 = pruned
             .iter()
             .map(|column| gram(*row, *column) * dense(*column))
@@ -131,7 +131,7 @@ fn solve_block(
                 .iter()
                 .map(|column| gram(*row, *column) * dense(*column))
                 .sum();
-            product - a * f64::from(sums[*row])
+            product - f64::from(shifts[*row])
         });
         let right: Vec<f64> = right.collect();
         let system = Symmetric::from_fn(local.len(), |row, column| {
@@ -152,7 +152,7 @@ fn solve_block(
         }
     }
     // −½a²n undoes what completing the square with the first-order term adds.
-    solved.objective += 0.5 * (fit - a * a * problem.samples() as f64);
+    solved.objective += 0.5 * (fit - problem.squared_first_order());
     Ok(())
 }
 

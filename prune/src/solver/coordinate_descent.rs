@@ -45,11 +45,12 @@ fn sweep(
 ) -> Result<(), PruneError> {
     let ridge = 2.0 * problem.lambda();
     let columns = read(columns.transpose())?;
+    let shift: Vec<f64> = problem.shift().collect();
     for (index, column) in indices.iter().zip(columns.chunks_exact(residual.len())) {
         let norm: f64 = column.iter().map(|value| f64::from(*value).powi(2)).sum();
-        let pairs = column.iter().zip(residual.iter());
-        let slope: f64 = pairs
-            .map(|(value, residual)| f64::from(*value) * (residual - problem.first_order()))
+        let rows = column.iter().zip(residual.iter().zip(&shift));
+        let slope: f64 = rows
+            .map(|(value, (residual, shift))| f64::from(*value) * (residual - shift))
             .sum();
         let old = f64::from(weights[*index]);
         let dense = f64::from(problem.dense()[*index]);

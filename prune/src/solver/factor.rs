@@ -15,8 +15,8 @@ use crate::gradient_matrix::{in_host_memory, read};
 
 /// Products of matrices with fewer rows are not split.
 const SPLIT_ROWS: usize = 256;
-/// Bytes of the host that a dual system, a product to be added to it, and its factor may use: 29,308
-/// samples.
+/// Bytes of the host that a system, a product to be added to it, and its factor may use: 29,308
+/// unknowns.
 const BOUND: usize = 16 << 30;
 /// Probes of a sketched leverage: its relative error is about √(2/64) = 18 %.
 const PROBES: usize = 64;
@@ -27,28 +27,35 @@ pub(crate) struct Symmetric(Mat<f64>);
 
 impl Symmetric {
     /// `value` times the identity.
-    pub(crate) fn diagonal(size: usize, value: f64) -> Self {
+    fn diagonal(size: usize, value: f64) -> Self {
         Self(Mat::from_fn(size, size, |row, column| {
             if row == column { value } else { 0.0 }
         }))
     }
 
-    /// The dual system of `samples` without any weight, 2λ I.
+    /// Whether the system of so many unknowns may be made.
+    pub(crate) fn fits(size: usize) -> bool {
+        Self::needed(size) <= BOUND
+    }
+
+    fn needed(size: usize) -> usize {
+        size.saturating_mul(size)
+            .saturating_mul(2 * size_of::<f64>() + size_of::<f32>())
+    }
+
+    /// The system of `size` unknowns without any sample or weight, 2λ I.
     ///
     /// # Errors
     ///
-    /// [`PruneError::DualSystem`] where it would not fit.
-    pub(crate) fn dual(samples: usize, lambda: f64) -> Result<Self, PruneError> {
-        let needed = samples
-            .saturating_mul(samples)
-            .saturating_mul(2 * size_of::<f64>() + size_of::<f32>());
-        match needed > BOUND {
-            true => Err(PruneError::DualSystem {
-                samples,
-                needed,
+    /// [`PruneError::SystemSize`] where it would not fit.
+    pub(crate) fn ridge(size: usize, lambda: f64) -> Result<Self, PruneError> {
+        match Self::fits(size) {
+            true => Ok(Self::diagonal(size, 2.0 * lambda)),
+            false => Err(PruneError::SystemSize {
+                unknowns: size,
+                needed: Self::needed(size),
                 bound: BOUND,
             }),
-            false => Ok(Self::diagonal(samples, 2.0 * lambda)),
         }
     }
 
@@ -234,5 +241,22 @@ impl Factor {
     pub(crate) fn solve(&self, right: &[f64]) -> Vec<f64> {
         let right = Mat::from_fn(right.len(), 1, |row, _| right[row]);
         self.0.solve(&right).col_as_slice(0).to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing of that size is made before it is refused.
+    #[test]
+    fn a_system_that_does_not_fit_is_refused() {
+        let error = PruneError::SystemSize {
+            unknowns: 40_000,
+            needed: 40_000 * 40_000 * 20,
+            bound: BOUND,
+        };
+        assert_eq!(Symmetric::ridge(40_000, 1.0).err(), Some(error));
+        assert!(Symmetric::fits(29_308) && !Symmetric::fits(29_309));
     }
 }

@@ -115,9 +115,7 @@ fn step(
     dead: &Dead,
 ) -> Result<Option<Point>, PruneError> {
     let change = problem.change(&point.weights);
-    let a = problem.first_order();
-    let shifted: Vec<f64> = point.residual.iter().map(|r| a - r).collect();
-    let mut gradient = operator.transpose_multiply(&shifted)?;
+    let mut gradient = operator.transpose_multiply(&problem.shifted(&point.residual))?;
     let pull = 2.0 * problem.lambda() as f32;
     for (gradient, index) in gradient.iter_mut().zip(active) {
         *gradient += pull * change[*index];

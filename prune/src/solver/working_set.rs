@@ -99,7 +99,7 @@ impl<'a> WorkingSet<'a> {
             problem,
             rows,
             resident: None,
-            kernel: Symmetric::dual(count, problem.lambda())?,
+            kernel: Symmetric::ridge(count, problem.lambda())?,
             target: Vec::new(),
             support: Vec::new(),
         };
@@ -125,13 +125,10 @@ impl<'a> WorkingSet<'a> {
         });
         set.target = match few {
             true => {
-                let pairs = set
-                    .restrict_vector(problem.target())
-                    .into_iter()
-                    .zip(product);
-                pairs
-                    .map(|(y, kept)| y - kept - problem.first_order())
-                    .collect()
+                let target = problem.target().iter().zip(problem.shift());
+                let target: Vec<f64> = target.map(|(y, a)| y - a).collect();
+                let pairs = set.restrict_vector(&target).into_iter().zip(product);
+                pairs.map(|(target, kept)| target - kept).collect()
             }
             false => set.restrict_vector(&target_of_pruned(problem, &support)?),
         };

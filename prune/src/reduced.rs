@@ -1,0 +1,67 @@
+//! The same regression over fewer rows, for more samples than weights.
+//!
+//! With the orthogonal Q of
+//!
+//! ```text
+//! [G 1] = Q [R c]          R [p + 1, p], c [p + 1]
+//! ```
+//!
+//! ‖G d + a·1‖ = ‖R d + a·c‖ for every d and a, so that R and c take the places of G and 1 and the
+//! objective is the same one, constants included. What the solver costs grows with p then, not with
+//! n; R itself takes n·p² once.
+//!
+//! R is found by Householder QR of some rows at a time, on top of the R of those before
+//! ([Golub & Van Loan, Matrix Computations, 4th edition, sections 5.2 and 6.5]), in F64. GᵀG, whose
+//! condition is that of G squared, is not formed.
+
+use burn::tensor::{Tensor, TensorData};
+use faer::Mat;
+
+use crate::error::PruneError;
+use crate::gradient_matrix::GradientMatrix;
+use crate::problem::narrow;
+use crate::solver::Symmetric;
+
+/// Rows that one factorization takes in, as a multiple of those of R.
+const ROWS_AT_ONCE: usize = 4;
+
+/// R and c.
+#[derive(Debug, Clone)]
+pub(crate) struct Reduced {
+    /// R `[p + 1, p]`, in F32 as the gradients.
+    pub(crate) gradients: GradientMatrix,
+    /// c `[p + 1]`
+    pub(crate) ones: Vec<f64>,
+}
+
+impl Reduced {
+    /// Whether it has half the rows or fewer, and can be solved for.
+    pub(crate) fn is_smaller(samples: usize, parameters: usize) -> bool {
+        let rows = parameters.saturating_add(1);
+        samples / 2 >= rows && Symmetric::fits(rows)
+    }
+
+    /// Of a matrix with more samples than weights.
+    pub(crate) fn of(gradients: &GradientMatrix) -> Result<Self, PruneError> {
+        let (samples, parameters) = (gradients.samples(), gradients.parameters());
+        let rows = parameters + 1;
+        let mut reduced = Mat::<f64>::zeros(rows, rows);
+        for first in (0..samples).step_by(ROWS_AT_ONCE * rows) {
+            let last = samples.min(first + ROWS_AT_ONCE * rows);
+            let mut stacked = Mat::<f64>::zeros(rows + last - first, rows);
+            stacked.as_mut().subrows_mut(0, rows).copy_from(&reduced);
+            gradients.each_of_rows(first..last, |row, column, value| {
+                stacked[(rows + row, column)] = f64::from(value);
+            })?;
+            (rows..stacked.nrows()).for_each(|row| stacked[(row, parameters)] = 1.0);
+            reduced.copy_from(stacked.qr().thin_R());
+        }
+        let elements = (0..rows).flat_map(|row| (0..parameters).map(move |column| (row, column)));
+        let values: Vec<f64> = elements.map(|at| reduced[at]).collect();
+        let values = TensorData::new(narrow(&values), [rows, parameters]);
+        Ok(Self {
+            gradients: GradientMatrix::from_tensor(Tensor::from_data(values, &gradients.device()))?,
+            ones: reduced.col_as_slice(parameters).to_vec(),
+        })
+    }
+}
