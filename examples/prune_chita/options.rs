@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use burn::module::ParamGroup;
 use burn_lean::prune::{
-    Budget, FisherReport, PruneError, RidgeChoice, Schedule, Selection, StageReport,
+    Budget, DeadColumns, FisherReport, PruneError, RidgeChoice, Schedule, Selection, StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -71,6 +71,10 @@ pub(crate) struct Cli {
     /// the network gets wrong are the longest by far.
     #[arg(long)]
     temper: bool,
+    /// Let weights without any gradient compete, at the price of the ridge, instead of pruning them
+    /// first. The objectives of the published solver are of that kind.
+    #[arg(long)]
+    dead_columns_priced: bool,
     /// Training images that judge a sweep.
     #[arg(long, default_value_t = 1000, value_parser = support::at_least_one)]
     pub(crate) held_out: usize,
@@ -229,6 +233,13 @@ impl Cli {
             (Some(l2), false) => RidgeChoice::Fixed(l2),
             (None, true) => RidgeChoice::with_and_without_tempering(swept),
             (Some(l2), true) => RidgeChoice::with_and_without_tempering([l2]),
+        }
+    }
+
+    pub(crate) fn dead_columns(&self) -> DeadColumns {
+        match self.dead_columns_priced {
+            true => DeadColumns::Priced,
+            false => DeadColumns::PrunedFirst,
         }
     }
 
