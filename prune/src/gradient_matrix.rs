@@ -16,8 +16,8 @@ use crate::error::PruneError;
 const BLOCK_BYTES: usize = 64 << 20;
 /// Bytes of F32 columns that are gathered or widened at once on a GPU.
 const DEVICE_CHUNK_BYTES: usize = 32 << 20;
-/// The same in the host's memory: what the allocator hands out again and the cache partly holds.
-const HOST_CHUNK_BYTES: usize = 16 << 20;
+/// The same in the host's memory: what the allocator hands out again and the cache holds.
+const HOST_CHUNK_BYTES: usize = 4 << 20;
 
 /// The gradients of n Fisher samples with respect to p weights, on a device.
 ///

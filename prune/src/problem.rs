@@ -337,6 +337,28 @@ impl Problem {
         Ok(product)
     }
 
+    /// The residual of weights that are zero but on `support` (ascending).
+    ///
+    /// Where little is kept, the change is about −w₀, and −G d as large as y: nothing is lost in
+    /// y − G_S w_S then, which reads less.
+    pub(crate) fn residual_on(
+        &self,
+        support: &[usize],
+        weights: &[f32],
+    ) -> Result<Vec<f64>, PruneError> {
+        if self.gradients.prefers_all(support) {
+            return self.residual_at(&self.change(weights));
+        }
+        let kept: Vec<f32> = support.iter().map(|index| weights[*index]).collect();
+        let product = self.gradients.multiply_at(support, &kept)?;
+        Ok(self
+            .target
+            .iter()
+            .zip(product)
+            .map(|(y, g)| y - g)
+            .collect())
+    }
+
     /// The gradient where the change is `change` and the residual `residual`.
     pub(crate) fn gradient_at(
         &self,

@@ -72,9 +72,9 @@ impl GradientMatrix {
     }
 
     /// Whether a pass over all columns costs less than gathering these: memory is read in order at
-    /// several times the speed.
-    fn prefers_all(&self, indices: &[usize]) -> bool {
-        indices.len() * 5 > self.parameters
+    /// some fifteen times the speed.
+    pub(crate) fn prefers_all(&self, indices: &[usize]) -> bool {
+        indices.len() * 16 > self.parameters
     }
 
     /// For each column a the squared norm ‖W a‖², for W `[m, n]`, row-major.

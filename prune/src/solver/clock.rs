@@ -46,7 +46,7 @@ impl Clock {
         termination: Termination,
     ) -> Result<Solution, PruneError> {
         let change = problem.change(&weights);
-        let residual = problem.residual_at(&change)?;
+        let residual = problem.residual_on(&support, &weights)?;
         let terms = problem.objective_from(&change, &residual);
         let objective = terms.total();
         self.note(step, objective, support.len());
