@@ -3,7 +3,7 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{AttachError, Attached, Rejected, attached};
 
 use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig, StageReport, checks};
 
@@ -92,15 +92,15 @@ impl GradualConfig {
     ///
     /// `train` runs one epoch and returns the model; its weights carry masks, so whatever the
     /// optimizer does, pruned weights stay zero. In the model that comes back the masks are folded
-    /// in, as [`PrunerConfig::prune`] leaves it. A model that carries other reparameterizations on
-    /// its prunable weights is refused, since the masks find no place.
+    /// in, as [`PrunerConfig::prune`] leaves it. A model that carries a reparameterization, on
+    /// whichever parameter, is refused: it would be folded in with them.
     ///
     /// # Errors
     ///
     /// The model comes back in the error, as [`PrunerConfig::prune_with`] says; where `train` fails,
     /// it is the one that `train` returns, with masks.
     /// - [`PruneError::InvalidConfig`]: a learning rate that is not positive and finite.
-    /// - [`PruneError::Attach`]: a prunable weight carries a reparameterization.
+    /// - [`PruneError::Attach`]: a parameter carries a reparameterization.
     /// - Whatever `train` returns, and as [`PrunerConfig::prune`].
     pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
@@ -117,6 +117,11 @@ impl GradualConfig {
             if let Err(error) = checks::accept(fits, field, rate, "positive and finite") {
                 return Err(Rejected::new(model, error));
             }
+        }
+        if let Some(Attached { path, name, .. }) = attached(&model).into_iter().next() {
+            let existing = name;
+            let error = AttachError::AlreadyAttached { path, existing };
+            return Err(Rejected::new(model, error.into()));
         }
         let after_stage = |model, masks: &Masks, stage: &StageReport| {
             let epochs = match stage.stage + 1 == stage.stages {

@@ -8,7 +8,7 @@ use burn_lean::prune::{
     Budget, Epoch, FisherConfig, GradualConfig, Masks, Method, PruneError, Pruned, PrunerConfig,
     RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, StageReport, mean_loss,
 };
-use burn_lean::reparam::Rejected;
+use burn_lean::reparam::{AttachError, Rejected, attached};
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
@@ -458,12 +458,37 @@ fn gradual_pruning_trains_between_the_stages_with_the_zeros_held() {
     let weights = weights(&trained);
     assert_eq!(zeros(&weights), 33);
     // The masks are folded in, and the model trains on.
-    assert!(burn_lean::reparam::attached(&trained.model).is_empty());
+    assert!(attached(&trained.model).is_empty());
     assert!(trained.model.first.weight.is_require_grad());
 
     let bare = prune(&pruner, &device).unwrap();
     let loss = |model: &Net| mean_loss(model, Net::loss, &pairs(7, &Device::flex())).unwrap();
     assert!(loss(&trained.model) < loss(&bare.model));
+}
+
+/// Between the stages it would be folded in with the masks, and no longer hold.
+#[test]
+fn gradual_pruning_refuses_a_model_that_carries_anything() {
+    let device = Device::flex().autodiff();
+    let net = Net::new(&device);
+    let second = ParamGroup::from_paths(vec!["second.weight"]);
+    let net = Masks::from_zeros(&net, &second)
+        .unwrap()
+        .attach(net)
+        .unwrap();
+    let first = ParamGroup::from_paths(vec!["first.weight"]);
+    let gradual = GradualConfig::new(config(0.5).with_group(Some(first)), 1, 1);
+    let nothing = |_| -> Vec<Pairs> { unreachable!("refused before any gradient") };
+    let rejected = gradual
+        .prune(net, Net::loss, nothing, |model, _| Ok(model))
+        .unwrap_err();
+    let (net, error) = rejected.into_parts();
+    let expected = AttachError::AlreadyAttached {
+        path: "second.weight".into(),
+        existing: "mask".into(),
+    };
+    assert_eq!(error, PruneError::Attach(expected));
+    assert_eq!(attached(&net).len(), 1);
 }
 
 #[test]
