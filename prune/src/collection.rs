@@ -11,14 +11,14 @@ use crate::gradient_matrix::read;
 use crate::per_example::PerExample;
 use crate::plain_rows::PlainRows;
 use crate::{
-    Batch, Fisher, FisherConfig, FisherReport, GradientMatrix, GradientMethod, LayerKind, Layout,
-    PruneError, Selection,
+    Batch, Fisher, FisherConfig, FisherReport, GradientMatrix, GradientMethod, PruneError,
+    Selection,
 };
 
 /// Examples of one batched backward pass, whose activations are held.
 pub(crate) const CHUNK_EXAMPLES: usize = 64;
 
-/// Examples per row from which plain passes are the faster way for convolutions, by measurement.
+/// Examples per row from which plain passes are the faster way, by measurement.
 const PLAIN_FROM: usize = 8;
 
 /// Takes a part `[rows, columns]` of some rows, with its first column. Rows count from the start of
@@ -191,14 +191,6 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
     }
 }
 
-fn has_convolution(layout: &Layout) -> bool {
-    let is_convolution = |kind| matches!(kind, LayerKind::Conv | LayerKind::ConvTranspose);
-    layout
-        .layers()
-        .iter()
-        .any(|layer| is_convolution(layer.kind))
-}
-
 /// Sums over parts of rows: finite only if all terms are.
 #[derive(Default)]
 struct RowSums {
@@ -254,9 +246,7 @@ impl<'a, M: Module, B: Batch> Source<'a, M, B> {
         Self {
             plain: PlainRows::new(*model, selection, columns.clone(), *loss),
             batched: match config.method {
-                GradientMethod::Automatic => {
-                    config.batch_size < PLAIN_FROM || !has_convolution(selection.layout())
-                }
+                GradientMethod::Automatic => config.batch_size < PLAIN_FROM,
                 GradientMethod::Batched => true,
                 GradientMethod::Plain => false,
             }

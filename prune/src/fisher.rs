@@ -60,8 +60,8 @@ pub struct FisherConfig {
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GradientMethod {
-    /// Batched, but plain for convolutions from m = 8 on: a pass over m examples uses a processor
-    /// well then, and a convolution's gradient costs as much in rows as in one pass.
+    /// Batched where m is below 8, plain from there on: a pass over m examples uses a processor
+    /// well then, and the gradients of single examples would only be summed up again.
     Automatic,
     /// All rows of a loader's batch from one backward pass, where the model consists of operations
     /// for which that is known; checked against plain passes, and given up for them otherwise.

@@ -25,7 +25,7 @@ use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
 use crate::collection::Put;
 use crate::executor::{Observer, Tensors, execute};
-use crate::gradient_matrix::read;
+use crate::gradient_matrix::{in_host_memory, read};
 use crate::plain_rows::{PlainRows, check_number};
 use crate::product::{Product, Products};
 use crate::trace::Trace;
@@ -37,9 +37,10 @@ const CHECKED_ROWS: usize = 16;
 /// over all rows together: where the model is certain of an example, its gradient is little more
 /// than the rounding of a probability near 1.
 const TOLERANCE: f64 = 1e-3;
-/// Bytes of the part of some rows that is made at once: it should stay in a processor's cache until
-/// it is written.
-const PART_BYTES: usize = 1 << 20;
+/// Bytes of the part of some rows that is made at once on a GPU.
+const DEVICE_PART_BYTES: usize = 64 << 20;
+/// The same in the host's memory: it should stay in a processor's cache until it is written.
+const HOST_PART_BYTES: usize = 1 << 20;
 
 /// Batched backward passes.
 pub(crate) struct PerExample<'a, M, B> {
@@ -151,6 +152,10 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
     /// Puts some rows, a few at a time.
     fn put(&self, uses: &Uses, rows: Range<usize>, put: Put<'_>) -> Result<(), PruneError> {
         let layers = self.selection.layout().layers();
+        let bytes = match in_host_memory(self.selection.device()) {
+            true => HOST_PART_BYTES,
+            false => DEVICE_PART_BYTES,
+        };
         for (layer, uses_of_layer) in layers.iter().zip(&uses.layers) {
             if uses_of_layer.is_empty() {
                 continue;
@@ -159,7 +164,7 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
             let start = range.start.max(self.columns.start);
             let end = range.end.min(self.columns.end);
             let columns = start - range.start..end - range.start;
-            let step = (PART_BYTES / (4 * columns.len())).max(1);
+            let step = (bytes / (4 * columns.len())).max(1);
             for first in rows.clone().step_by(step) {
                 let part = first..rows.end.min(first + step);
                 let sums = uses_of_layer.iter().map(|(product, delta)| {

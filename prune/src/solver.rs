@@ -73,10 +73,14 @@ pub enum DeadColumns {
 
 /// Solves a problem.
 ///
+/// Systems of n samples or of the kept weights, whichever are fewer, are factored on the host, in
+/// F64. From twice as many samples as weights on, the same problem is solved over p + 1 rows, which
+/// takes n·p² operations once for all ridges.
+///
 /// # Errors
 ///
 /// [`PruneError`] where budget and pattern do not fit the problem, where a system is singular to
-/// working precision, and where the device fails.
+/// working precision or does not fit, and where the device fails.
 pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, PruneError> {
     let feasible = Feasible::new(&config.pattern, &config.budget, problem.layout())?;
     solve_within(problem, config, &feasible)
