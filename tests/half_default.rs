@@ -1,5 +1,5 @@
-//! The `quant` crate on a device whose default float is F16: statistics and scales are F32 all the
-//! same. A process configures a device once, so this one has a test binary of its own.
+//! `quant` and `prune` on a device whose default float is F16: statistics, scales and the regression
+//! are F32 all the same. A process configures a device once, so this one has a test binary of its own.
 
 mod support;
 
@@ -7,7 +7,11 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_lean::prune::{
+    Budget, ChitaConfig, DeadColumns, FisherConfig, GradientMatrix, IhtConfig, Method, Problem,
+    Refit, RidgeChoice, Selection, SolverConfig, activation_norms, solve, solve_with_ridge,
+};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, FlipTracker, ForwardQ, GptqConfig, InputStatistics, Learned,
     MixedPrecisionConfig, NumberFormat, ObserverConfig, PtqConfig, QatConfig, QuantParams,
@@ -48,6 +52,54 @@ fn statistics_and_scales_are_f32_where_the_default_is_f16() {
     trains(&device.clone().autodiff());
     keeps_scales_of_every_format(&device);
     allocates_and_equalizes(&device);
+    prunes(&device);
+}
+
+/// The regression over an F16 model is the one over the same numbers given in F32.
+fn prunes(device: &Device) {
+    let net = Net::new(device);
+    let selection = Selection::of(&net, None).unwrap();
+    let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();
+    let batch = tensor::<2>(5, [24, 32], device);
+    let norms = activation_norms(&net, &selection, loss, [batch.clone()]).unwrap();
+    assert!(norms.iter().all(|norm| *norm > 0.0));
+    let fisher = FisherConfig::new(24)
+        .collect(&net, &selection, loss, [batch])
+        .unwrap();
+    let dense = selection.flatten(&net).unwrap();
+    assert_eq!(dense.dtype(), DType::F32);
+    let gradients = fisher.gradients;
+    let rows: Vec<f32> = (0..24)
+        .flat_map(|row| gradients.row(row).unwrap())
+        .collect();
+    let rows = TensorData::new(rows, [24, dense.dims()[0]]);
+    let rows = Tensor::from_data(rows, (device, DType::F32));
+    let layout = selection.layout().clone();
+    let found = Problem::new(gradients, dense.clone(), layout.clone()).unwrap();
+    let expected = Problem::new(GradientMatrix::from_tensor(rows).unwrap(), dense, layout).unwrap();
+    let iht = IhtConfig::new().with_refit(Refit::CoordinateDescent { sweeps: 2 });
+    for method in [
+        Method::DiagonalFisher,
+        Method::WoodFisher { block_size: 64 },
+        Method::BackSolve,
+        Method::IterativeHardThresholding(iht),
+        Method::Chita(ChitaConfig::new()),
+    ] {
+        let config = SolverConfig::new(Budget::Sparsity(0.5))
+            .with_dead_columns(DeadColumns::Priced)
+            .with_method(method);
+        let [found, expected] = [&found, &expected].map(|problem| {
+            let problem = problem.clone().with_l2(1e-3).unwrap();
+            solve(&problem, &config).unwrap()
+        });
+        assert_eq!(found.weights.dtype(), DType::F32);
+        assert_eq!(values(found.weights), values(expected.weights));
+    }
+    let choice = RidgeChoice::with_and_without_tempering([1e-3]);
+    let config = SolverConfig::new(Budget::Sparsity(0.5));
+    let sweep = solve_with_ridge(&found, &config, &choice, &mut |_| Ok(1.0)).unwrap();
+    let net = selection.unflatten(net, sweep.solution.weights).unwrap();
+    assert_eq!(net.first.weight.val().dtype(), DType::F16);
 }
 
 fn calibrates(device: &Device) {

@@ -66,7 +66,7 @@ pub(crate) struct Cli {
     batch_size: Option<usize>,
     /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
     #[arg(long, value_parser = support::positive)]
-    l2: Option<f64>,
+    pub(crate) l2: Option<f64>,
     /// Try every ridge with gradients that are made equally long, too: those of the few images that
     /// the network gets wrong are the longest by far.
     #[arg(long)]
@@ -163,10 +163,7 @@ impl MethodName {
 impl MethodName {
     /// Whether its solution depends on a ridge.
     pub(crate) fn has_ridge(self) -> bool {
-        !matches!(
-            self,
-            Self::Random | Self::Magnitude | Self::Obd | Self::Wanda
-        )
+        !matches!(self, Self::Random | Self::Magnitude | Self::Wanda)
     }
 }
 

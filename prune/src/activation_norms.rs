@@ -38,7 +38,8 @@ use crate::{Batch, PruneError, Selection};
 ///
 /// # Errors
 ///
-/// [`PruneError::NoSamples`] without batches, [`PruneError::Trace`] where the forward pass cannot
+/// [`PruneError::NoSamples`] without batches, [`PruneError::Mismatch`] where the parts of one have
+/// other numbers of examples, [`PruneError::Trace`] where the forward pass cannot
 /// be recorded or has an operation that is not known.
 pub fn activation_norms<M: Module, B: Batch>(
     model: &M,
@@ -53,6 +54,7 @@ pub fn activation_norms<M: Module, B: Batch>(
     let mut any = false;
     for batch in batches {
         any = true;
+        batch.check()?;
         let batch = batch.to_device(selection.device());
         let failed = |reason: String| PruneError::Trace { reason };
         let trace = Trace::record(&model, &loss, &batch).map_err(failed)?;

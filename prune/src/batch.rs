@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 
+use crate::PruneError;
+use crate::gradient_matrix::mismatch;
+
 /// Some examples with what the loss needs of them.
 ///
 /// Tuples of tensors whose first axis counts the examples have it already; a struct takes three
@@ -47,6 +50,25 @@ pub trait Batch: Clone {
 
     /// All tensors on that device.
     fn to_device(self, device: &Device) -> Self;
+
+    /// Whether all parts have as many examples; tuples look.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Mismatch`].
+    fn check(&self) -> Result<(), PruneError> {
+        Ok(())
+    }
+}
+
+fn same_examples(first: &impl Batch, other: &impl Batch) -> Result<(), PruneError> {
+    first.check()?;
+    other.check()?;
+    mismatch(
+        "examples in a part of a batch",
+        first.examples(),
+        other.examples(),
+    )
 }
 
 macro_rules! tensor_batch {
@@ -84,6 +106,10 @@ impl<A: Batch, B: Batch> Batch for (A, B) {
     fn to_device(self, device: &Device) -> Self {
         (self.0.to_device(device), self.1.to_device(device))
     }
+
+    fn check(&self) -> Result<(), PruneError> {
+        same_examples(&self.0, &self.1)
+    }
 }
 
 impl<A: Batch, B: Batch, C: Batch> Batch for (A, B, C) {
@@ -105,5 +131,10 @@ impl<A: Batch, B: Batch, C: Batch> Batch for (A, B, C) {
             self.1.to_device(device),
             self.2.to_device(device),
         )
+    }
+
+    fn check(&self) -> Result<(), PruneError> {
+        same_examples(&self.0, &self.1)?;
+        same_examples(&self.0, &self.2)
     }
 }

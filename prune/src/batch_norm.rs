@@ -20,7 +20,7 @@ use crate::{Batch, PruneError};
 /// the very first layer trains only on batches that were made on the autodiff device.
 ///
 /// Burn moves a running statistic s to (1 − μ)·s + μ·b for a batch with statistic b, and does not
-/// show the momentum μ. From s = 0 that is μ·b, from s = 1 it is 1 − μ more: two passes over the
+/// show the momentum μ. From s = 0 that is μ·b, from s = c it is c·(1 − μ) more: two passes over the
 /// first batch find μ, and the average is exact where an exponential one would forget.
 ///
 /// ```
@@ -42,6 +42,7 @@ use crate::{Batch, PruneError};
 /// # Errors
 ///
 /// The model comes back in the error, unchanged: [`PruneError::NoSamples`] without any batch,
+/// [`PruneError::Mismatch`] where the parts of one have other numbers of examples,
 /// [`PruneError::Device`] where reading fails.
 pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     model: M,
@@ -91,12 +92,16 @@ fn averages<M: Module, B: Batch, O>(
     let mut kept_share: Option<Statistics> = None;
     let mut examples = 0.0;
     for batch in batches {
+        batch.check()?;
         let from_zero = look(&batch, 0.0)?;
         if from_zero.0.is_empty() {
             return Ok(None);
         }
         if kept_share.is_none() {
-            kept_share = Some(look(&batch, 1.0)?.with(&from_zero, |one, zero| one - zero));
+            // From as far as the batch's own statistics reach, in which a difference would drown.
+            let far = from_zero.largest().max(1.0);
+            let share = |from_far: f64, zero| (from_far - zero) / f64::from(far);
+            kept_share = Some(look(&batch, far)?.with(&from_zero, share));
         }
         let count = batch.examples() as f64;
         examples += count;
@@ -124,6 +129,12 @@ impl Statistics {
         };
         model.visit(&mut find);
         find.found
+    }
+
+    /// The largest finite one by magnitude.
+    fn largest(&self) -> f32 {
+        let values = self.0.values().flatten().map(|value| value.abs() as f32);
+        values.filter(|value| value.is_finite()).fold(0.0, f32::max)
     }
 
     fn with(&self, other: &Self, combine: impl Fn(f64, f64) -> f64) -> Self {

@@ -10,7 +10,7 @@ use crate::budget::Pool;
 use crate::feasible::Feasible;
 use crate::plain_rows::unreached;
 use crate::pruner::Solved;
-use crate::solver::{Dead, solve_within};
+use crate::solver::{Dead, Shared, solve_within};
 use crate::{
     Batch, Budget, DeadColumns, FisherReport, Groups, LayerKind, Layout, Method, Objective,
     Problem, PruneError, PrunerConfig, Ridge, Selection, Solution, SolverConfig, SparsityPattern,
@@ -71,7 +71,7 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
             }
             _ => {
                 let feasible = Feasible::with_pools(&solver.pattern, pools, problem.layout())?;
-                solve_within(&problem, &solver, &feasible)?
+                solve_within(&problem, &solver, &feasible, &mut Shared::No)?
             }
         };
         whole.seconds += start.elapsed().as_secs_f64();

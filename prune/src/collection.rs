@@ -66,6 +66,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
                     batch_size: m,
                 });
             };
+            batch.check()?;
             let batch = batch.to_device(self.selection.device());
             let examples = batch.examples();
             if examples < m {

@@ -129,8 +129,8 @@ pub enum PruneError {
     },
     /// The linear system of a search would not fit.
     #[error(
-        "the linear system has {unknowns} unknowns, the samples or the weights, whichever are \
-         fewer, and needs {needed} bytes on the host, the bound is {bound}: fewer samples, or a \
+        "the linear system has {unknowns} unknowns, of which there are as many as samples or \
+         weights, and needs {needed} bytes on the host, the bound is {bound}: fewer samples, or a \
          `block_size`, whose systems grow with neither"
     )]
     SystemSize {

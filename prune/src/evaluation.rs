@@ -70,7 +70,8 @@ impl ModuleMapper for GradientsOf {
 ///
 /// # Errors
 ///
-/// [`PruneError::NoSamples`] without examples, [`PruneError::Device`] where reading fails.
+/// [`PruneError::NoSamples`] without examples, [`PruneError::Mismatch`] where the parts of a batch
+/// have other numbers of them, [`PruneError::Device`] where reading fails.
 pub fn mean_loss<M: Module, B: Batch>(
     model: &M,
     loss: impl Fn(&M, &B) -> Tensor<1>,
@@ -84,6 +85,7 @@ pub fn mean_loss<M: Module, B: Batch>(
         .map(|device| device.inner());
     let (mut sum, mut examples) = (0.0, 0);
     for batch in batches {
+        batch.check()?;
         let batch = match &device {
             Some(device) => batch.clone().to_device(device),
             None => batch.clone(),

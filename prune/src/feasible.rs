@@ -126,7 +126,8 @@ impl Feasible {
     /// The allowed support with the largest total score among `candidates`; ascending. Ties go to
     /// the smaller index.
     ///
-    /// `expansion` of 1 is the budget itself; larger ones allow that many times as much.
+    /// `expansion` of 1 is the budget itself; larger ones allow about that many times as much, and
+    /// hold what 1 selects: as much as the budget allows can be selected from them again.
     ///
     /// # Errors
     ///
@@ -137,19 +138,14 @@ impl Feasible {
         scores: &[f64],
         expansion: f64,
     ) -> Result<Vec<usize>, PruneError> {
-        let units = self.units(candidates, scores, expansion);
-        let caps: Vec<usize> = self
-            .pools
-            .iter()
-            .map(|pool| expand(pool.k, expansion, pool.range.len()))
-            .collect();
-        let chosen = match &self.operations {
-            None => take(&units, &caps, &self.across, 0.0),
-            Some(operations) => {
-                let bound = (operations.bound * expansion).min(operations.dense);
-                within_operations(&units, &caps, &self.across, bound)
-            }
-        };
+        let mut chosen = self.best(candidates, scores, expansion);
+        if expansion > 1.0 && !self.is_plain() {
+            // With more room in each block, group by group or per operation, the best may be
+            // crowded where the budget itself allows few of them.
+            chosen.extend(self.best(candidates, scores, 1.0));
+            chosen.sort_unstable();
+            chosen.dedup();
+        }
         if chosen.is_empty() {
             return Err(PruneError::Infeasible {
                 reason: "it is smaller than the smallest group of weights".into(),
@@ -212,6 +208,23 @@ impl Feasible {
         if let Shape::Blocks { of, .. } = &self.shape {
             occupancy[of[leaves] as usize] -= 1;
             occupancy[of[enters] as usize] += 1;
+        }
+    }
+
+    /// The units that [`select`](Self::select) takes at an expansion of their counts.
+    fn best(&self, candidates: &[usize], scores: &[f64], expansion: f64) -> Vec<u32> {
+        let units = self.units(candidates, scores, expansion);
+        let caps: Vec<usize> = self
+            .pools
+            .iter()
+            .map(|pool| expand(pool.k, expansion, pool.range.len()))
+            .collect();
+        match &self.operations {
+            None => take(&units, &caps, &self.across, 0.0),
+            Some(operations) => {
+                let bound = (operations.bound * expansion).min(operations.dense);
+                within_operations(&units, &caps, &self.across, bound)
+            }
         }
     }
 

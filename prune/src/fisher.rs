@@ -38,10 +38,10 @@ use crate::{Batch, GradientMatrix, PruneError, Selection};
 pub struct FisherConfig {
     /// Fisher samples n: rows of the gradient matrix. At least 1.
     pub samples: usize,
-    /// Fisher batch size m: examples that are averaged into one row. At least 1.
+    /// Fisher batch size m: examples that are averaged into one row. At least 1. Default 1.
     #[config(default = 1)]
     pub batch_size: usize,
-    /// Storage of the gradients: F32, or F16/BF16 for half the memory.
+    /// Storage of the gradients: F32, or F16/BF16 for half the memory. Default F32.
     #[config(default = "FloatDType::F32")]
     pub dtype: FloatDType,
     /// Bytes that the gradient matrix may use; default 8 GiB. More is refused before any gradient
@@ -51,7 +51,7 @@ pub struct FisherConfig {
     /// How the rows are computed. Default: whichever way is faster for this m.
     #[config(default = "GradientMethod::Automatic")]
     pub method: GradientMethod,
-    /// Show a progress bar, where standard error is a terminal.
+    /// Show a progress bar, where standard error is a terminal. Default: yes.
     #[config(default = true)]
     pub progress: bool,
 }

@@ -34,12 +34,14 @@ use crate::{Batch, PruneError};
 ///
 /// # Errors
 ///
-/// [`PruneError::Trace`] where the closure reads numbers, which do not exist while it is recorded.
+/// [`PruneError::Trace`] where the closure reads numbers, which do not exist while it is recorded;
+/// [`PruneError::Mismatch`] where the parts of the batch have other numbers of examples.
 pub fn flops<M: Module, B: Batch>(
     model: &M,
     loss: impl Fn(&M, &B) -> Tensor<1>,
     batch: &B,
 ) -> Result<HashMap<String, f64>, PruneError> {
+    batch.check()?;
     let examples = batch.examples().max(1) as f64;
     let trace =
         Trace::record(model, &loss, batch).map_err(|reason| PruneError::Trace { reason })?;

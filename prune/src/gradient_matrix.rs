@@ -228,7 +228,15 @@ impl GradientMatrix {
         Ok(())
     }
 
-    /// One row, in F32, as it was pushed.
+    /// One row `[p]`, in F32, as it was pushed.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Device`].
+    ///
+    /// # Panics
+    ///
+    /// Unless `sample` is one of the n.
     pub fn row(&self, sample: usize) -> Result<Vec<f32>, PruneError> {
         let mut row = Vec::with_capacity(self.parameters);
         for block in &self.blocks {
@@ -260,7 +268,8 @@ impl Block {
 
 /// A host vector as a column `[len, 1]`.
 pub(crate) fn column(vector: &[f32], device: &Device) -> Tensor<2> {
-    Tensor::from_data(TensorData::new(vector.to_vec(), [vector.len(), 1]), device)
+    let data = TensorData::new(vector.to_vec(), [vector.len(), 1]);
+    Tensor::from_data(data, (device, DType::F32))
 }
 
 /// Adds `factor` times the product of columns `[n, c]` with a host vector, in F64.

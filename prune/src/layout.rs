@@ -94,6 +94,10 @@ impl Layer {
     }
 
     /// The indices in the flat vector that lie at `positions` along `axis`, ascending.
+    ///
+    /// # Panics
+    ///
+    /// Unless the shape has that axis.
     pub fn slice(&self, axis: usize, positions: Range<usize>) -> Vec<usize> {
         let stride = self.stride(axis);
         let step = stride * self.shape[axis];
@@ -104,6 +108,10 @@ impl Layer {
     }
 
     /// Distance in the flat vector between neighbours along `axis`.
+    ///
+    /// # Panics
+    ///
+    /// Unless the shape has that axis.
     pub fn stride(&self, axis: usize) -> usize {
         self.shape[axis + 1..].iter().product()
     }

@@ -1,5 +1,65 @@
 //! Pruning for [Burn](https://burn.dev): which weights to remove at the least loss, from the
 //! gradients of a trained model.
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::LinearConfig;
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn_lean_prune::{
+//!     Budget, FisherConfig, PruneReport, PrunerConfig, SolverConfig, SparseRecord,
+//! };
+//!
+//! let device = Device::flex().autodiff();
+//! let model = LinearConfig::new(8, 4).init(&device);
+//! let config = PrunerConfig::new(SolverConfig::new(Budget::Sparsity(0.75)), FisherConfig::new(20));
+//! let pruned = config.prune(
+//!     model,
+//!     // The mean loss of a batch …
+//!     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
+//!     // … and batches from a seed: 20 examples for gradients, the others to choose the ridge by.
+//!     |seed| {
+//!         device.seed(seed);
+//!         [Tensor::random([32, 8], Distribution::Normal(0.0, 1.0), &device)]
+//!     },
+//! )?;
+//! let report = PruneReport::new(&pruned.model, &pruned.selection)?;
+//! assert_eq!(report.nonzeros, 8);
+//! // Train on: whatever the optimizer does, the zeros stay.
+//! let model = pruned.masks.attach(pruned.model)?;
+//! // Ship it without them.
+//! let bytes = SparseRecord::from_module(&model.valid().materialize())?.to_bytes()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # From a model to a pruned one
+//!
+//! - [`PrunerConfig`]: one stage (CHITA) or several with fresh gradients (CHITA++), each to a target
+//!   of its [`Schedule`]; [`GradualConfig`] trains in between;
+//! - [`Batch`]: what a loader yields; tuples of tensors are one already;
+//! - [`Selection`]: which parameters are pruned, and why others are not;
+//! - [`Budget`] and [`SparsityPattern`]: how much is kept (in all, per layer, in operations as
+//!   [`flops()`] counts them), and in which shape (single weights, N:M, groups);
+//! - [`Method`]: CHITA, iterative hard thresholding, and what to compare them with;
+//! - [`recompute_batch_norm`], [`mean_loss`], [`PruneReport`]: what to do with the outcome.
+//!
+//! # Step by step
+//!
+//! - [`FisherConfig`]: the [`GradientMatrix`] of a model;
+//! - [`Problem`]: the regression over it; [`solve`] and [`solve_with_ridge`]: its [`Solution`];
+//! - [`Selection::flatten`] and [`Selection::unflatten`]: the way from the model and back.
+//!
+//! # Zeros that stay
+//!
+//! - [`Masks`], also recovered from the zeros of a checkpoint; [`AttachMasks`]; [`rewind`]: the
+//!   survivors back at earlier values;
+//! - [`SparseRecord`]: files without zeros; [`NMTensor`]: the N:M layout; [`SparseLinear`]: sparse
+//!   inference;
+//! - [`shrink_linear`], [`shrink_conv`], [`shrink_conv_linear`], [`shrink_heads`]: layers that are
+//!   smaller instead.
+//!
+//! # Feature flags
+//!
+//! `flex`, `ndarray`, `wgpu`, `vulkan`, `metal`, `cuda` and `cpu` are forwarded to Burn.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod activation_norms;
@@ -14,6 +74,7 @@ mod error;
 mod evaluation;
 mod executor;
 mod feasible;
+mod files;
 mod fisher;
 mod flatten;
 mod flops;

@@ -92,7 +92,7 @@ pub struct ChitaConfig {
     pub stages: usize,
     /// Largest number of exchanges of one weight against another; 0 for none, `None` to go on until
     /// no single exchange improves. Above 0 it needs weights that are exchanged one by one: no
-    /// groups, and no blocks.
+    /// groups, and no blocks. Default: none.
     #[config(default = "Some(0)")]
     pub max_exchanges: Option<usize>,
 }

@@ -157,14 +157,15 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
             false => DEVICE_PART_BYTES,
         };
         for (layer, uses_of_layer) in layers.iter().zip(&uses.layers) {
-            if uses_of_layer.is_empty() {
+            let Some((product, _)) = uses_of_layer.first() else {
                 continue;
-            }
+            };
             let range = layer.range();
             let start = range.start.max(self.columns.start);
             let end = range.end.min(self.columns.end);
             let columns = start - range.start..end - range.start;
-            let step = (bytes / (4 * columns.len())).max(1);
+            let made = product.made(columns.len(), layer.len());
+            let step = (bytes / (4 * made)).max(1);
             for first in rows.clone().step_by(step) {
                 let part = first..rows.end.min(first + step);
                 let sums = uses_of_layer.iter().map(|(product, delta)| {

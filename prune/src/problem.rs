@@ -14,7 +14,7 @@
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::checks;
 use crate::error::PruneError;
@@ -26,7 +26,7 @@ use crate::reduced::Reduced;
 /// The best-subset regression over the gradients of a trained model.
 ///
 /// ```
-/// use burn::tensor::{Device, Tensor};
+/// use burn::tensor::{DType, Device, Tensor};
 /// use burn_lean_prune::{GradientMatrix, Layout, Problem};
 ///
 /// let device = Device::flex();
@@ -168,7 +168,7 @@ impl Problem {
 
     /// The same problem over as few rows as it takes.
     pub(crate) fn over_few_rows(&self) -> Result<Cow<'_, Self>, PruneError> {
-        if !Reduced::is_smaller(self.samples(), self.parameters()) {
+        if !Reduced::is_better(self.samples(), self.parameters()) {
             return Ok(Cow::Borrowed(self));
         }
         let Reduced { gradients, ones } = match self.reduced.get() {
@@ -404,7 +404,7 @@ impl Problem {
     pub(crate) fn tensor(&self, values: &[f32]) -> Tensor<1> {
         Tensor::from_data(
             TensorData::new(values.to_vec(), [values.len()]),
-            &self.device(),
+            (&self.device(), DType::F32),
         )
     }
 

@@ -9,7 +9,7 @@ use burn::backend::ir::{
 use burn::backend::ops::{FloatTensorOps, IntTensorOps, UnfoldOptions};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::module::unfold4d;
-use burn::tensor::{IndexingUpdateOp, Int, Slice, Tensor};
+use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Int, Slice, Tensor};
 
 use crate::Selection;
 use crate::executor::{Tensors, name};
@@ -51,6 +51,15 @@ impl Product {
             self.input = Dispatch::float_reshape(input, shape);
         }
         self
+    }
+
+    /// About how many elements of each row [`rows`](Self::rows) makes to have some columns of the
+    /// `weights` of the parameter.
+    pub(crate) fn made(&self, columns: usize, weights: usize) -> usize {
+        match self.kind {
+            Kind::Linear { .. } => columns,
+            Kind::Embedding { .. } | Kind::Conv { .. } => weights,
+        }
     }
 
     /// Gradients of the weight for some rows: Σ xᵢ ⊗ δᵢ over the examples of each,
@@ -99,7 +108,8 @@ impl Product {
                     .map(|at| (at / positions * rows) as i64)
                     .collect();
                 let firsts = Tensor::<1, Int>::from_data(&firsts[..], &delta.device());
-                let table = Tensor::<2>::zeros([groups * rows, width], &delta.device());
+                let table =
+                    Tensor::<2>::zeros([groups * rows, width], (&delta.device(), delta.dtype()));
                 let delta = delta.reshape([groups * positions, width]);
                 let found = indices(input) + firsts;
                 let table = table.select_assign(0, found, delta, IndexingUpdateOp::Add);
@@ -136,7 +146,8 @@ impl Product {
         match self.kind {
             Kind::Linear { input, output } => {
                 let elements = self.input.shape().num_elements();
-                let rows = flat(self.input).reshape([elements / input, input]);
+                let rows = flat(self.input).cast(FloatDType::F32);
+                let rows = rows.reshape([elements / input, input]);
                 let squares = rows.square().sum_dim(0).reshape([input]);
                 (
                     squares,
@@ -149,8 +160,9 @@ impl Product {
             }
             Kind::Embedding { rows, width } => {
                 let found = indices(self.input);
-                let ones = Tensor::ones(found.dims(), &found.device());
-                let counts = Tensor::<1>::zeros([rows], &found.device());
+                let device = found.device();
+                let ones = Tensor::ones(found.dims(), (&device, DType::F32));
+                let counts = Tensor::<1>::zeros([rows], (&device, DType::F32));
                 let counts = counts.select_assign(0, found, ones, IndexingUpdateOp::Add);
                 (
                     counts,
@@ -168,6 +180,7 @@ impl Product {
                 ..
             } => {
                 let patches = unfold4d(images(self.input), kernel, options);
+                let patches = patches.cast(FloatDType::F32);
                 let taken = patches.dims()[1];
                 let squares = patches.square().sum_dim(2).sum_dim(0).reshape([taken]);
                 (
@@ -249,7 +262,7 @@ impl Products {
     ) -> Self {
         let layers = selection.layout().layers();
         let position = |path: &String| {
-            let position = layers.iter().position(|layer| layer.path == *path)?;
+            let position = selection.layer_at(path)?;
             let range = layers[position].range();
             (range.start < columns.end && columns.start < range.end).then_some(position)
         };

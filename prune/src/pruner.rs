@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use burn::config::Config;
 use burn::module::{Module, ParamGroup};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
@@ -147,6 +147,12 @@ impl PrunerConfig {
     /// The model comes back in the error: as it was after the last finished stage where a stage
     /// fails, as the stage made it where keeping it fails. What can be refused without gradients is
     /// refused before any is computed.
+    /// - [`PruneError::InvalidConfig`], [`PruneError::Sparsity`], [`PruneError::NoPrunableParameter`]
+    ///   and what else [`Selection::of`] and [`solve`](crate::solve) refuse.
+    /// - What [`FisherConfig::collect`] finds in model, loss and batches, among it
+    ///   [`PruneError::LoaderEnded`] where a loader has too few examples, and
+    ///   [`PruneError::NoHeldOut`] where it has none left to judge a ridge by.
+    /// - What keeping and loading [`state`](Self::state) finds.
     pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
         model: M,
@@ -335,6 +341,7 @@ impl PrunerConfig {
         let mut taken = Vec::new();
         let mut missing = self.held_out;
         for batch in batches {
+            batch.check()?;
             let examples = batch.examples().min(missing);
             missing -= examples;
             taken.push(batch.slice(0..examples));
@@ -367,5 +374,5 @@ fn free_weights(masks: &Masks, selection: &Selection) -> Tensor<1> {
         .flat_map(|mask| mask.kept())
         .map(|kept| if *kept { 1.0 } else { 0.0 })
         .collect();
-    Tensor::from_data(&flags[..], selection.device())
+    Tensor::from_data(&flags[..], (selection.device(), DType::F32))
 }

@@ -22,8 +22,11 @@ use crate::gradient_matrix::GradientMatrix;
 use crate::problem::narrow;
 use crate::solver::Symmetric;
 
-/// Rows that one factorization takes in, as a multiple of those of R.
-const ROWS_AT_ONCE: usize = 4;
+/// Rows that one factorization takes in, as a multiple of those of R: more of them are more memory,
+/// fewer are more work.
+const ROWS_AT_ONCE: usize = 2;
+/// Bytes of the host that R, the rows on top of which it stands, and their factorization may use.
+const BOUND: usize = 16 << 30;
 
 /// R and c.
 #[derive(Debug, Clone)]
@@ -35,10 +38,17 @@ pub(crate) struct Reduced {
 }
 
 impl Reduced {
-    /// Whether it has half the rows or fewer, and can be solved for.
-    pub(crate) fn is_smaller(samples: usize, parameters: usize) -> bool {
+    /// Whether it fits, and has half the rows or fewer, or the only system that does.
+    pub(crate) fn is_better(samples: usize, parameters: usize) -> bool {
         let rows = parameters.saturating_add(1);
-        samples / 2 >= rows && Symmetric::fits(rows)
+        let fewer = samples / 2 >= rows || (samples > rows && !Symmetric::fits(samples));
+        fewer && Self::needed(rows) <= BOUND
+    }
+
+    /// R in F64 and F32, and twice the rows with it: themselves and factored.
+    fn needed(rows: usize) -> usize {
+        let element = size_of::<f64>() * (2 + 2 * (1 + ROWS_AT_ONCE)) + size_of::<f32>();
+        rows.saturating_mul(rows).saturating_mul(element)
     }
 
     /// Of a matrix with more samples than weights.

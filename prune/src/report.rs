@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::gradient_matrix::read;
-use crate::{LayerKind, PruneError, SelectedParameter, Selection};
+use crate::{ExcludedBecause, LayerKind, PruneError, SelectedParameter, Selection};
 
 /// Weights, zeros and operations of a pruned model.
 ///
@@ -37,7 +37,7 @@ pub struct PruneReport {
     pub weights: usize,
     /// Those of them that are not zero.
     pub nonzeros: usize,
-    /// All floating-point parameters of the model.
+    /// All floating-point parameters of the model; tied ones once.
     pub parameters: usize,
     /// Operations of the prunable weights per example, before.
     pub dense_flops: f64,
@@ -101,10 +101,7 @@ impl PruneReport {
             .parameters()
             .iter()
             .filter(|other| other.excluded.is_some());
-        let parameters = selection
-            .parameters()
-            .iter()
-            .map(SelectedParameter::elements);
+        let parameters = own(selection.parameters()).map(SelectedParameter::elements);
         Ok(Self {
             weights: weights.len(),
             nonzeros: layers.iter().map(|layer| layer.nonzeros).sum(),
@@ -139,6 +136,14 @@ impl PruneReport {
     pub fn model_sparsity(&self) -> f64 {
         (self.weights - self.nonzeros) as f64 / self.parameters.max(1) as f64
     }
+}
+
+/// Those that are not another one under a second path.
+fn own(parameters: &[SelectedParameter]) -> impl Iterator<Item = &SelectedParameter> {
+    let tied = |parameter: &&SelectedParameter| {
+        matches!(parameter.excluded, Some(ExcludedBecause::TiedTo(_)))
+    };
+    parameters.iter().filter(move |parameter| !tied(parameter))
 }
 
 impl fmt::Display for PruneReport {
@@ -186,13 +191,13 @@ impl fmt::Display for PruneReport {
             column.set_cell_alignment(CellAlignment::Right);
         }
         writeln!(f, "{table}")?;
-        let excluded: usize = self.excluded.iter().map(SelectedParameter::elements).sum();
+        let excluded: usize = own(&self.excluded).map(SelectedParameter::elements).sum();
         write!(
             f,
             "{excluded} of {} parameters are not pruned ({} tensors); {:.4} of all are zeros by \
              pruning",
             self.parameters,
-            self.excluded.len(),
+            own(&self.excluded).count(),
             self.model_sparsity(),
         )?;
         if let Some(objective) = self.objective {

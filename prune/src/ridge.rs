@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::checks;
 use crate::error::PruneError;
+use crate::feasible::Feasible;
 use crate::problem::Problem;
 use crate::solution::Solution;
-use crate::solver::{SolverConfig, solve};
+use crate::solver::{Shared, SolverConfig, solve, solve_within};
 
 /// How the ridge and the first-order term of a problem are chosen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -171,8 +172,25 @@ pub fn solve_with_ridge(
     let mut best: Option<(f64, Ridge, Solution)> = None;
     let mut judged = Vec::with_capacity(candidates.len());
     let mut singular = None;
+    let feasible = Feasible::new(&config.pattern, &config.budget, problem.layout())?;
+    // What depends on the gradients alone is made once for each exponent.
+    let mut tempered: Vec<(Problem, Shared)> = Vec::new();
     for ridge in candidates {
-        let solution = match solve(&with_ridge(problem, *ridge)?, config) {
+        let exponent = ridge.tempering.unwrap_or(problem.tempering());
+        let made = tempered
+            .iter()
+            .position(|(problem, _)| problem.tempering() == exponent);
+        let made = match made {
+            Some(made) => made,
+            None => {
+                let problem = problem.clone().with_tempering(exponent)?;
+                tempered.push((problem, Shared::Yes(None)));
+                tempered.len() - 1
+            }
+        };
+        let (problem, shared) = &mut tempered[made];
+        let problem = with_ridge(problem, *ridge)?;
+        let solution = match solve_within(&problem, config, &feasible, shared) {
             Ok(solution) => solution,
             Err(error @ PruneError::NotPositiveDefinite { .. }) => {
                 tracing::debug!(l2 = ridge.l2, %error, "ridge");
@@ -212,14 +230,11 @@ pub fn solve_with_ridge(
     }
 }
 
-/// The problem with another ridge; the gradients are shared.
+/// The problem with another ridge and first-order term; the gradients are shared.
 fn with_ridge(problem: &Problem, ridge: Ridge) -> Result<Problem, PruneError> {
-    let mut problem = problem.clone().with_l2(ridge.l2)?;
-    if let Some(a) = ridge.first_order {
-        problem = problem.with_first_order(a)?;
-    }
-    match ridge.tempering {
-        Some(exponent) => problem.with_tempering(exponent),
+    let problem = problem.clone().with_l2(ridge.l2)?;
+    match ridge.first_order {
+        Some(a) => problem.with_first_order(a),
         None => Ok(problem),
     }
 }

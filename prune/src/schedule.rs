@@ -106,8 +106,8 @@ impl Schedule {
     fn target(&self, s: f64, b: f64, f: f64, t: f64) -> f64 {
         match self {
             Self::Exponential { .. } => {
-                let whole = (f - 1.0).exp2();
-                b + (s - b) * whole / (whole - 1.0) * (t.exp2() - 1.0) / t.exp2()
+                // The same with negative exponents, which do not overflow.
+                b + (s - b) * (1.0 - (-t).exp2()) / (1.0 - (1.0 - f).exp2())
             }
             Self::Polynomial { .. } => s + (b - s) * (1.0 - t / (f - 1.0)).powi(3),
             Self::Linear { .. } => b + t * (s - b) / (f - 1.0),

@@ -67,7 +67,7 @@ pub enum ExcludedBecause {
     RunningStatistic,
     /// It belongs to the reparameterization of a weight (the factors of an adapter, a scale).
     InsideReparameterization,
-    /// It is the same parameter as one that is included already, under this path.
+    /// It is the same parameter as an earlier one, under this path: pruned with it, or excluded.
     TiedTo(String),
     /// It is quantized.
     NotFloat,
@@ -139,21 +139,35 @@ impl Selection {
     }
 
     /// With the floating-point operations that [`flops`](crate::flops()) counted, for budgets
-    /// and reports.
+    /// and reports; those of tied parameters add up.
     pub fn with_flops(mut self, flops_per_weight: &HashMap<String, f64>) -> Self {
+        let mut counted = vec![None; self.layout.layers().len()];
+        for (path, flops) in flops_per_weight {
+            if let Some(layer) = self.layer_at(path) {
+                *counted[layer].get_or_insert(0.0) += flops;
+            }
+        }
         let mut layout = Layout::new();
-        for layer in self.layout.layers() {
-            let flops = flops_per_weight
-                .get(&layer.path)
-                .copied()
-                .unwrap_or(layer.flops_per_weight);
+        for (layer, counted) in self.layout.layers().iter().zip(counted) {
+            let flops = counted.unwrap_or(layer.flops_per_weight);
             layout.push(layer.path.clone(), layer.shape.clone(), layer.kind, flops);
         }
         self.layout = layout;
         self
     }
 
-    /// Position of a parameter among the layers of the layout.
+    /// Position among the layers of the layout of the one with this path, or tied to it.
+    pub(crate) fn layer_at(&self, path: &str) -> Option<usize> {
+        let parameter = self.parameters.iter().find(|other| other.path == path)?;
+        let path = match &parameter.excluded {
+            Some(ExcludedBecause::TiedTo(first)) => first,
+            _ => path,
+        };
+        let layers = self.layout.layers();
+        layers.iter().position(|layer| layer.path == *path)
+    }
+
+    /// Positions of the parameters among the layers of the layout.
     pub(crate) fn positions(&self) -> HashMap<ParamId, usize> {
         self.ids.iter().copied().zip(0..).collect()
     }
@@ -179,7 +193,7 @@ impl Selection {
                 *weight = 0.0;
             }
         }
-        let zeroed = Tensor::from_data(&half[..], &self.device);
+        let zeroed = Tensor::from_data(&half[..], (&self.device, DType::F32));
         let effective = read(self.flatten(&self.unflatten(model, zeroed)?.materialize())?)?;
         // Where the weight itself is tiny the device may flush it: only the zeros count.
         let mut pairs = half.iter().zip(&effective);
@@ -223,6 +237,7 @@ struct Choose<'a> {
     group: Option<&'a ParamGroup>,
     path: Vec<String>,
     containers: Vec<String>,
+    /// Where each parameter was first; where it is selected, if it is.
     first: HashMap<ParamId, String>,
     selection: Selection,
 }
@@ -268,9 +283,6 @@ impl Choose<'_> {
             None if self.kind() == LayerKind::Other => return Some(ExcludedBecause::NoLayerWeight),
             _ => {}
         }
-        if let Some(first) = self.first.get(id) {
-            return Some(ExcludedBecause::TiedTo(first.clone()));
-        }
         if !dtype.is_float() {
             return Some(ExcludedBecause::NotFloat);
         }
@@ -294,12 +306,20 @@ impl ModuleVisitor for Choose<'_> {
         let shape = param.lazy_shape();
         let elements = shape.num_elements();
         let dtype = param.base().dtype();
-        let excluded = self.excluded(&param.id, &path, dtype, elements);
+        let tied = |first: &String| ExcludedBecause::TiedTo(first.clone());
+        let tied = self.first.get(&param.id).map(tied);
+        let included = self.selection.ids.contains(&param.id);
+        let excluded = match self.excluded(&param.id, &path, dtype, elements) {
+            None if !included => None,
+            reason => tied.or(reason),
+        };
+        if excluded.is_none() || !self.first.contains_key(&param.id) {
+            self.first.insert(param.id, path.clone());
+        }
         if excluded.is_none() {
             if self.selection.ids.is_empty() {
                 self.selection.device = param.lazy_device().inner();
             }
-            self.first.insert(param.id, path.clone());
             self.selection.ids.push(param.id);
             self.selection
                 .layout

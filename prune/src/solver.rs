@@ -14,8 +14,6 @@ mod operator;
 mod scores;
 mod working_set;
 
-use std::borrow::Cow;
-
 use burn::config::Config;
 
 use crate::budget::Budget;
@@ -34,6 +32,7 @@ pub(crate) use dead::Dead;
 pub(crate) use factor::Symmetric;
 use scores::check_norms;
 use serde::{Deserialize, Serialize};
+pub(crate) use working_set::Shared;
 
 /// What to solve for, and how.
 #[derive(Config, Debug, PartialEq)]
@@ -49,7 +48,8 @@ pub struct SolverConfig {
     /// What happens to weights that no gradient depends on. Default: pruned first.
     #[config(default = "DeadColumns::PrunedFirst")]
     pub dead_columns: DeadColumns,
-    /// Consecutive weights in a block of a block-diagonal Fisher; `None` for the whole one.
+    /// Consecutive weights in a block of a block-diagonal Fisher; `None`, the default, for the whole
+    /// one.
     #[config(default = "None")]
     pub block_size: Option<usize>,
     /// Seed of the methods that use chance. Default 0.
@@ -73,9 +73,11 @@ pub enum DeadColumns {
 
 /// Solves a problem.
 ///
-/// Systems of n samples or of the kept weights, whichever are fewer, are factored on the host, in
-/// F64. From twice as many samples as weights on, the same problem is solved over p + 1 rows, which
-/// takes n·p² operations once for all ridges.
+/// Systems are factored on the host, in F64: those of CHITA have as many unknowns as there are
+/// samples, those of the exact values on a known support as many as samples or kept weights,
+/// whichever are fewer. From twice as many samples as weights on, or where its system would not fit,
+/// CHITA searches the same problem over p + 1 rows, which are found with some n·p² operations, once
+/// for all ridges.
 ///
 /// # Errors
 ///
@@ -83,14 +85,15 @@ pub enum DeadColumns {
 /// working precision or does not fit, and where the device fails.
 pub fn solve(problem: &Problem, config: &SolverConfig) -> Result<Solution, PruneError> {
     let feasible = Feasible::new(&config.pattern, &config.budget, problem.layout())?;
-    solve_within(problem, config, &feasible)
+    solve_within(problem, config, &feasible, &mut Shared::No)
 }
 
-/// [`solve`] over supports that are not those of the config's budget and pattern.
+/// [`solve`] over supports that need not be those of the config's budget and pattern.
 pub(crate) fn solve_within(
     problem: &Problem,
     config: &SolverConfig,
     feasible: &Feasible,
+    shared: &mut Shared,
 ) -> Result<Solution, PruneError> {
     let mut clock = Clock::start();
     check(config, problem.parameters())?;
@@ -98,13 +101,6 @@ pub(crate) fn solve_within(
     let by_score = |scores: Vec<f64>| {
         let all: Vec<usize> = (0..problem.parameters()).collect();
         feasible.select(&all, &dead.demote(&all, scores), 1.0)
-    };
-    // Blocks have systems of their own, which do not grow with the samples.
-    let few = match (&config.method, config.block_size) {
-        (Method::BackSolve | Method::IterativeHardThresholding(_) | Method::Chita(_), None) => {
-            problem.over_few_rows()?
-        }
-        _ => Cow::Borrowed(problem),
     };
     let completed = Termination::Completed;
     let (weights, support, step, termination) = match &config.method {
@@ -136,21 +132,21 @@ pub(crate) fn solve_within(
             }
             None => {
                 let support = by_score(scores::magnitude(problem))?;
-                let weights = back_solve(&few, &support)?;
+                let weights = back_solve(problem, &support)?;
                 (weights, support, Step::BackSolve, completed)
             }
         },
         Method::IterativeHardThresholding(iht) => {
             let (mut weights, support, termination) =
-                iht::iht(&few, feasible, iht, &dead, &mut clock)?;
+                iht::iht(problem, feasible, iht, &dead, &mut clock)?;
             let step = match iht.refit {
                 Refit::None => Step::HardThreshold,
                 Refit::CoordinateDescent { sweeps } => {
-                    coordinate_descent(&few, &support, &mut weights, sweeps, &mut clock)?;
+                    coordinate_descent(problem, &support, &mut weights, sweeps, &mut clock)?;
                     Step::CoordinateDescent
                 }
                 Refit::BackSolve => {
-                    weights = back_solve(&few, &support)?;
+                    weights = back_solve(problem, &support)?;
                     Step::BackSolve
                 }
             };
@@ -168,8 +164,9 @@ pub(crate) fn solve_within(
                 (weights, support, Step::BackSolve, completed)
             }
             None => {
+                let few = problem.over_few_rows()?;
                 let (weights, support, termination) =
-                    chita::chita(&few, feasible, chita, &dead, &mut clock)?;
+                    chita::chita(&few, feasible, chita, &dead, shared, &mut clock)?;
                 (weights, support, Step::BackSolve, termination)
             }
         },

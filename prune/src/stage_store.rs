@@ -1,7 +1,7 @@
 //! Finished stages on disk, so that an interrupted run goes on after the last of them.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -11,6 +11,7 @@ use burn_lean_reparam::{Attached, Rejected, attached};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::files::{flush, io_error, read, write};
 use crate::{Masks, PruneError, PrunerConfig, StageReport};
 
 const MODEL: &str = "model.bpk";
@@ -118,12 +119,13 @@ impl StageStore {
         let partial = self.folder.join(format!("partial-{stage}"));
         let target = self.folder.join(format!("stage-{stage}"));
         remove(&partial)?;
-        fs::create_dir_all(&partial).map_err(|error| io("cannot create", &partial, &error))?;
+        fs::create_dir_all(&partial)
+            .map_err(|error| io_error("cannot create", &partial, &error))?;
         write(&partial.join(MODEL), &bytes)?;
         write(&partial.join(STAGE), &json)?;
-        flush(&partial)?;
         remove(&target)?;
-        fs::rename(&partial, &target).map_err(|error| io("cannot rename", &partial, &error))?;
+        fs::rename(&partial, &target)
+            .map_err(|error| io_error("cannot rename", &partial, &error))?;
         flush(&self.folder)?;
         for older in self.stages()?.into_iter().filter(|older| *older < stage) {
             remove(&self.folder.join(format!("stage-{older}")))?;
@@ -185,7 +187,7 @@ impl StageStore {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(io("cannot read", &self.folder, &error)),
+            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
         };
         let number = |entry: io::Result<fs::DirEntry>| {
             let name = entry.ok()?.file_name();
@@ -208,41 +210,11 @@ fn differing(one: &Map<String, Value>, other: &Map<String, Value>) -> Option<Str
         .cloned()
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, PruneError> {
-    fs::read(path).map_err(|error| io("cannot read", path, &error))
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), PruneError> {
-    let written = File::create(path).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    written.map_err(|error| io("cannot write", path, &error))
-}
-
-/// Flushes the names in a folder, where the system can.
-fn flush(folder: &Path) -> Result<(), PruneError> {
-    // Windows opens no folder as a file, and has its names on disk after a rename.
-    if cfg!(unix) {
-        let flushed = File::open(folder).and_then(|folder| folder.sync_all());
-        flushed.map_err(|error| io("cannot flush", folder, &error))?;
-    }
-    Ok(())
-}
-
 fn remove(folder: &Path) -> Result<(), PruneError> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io("cannot remove", folder, &error))
+            Err(io_error("cannot remove", folder, &error))
         }
         _ => Ok(()),
-    }
-}
-
-fn io(action: &'static str, path: &Path, error: &io::Error) -> PruneError {
-    PruneError::Io {
-        action,
-        path: path.display().to_string(),
-        reason: error.to_string(),
     }
 }

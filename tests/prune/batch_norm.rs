@@ -81,6 +81,33 @@ fn statistics_become_the_averages_over_the_batches() {
     });
 }
 
+#[derive(Module, Debug)]
+struct Only {
+    norm: BatchNorm,
+}
+
+/// Far from zero as near it: the layer's share of the old statistics is not lost in them.
+#[test]
+fn statistics_of_large_numbers_are_as_exact() {
+    let device = Device::flex().autodiff();
+    let norm = Only {
+        norm: BatchNormConfig::new(2).init(&device),
+    };
+    // The second channel is 10⁴ times the first, which is near 0.
+    let x = tensor::<2>(3, [50, 1], &device);
+    let x = Tensor::cat(vec![x.clone(), x * 1e4], 1);
+    let renewed = recompute_batch_norm(norm, |net, x| net.norm.forward(x.clone()), [x.clone()]);
+    let renewed = renewed.unwrap().norm;
+    let [found_mean, found_var] =
+        [renewed.running_mean, renewed.running_var].map(|running| values(running.value_sync()));
+    let expected_mean = values(x.clone().mean_dim(0));
+    let expected_var = values(x.var_bias(0));
+    let pairs = found_mean.iter().zip(&expected_mean);
+    for (found, expected) in pairs.chain(found_var.iter().zip(&expected_var)) {
+        assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
+    }
+}
+
 #[test]
 fn no_batch_is_an_error_and_no_layer_is_none() {
     let device = Device::flex();

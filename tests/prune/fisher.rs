@@ -6,7 +6,10 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use burn_lean::prune::{Fisher, FisherConfig, GradientMethod, PruneError, Selection, mean_loss};
+use burn_lean::prune::{
+    Batch, Fisher, FisherConfig, GradientMethod, PruneError, Selection, activation_norms, flops,
+    mean_loss,
+};
 
 use crate::support::{each_device, numbers, tensor, values, with_numbers};
 
@@ -330,6 +333,34 @@ fn bad_loaders_are_typed_errors() {
             batch_size: 3
         }
     );
+}
+
+#[test]
+fn parts_of_a_batch_with_other_numbers_of_examples_are_refused() {
+    let device = Device::flex();
+    let net = LinearConfig::new(2, 1).init(&device);
+    let selection = Selection::of(&net, None).unwrap();
+    let part = |examples: usize| Tensor::<2>::ones([examples, 2], &device);
+    let loss = |net: &Linear, batch: &(Tensor<2>, Tensor<2>)| {
+        (net.forward(batch.0.clone()) - batch.1.clone()).mean()
+    };
+    for (first, second) in [(3, 2), (2, 3)] {
+        let batch = (part(first), part(second));
+        let expected = PruneError::Mismatch {
+            what: "examples in a part of a batch",
+            expected: first,
+            found: second,
+        };
+        let collected = FisherConfig::new(2).collect(&net, &selection, loss, [batch.clone()]);
+        assert_eq!(collected.unwrap_err(), expected);
+        let batches = [batch];
+        assert_eq!(mean_loss(&net, loss, &batches).unwrap_err(), expected);
+        assert_eq!(flops(&net, loss, &batches[0]).unwrap_err(), expected);
+        let norms = activation_norms(&net, &selection, loss, batches);
+        assert_eq!(norms.unwrap_err(), expected);
+        let three = (part(first), part(first), part(second));
+        assert_eq!(three.check().unwrap_err(), expected);
+    }
 }
 
 #[test]

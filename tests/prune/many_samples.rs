@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, ChitaConfig, GradientMatrix, IhtConfig, Layout, Method, Problem, Refit, SolverConfig,
-    solve,
+    Budget, ChitaConfig, GradientMatrix, IhtConfig, Layout, Method, Problem, Refit, Ridge,
+    RidgeChoice, Solution, SolverConfig, solve, solve_with_ridge,
 };
 
 use crate::reference::{Plain, distance};
@@ -56,7 +56,7 @@ fn every_method_finds_the_exact_minimum_on_its_support() {
 #[test]
 fn ridge_and_tempering_are_those_of_the_problem() {
     let problem = plain(2).problem(&Device::flex());
-    let config = SolverConfig::new(Budget::Keep(5)).with_method(Method::BackSolve);
+    let config = SolverConfig::new(Budget::Keep(5));
     let mut objectives = Vec::new();
     for (l2, exponent) in [(0.05, 0.0), (1.0, 0.0), (0.05, 1.0), (0.05, 0.0)] {
         let problem = problem.clone().with_l2(l2).unwrap();
@@ -68,6 +68,47 @@ fn ridge_and_tempering_are_those_of_the_problem() {
     }
     assert_eq!(objectives[0], objectives[3]);
     assert!(objectives[0] < objectives[1]);
+}
+
+/// What the candidates of a sweep share leaves each of them its own solution, with more samples than
+/// weights and with fewer.
+#[test]
+fn a_sweep_solves_what_each_of_its_problems_says() {
+    for plain in [plain(3), Plain::random(4, 30, 200)] {
+        let problem = plain.problem(&Device::flex());
+        let config = SolverConfig::new(Budget::Sparsity(0.6));
+        let ridges = [1e-3, 1e-1, 10.0].into_iter().flat_map(|l2| {
+            let term = [(None, 0.0), (Some(0.2), 0.0), (None, 0.7)];
+            term.map(|(first_order, exponent)| Ridge {
+                l2,
+                first_order,
+                tempering: Some(exponent),
+            })
+        });
+        let ridges: Vec<Ridge> = ridges.collect();
+        let mut judged = 0;
+        let choice = RidgeChoice::Sweep(ridges.clone());
+        let mut judge = |solution: &Solution| {
+            let ridge = ridges[judged];
+            judged += 1;
+            let problem = problem.clone().with_l2(ridge.l2).unwrap();
+            let a = ridge.first_order.unwrap_or(problem.first_order());
+            let problem = problem.with_first_order(a).unwrap();
+            let problem = problem.with_tempering(ridge.tempering.unwrap()).unwrap();
+            let alone = solve(&problem, &config).unwrap();
+            assert_eq!(solution.support, alone.support, "{ridge:?}");
+            let [found, expected] = [solution, &alone].map(|one| values(one.weights.clone()));
+            assert!(
+                distance(
+                    &found,
+                    &expected.iter().map(|w| f64::from(*w)).collect::<Vec<_>>()
+                ) < 1e-4
+            );
+            Ok(1.0)
+        };
+        solve_with_ridge(&problem, &config, &choice, &mut judge).unwrap();
+        assert_eq!(judged, 9);
+    }
 }
 
 /// A system of 40,000 samples would have 32 GB.

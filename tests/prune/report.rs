@@ -4,7 +4,9 @@ use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
-use burn_lean::prune::{Masks, PruneError, PruneReport, Selection, flops};
+use burn_lean::prune::{
+    FisherConfig, GradientMethod, Masks, PruneError, PruneReport, Selection, flops,
+};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -102,6 +104,46 @@ fn a_masked_weight_counts_for_its_parameter_and_nothing_is_written_to_the_model(
         "accuracy 97.50 %",
     ] {
         assert!(text.contains(part), "{text}");
+    }
+}
+
+#[derive(Module, Debug)]
+struct Tied {
+    first: Linear,
+    again: Linear,
+}
+
+/// A weight under two paths is one weight, which is used twice.
+#[test]
+fn tied_weights_are_counted_once_and_their_operations_twice() {
+    let device = Device::flex();
+    let first = LinearConfig::new(3, 3).init(&device);
+    let net = Tied {
+        again: first.clone(),
+        first,
+    };
+    let loss = |net: &Tied, x: &Tensor<2>| net.again.forward(net.first.forward(x.clone())).mean();
+    let counted = flops(&net, loss, &Tensor::<2>::ones([2, 3], &device)).unwrap();
+    let selection = Selection::of(&net, None).unwrap().with_flops(&counted);
+    let report = PruneReport::new(&net, &selection).unwrap();
+    assert_eq!((report.parameters, report.weights), (12, 9));
+    assert_eq!(report.dense_flops, 9.0 * 4.0);
+    let text = report.to_string();
+    assert!(
+        text.contains("3 of 12 parameters are not pruned (1 tensors)"),
+        "{text}"
+    );
+    // Their gradients are those of both uses.
+    let rows = |method| {
+        let config = FisherConfig::new(2).with_method(method);
+        let fisher = config.collect(&net, &selection, loss, [Tensor::<2>::ones([2, 3], &device)]);
+        let fisher = fisher.unwrap();
+        assert_eq!(fisher.report.fallback, None);
+        fisher.gradients.row(0).unwrap()
+    };
+    let (batched, plain) = (rows(GradientMethod::Batched), rows(GradientMethod::Plain));
+    for (batched, plain) in batched.iter().zip(&plain) {
+        assert!((batched - plain).abs() < 1e-6, "{batched} {plain}");
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, Groups, IhtConfig, LayerKind, Layout, Method, Problem, SolverConfig,
-    SparsityPattern, solve,
+    Budget, ChitaConfig, Groups, IhtConfig, LayerKind, Layout, Method, Problem, Refit,
+    SolverConfig, SparsityPattern, solve,
 };
 use proptest::prelude::*;
 
@@ -127,6 +127,36 @@ proptest! {
             let spare = kept * layout.flops() - flops(&support);
             prop_assert!(spare < 50.0 || support.len() == 44, "{} of {}", spare, layout.flops());
         }
+    }
+}
+
+/// A search that keeps more than the budget on its way must not crowd it into too few blocks: of
+/// these problems two and 9485 did.
+#[test]
+fn all_of_a_budget_below_the_pattern_is_used() {
+    let pattern = SparsityPattern::NM { n: 2, m: 4 };
+    let config = SolverConfig::new(Budget::Keep(20)).with_pattern(pattern);
+    for seed in (0..300).chain([9485]) {
+        let support = solve(&problem(seed), &config).unwrap().support;
+        assert_eq!(support.len(), 20, "seed {seed}");
+    }
+}
+
+/// The objectives that thresholding goes by are those of its points, where the active set has more
+/// room per block than the budget.
+#[test]
+fn thresholding_starts_inside_its_active_set() {
+    let iht = IhtConfig::new().with_refit(Refit::None);
+    let config = SolverConfig::new(Budget::Keep(12))
+        .with_pattern(SparsityPattern::NM { n: 1, m: 4 })
+        .with_method(Method::IterativeHardThresholding(iht));
+    for seed in 0..100 {
+        let solution = solve(&problem(seed), &config).unwrap();
+        assert_eq!(solution.support.len(), 12, "seed {seed}");
+        let steps = &solution.trace;
+        let seen = steps[steps.len() - 2].objective;
+        let gap = (seen - solution.objective).abs();
+        assert!(gap <= 1e-4 * solution.objective, "seed {seed}: {seen}");
     }
 }
 

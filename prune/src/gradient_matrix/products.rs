@@ -1,7 +1,7 @@
 //! Products with the gradient matrix, and the columns it gives out: always in F32, whatever the
 //! storage, and with the factors of the rows where samples are weighed.
 
-use burn::tensor::{FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::{
     DEVICE_CHUNK_BYTES, GradientMatrix, HOST_CHUNK_BYTES, add_product, column, in_host_memory, read,
@@ -83,8 +83,10 @@ impl GradientMatrix {
         let shape = [rows, self.samples];
         let rows_of = projection.chunks_exact(self.samples);
         let projection: Vec<f32> = rows_of.flat_map(|row| self.scaled(row)).collect();
-        let projection: Tensor<2> =
-            Tensor::from_data(TensorData::new(projection, shape), &self.device());
+        let projection: Tensor<2> = Tensor::from_data(
+            TensorData::new(projection, shape),
+            (&self.device(), DType::F32),
+        );
         let mut norms = Vec::with_capacity(self.parameters);
         let width = self.chunk_width(rows.max(self.samples));
         for (_, values) in self.slices(width) {

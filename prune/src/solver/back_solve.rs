@@ -57,18 +57,18 @@ pub(crate) fn target(
         let rows = problem.target().iter().zip(product).zip(problem.shift());
         return Ok(rows.map(|((y, kept), a)| y - kept - a).collect());
     }
-    target_of_pruned(problem, support)
+    let product = product_of_pruned(problem, support)?.into_iter();
+    Ok(product.zip(problem.shift()).map(|(t, a)| t - a).collect())
 }
 
-/// t = G_P w₀_P − a·1
-pub(crate) fn target_of_pruned(
+/// G_P w₀_P
+pub(crate) fn product_of_pruned(
     problem: &Problem,
     support: &[usize],
 ) -> Result<Vec<f64>, PruneError> {
     let mut pruned = problem.dense().to_vec();
     support.iter().for_each(|index| pruned[*index] = 0.0);
-    let target = problem.gradients().multiply(&pruned)?.into_iter();
-    Ok(target.zip(problem.shift()).map(|(t, a)| t - a).collect())
+    problem.gradients().multiply(&pruned)
 }
 
 fn dual(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>, PruneError> {

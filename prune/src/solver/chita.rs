@@ -24,7 +24,7 @@ use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 use crate::solver::exchange::exchange;
 use crate::solver::scores;
-use crate::solver::working_set::WorkingSet;
+use crate::solver::working_set::{Shared, WorkingSet};
 
 /// Samples with a squared gradient norm below this fraction of 2λ are left out of the search.
 const NEGLIGIBLE: f64 = 0.05;
@@ -41,6 +41,7 @@ pub(crate) fn chita(
     feasible: &Feasible,
     config: &ChitaConfig,
     dead: &Dead,
+    shared: &mut Shared,
     clock: &mut Clock,
 ) -> Result<(Vec<f32>, Vec<usize>, Termination), PruneError> {
     // That no exchange improves can only be said about all samples.
@@ -48,12 +49,12 @@ pub(crate) fn chita(
         None => 0.0,
         Some(_) => NEGLIGIBLE,
     };
-    let (found, unseen) = search(problem, feasible, config, dead, negligible, clock)?;
+    let (found, unseen) = search(problem, feasible, config, dead, negligible, shared, clock)?;
     if unseen <= UNSEEN {
         return Ok(found);
     }
     clock.restart();
-    let (found, _) = search(problem, feasible, config, dead, 0.0, clock)?;
+    let (found, _) = search(problem, feasible, config, dead, 0.0, shared, clock)?;
     Ok(found)
 }
 
@@ -67,6 +68,7 @@ fn search(
     config: &ChitaConfig,
     dead: &Dead,
     negligible: f64,
+    shared: &mut Shared,
     clock: &mut Clock,
 ) -> Result<(Found, f64), PruneError> {
     let all: Vec<usize> = (0..problem.parameters()).collect();
@@ -82,7 +84,7 @@ fn search(
         _ => config.expansion.min(most).min(share).max(1.0),
     };
     let first = feasible.select(&all, &magnitude, expansion)?;
-    let mut set = WorkingSet::new(problem, first, negligible)?;
+    let mut set = WorkingSet::new(problem, first, negligible, shared)?;
     let mut solved = set.solve()?;
     clock.note(Step::Start, solved.objective, set.support().len());
     for stage in 1..=stages {

@@ -30,7 +30,7 @@ use crate::solver::working_set::{Solved, WorkingSet};
 const LEAVING: usize = 256;
 /// Pruned weights that are looked at together.
 const ENTERING: usize = 512;
-/// An improvement is one above this fraction of the objective: F32 products tell no more apart.
+/// An improvement is one above this fraction of the sum of squares: F32 products tell no more apart.
 const TOLERANCE: f64 = 1e-6;
 
 /// Leverages are below 1; rounding may lift them above.
@@ -84,7 +84,7 @@ pub(crate) fn exchange<'a>(
             feasible,
             set: &set,
             solved: &solved,
-            tolerance: TOLERANCE * solved.objective.abs(),
+            tolerance: TOLERANCE * (solved.objective - problem.completed_square()),
         };
         let candidates = search.candidates(dead, exact)?;
         let mut found = match exact {

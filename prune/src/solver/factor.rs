@@ -69,6 +69,26 @@ impl Symmetric {
         self.0.nrows()
     }
 
+    /// Adds these rows and columns (ascending) of another one, all for `None`; of both only what is
+    /// on and below the diagonal counts.
+    pub(crate) fn add_rows(&mut self, other: &Self, rows: Option<&[usize]>) {
+        let size = self.size();
+        for column in 0..size {
+            let sums = &mut self.0.col_as_slice_mut(column)[column..];
+            match rows {
+                Some(rows) => {
+                    let values = other.0.col_as_slice(rows[column]);
+                    let pairs = sums.iter_mut().zip(&rows[column..]);
+                    pairs.for_each(|(sum, row)| *sum += values[*row]);
+                }
+                None => {
+                    let pairs = sums.iter_mut().zip(&other.0.col_as_slice(column)[column..]);
+                    pairs.for_each(|(sum, value)| *sum += value);
+                }
+            }
+        }
+    }
+
     /// Adds `factor` times A Aᵀ for `columns` = A `[size, c]`.
     ///
     /// Only what is on and below the diagonal is computed: by faer where the columns lie in the

@@ -67,8 +67,8 @@ pub(crate) fn iht(
             };
             point = next;
             clock.note(Step::HardThreshold, point.objective, point.support.len());
-            let scale = old.abs().max(point.objective.abs());
-            if old - point.objective <= config.tolerance * scale {
+            // Of the sum of squares: the linear term is of any size.
+            if old - point.objective <= config.tolerance * (old - problem.completed_square()) {
                 break;
             }
         }

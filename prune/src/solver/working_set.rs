@@ -12,12 +12,12 @@
 //!
 //! The last line is the Optimal Brain Surgeon score w_j² / 2[H_S⁻¹]_jj, H_S = G_SᵀG_S + 2λ I.
 
-use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 
 use crate::error::PruneError;
 use crate::gradient_matrix::{add_product, column, read};
 use crate::problem::{Problem, narrow};
-use crate::solver::back_solve::{keeps_few, target_of_pruned};
+use crate::solver::back_solve::{keeps_few, product_of_pruned};
 use crate::solver::factor::{Factor, Symmetric};
 use crate::solver::operator::fits;
 
@@ -89,51 +89,47 @@ impl<'a> WorkingSet<'a> {
         problem: &'a Problem,
         support: Vec<usize>,
         negligible: f64,
+        shared: &mut Shared,
     ) -> Result<Self, PruneError> {
         let rows = match negligible > 0.0 {
             true => rows_above(problem, &support, negligible * 2.0 * problem.lambda())?,
             false => None,
         };
         let count = rows.as_ref().map_or(problem.samples(), Vec::len);
-        let mut set = Self {
+        let mut kernel = Symmetric::ridge(count, problem.lambda())?;
+        let keep = fits(problem, count * support.len());
+        let mut parts = Vec::new();
+        let mut pruned = match shared.system(problem, &support)? {
+            Some(system) => {
+                kernel.add_rows(&system.gram, rows.as_deref());
+                if keep {
+                    let columns = problem.gradients().chunks(&support);
+                    parts.extend(columns.map(|(_, columns)| restrict(rows.as_deref(), columns)));
+                }
+                restrict_vector(rows.as_deref(), &system.pruned)
+            }
+            None => add_columns(&mut kernel, problem, rows.as_deref(), &support, |columns| {
+                if keep {
+                    parts.push(columns);
+                }
+            })?,
+        };
+        if problem.first_order() != 0.0 {
+            let shift: Vec<f64> = problem.shift().collect();
+            let shift = restrict_vector(rows.as_deref(), &shift);
+            pruned.iter_mut().zip(shift).for_each(|(t, a)| *t -= a);
+        }
+        Ok(Self {
             problem,
             rows,
-            resident: None,
-            kernel: Symmetric::ridge(count, problem.lambda())?,
-            target: Vec::new(),
-            support: Vec::new(),
-        };
-        let keep = fits(problem, count * support.len());
-        let few = keeps_few(problem, &support);
-        let mut parts = Vec::new();
-        let mut product = vec![0.0; count];
-        for (first, columns) in problem.gradients().chunks(&support) {
-            let columns = set.restrict(columns);
-            set.kernel.add_gram(1.0, &columns)?;
-            if few {
-                let dense = support[first..first + columns.dims()[1]].iter();
-                let dense: Vec<f32> = dense.map(|index| problem.dense()[*index]).collect();
-                add_product(&mut product, 1.0, &columns, &dense)?;
-            }
-            if keep {
-                parts.push(columns);
-            }
-        }
-        set.resident = keep.then(|| Resident {
-            parts,
-            positions: (0..support.len()).collect(),
-        });
-        set.target = match few {
-            true => {
-                let target = problem.target().iter().zip(problem.shift());
-                let target: Vec<f64> = target.map(|(y, a)| y - a).collect();
-                let pairs = set.restrict_vector(&target).into_iter().zip(product);
-                pairs.map(|(target, kept)| target - kept).collect()
-            }
-            false => set.restrict_vector(&target_of_pruned(problem, &support)?),
-        };
-        set.support = support;
-        Ok(set)
+            resident: keep.then(|| Resident {
+                parts,
+                positions: (0..support.len()).collect(),
+            }),
+            kernel,
+            target: pruned,
+            support,
+        })
     }
 
     /// The kept weights, ascending.
@@ -189,7 +185,7 @@ impl<'a> WorkingSet<'a> {
         let [probes, size] = [sketch.len() / factor.size(), factor.size()];
         let sketch: Tensor<2> = Tensor::from_data(
             TensorData::new(sketch, [probes, size]),
-            &self.problem.device(),
+            (&self.problem.device(), DType::F32),
         );
         let leverage = self.of_each_column(|columns| {
             let projected = sketch.clone().matmul(columns);
@@ -373,12 +369,92 @@ impl<'a> WorkingSet<'a> {
             None => narrow(vector),
         }
     }
+}
 
-    fn restrict_vector(&self, vector: &[f64]) -> Vec<f64> {
-        match &self.rows {
-            Some(rows) => rows.iter().map(|row| vector[*row]).collect(),
-            None => vector.to_vec(),
+/// What the searches of a sweep begin with: it depends on the gradients, not on the ridge.
+#[derive(Debug)]
+pub(crate) enum Shared {
+    /// There is one search.
+    No,
+    /// There are several; the system of their first support, once one of them has begun.
+    Yes(Option<System>),
+}
+
+/// The dual system of a support over all samples, without the ridge.
+#[derive(Debug)]
+pub(crate) struct System {
+    support: Vec<usize>,
+    /// G_S G_Sᵀ
+    gram: Symmetric,
+    /// G_P w₀_P
+    pruned: Vec<f64>,
+}
+
+impl Shared {
+    /// The system of `support`, if there is one to share and it may be kept.
+    fn system(
+        &mut self,
+        problem: &Problem,
+        support: &[usize],
+    ) -> Result<Option<&System>, PruneError> {
+        let Self::Yes(system) = self else {
+            return Ok(None);
+        };
+        // It is kept beside that of the search.
+        if !Symmetric::fits(2 * problem.samples()) {
+            return Ok(None);
         }
+        if system
+            .as_ref()
+            .is_none_or(|system| system.support != support)
+        {
+            let mut gram = Symmetric::ridge(problem.samples(), 0.0)?;
+            let pruned = add_columns(&mut gram, problem, None, support, |_| {})?;
+            *system = Some(System {
+                support: support.to_vec(),
+                gram,
+                pruned,
+            });
+        }
+        Ok(system.as_ref())
+    }
+}
+
+/// Adds G_S G_Sᵀ over some rows to `kernel`, shows the columns to `see`, and returns G_P w₀_P over
+/// these rows.
+fn add_columns(
+    kernel: &mut Symmetric,
+    problem: &Problem,
+    rows: Option<&[usize]>,
+    support: &[usize],
+    mut see: impl FnMut(Tensor<2>),
+) -> Result<Vec<f64>, PruneError> {
+    let few = keeps_few(problem, support);
+    let mut product = vec![0.0; kernel.size()];
+    for (first, columns) in problem.gradients().chunks(support) {
+        let columns = restrict(rows, columns);
+        kernel.add_gram(1.0, &columns)?;
+        if few {
+            let dense = support[first..first + columns.dims()[1]].iter();
+            let dense: Vec<f32> = dense.map(|index| problem.dense()[*index]).collect();
+            add_product(&mut product, 1.0, &columns, &dense)?;
+        }
+        see(columns);
+    }
+    match few {
+        true => {
+            let target = restrict_vector(rows, problem.target()).into_iter();
+            Ok(target.zip(product).map(|(y, kept)| y - kept).collect())
+        }
+        false => Ok(restrict_vector(rows, &product_of_pruned(problem, support)?)),
+    }
+}
+
+/// These elements of a vector; `None` for all.
+fn restrict_vector(rows: Option<&[usize]>, vector: &[f64]) -> Vec<f64> {
+    match rows {
+        Some(rows) => rows.iter().map(|row| vector[*row]).collect(),
+        None => vector.to_vec(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The bytes around encoded tensors, and how they get onto the disk.
+//! The bytes around encoded tensors.
 //!
 //! ```text
 //! "BLSPARSE"  version u32  length u64  header length u64  header  tensors …  crc32 u32
@@ -6,12 +6,7 @@
 //! Integers are little-endian. The length is that of everything; the checksum covers everything
 //! before it. The header is a JSON list with one entry per tensor, in the order of their bytes.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::Path;
-
 use super::RecordFault;
-use crate::PruneError;
 
 const MAGIC: &[u8; 8] = b"BLSPARSE";
 /// The version that this release writes and reads.
@@ -81,53 +76,4 @@ pub(crate) fn unpack(bytes: &[u8]) -> Result<(&[u8], &[u8]), RecordFault> {
 
 fn at<const N: usize>(bytes: &[u8], start: usize) -> Option<&[u8; N]> {
     bytes.get(start..)?.first_chunk()
-}
-
-/// Reads a whole file.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, PruneError> {
-    fs::read(path).map_err(|error| failed("cannot read", path, &error))
-}
-
-/// Writes a file so that `path` always holds a complete one, the old or the new.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), PruneError> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    // Of this process only: two that write one file must not mix their bytes.
-    name.push(format!(".{}.partial", std::process::id()));
-    let partial = path.with_file_name(name);
-    let written = File::create(&partial)
-        .and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&partial, path));
-    if let Err(error) = written {
-        // What could not be written is of no use; that it cannot be removed either is no news.
-        let _ = fs::remove_file(&partial);
-        return Err(failed("cannot write", path, &error));
-    }
-    sync_folder(path).map_err(|error| failed("cannot flush the folder of", path, &error))
-}
-
-/// Makes the rename durable; Windows has no such thing for folders.
-fn sync_folder(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(folder) if !cfg!(windows) => {
-            let here = Path::new(".");
-            let folder = if folder.as_os_str().is_empty() {
-                here
-            } else {
-                folder
-            };
-            File::open(folder)?.sync_all()
-        }
-        _ => Ok(()),
-    }
-}
-
-fn failed(action: &'static str, path: &Path, error: &io::Error) -> PruneError {
-    PruneError::Io {
-        action,
-        path: path.display().to_string(),
-        reason: error.to_string(),
-    }
 }

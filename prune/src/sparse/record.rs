@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::encoding::{self, Encoding, Layout};
 use super::loader::{Loader, Places};
 use super::{RecordFault, RecordSizes, TensorSize, file};
-use crate::PruneError;
+use crate::{PruneError, files};
 
 /// A model's record in few bytes: each tensor is stored dense, with a bitmask, or with the gaps
 /// between its nonzero elements, whichever is smallest.
@@ -108,7 +108,7 @@ impl SparseRecord {
     ///
     /// [`PruneError::Io`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), PruneError> {
-        file::write(path.as_ref(), &self.to_bytes()?)
+        files::write(path.as_ref(), &self.to_bytes()?)
     }
 
     /// Reads a record from a file.
@@ -119,7 +119,7 @@ impl SparseRecord {
     /// intact record.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, PruneError> {
         let path = path.as_ref();
-        let bytes = file::read(path)?;
+        let bytes = files::read(path)?;
         Self::parse(&bytes).map_err(|fault| PruneError::SparseRecord {
             what: path.display().to_string(),
             fault,
