@@ -45,9 +45,17 @@ struct Cli {
     /// Passes over the training images.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Training images, at most.
-    #[arg(long, default_value_t = 10_000, value_parser = support::at_least_one)]
+    /// Training images, at most; at least 2.
+    #[arg(long, default_value_t = 10_000, value_parser = at_least_two)]
     limit: usize,
+}
+
+/// Reads a number of training images that can be pruned with.
+fn at_least_two(text: &str) -> Result<usize, String> {
+    match support::at_least_one(text)? {
+        1 => Err("must be at least 2: pruning learns from one and judges by another".into()),
+        limit => Ok(limit),
+    }
 }
 
 fn main() -> ExitCode {
@@ -274,9 +282,11 @@ fn prune(
     device: &Device,
 ) -> Result<[Cell; 3], Box<dyn Error>> {
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    // 9. Choose the weights whose loss costs least, by the gradients of 256 images.
+    // 9. Choose the weights whose loss costs least, by the gradients of 256 images, or of half of
+    // what there are; of the others some judge the ridge.
     let solver = SolverConfig::new(Budget::Sparsity(0.8));
-    let pruned = PrunerConfig::new(solver, FisherConfig::new(256)).prune(
+    let fisher = FisherConfig::new(256.min(images.train.len() / 2));
+    let pruned = PrunerConfig::new(solver, fisher).prune(
         model,
         |model, (images, labels): &(Tensor<4>, Tensor<1, Int>)| {
             cross_entropy.forward(model.forward(images.clone()), labels.clone())

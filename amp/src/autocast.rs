@@ -48,7 +48,7 @@ pub struct AutocastConfig {
     /// The compute dtype: F16, BF16, or F32 for no cast at all.
     pub dtype: FloatDType,
     /// Parameters that stay in F32 although Burn could run them in half. The modules they belong
-    /// to must be called in a [`full_precision`](crate::full_precision()) region.
+    /// to must be called in a [`full_precision`](crate::full_precision()) region. Default: none.
     #[config(default = "None")]
     pub full_precision: Option<ParamGroup>,
     /// Dtype of what [`Autocast::forward`] returns. Default F32, which the loss needs.

@@ -22,6 +22,7 @@ pub struct GradScalerConfig {
     ///
     /// With [`LossScale::None`] the norm is not reported, and a step whose norm is not finite is
     /// taken without clipping: to know would cost the read that [`LossScale::Static`] of 1 makes.
+    /// Default: no clipping.
     #[config(default = "None")]
     pub max_norm: Option<f32>,
     /// Skipped steps in a row that make [`GradScaler::step`] fail with [`AmpError::Diverged`];
@@ -74,7 +75,7 @@ impl GradScalerConfig {
 /// ```
 ///
 /// [`step`](Self::step) does the last three. Take them one by one for several optimizers with one
-/// scale, or to work on the unscaled gradients; order mistakes do not compile, because
+/// scale, or to look at the unscaled gradients or clip them; order mistakes do not compile, because
 /// [`unscale`](Self::unscale) turns gradients into [`Unscaled`] and only those can be applied.
 ///
 /// The scaler reads the device once per step, in [`apply`](Self::apply), and not at all with

@@ -26,16 +26,9 @@ pub struct Unscaled {
 }
 
 impl Unscaled {
-    /// The gradients, for inspection or for a penalty of your own.
+    /// The gradients, for inspection.
     pub fn gradients(&self) -> &GradientsParams {
         &self.grads
-    }
-
-    /// The gradients, to change in place.
-    ///
-    /// What is put in is not checked for infinities again: the check belongs to the backward pass.
-    pub fn gradients_mut(&mut self) -> &mut GradientsParams {
-        &mut self.grads
     }
 
     /// Scales all gradients down so that their global L2 norm is at most `max_norm`.

@@ -11,20 +11,21 @@ use crate::weight_grid::WeightGrid;
 /// Settings of [`adaround`].
 #[derive(Config, Debug, PartialEq)]
 pub struct AdaRoundConfig {
-    /// Steps of Adam.
+    /// Steps of Adam. Default 1000.
     #[config(default = 1000)]
     pub iterations: usize,
-    /// Learning rate of Adam, in units of the logits `V`.
+    /// Learning rate of Adam, in units of the logits `V`. Default 0.01.
     #[config(default = 0.01)]
     pub learning_rate: f64,
     /// Weight λ of the term that pushes `h(V)` to 0 or 1, where the output error is in units of
-    /// that of nearest rounding per element.
+    /// that of nearest rounding per element. Default 3.
     #[config(default = 3.0)]
     pub regularization: f64,
-    /// First iterations without that term, as a fraction in `0..1`.
+    /// First iterations without that term, as a fraction in `0..1`. Default 0.2.
     #[config(default = 0.2)]
     pub warmup: f64,
-    /// The term's exponent β, from the end of the warmup to the end, cosine-annealed.
+    /// The term's exponent β, from the end of the warmup to the end, cosine-annealed. Default: from
+    /// 20 to 2.
     #[config(default = "[20.0, 2.0]")]
     pub beta: [f64; 2],
 }

@@ -136,16 +136,7 @@ impl ConversionReport {
 impl ConvertedWeight {
     /// Bytes in F32.
     pub fn float_bytes(&self) -> usize {
-        4 * self.elements()
-    }
-
-    /// Bits on the device for each element, scales included.
-    pub fn bits_per_element(&self) -> f64 {
-        8.0 * self.bytes as f64 / self.elements().max(1) as f64
-    }
-
-    fn elements(&self) -> usize {
-        self.shape.iter().product()
+        4 * self.shape.iter().product::<usize>()
     }
 }
 

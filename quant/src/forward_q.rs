@@ -67,6 +67,13 @@ pub trait ForwardQ<Input> {
     type Output;
 
     /// The forward pass, with the quantizers of the layer.
+    ///
+    /// # Panics
+    ///
+    /// As the plain one; and for a scheme that does not fit the shape of an activation: a channel
+    /// axis that it lacks, blocks of more axes than it has or that do not divide it.
+    /// [`prepare`](crate::QatConfig::prepare) refuses only what weights tell: blocks that do not
+    /// divide the last axis of a linear layer's input or output.
     fn forward_q(&self, input: Input) -> Self::Output;
 }
 

@@ -12,11 +12,11 @@ use crate::weight_grid::WeightGrid;
 #[derive(Config, Debug, PartialEq)]
 pub struct GptqConfig {
     /// Added to the Hessian's diagonal, as a fraction of its mean. Larger values compensate less
-    /// and are more robust to little data.
+    /// and are more robust to little data. Default 0.01.
     #[config(default = 0.01)]
     pub damping: f64,
     /// Rounds the features with the largest second moment first ("act-order"), while the most
-    /// others are left to make up for them.
+    /// others are left to make up for them. Default: no, in their order.
     #[config(default = false)]
     pub activation_order: bool,
 }

@@ -119,14 +119,14 @@ impl Histogram {
         self.min > self.max
     }
 
-    /// Lower end of bin `index`; of index `counts().len()`, the upper end of the last one.
+    /// Lower end of bin `index`; from index `counts().len()` on, the upper end of the last one.
     pub fn edge(&self, index: usize) -> f32 {
         let bins = self.counts.len();
         let step = (self.max - self.min) / bins as f32;
         // From the nearer end, so that both ends are exact.
         match index <= bins / 2 {
             true => self.min + step * index as f32,
-            false => self.max - step * (bins - index) as f32,
+            false => self.max - step * bins.saturating_sub(index) as f32,
         }
     }
 

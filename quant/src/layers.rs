@@ -14,6 +14,9 @@ pub(crate) struct Weight {
     pub(crate) axis: Option<usize>,
     /// Whether the layer's input is a float tensor that a `forward_q` can quantize.
     pub(crate) float_input: bool,
+    /// Lengths of the last axes of the layer's input and output, where the weight tells.
+    pub(crate) input_width: Option<usize>,
+    pub(crate) output_width: Option<usize>,
     /// Whether the layer's output is an operand of one of an attention's products.
     pub(crate) attention_operand: bool,
     /// Whether it is the query projection of an attention.
@@ -63,6 +66,15 @@ fn output_axis(container: &str, rank: usize) -> Option<usize> {
     }
 }
 
+/// Lengths of the last axes of a layer's input and output by container and shape of its weight.
+fn widths(container: &str, shape: &[usize]) -> (Option<usize>, Option<usize>) {
+    match (container, shape) {
+        ("Struct:Linear", [input, output]) => (Some(*input), Some(*output)),
+        ("Struct:Embedding", [_, width]) => (None, Some(*width)),
+        _ => (None, None),
+    }
+}
+
 impl ModuleVisitor for Layers {
     fn enter_module(&mut self, name: &str, container_type: &str) {
         if container_type == "Reparameterization" {
@@ -94,14 +106,18 @@ impl ModuleVisitor for Layers {
             Some((name, parent)) if parent == "Struct:MultiHeadAttention" => name,
             _ => "",
         };
+        let shape = param.lazy_shape().to_vec();
+        let (input_width, output_width) = widths(container, &shape);
         self.weights.push(Weight {
             path: names.join("."),
             id: param.id,
-            shape: param.lazy_shape().to_vec(),
+            shape,
             device: param.lazy_device(),
             axis,
             // Indices, and a call with offsets that no `forward_q` makes.
             float_input: !matches!(container, "Struct:Embedding" | "Struct:DeformConv2d"),
+            input_width,
+            output_width,
             attention_operand: matches!(projection, "query" | "key" | "value"),
             attention_query: projection == "query",
         });

@@ -5,7 +5,6 @@
 //! - [`Scheme`]: [`NumberFormat`], [`Mapping`], [`Granularity`] and [`ScaleFormat`];
 //! - [`QuantParams`] from a [`Range`];
 //! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`];
-//! - [`fold`]: batch normalization into the layer before it;
 //! - [`gptq`] and [`adaround`]: weight rounding better than nearest, from [`InputStatistics`];
 //! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
 //!
@@ -16,7 +15,11 @@
 //!   [`quantize_calls`] writes it for a whole `impl` block;
 //! - [`FakeQuantize`]: a quantizer to stand anywhere in a model, after a sum for example;
 //! - [`Schedule`] and [`advance`]: when to observe, quantize and freeze;
-//! - [`calibrate`]: ranges without training, by the [`ObserverConfig`] of each quantizer;
+//! - [`PtqConfig`]: quantization without training, from ranges to corrected biases; [`calibrate`]:
+//!   the ranges alone, by the [`ObserverConfig`] of each quantizer;
+//! - [`audit()`]: what quantizes the operands of every product; [`health()`]: how well each quantizer
+//!   does on data; [`sensitivity()`]: what quantizing each layer alone costs;
+//!   [`MixedPrecisionConfig`]: as few bits as a bound on the accuracy allows;
 //! - [`load_float_record`], [`float_record`], [`load_record`]: records of float and of prepared
 //!   models;
 //! - [`quantizers`] and [`map_quantizers`]: all quantizers of a model with their paths.
@@ -24,12 +27,17 @@
 //! # Deployment
 //!
 //! - [`fold`]: batch normalization into the layer before it;
-//! - [`RoundingConfig`]: weights rounded better than nearest ([`gptq`], [`adaround`]) and corrected
-//!   biases, from [`LayerInputs`]; [`smooth_quant`] and [`awq`]: factors for [`rescale`];
+//! - [`RoundingConfig`]: rounding of a model's weights, and corrected biases, from [`LayerInputs`];
+//!   [`smooth_quant`] and [`awq`]: factors for [`rescale`];
 //! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales; [`compare`]: how close
 //!   the converted model is;
-//! - [`save_safetensors`] and [`load_safetensors`]: files with as many bits as the codes have;
-//! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
+//! - [`save_safetensors`] and [`load_safetensors`]: files with as many bits as the codes have.
+//!
+//! # Feature flags
+//!
+//! `flex`, `ndarray`, `wgpu`, `vulkan`, `metal`, `cuda` and `cpu` are forwarded to Burn and compile
+//! fake quantization for the backend: name those that `burn` has. Where one is missing,
+//! [`QuantError::MissingFeature`] names it.
 
 mod adaround;
 mod audit;

@@ -45,7 +45,7 @@ pub struct Override {
     #[config(default = "None")]
     pub outputs: Option<bool>,
     /// Axis of the output channels. Needed for weights of the model's own modules, which are left
-    /// out otherwise.
+    /// out otherwise. Default: that of the layer, in those that Burn has.
     #[config(default = "None")]
     pub axis: Option<usize>,
 }

@@ -76,7 +76,7 @@ fn nearest() -> RoundingConfig {
 #[derive(Config, Debug)]
 pub struct PtqConfig {
     /// What is quantized, and how. The mode decides about the observers of activations; the
-    /// schedule must quantize from step 0 on.
+    /// schedule must quantize from step 0 on. Default: that of [`QatConfig`].
     #[config(default = "QatConfig::new()")]
     pub quantize: QatConfig,
     /// Which numbers are quantized. Default: weights, and activations with static ranges.

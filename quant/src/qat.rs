@@ -50,7 +50,7 @@ pub struct WeightConfig {
     /// Whether scales are trained. Default: no.
     #[config(default = "Learned::None")]
     pub learned: Learned,
-    /// When a weight counts as clipped in the gradient of a learned scale.
+    /// When a weight counts as clipped in the gradient of a learned scale. Default: PyTorch's rule.
     #[config(default = "Clip::AfterRounding")]
     pub clip: Clip,
 }
@@ -113,7 +113,7 @@ impl WeightConfig {
 /// It is a [`Config`]: it can be saved, loaded and printed as JSON.
 #[derive(Config, Debug)]
 pub struct QatConfig {
-    /// How weights are quantized.
+    /// How weights are quantized. Default: INT8, symmetric, per output channel.
     #[config(default = "WeightConfig::new()")]
     pub weight: WeightConfig,
     /// How the inputs of layers are quantized, and what else is a site for activations. `None` for
@@ -131,10 +131,10 @@ pub struct QatConfig {
     #[config(default = "None")]
     pub group: Option<ParamGroup>,
     /// What differs for some layers; of several that match, the last that says something about a
-    /// choice decides it.
+    /// choice decides it. Default: nothing.
     #[config(default = "Vec::new()")]
     pub overrides: Vec<Override>,
-    /// When quantizers observe and quantize.
+    /// When quantizers observe and quantize. Default: both from the first step on, without end.
     #[config(default = "Schedule::new()")]
     pub schedule: Schedule,
 }
@@ -148,8 +148,9 @@ impl QatConfig {
     /// # Errors
     ///
     /// The model comes back in the error: choices that contradict each other or do not fit a
-    /// weight's shape, a group or an override that matches nothing, a weight that already carries
-    /// a reparameterization (a second `prepare`, for example).
+    /// weight's shape, blocks of activations that do not divide the inputs or outputs of a linear
+    /// layer, a group or an override that matches nothing, a weight that already carries a
+    /// reparameterization (a second `prepare`, for example).
     pub fn prepare<M: Module>(&self, model: M) -> Result<M, Rejected<M, QuantError>> {
         let quantizers = match self.reparameterizer(&model) {
             Ok(quantizers) => quantizers,
@@ -287,20 +288,36 @@ impl QatConfig {
         };
         let of_weight = choices.weight.quantizer(&weight.shape, axis, input_axis);
         let of_weight = of_weight.init_for(&weight.shape, &weight.device)?;
-        let activation = |site: &str, wanted: bool| match &choices.activation {
+        let activation = |site: &str, wanted: bool, width| match &choices.activation {
             Some(config) if wanted => {
+                check_blocks(&config.scheme, width)?;
                 let quantizer = config.init(&weight.device)?;
                 Ok(Some(named(quantizer, site)))
             }
             _ => Ok::<_, QuantError>(None),
         };
-        let operand = weight.attention_operand && self.attention;
+        let output = choices.outputs || (weight.attention_operand && self.attention);
+        let attention = weight.attention_query && self.attention;
         Ok(Some(WeightQuantizer {
             weight: named(of_weight.with_enabled(!choices.skip_weight), "weight"),
-            input: activation("input", weight.float_input)?,
-            output: activation("output", choices.outputs || operand)?,
-            attention: activation("attention", weight.attention_query && self.attention)?,
+            input: activation("input", weight.float_input, weight.input_width)?,
+            output: activation("output", output, weight.output_width)?,
+            attention: activation("attention", attention, None)?,
         }))
+    }
+}
+
+/// Refuses blocks that do not divide the last axis of an activation. How long its other axes are,
+/// only the activation tells.
+fn check_blocks(scheme: &Scheme, width: Option<usize>) -> Result<(), QuantError> {
+    match (&scheme.granularity, width) {
+        (Granularity::PerBlock { extents }, Some(width)) => {
+            let last = extents.last().copied().into_iter().collect();
+            let of_last_axis = Granularity::PerBlock { extents: last };
+            let scheme = scheme.clone().with_granularity(of_last_axis);
+            scheme.validate(&[width])
+        }
+        _ => Ok(()),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::{QuantError, QuantParams, Scheme, from_codes, to_codes};
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Parts")]
 pub struct QuantizedTensor {
     codes: Vec<i32>,
     shape: Vec<usize>,
@@ -79,7 +80,8 @@ impl QuantizedTensor {
     /// # Errors
     ///
     /// [`QuantError::LengthMismatch`], [`QuantError::InvalidScale`],
-    /// [`QuantError::CodeOutOfRange`], and what [`Scheme::validate`] finds.
+    /// [`QuantError::CodeOutOfRange`], [`QuantError::InvalidConfig`] for a shape of more elements
+    /// than can be counted, and what [`Scheme::validate`] finds.
     pub fn new(
         codes: Vec<i32>,
         shape: Vec<usize>,
@@ -87,9 +89,19 @@ impl QuantizedTensor {
         zero_point: Vec<f32>,
         scheme: Scheme,
     ) -> Result<Self, QuantError> {
+        let elements = shape
+            .iter()
+            .try_fold(1_usize, |product, len| product.checked_mul(*len));
+        let Some(elements) = elements else {
+            return Err(QuantError::InvalidConfig {
+                field: "shape",
+                value: format!("{shape:?}"),
+                expected: "of fewer elements",
+            });
+        };
         let groups = scheme.group_count(&shape)?;
         let lengths = [
-            ("codes", shape.iter().product(), codes.len()),
+            ("codes", elements, codes.len()),
             ("scales", groups, scale.len()),
             ("zero points", groups, zero_point.len()),
         ];
@@ -245,6 +257,30 @@ impl QuantizedTensor {
             false => self.zero_point.len(),
         };
         codes + 4 * self.scale.len() + 4 * zero_points
+    }
+}
+
+/// What is read before it is looked at.
+#[derive(Deserialize)]
+struct Parts {
+    codes: Vec<i32>,
+    shape: Vec<usize>,
+    scale: Vec<f32>,
+    zero_point: Vec<f32>,
+    scheme: Scheme,
+}
+
+impl TryFrom<Parts> for QuantizedTensor {
+    type Error = QuantError;
+
+    fn try_from(parts: Parts) -> Result<Self, QuantError> {
+        Self::new(
+            parts.codes,
+            parts.shape,
+            parts.scale,
+            parts.zero_point,
+            parts.scheme,
+        )
     }
 }
 

@@ -32,6 +32,7 @@ pub enum Requantization {
 /// assert_eq!(multiplier.apply(1000), 750);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Parts")]
 pub struct Multiplier {
     mantissa: i32,
     exponent: i32,
@@ -49,10 +50,11 @@ impl Multiplier {
         if !(real > 0.0 && real < LARGEST) {
             return Err(QuantError::InvalidMultiplier { value: real });
         }
-        // real = fraction · 2^exponent with the fraction in [0.5, 1)
-        let mut exponent = real.log2().floor() as i32 + 1;
+        // real = fraction · 2^exponent with the fraction in [0.5, 1). The power of the smallest
+        // numbers would be 0 in F64: the loops below do the rest.
+        let mut exponent = (real.log2().floor() as i32 + 1).max(-1000);
         let mut fraction = real / f64::powi(2.0, exponent);
-        // The logarithm may be off by one next to a power of two (and for subnormal numbers).
+        // The logarithm may be off by one next to a power of two, too.
         while fraction >= 1.0 {
             fraction /= 2.0;
             exponent += 1;
@@ -90,6 +92,33 @@ impl Multiplier {
     }
 }
 
+/// What is read before it is looked at.
+#[derive(Deserialize)]
+struct Parts {
+    mantissa: i32,
+    exponent: i32,
+}
+
+impl TryFrom<Parts> for Multiplier {
+    type Error = QuantError;
+
+    /// [`QuantError::InvalidConfig`] unless [`new`](Self::new) could have made it.
+    fn try_from(parts: Parts) -> Result<Self, QuantError> {
+        let Parts { mantissa, exponent } = parts;
+        let (field, value, expected) = match () {
+            _ if mantissa < 1 << 30 => ("mantissa", mantissa, "from 2^30 to 2^31 - 1"),
+            // Those of the smallest positive number of 64 bits, and of 2³⁰.
+            _ if !(-1073..=31).contains(&exponent) => ("exponent", exponent, "from -1073 to 31"),
+            _ => return Ok(Self { mantissa, exponent }),
+        };
+        Err(QuantError::InvalidConfig {
+            field,
+            value: value.to_string(),
+            expected,
+        })
+    }
+}
+
 /// `round(a · b / 2³¹)`, ties away from zero, saturating (only `i32::MIN · i32::MIN` saturates).
 pub fn saturating_rounding_doubling_high_mul(a: i32, b: i32) -> i32 {
     doubling_high_mul(i64::from(a), b).min(i64::from(i32::MAX)) as i32
@@ -105,7 +134,7 @@ pub fn rounding_divide_by_pot(value: i32, exponent: u32) -> i32 {
 fn doubling_high_mul(a: i64, b: i32) -> i64 {
     let product = i128::from(a) * i128::from(b);
     let nudge: i128 = if product >= 0 { 1 << 30 } else { 1 - (1 << 30) };
-    // Division truncates, as gemmlowp's does. |a| < 2⁶², so that the quotient is below 2⁶².
+    // Division truncates, as gemmlowp's does. |a| ≤ 2⁶², so that the quotient is below 2⁶².
     ((product + nudge) / (1 << 31)) as i64
 }
 

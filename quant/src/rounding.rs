@@ -42,7 +42,7 @@ pub enum Rounding {
 /// the inputs that a layer is rounded for are then the ones it will see.
 #[derive(Config, Debug, PartialEq)]
 pub struct RoundingConfig {
-    /// How.
+    /// How. Default: by GPTQ with its defaults.
     #[config(default = "Rounding::Gptq(GptqConfig::new())")]
     pub rounding: Rounding,
     /// Whether the mean error that is left moves into the bias, where there is one. Default: yes.

@@ -91,6 +91,10 @@ impl WeightGrid {
     }
 
     /// The values of `codes`, row-major.
+    ///
+    /// # Panics
+    ///
+    /// For more codes than the weight has elements.
     pub fn values(&self, codes: &[i32]) -> Vec<f32> {
         let value = |(index, code): (usize, &i32)| {
             (*code as f32 - self.zero_point[index]) * self.scale[index]

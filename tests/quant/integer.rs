@@ -8,8 +8,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ConvGeometry, ConvertConfig, FakeQuantize, ForwardQ, Grid, IntegerConv2d, IntegerLinear,
-    NumberFormat, QatConfig, QuantError, QuantizedTensor, Requantization, Scheme, Unsupported,
-    WeightConfig, WeightQuantizer, quantized_weights, to_codes,
+    Multiplier, NumberFormat, QatConfig, QuantError, QuantizedTensor, Requantization, Scheme,
+    Unsupported, WeightConfig, WeightQuantizer, quantized_weights, to_codes,
 };
 
 use crate::support::{each_device, tensor, values};
@@ -295,4 +295,32 @@ fn only_symmetric_weights_of_signed_integers_are_multiplied() {
     let weight = QuantizedTensor::new(vec![1, 2], vec![2], vec![1.0], vec![0.0], vector).unwrap();
     let error = IntegerLinear::of(&weight, None, byte_grid()).unwrap_err();
     assert!(matches!(error, QuantError::LengthMismatch { .. }));
+}
+
+#[test]
+fn a_multiplier_reads_back_from_json_and_an_impossible_one_is_refused() {
+    let smallest = Multiplier::new(f64::from_bits(1)).unwrap();
+    assert_eq!((smallest.mantissa(), smallest.exponent()), (1 << 30, -1073));
+    assert_eq!(smallest.apply(i32::MAX), 0);
+    // The nearest is 2³⁰ itself.
+    let largest = Multiplier::new(1_073_741_824_f64.next_down()).unwrap();
+    assert_eq!((largest.mantissa(), largest.exponent()), (1 << 30, 31));
+    assert_eq!(largest.apply(i32::MIN), i32::MIN);
+    for multiplier in [smallest, Multiplier::new(0.75).unwrap(), largest] {
+        let json = serde_json::to_string(&multiplier).unwrap();
+        let read: Multiplier = serde_json::from_str(&json).unwrap();
+        assert_eq!(read, multiplier);
+    }
+
+    for (mantissa, exponent, message) in [
+        (1 << 30, 32, "exponent is 32"),
+        (1 << 30, 100, "exponent is 100"),
+        (1 << 30, i32::MIN, "exponent is -2147483648"),
+        ((1 << 30) - 1, 0, "mantissa is 1073741823"),
+        (-1, 0, "mantissa is -1"),
+    ] {
+        let json = serde_json::json!({ "mantissa": mantissa, "exponent": exponent });
+        let error = serde_json::from_value::<Multiplier>(json).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
 }

@@ -8,9 +8,10 @@ use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::quant::{
-    FakeQuantizeConfig, ForwardQ, Granularity, NumberFormat, Override, Phase, QatConfig,
-    QuantError, QuantParams, Schedule, Scheme, Site, WeightConfig, WeightGranularity, advance,
-    fake_quantize, float_record, load_float_record, load_record, map_quantizers, quantizers,
+    FakeQuantizeConfig, ForwardQ, Granularity, NumberFormat, ObserverConfig, Override, Phase,
+    QatConfig, QuantError, QuantParams, Schedule, Scheme, Site, WeightConfig, WeightGranularity,
+    advance, fake_quantize, float_record, load_float_record, load_record, map_quantizers,
+    quantizers,
 };
 use burn_lean::reparam::AttachError;
 
@@ -390,6 +391,39 @@ fn channels_that_do_not_divide_into_blocks_are_an_error_with_the_path() {
     let error = config.prepare(Net::new(1, &Device::flex())).unwrap_err();
     let error = error.into_error().to_string();
     assert!(error.contains("`conv.weight`"), "{error}");
+}
+
+/// The linear layers have 8 and 6 inputs, and 6 and 3 outputs.
+#[test]
+fn blocks_that_do_not_divide_the_activations_of_a_linear_layer_are_an_error_with_the_path() {
+    let device = Device::flex();
+    let config = |extents: &[usize]| {
+        let granularity = Granularity::PerBlock {
+            extents: extents.to_vec(),
+        };
+        let scheme = Scheme::symmetric(NumberFormat::int8()).with_granularity(granularity);
+        let activation = FakeQuantizeConfig::new(scheme).with_observer(ObserverConfig::Memoryless);
+        QatConfig::new().with_activation(Some(activation))
+    };
+    let net = config(&[1, 2]).prepare(Net::new(1, &device)).unwrap();
+    net.forward(input(1, &device));
+
+    let refused = |config: QatConfig| {
+        let rejected = config.prepare(Net::new(1, &device)).unwrap_err();
+        rejected.into_error()
+    };
+    let error = |path: &str, extent, width| {
+        let error = QuantError::NotDivisible {
+            axis: 0,
+            extent,
+            shape: vec![width],
+        };
+        error.at(path)
+    };
+    assert_eq!(refused(config(&[4])), error("fc2.weight", 4, 6));
+    assert_eq!(refused(config(&[1, 4])), error("fc2.weight", 4, 6));
+    let outputs = config(&[2]).with_outputs(true);
+    assert_eq!(refused(outputs), error("fc2.weight", 2, 3));
 }
 
 #[test]

@@ -10,6 +10,8 @@ use burn_lean::quant::{
     load_safetensors, save_safetensors,
 };
 
+use serde_json::json;
+
 use crate::support::{each_device, tensor, values, with_numbers};
 
 fn quantized<const D: usize>(x: &Tensor<D>, scheme: &Scheme) -> (QuantizedTensor, Vec<f32>) {
@@ -49,6 +51,33 @@ fn check<const D: usize>(shape: [usize; D], scheme: &Scheme, device: &Device) ->
 
 fn per_channel(axis: usize) -> Granularity {
     Granularity::PerChannel { axis }
+}
+
+#[test]
+fn a_quantized_tensor_reads_back_from_json_and_a_damaged_one_is_refused() {
+    let scheme = Scheme::symmetric(NumberFormat::int(4).narrow()).with_granularity(per_channel(0));
+    let codes = vec![7, -7, 0, 3];
+    let whole =
+        QuantizedTensor::new(codes, vec![2, 2], vec![0.5, 1.0], vec![0.0; 2], scheme).unwrap();
+    let json = serde_json::to_value(&whole).unwrap();
+    let read: QuantizedTensor = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(read, whole);
+
+    for (field, value, message) in [
+        ("codes", json!([7, -7, 0]), "expected 4 numbers, found 3"),
+        ("codes", json!([7, -8, 0, 3]), "-8, outside of [-7, 7]"),
+        ("shape", json!([2, usize::MAX]), "shape is [2, "),
+        ("shape", json!([2, 0]), "no elements"),
+        ("scale", json!([0.5]), "expected 2 numbers, found 1"),
+        ("scale", json!([0.5, 0.0]), "the scale of the tensor is 0"),
+        ("zero_point", json!([0.0]), "expected 2 numbers, found 1"),
+        ("zero_point", json!([0.0, 8.0]), "8, outside of [-7, 7]"),
+    ] {
+        let mut damaged = json.clone();
+        damaged[field] = value;
+        let error = serde_json::from_value::<QuantizedTensor>(damaged).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
 }
 
 #[test]

@@ -24,6 +24,11 @@ use syn::{
 ///
 /// Where the crate is only reachable by another path, name it:
 /// `#[quantize_calls(crate = burn_lean::quant)]`.
+///
+/// # Panics
+///
+/// The calls panic where `ForwardQ::forward_q` does: for a scheme that does not fit the shape of an
+/// activation.
 #[proc_macro_attribute]
 pub fn quantize_calls(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let Arguments { path } = parse_macro_input!(arguments as Arguments);
