@@ -103,6 +103,15 @@ pub(crate) fn solve_within(
         feasible.select(&all, &dead.demote(&all, scores), 1.0)
     };
     let completed = Termination::Completed;
+    let mut in_blocks = |block_size, expansion, stages| {
+        let shrinking = Shrinking {
+            block_size,
+            expansion,
+            stages,
+        };
+        let (weights, support) = blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
+        Ok::<_, PruneError>((weights, support, Step::BackSolve, completed))
+    };
     let (weights, support, step, termination) = match &config.method {
         Method::Random => dense(problem, by_score(scores::random(problem, config.seed))?),
         Method::Magnitude => dense(problem, by_score(scores::magnitude(problem))?),
@@ -110,26 +119,9 @@ pub(crate) fn solve_within(
         Method::Wanda { activation_norms } => {
             dense(problem, by_score(scores::wanda(problem, activation_norms))?)
         }
-        Method::WoodFisher { block_size } => {
-            let shrinking = Shrinking {
-                block_size: *block_size,
-                expansion: f64::INFINITY,
-                stages: 1,
-            };
-            let (weights, support) = blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
-            (weights, support, Step::BackSolve, completed)
-        }
+        Method::WoodFisher { block_size } => in_blocks(*block_size, f64::INFINITY, 1)?,
         Method::BackSolve => match config.block_size {
-            Some(block_size) => {
-                let shrinking = Shrinking {
-                    block_size,
-                    expansion: 1.0,
-                    stages: 0,
-                };
-                let (weights, support) =
-                    blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
-                (weights, support, Step::BackSolve, completed)
-            }
+            Some(block_size) => in_blocks(block_size, 1.0, 0)?,
             None => {
                 let support = by_score(scores::magnitude(problem))?;
                 let weights = back_solve(problem, &support)?;
@@ -153,16 +145,7 @@ pub(crate) fn solve_within(
             (weights, support, step, termination)
         }
         Method::Chita(chita) => match config.block_size {
-            Some(block_size) => {
-                let shrinking = Shrinking {
-                    block_size,
-                    expansion: chita.expansion,
-                    stages: chita.stages,
-                };
-                let (weights, support) =
-                    blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
-                (weights, support, Step::BackSolve, completed)
-            }
+            Some(block_size) => in_blocks(block_size, chita.expansion, chita.stages)?,
             None => {
                 let few = problem.over_few_rows()?;
                 let (weights, support, termination) =
