@@ -9,8 +9,9 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, FisherConfig, GradientMatrix, IhtConfig, Method, Problem,
-    Refit, RidgeChoice, Selection, SolverConfig, activation_norms, solve, solve_with_ridge,
+    Budget, ChitaConfig, DeadColumns, FisherConfig, GradientMatrix, IhtConfig, Layout, Method,
+    Problem, Refit, RidgeChoice, Selection, SolverConfig, activation_norms, solve,
+    solve_with_ridge,
 };
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, FlipTracker, ForwardQ, GptqConfig, InputStatistics, Learned,
@@ -95,6 +96,12 @@ fn prunes(device: &Device) {
         assert_eq!(found.weights.dtype(), DType::F32);
         assert_eq!(values(found.weights), values(expected.weights));
     }
+    // More samples than weights.
+    let many = GradientMatrix::from_tensor(tensor::<2>(6, [40, 10], device).cast(DType::F32));
+    let dense = Tensor::<1>::ones([10], (device, DType::F32));
+    let many = Problem::new(many.unwrap(), dense, Layout::anonymous(10)).unwrap();
+    let solved = solve(&many, &SolverConfig::new(Budget::Keep(4))).unwrap();
+    assert!(solved.relative_gap < 1e-6, "{}", solved.relative_gap);
     let choice = RidgeChoice::with_and_without_tempering([1e-3]);
     let config = SolverConfig::new(Budget::Sparsity(0.5));
     let sweep = solve_with_ridge(&found, &config, &choice, &mut |_| Ok(1.0)).unwrap();

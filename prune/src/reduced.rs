@@ -14,13 +14,12 @@
 //! ([Golub & Van Loan, Matrix Computations, 4th edition, sections 5.2 and 6.5]), in F64. GᵀG, whose
 //! condition is that of G squared, is not formed.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use faer::Mat;
 
 use crate::error::PruneError;
 use crate::gradient_matrix::GradientMatrix;
 use crate::problem::narrow;
-use crate::solver::Symmetric;
 
 /// Rows that one factorization takes in, as a multiple of those of R: more of them are more memory,
 /// fewer are more work.
@@ -38,11 +37,10 @@ pub(crate) struct Reduced {
 }
 
 impl Reduced {
-    /// Whether it fits, and has half the rows or fewer, or the only system that does.
+    /// Whether it has half the rows or fewer, and fits.
     pub(crate) fn is_better(samples: usize, parameters: usize) -> bool {
         let rows = parameters.saturating_add(1);
-        let fewer = samples / 2 >= rows || (samples > rows && !Symmetric::fits(samples));
-        fewer && Self::needed(rows) <= BOUND
+        samples / 2 >= rows && Self::needed(rows) <= BOUND
     }
 
     /// R in F64 and F32, and twice the rows with it: themselves and factored.
@@ -69,9 +67,21 @@ impl Reduced {
         let elements = (0..rows).flat_map(|row| (0..parameters).map(move |column| (row, column)));
         let values: Vec<f64> = elements.map(|at| reduced[at]).collect();
         let values = TensorData::new(narrow(&values), [rows, parameters]);
+        let values = Tensor::from_data(values, (&gradients.device(), DType::F32));
         Ok(Self {
-            gradients: GradientMatrix::from_tensor(Tensor::from_data(values, &gradients.device()))?,
+            gradients: GradientMatrix::from_tensor(values)?,
             ones: reduced.col_as_slice(parameters).to_vec(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_weights_that_fit_are_reduced_to() {
+        assert!(Reduced::is_better(200, 99) && !Reduced::is_better(199, 99));
+        assert!(Reduced::is_better(40_000, 15_893) && !Reduced::is_better(40_000, 15_894));
     }
 }

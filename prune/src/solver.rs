@@ -29,7 +29,6 @@ use blockwise::{Shrinking, blockwise};
 use clock::Clock;
 use coordinate_descent::coordinate_descent;
 pub(crate) use dead::Dead;
-pub(crate) use factor::Symmetric;
 use scores::check_norms;
 use serde::{Deserialize, Serialize};
 pub(crate) use working_set::Shared;
@@ -75,9 +74,9 @@ pub enum DeadColumns {
 ///
 /// Systems are factored on the host, in F64: those of CHITA have as many unknowns as there are
 /// samples, those of the exact values on a known support as many as samples or kept weights,
-/// whichever are fewer. From twice as many samples as weights on, or where its system would not fit,
-/// CHITA searches the same problem over p + 1 rows, which are found with some n·p² operations, once
-/// for all ridges.
+/// whichever are fewer. From twice as many samples as weights on, CHITA searches the same problem
+/// over p + 1 rows, which are found with some n·p² operations, once for all ridges; not above 15,893
+/// weights, where that would take more than 16 GiB.
 ///
 /// # Errors
 ///
