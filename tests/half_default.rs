@@ -74,9 +74,13 @@ fn prunes(device: &Device) {
         .flat_map(|row| gradients.row(row).unwrap())
         .collect();
     let rows = TensorData::new(rows, [24, dense.dims()[0]]);
-    let rows = Tensor::from_data(rows, (device, DType::F32));
+    // A device whose default is F32.
+    #[allow(deprecated)] // ndarray is supported as long as Burn has it.
+    let other = Device::ndarray();
+    let rows = Tensor::from_data(rows, (&other, DType::F32));
     let layout = selection.layout().clone();
     let found = Problem::new(gradients, dense.clone(), layout.clone()).unwrap();
+    let dense = Tensor::from_data(dense.into_data(), (&other, DType::F32));
     let expected = Problem::new(GradientMatrix::from_tensor(rows).unwrap(), dense, layout).unwrap();
     let iht = IhtConfig::new().with_refit(Refit::CoordinateDescent { sweeps: 2 });
     for method in [
@@ -94,7 +98,11 @@ fn prunes(device: &Device) {
             solve(&problem, &config).unwrap()
         });
         assert_eq!(found.weights.dtype(), DType::F32);
-        assert_eq!(values(found.weights), values(expected.weights));
+        assert_eq!(found.support, expected.support);
+        // A number of F16 is off by up to 2⁻¹¹ of it.
+        for (found, expected) in values(found.weights).iter().zip(values(expected.weights)) {
+            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+        }
     }
     // More samples than weights.
     let many = GradientMatrix::from_tensor(tensor::<2>(6, [40, 10], device).cast(DType::F32));

@@ -238,17 +238,21 @@ impl FisherConfig {
     }
 
     /// The batches that n Fisher samples take.
-    pub(crate) fn enough<B: Batch>(&self, batches: impl IntoIterator<Item = B>) -> Vec<B> {
+    pub(crate) fn enough<B: Batch>(
+        &self,
+        batches: impl IntoIterator<Item = B>,
+    ) -> Result<Vec<B>, PruneError> {
         let mut groups = 0;
         let mut taken = Vec::new();
         for batch in batches {
+            batch.check()?;
             groups += batch.examples() / self.batch_size;
             taken.push(batch);
             if groups >= self.samples {
                 break;
             }
         }
-        taken
+        Ok(taken)
     }
 
     /// Refuses a matrix that exceeds the memory bound.

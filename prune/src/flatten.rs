@@ -109,7 +109,7 @@ impl<'a> Place<'a> {
     fn position<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<usize> {
         let position = *self.positions.get(&param.id)?;
         let layer = &self.selection.layout().layers()[position];
-        (self.nested == 0 && *layer.shape == *param.lazy_shape()).then_some(position)
+        (self.nested == 0 && *layer.shape == *param.base().shape()).then_some(position)
     }
 }
 

@@ -263,7 +263,7 @@ impl ModuleVisitor for AttachedMasks {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.place.at_parameter() {
-            self.shape = param.lazy_shape().to_vec();
+            self.shape = param.base().shape().to_vec();
         }
     }
 
@@ -322,7 +322,7 @@ struct Parameters(HashMap<String, (ParamId, Vec<usize>)>);
 
 impl FloatVisitor for Parameters {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        let shape = param.lazy_shape().to_vec();
+        let shape = param.base().shape().to_vec();
         self.0.insert(path.to_string(), (param.id, shape));
     }
 }

@@ -54,7 +54,8 @@ pub struct IhtConfig {
     /// Largest number of steps. Default 50.
     #[config(default = 50)]
     pub max_iterations: usize,
-    /// Stop when a step lowers the objective by less than this fraction. Default 1e-7.
+    /// Stop when a step lowers the objective by less than this fraction of what it is without its
+    /// linear term. Default 1e-7.
     #[config(default = 1e-7)]
     pub tolerance: f64,
     /// The first active set, as a multiple of k; at least 1. Default 1.5.

@@ -26,7 +26,7 @@ use crate::reduced::Reduced;
 /// The best-subset regression over the gradients of a trained model.
 ///
 /// ```
-/// use burn::tensor::{DType, Device, Tensor};
+/// use burn::tensor::{Device, Tensor};
 /// use burn_lean_prune::{GradientMatrix, Layout, Problem};
 ///
 /// let device = Device::flex();

@@ -296,7 +296,7 @@ impl PrunerConfig {
         let columns = 0..selection.layout().len();
         if self.needs_blocks(selection) {
             // Every block sees the same examples.
-            let batches: Vec<B> = self.fisher.enough(batches);
+            let batches: Vec<B> = self.fisher.enough(batches)?;
             return solve_blocks(
                 self,
                 &solver,

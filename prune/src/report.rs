@@ -8,7 +8,8 @@ use comfy_table::{CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::gradient_matrix::read;
-use crate::{ExcludedBecause, LayerKind, PruneError, SelectedParameter, Selection};
+use crate::selection::own;
+use crate::{LayerKind, PruneError, SelectedParameter, Selection};
 
 /// Weights, zeros and operations of a pruned model.
 ///
@@ -136,14 +137,6 @@ impl PruneReport {
     pub fn model_sparsity(&self) -> f64 {
         (self.weights - self.nonzeros) as f64 / self.parameters.max(1) as f64
     }
-}
-
-/// Those that are not another one under a second path.
-fn own(parameters: &[SelectedParameter]) -> impl Iterator<Item = &SelectedParameter> {
-    let tied = |parameter: &&SelectedParameter| {
-        matches!(parameter.excluded, Some(ExcludedBecause::TiedTo(_)))
-    };
-    parameters.iter().filter(move |parameter| !tied(parameter))
 }
 
 impl fmt::Display for PruneReport {

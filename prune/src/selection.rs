@@ -67,7 +67,7 @@ pub enum ExcludedBecause {
     RunningStatistic,
     /// It belongs to the reparameterization of a weight (the factors of an adapter, a scale).
     InsideReparameterization,
-    /// It is the same parameter as an earlier one, under this path: pruned with it, or excluded.
+    /// It is the same parameter as the one under this path: pruned with it, or not pruned either.
     TiedTo(String),
     /// It is quantized.
     NotFloat,
@@ -106,7 +106,7 @@ impl Selection {
             group,
             path: Vec::new(),
             containers: Vec::new(),
-            first: HashMap::new(),
+            visited: Vec::new(),
             selection: Self {
                 layout: Layout::new(),
                 ids: Vec::new(),
@@ -115,7 +115,7 @@ impl Selection {
             },
         };
         model.visit(&mut choose);
-        let selection = choose.selection;
+        let selection = choose.with_ties();
         if selection.ids.is_empty() {
             return Err(PruneError::NoPrunableParameter);
         }
@@ -221,13 +221,17 @@ impl fmt::Display for Selection {
                 Some(reason) => writeln!(f, "{} {:?}: {reason}", parameter.path, parameter.shape)?,
             }
         }
-        let all: usize = self
-            .parameters
-            .iter()
-            .map(SelectedParameter::elements)
-            .sum();
+        let all: usize = own(&self.parameters).map(SelectedParameter::elements).sum();
         write!(f, "{} of {all} weights are prunable", self.layout.len())
     }
+}
+
+/// Those that are not another one under a second path.
+pub(crate) fn own(parameters: &[SelectedParameter]) -> impl Iterator<Item = &SelectedParameter> {
+    let tied = |parameter: &&SelectedParameter| {
+        matches!(parameter.excluded, Some(ExcludedBecause::TiedTo(_)))
+    };
+    parameters.iter().filter(move |parameter| !tied(parameter))
 }
 
 /// The name that marks the inside of a reparameterization in a walk.
@@ -237,8 +241,8 @@ struct Choose<'a> {
     group: Option<&'a ParamGroup>,
     path: Vec<String>,
     containers: Vec<String>,
-    /// Where each parameter was first; where it is selected, if it is.
-    first: HashMap<ParamId, String>,
+    /// Of `selection.parameters`.
+    visited: Vec<ParamId>,
     selection: Selection,
 }
 
@@ -260,6 +264,26 @@ impl Choose<'_> {
 
     fn inside(&self, container: &str) -> bool {
         self.containers.iter().any(|name| name == container)
+    }
+
+    /// The selection, with every parameter that is another one under a second path marked.
+    fn with_ties(self) -> Selection {
+        let mut selection = self.selection;
+        let layers = selection.layout.layers().iter();
+        // Where each parameter is selected; where it was first, if it is not.
+        let mut paths: HashMap<ParamId, String> = selection
+            .ids
+            .iter()
+            .copied()
+            .zip(layers.map(|layer| layer.path.clone()))
+            .collect();
+        for (id, parameter) in self.visited.into_iter().zip(&mut selection.parameters) {
+            let path = paths.entry(id).or_insert_with(|| parameter.path.clone());
+            if *path != parameter.path {
+                parameter.excluded = Some(ExcludedBecause::TiedTo(path.clone()));
+            }
+        }
+        selection
     }
 
     fn excluded(
@@ -303,20 +327,12 @@ impl ModuleVisitor for Choose<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path = self.path.join(".");
-        let shape = param.lazy_shape();
+        let shape = param.base().shape();
         let elements = shape.num_elements();
         let dtype = param.base().dtype();
-        let tied = |first: &String| ExcludedBecause::TiedTo(first.clone());
-        let tied = self.first.get(&param.id).map(tied);
-        let included = self.selection.ids.contains(&param.id);
-        let excluded = match self.excluded(&param.id, &path, dtype, elements) {
-            None if !included => None,
-            reason => tied.or(reason),
-        };
-        if excluded.is_none() || !self.first.contains_key(&param.id) {
-            self.first.insert(param.id, path.clone());
-        }
-        if excluded.is_none() {
+        let excluded = self.excluded(&param.id, &path, dtype, elements);
+        self.visited.push(param.id);
+        if excluded.is_none() && !self.selection.ids.contains(&param.id) {
             if self.selection.ids.is_empty() {
                 self.selection.device = param.lazy_device().inner();
             }

@@ -106,7 +106,7 @@ impl ModuleVisitor for Layers {
             Some((name, parent)) if parent == "Struct:MultiHeadAttention" => name,
             _ => "",
         };
-        let shape = param.lazy_shape().to_vec();
+        let shape = param.base().shape().to_vec();
         let (input_width, output_width) = widths(container, &shape);
         self.weights.push(Weight {
             path: names.join("."),

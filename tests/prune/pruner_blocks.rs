@@ -257,3 +257,22 @@ fn a_layer_that_the_loss_does_not_use_is_pruned_first_in_blocks_too() {
         }
     });
 }
+
+#[test]
+fn parts_of_a_batch_with_other_numbers_of_examples_are_refused_before_any_block() {
+    let device = Device::flex();
+    let config = config(Budget::Sparsity(0.5), Method::Magnitude, 10);
+    let batch = (
+        tensor::<2>(5, [16, 6], &device),
+        tensor::<2>(6, [15, 3], &device),
+    );
+    let loss =
+        |net: &Net, batch: &(Tensor<2>, Tensor<2>)| net.loss(&batch.0) + batch.1.clone().mean();
+    let rejected = config.prune(Net::new(&device), loss, |_| [batch.clone()]);
+    let expected = PruneError::Mismatch {
+        what: "examples in a part of a batch",
+        expected: 16,
+        found: 15,
+    };
+    assert_eq!(rejected.unwrap_err().into_error(), expected);
+}

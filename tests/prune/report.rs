@@ -1,6 +1,6 @@
 //! Operations and reports.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -113,7 +113,7 @@ struct Tied {
     again: Linear,
 }
 
-/// A weight under two paths is one weight, which is used twice.
+/// A weight under two paths is one weight, which is used twice, whichever of them is selected.
 #[test]
 fn tied_weights_are_counted_once_and_their_operations_twice() {
     let device = Device::flex();
@@ -123,27 +123,32 @@ fn tied_weights_are_counted_once_and_their_operations_twice() {
         first,
     };
     let loss = |net: &Tied, x: &Tensor<2>| net.again.forward(net.first.forward(x.clone())).mean();
-    let counted = flops(&net, loss, &Tensor::<2>::ones([2, 3], &device)).unwrap();
-    let selection = Selection::of(&net, None).unwrap().with_flops(&counted);
-    let report = PruneReport::new(&net, &selection).unwrap();
-    assert_eq!((report.parameters, report.weights), (12, 9));
-    assert_eq!(report.dense_flops, 9.0 * 4.0);
-    let text = report.to_string();
-    assert!(
-        text.contains("3 of 12 parameters are not pruned (1 tensors)"),
-        "{text}"
-    );
-    // Their gradients are those of both uses.
-    let rows = |method| {
-        let config = FisherConfig::new(2).with_method(method);
-        let fisher = config.collect(&net, &selection, loss, [Tensor::<2>::ones([2, 3], &device)]);
-        let fisher = fisher.unwrap();
-        assert_eq!(fisher.report.fallback, None);
-        fisher.gradients.row(0).unwrap()
-    };
-    let (batched, plain) = (rows(GradientMethod::Batched), rows(GradientMethod::Plain));
-    for (batched, plain) in batched.iter().zip(&plain) {
-        assert!((batched - plain).abs() < 1e-6, "{batched} {plain}");
+    let batch = Tensor::<2>::ones([2, 3], &device);
+    let counted = flops(&net, loss, &batch).unwrap();
+    for group in [None, Some(ParamGroup::from_path("again.weight"))] {
+        let selection = Selection::of(&net, group.as_ref()).unwrap();
+        assert!(
+            selection.to_string().contains("9 of 12 weights"),
+            "{selection}"
+        );
+        let selection = selection.with_flops(&counted);
+        let report = PruneReport::new(&net, &selection).unwrap();
+        assert_eq!((report.parameters, report.weights), (12, 9));
+        assert_eq!(report.dense_flops, 9.0 * 4.0);
+        let text = report.to_string();
+        let excluded = "3 of 12 parameters are not pruned (1 tensors)";
+        assert!(text.contains(excluded), "{text}");
+        let rows = |method| {
+            let config = FisherConfig::new(2).with_method(method);
+            let fisher = config.collect(&net, &selection, loss, [batch.clone()]);
+            let fisher = fisher.unwrap();
+            assert_eq!(fisher.report.fallback, None);
+            fisher.gradients.row(0).unwrap()
+        };
+        let (batched, plain) = (rows(GradientMethod::Batched), rows(GradientMethod::Plain));
+        for (batched, plain) in batched.iter().zip(&plain) {
+            assert!((batched - plain).abs() < 1e-6, "{batched} {plain}");
+        }
     }
 }
 

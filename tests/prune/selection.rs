@@ -224,3 +224,15 @@ fn a_model_with_some_of_the_selected_weights_comes_back_unchanged() {
     let rejected = selection.unflatten(one, zeros).unwrap_err();
     assert_eq!(parameters(rejected.value()), before);
 }
+
+/// Burn knows the shape that such a weight is stored in before it knows the one it has.
+#[test]
+fn a_fresh_layer_in_column_layout_has_the_shape_that_it_will_have() {
+    let device = Device::flex();
+    let column = LinearConfig::new(8, 3)
+        .with_layout(LinearLayout::Col)
+        .init(&device);
+    let selection = Selection::of(&column, None).unwrap();
+    assert_eq!(selection.layout().layers()[0].shape, [8, 3]);
+    assert_eq!(selection.flatten(&column).unwrap().dims(), [24]);
+}

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
@@ -424,6 +424,10 @@ fn blocks_that_do_not_divide_the_activations_of_a_linear_layer_are_an_error_with
     assert_eq!(refused(config(&[1, 4])), error("fc2.weight", 4, 6));
     let outputs = config(&[2]).with_outputs(true);
     assert_eq!(refused(outputs), error("fc2.weight", 2, 3));
+    // Stored with 3 rows of 8.
+    let column = LinearConfig::new(8, 3).with_layout(LinearLayout::Col);
+    let column = config(&[4]).prepare(column.init(&device)).unwrap();
+    column.forward_q(tensor::<2>(1, [5, 8], &device));
 }
 
 #[test]

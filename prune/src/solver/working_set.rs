@@ -99,7 +99,7 @@ impl<'a> WorkingSet<'a> {
         let mut kernel = Symmetric::ridge(count, problem.lambda())?;
         let keep = fits(problem, count * support.len());
         let mut parts = Vec::new();
-        let mut pruned = match shared.system(problem, &support)? {
+        let mut pruned = match shared.system(problem, &support, count)? {
             Some(system) => {
                 kernel.add_rows(&system.gram, rows.as_deref());
                 if keep {
@@ -391,24 +391,27 @@ pub(crate) struct System {
 }
 
 impl Shared {
-    /// The system of `support`, if there is one to share and it may be kept.
+    /// The system of `support`, if there is one to share and it may be kept. It is not begun by a
+    /// search over less than half of the samples, which would rather have its own.
     fn system(
         &mut self,
         problem: &Problem,
         support: &[usize],
+        rows: usize,
     ) -> Result<Option<&System>, PruneError> {
         let Self::Yes(system) = self else {
             return Ok(None);
         };
-        // It is kept beside that of the search.
-        if !Symmetric::fits(2 * problem.samples()) {
-            return Ok(None);
-        }
+        let samples = problem.samples();
         if system
             .as_ref()
             .is_none_or(|system| system.support != support)
         {
-            let mut gram = Symmetric::ridge(problem.samples(), 0.0)?;
+            // One for each tempering is kept beside that of the search.
+            if 2 * rows < samples || !Symmetric::fits(4 * samples) {
+                return Ok(None);
+            }
+            let mut gram = Symmetric::ridge(samples, 0.0)?;
             let pruned = add_columns(&mut gram, problem, None, support, |_| {})?;
             *system = Some(System {
                 support: support.to_vec(),

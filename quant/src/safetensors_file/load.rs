@@ -273,7 +273,7 @@ macro_rules! load_kind {
                 return param;
             };
             let device = param.lazy_device();
-            match self.data(&path, &param.lazy_shape()) {
+            match self.data(&path, &param.base().shape()) {
                 Ok(data) => {
                     let dtype = data.dtype();
                     let id = param.id;
@@ -305,7 +305,7 @@ impl ModuleMapper for Loader<'_> {
             return param;
         };
         let device = param.lazy_device();
-        let shape = param.lazy_shape();
+        let shape = param.base().shape();
         let loaded = match self.quantized.remove(&path) {
             Some(weight) if weight.shape() != shape.as_slice() => Err(self.file.read(format!(
                 "`{path}` has the shape {:?}, but the model's has {shape:?}",
