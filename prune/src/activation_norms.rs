@@ -39,8 +39,8 @@ use crate::{Batch, PruneError, Selection};
 /// # Errors
 ///
 /// [`PruneError::NoSamples`] without batches, [`PruneError::Mismatch`] where the parts of one have
-/// other numbers of examples, [`PruneError::Trace`] where the forward pass cannot
-/// be recorded or has an operation that is not known.
+/// other numbers of examples, [`PruneError::Trace`] where the forward pass cannot be recorded or has
+/// an operation that is not known.
 pub fn activation_norms<M: Module, B: Batch>(
     model: &M,
     selection: &Selection,

@@ -139,7 +139,9 @@ impl Feasible {
         expansion: f64,
     ) -> Result<Vec<usize>, PruneError> {
         let mut chosen = self.best(candidates, scores, expansion);
-        if expansion > 1.0 && !self.is_plain() {
+        // Single weights that only counts bound are among the best of more of them anyway.
+        let nested = matches!(self.shape, Shape::Unstructured) && self.operations.is_none();
+        if expansion > 1.0 && !nested {
             // With more room in each block, group by group or per operation, the best may be
             // crowded where the budget itself allows few of them.
             chosen.extend(self.best(candidates, scores, 1.0));

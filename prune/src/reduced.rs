@@ -20,12 +20,11 @@ use faer::Mat;
 use crate::error::PruneError;
 use crate::gradient_matrix::GradientMatrix;
 use crate::problem::narrow;
+use crate::solver::HOST_BYTES;
 
 /// Rows that one factorization takes in, as a multiple of those of R: more of them are more memory,
 /// fewer are more work.
 const ROWS_AT_ONCE: usize = 2;
-/// Bytes of the host that R, the rows on top of which it stands, and their factorization may use.
-const BOUND: usize = 16 << 30;
 
 /// R and c.
 #[derive(Debug, Clone)]
@@ -40,7 +39,7 @@ impl Reduced {
     /// Whether it has half the rows or fewer, and fits.
     pub(crate) fn is_better(samples: usize, parameters: usize) -> bool {
         let rows = parameters.saturating_add(1);
-        samples / 2 >= rows && Self::needed(rows) <= BOUND
+        samples / 2 >= rows && Self::needed(rows) <= HOST_BYTES
     }
 
     /// R in F64 and F32, and twice the rows with it: themselves and factored.

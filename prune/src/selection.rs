@@ -228,10 +228,9 @@ impl fmt::Display for Selection {
 
 /// Those that are not another one under a second path.
 pub(crate) fn own(parameters: &[SelectedParameter]) -> impl Iterator<Item = &SelectedParameter> {
-    let tied = |parameter: &&SelectedParameter| {
-        matches!(parameter.excluded, Some(ExcludedBecause::TiedTo(_)))
-    };
-    parameters.iter().filter(move |parameter| !tied(parameter))
+    parameters
+        .iter()
+        .filter(|parameter| !matches!(parameter.excluded, Some(ExcludedBecause::TiedTo(_))))
 }
 
 /// The name that marks the inside of a reparameterization in a walk.
@@ -327,10 +326,10 @@ impl ModuleVisitor for Choose<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path = self.path.join(".");
-        let shape = param.base().shape();
+        let base = param.base();
+        let shape = base.shape();
         let elements = shape.num_elements();
-        let dtype = param.base().dtype();
-        let excluded = self.excluded(&param.id, &path, dtype, elements);
+        let excluded = self.excluded(&param.id, &path, base.dtype(), elements);
         self.visited.push(param.id);
         if excluded.is_none() && !self.selection.ids.contains(&param.id) {
             if self.selection.ids.is_empty() {

@@ -15,9 +15,9 @@ use crate::gradient_matrix::{in_host_memory, read};
 
 /// Products of matrices with fewer rows are not split.
 const SPLIT_ROWS: usize = 256;
-/// Bytes of the host that a system, a product to be added to it, and its factor may use: 29,308
-/// unknowns.
-const BOUND: usize = 16 << 30;
+/// Bytes of the host that a system may use with all that solving it takes: here a product to be added
+/// to it, and its factor, so that it may have 29,308 unknowns.
+pub(crate) const HOST_BYTES: usize = 16 << 30;
 /// Probes of a sketched leverage: its relative error is about √(2/64) = 18 %.
 const PROBES: usize = 64;
 
@@ -35,7 +35,7 @@ impl Symmetric {
 
     /// Whether the system of so many unknowns may be made.
     pub(crate) fn fits(size: usize) -> bool {
-        Self::needed(size) <= BOUND
+        Self::needed(size) <= HOST_BYTES
     }
 
     fn needed(size: usize) -> usize {
@@ -54,7 +54,7 @@ impl Symmetric {
             false => Err(PruneError::SystemSize {
                 unknowns: size,
                 needed: Self::needed(size),
-                bound: BOUND,
+                bound: HOST_BYTES,
             }),
         }
     }
@@ -274,7 +274,7 @@ mod tests {
         let error = PruneError::SystemSize {
             unknowns: 40_000,
             needed: 40_000 * 40_000 * 20,
-            bound: BOUND,
+            bound: HOST_BYTES,
         };
         assert_eq!(Symmetric::ridge(40_000, 1.0).err(), Some(error));
         assert!(Symmetric::fits(29_308) && !Symmetric::fits(29_309));
