@@ -131,7 +131,7 @@ impl AutocastConfig {
     ///
     /// [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`] or [`AmpError::SelfTest`].
     pub fn check(&self, device: &Device) -> Result<(), AmpError> {
-        self.resolve(std::slice::from_ref(device)).map(|_| ())
+        resolve(self.dtype, self.fallback, std::slice::from_ref(device)).map(|_| ())
     }
 
     fn prepare_impl<M: Module>(
@@ -139,7 +139,7 @@ impl AutocastConfig {
         model: M,
         attach: impl FnOnce(M, AttachMasterWeight) -> Result<M, Rejected<M, AttachError>>,
     ) -> Result<(M, Autocast), Rejected<M, AmpError>> {
-        let compute = match self.resolve(&model.devices()) {
+        let compute = match resolve(self.dtype, self.fallback, &model.devices()) {
             Ok(compute) => compute,
             Err(error) => return Err(Rejected::new(model, error)),
         };
@@ -148,7 +148,7 @@ impl AutocastConfig {
         if let Some(error) = kept.error {
             return Err(Rejected::new(model, error));
         }
-        let autocast = Autocast::new(compute, self.output_dtype);
+        let autocast = Autocast::resolved(compute, self.output_dtype);
         let master = AttachMasterWeight { kept: kept.kept };
         match attach(model, master) {
             Ok(model) => Ok((model, autocast)),
@@ -158,40 +158,38 @@ impl AutocastConfig {
             }
         }
     }
+}
 
-    /// What `dtype` comes to on these devices.
-    fn resolve(&self, devices: &[Device]) -> Result<Compute, AmpError> {
-        if !matches!(
-            self.dtype,
-            FloatDType::F16 | FloatDType::BF16 | FloatDType::F32
-        ) {
-            return Err(AmpError::NotAComputeDtype { dtype: self.dtype });
+/// What `dtype` comes to on these devices.
+pub(crate) fn resolve(
+    dtype: FloatDType,
+    fallback: Fallback,
+    devices: &[Device],
+) -> Result<Compute, AmpError> {
+    if !matches!(dtype, FloatDType::F16 | FloatDType::BF16 | FloatDType::F32) {
+        return Err(AmpError::NotAComputeDtype { dtype });
+    }
+    let Some(lacking) = devices.iter().find(|device| !device.supports_dtype(dtype)) else {
+        return checked(Compute::native(dtype), devices);
+    };
+    match fallback {
+        Fallback::Emulate if devices.iter().all(emulation::is_available) => {
+            tracing::warn!(
+                ?dtype,
+                device = ?lacking,
+                "the device lacks the dtype: emulating it with rounded F32"
+            );
+            checked(Compute::emulated(dtype), devices)
         }
-        let Some(lacking) = devices
-            .iter()
-            .find(|device| !device.supports_dtype(self.dtype))
-        else {
-            return checked(Compute::native(self.dtype), devices);
-        };
-        match self.fallback {
-            Fallback::Emulate if devices.iter().all(emulation::is_available) => {
-                tracing::warn!(
-                    dtype = ?self.dtype,
-                    device = ?lacking,
-                    "the device lacks the dtype: emulating it with rounded F32"
-                );
-                checked(Compute::emulated(self.dtype), devices)
-            }
-            Fallback::F32 => {
-                tracing::warn!(
-                    dtype = ?self.dtype,
-                    device = ?lacking,
-                    "the device lacks the dtype: computing in F32"
-                );
-                Ok(Compute::native(FloatDType::F32))
-            }
-            Fallback::Error | Fallback::Emulate => Err(unsupported(lacking, self.dtype)),
+        Fallback::F32 => {
+            tracing::warn!(
+                ?dtype,
+                device = ?lacking,
+                "the device lacks the dtype: computing in F32"
+            );
+            Ok(Compute::native(FloatDType::F32))
         }
+        Fallback::Error | Fallback::Emulate => Err(unsupported(lacking, dtype)),
     }
 }
 

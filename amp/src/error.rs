@@ -66,6 +66,9 @@ pub enum AmpError {
         /// Its dtype.
         dtype: burn::tensor::DType,
     },
+    /// The forward pass could not be recorded, or not executed from its recording.
+    #[error("{0}; `AutocastConfig::prepare` and `Autocast::forward` do without a recording")]
+    Graph(#[from] burn_lean_graph::GraphError),
     /// The loss handed to `scale` is not FP32.
     #[error(
         "the loss is {dtype:?}, but it must be F32 to be scaled (65536 is infinite in F16): cast \

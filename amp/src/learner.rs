@@ -206,7 +206,7 @@ impl<M: Module + ModuleDisplay> Amp<M> {
 
     /// The region that the steps run in.
     pub fn autocast(&self) -> Autocast {
-        self.autocast
+        self.autocast.clone()
     }
 
     /// The state of the grad scaler. Reads the device.

@@ -102,17 +102,20 @@ mod grad_scaler;
 mod gradients;
 #[cfg(feature = "train")]
 mod learner;
+mod lists;
 mod loss_scale;
 mod precision;
 mod record;
 mod region;
 mod report;
+mod run;
 mod running_statistics;
 mod speculative;
 mod verdict;
 
 pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
 pub use autocast::{AutocastConfig, MasterWeight};
+pub use burn_lean_graph::{GraphError, Precision, TensorMapper, Tensors, tensors};
 pub use checkpoint::Checkpoints;
 pub use device::{Fallback, MixedMatmul, SelfTest, self_test, supported_dtypes};
 pub use emulation::round_to;

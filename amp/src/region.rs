@@ -1,11 +1,14 @@
 //! The autocast region: where weights are worth their half-precision copies.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::device::device_name;
-use crate::{FloatTensors, emulation};
+use crate::lists::Lists;
+use crate::run::Memory;
+use crate::{Fallback, FloatTensors, emulation};
 
 /// The dtype of an autocast region, and how it is reached on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,18 +101,51 @@ impl Drop for Entered {
     }
 }
 
-/// An autocast region for a [prepared](crate::AutocastConfig::prepare) model: a small copyable value.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Mixed precision for forward passes: [`run`](Self::run) for any model, operation by operation;
+/// [`forward`](Self::forward) as a region for a [prepared](crate::AutocastConfig::prepare) model.
+///
+/// Clones share what [`run`](Self::run) remembers between steps.
+#[derive(Debug, Clone)]
 pub struct Autocast {
-    compute: Compute,
-    output_dtype: FloatDType,
+    pub(crate) compute: Compute,
+    /// The device has been looked at.
+    pub(crate) resolved: bool,
+    pub(crate) fallback: Fallback,
+    pub(crate) output_dtype: FloatDType,
+    pub(crate) lists: Arc<Lists>,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) caches: bool,
+    pub(crate) verifies: bool,
+}
+
+impl PartialEq for Autocast {
+    fn eq(&self, other: &Self) -> bool {
+        self.compute == other.compute && self.output_dtype == other.output_dtype
+    }
 }
 
 impl Autocast {
-    pub(crate) fn new(compute: Compute, output_dtype: FloatDType) -> Self {
+    /// For devices that were found able.
+    pub(crate) fn resolved(compute: Compute, output_dtype: FloatDType) -> Self {
         Self {
             compute,
+            resolved: true,
             output_dtype,
+            ..Self::unresolved(compute.dtype)
+        }
+    }
+
+    /// For devices that are not known yet.
+    pub(crate) fn unresolved(dtype: FloatDType) -> Self {
+        Self {
+            compute: Compute::native(dtype),
+            resolved: false,
+            fallback: Fallback::Error,
+            output_dtype: FloatDType::F32,
+            lists: Arc::default(),
+            memory: Arc::default(),
+            caches: false,
+            verifies: true,
         }
     }
 
@@ -139,10 +175,7 @@ impl Autocast {
 
     /// The same region without any cast.
     pub(crate) fn in_full_precision(&self) -> Self {
-        Self {
-            compute: Compute::native(FloatDType::F32),
-            output_dtype: FloatDType::F32,
-        }
+        Self::resolved(Compute::native(FloatDType::F32), FloatDType::F32)
     }
 
     /// The dtype that the forward pass computes in (or emulates).

@@ -5,11 +5,12 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
-    Autocast, AutocastConfig, Fallback, GradScalerConfig, KeptBecause, LossScale, full_precision,
-    parameter_precision,
+    AmpError, Autocast, AutocastConfig, Fallback, GradScalerConfig, KeptBecause, LossScale,
+    full_precision, parameter_precision,
 };
 
 use crate::support::{self, Target, seeded, tensor, values, with_numbers};
+use crate::unedited::Measured;
 
 /// How a module goes through AMP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +102,13 @@ pub(crate) trait Subject {
     fn gradients(&self, precision: &Precision, random: bool) -> Vec<Gradient>;
     /// The gradients of the FP32 model on a device, for their failure only.
     fn fp32_gradients(&self, device: &Device);
+    /// Gradients through `Autocast::run` at a magnitude of the input, without any edit.
+    fn unedited(
+        &self,
+        precision: &Precision,
+        magnitude: f32,
+        random: bool,
+    ) -> Result<Measured, AmpError>;
     /// The loss before and after so many AdamW steps under autocast.
     fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32);
     /// Why parameters stay in F32, for each that does.
@@ -248,6 +256,15 @@ where
     fn fp32_gradients(&self, device: &Device) {
         let model = self.model(device);
         (self.loss)(self.forward(&model, self.input(device))).backward();
+    }
+
+    fn unedited(
+        &self,
+        precision: &Precision,
+        magnitude: f32,
+        random: bool,
+    ) -> Result<Measured, AmpError> {
+        self.measure(precision, magnitude, random)
     }
 
     fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32) {

@@ -22,6 +22,7 @@ mod entry;
 mod layers;
 mod losses;
 mod table;
+mod unedited;
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

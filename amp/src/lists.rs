@@ -1,0 +1,176 @@
+//! In which precision each operation runs: the three lists of `torch.autocast`, on Burn's
+//! operations.
+//!
+//! Products run in half precision; what leaves its range or loses its digits there runs in F32;
+//! what only leads
+//! there runs in F32, too; everything else runs in the widest dtype of its operands.
+
+use burn::backend::ir::{
+    ActivationOperationIr as Activation, BaseOperationIr as Base, FloatOperationIr as Float,
+    ModuleOperationIr as Module, NumericOperationIr as Numeric, OperationIr,
+};
+use burn::module::ParamGroup;
+use burn::tensor::FloatDType;
+use burn_lean_graph::{Arithmetic, Node, Precision, Rules};
+
+/// Smallest normal F16 number: below it digits are lost, and from 3e-8 down everything.
+const SMALLEST_F16: f64 = 6.103_515_625e-5;
+/// Largest F16 number.
+const LARGEST_F16: f64 = 65_504.0;
+
+/// Which operations or modules run in another precision than the lists say.
+#[derive(Debug, Clone)]
+pub(crate) enum Except {
+    /// Operations of this name.
+    Operation(String),
+    /// Operations that read a parameter of this group.
+    Module(ParamGroup),
+}
+
+/// The lists, with a user's exceptions; the last one that fits counts.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lists {
+    pub(crate) exceptions: Vec<(Except, Precision)>,
+}
+
+/// The lists for a half dtype on a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OnDevice<'a> {
+    pub(crate) lists: &'a Lists,
+    pub(crate) half: FloatDType,
+    pub(crate) arithmetic: Arithmetic,
+    pub(crate) results: FloatDType,
+}
+
+impl Rules for OnDevice<'_> {
+    fn precision(&self, node: &Node<'_>) -> Precision {
+        self.lists
+            .exception(node)
+            .unwrap_or_else(|| listed(node, self.half))
+    }
+
+    fn half(&self) -> FloatDType {
+        self.half
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    fn results(&self) -> Option<FloatDType> {
+        Some(self.results)
+    }
+}
+
+impl Lists {
+    fn exception(&self, node: &Node<'_>) -> Option<Precision> {
+        let fits = |except: &Except| match except {
+            Except::Operation(name) => node.name() == name,
+            Except::Module(group) => node
+                .parameters()
+                .any(|parameter| group.matches(&parameter.id, Some(&parameter.path))),
+        };
+        let last = self
+            .exceptions
+            .iter()
+            .rev()
+            .find(|(except, _)| fits(except));
+        last.map(|(_, precision)| *precision)
+    }
+}
+
+/// What the lists say about an operation.
+pub(crate) fn listed(node: &Node<'_>, half: FloatDType) -> Precision {
+    match node.operation() {
+        OperationIr::Float(_, Float::Matmul(_))
+        | OperationIr::Module(
+            Module::Linear(_)
+            | Module::Conv1d(_)
+            | Module::Conv2d(_)
+            | Module::Conv3d(_)
+            | Module::ConvTranspose1d(_)
+            | Module::ConvTranspose2d(_)
+            | Module::ConvTranspose3d(_)
+            | Module::DeformableConv2d(_)
+            | Module::Attention(_),
+        ) => Precision::Half,
+        // A cast in the model is the model's own decision.
+        OperationIr::BaseFloat(Base::Cast(_)) => Precision::AsRecorded,
+        operation if is_range_sensitive(operation) => Precision::Full,
+        _ if half == FloatDType::F16 && !fit_f16(&node.scalars()) => Precision::Full,
+        _ => Precision::Follow,
+    }
+}
+
+/// Exponentials, logarithms, powers and divisions, whose values or gradients leave the half range
+/// from ordinary operands; sums, which leave it or lose their small terms; and what is made of
+/// them.
+fn is_range_sensitive(operation: &OperationIr) -> bool {
+    match operation {
+        OperationIr::Float(_, float) => matches!(
+            float,
+            Float::Exp(_)
+                | Float::Log(_)
+                | Float::Log1p(_)
+                | Float::Erf(_)
+                | Float::PowfScalar(_)
+                | Float::Powf(_)
+                | Float::Sqrt(_)
+                | Float::Recip(_)
+                | Float::Hypot(_)
+                | Float::Cosh(_)
+                | Float::Sinh(_)
+                | Float::Tan(_)
+                | Float::Tanh(_)
+                | Float::Sin(_)
+                | Float::Cos(_)
+                | Float::ArcCos(_)
+                | Float::ArcSin(_)
+                | Float::ArcTan(_)
+                | Float::ArcTan2(_)
+                | Float::ArcCosh(_)
+                | Float::ArcSinh(_)
+                | Float::ArcTanh(_)
+                | Float::Cross(_)
+        ),
+        OperationIr::Module(module) => matches!(
+            module,
+            Module::LayerNorm(_) | Module::BatchNorm(_) | Module::CtcLoss(_)
+        ),
+        OperationIr::Activation(activation) => matches!(
+            activation,
+            Activation::Softmax(_)
+                | Activation::LogSoftmax(_)
+                | Activation::Softmin(_)
+                | Activation::LogSigmoid(_)
+                | Activation::Sigmoid(_)
+                | Activation::Gelu(_)
+        ),
+        OperationIr::NumericFloat(_, numeric) => match numeric {
+            Numeric::Div(_)
+            | Numeric::Sum(_)
+            | Numeric::SumDim(_)
+            | Numeric::SumDims(_)
+            | Numeric::Mean(_)
+            | Numeric::MeanDim(_)
+            | Numeric::Prod(_)
+            | Numeric::ProdDim(_)
+            | Numeric::CumSum(_)
+            | Numeric::CumProd(_)
+            | Numeric::Powi(_)
+            | Numeric::PowiScalar(_) => true,
+            // A square.
+            Numeric::Mul(product) => product.lhs.id == product.rhs.id,
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Whether F16 has these numbers, or signed infinities in their place that are meant.
+fn fit_f16(scalars: &[f64]) -> bool {
+    scalars.iter().all(|scalar| {
+        let size = scalar.abs();
+        size == 0.0 || size == f64::INFINITY || (SMALLEST_F16..=LARGEST_F16).contains(&size)
+    })
+}

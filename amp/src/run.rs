@@ -1,0 +1,281 @@
+//! Mixed precision operation by operation, without editing the model.
+
+use std::any::{Any, type_name};
+use std::collections::{HashMap, HashSet};
+use std::panic::Location;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::module::{Module, ParamGroup};
+use burn::tensor::{Device, FloatDType};
+use burn_lean_graph::{
+    Arithmetic, GraphError, Precision, Recording, Tensors, record, record_with_backward, signature,
+};
+
+use crate::autocast::resolve;
+use crate::device::backend_name;
+use crate::emulation::RoundToHalf;
+use crate::lists::{Except, OnDevice};
+use crate::region::Compute;
+use crate::{AmpError, Autocast, Fallback};
+
+/// A place in the user's program with the types, ranks and shapes that it uses.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Signature {
+    caller: (&'static str, u32, u32),
+    model: &'static str,
+    inputs: Vec<(Vec<usize>, burn::tensor::DType)>,
+    trains: bool,
+}
+
+/// What an [`Autocast`] and its clones remember between steps.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// Forward passes whose gradients were compared, by their place and the ranks of their inputs.
+    verified: Mutex<HashSet<Signature>>,
+    /// Recordings, for [`Autocast::cached`].
+    recordings: Mutex<HashMap<Signature, Box<dyn Any + Send>>>,
+}
+
+impl Autocast {
+    /// Mixed precision in `dtype`, F16 or BF16, for [`run`](Self::run): no model is prepared.
+    ///
+    /// F32 computes as without autocast. Whether the device computes in the dtype is found out
+    /// when it is used.
+    pub fn new(dtype: FloatDType) -> Self {
+        Self::unresolved(dtype)
+    }
+
+    /// What to do where a device cannot compute in the dtype. Default: [`Fallback::Error`].
+    pub fn with_fallback(mut self, fallback: Fallback) -> Self {
+        self.fallback = fallback;
+        self
+    }
+
+    /// Runs the operations of this name in another precision than the [lists](crate::modules) say:
+    /// `matmul`, `conv2d`, `softmax`, `gelu`, `div`… as [`Autocast::run`] reports them.
+    ///
+    /// ```
+    /// use burn::tensor::FloatDType;
+    /// use burn_lean_amp::{Autocast, Precision};
+    ///
+    /// let autocast = Autocast::new(FloatDType::BF16).with_operation("gelu", Precision::Widest);
+    /// ```
+    pub fn with_operation(self, name: impl Into<String>, precision: Precision) -> Self {
+        self.with_exception(Except::Operation(name.into()), precision)
+    }
+
+    /// Runs the operations that read a parameter of this group in another precision than the
+    /// lists say.
+    pub fn with_module(self, group: ParamGroup, precision: Precision) -> Self {
+        self.with_exception(Except::Module(group), precision)
+    }
+
+    fn with_exception(mut self, except: Except, precision: Precision) -> Self {
+        let mut lists = (*self.lists).clone();
+        lists.exceptions.push((except, precision));
+        self.lists = Arc::new(lists);
+        self
+    }
+
+    /// Records each forward pass once for the shapes of its inputs, not in every step.
+    ///
+    /// Saves the time of recording, 0.5 to 5 ms a step. Numbers that the forward pass makes on the
+    /// host (a counter, a random choice, a branch on a configuration that changes) stay as they
+    /// were recorded. A recording belongs to the place in the program that calls
+    /// [`run`](Self::run).
+    pub fn cached(mut self) -> Self {
+        self.caches = true;
+        self
+    }
+
+    /// Leaves out the comparison of gradients at the first training step of each forward pass.
+    ///
+    /// It takes the time of two F32 steps, and refuses models that stop gradients inside
+    /// (`detach`), whose gradients would be wrong without a word.
+    pub fn without_verification(mut self) -> Self {
+        self.verifies = false;
+        self
+    }
+
+    /// Runs `forward` in mixed precision, operation by operation, as `torch.autocast` does: no
+    /// edit of the model, no casts in it, no region.
+    ///
+    /// `forward` gets the model and the input, and returns the loss or whatever the step needs; it
+    /// is recorded first and computes nothing by itself. Then its operations run on the device of
+    /// `model`: products (linear layers, convolutions, attention, matrix products) in half
+    /// precision; norms, the softmax family, exponentials, powers, divisions, sums and losses in
+    /// F32; the rest in the widest dtype of its operands; scalars that F16 does not have keep their
+    /// operation in F32. Each weight is cast once. Float results are F32.
+    ///
+    /// Gradients arrive at the FP32 parameters of `model`, so optimizers, schedulers, adapters,
+    /// the [`GradScaler`](crate::GradScaler) and checkpoints stay as they are. `model` may be a
+    /// plain model, on an autodiff device or not; running statistics are updated as always.
+    ///
+    /// [`forward`](Self::forward) is the other way: a region for a prepared model, where memory
+    /// counts more than edits, and for what cannot be recorded.
+    ///
+    /// ```
+    /// use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+    /// use burn::module::Module;
+    /// use burn::optim::{AdamWConfig, GradientsParams};
+    /// use burn::tensor::{DType, Device, FloatDType, Tensor};
+    /// use burn_lean_amp::{Autocast, GradScalerConfig};
+    ///
+    /// #[derive(Module, Debug)]
+    /// struct Net {
+    ///     linear: Linear,
+    ///     norm: BatchNorm,
+    /// }
+    ///
+    /// impl Net {
+    ///     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    ///         self.norm.forward(self.linear.forward(x))
+    ///     }
+    /// }
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let mut model = Net {
+    ///     linear: LinearConfig::new(4, 2).init(&device),
+    ///     norm: BatchNormConfig::new(2).init(&device),
+    /// };
+    /// let autocast = Autocast::new(FloatDType::BF16);
+    /// let mut scaler = GradScalerConfig::for_dtype(FloatDType::BF16).init()?;
+    /// let mut optim = AdamWConfig::new().init();
+    /// let x = Tensor::<2>::from_floats([[1., 2., 3., 4.], [4., 3., 1., 0.]], &device);
+    ///
+    /// let loss = autocast.run(&model, x, |model, x| model.forward(x).abs().mean())?;
+    /// assert_eq!(loss.dtype(), DType::F32);
+    /// assert!((loss.clone().into_scalar::<f32>() - 1.0).abs() < 1e-2);
+    /// let grads = GradientsParams::from_grads(scaler.scale(loss)?.backward(), &model);
+    /// model = scaler.step(&mut optim, 0.1, model, grads)?;
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::Graph`]: the forward pass cannot be recorded (it reads a value, say) or stops
+    ///   gradients; use [`forward`](Self::forward) there.
+    /// - [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`]:
+    ///   the device cannot do it.
+    #[track_caller]
+    pub fn run<M, I, O>(
+        &self,
+        model: &M,
+        input: I,
+        forward: impl FnOnce(&M, I) -> O,
+    ) -> Result<O, AmpError>
+    where
+        M: Module,
+        I: Tensors,
+        O: Tensors + Send + Sync + 'static,
+    {
+        let devices = model.devices();
+        let Some(device) = devices.first() else {
+            return Err(GraphError::NoDevice.into());
+        };
+        let compute = self.compute_on(&devices)?;
+        if !compute.is_half() {
+            return Ok(forward(model, input));
+        }
+        let rules = OnDevice {
+            lists: &self.lists,
+            half: compute.dtype,
+            arithmetic: arithmetic(compute, device),
+            results: self.output_dtype,
+        };
+        let caller = Location::caller();
+        let signature = Signature {
+            caller: (caller.file(), caller.line(), caller.column()),
+            model: type_name::<(M, O)>(),
+            inputs: signature(&input),
+            trains: device.is_autodiff(),
+        };
+        if self.caches {
+            let recording = self.memory.cached(&signature, || {
+                self.record(model, &input, forward, &signature)
+            })?;
+            return Ok(recording.execute(model, &input, &rules)?);
+        }
+        let recording = self.record(model, &input, forward, &signature)?;
+        Ok(recording.execute(model, &input, &rules)?)
+    }
+
+    fn record<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: &M,
+        input: &I,
+        forward: impl FnOnce(&M, I) -> O,
+        signature: &Signature,
+    ) -> Result<Recording<O>, AmpError> {
+        let mut ranks = signature.clone();
+        for (shape, _) in &mut ranks.inputs {
+            shape.fill(0);
+        }
+        if !self.verifies || !signature.trains || self.memory.is_verified(&ranks) {
+            return Ok(record(model, input, forward)?);
+        }
+        let mut recording = record_with_backward(model, input, forward)?;
+        recording.verify_gradients(model, input)?;
+        recording.forget_backward();
+        self.memory.verify(ranks);
+        Ok(recording)
+    }
+
+    /// What the dtype comes to on these devices.
+    fn compute_on(&self, devices: &[Device]) -> Result<Compute, AmpError> {
+        match self.resolved {
+            true => Ok(self.compute),
+            false => resolve(self.compute.dtype, self.fallback, devices),
+        }
+    }
+}
+
+impl Memory {
+    fn is_verified(&self, signature: &Signature) -> bool {
+        let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        verified.contains(signature)
+    }
+
+    fn verify(&self, signature: Signature) {
+        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        verified.insert(signature);
+    }
+
+    fn cached<O: Send + Sync + 'static>(
+        &self,
+        signature: &Signature,
+        record: impl FnOnce() -> Result<Recording<O>, AmpError>,
+    ) -> Result<Arc<Recording<O>>, AmpError> {
+        let lock = || {
+            self.recordings
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        let known = lock()
+            .get(signature)
+            .and_then(|known| known.downcast_ref::<Arc<Recording<O>>>().cloned());
+        if let Some(recording) = known {
+            return Ok(recording);
+        }
+        let recording = Arc::new(record()?);
+        lock().insert(signature.clone(), Box::new(recording.clone()));
+        Ok(recording)
+    }
+}
+
+/// How the device computes in the dtype, for [`Autocast::run`].
+fn arithmetic(compute: Compute, device: &Device) -> Arithmetic {
+    if compute.emulated {
+        return Arithmetic::Emulated(round);
+    }
+    // Burn's CPU backend converts each half number in software, again for each of its uses.
+    match backend_name(device).contains("flex") {
+        true => Arithmetic::Widened,
+        false => Arithmetic::Native,
+    }
+}
+
+fn round(tensor: DispatchTensor, dtype: FloatDType) -> DispatchTensor {
+    Dispatch::round_to_half(tensor, dtype == FloatDType::BF16)
+}

@@ -1,0 +1,71 @@
+//! What cannot be recorded or executed, and what to do then.
+
+/// Why a forward pass could not be recorded or executed as a graph.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// The forward pass panicked while it was recorded.
+    #[error(
+        "the forward pass cannot be recorded: {reason} (after {after}). While recording, tensors \
+         have no values and no backward pass: read values (`into_scalar`, `into_data`), call \
+         `backward`, `inner` or `to_device` outside of the recorded closure"
+    )]
+    Forward {
+        /// What the forward pass said.
+        reason: String,
+        /// The last operation before it, with the parameters that it reads.
+        after: String,
+    },
+    /// A tensor of the result does not come from the recording.
+    #[error(
+        "tensor {index} of the result was not computed from the recorded model and inputs: \
+         compute it inside of the closure, from what the closure is given"
+    )]
+    ForeignOutput {
+        /// Its position among the tensors of the result.
+        index: usize,
+    },
+    /// The model has no parameters, and the inputs no tensors: there is no device to run on.
+    #[error("neither the model nor the inputs have a tensor, so there is no device to run on")]
+    NoDevice,
+    /// Burn's capture refused the recording.
+    #[error("Burn's capture device refused the recording: {reason}")]
+    Capture {
+        /// What Burn said.
+        reason: String,
+    },
+    /// An operation cannot be executed.
+    #[error(
+        "operation `{operation}` of {module} cannot be executed from a recording: {why}. Call the \
+         model without recording"
+    )]
+    Operation {
+        /// Name of the operation.
+        operation: &'static str,
+        /// The module it belongs to, as far as it is known.
+        module: String,
+        /// What is missing.
+        why: String,
+    },
+    /// Gradients of the recording differ from those of the model: something inside of the forward
+    /// pass stops gradients, which a recording does not show.
+    #[error(
+        "the gradient of `{parameter}` through the recording is off by {error:.1e} of its size: \
+         the forward pass stops gradients somewhere (`detach`), which a recording cannot show. \
+         Detach outside of the recorded closure, or call the model without recording"
+    )]
+    StopsGradients {
+        /// Path of the parameter.
+        parameter: String,
+        /// Distance of the gradients, relative to the norm of the right one.
+        error: f32,
+    },
+    /// A recording was executed with another model or with inputs of other shapes.
+    #[error("the recording is of {recorded}, but got {found}: record again")]
+    Mismatch {
+        /// What was recorded.
+        recorded: String,
+        /// What came.
+        found: String,
+    },
+}

@@ -1,0 +1,172 @@
+//! Running a graph on a device, under rules.
+
+mod tensors;
+mod write_back;
+
+use burn::backend::ops::{FloatTensorOps, ModuleOps};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::module::Module;
+use burn::tensor::{Bool, FloatDType, Int, Tensor};
+
+use crate::interpret::{Operands, run};
+use crate::record::Given;
+use crate::record::capture::signature;
+use crate::record::placeholders::Values;
+use crate::rules::is_castable;
+use crate::verify::instead_of_random;
+use crate::{Graph, GraphError, Recording, Rules, TensorMapper, Tensors};
+use tensors::Alive;
+
+impl<O: Tensors> Recording<O> {
+    /// Executes the recording with these values of parameters and inputs, on the device of
+    /// `model`.
+    ///
+    /// Autodiff takes part as it does in the model's own pass: gradients arrive at the parameters
+    /// of `model`. Running statistics of `model` are updated as its own pass would.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Mismatch`] where model or inputs are not shaped as the recorded ones,
+    /// [`GraphError::Operation`] for an operation that cannot be executed.
+    ///
+    /// # Panics
+    ///
+    /// Where Burn does: on tensors of several devices, for example.
+    pub fn execute<M: Module, I: Tensors>(
+        &self,
+        model: &M,
+        inputs: &I,
+        rules: &impl Rules,
+    ) -> Result<O, GraphError> {
+        let mut given = Given::default();
+        let _ = inputs.map_tensors(&mut given);
+        if given.signature != self.inputs {
+            return Err(GraphError::Mismatch {
+                recorded: format!("inputs {:?}", self.inputs),
+                found: format!("{:?}", given.signature),
+            });
+        }
+        let results = self.graph.execute(model, &given.tensors, rules)?;
+        Ok(fill(&self.form, results))
+    }
+}
+
+/// A result of this form with these tensors.
+fn fill<O: Tensors>(form: &O, tensors: Vec<DispatchTensor>) -> O {
+    struct Fill(std::vec::IntoIter<DispatchTensor>);
+    impl Fill {
+        fn next(&mut self) -> DispatchTensor {
+            self.0
+                .next()
+                .expect("a form shows as many tensors each time that it is walked")
+        }
+    }
+    impl TensorMapper for Fill {
+        fn float<const D: usize>(&mut self, _: &Tensor<D>) -> Tensor<D> {
+            Tensor::from_dispatch(self.next())
+        }
+        fn int<const D: usize>(&mut self, _: &Tensor<D, Int>) -> Tensor<D, Int> {
+            Tensor::from_dispatch(self.next())
+        }
+        fn bool<const D: usize>(&mut self, _: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+            Tensor::from_dispatch(self.next())
+        }
+    }
+    form.map_tensors(&mut Fill(tensors.into_iter()))
+}
+
+impl Graph {
+    /// The results, in order.
+    fn execute<M: Module>(
+        &self,
+        model: &M,
+        inputs: &[DispatchTensor],
+        rules: &impl Rules,
+    ) -> Result<Vec<DispatchTensor>, GraphError> {
+        let values = Values::of(model);
+        let device = model
+            .devices()
+            .first()
+            .map(|device| device.as_dispatch().clone())
+            .or_else(|| inputs.first().map(TensorMetadata::device))
+            .ok_or(GraphError::NoDevice)?;
+        let mut given = Vec::with_capacity(self.parameters.len());
+        for parameter in &self.parameters {
+            let value = values.get(parameter).ok_or_else(|| GraphError::Mismatch {
+                recorded: format!("`{}` of shape {:?}", parameter.path, parameter.shape),
+                found: "a model without it".into(),
+            })?;
+            given.push(value.clone());
+        }
+        let mut alive = self.run(&given, inputs, device, rules, false)?;
+        write_back::write_back(model, &self.parameters, &mut alive);
+        let results = rules.results();
+        self.outputs
+            .iter()
+            .map(|id| {
+                let tensor = alive.output(*id)?;
+                Ok(match results {
+                    Some(dtype) => cast(tensor, dtype),
+                    None => tensor,
+                })
+            })
+            .collect()
+    }
+
+    /// All operations, with these values of parameters and inputs; what is alive afterwards.
+    /// `without_random` puts the same numbers in the place of random ones each time.
+    pub(crate) fn run<'a>(
+        &'a self,
+        parameters: &[DispatchTensor],
+        inputs: &[DispatchTensor],
+        device: DispatchDevice,
+        rules: &impl Rules,
+        without_random: bool,
+    ) -> Result<Alive<'a>, GraphError> {
+        let mut alive = Alive::new(self, parameters, inputs, device, rules.arithmetic());
+        let assignments = self.assign(rules);
+        for (node, assignment) in self.nodes().zip(assignments) {
+            alive.begin(node.index(), assignment, node.is_view());
+            let operation = node.operation();
+            if without_random
+                && let Some(value) = instead_of_random(operation, &alive.device())
+                && let Some(out) = operation.outputs().next()
+            {
+                alive.set(out, value);
+                continue;
+            }
+            match self.batch_norm(operation) {
+                Some(norm) => {
+                    let [x, gamma, beta] =
+                        [&norm.x, &norm.gamma, &norm.beta].map(|tensor| alive.float(tensor));
+                    let epsilon = norm.epsilon.elem();
+                    let result = Dispatch::batch_norm_train(x, gamma, beta, epsilon);
+                    alive.set(&norm.out, result.output);
+                    alive.set(&norm.mean, result.mean);
+                    alive.set(&norm.variance, result.variance);
+                }
+                None => {
+                    run(operation, &mut alive).map_err(|unsupported| GraphError::Operation {
+                        operation: unsupported.name,
+                        module: match node.module() {
+                            "?" => "a module that is not known".into(),
+                            module => format!("`{module}`"),
+                        },
+                        why: unsupported.why.into(),
+                    })?
+                }
+            }
+            alive.end(node.index());
+        }
+        Ok(alive)
+    }
+}
+
+/// A cast that is recorded only where it changes something.
+pub(crate) fn cast(tensor: DispatchTensor, dtype: FloatDType) -> DispatchTensor {
+    let (_, from) = signature(&tensor);
+    match is_castable(from) && from != dtype.into() {
+        true => Dispatch::float_cast(tensor, dtype),
+        false => tensor,
+    }
+}

@@ -1,0 +1,217 @@
+//! The tensors that are alive while a graph runs, and what happens to an operand on its way in.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::backend::ir::{TensorId, TensorIr};
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, FloatDType, TensorData};
+
+use super::cast;
+use crate::interpret::Operands;
+use crate::rules::is_castable;
+use crate::{Arithmetic, Assignment, Graph, GraphError, Precision};
+
+/// Tensors by the names that they have in the graph.
+pub(crate) struct Alive<'a> {
+    graph: &'a Graph,
+    device: DispatchDevice,
+    arithmetic: Arithmetic,
+    values: HashMap<TensorId, DispatchTensor>,
+    /// Copies of values in another dtype: a tensor is cast once, whoever reads it.
+    casts: HashMap<(TensorId, Form), DispatchTensor>,
+    /// Values that are on the half grid, where half is emulated.
+    on_grid: HashSet<TensorId>,
+    /// The current operation.
+    assignment: Assignment,
+    is_view: bool,
+    index: usize,
+}
+
+/// A form that an operand is brought into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Form {
+    /// A dtype.
+    Is(FloatDType),
+    /// F32 numbers that have been in a half dtype.
+    Widened(FloatDType),
+    /// F32 numbers on a half grid.
+    Rounded(FloatDType),
+}
+
+impl<'a> Alive<'a> {
+    pub(crate) fn new(
+        graph: &'a Graph,
+        parameters: &[DispatchTensor],
+        inputs: &[DispatchTensor],
+        device: DispatchDevice,
+        arithmetic: Arithmetic,
+    ) -> Self {
+        let mut values: HashMap<TensorId, DispatchTensor> = HashMap::new();
+        for (parameter, value) in graph.parameters.iter().zip(parameters) {
+            values.insert(parameter.tensor, value.clone());
+        }
+        for (id, value) in graph.inputs.iter().zip(inputs) {
+            values.insert(*id, value.clone());
+        }
+        for (id, data) in &graph.constants {
+            values.insert(*id, upload(data.clone(), &device));
+        }
+        Self {
+            graph,
+            device,
+            arithmetic,
+            values,
+            casts: HashMap::new(),
+            on_grid: HashSet::new(),
+            assignment: Assignment {
+                precision: Precision::AsRecorded,
+                operands: None,
+                results: None,
+            },
+            is_view: false,
+            index: 0,
+        }
+    }
+
+    pub(crate) fn begin(&mut self, index: usize, assignment: Assignment, is_view: bool) {
+        self.index = index;
+        self.assignment = assignment;
+        self.is_view = is_view;
+    }
+
+    pub(crate) fn end(&mut self, index: usize) {
+        let freed = &self.graph.lifetimes[index].freed;
+        for id in freed {
+            self.values.remove(id);
+        }
+        if !self.casts.is_empty() && !freed.is_empty() {
+            self.casts.retain(|(id, _), _| !freed.contains(id));
+        }
+    }
+
+    /// A tensor of the result.
+    pub(crate) fn output(&self, id: TensorId) -> Result<DispatchTensor, GraphError> {
+        let value = self.values.get(&id).cloned();
+        value.ok_or_else(|| GraphError::Capture {
+            reason: format!("tensor {id} of the result was not computed"),
+        })
+    }
+
+    pub(crate) fn remove(&mut self, id: TensorId) -> Option<DispatchTensor> {
+        self.values.remove(&id)
+    }
+
+    fn is_last_read(&self, id: TensorId) -> bool {
+        self.graph.lifetimes[self.index].moved.contains(&id)
+    }
+
+    /// The value as it is; given away where nothing reads it afterwards, so that Burn can reuse
+    /// its memory.
+    fn take(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        let value = match self.is_last_read(tensor.id) {
+            true => self.values.remove(&tensor.id),
+            false => self.values.get(&tensor.id).cloned(),
+        };
+        value.unwrap_or_else(|| panic!("tensor {} is not alive: a defect of the graph", tensor.id))
+    }
+
+    /// The form in which the current operation gets an operand of this dtype.
+    fn form(&self, id: TensorId, dtype: DType) -> Option<Form> {
+        let to = self.assignment.operands.filter(|_| is_castable(dtype))?;
+        let half = matches!(to, FloatDType::F16 | FloatDType::BF16);
+        match self.arithmetic {
+            Arithmetic::Emulated(_) => {
+                (half && !self.on_grid.contains(&id)).then_some(Form::Rounded(to))
+            }
+            Arithmetic::Widened if half && self.assignment.precision == Precision::Half => {
+                Some(Form::Widened(to))
+            }
+            _ => (dtype != DType::from(to)).then_some(Form::Is(to)),
+        }
+    }
+
+    fn bring(&self, value: DispatchTensor, form: Form) -> DispatchTensor {
+        match (form, self.arithmetic) {
+            (Form::Is(dtype), _) => cast(value, dtype),
+            (Form::Widened(half), _) => cast(cast(value, half), FloatDType::F32),
+            (Form::Rounded(half), Arithmetic::Emulated(round)) => round(value, half),
+            (Form::Rounded(_), _) => value,
+        }
+    }
+
+    /// The dtype in which the current operation gives its float results, if it is half.
+    fn half_result(&self) -> Option<FloatDType> {
+        match self.assignment.results? {
+            DType::F16 => Some(FloatDType::F16),
+            DType::BF16 => Some(FloatDType::BF16),
+            _ => None,
+        }
+    }
+}
+
+impl Operands for Alive<'_> {
+    fn float(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        let dtype = match self.values.get(&tensor.id) {
+            Some(value) => value.dtype(),
+            None => tensor.dtype,
+        };
+        let Some(form) = self.form(tensor.id, dtype) else {
+            return self.take(tensor);
+        };
+        if let Some(value) = self.casts.get(&(tensor.id, form)) {
+            return value.clone();
+        }
+        let last = self.is_last_read(tensor.id);
+        let value = self.take(tensor);
+        let value = self.bring(value, form);
+        if !last {
+            self.casts.insert((tensor.id, form), value.clone());
+        }
+        value
+    }
+
+    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        self.take(tensor)
+    }
+
+    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        self.take(tensor)
+    }
+
+    fn set(&mut self, tensor: &TensorIr, value: DispatchTensor) {
+        let mut value = value;
+        if let Some(half) = self.half_result().filter(|_| tensor.dtype.is_float()) {
+            match self.arithmetic {
+                Arithmetic::Native => {}
+                Arithmetic::Widened => value = cast(value, half),
+                Arithmetic::Emulated(round) => {
+                    self.on_grid.insert(tensor.id);
+                    if !self.is_view {
+                        value = round(value, half);
+                    }
+                }
+            }
+        }
+        self.values.insert(tensor.id, value);
+    }
+
+    fn device(&self) -> DispatchDevice {
+        self.device.clone()
+    }
+
+    fn made(&self, declared: DType) -> FloatDType {
+        declared.into()
+    }
+}
+
+fn upload(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
+    let dtype = data.dtype();
+    if dtype.is_float() {
+        Dispatch::float_from_data(data, device)
+    } else if dtype.is_bool() {
+        Dispatch::bool_from_data(data, device)
+    } else {
+        Dispatch::int_from_data(data, device)
+    }
+}

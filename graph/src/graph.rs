@@ -1,0 +1,178 @@
+//! The operations of a forward pass, with what is known about them.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::backend::ir::{
+    BaseOperationIr, BatchNormOpIr, IrVisitorMut, ModuleOperationIr, OperationIr, ScalarIr,
+    TensorId,
+};
+use burn::tensor::TensorData;
+
+use crate::Parameter;
+use crate::interpret::name;
+
+/// The operations of a forward pass, in order: what no result needs is left out.
+#[derive(Debug, Clone)]
+pub struct Graph {
+    pub(crate) operations: Vec<OperationIr>,
+    pub(crate) constants: HashMap<TensorId, TensorData>,
+    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) inputs: Vec<TensorId>,
+    pub(crate) outputs: Vec<TensorId>,
+    /// Outputs of batch normalizations whose statistics are those of the batch itself.
+    pub(crate) batch_norms: HashSet<TensorId>,
+    /// For each operation, which parameters it reads, through views and casts.
+    pub(crate) reads: Vec<Vec<usize>>,
+    /// For each tensor, which operations read it.
+    pub(crate) readers: HashMap<TensorId, Vec<usize>>,
+    pub(crate) lifetimes: Vec<Lifetime>,
+}
+
+/// What happens to tensors at one operation.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lifetime {
+    /// Operands that nothing reads afterwards, and that the operation reads once.
+    pub(crate) moved: HashSet<TensorId>,
+    /// Tensors that nothing reads afterwards.
+    pub(crate) freed: Vec<TensorId>,
+}
+
+impl Graph {
+    /// The operations in order.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = Node<'_>> {
+        (0..self.operations.len()).map(|index| self.node(index))
+    }
+
+    pub(crate) fn node(&self, index: usize) -> Node<'_> {
+        Node { graph: self, index }
+    }
+
+    /// The parameters and buffers that some operation reads.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The tensors that the recording was given besides parameters, in their order.
+    pub fn inputs(&self) -> &[TensorId] {
+        &self.inputs
+    }
+
+    /// The tensors of the result, in their order.
+    pub fn outputs(&self) -> &[TensorId] {
+        &self.outputs
+    }
+
+    /// Tensors that the forward pass made from numbers of its own, and plain tensors of modules.
+    pub fn constants(&self) -> impl Iterator<Item = (TensorId, &TensorData)> {
+        self.constants.iter().map(|(id, data)| (*id, data))
+    }
+
+    /// The batch normalization of a training pass at an operation, as one operation.
+    pub(crate) fn batch_norm<'a>(&self, operation: &'a OperationIr) -> Option<&'a BatchNormOpIr> {
+        match operation {
+            OperationIr::Module(ModuleOperationIr::BatchNorm(norm))
+                if self.batch_norms.contains(&norm.out.id) =>
+            {
+                Some(norm)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// One operation of a graph.
+#[derive(Clone, Copy)]
+pub struct Node<'a> {
+    graph: &'a Graph,
+    index: usize,
+}
+
+impl std::fmt::Debug for Node<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {}", self.name(), self.module())
+    }
+}
+
+impl<'a> Node<'a> {
+    /// Its position.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The operation in Burn's intermediate representation.
+    pub fn operation(&self) -> &'a OperationIr {
+        &self.graph.operations[self.index]
+    }
+
+    /// What it computes: `matmul`, `conv2d`, `softmax`…
+    pub fn name(&self) -> &'static str {
+        match self.graph.batch_norm(self.operation()) {
+            Some(_) => "batch_norm_train",
+            None => name(self.operation()),
+        }
+    }
+
+    /// The parameters that it reads, through views and casts.
+    pub fn parameters(&self) -> impl Iterator<Item = &'a Parameter> {
+        let graph = self.graph;
+        graph.reads[self.index]
+            .iter()
+            .map(|index| &graph.parameters[*index])
+    }
+
+    /// The module that it belongs to, as far as its parameters tell: the path without the name of
+    /// the parameter, empty for a module that is the whole model, `?` where it reads none.
+    pub fn module(&self) -> &'a str {
+        match self.parameters().next() {
+            None => "?",
+            Some(parameter) => match parameter.path.rsplit_once('.') {
+                None => "",
+                Some((module, _)) => module,
+            },
+        }
+    }
+
+    /// The operations that read a result of it.
+    pub fn readers(&self) -> impl Iterator<Item = Node<'a>> {
+        let graph = self.graph;
+        self.operation()
+            .outputs()
+            .filter_map(|tensor| graph.readers.get(&tensor.id))
+            .flatten()
+            .map(|index| graph.node(*index))
+    }
+
+    /// The numbers in it: the addend of an `add_scalar`, the value of a `mask_fill`.
+    pub fn scalars(&self) -> Vec<f64> {
+        struct Scalars(Vec<f64>);
+        impl IrVisitorMut for Scalars {
+            fn visit_scalar_mut(&mut self, scalar: &mut ScalarIr) {
+                self.0.push(scalar.elem());
+            }
+        }
+        let mut scalars = Scalars(Vec::new());
+        self.operation().clone().visit_mut(&mut scalars);
+        scalars.0
+    }
+
+    /// Whether it only looks at its operand in another way: its result has the same numbers.
+    pub fn is_view(&self) -> bool {
+        match self.operation() {
+            OperationIr::BaseFloat(base)
+            | OperationIr::BaseInt(base)
+            | OperationIr::BaseBool(base) => {
+                matches!(
+                    base,
+                    BaseOperationIr::Reshape(_)
+                        | BaseOperationIr::SwapDims(_)
+                        | BaseOperationIr::Permute(_)
+                        | BaseOperationIr::Flip(_)
+                        | BaseOperationIr::Expand(_)
+                        | BaseOperationIr::Unfold(_)
+                        | BaseOperationIr::Slice(_)
+                )
+            }
+            _ => false,
+        }
+    }
+}

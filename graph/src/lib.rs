@@ -1,0 +1,48 @@
+//! One recorded forward pass of any [Burn](https://burn.dev) model: its operations, rules for
+//! them, and their execution with autodiff on any device.
+//!
+//! Burn has no hooks for operations, but a device that records them instead of computing. This
+//! crate records a forward pass there, in training or evaluation mode, without editing the model
+//! and without copying its weights, and executes it:
+//!
+//! - [`record`] gives a [`Recording`] of a closure over a model and its inputs, with the
+//!   operations as a [`Graph`] of [`Node`]s that know the parameters they read;
+//! - [`Recording::execute`] runs it under [`Rules`], which say in which precision each operation
+//!   runs; gradients arrive at the parameters of the model, so optimizers, schedulers,
+//!   checkpoints and adapters stay as they are;
+//! - [`Graph::assign`] says what the rules come to without running anything;
+//! - [`Recording::verify_gradients`] compares the gradients with those of a recorded backward
+//!   pass, which shows where a forward pass stops them;
+//! - [`Tensors`] is what such a closure can take and return.
+//!
+//! # What a recording cannot follow
+//!
+//! | in the forward pass | what happens |
+//! |---|---|
+//! | reading a value (`into_scalar`, `into_data`) | [`GraphError::Forward`] |
+//! | `backward`, `inner`, `to_device` | [`GraphError::Forward`] |
+//! | a tensor from outside of the closure's arguments | [`GraphError::Forward`], or [`GraphError::ForeignOutput`] |
+//! | `detach` | [`GraphError::StopsGradients`] by [`Recording::verify_gradients`] |
+//! | numbers made on the host | part of the recording: record again where they change |
+//! | random numbers | fresh in each execution |
+//! | plain tensors in modules | constants: copied from the device when recorded |
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod error;
+mod execute;
+mod graph;
+mod interpret;
+mod passes;
+mod record;
+mod rules;
+mod tensors;
+mod verify;
+
+pub use error::GraphError;
+pub use graph::{Graph, Node};
+pub use record::capture::capture_device;
+pub use record::placeholders::Parameter;
+pub use record::{Recording, record};
+pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};
+pub use tensors::{TensorMapper, Tensors, shapes, signature};
+pub use verify::{Verified, record_with_backward};

@@ -1,0 +1,270 @@
+//! From what was recorded to what has to be computed.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use burn::backend::ir::{
+    BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
+};
+use burn::tensor::TensorData;
+
+use crate::graph::Lifetime;
+use crate::{Graph, Parameter};
+
+/// A graph of what the outputs and running statistics need, with equal views of parameters shared.
+pub(crate) fn simplify(
+    operations: Vec<OperationIr>,
+    constants: HashMap<TensorId, TensorData>,
+    parameters: Vec<Parameter>,
+    inputs: Vec<TensorId>,
+    outputs: Vec<TensorId>,
+) -> Graph {
+    let mut graph = Graph {
+        operations,
+        constants,
+        parameters,
+        inputs,
+        outputs,
+        batch_norms: HashSet::new(),
+        reads: Vec::new(),
+        readers: HashMap::new(),
+        lifetimes: Vec::new(),
+    };
+    share_views(&mut graph);
+    find_updates(&mut graph);
+    keep_needed(&mut graph);
+    describe(&mut graph);
+    graph
+}
+
+/// Operations only, as they came: nothing shared or fused.
+pub(crate) fn as_recorded(
+    operations: Vec<OperationIr>,
+    constants: HashMap<TensorId, TensorData>,
+    parameters: Vec<Parameter>,
+    inputs: Vec<TensorId>,
+    outputs: Vec<TensorId>,
+) -> Graph {
+    let mut graph = Graph {
+        operations,
+        constants,
+        parameters,
+        inputs,
+        outputs,
+        batch_norms: HashSet::new(),
+        reads: Vec::new(),
+        readers: HashMap::new(),
+        lifetimes: Vec::new(),
+    };
+    keep(&mut graph, false);
+    describe(&mut graph);
+    graph
+}
+
+/// Notes who reads what, and when for the last time.
+fn describe(graph: &mut Graph) {
+    graph.reads = reads(graph);
+    graph.lifetimes = lifetimes(graph);
+    for (index, operation) in graph.operations.iter().enumerate() {
+        for id in operands(graph, operation) {
+            graph.readers.entry(id).or_default().push(index);
+        }
+    }
+}
+
+/// Gives tensors other names; says of all that they can be read only, since sharing a result makes
+/// what Burn noted about its last reader wrong.
+struct Rename<'a>(&'a HashMap<TensorId, TensorId>);
+
+impl IrVisitorMut for Rename<'_> {
+    fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
+        if let Some(id) = self.0.get(&tensor.id) {
+            tensor.id = *id;
+        }
+        tensor.status = TensorStatus::ReadOnly;
+    }
+}
+
+/// One operation instead of several equal ones on parameters and constants: a recurrence cuts its
+/// weights in each of its steps.
+fn share_views(graph: &mut Graph) {
+    let mut known: HashSet<TensorId> = graph
+        .parameters
+        .iter()
+        .filter(|parameter| !parameter.running)
+        .map(|parameter| parameter.tensor)
+        .chain(graph.constants.keys().copied())
+        .collect();
+    let mut renamed: HashMap<TensorId, TensorId> = HashMap::new();
+    let mut first: HashMap<u64, Vec<(OperationIr, TensorId)>> = HashMap::new();
+    let mut kept = Vec::with_capacity(graph.operations.len());
+    for mut operation in std::mem::take(&mut graph.operations) {
+        operation.visit_mut(&mut Rename(&renamed));
+        let outputs: Vec<TensorId> = operation.outputs().map(|tensor| tensor.id).collect();
+        let shareable = operation.inputs().next().is_some()
+            && operation.inputs().all(|tensor| known.contains(&tensor.id))
+            && outputs.len() == 1;
+        if shareable {
+            let output = outputs[0];
+            let mut key = operation.clone();
+            let anonymous = HashMap::from([(output, TensorId::new(u64::MAX))]);
+            key.visit_mut(&mut Rename(&anonymous));
+            let mut hasher = DefaultHasher::new();
+            key.hash(&mut hasher);
+            let equal = first.entry(hasher.finish()).or_default();
+            if let Some((_, same)) = equal.iter().find(|(other, _)| *other == key) {
+                renamed.insert(output, *same);
+                continue;
+            }
+            equal.push((key, output));
+            known.insert(output);
+        }
+        kept.push(operation);
+    }
+    graph.operations = kept;
+    for id in &mut graph.outputs {
+        *id = renamed.get(id).copied().unwrap_or(*id);
+    }
+}
+
+/// The next value of a running statistic: what is computed from it last and read by nothing.
+fn find_updates(graph: &mut Graph) {
+    for parameter in graph.parameters.iter_mut().filter(|one| one.running) {
+        let mut reached = HashSet::from([parameter.tensor]);
+        let mut read = HashSet::new();
+        let mut last: Option<&TensorIr> = None;
+        for operation in &graph.operations {
+            if operation.inputs().any(|input| reached.contains(&input.id)) {
+                read.extend(operation.inputs().map(|input| input.id));
+                for output in operation.outputs() {
+                    reached.insert(output.id);
+                    last = Some(output);
+                }
+            }
+        }
+        parameter.update = last
+            .filter(|tensor| tensor.shape.to_vec() == parameter.shape)
+            .map(|tensor| tensor.id)
+            .filter(|id| !read.contains(id) && !graph.outputs.contains(id));
+    }
+}
+
+fn keep_needed(graph: &mut Graph) {
+    keep(graph, true);
+}
+
+/// Leaves out what no output needs, and what makes placeholders.
+fn keep(graph: &mut Graph, fuse: bool) {
+    let given: HashSet<TensorId> = graph
+        .parameters
+        .iter()
+        .map(|parameter| parameter.tensor)
+        .chain(graph.inputs.iter().copied())
+        .collect();
+    let mut needed: HashSet<TensorId> = graph.outputs.iter().copied().collect();
+    needed.extend(graph.parameters.iter().filter_map(|one| one.update));
+    let made: HashSet<TensorId> = graph
+        .operations
+        .iter()
+        .flat_map(|operation| operation.outputs().map(|tensor| tensor.id))
+        .filter(|id| !given.contains(id) && !graph.constants.contains_key(id))
+        .collect();
+    let mut kept = Vec::with_capacity(graph.operations.len());
+    for operation in std::mem::take(&mut graph.operations).into_iter().rev() {
+        if matches!(operation, OperationIr::Init(_) | OperationIr::Drop(_)) {
+            continue;
+        }
+        if !operation
+            .outputs()
+            .any(|tensor| needed.contains(&tensor.id) && !given.contains(&tensor.id))
+        {
+            continue;
+        }
+        if let (true, OperationIr::Module(ModuleOperationIr::BatchNorm(norm))) = (fuse, &operation)
+            && made.contains(&norm.mean.id)
+            && made.contains(&norm.variance.id)
+        {
+            // A batch normalization in training is recorded in parts: its statistics, then the
+            // normalization by them. It is one operation again, which gives the statistics, too.
+            graph.batch_norms.insert(norm.out.id);
+            needed.extend([norm.x.id, norm.gamma.id, norm.beta.id]);
+            needed.remove(&norm.mean.id);
+            needed.remove(&norm.variance.id);
+        } else {
+            needed.extend(operation.inputs().map(|tensor| tensor.id));
+        }
+        kept.push(operation);
+    }
+    kept.reverse();
+    graph.operations = kept;
+    graph.constants.retain(|id, _| needed.contains(id));
+    graph.parameters.retain(|one| needed.contains(&one.tensor));
+}
+
+/// What an operation of the graph reads.
+pub(crate) fn operands(graph: &Graph, operation: &OperationIr) -> Vec<TensorId> {
+    match graph.batch_norm(operation) {
+        Some(norm) => vec![norm.x.id, norm.gamma.id, norm.beta.id],
+        None => operation.inputs().map(|tensor| tensor.id).collect(),
+    }
+}
+
+/// The parameters that each operation reads, through views and casts.
+fn reads(graph: &Graph) -> Vec<Vec<usize>> {
+    let mut origin: HashMap<TensorId, usize> = graph
+        .parameters
+        .iter()
+        .enumerate()
+        .map(|(index, parameter)| (parameter.tensor, index))
+        .collect();
+    let mut reads = Vec::with_capacity(graph.operations.len());
+    for operation in &graph.operations {
+        let mut found: Vec<usize> = operands(graph, operation)
+            .iter()
+            .filter_map(|id| origin.get(id).copied())
+            .collect();
+        found.dedup();
+        if let ([parameter], OperationIr::BaseFloat(base)) = (&found[..], operation)
+            && matches!(
+                base,
+                BaseOperationIr::Reshape(_)
+                    | BaseOperationIr::SwapDims(_)
+                    | BaseOperationIr::Permute(_)
+                    | BaseOperationIr::Expand(_)
+                    | BaseOperationIr::Slice(_)
+                    | BaseOperationIr::Cast(_)
+            )
+        {
+            for output in operation.outputs() {
+                origin.insert(output.id, *parameter);
+            }
+        }
+        reads.push(found);
+    }
+    reads
+}
+
+/// When each tensor is read for the last time.
+fn lifetimes(graph: &Graph) -> Vec<Lifetime> {
+    let mut seen: HashSet<TensorId> = graph.outputs.iter().copied().collect();
+    seen.extend(graph.parameters.iter().filter_map(|one| one.update));
+    let mut lifetimes = vec![Lifetime::default(); graph.operations.len()];
+    for (operation, lifetime) in graph.operations.iter().zip(&mut lifetimes).rev() {
+        let ids = operands(graph, operation);
+        for id in &ids {
+            if seen.insert(*id) {
+                lifetime.freed.push(*id);
+                if ids.iter().filter(|other| *other == id).count() == 1 {
+                    lifetime.moved.insert(*id);
+                }
+            }
+        }
+        // What is made and never read, one of two results say, goes at once.
+        for output in operation.outputs() {
+            if seen.insert(output.id) {
+                lifetime.freed.push(output.id);
+            }
+        }
+    }
+    lifetimes
+}

@@ -1,0 +1,187 @@
+//! In which precision each operation of a graph is executed.
+
+use std::collections::HashMap;
+
+use burn::backend::DispatchTensor;
+use burn::backend::ir::{BaseOperationIr, OperationIr, TensorId};
+use burn::tensor::{DType, FloatDType};
+
+use crate::{Graph, Node};
+
+/// What an execution does with the float operands of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// Cast to the half dtype of the rules.
+    Half,
+    /// Cast to F32.
+    Full,
+    /// As they come; to F32 where their dtypes differ.
+    Widest,
+    /// To F32 where all that read the results run in F32, so that nothing is rounded in between;
+    /// as [`Widest`](Self::Widest) otherwise.
+    Follow,
+    /// As they come.
+    AsRecorded,
+}
+
+/// How a device computes in a half dtype.
+#[derive(Clone, Copy)]
+pub enum Arithmetic {
+    /// By itself.
+    Native,
+    /// Half is how tensors are stored: products run in F32 on widened operands, and their results
+    /// are rounded, as units with F32 accumulators do it.
+    Widened,
+    /// Half is a grid of F32 numbers: this function rounds a value, and the gradient on its way
+    /// back, to that of a dtype.
+    Emulated(fn(DispatchTensor, FloatDType) -> DispatchTensor),
+}
+
+impl std::fmt::Debug for Arithmetic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Native => "Native",
+            Self::Widened => "Widened",
+            Self::Emulated(_) => "Emulated",
+        })
+    }
+}
+
+/// Rules for the precision of an execution.
+pub trait Rules {
+    /// What is done with the float operands of an operation.
+    fn precision(&self, node: &Node<'_>) -> Precision;
+
+    /// The dtype of [`Precision::Half`].
+    fn half(&self) -> FloatDType;
+
+    /// How the device computes in it.
+    fn arithmetic(&self) -> Arithmetic {
+        Arithmetic::Native
+    }
+
+    /// What float results are cast to; `None` leaves them as they are.
+    fn results(&self) -> Option<FloatDType> {
+        None
+    }
+}
+
+/// Every operation in the dtypes in which it was recorded.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AsRecorded;
+
+impl Rules for AsRecorded {
+    fn precision(&self, _node: &Node<'_>) -> Precision {
+        Precision::AsRecorded
+    }
+
+    fn half(&self) -> FloatDType {
+        FloatDType::F32
+    }
+}
+
+/// What the rules come to for one operation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Assignment {
+    /// The rule.
+    pub precision: Precision,
+    /// What its float operands are cast to; `None` leaves them as they come.
+    pub operands: Option<FloatDType>,
+    /// The dtype of its float results, if it has any.
+    pub results: Option<DType>,
+}
+
+/// Whether autocast may cast a tensor of this dtype.
+pub(crate) fn is_castable(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16)
+}
+
+impl Graph {
+    /// What `rules` come to: for each operation the dtypes that it would run in, without running
+    /// it. `inputs` are in the dtypes in which they were recorded.
+    pub fn assign(&self, rules: &impl Rules) -> Vec<Assignment> {
+        let mut precisions: Vec<Precision> =
+            self.nodes().map(|node| rules.precision(&node)).collect();
+        for index in (0..precisions.len()).rev() {
+            if precisions[index] == Precision::Follow {
+                let full = self.is_read_by(self.node(index), |reader| {
+                    precisions[reader.index()] == Precision::Full
+                });
+                precisions[index] = match full {
+                    true => Precision::Full,
+                    false => Precision::Widest,
+                };
+            }
+        }
+        let mut dtypes: HashMap<TensorId, DType> = HashMap::new();
+        self.nodes()
+            .map(|node| {
+                // A product that is computed in F32 anyway need not be rounded for readers in F32.
+                let widened = matches!(rules.arithmetic(), Arithmetic::Widened)
+                    && self
+                        .is_read_by(node, |reader| precisions[reader.index()] == Precision::Full);
+                self.assign_one(rules, node, precisions[node.index()], widened, &mut dtypes)
+            })
+            .collect()
+    }
+
+    /// Whether something reads the results of an operation, and all that does is of a kind.
+    fn is_read_by(&self, node: Node<'_>, kind: impl Fn(&Node<'_>) -> bool) -> bool {
+        let given = |id: &TensorId| self.outputs.contains(id);
+        let is_result = node.operation().outputs().any(|tensor| given(&tensor.id));
+        let mut readers = node.readers().peekable();
+        !is_result && readers.peek().is_some() && readers.all(|reader| kind(&reader))
+    }
+
+    fn assign_one(
+        &self,
+        rules: &impl Rules,
+        node: Node<'_>,
+        precision: Precision,
+        widened: bool,
+        dtypes: &mut HashMap<TensorId, DType>,
+    ) -> Assignment {
+        let operation = node.operation();
+        let found: Vec<DType> = operation
+            .inputs()
+            .map(|tensor| dtypes.get(&tensor.id).copied().unwrap_or(tensor.dtype))
+            .filter(DType::is_float)
+            .collect();
+        let precision = match found.iter().all(|dtype| is_castable(*dtype)) {
+            true => precision,
+            false => Precision::AsRecorded,
+        };
+        let mixed = found.windows(2).any(|pair| pair[0] != pair[1]);
+        let operands = match precision {
+            _ if found.is_empty() => None,
+            Precision::Half => Some(rules.half()),
+            Precision::Full => Some(FloatDType::F32),
+            Precision::Widest | Precision::Follow => mixed.then_some(FloatDType::F32),
+            Precision::AsRecorded => None,
+        };
+        let widened = widened && precision == Precision::Half;
+        let is_cast = matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Cast(_)));
+        let mut results = None;
+        for output in operation.outputs().filter(|tensor| tensor.dtype.is_float()) {
+            let dtype = match (operands, found.first()) {
+                _ if is_cast => output.dtype,
+                (Some(_), _) if widened => DType::F32,
+                (Some(dtype), _) => dtype.into(),
+                (None, Some(dtype)) => *dtype,
+                (None, None) => output.dtype,
+            };
+            dtypes.insert(output.id, dtype);
+            results = Some(dtype);
+        }
+        if let Some(norm) = self.batch_norm(operation) {
+            for statistic in [&norm.mean, &norm.variance] {
+                dtypes.insert(statistic.id, results.unwrap_or(DType::F32));
+            }
+        }
+        Assignment {
+            precision,
+            operands,
+            results,
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Whether gradients through a recording are those of the model.
+//!
+//! A recording does not show where a forward pass stops gradients. Burn's autodiff on the capture
+//! device does: the backward pass that it records is that of the model. Both backward passes run
+//! once, on the same numbers, and are compared.
+
+use burn::backend::ir::{FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr, TensorId};
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::{
+    AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchDevice, DispatchTensor,
+    TensorMetadata,
+};
+use burn::module::Module;
+use burn::tensor::{Distribution, FloatDType, IntDType, Shape, Tensor};
+
+use crate::record::placeholders::Values;
+use crate::record::{Backward, Given, record_with};
+use crate::{AsRecorded, Graph, GraphError, Parameter, Recording, Tensors, passes};
+
+/// Relative distance of gradients, in the L2 norm, from which on something is wrong.
+///
+/// Both passes compute the same formulas in F32 in another order, which is off by 1e-6 to 1e-4; a
+/// gradient that is stopped is off by the share of its path.
+const TOLERANCE: f32 = 3e-2;
+
+/// What [`Recording::verify_gradients`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verified {
+    /// The gradients are those of the model.
+    Same,
+    /// Burn cannot record the backward pass of this model: nothing was compared.
+    NotRecorded,
+}
+
+/// Records as [`record`](crate::record()) does, and the backward pass with it, for
+/// [`Recording::verify_gradients`].
+///
+/// # Errors
+///
+/// As [`record`](crate::record()).
+pub fn record_with_backward<M: Module, I: Tensors, O: Tensors>(
+    model: &M,
+    inputs: &I,
+    forward: impl FnOnce(&M, I) -> O,
+) -> Result<Recording<O>, GraphError> {
+    record_with(model, inputs, forward, true)
+}
+
+impl<O: Tensors> Recording<O> {
+    /// Gives up the recorded backward pass, once it was compared.
+    pub fn forget_backward(&mut self) {
+        self.backward = None;
+    }
+
+    /// Compares the gradients of an execution with those of the recorded backward pass, on these
+    /// values.
+    ///
+    /// Takes the time of two training steps in F32, once for each kind of forward pass. Weights
+    /// are moved a little for it, so that one that is zero does not hide a difference; the model
+    /// is not touched, and no random numbers of the device are used up.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_graph::{GraphError, record_with_backward};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(4, 2).init(&device);
+    /// let x = Tensor::<2>::ones([3, 4], &device);
+    /// let recording = record_with_backward(&model, &x, |model, x| {
+    ///     let y = model.forward(x);
+    ///     (y.clone() * y.detach()).sum()
+    /// })?;
+    /// let error = recording.verify_gradients(&model, &x).unwrap_err();
+    /// assert!(matches!(error, GraphError::StopsGradients { .. }));
+    /// # Ok::<(), GraphError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::StopsGradients`] with the parameter whose gradient differs most.
+    pub fn verify_gradients<M: Module, I: Tensors>(
+        &self,
+        model: &M,
+        inputs: &I,
+    ) -> Result<Verified, GraphError> {
+        let Some(backward) = &self.backward else {
+            return Ok(Verified::NotRecorded);
+        };
+        let mut given = Given::default();
+        let _ = inputs.map_tensors(&mut given);
+        let inputs: Vec<_> = given.tensors.into_iter().map(without_autodiff).collect();
+        let values = Values::of(model);
+        let device = model
+            .devices()
+            .first()
+            .map(|device| device.as_dispatch().clone())
+            .ok_or(GraphError::NoDevice)?;
+        let weights: Option<Vec<_>> = backward
+            .parameters
+            .iter()
+            .map(|parameter| {
+                let value = without_autodiff(values.get(parameter)?.clone());
+                Some(match value.dtype().is_float() && !parameter.running {
+                    true => moved(value),
+                    false => value,
+                })
+            })
+            .collect();
+        let Some(weights) = weights else {
+            return Err(GraphError::Mismatch {
+                recorded: "another model".into(),
+                found: "parameters of other shapes".into(),
+            });
+        };
+        let recorded =
+            backward.recorded_gradients(self, &weights, &inputs, device.clone().inner())?;
+        let executed = backward.executed_gradients(self, &weights, &inputs, device)?;
+        compare(&backward.gradients, recorded, executed)
+    }
+}
+
+impl Backward {
+    /// The gradients by the recorded backward pass: no autodiff.
+    fn recorded_gradients<O>(
+        &self,
+        recording: &Recording<O>,
+        weights: &[DispatchTensor],
+        inputs: &[DispatchTensor],
+        device: DispatchDevice,
+    ) -> Result<Vec<Vec<f32>>, GraphError> {
+        let outputs = self.gradients.iter().filter_map(|(_, id)| *id).collect();
+        let graph = passes::as_recorded(
+            self.operations.clone(),
+            self.constants.clone(),
+            self.parameters.clone(),
+            recording.graph.inputs.clone(),
+            outputs,
+        );
+        let alive = graph.run(
+            &select(&graph, self, weights),
+            inputs,
+            device,
+            &AsRecorded,
+            true,
+        )?;
+        self.gradients
+            .iter()
+            .map(|(parameter, id)| {
+                Ok(match id {
+                    Some(id) => host(alive.output(*id)?),
+                    None => vec![0.0; parameter.shape.iter().product()],
+                })
+            })
+            .collect()
+    }
+
+    /// The gradients by autodiff through an execution.
+    fn executed_gradients<O>(
+        &self,
+        recording: &Recording<O>,
+        weights: &[DispatchTensor],
+        inputs: &[DispatchTensor],
+        device: DispatchDevice,
+    ) -> Result<Vec<Vec<f32>>, GraphError> {
+        let graph = passes::simplify(
+            self.operations.clone(),
+            self.constants.clone(),
+            self.parameters.clone(),
+            recording.graph.inputs.clone(),
+            vec![self.total],
+        );
+        let leaves: Vec<_> = weights
+            .iter()
+            .zip(&self.parameters)
+            .map(
+                |(weight, parameter)| match weight.dtype().is_float() && !parameter.running {
+                    true => {
+                        let leaf = <Dispatch as AutodiffBackend>::from_inner(weight.clone());
+                        Dispatch::float_set_require_grad(leaf, true)
+                    }
+                    false => weight.clone(),
+                },
+            )
+            .collect();
+        let alive = graph.run(
+            &select(&graph, self, &leaves),
+            inputs,
+            device,
+            &AsRecorded,
+            true,
+        )?;
+        let total = alive.output(*graph.outputs.first().unwrap_or(&self.total))?;
+        let grads = <Dispatch as AutodiffBackend>::backward(total);
+        Ok(self
+            .gradients
+            .iter()
+            .map(|(parameter, _)| {
+                let position = position(self, parameter);
+                match <Dispatch as AutodiffBackend>::grad(&leaves[position], &grads) {
+                    Some(grad) => host(grad),
+                    None => vec![0.0; parameter.shape.iter().product()],
+                }
+            })
+            .collect())
+    }
+}
+
+fn position(backward: &Backward, parameter: &Parameter) -> usize {
+    backward
+        .parameters
+        .iter()
+        .position(|other| other.tensor == parameter.tensor)
+        .expect("gradients are of recorded parameters")
+}
+
+/// The values of the parameters that the graph has kept.
+fn select(graph: &Graph, backward: &Backward, values: &[DispatchTensor]) -> Vec<DispatchTensor> {
+    graph
+        .parameters
+        .iter()
+        .map(|parameter| values[position(backward, parameter)].clone())
+        .collect()
+}
+
+fn compare(
+    gradients: &[(Parameter, Option<TensorId>)],
+    recorded: Vec<Vec<f32>>,
+    executed: Vec<Vec<f32>>,
+) -> Result<Verified, GraphError> {
+    let norm = |values: &[f32]| values.iter().map(|v| v * v).sum::<f32>().sqrt();
+    let largest = recorded
+        .iter()
+        .map(|grad| norm(grad))
+        .fold(f32::MIN_POSITIVE, f32::max);
+    let mut worst: Option<(&Parameter, f32)> = None;
+    for (((parameter, _), right), found) in gradients.iter().zip(&recorded).zip(&executed) {
+        let difference: Vec<f32> = right.iter().zip(found).map(|(a, b)| a - b).collect();
+        // Gradients that are zero but for rounding are measured against those of the others.
+        let error = norm(&difference) / norm(right).max(1e-3 * largest);
+        if worst.is_none_or(|(_, most)| error > most) {
+            worst = Some((parameter, error));
+        }
+    }
+    match worst {
+        Some((parameter, error)) if error > TOLERANCE => Err(GraphError::StopsGradients {
+            parameter: parameter.path.clone(),
+            error,
+        }),
+        _ => Ok(Verified::Same),
+    }
+}
+
+fn without_autodiff(tensor: DispatchTensor) -> DispatchTensor {
+    if tensor.autodiff == DispatchAutodiffContext::Disabled {
+        return tensor;
+    }
+    let dtype = tensor.dtype();
+    if dtype.is_float() {
+        <Dispatch as AutodiffBackend>::inner(tensor)
+    } else if dtype.is_bool() {
+        <Dispatch as AutodiffBackend>::bool_inner(tensor)
+    } else {
+        <Dispatch as AutodiffBackend>::int_inner(tensor)
+    }
+}
+
+fn host(tensor: DispatchTensor) -> Vec<f32> {
+    let count = tensor.shape().num_elements();
+    let flat = Dispatch::float_reshape(without_autodiff(tensor), Shape::new([count]));
+    Tensor::<1>::from_dispatch(flat)
+        .into_data()
+        .iter::<f32>()
+        .collect()
+}
+
+/// Numbers in [−1, 1] that look random and are the same each time.
+fn noise(shape: Shape, device: &DispatchDevice) -> DispatchTensor {
+    let count = shape.num_elements() as i64;
+    let numbers = Dispatch::int_arange(1..count + 1, device, IntDType::I32);
+    let numbers = Dispatch::int_into_float(numbers, FloatDType::F32);
+    let numbers = Dispatch::float_mul_scalar(numbers, 12.9898f32.into());
+    Dispatch::float_reshape(Dispatch::float_sin(numbers), shape)
+}
+
+/// A weight that is moved by up to a twentieth.
+fn moved(weight: DispatchTensor) -> DispatchTensor {
+    let noise = noise(weight.shape(), &weight.device());
+    let noise = Dispatch::float_mul_scalar(noise, 0.05f32.into());
+    let dtype = FloatDType::from(weight.dtype());
+    Dispatch::float_add(weight, Dispatch::float_cast(noise, dtype))
+}
+
+/// What stands for random numbers of an operation, the same each time; `None` for other
+/// operations.
+pub(crate) fn instead_of_random(
+    operation: &OperationIr,
+    device: &DispatchDevice,
+) -> Option<DispatchTensor> {
+    let RandomOpIr { out, distribution } = match operation {
+        OperationIr::Float(_, FloatOperationIr::Random(random)) => random,
+        OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => random,
+        _ => return None,
+    };
+    let noise = noise(out.shape.clone(), device);
+    let (scale, offset) = match distribution {
+        Distribution::Default | Distribution::Bernoulli(_) => (0.499, 0.5),
+        Distribution::Uniform(low, high) => (0.499 * (high - low), 0.5 * (high + low)),
+        Distribution::Normal(mean, std) => (1.4 * std, *mean),
+    };
+    let mut value = Dispatch::float_mul_scalar(noise, scale.into());
+    value = Dispatch::float_add_scalar(value, offset.into());
+    if let Distribution::Bernoulli(probability) = distribution {
+        // One where the number, uniform enough in [0, 1], is below the probability.
+        let below = Dispatch::float_lower_elem(
+            value.clone(),
+            (*probability).into(),
+            burn::tensor::BoolDType::Native,
+        );
+        let ones = Dispatch::float_ones(value.shape(), device, FloatDType::F32);
+        let zeros = Dispatch::float_mul_scalar(value, 0.0f32.into());
+        value = Dispatch::float_mask_where(zeros, below, ones);
+    }
+    Some(match out.dtype.is_float() {
+        true => Dispatch::float_cast(value, out.dtype.into()),
+        false => Dispatch::float_into_int(value, out.dtype.into()),
+    })
+}

@@ -1,0 +1,9 @@
+//! The graph as its users see it: one recorded forward pass, executed.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod follows;
+mod models;
+mod refuses;
+mod rules;

@@ -1,0 +1,242 @@
+//! Every module of burn-nn through `Autocast::run`: no region, no edit, at every magnitude.
+//!
+//! The input of a module is a half activation of the given magnitude, exactly representable, so
+//! that the FP32 reference sees the same numbers. What is compared is the gradient of the input
+//! and of all parameters, at the largest loss scale at which they are finite, which a dynamic
+//! scaler finds.
+//!
+//! The bound is that of the region's test: three times the roundings on the longest path, relative
+//! to the norm of all gradients together. Where an exponential or a saturating function takes a
+//! product, the rounding of the product, relative to its size, is an absolute error of the
+//! exponent: there the bound grows with the magnitude. A product whose sum is above 65,504 is
+//! infinite in F16, whatever the recipe; there, and only there, nothing finite is asked for.
+
+use burn::module::{Module, ModuleDisplay, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::{AmpError, Autocast, Fallback, GraphError, round_to};
+
+use crate::entry::{BATCH, Case, Entry, Precision, WIDTH};
+use crate::support::{self, numbers};
+use crate::{for_every_module, within};
+
+/// What is compared at one magnitude.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    /// Loss in FP32 and under autocast.
+    pub(crate) losses: (f32, f32),
+    /// Gradients in FP32 and under autocast, the input's first.
+    pub(crate) gradients: Vec<(String, Vec<f32>, Vec<f32>)>,
+}
+
+/// A model around a module that shows its input as a parameter.
+#[derive(Module, Debug)]
+pub(crate) struct Fed<M: Module> {
+    input: Param<Tensor<2>>,
+    layer: M,
+}
+
+impl<M, B, F, L> Case<M, B, F, L>
+where
+    M: Module + ModuleDisplay,
+    B: Fn(&Device) -> M,
+    F: Fn(&M, Tensor<2>) -> Tensor<2>,
+    L: Fn(Tensor<2>) -> Tensor<1>,
+{
+    fn fed(&self, device: &Device, magnitude: f32, random: bool) -> Fed<M> {
+        let layer = support::with_numbers((self.build)(device), 1);
+        let input = half_numbers(magnitude);
+        Fed {
+            input: Param::from_data(burn::tensor::TensorData::new(input, [BATCH, WIDTH]), device),
+            layer: match random {
+                true => layer.freeze(),
+                false => layer,
+            },
+        }
+    }
+
+    pub(crate) fn measure(
+        &self,
+        precision: &Precision,
+        magnitude: f32,
+        random: bool,
+    ) -> Result<Measured, AmpError> {
+        let flex = Device::flex().autodiff();
+        let model = self.fed(&flex, magnitude, random);
+        let loss = (self.loss)((self.forward)(&model.layer, model.input.val()));
+        let fp32_loss = loss.clone().into_scalar::<f32>();
+        let fp32 = GradientsParams::from_grads(loss.backward(), &model);
+        let fp32 = support::gradients(&model, fp32);
+
+        let device = precision.target.device.clone().autodiff();
+        let model = self.fed(&device, magnitude, random);
+        let autocast = Autocast::new(precision.dtype).with_fallback(match precision.emulated {
+            true => Fallback::Emulate,
+            false => Fallback::Error,
+        });
+        // A product with one is half, and exact.
+        let one = Tensor::<2>::eye(WIDTH, &device);
+        let mut gradients = Vec::new();
+        let mut amp_loss = f32::NAN;
+        for scale in scales(precision.dtype) {
+            let loss = autocast.run(&model, one.clone(), |model, one| {
+                let h = model.input.val().matmul(one);
+                (self.loss)((self.forward)(&model.layer, h))
+            })?;
+            amp_loss = loss.clone().into_scalar::<f32>();
+            let amp = GradientsParams::from_grads(loss.mul_scalar(scale).backward(), &model);
+            gradients = support::gradients(&model, amp)
+                .into_iter()
+                .map(|(path, _, values)| {
+                    (
+                        path,
+                        values.into_iter().map(|value| value / scale).collect(),
+                    )
+                })
+                .collect::<Vec<(String, Vec<f32>)>>();
+            let finite = |values: &[f32]| values.iter().all(|value| value.is_finite());
+            if gradients.iter().all(|(_, values)| finite(values)) {
+                break;
+            }
+        }
+        assert_eq!(
+            fp32.iter().map(|(path, ..)| path).collect::<Vec<_>>(),
+            gradients.iter().map(|(path, ..)| path).collect::<Vec<_>>(),
+            "parameters with a gradient"
+        );
+        Ok(Measured {
+            losses: (fp32_loss, amp_loss),
+            gradients: fp32
+                .into_iter()
+                .zip(gradients)
+                .map(|((path, _, fp32), (_, amp))| (path, fp32, amp))
+                .collect(),
+        })
+    }
+}
+
+/// The loss scales to try, from above, as a dynamic scaler comes down to the one that fits.
+fn scales(dtype: FloatDType) -> Vec<f32> {
+    match dtype {
+        FloatDType::F16 => (-9..=22)
+            .rev()
+            .map(|exponent| 16f32.powi(exponent))
+            .collect(),
+        _ => vec![1.0],
+    }
+}
+
+/// Numbers up to `magnitude` that F16 and BF16 have both.
+fn half_numbers(magnitude: f32) -> Vec<f32> {
+    numbers(7, BATCH * WIDTH)
+        .into_iter()
+        .map(|x| round_to(FloatDType::BF16, x * magnitude))
+        .collect()
+}
+
+/// What a module does with its products.
+#[derive(Clone, Copy, PartialEq)]
+enum Products {
+    /// It has none, or only sums them up.
+    Plain,
+    /// They go into exponentials or saturating functions: attention, gates.
+    Saturated,
+}
+
+fn products(name: &str) -> Products {
+    let saturated = [
+        "Attention",
+        "Transformer",
+        "MhaCache",
+        "Lstm",
+        "Gru",
+        "Rnn",
+        "GateController",
+        "SwiGlu",
+        "PositionWiseFeedForward",
+    ];
+    match saturated.iter().any(|part| name.contains(part)) && name != "RNNTLoss" {
+        true => Products::Saturated,
+        false => Products::Plain,
+    }
+}
+
+/// What Burn does not let a recording see, and what it says.
+const NOT_RECORDED: [(&str, &str); 2] = [
+    // Its parameters are in a field that Burn's modules skip, also when they move to a device.
+    (
+        "PositionWiseFeedForward with SwiGlu or PRelu inside",
+        "wrong backend",
+    ),
+    // It looks at its targets.
+    ("PoissonNllLoss", "reading data"),
+];
+
+#[test]
+fn gradients_are_right_at_every_magnitude_without_an_edit() {
+    for_every_module(|entry, precision| {
+        if entry.no_backward.contains(&precision.target.name) {
+            return Ok(());
+        }
+        let mut failures = Vec::new();
+        for magnitude in [1.0, 10.0, 100.0, 1000.0, 30_000.0] {
+            let result = entry.subject.unedited(precision, magnitude, entry.random);
+            let refused = NOT_RECORDED.iter().find(|(name, _)| *name == entry.name);
+            let result = match (result, refused) {
+                (Ok(measured), None) => check(&measured, precision, entry, magnitude),
+                (Err(AmpError::Graph(GraphError::Forward { reason, .. })), Some((_, why)))
+                    if reason.contains(why) =>
+                {
+                    Ok(())
+                }
+                (Err(error), _) => Err(error.to_string()),
+                (Ok(_), Some(_)) => Err("it can be recorded now: take it off the list".into()),
+            };
+            if let Err(failure) = result {
+                failures.push(format!("at {magnitude}: {failure}"));
+            }
+        }
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(failures.join("; ")),
+        }
+    });
+}
+
+fn check(
+    measured: &Measured,
+    precision: &Precision,
+    entry: &Entry,
+    magnitude: f32,
+) -> Result<(), String> {
+    let whole = measured
+        .gradients
+        .iter()
+        .map(|(_, fp32, _)| crate::norm(fp32).powi(2))
+        .sum::<f32>()
+        .sqrt();
+    if !whole.is_finite() {
+        // FP32 has no gradient there, either.
+        return Ok(());
+    }
+    let saturated = products(entry.name) == Products::Saturated;
+    let overflows = saturated && precision.dtype == FloatDType::F16 && magnitude >= 1000.0;
+    let (fp32, amp) = measured.losses;
+    if !amp.is_finite() && !overflows {
+        return Err(format!("the loss is {amp}, in FP32 {fp32}"));
+    }
+    let conditioning = if saturated { magnitude } else { 1.0 };
+    let roundings = (crate::FRONT + entry.roundings) as f32;
+    let tolerance = 3.0 * precision.unit_roundoff() * roundings * conditioning;
+    for (path, fp32, amp) in &measured.gradients {
+        let error = crate::distance(fp32, amp);
+        if !error.is_finite() && overflows {
+            continue;
+        }
+        if !error.is_finite() {
+            return Err(format!("the gradient of {path} is not finite at any scale"));
+        }
+        within(error / whole.max(f32::MIN_POSITIVE), tolerance, path)?;
+    }
+    Ok(())
+}
