@@ -1,9 +1,9 @@
 //! Operations on tensors of every kind: how elements are moved, chosen and compared.
 
-use burn::backend::Dispatch;
 use burn::backend::ir::BaseOperationIr;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::tensor::IndexingUpdateOp;
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::tensor::{BoolDType, IndexingUpdateOp};
 
 use super::shapes::Fetch;
 use super::{Done, Operands};
@@ -240,7 +240,9 @@ pub(super) fn bool(op: &BaseOperationIr, operands: &mut impl Operands) -> Done {
             apply!(operands, o, assign, bool tensor, bool value)
         }
         Select(o) => {
-            let select = |x, indices| Dispatch::bool_select(x, o.dim, indices);
+            let (device, dtype) = (operands.device(), operands.bool_dtype());
+            let select =
+                |x, indices| as_bools(Dispatch::bool_select(x, o.dim, indices), &device, dtype);
             apply!(operands, o, select, bool tensor, int indices)
         }
         SelectAssign(o) => {
@@ -249,7 +251,9 @@ pub(super) fn bool(op: &BaseOperationIr, operands: &mut impl Operands) -> Done {
             apply!(operands, o, assign, bool tensor, int indices, bool value)
         }
         Gather(o) => {
-            let gather = |x, indices| Dispatch::bool_gather(o.dim, x, indices);
+            let (device, dtype) = (operands.device(), operands.bool_dtype());
+            let gather =
+                |x, indices| as_bools(Dispatch::bool_gather(o.dim, x, indices), &device, dtype);
             apply!(operands, o, gather, bool tensor, int indices)
         }
         Scatter(o) => {
@@ -305,6 +309,16 @@ pub(super) fn bool(op: &BaseOperationIr, operands: &mut impl Operands) -> Done {
         AnyDim(o) => along!(operands, o, bool, Dispatch::bool_any_dim),
     }
     Ok(())
+}
+
+/// Flex says of bools that it has chosen that they are bytes, and refuses to combine them with
+/// others.
+fn as_bools(chosen: DispatchTensor, device: &DispatchDevice, dtype: BoolDType) -> DispatchTensor {
+    if chosen.dtype().is_bool() {
+        return chosen;
+    }
+    let falses = Dispatch::bool_zeros(chosen.shape(), device, dtype);
+    Dispatch::bool_mask_fill(falses, chosen, true.into())
 }
 
 /// Burn writes bools to places in one way, `or`, which is its addition.
