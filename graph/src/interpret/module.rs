@@ -2,7 +2,8 @@
 
 use burn::backend::Dispatch;
 use burn::backend::ir::ModuleOperationIr;
-use burn::backend::ops::{ModuleOps, UnfoldOptions};
+use burn::backend::ops::{IntTensorOps, ModuleOps, UnfoldOptions};
+use burn::tensor::{DType, IntDType};
 
 use super::shapes::Fetch;
 use super::{Done, Operands};
@@ -57,14 +58,18 @@ macro_rules! max_pool {
     }};
 }
 
+/// Indices go through I32, which holds them: CubeCL writes that, whatever it is asked for.
 macro_rules! max_pool_with_indices {
     ($operands:ident, $o:ident, $compute:expr) => {{
         let (size, stride, padding) = ($o.kernel_size, $o.stride, $o.padding);
         let (dilation, ceil) = ($o.dilation, $o.ceil_mode);
-        let dtype = $o.out_indices.dtype.into();
         let pool = |x| {
-            let pooled = $compute(x, size, stride, padding, dilation, ceil, dtype);
-            (pooled.output, pooled.indices)
+            let pooled = $compute(x, size, stride, padding, dilation, ceil, IntDType::I32);
+            let indices = match $o.out_indices.dtype {
+                DType::I32 => pooled.indices,
+                other => Dispatch::int_cast(pooled.indices, other.into()),
+            };
+            (pooled.output, indices)
         };
         apply_with_indices!($operands, $o, pool, float x)
     }};

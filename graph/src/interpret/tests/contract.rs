@@ -2,7 +2,7 @@
 //! hand here.
 
 use burn::backend::ir::{
-    BaseOperationIr, BinaryOpIr, CastOpIr, CreationOpIr, CustomOpIr, DequantizeOpIr,
+    BaseOperationIr, BinaryOpIr, CastOpIr, CreationOpIr, CtcLossOpIr, CustomOpIr, DequantizeOpIr,
     DistributedOperationIr, FloatOperationIr, LinearBiasBackwardOpIr, LinearOpIr,
     LinearWeightBackwardOpIr, LinearXBackwardOpIr, ModuleOperationIr, NumericOperationIr,
     OperationIr, QuantizationParametersIr, QuantizeOpIr, RandomOpIr, ReduceDimsOpIr, ScatterNdOpIr,
@@ -247,6 +247,31 @@ fn what_burn_decomposes_or_refuses_to_record() {
         OperationIr::NumericFloat(DType::F32, NumericOperationIr::Powi(op))
     });
     assert_eq!(read(got), TensorData::from([8.0f32, 9.0, 2.0]));
+
+    let log_probs = floats_in([5, 2, 4], -3.0, -0.5);
+    let labels = TensorData::from([[1i32, 2], [3, 1]]);
+    let inputs = [
+        log_probs,
+        labels,
+        TensorData::from([5i32, 4]),
+        TensorData::from([2i32, 1]),
+    ];
+    let out = declared(1, [2], DType::F32);
+    let (got, [log_probs, labels, steps, lengths]) = by_hand(inputs, out, |inputs, out| {
+        let [log_probs, targets, input_lengths, target_lengths] = inputs;
+        OperationIr::Module(ModuleOperationIr::CtcLoss(CtcLossOpIr {
+            log_probs,
+            targets,
+            input_lengths,
+            target_lengths,
+            blank: 0,
+            out,
+        }))
+    });
+    assert_eq!(
+        read(got),
+        read(Dispatch::ctc_loss(log_probs, labels, steps, lengths, 0))
+    );
 
     let inputs = [TensorData::from([[1i32, 2], [3, 4]])];
     let (got, _) = by_hand(inputs, declared(1, [1, 1], DType::I32), |[input], out| {

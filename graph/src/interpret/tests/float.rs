@@ -121,7 +121,8 @@ fn activations() {
     for (name, function) in functions {
         check(&format!("activation {name}"), one(), |[x]| function(x));
     }
-    let along: [(&str, fn(DispatchTensor, usize) -> DispatchTensor); 3] = [
+    type Along = fn(DispatchTensor, usize) -> DispatchTensor;
+    let along: [(&str, Along); 3] = [
         ("softmax", Dispatch::softmax),
         ("log_softmax", Dispatch::log_softmax),
         ("softmin", Dispatch::softmin),

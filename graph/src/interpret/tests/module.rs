@@ -5,8 +5,12 @@ use burn::backend::ops::{
     InterpolateOptions, ModuleOps, UnfoldOptions,
 };
 use burn::backend::{Dispatch, DispatchTensor};
+#[cfg(feature = "wgpu")]
+use burn::tensor::Device;
 use burn::tensor::{IntDType, TensorData};
 
+#[cfg(feature = "wgpu")]
+use super::{CAPTURE, Map, Recording, read, upload};
 use super::{bools, check, floats, floats_in, indices};
 
 #[test]
@@ -175,6 +179,27 @@ fn pools() {
                 Dispatch::max_pool2d_with_indices(x, size, stride, padding, dilation, true, dtype);
             (pooled.output, pooled.indices)
         });
+    }
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn indices_of_pools_are_right_on_a_gpu_in_any_dtype() {
+    let inputs = [TensorData::from([[[
+        17f32, 78.0, 12.0, 73.0, 7.0, 68.0, 2.0, 63.0, 124.0,
+    ]]])];
+    for dtype in [IntDType::I32, IntDType::I64] {
+        let recording = CAPTURE.with(|capture| {
+            Recording::new(capture, &inputs, |[x]| {
+                let pooled = Dispatch::max_pool1d_with_indices(x, 3, 2, 1, 2, false, dtype);
+                (pooled.output, pooled.indices)
+            })
+        });
+        let gpu = Device::wgpu(Default::default());
+        let x = upload(inputs[0].clone(), &gpu);
+        let indices = recording.execute(&mut Map::new(&gpu), vec![x]).remove(1);
+        let indices: Vec<i64> = read(indices).iter().collect();
+        assert_eq!(indices, [1, 1, 3, 5]);
     }
 }
 

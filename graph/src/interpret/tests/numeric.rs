@@ -292,7 +292,7 @@ fn padding_and_fills() {
     for mode in [PadMode::Constant(0.3), PadMode::Reflect, PadMode::Edge] {
         let floats = [floats([4, 3])];
         check("float pad", floats, |[x]| {
-            Dispatch::float_pad(x, &padding, mode.clone())
+            Dispatch::float_pad(x, &padding, mode)
         });
     }
     check("int pad", [ints([4, 3])], |[x]| {
