@@ -105,6 +105,7 @@ pub(crate) trait Subject {
     /// Gradients through `Autocast::run` at a magnitude of the input, without any edit.
     fn unedited(
         &self,
+        autocast: &Autocast,
         precision: &Precision,
         magnitude: f32,
         random: bool,
@@ -260,11 +261,12 @@ where
 
     fn unedited(
         &self,
+        autocast: &Autocast,
         precision: &Precision,
         magnitude: f32,
         random: bool,
     ) -> Result<Measured, AmpError> {
-        self.measure(precision, magnitude, random)
+        self.measure(autocast, precision, magnitude, random)
     }
 
     fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32) {

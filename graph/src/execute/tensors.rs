@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{TensorId, TensorIr};
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::backend::{
+    Dispatch, DispatchDevice, DispatchTensor, TensorMetadata, get_device_settings,
+};
 use burn::tensor::{DType, FloatDType, TensorData};
 
 use super::cast;
@@ -210,7 +212,9 @@ fn upload(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
     if dtype.is_float() {
         Dispatch::float_from_data(data, device)
     } else if dtype.is_bool() {
-        Dispatch::bool_from_data(data, device)
+        // In the form in which the device stores them: it takes no other.
+        let store = get_device_settings::<Dispatch>(device).bool_dtype;
+        Dispatch::bool_from_data(data.convert_dtype(store.into()), device)
     } else {
         Dispatch::int_from_data(data, device)
     }

@@ -1,7 +1,8 @@
 //! Burn's capture device, and tensors on it that look trainable.
 
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::panic::{self, AssertUnwindSafe, UnwindSafe};
 use std::sync::Once;
 
@@ -11,17 +12,43 @@ use burn::backend::{
     Autodiff, AutodiffBackend, BackendTensor, Capture, Dispatch, DispatchAutodiffContext,
     DispatchTensor, DispatchTensorKind, TensorMetadata,
 };
-use burn::tensor::{DType, Device, Shape, Tensor};
+use burn::tensor::{BoolDType, DType, Device, DeviceConfig, FloatDType, IntDType, Shape, Tensor};
 
-/// The capture device of this thread.
+/// The capture device of this thread for what runs on `like`: it makes tensors in the same dtypes
+/// by default.
 ///
 /// Burn numbers capture devices with 16 bits and never takes a number back, while one device can
-/// record any number of times, one after the other. So there is one for each thread.
-pub fn capture_device() -> Device {
+/// record any number of times, one after the other. So there is one for each thread and choice of
+/// default dtypes.
+pub fn capture_device(like: &Device) -> Device {
+    type Defaults = (FloatDType, IntDType, BoolDType);
     thread_local! {
-        static CAPTURE: Device = Device::capture();
+        static CAPTURE: RefCell<HashMap<Defaults, Device>> = RefCell::default();
     }
-    CAPTURE.with(Clone::clone)
+    let settings = like.settings();
+    let defaults = (
+        settings.float_dtype,
+        settings.int_dtype,
+        settings.bool_dtype,
+    );
+    CAPTURE.with_borrow_mut(|known| {
+        let device = known.entry(defaults).or_insert_with(|| {
+            let device = Device::capture();
+            let config = DeviceConfig::default()
+                .float_dtype(settings.float_dtype)
+                .int_dtype(settings.int_dtype)
+                .bool_dtype(settings.bool_dtype);
+            // Burn configures a device before its first use only, and this one only in a scope.
+            let configured = device.capture_scope(|scope| {
+                let configured = device.clone().configure(config);
+                debug_assert!(configured.is_ok(), "{configured:?}");
+                scope.complete([], [])
+            });
+            debug_assert!(configured.is_ok(), "{configured:?}");
+            device
+        });
+        device.clone()
+    })
 }
 
 /// The tensor in the recording that a value on the capture device stands for.

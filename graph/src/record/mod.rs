@@ -84,9 +84,10 @@ pub(crate) fn record_with<M: Module, I: Tensors, O: Tensors>(
     forward: impl FnOnce(&M, I) -> O,
     backward: bool,
 ) -> Result<Recording<O>, GraphError> {
-    let device = capture::capture_device();
     let mut given = Given::default();
     let _ = inputs.map_tensors(&mut given);
+    let like = model.devices().into_iter().next().or(given.device.clone());
+    let device = capture::capture_device(&like.ok_or(GraphError::NoDevice)?);
     let trains = given.autodiff || model.devices().iter().any(Device::is_autodiff);
     let mode = match (trains, backward) {
         (false, _) => Mode::Evaluate,
@@ -305,6 +306,7 @@ pub(crate) struct Given {
     pub(crate) tensors: Vec<DispatchTensor>,
     pub(crate) signature: Vec<(Vec<usize>, DType)>,
     pub(crate) autodiff: bool,
+    pub(crate) device: Option<Device>,
 }
 
 impl Given {
@@ -317,16 +319,19 @@ impl Given {
 impl TensorMapper for Given {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
         self.autodiff |= tensor.is_autodiff();
+        self.device.get_or_insert_with(|| tensor.device());
         self.note(tensor.clone().into_dispatch());
         tensor.clone()
     }
 
     fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        self.device.get_or_insert_with(|| tensor.device());
         self.note(tensor.clone().into_dispatch());
         tensor.clone()
     }
 
     fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.device.get_or_insert_with(|| tensor.device());
         self.note(tensor.clone().into_dispatch());
         tensor.clone()
     }
