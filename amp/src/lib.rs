@@ -107,9 +107,11 @@ mod precision;
 mod record;
 mod region;
 mod report;
+mod resumable_optimizer;
 mod running_statistics;
 mod speculative;
 mod verdict;
+mod weight_cast;
 
 pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
 pub use autocast::{AutocastConfig, MasterWeight};
@@ -123,12 +125,13 @@ pub use grad_scaler::{GradScaler, GradScalerConfig};
 pub use gradients::Unscaled;
 #[cfg(feature = "train")]
 pub use learner::{
-    Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
-    SkippedStepsMetric,
+    AfterStep, Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
+    ResumedDataLoader, SkippedStepsMetric,
 };
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use precision::{KeptBecause, ParameterPrecision, parameter_precision};
 pub use record::GradScalerRecord;
-pub use region::{Autocast, Caster, full_precision};
+pub use region::{Autocast, Caster, full_precision, region_dtype, to_region};
 pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
+pub use resumable_optimizer::ResumableOptimizer;
 pub use speculative::Speculative;

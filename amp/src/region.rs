@@ -2,10 +2,13 @@
 
 use std::cell::Cell;
 
+use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
+use crate::autocast::KeepDtype;
 use crate::device::device_name;
-use crate::{FloatTensors, emulation};
+use crate::weight_cast::Cache;
+use crate::{FloatTensors, emulation, weight_cast};
 
 /// The dtype of an autocast region, and how it is reached on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +58,15 @@ impl Compute {
         }
         cast_to(x, self.dtype)
     }
+
+    /// As [`cast`](Self::cast), once per parameter and region: see [`weight_cast`].
+    pub(crate) fn cast_weight<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        // A frozen weight is not kept: its copy is of no use after the operation that reads it.
+        match x.dtype() == DType::F32 && self.is_half() && x.is_require_grad() {
+            true if emulation::is_available(&x.device()) => weight_cast::cast(x, self),
+            _ => self.cast(x),
+        }
+    }
 }
 
 fn is_castable(dtype: DType) -> bool {
@@ -79,15 +91,73 @@ pub(crate) fn current() -> Option<Compute> {
     REGION.get()
 }
 
+/// The dtype that float tensors have in the autocast region this thread is in; `None` outside of
+/// one, and in [`full_precision`].
+///
+/// For a model that makes tensors of its own in its forward pass; [`to_region`] casts them. Where
+/// half precision is emulated, tensors are F32, and so is this.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, FloatDType};
+/// use burn_lean_amp::{AutocastConfig, full_precision, region_dtype};
+///
+/// let model = LinearConfig::new(4, 2).init(&Device::flex());
+/// let (_, autocast) = AutocastConfig::new(FloatDType::BF16).prepare(model)?;
+/// autocast.forward((), |()| {
+///     assert_eq!(region_dtype(), Some(FloatDType::BF16));
+///     full_precision((), |()| assert_eq!(region_dtype(), None));
+/// });
+/// assert_eq!(region_dtype(), None);
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+pub fn region_dtype() -> Option<FloatDType> {
+    current().map(|compute| match compute.emulated {
+        true => FloatDType::F32,
+        false => compute.dtype,
+    })
+}
+
+/// A value that the model made itself, as the autocast region this thread is in needs it; unchanged
+/// outside of one, and in [`full_precision`].
+///
+/// Tensors that a forward pass makes (a position, a mask, a constant) have the dtype of the device,
+/// and do not mix with half precision.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_lean_amp::{AutocastConfig, to_region};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(4, 2).init(&device);
+/// let (model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
+/// let y = autocast.forward(Tensor::<2>::ones([3, 4], &device), |x| {
+///     let offset = to_region(Tensor::<2>::full([1, 2], 0.5, &x.device()));
+///     model.forward(x) + offset
+/// });
+/// assert_eq!(y.dims(), [3, 2]);
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+pub fn to_region<T: FloatTensors>(value: T) -> T {
+    match current() {
+        Some(compute) => value.map_floats(&Caster(Edge::In(compute))),
+        None => value,
+    }
+}
+
 /// Restores the surrounding region, also when the forward pass panics.
 pub(crate) struct Entered {
     previous: Option<Compute>,
+    /// The casts of weights, in the outermost region with casts.
+    _cache: Option<Cache>,
 }
 
 impl Entered {
     pub(crate) fn enter(compute: Option<Compute>) -> Self {
         Self {
             previous: REGION.replace(compute),
+            _cache: compute.and_then(|_| Cache::open()),
         }
     }
 }
@@ -118,7 +188,12 @@ impl Autocast {
     ///
     /// `input` and the result are tensors, or anything made of them ([`FloatTensors`]); integer
     /// and boolean tensors pass unchanged, as do F64 tensors. Compute the loss outside, in F32.
-    /// The region is of this thread only: a thread that `forward` spawns is outside of it.
+    /// The region is of this thread only: a thread that `forward` spawns is outside of it. Inside
+    /// of another region the output has the dtype of that one.
+    ///
+    /// A weight that is trained is cast once in a region, however often it is used there; its
+    /// gradients of all uses are summed in the compute dtype, as PyTorch's autocast sums them. The
+    /// copies live until the outermost region ends.
     ///
     /// # Panics
     ///
@@ -129,12 +204,48 @@ impl Autocast {
         input: I,
         forward: impl FnOnce(I) -> O,
     ) -> O {
+        let surrounding = current();
         let input = input.map_floats(&Caster(Edge::In(self.compute)));
         let output = {
             let _region = Entered::enter(Some(self.compute));
             forward(input)
         };
-        output.map_floats(&Caster(Edge::Out(self.compute, self.output_dtype)))
+        output.map_floats(&Caster(match surrounding {
+            Some(outer) => Edge::Between(self.compute, outer),
+            None => Edge::Out(self.compute, self.output_dtype),
+        }))
+    }
+
+    /// The model with its weights stored in the compute dtype, for inference: half the bytes, and no
+    /// cast in a call.
+    ///
+    /// Casting the weights is most of the work of a forward pass over few examples. Call the result
+    /// inside of [`forward`](Self::forward), as the prepared model. What stays in F32 in a prepared
+    /// model (BatchNorm, recurrent layers, what was asked for) stays so here, and reparameterizations
+    /// are folded in. Its record holds half-precision weights: it is for shipping, not for training
+    /// on. To load one, export a fresh prepared model and load it there.
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{DType, Device, FloatDType, Tensor};
+    /// use burn_lean_amp::AutocastConfig;
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(4, 2).init(&device);
+    /// let (model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
+    /// let x = Tensor::<2>::ones([1, 4], &Device::flex());
+    /// let expected = autocast.forward(x.clone(), |x| model.valid().forward(x));
+    ///
+    /// let shipped = autocast.export(&model);
+    /// assert_eq!(shipped.weight.val().dtype(), DType::F16);
+    /// let y = autocast.forward(x, |x| shipped.forward(x));
+    /// assert_eq!(y.into_data(), expected.into_data());
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    pub fn export<M: Module>(&self, model: &M) -> M {
+        let _region = Entered::enter(Some(self.compute));
+        model.valid().materialize().map(&mut KeepDtype)
     }
 
     /// The same region without any cast.
@@ -207,6 +318,8 @@ enum Edge {
     In(Compute),
     /// Out of a region, to this dtype.
     Out(Compute, FloatDType),
+    /// Out of a region into the one around it.
+    Between(Compute, Compute),
 }
 
 impl Caster {
@@ -222,6 +335,10 @@ impl Caster {
                 cast_to(compute.cast(x), dtype)
             }
             Edge::Out(_, dtype) => cast_to(x, dtype),
+            Edge::Between(inner, outer) if inner.emulated && inner != outer => {
+                outer.cast(inner.cast(x))
+            }
+            Edge::Between(_, outer) => outer.cast(x),
         }
     }
 }
