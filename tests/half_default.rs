@@ -63,7 +63,7 @@ fn autocasts(device: &Device) {
     struct InF32;
     impl ModuleMapper for InF32 {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|value| value.detach().cast(FloatDType::F32).require_grad())
+            param.map(|value| value.cast(FloatDType::F32).detach().require_grad())
         }
     }
     let refused = AutocastConfig::new(FloatDType::F16).prepare(Net::new(device));

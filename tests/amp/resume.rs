@@ -428,7 +428,7 @@ fn a_training_on_the_cpu_goes_on_where_there_is_no_gpu() {
     }
     let expected = format!("trained to {:?}", bits(&model));
 
-    // No Vulkan driver is found at such a path.
+    // No driver of Vulkan or OpenGL is found at such a path.
     let none = Some("/nonexistent/driver.json");
     let text = load_elsewhere(
         folder.path(),
@@ -436,6 +436,7 @@ fn a_training_on_the_cpu_goes_on_where_there_is_no_gpu() {
             ("BURN_DEVICE", None),
             ("VK_DRIVER_FILES", none),
             ("VK_ICD_FILENAMES", none),
+            ("__EGL_VENDOR_LIBRARY_FILENAMES", none),
         ],
     );
     assert!(text.contains(&expected), "{text}");
