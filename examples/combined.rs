@@ -237,7 +237,7 @@ fn learner(
     let result = SupervisedTraining::new(logs.path(), train, test)
         .with_interrupter(monitor.interrupter())
         .with_application_logger(None)
-        .renderer(Box::new(ProgressRenderer::new("Learner")))
+        .renderer(Box::new(ProgressRenderer::new("Learner".into())))
         .num_epochs(cli.fine_tuning)
         .launch(Learner::new(
             amp,

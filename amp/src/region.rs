@@ -191,9 +191,9 @@ impl Autocast {
     /// The region is of this thread only: a thread that `forward` spawns is outside of it. Inside
     /// of another region the output has the dtype of that one.
     ///
-    /// A weight that is trained is cast once in a region, however often it is used there; its
-    /// gradients of all uses are summed in the compute dtype, as PyTorch's autocast sums them. The
-    /// copies live until the outermost region ends.
+    /// A weight that is trained is cast once in a region, however often it is used there; the copies
+    /// live until the outermost region ends. The gradients of all uses are summed in F32. A weight
+    /// with another reparameterization before the cast is computed, and cast, for each use.
     ///
     /// # Panics
     ///

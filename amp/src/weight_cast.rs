@@ -4,6 +4,9 @@
 //! backward pass, as many times. PyTorch's autocast keeps the copies of leaves that require a
 //! gradient until the outermost region ends; so does this. What identifies a weight is its node in
 //! the autodiff graph: an optimizer's step makes another one.
+//!
+//! Only the numbers are shared. Every use has a node of its own, so that the gradients of all uses
+//! meet at the master weight, in F32, and a second backward pass in the same region is possible.
 
 // Burn marks its ndarray backend as deprecated; this project still serves its users.
 #![allow(deprecated)]
@@ -11,8 +14,6 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -25,7 +26,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use crate::emulation::RoundToHalf;
 use crate::region::Compute;
 
-/// The cast of an F32 weight, from the cache of the region if it is there.
+/// The cast of an F32 weight, with the numbers of the region's copy if there is one.
 pub(crate) fn cast<const D: usize>(x: Tensor<D>, compute: Compute) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::cast_weight(
         x.into_dispatch(),
@@ -34,19 +35,13 @@ pub(crate) fn cast<const D: usize>(x: Tensor<D>, compute: Compute) -> Tensor<D> 
     ))
 }
 
+/// The weight, and what it is cast to: BF16 or F16, emulated or not.
 type Key = (NodeId, bool, bool);
 
-struct HalfCopy {
-    /// An autodiff tensor of the backend that the weight is on.
-    tensor: Box<dyn Any>,
-    /// Set when a backward pass went through the cast: Burn has taken it off the tape then, and a
-    /// second pass cannot go through it.
-    consumed: Arc<AtomicBool>,
-}
-
 thread_local! {
-    /// The copies of the outermost region of this thread; `None` outside.
-    static COPIES: RefCell<Option<HashMap<Key, HalfCopy>>> = const { RefCell::new(None) };
+    /// The copies of the outermost region of this thread, each a tensor of the backend that the
+    /// weight is on; `None` outside.
+    static COPIES: RefCell<Option<HashMap<Key, Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 
 /// The copies of a region: gone when this is dropped.
@@ -71,18 +66,21 @@ impl Drop for Cache {
     }
 }
 
-fn known<T: Clone + 'static>(key: Key) -> Option<T> {
-    COPIES.with_borrow(|copies| {
+/// The copy of this weight, which `cast` makes where there is none.
+fn copy_of<T: Clone + 'static>(key: Key, cast: impl FnOnce() -> T) -> T {
+    let known = COPIES.with_borrow(|copies| {
         let copy = copies.as_ref()?.get(&key)?;
-        match copy.consumed.load(Ordering::Acquire) {
-            true => None,
-            false => copy.tensor.downcast_ref::<T>().cloned(),
-        }
+        copy.downcast_ref::<T>().cloned()
+    });
+    known.unwrap_or_else(|| {
+        let copy = cast();
+        COPIES.with_borrow_mut(|copies| {
+            if let Some(copies) = copies {
+                copies.insert(key, Box::new(copy.clone()));
+            }
+        });
+        copy
     })
-}
-
-fn keep(key: Key, copy: HalfCopy) {
-    let _replaced = COPIES.with_borrow_mut(|copies| copies.as_mut()?.insert(key, copy));
 }
 
 /// The cast as a backend operation, so that it sees the node of its operand.
@@ -120,7 +118,6 @@ struct Source {
     /// The gradient is rounded, too.
     emulated: bool,
     bfloat: bool,
-    consumed: Arc<AtomicBool>,
 }
 
 impl<B: RoundToHalf> Backward<B, 1> for CastGradient {
@@ -133,7 +130,6 @@ impl<B: RoundToHalf> Backward<B, 1> for CastGradient {
         _checkpointer: &mut Checkpointer,
     ) {
         let source = ops.state;
-        source.consumed.store(true, Ordering::Release);
         unary::<B, _>(ops.parents, ops.node, grads, |grad| match source.emulated {
             true => B::round_to_half(grad, source.bfloat),
             false => B::float_cast(grad, source.dtype.into()),
@@ -144,27 +140,16 @@ impl<B: RoundToHalf> Backward<B, 1> for CastGradient {
 impl<B: CastWeight, C: CheckpointStrategy> CastWeight for Autodiff<B, C> {
     fn cast_weight(x: FloatTensor<Self>, bfloat: bool, emulated: bool) -> FloatTensor<Self> {
         let key = (x.id(), bfloat, emulated);
-        if let Some(copy) = known(key) {
-            return copy;
-        }
-        let dtype = x.dtype();
+        let source = Source {
+            dtype: x.dtype(),
+            emulated,
+            bfloat,
+        };
         let (primitive, node) = x.into_parts();
+        let copy = copy_of(key, || B::cast_weight(primitive, bfloat, emulated));
         match CastGradient.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let consumed = Arc::new(AtomicBool::new(false));
-                let source = Source {
-                    dtype,
-                    emulated,
-                    bfloat,
-                    consumed: consumed.clone(),
-                };
-                let cast: FloatTensor<Self> =
-                    prep.finish(source, B::cast_weight(primitive, bfloat, emulated));
-                let tensor = Box::new(cast.clone());
-                keep(key, HalfCopy { tensor, consumed });
-                cast
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::cast_weight(primitive, bfloat, emulated)),
+            OpsKind::Tracked(prep) => prep.finish(source, copy),
+            OpsKind::UnTracked(prep) => prep.finish(copy),
         }
     }
 }
