@@ -57,10 +57,12 @@
 //! # What it does
 //!
 //! - [`AutocastConfig`] attaches the casts; [`Autocast::forward`] is the region they work in;
-//!   [`full_precision`] is for what Burn cannot run in half.
+//!   [`full_precision`] is for what Burn cannot run in half. [`Autocast::export`] stores the weights
+//!   in half precision, for inference.
 //! - [`GradScaler`] with [`LossScale`]: none, static, dynamic; clipping by the global norm;
 //!   gradient accumulation; several optimizers. [`Speculative`] is the same without ever waiting
-//!   for the device. [`Checkpoints`] survive being killed.
+//!   for the device. [`Checkpoints`] survive being killed; a [`ResumableOptimizer`] loads where
+//!   Burn's default device is not there.
 //! - [`audit()`] looks at every operation before training; [`self_test`] at the device;
 //!   [`StepReport`], [`Overflow`] and [`inspect_gradients`] at what went wrong;
 //!   [`calibrate_scale`] proposes the first loss scale.
@@ -72,7 +74,8 @@
 //!
 //! Burn has no hook for operations, so the dtype of an operation is that of its operands: there
 //! is no per-operation list as in PyTorch. Tensors that the model makes itself inside of its
-//! forward pass are F32 and do not mix with half ones; [`audit()`] finds them.
+//! forward pass are F32 and do not mix with half ones: [`to_region`] casts them, and [`audit()`]
+//! finds those that are not.
 //!
 //! # Feature flags
 //!
