@@ -4,6 +4,7 @@
 //! cargo run --release --example amp_custom_loop -- --data path/to/mnist
 //! cargo run --release --example amp_custom_loop -- --seeds 5      # the embedded 8×8 digits
 //! cargo run --release --example amp_custom_loop -- --accumulate 4 --max-norm 1
+//! cargo run --release --example amp_custom_loop -- --dtype f16    # with a loss scale
 //! ```
 //!
 //! The loop is the same for both: autocast in F32 casts nothing, and a scaler without a loss scale
@@ -92,7 +93,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             "time [s]",
         ],
     );
-    for dtype in [FloatDType::F32, cli.options.dtype()] {
+    for dtype in [FloatDType::F32, cli.options.dtype(&device)] {
         let mut results = Vec::with_capacity(cli.seeds);
         for offset in 0..cli.seeds as u64 {
             let seed = cli.options.seed.wrapping_add(offset);

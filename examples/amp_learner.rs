@@ -4,13 +4,16 @@
 //! ```sh
 //! cargo run --release --example amp_learner
 //! cargo run --release --example amp_learner -- --data path/to/mnist --epochs 2
+//! cargo run --release --example amp_learner -- --dtype f16        # with a loss scale
 //! ```
 //!
 //! A model for Burn's Learner implements `TrainStep` and `InferenceStep`. For mixed precision it
 //! implements `AmpTrainStep` and `AmpInferenceStep` instead, which get the autocast region and
 //! leave the backward pass to `Amp`; the Learner then trains `Amp<Model>`. A run that is
 //! interrupted goes on with `--resume EPOCH` from Burn's own checkpoints in `--out`, the loss scale
-//! included: the run in `--dtype`, without the one in FP32.
+//! included: the run in `--dtype`, without the one in FP32. On a CPU it ends with the very weights of
+//! an uninterrupted run: what Burn's checkpoints lack, the place in the order of the data, is made up
+//! for by `ResumedDataLoader`.
 
 mod support;
 
@@ -31,7 +34,7 @@ use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{ClassificationOutput, Learner, SupervisedTraining};
 use burn_lean::amp::{
     Amp, AmpInferenceStep, AmpTrainStep, Autocast, GradScalerConfig, LossScaleMetric,
-    SkippedStepsMetric,
+    ResumableOptimizer, ResumedDataLoader, SkippedStepsMetric,
 };
 use clap::Parser;
 use support::{Batch, Cell, ConvNet, ImageSet, Images, Options, ProgressRenderer, Table};
@@ -97,7 +100,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         ],
     );
     // Each dtype has a folder of its own, so F32 runs once, and only one run is gone on with.
-    let dtype = cli.options.dtype();
+    let dtype = cli.options.dtype(&device);
     let runs = match dtype == FloatDType::F32 || cli.resume.is_some() {
         true => vec![dtype],
         false => vec![FloatDType::F32, dtype],
@@ -200,16 +203,16 @@ fn train(
     let monitor = amp.monitor();
     let autocast = amp.autocast();
 
-    let mut training =
-        SupervisedTraining::new(directory, loader(&images.train), loader(&images.test))
-            .metrics((AccuracyMetric::new(), LossMetric::new()))
-            .metric_train_numeric(LossScaleMetric::new(&monitor))
-            .metric_train_numeric(SkippedStepsMetric::new(&monitor))
-            .with_default_checkpointers()
-            .with_interrupter(monitor.interrupter())
-            .with_application_logger(None)
-            .renderer(Box::new(ProgressRenderer::new(format!("{dtype:?}"))))
-            .num_epochs(epochs);
+    let train = ResumedDataLoader::new(loader(&images.train), cli.resume.unwrap_or(0));
+    let mut training = SupervisedTraining::new(directory, train, loader(&images.test))
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .metric_train_numeric(LossScaleMetric::new(&monitor))
+        .metric_train_numeric(SkippedStepsMetric::new(&monitor))
+        .with_default_checkpointers()
+        .with_interrupter(monitor.interrupter())
+        .with_application_logger(None)
+        .renderer(Box::new(ProgressRenderer::new(format!("{dtype:?}"))))
+        .num_epochs(epochs);
     if cli.accumulate > 1 {
         training = training.grads_accumulation(cli.accumulate);
     }
@@ -218,7 +221,9 @@ fn train(
     }
 
     let start = Instant::now();
-    let result = training.launch(Learner::new(amp, AdamWConfig::new().init(), schedule));
+    // Its state loads on the device of the model, also where there is no GPU for Burn's default.
+    let optim = ResumableOptimizer::new(AdamWConfig::new().build(), device).init();
+    let result = training.launch(Learner::new(amp, optim, schedule));
     let seconds = start.elapsed().as_secs_f64();
     if let Some(error) = monitor.error() {
         return Err(error.into());

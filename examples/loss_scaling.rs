@@ -94,7 +94,10 @@ struct Cli {
 
 fn main() -> ExitCode {
     support::init_tracing();
-    support::exit(run(&Cli::parse()))
+    let mut cli = Cli::parse();
+    // Loss scaling is for the small exponents of F16.
+    cli.options.dtype.get_or_insert(support::Dtype::F16);
+    support::exit(run(&cli))
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
@@ -157,13 +160,14 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     };
 
     let dynamic = LossScale::Dynamic(DynamicLossScale::default());
+    let dtype = cli.options.dtype(&device);
     let mut verdicts = Vec::new();
     for (name, loss_scale) in [
         ("loss scale 1", none),
         ("loss scale 1024", LossScale::Static(1024.0)),
         ("dynamic loss scale", dynamic),
     ] {
-        let last = train(name, cli.options.dtype(), loss_scale, seed)?;
+        let last = train(name, dtype, loss_scale, seed)?;
         let place = match (lowest..=highest).contains(&last) {
             true => "within",
             false => "outside",

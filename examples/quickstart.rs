@@ -5,13 +5,14 @@
 //!
 //! ```sh
 //! cargo run --release --example quickstart
-//! cargo run --release --example quickstart -- --dtype bf16
+//! cargo run --release --example quickstart -- --dtype f16
 //! ```
 //!
 //! What AMP adds to a training loop are the lines marked 1 to 4, quantization those marked 5 to 8,
 //! pruning those marked 9 to 11. `qat_finetune` and `prune_chita` go deeper. The 1,797 digits are
-//! part of the binary; `--data` trains on a folder with MNIST instead. On a CPU half precision saves memory,
-//! not time: flex computes F16 element by element in software.
+//! part of the binary; `--data` trains on a folder with MNIST instead. On a CPU half precision saves
+//! memory, not time: flex widens BF16, the default there, to F32, and computes F16 element by element
+//! in software. `--dtype f16` shows the loss scale at work.
 
 mod support;
 
@@ -89,7 +90,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     );
     let (row, model) = train(cli, FloatDType::F32, &images, &device)?;
     table.push(row);
-    table.push(train(cli, cli.options.dtype(), &images, &device)?.0);
+    table.push(train(cli, cli.options.dtype(&device), &images, &device)?.0);
     table.publish(cli.options.json.as_deref())?;
 
     let mut table = Table::new(

@@ -1,13 +1,14 @@
-//! `quant` and `prune` on a device whose default float is F16: statistics, scales and the regression
-//! are F32 all the same. A process configures a device once, so this one has a test binary of its own.
+//! `amp`, `quant` and `prune` on a device whose default float is F16: master weights, statistics,
+//! scales and the regression are F32 all the same. A process configures a device once, so this one has a test binary of its own.
 
 mod support;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_lean::amp::{AmpError, AutocastConfig, GradScalerConfig, self_test};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, FisherConfig, GradientMatrix, IhtConfig, Layout, Method,
     Problem, Refit, RidgeChoice, Selection, SolverConfig, activation_norms, solve,
@@ -49,11 +50,62 @@ fn statistics_and_scales_are_f32_where_the_default_is_f16() {
     device.configure(FloatDType::F16).unwrap();
     assert_eq!(Net::new(&device).first.weight.val().dtype(), DType::F16);
 
+    autocasts(&device.clone().autodiff());
     calibrates(&device);
     trains(&device.clone().autodiff());
     keeps_scales_of_every_format(&device);
     allocates_and_equalizes(&device);
     prunes(&device);
+}
+
+/// F32 master weights on it train as on any other device.
+fn autocasts(device: &Device) {
+    struct InF32;
+    impl ModuleMapper for InF32 {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(FloatDType::F32).detach().require_grad())
+        }
+    }
+    let refused = AutocastConfig::new(FloatDType::F16).prepare(Net::new(device));
+    assert!(matches!(
+        refused.unwrap_err().error(),
+        AmpError::ParameterDtype { .. }
+    ));
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        assert!(self_test(device, dtype).unwrap().failure().is_none());
+        let model = Net::new(device).map(&mut InF32);
+        let (mut model, autocast) = AutocastConfig::new(dtype).prepare(model).unwrap();
+        let mut scaler = GradScalerConfig::for_dtype(dtype)
+            .with_max_norm(Some(1.0))
+            .init()
+            .unwrap();
+        let mut optimizer = SgdConfig::new().init();
+        let mut losses = Vec::new();
+        for step in 0..4 {
+            let x = tensor::<2>(9, [8, 32], device);
+            let loss = autocast
+                .forward(x, |x| model.second.forward(relu(model.first.forward(x))))
+                .square()
+                .mean();
+            assert_eq!(loss.dtype(), DType::F32);
+            losses.push(loss.clone().into_scalar::<f32>());
+            let factor = if step == 2 { f32::INFINITY } else { 1.0 };
+            let grads = scaler.scale(loss * factor).unwrap().backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = scaler.step(&mut optimizer, 0.1, model, grads).unwrap();
+            if dtype == FloatDType::BF16 && step == 1 {
+                // Without a loss scale nothing is checked.
+                break;
+            }
+        }
+        assert!(losses[1] < losses[0], "{losses:?}");
+        if dtype == FloatDType::F16 {
+            assert_eq!(scaler.state().skipped_steps, 1);
+            // The skipped step changed nothing.
+            assert_eq!(losses[2], losses[3], "{losses:?}");
+        }
+        assert_eq!(model.first.weight.base().dtype(), DType::F32);
+    }
 }
 
 /// The regression over an F16 model is the one over the same numbers given in F32.

@@ -102,7 +102,7 @@ fn master_weights_survive_the_lifecycle() {
             weight,
             expected: &|parameters| rounded(parameter(parameters, "first.weight")),
             tolerance: 0.0,
-            inside: &|body| inside(autocast, body),
+            inside: &|body| inside(autocast.clone(), body),
             trained: &["first.weight"],
         }
         .assert(target);
@@ -145,7 +145,7 @@ fn lora_under_autocast_survives_the_lifecycle() {
             // One unit in the last place of F16 below 8: F32 sums in another order may fall on the
             // other side of a tie.
             tolerance: 2f32.powi(-8),
-            inside: &|body| inside(autocast, body),
+            inside: &|body| inside(autocast.clone(), body),
             trained: &[&factor("a"), &factor("b")],
         }
         .assert(target);
@@ -168,7 +168,7 @@ fn a_custom_reparameterization_under_autocast_survives_the_lifecycle() {
                 rounded(&base.iter().map(|value| value * factor).collect::<Vec<_>>())
             },
             tolerance: 0.0,
-            inside: &|body| inside(autocast, body),
+            inside: &|body| inside(autocast.clone(), body),
             trained: &["first.weight", "first.weight.chain.first.factor"],
         }
         .assert(target);
@@ -234,7 +234,7 @@ fn masks_under_autocast_survive_the_lifecycle() {
             weight,
             expected: &|parameters| rounded(&masked(parameters)),
             tolerance: 0.0,
-            inside: &|body| inside(autocast, body),
+            inside: &|body| inside(autocast.clone(), body),
             trained: &["first.weight"],
         }
         .assert(target);
@@ -340,7 +340,7 @@ fn quantizers_under_autocast_survive_the_lifecycle() {
                 rounded(&fake_quantized(base, None))
             },
             tolerance: 0.0,
-            inside: &|body| inside(autocast, body),
+            inside: &|body| inside(autocast.clone(), body),
             trained: &["first.weight"],
         }
         .assert(target);

@@ -9,8 +9,10 @@
 use std::collections::HashMap;
 
 use burn::config::Config;
-use burn::module::{Module, Param, ParamGroup, ParamId, Reparameterization, Reparameterizer};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::module::{
+    Module, ModuleMapper, Param, ParamGroup, ParamId, Reparameterization, Reparameterizer,
+};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach};
 
 use crate::device::{Fallback, self_test_compute, unsupported};
@@ -67,7 +69,7 @@ impl AutocastConfig {
     /// [`full_precision`](Self::full_precision) and those that Burn cannot run in half: the
     /// parameters of BatchNorm and of recurrent cells. F64 parameters stay F64. The stored parameters, their identities
     /// and the record layout stay as they are: plain checkpoints load into the prepared model and
-    /// back.
+    /// back. Records in half precision load as F32 master weights.
     ///
     /// # Errors
     ///
@@ -143,8 +145,7 @@ impl AutocastConfig {
             Ok(compute) => compute,
             Err(error) => return Err(Rejected::new(model, error)),
         };
-        let mut kept = KeptParameters::new(self.full_precision.clone());
-        model.visit(&mut kept);
+        let kept = KeptParameters::of(&model, self.full_precision.clone());
         if let Some(error) = kept.error {
             return Err(Rejected::new(model, error));
         }
@@ -217,7 +218,7 @@ impl Reparameterization for MasterWeight {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         match region::current() {
-            Some(compute) => compute.cast(base),
+            Some(compute) => compute.cast_weight(base),
             None => base,
         }
     }
@@ -237,8 +238,27 @@ impl Reparameterizer for AttachMasterWeight {
     ) -> (Param<Tensor<D>>, Option<MasterWeight>) {
         if let Some(reason) = self.kept.get(&param.id) {
             tracing::debug!(parameter = path, ?reason, "kept in full precision");
-            return (param, None);
+            return (KeepDtype.map_float(param), None);
         }
-        (param, Some(MasterWeight {}))
+        (KeepDtype.map_float(param), Some(MasterWeight {}))
+    }
+}
+
+/// Keeps parameters in the dtype that they have when a record of another is loaded into them: Burn
+/// takes the dtype of the record over.
+pub(crate) struct KeepDtype;
+
+impl ModuleMapper for KeepDtype {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let dtype = match param.base().dtype() {
+            DType::F32 => FloatDType::F32,
+            DType::F16 => FloatDType::F16,
+            DType::BF16 => FloatDType::BF16,
+            _ => return param,
+        };
+        let (id, value, mapper) = param.consume();
+        let loading = mapper.clone();
+        let load = move |value| region::cast_to(loading.on_load(value), dtype);
+        Param::from_mapped_value(id, value, mapper).load_mapper(load)
     }
 }

@@ -1,7 +1,8 @@
 //! Checkpoints of a plain training loop that survive being killed at any moment.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -70,6 +71,34 @@ struct ManifestFile {
     crc32: u32,
 }
 
+impl ManifestFile {
+    /// Reads the file once, in pieces.
+    fn of(folder: &Path, name: &str) -> Result<Self, AmpError> {
+        let path = folder.join(name);
+        let listed = File::open(&path).and_then(|file| {
+            let mut reader = BufReader::with_capacity(1 << 20, file);
+            let mut hasher = crc32fast::Hasher::new();
+            let mut bytes = 0;
+            loop {
+                let piece = reader.fill_buf()?;
+                if piece.is_empty() {
+                    break;
+                }
+                hasher.update(piece);
+                let read = piece.len();
+                bytes += read;
+                reader.consume(read);
+            }
+            Ok(Self {
+                name: name.into(),
+                bytes,
+                crc32: hasher.finalize(),
+            })
+        });
+        listed.map_err(|error| io_error("cannot read back", &path, &error))
+    }
+}
+
 impl Checkpoints {
     /// Checkpoints in `folder`, which is created when the first is saved. Keeps the newest two.
     pub fn new(folder: impl AsRef<Path>) -> Self {
@@ -105,6 +134,7 @@ impl Checkpoints {
                     .or_else(|| name.strip_prefix(REPLACEMENT))?;
                 step.parse().ok()
             })
+            .filter(|step| is_complete(&self.path(*step)))
             .collect();
         steps.sort_unstable();
         steps.dedup();
@@ -134,44 +164,31 @@ impl Checkpoints {
         // Burn keeps the BatchNorm statistics of the last step apart until the next one; this takes
         // them in, so that they are in the record.
         let _ = model.valid();
-        let record = |what: &str, error: &dyn std::fmt::Display| AmpError::Record {
-            what: what.into(),
-            reason: error.to_string(),
-        };
-        let model = model
-            .clone()
-            .into_record()
-            .into_bytes()
-            .map_err(|error| record("the model", &error))?;
-        let optim = optim
-            .into_bytes()
-            .map_err(|error| record("the optimizer", &error))?;
-        let scaler = serde_json::to_vec_pretty(&scaler.to_record())
-            .map_err(|error| record("the grad scaler", &error))?;
-
         let partial = self.named(PARTIAL, step);
         fs::create_dir_all(&partial)
             .map_err(|error| io_error("cannot create", &partial, &error))?;
-        let mut files = Vec::new();
-        for (name, bytes) in [
-            (MODEL, &model[..]),
-            (OPTIMIZER, &optim[..]),
-            (SCALER, &scaler[..]),
-        ] {
-            write(&partial.join(name), bytes)?;
-            files.push(ManifestFile {
-                name: name.into(),
-                bytes: bytes.len(),
-                crc32: crc32fast::hash(bytes),
-            });
-        }
-        let manifest = serde_json::to_vec_pretty(&Manifest {
+        // One after the other, so that only one of them is in memory at a time.
+        let path = partial.join(MODEL);
+        let written = model.clone().into_record().save(&path);
+        written.map_err(|error| not_written(&path, &error))?;
+        let path = partial.join(OPTIMIZER);
+        let written = optim.to_record().save(&path);
+        written.map_err(|error| not_written(&path, &error))?;
+        let path = partial.join(SCALER);
+        let scaler = serde_json::to_vec_pretty(&scaler.to_record())
+            .map_err(|error| not_written(&path, &error))?;
+        write(&path, &scaler)?;
+
+        let files = [MODEL, OPTIMIZER, SCALER].map(|name| ManifestFile::of(&partial, name));
+        let manifest = Manifest {
             version: VERSION,
             step,
-            files,
-        })
-        .map_err(|error| record("the manifest", &error))?;
-        write(&partial.join(MANIFEST), &manifest)?;
+            files: files.into_iter().collect::<Result<_, _>>()?,
+        };
+        let path = partial.join(MANIFEST);
+        let manifest =
+            serde_json::to_vec_pretty(&manifest).map_err(|error| not_written(&path, &error))?;
+        write(&path, &manifest)?;
         sync_folder(&partial)?;
         match self.named(STEP, step).exists() {
             // No rename goes over a folder that is not empty.
@@ -242,7 +259,10 @@ impl Checkpoints {
             } else if let Some(step) = name.strip_prefix(REPLACEMENT)
                 && let Ok(step) = step.parse()
             {
-                self.replace(step)?;
+                match is_complete(&entry.path()) {
+                    true => self.replace(step)?,
+                    false => remove(&entry.path())?,
+                }
             }
         }
         Ok(())
@@ -259,25 +279,34 @@ impl Checkpoints {
 
     /// Loads a checkpoint into a prepared model and a fresh optimizer.
     ///
+    /// Burn loads the state of an optimizer on its default device, whatever the model is on, and
+    /// moves it with the next step. Where a GPU backend is compiled in and there is no GPU, that is
+    /// [`AmpError::OptimizerState`]: set the environment variable `BURN_DEVICE` to the device that
+    /// is there (`flex`, `ndarray`), or make the optimizer with a
+    /// [`ResumableOptimizer`](crate::ResumableOptimizer).
+    ///
     /// # Errors
     ///
     /// [`AmpError::Io`] for a file that cannot be read, [`AmpError::Record`] for one that is
-    /// damaged, of another version, or of another model. The model comes back in the error,
-    /// unchanged.
+    /// damaged, of another version, of another model or another kind of optimizer, and
+    /// [`AmpError::OptimizerState`]. The model comes back in the error, unchanged.
     pub fn load<M: Module>(
         &self,
         step: u64,
         model: M,
         optim: ModuleOptimizer,
     ) -> Result<(M, ModuleOptimizer, GradScaler), Rejected<M, AmpError>> {
-        let loaded = self.read(step).and_then(|(record, optimizer, scaler)| {
-            let refused = |error| damaged(&self.path(step).join(MODEL), &error);
+        let loaded = self.read(step).and_then(|(record, state, mut scaler)| {
+            let folder = self.path(step);
+            let optim = load_state(optim, state, &folder.join(OPTIMIZER))?;
+            let refused = |error| damaged(&folder.join(MODEL), &error);
             // Clones share running statistics, which a record replaces in place, so a record that
             // is refused half way would change the caller's. `valid` copies them.
             let trial = model.valid().try_load_record(record.clone());
             trial.map_err(refused)?;
             let loaded = model.clone().try_load_record(record).map_err(refused)?;
-            Ok((loaded, optim.load_record(optimizer), scaler))
+            scaler.remember_statistics(&loaded);
+            Ok((loaded, optim, scaler))
         });
         loaded.map_err(|error| Rejected::new(model, error))
     }
@@ -320,7 +349,7 @@ impl Checkpoints {
     /// Where a complete checkpoint is.
     fn path(&self, step: u64) -> PathBuf {
         let replacement = self.named(REPLACEMENT, step);
-        match replacement.exists() {
+        match is_complete(&replacement) {
             true => replacement,
             false => self.named(STEP, step),
         }
@@ -334,6 +363,48 @@ impl Checkpoints {
     fn rename(&self, from: &Path, to: &Path) -> Result<(), AmpError> {
         fs::rename(from, to).map_err(|error| io_error("cannot rename", from, &error))?;
         sync_folder(&self.folder)
+    }
+}
+
+/// The manifest is written last: without it, a folder of this name is no checkpoint.
+fn is_complete(folder: &Path) -> bool {
+    folder.join(MANIFEST).is_file()
+}
+
+/// Loads the state of an optimizer, and checks that it is one of this kind of optimizer: Burn
+/// leaves out what does not fit.
+fn load_state(
+    optim: ModuleOptimizer,
+    state: OptimizerRecord,
+    path: &Path,
+) -> Result<ModuleOptimizer, AmpError> {
+    let expected = state.len();
+    // Burn panics where its default device does not come up.
+    let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(state)));
+    let optim = loaded.map_err(|panic| AmpError::OptimizerState {
+        reason: match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
+            (Some(reason), _) => reason.clone(),
+            (_, Some(reason)) => reason.to_string(),
+            _ => "it panicked".into(),
+        },
+    })?;
+    match optim.to_record().len() {
+        found if found == expected => Ok(optim),
+        found => Err(damaged(
+            path,
+            &format!(
+                "of its {expected} tensors, {found} fit this optimizer: it is the state of another \
+                 kind. Load it into an optimizer of that kind"
+            ),
+        )),
+    }
+}
+
+fn not_written(path: &Path, error: &dyn std::fmt::Display) -> AmpError {
+    AmpError::Io {
+        action: "cannot write",
+        path: path.display().to_string(),
+        reason: error.to_string(),
     }
 }
 

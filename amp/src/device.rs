@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use burn::backend::{Backend, Dispatch};
-use burn::tensor::{Device, FloatDType, Tensor, TensorData, Transaction};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
@@ -164,10 +164,12 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
         true => device.clone().inner(),
         false => device.clone(),
     };
-    let upload = |values: &[f32]| Tensor::<1>::from_data(TensorData::from(values), &device);
+    // Not in the default dtype of the device, which may be half itself.
+    let upload =
+        |values: &[f32]| Tensor::<1>::from_data(TensorData::from(values), (&device, DType::F32));
     let inf = upload(&[1.0, f32::INFINITY, 2.0]);
     let computed = inf.clone().mul_scalar(0.0);
-    let ones = Tensor::<2>::ones([1, 4096], &device);
+    let ones = Tensor::<2>::ones([1, 4096], (&device, DType::F32));
     let mixed = mixed_matmul_operands(&device, compute);
 
     let mut transaction = Transaction::default()
@@ -220,8 +222,8 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
 fn mixed_matmul_operands(device: &Device, compute: Compute) -> Option<(Tensor<2>, Tensor<2>)> {
     let cpu = is_cpu_backend(device);
     (compute.is_half() && !compute.emulated && !cpu).then(|| {
-        let lhs = Tensor::<2>::ones([1, 64], device);
-        let rhs = Tensor::<2>::ones([64, 1], device).cast(compute.dtype);
+        let lhs = Tensor::<2>::ones([1, 64], (device, DType::F32));
+        let rhs = Tensor::<2>::ones([64, 1], (device, compute.dtype.into()));
         (lhs, rhs)
     })
 }

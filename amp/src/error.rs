@@ -95,6 +95,15 @@ pub enum AmpError {
          that the loss depends on it, and that the gradients were made from this very model"
     )]
     NoGradients,
+    /// The gradients to apply are those of another model.
+    #[error(
+        "there is an unscaled gradient of `{path}`, which is no parameter of the model to step: \
+         `unscale` the gradients with the model that they are applied to"
+    )]
+    ForeignGradients {
+        /// Path of the parameter in the model that the gradients were unscaled with.
+        path: String,
+    },
     /// `update` without a preceding `apply`.
     #[error("`update` was called, but no gradients were applied since the last one")]
     NothingToUpdate,
@@ -141,6 +150,17 @@ pub enum AmpError {
         /// What was being loaded.
         what: String,
         /// What is wrong with it.
+        reason: String,
+    },
+    /// Burn could not load the state of an optimizer on its default device.
+    #[error(
+        "the state of the optimizer could not be loaded: {reason}. Burn loads it on its default \
+         device, whatever the model is on. If that is a GPU that this machine lacks, set the \
+         environment variable BURN_DEVICE to the device of the model (flex, ndarray), or make the \
+         optimizer with `ResumableOptimizer`"
+    )]
+    OptimizerState {
+        /// What Burn said.
         reason: String,
     },
     /// A checkpoint of a later step is there.

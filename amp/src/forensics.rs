@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{FloatDType, Int, Tensor, Transaction};
+use burn::tensor::{FloatDType, Int, Tensor};
 use burn_lean_reparam::FloatVisitor;
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::gradients::{read, visit_once};
+use crate::gradients::{Reads, visit_once};
 
 /// The gradient of one parameter, counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,17 +52,14 @@ pub fn inspect_gradients<M: Module>(
         found: Vec::new(),
     };
     visit_once(model, &mut visitor);
-    let mut transaction = Transaction::default();
+    let mut reads = Reads::default();
     for (_, _, counts, largest) in &visitor.found {
         for count in counts {
-            transaction = transaction.register(count.clone());
+            reads.register(count.clone());
         }
-        transaction = transaction.register(largest.clone());
+        reads.register(largest.clone());
     }
-    let data = match visitor.found.is_empty() {
-        true => return Ok(Vec::new()),
-        false => read(transaction)?,
-    };
+    let data = reads.wait()?;
     let count = |index: usize| data[index].iter::<i64>().next().unwrap_or(0) as usize;
     Ok(visitor
         .found
@@ -200,13 +197,13 @@ pub fn calibrate_scale<M: Module>(
     let mut visitor = Collect {
         grads: &grads,
         paths: Vec::new(),
-        transaction: Transaction::default(),
+        reads: Reads::default(),
     };
     visit_once(model, &mut visitor);
     let Collect {
-        paths, transaction, ..
+        paths, mut reads, ..
     } = visitor;
-    let transaction = transaction.register(loss.without_autodiff());
+    reads.register(loss.without_autodiff());
     if paths.is_empty() {
         return Err(AmpError::NoGradients);
     }
@@ -218,7 +215,7 @@ pub fn calibrate_scale<M: Module>(
         zeros: 0,
         histogram: BTreeMap::new(),
     };
-    let data = read(transaction)?;
+    let data = reads.wait()?;
     for (path, gradients) in paths.iter().zip(&data) {
         for gradient in gradients.iter::<f32>() {
             if !gradient.is_finite() {
@@ -256,14 +253,14 @@ impl ScaleCalibration {
 struct Collect<'a> {
     grads: &'a GradientsParams,
     paths: Vec<String>,
-    transaction: Transaction,
+    reads: Reads,
 }
 
 impl FloatVisitor for Collect<'_> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
             self.paths.push(path.to_string());
-            self.transaction = std::mem::take(&mut self.transaction).register(grad);
+            self.reads.register(grad);
         }
     }
 }

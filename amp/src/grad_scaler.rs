@@ -7,7 +7,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_reparam::Rejected;
 
-use crate::gradients::{self, Unscaled};
+use crate::gradients::{self, Check, InverseScale, Unscaled};
 use crate::report::{Overflow, SkipCause, StepReport};
 use crate::running_statistics::RunningStatistics;
 use crate::verdict::{Reading, Verdict};
@@ -57,7 +57,7 @@ impl GradScalerConfig {
         Ok(GradScaler {
             config: self.clone(),
             state: self.loss_scale.init(),
-            pending_loss: None,
+            pending_losses: Vec::new(),
             found_inf: None,
             report: None,
             statistics: RunningStatistics::default(),
@@ -76,7 +76,10 @@ impl GradScalerConfig {
 ///
 /// [`step`](Self::step) does the last three. Take them one by one for several optimizers with one
 /// scale, or to look at the unscaled gradients or clip them; order mistakes do not compile, because
-/// [`unscale`](Self::unscale) turns gradients into [`Unscaled`] and only those can be applied.
+/// [`unscale`](Self::unscale) turns gradients into [`Unscaled`] and only those can be applied. The
+/// losses scaled since the last `apply` are those of the next one. Where the losses of several
+/// optimizers are scaled before the first of them is served, only one that is not finite is told
+/// from the others, by its gradients: say whose is whose with [`Unscaled::with_loss`].
 ///
 /// The scaler reads the device once per step, in [`apply`](Self::apply), and not at all with
 /// [`LossScale::None`]; [`Speculative`](crate::Speculative) hides that read too. It is a plain
@@ -116,8 +119,8 @@ impl GradScalerConfig {
 pub struct GradScaler {
     pub(crate) config: GradScalerConfig,
     pub(crate) state: LossScaleState,
-    /// Sum and number of the losses scaled since the last step; on the device.
-    pending_loss: Option<(Tensor<1>, usize)>,
+    /// The losses scaled since the last step, on the device, `[1]` each.
+    pending_losses: Vec<Tensor<1>>,
     /// Whether any gradients applied since the last update were not finite.
     found_inf: Option<bool>,
     report: Option<StepReport>,
@@ -139,11 +142,7 @@ impl GradScaler {
         if self.is_disabled() {
             return Ok(loss);
         }
-        let value = loss.clone().without_autodiff().cast(DType::F32);
-        self.pending_loss = Some(match self.pending_loss.take() {
-            Some((sum, count)) => (sum + value, count + 1),
-            None => (value, 1),
-        });
+        self.pending_losses.push(gradients::reported(&loss));
         Ok(loss.mul_scalar(self.state.scale))
     }
 
@@ -162,12 +161,28 @@ impl GradScaler {
         model: &M,
         grads: GradientsParams,
     ) -> Result<Unscaled, AmpError> {
-        gradients::unscale(
-            model,
-            grads,
-            self.state.inverse_scale(),
-            !self.is_disabled(),
-        )
+        let check = match self.is_disabled() {
+            true => Check::Nothing,
+            false => Check::Finite,
+        };
+        gradients::unscale(model, grads, self.inverse_scale(), check)
+    }
+
+    fn inverse_scale(&self) -> InverseScale {
+        InverseScale::Number(self.state.inverse_scale())
+    }
+
+    /// Remembers the running statistics of `model`'s BatchNorms as sound.
+    ///
+    /// A skipped step puts back what its forward passes made infinite or NaN: the statistics of
+    /// before the last pass, or, where an earlier pass of the step was the broken one, those of the
+    /// last step that was taken. The first step of a training has none before it. Then the
+    /// statistics remembered here are put back, and without them 0 and 1, with which a new BatchNorm
+    /// starts. [`Checkpoints::load`](crate::Checkpoints::load) has remembered them; call this where
+    /// a model that was trained before is loaded in another way.
+    pub fn remember_statistics<M: Module>(&mut self, model: &M) {
+        self.statistics
+            .keep(RunningStatistics::before_forward(model));
     }
 
     /// Steps the optimizer, or skips the step when a gradient is not finite.
@@ -180,7 +195,8 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::Device`] when that read fails; the model comes back in the error.
+    /// The model comes back in the error. [`AmpError::ForeignGradients`] when the gradients are
+    /// those of another model, [`AmpError::Device`] when the read fails.
     pub fn apply<M: Module>(
         &mut self,
         optim: &mut ModuleOptimizer,
@@ -188,21 +204,28 @@ impl GradScaler {
         model: M,
         unscaled: Unscaled,
     ) -> Result<M, Rejected<M, AmpError>> {
-        let reading = self.reading(&unscaled);
-        let verdict = match reading.wait() {
+        let verdict = unscaled
+            .check_model(&model)
+            .and_then(|()| self.reading(&unscaled).wait())
+            .and_then(|verdict| verdict.exact(&model, &unscaled));
+        let verdict = match verdict {
             Ok(verdict) => verdict,
             Err(error) => {
                 self.forget_losses();
                 return Err(Rejected::new(model, error));
             }
         };
+        if unscaled.loss.is_none() {
+            self.pending_losses = verdict.not_of_this_step(&self.pending_losses);
+        }
+        let taken = self.judge(&model, &unscaled, verdict);
         let before = RunningStatistics::before_forward(&model);
-        Ok(match self.judge(&model, &unscaled, verdict) {
+        Ok(match taken {
             true => {
                 self.statistics.keep(before);
                 optim.step(lr, model, unscaled.grads)
             }
-            false => self.statistics.mend(before, model),
+            false => self.statistics.mend(&before, model),
         })
     }
 
@@ -215,7 +238,7 @@ impl GradScaler {
     /// scaler can be used further: the count goes on.
     pub fn update(&mut self) -> Result<(), AmpError> {
         let found_inf = self.found_inf.take().ok_or(AmpError::NothingToUpdate)?;
-        self.pending_loss = None;
+        self.forget_losses();
         let before = self.state;
         self.state = self.config.loss_scale.update(before, found_inf);
         if self.state.scale != before.scale {
@@ -248,7 +271,8 @@ impl GradScaler {
         model: M,
         grads: GradientsParams,
     ) -> Result<M, Rejected<M, AmpError>> {
-        let unscaled = match self.unscale_and_clip(&model, grads) {
+        let inverse = self.inverse_scale();
+        let unscaled = match self.unscale_and_clip(&model, grads, inverse) {
             Ok(unscaled) => unscaled,
             Err(error) => {
                 self.forget_losses();
@@ -287,13 +311,25 @@ impl GradScaler {
         self.report.as_ref()
     }
 
+    /// Unscales, checks and clips as configured, in as few passes as that takes. The sums of squares
+    /// serve as flags, so [`judge`](Self::judge) needs the gradients.
     pub(crate) fn unscale_and_clip<M: Module>(
         &self,
         model: &M,
         grads: GradientsParams,
+        inverse: InverseScale,
     ) -> Result<Unscaled, AmpError> {
-        let unscaled = self.unscale(model, grads)?;
-        self.clip(model, unscaled)
+        match (self.config.max_norm, self.is_disabled()) {
+            (Some(max_norm), false) => {
+                let unscaled = gradients::unscale(model, grads, inverse, Check::Squares)?;
+                Ok(unscaled.clip_by_flags(model, max_norm))
+            }
+            (None, false) => gradients::unscale(model, grads, inverse, Check::Finite),
+            (_, true) => {
+                let unscaled = gradients::unscale(model, grads, inverse, Check::Nothing)?;
+                self.clip(model, unscaled)
+            }
+        }
     }
 
     /// Clips as configured.
@@ -311,13 +347,16 @@ impl GradScaler {
     /// Tells the scaler the unscaled loss of a step that it did not scale itself.
     #[cfg(feature = "train")]
     pub(crate) fn with_pending_loss(mut self, loss: Tensor<1>) -> Self {
-        self.pending_loss = Some((loss, 1));
+        self.pending_losses = vec![loss];
         self
     }
 
     /// Collects what must be read to decide on a step.
     pub(crate) fn reading(&self, unscaled: &Unscaled) -> Reading {
-        Reading::of(unscaled, self.pending_loss.as_ref())
+        match &unscaled.loss {
+            Some(loss) => Reading::of(unscaled, std::slice::from_ref(loss)),
+            None => Reading::of(unscaled, &self.pending_losses),
+        }
     }
 
     /// Writes the report, with what there is to say of the overflowing gradients; true when the
@@ -343,6 +382,7 @@ impl GradScaler {
     /// Writes the report from what was read; true when the step may be taken.
     pub(crate) fn record_verdict(&mut self, verdict: Verdict) -> bool {
         let scale = self.state.scale;
+        let loss = verdict.loss();
         let overflow = verdict
             .cause(&self.config.loss_scale, scale)
             .map(|cause| Overflow {
@@ -365,7 +405,7 @@ impl GradScaler {
         self.report = Some(StepReport {
             skipped: !taken,
             loss_scale: scale,
-            loss: verdict.loss,
+            loss,
             grad_norm: verdict.norm,
             overflow,
         });
@@ -374,7 +414,7 @@ impl GradScaler {
 
     /// Forgets the losses of a step that failed: they are none of the next one's.
     pub(crate) fn forget_losses(&mut self) {
-        self.pending_loss = None;
+        self.pending_losses.clear();
     }
 
     /// Goes back to the first scale, if the state that the last step began with, `before`, is none
@@ -389,7 +429,7 @@ impl GradScaler {
 
     /// Takes over the losses that `other` has scaled since its last step.
     pub(crate) fn take_pending_loss(&mut self, other: &mut Self) {
-        self.pending_loss = other.pending_loss.take();
+        self.pending_losses = std::mem::take(&mut other.pending_losses);
     }
 
     fn diverged(&self) -> AmpError {

@@ -19,16 +19,47 @@ use crate::report::OverflowingParameter;
 #[must_use = "unscaled gradients do nothing until they are applied"]
 pub struct Unscaled {
     pub(crate) grads: GradientsParams,
-    /// Per parameter with a gradient, in module order: its path, and a number on the device that
-    /// is finite exactly when the whole gradient is. Empty when the scaler checks nothing.
-    pub(crate) flags: Vec<(String, Tensor<1>)>,
+    /// The parameters with a gradient, in module order: identity and path.
+    pub(crate) parameters: Vec<(ParamId, String)>,
+    /// For each of `parameters` a number on the device that is finite exactly when the whole
+    /// gradient is; sums of squares, which may also overflow by themselves, if `flags_are_squares`.
+    /// `None` for an empty gradient; empty when the scaler checks nothing.
+    pub(crate) flags: Vec<Option<Tensor<1>>>,
+    pub(crate) flags_are_squares: bool,
     pub(crate) norm: Option<Tensor<1>>,
+    /// The loss that these are the gradients of, where that was said; `[1]`.
+    pub(crate) loss: Option<Tensor<1>>,
 }
 
 impl Unscaled {
     /// The gradients, for inspection.
     pub fn gradients(&self) -> &GradientsParams {
         &self.grads
+    }
+
+    /// Refuses a model that lacks one of the parameters.
+    pub(crate) fn check_model<M: Module>(&self, model: &M) -> Result<(), AmpError> {
+        let mut identities = Identities::default();
+        model.visit(&mut identities);
+        let foreign = self
+            .parameters
+            .iter()
+            .find(|(id, _)| !identities.0.contains(id));
+        match foreign {
+            None => Ok(()),
+            Some((_, path)) => Err(AmpError::ForeignGradients { path: path.clone() }),
+        }
+    }
+
+    /// Says which loss these are the gradients of, unscaled: for the report and the cause of a
+    /// skipped step.
+    ///
+    /// Without it the losses count that were [scaled](crate::GradScaler::scale) since the last
+    /// [`apply`](crate::GradScaler::apply). Needed where several losses are scaled before the first
+    /// of several optimizers steps.
+    pub fn with_loss(mut self, loss: &Tensor<1>) -> Self {
+        self.loss = Some(reported(loss));
+        self
     }
 
     /// Scales all gradients down so that their global L2 norm is at most `max_norm`.
@@ -49,25 +80,38 @@ impl Unscaled {
         let Some(norm) = global_norm(model, &self.grads) else {
             return Ok(self);
         };
+        self.clip_to(model, norm, max_norm);
+        Ok(self)
+    }
+
+    /// As [`clip_norm`](Self::clip_norm), where the flags are the sums of squares already.
+    pub(crate) fn clip_by_flags<M: Module>(mut self, model: &M, max_norm: f32) -> Self {
+        let squares = self.flags.iter().flatten().cloned();
+        if let Some(squares) = squares.reduce(add) {
+            self.clip_to(model, squares.sqrt(), max_norm);
+        }
+        self
+    }
+
+    fn clip_to<M: Module>(&mut self, model: &M, norm: Tensor<1>, max_norm: f32) {
         let factor = (norm.clone() + 1e-6)
             .recip()
             .mul_scalar(max_norm)
             .clamp_max(1.0);
         // Of an infinity it would be 0, of NaN NaN: no gradient would be left to look at.
         let factor = factor.mask_fill(norm.clone().is_finite().bool_not(), 1.0);
-        self.multiply(model, factor);
-        self.norm = Some(norm);
-        Ok(self)
-    }
-
-    /// Multiplies every gradient by a number on the device, of shape `[1]`.
-    pub(crate) fn multiply<M: Module>(&mut self, model: &M, factor: Tensor<1>) {
         let mut multiply = Multiply {
             grads: &mut self.grads,
             factor,
         };
         visit_once(model, &mut multiply);
+        self.norm = Some(norm);
     }
+}
+
+/// A loss as it is read for the report, in F32.
+pub(crate) fn reported(loss: &Tensor<1>) -> Tensor<1> {
+    loss.clone().without_autodiff().cast(DType::F32)
 }
 
 /// A norm that gradients can be clipped to.
@@ -99,13 +143,24 @@ impl FloatVisitor for SumOfSquares<'_> {
         if let Some(grad) = self.grads.get::<D>(param.id)
             && grad.shape().num_elements() > 0
         {
-            let sum = grad.square().sum().cast(DType::F32);
+            let squares = sum_of_squares(grad);
             self.sum = Some(match self.sum.take() {
-                Some(total) => total.clone() + same_device(sum, &total.device()),
-                None => sum,
+                Some(total) => add(total, squares),
+                None => squares,
             });
         }
     }
+}
+
+/// In F32, `[1]`.
+fn sum_of_squares<const D: usize>(grad: Tensor<D>) -> Tensor<1> {
+    grad.square().sum().cast(DType::F32)
+}
+
+/// The sum, on the device of the first.
+fn add(total: Tensor<1>, other: Tensor<1>) -> Tensor<1> {
+    let device = total.device();
+    total + same_device(other, &device)
 }
 
 struct Multiply<'a> {
@@ -142,6 +197,15 @@ pub(crate) fn visit_once<M: Module, V: FloatVisitor>(model: &M, visitor: &mut V)
         visitor,
     };
     visit_floats(model, &mut once);
+}
+
+#[derive(Default)]
+struct Identities(HashSet<ParamId>);
+
+impl ModuleVisitor for Identities {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.insert(param.id);
+    }
 }
 
 #[derive(Default)]
@@ -184,39 +248,74 @@ pub(crate) fn non_finite_flag<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.mul_scalar(0.0).sum()
 }
 
-/// Multiplies every gradient by `inverse_scale`; with `check`, flags what is not finite.
+/// What gradients are multiplied by.
+#[derive(Debug, Clone)]
+pub(crate) enum InverseScale {
+    Number(f32),
+    /// On a device, `[1]`, F32.
+    #[cfg(feature = "train")]
+    Tensor(Tensor<1>),
+}
+
+impl InverseScale {
+    fn apply<const D: usize>(&self, grad: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Number(1.0) => grad,
+            Self::Number(inverse) => grad.mul_scalar(*inverse),
+            #[cfg(feature = "train")]
+            Self::Tensor(inverse) => {
+                let inverse = same_device(inverse.clone(), &grad.device()).cast(grad.dtype());
+                grad * inverse.reshape([1; D])
+            }
+        }
+    }
+}
+
+/// What is found out about each gradient on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Check {
+    Nothing,
+    /// Whether it is finite.
+    Finite,
+    /// Its sum of squares: for the norm, and finite only if the gradient is.
+    Squares,
+}
+
+/// Multiplies every gradient by the inverse scale and checks it, in one pass.
 ///
 /// Infinities are looked for *before* the multiplication, as PyTorch does, so that a scale below
-/// 1 cannot make one up.
+/// 1 cannot make one up. A sum of squares is that of the product; one that is not finite is looked
+/// into by [`overflowing`].
 pub(crate) fn unscale<M: Module>(
     model: &M,
     grads: GradientsParams,
-    inverse_scale: f32,
-    check: bool,
+    inverse_scale: InverseScale,
+    check: Check,
 ) -> Result<Unscaled, AmpError> {
     let mut visitor = Unscale {
         inverse_scale,
         check,
-        found: 0,
         error: None,
         out: Unscaled {
             grads,
+            parameters: Vec::new(),
             flags: Vec::new(),
+            flags_are_squares: check == Check::Squares,
             norm: None,
+            loss: None,
         },
     };
     visit_once(model, &mut visitor);
     match visitor.error {
         Some(error) => Err(error),
-        None if visitor.found == 0 => Err(AmpError::NoGradients),
+        None if visitor.out.parameters.is_empty() => Err(AmpError::NoGradients),
         None => Ok(visitor.out),
     }
 }
 
 struct Unscale {
-    inverse_scale: f32,
-    check: bool,
-    found: usize,
+    inverse_scale: InverseScale,
+    check: Check,
     error: Option<AmpError>,
     out: Unscaled,
 }
@@ -229,7 +328,7 @@ impl FloatVisitor for Unscale {
         let Some(grad) = self.out.grads.remove::<D>(param.id) else {
             return;
         };
-        self.found += 1;
+        self.out.parameters.push((param.id, path.to_string()));
         let dtype = grad.dtype();
         if !matches!(dtype, DType::F32 | DType::F64) {
             self.error = Some(AmpError::GradientDtype {
@@ -239,19 +338,62 @@ impl FloatVisitor for Unscale {
             return;
         }
         // Arithmetic on nothing panics on some of Burn's backends, and there is nothing to do.
-        if grad.shape().num_elements() == 0 {
-            self.out.grads.register::<D>(param.id, grad);
-            return;
-        }
-        if self.check {
-            let flag = non_finite_flag(grad.clone()).cast(DType::F32);
-            self.out.flags.push((path.to_string(), flag));
-        }
-        let grad = match self.inverse_scale == 1.0 {
-            true => grad,
-            false => grad.mul_scalar(self.inverse_scale),
+        let (grad, flag) = match (grad.shape().num_elements(), self.check) {
+            (0, _) => (grad, None),
+            (_, Check::Nothing) => (self.inverse_scale.apply(grad), None),
+            (_, Check::Finite) => {
+                let flag = non_finite_flag(grad.clone()).cast(DType::F32);
+                (self.inverse_scale.apply(grad), Some(flag))
+            }
+            (_, Check::Squares) => {
+                let grad = self.inverse_scale.apply(grad);
+                let squares = sum_of_squares(grad.clone());
+                (grad, Some(squares))
+            }
         };
+        if self.check != Check::Nothing {
+            self.out.flags.push(flag);
+        }
         self.out.grads.register::<D>(param.id, grad);
+    }
+}
+
+/// Of the gradients at `paths`, those that are not finite. Reads the device.
+pub(crate) fn overflowing<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+    paths: &[String],
+) -> Result<Vec<String>, AmpError> {
+    let mut flags = Flags {
+        paths,
+        grads,
+        found: Vec::new(),
+        reads: Reads::default(),
+    };
+    visit_once(model, &mut flags);
+    let data = flags.reads.wait()?;
+    let flagged = flags.found.into_iter().zip(&data);
+    Ok(flagged
+        .filter(|(_, flag)| !flag.iter::<f32>().all(|flag| flag.is_finite()))
+        .map(|(path, _)| path)
+        .collect())
+}
+
+struct Flags<'a> {
+    paths: &'a [String],
+    grads: &'a GradientsParams,
+    found: Vec<String>,
+    reads: Reads,
+}
+
+impl FloatVisitor for Flags<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if self.paths.iter().any(|wanted| wanted == path)
+            && let Some(grad) = self.grads.get::<D>(param.id)
+        {
+            self.found.push(path.to_string());
+            self.reads.register(non_finite_flag(grad).cast(DType::F32));
+        }
     }
 }
 
@@ -297,7 +439,47 @@ impl FloatVisitor for Describe<'_> {
     }
 }
 
-/// Reads everything registered, in one go.
+/// A read of tensors that may be on several devices: one transaction for each.
+#[derive(Default)]
+pub(crate) struct Reads {
+    count: usize,
+    transactions: Vec<(Device, Transaction, Vec<usize>)>,
+}
+
+impl Reads {
+    /// Adds a tensor; its place among the results is that of its registration.
+    pub(crate) fn register<const D: usize, K>(&mut self, tensor: Tensor<D, K>)
+    where
+        K: burn::tensor::kind::Transaction,
+    {
+        let device = tensor.device();
+        let known = self.transactions.iter_mut().find(|(of, ..)| *of == device);
+        match known {
+            Some((_, transaction, places)) => {
+                *transaction = std::mem::take(transaction).register(tensor);
+                places.push(self.count);
+            }
+            None => {
+                let transaction = Transaction::default().register(tensor);
+                self.transactions
+                    .push((device, transaction, vec![self.count]));
+            }
+        }
+        self.count += 1;
+    }
+
+    /// Reads and waits.
+    pub(crate) fn wait(self) -> Result<Vec<TensorData>, AmpError> {
+        let mut found: Vec<(usize, TensorData)> = Vec::with_capacity(self.count);
+        for (_, transaction, places) in self.transactions {
+            found.extend(places.into_iter().zip(read(transaction)?));
+        }
+        found.sort_by_key(|(place, _)| *place);
+        Ok(found.into_iter().map(|(_, data)| data).collect())
+    }
+}
+
+/// Reads everything registered, in one go; all of it is on one device.
 pub(crate) fn read(transaction: Transaction) -> Result<Vec<TensorData>, AmpError> {
     transaction.try_execute().map_err(|error| AmpError::Device {
         reason: error.to_string(),

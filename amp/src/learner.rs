@@ -1,9 +1,12 @@
 //! Mixed precision under Burn's `Learner`: the model with its grad scaler, as one module.
 
+mod after_step;
 mod lr_scheduler;
 mod metric;
 mod monitor;
+mod resumed_loader;
 mod state;
+mod statistics;
 mod step;
 
 use burn::lr_scheduler::LrSchedulerConfig;
@@ -14,14 +17,18 @@ use burn::tensor::Tensor;
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::grad_scaler::check_loss;
-use crate::gradients::{self, Unscaled};
+use crate::gradients::{self, InverseScale, Unscaled};
 use crate::running_statistics::RunningStatistics;
 use crate::{AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, LossScaleState};
 
+pub use after_step::AfterStep;
+use after_step::Hook;
 pub use lr_scheduler::AmpLrScheduler;
 pub use metric::{LossScaleMetric, SkippedStepsMetric};
 pub use monitor::Monitor;
+pub use resumed_loader::ResumedDataLoader;
 use state::StateTensors;
+use statistics::Statistics;
 pub use step::{AmpInferenceStep, AmpTrainStep};
 
 /// A model that trains in mixed precision under Burn's `Learner` and `SupervisedTraining`.
@@ -44,6 +51,7 @@ pub use step::{AmpInferenceStep, AmpTrainStep};
 ///   gradients, all take the same decisions.
 /// - A checkpoint of a training with another loss scale (none, another static one, one outside of
 ///   floor and ceiling) loads: its scale serves one step, then the scale restarts with a warning.
+/// - [`with_after_step`](Self::with_after_step) is for what has to happen after each step.
 /// - An error ([`AmpError::Diverged`], a record that makes no sense) leaves the parameters as they
 ///   are, and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it.
 ///
@@ -144,10 +152,12 @@ pub struct Amp<M> {
     #[module(skip)]
     monitor: Monitor,
     #[module(skip)]
-    statistics: RunningStatistics,
+    statistics: Statistics,
+    #[module(skip)]
+    after_step: Hook,
 }
 
-impl<M: Module + ModuleDisplay> Amp<M> {
+impl<M: Module + ModuleDisplay + 'static> Amp<M> {
     /// Prepares `model` for autocast and gives it a grad scaler.
     ///
     /// # Errors
@@ -190,8 +200,39 @@ impl<M: Module + ModuleDisplay> Amp<M> {
             config: scaler.clone(),
             autocast,
             monitor: Monitor::new(state),
-            statistics: RunningStatistics::default(),
+            statistics: Statistics::default(),
+            after_step: Hook::default(),
         })
+    }
+
+    /// Calls `after_step` with the inner model after each optimizer step, and goes on with what it
+    /// returns.
+    ///
+    /// For what a plain loop does after `optim.step`: to advance the quantizers of a model in
+    /// quantization-aware training, to replace pruning masks by a schedule, to clip weights. A
+    /// skipped step is none, so it is not called then. All clones and replicas share it; what it
+    /// captures is in no checkpoint. [`AfterStep`] is the same for a model without mixed precision.
+    ///
+    /// ```
+    /// # use burn::module::Module;
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::tensor::{Device, FloatDType};
+    /// # use burn_lean_amp::{Amp, AutocastConfig, GradScalerConfig};
+    /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+    /// # let (autocast, scaler) = (
+    /// #     AutocastConfig::new(FloatDType::F16),
+    /// #     GradScalerConfig::for_dtype(FloatDType::F16),
+    /// # );
+    /// let clip = |mut model: Linear| {
+    ///     model.weight = model.weight.map(|weight| weight.clamp(-0.1, 0.1).detach().require_grad());
+    ///     model
+    /// };
+    /// let amp = Amp::new(model, &autocast, &scaler)?.with_after_step(clip);
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    pub fn with_after_step(mut self, after_step: impl FnMut(M) -> M + Send + 'static) -> Self {
+        self.after_step = Hook::new(after_step);
+        self
     }
 
     /// The inner model.
@@ -266,12 +307,13 @@ impl<M: Module + ModuleDisplay> Amp<M> {
             Ok(decision) => decision,
             Err(error) => return Err(Rejected::new(self, error)),
         };
-        let before = RunningStatistics::before_forward(&self.model);
+        let before_step = self.statistics.take();
         if taken {
-            self.statistics.keep(before);
             self.model = optim.step(lr, self.model, unscaled.grads);
+            self.model = self.after_step.call(self.model);
         } else {
-            self.model = self.statistics.mend(before, self.model);
+            let before = RunningStatistics::before_forward(&self.model);
+            self.model = before_step.mend(&before, self.model);
         }
         if scaler.is_disabled() {
             self.monitor.stepped(&scaler);
@@ -296,26 +338,27 @@ impl<M: Module + ModuleDisplay> Amp<M> {
     ) -> Result<(GradScaler, Unscaled, bool), AmpError> {
         let mut scaler = self.config.init()?;
         if scaler.is_disabled() {
-            let unscaled = scaler.unscale_and_clip(&self.model, grads)?;
+            let one = InverseScale::Number(1.0);
+            let unscaled = scaler.unscale_and_clip(&self.model, grads, one)?;
             return Ok((scaler, unscaled, true));
         }
-        let mut unscaled = gradients::unscale(&self.model, grads, 1.0, true)?;
-        unscaled.multiply(&self.model, self.grad_scaler.inverse_scale());
-        let unscaled = scaler.clip(&self.model, unscaled)?;
+        let inverse = InverseScale::Tensor(self.grad_scaler.inverse_scale());
+        let unscaled = scaler.unscale_and_clip(&self.model, grads, inverse)?;
         if let Some(losses) = losses {
             let [sum, count] = [losses.clone().slice(0..1), losses.slice(1..2)];
             scaler = scaler.with_pending_loss(sum / count);
         }
         let mut reading = scaler.reading(&unscaled);
-        let device = match unscaled.flags.first() {
-            Some((_, flag)) => flag.device(),
+        let device = match unscaled.flags.iter().flatten().next() {
+            Some(flag) => flag.device(),
             None => self.grad_scaler.scale().device(),
         };
         let transaction = std::mem::take(&mut reading.transaction);
         let data = gradients::read(self.grad_scaler.register(transaction, &device))?;
         let (verdict, state) = data.split_at(data.len().saturating_sub(2));
         scaler.state = state::parse(state)?;
-        let taken = scaler.judge(&self.model, &unscaled, reading.verdict(verdict));
+        let verdict = reading.verdict(verdict).exact(&self.model, &unscaled)?;
+        let taken = scaler.judge(&self.model, &unscaled, verdict);
         Ok((scaler, unscaled, taken))
     }
 }

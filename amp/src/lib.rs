@@ -57,10 +57,12 @@
 //! # What it does
 //!
 //! - [`AutocastConfig`] attaches the casts; [`Autocast::forward`] is the region they work in;
-//!   [`full_precision`] is for what Burn cannot run in half.
+//!   [`full_precision`] is for what Burn cannot run in half. [`Autocast::export`] stores the weights
+//!   in half precision, for inference.
 //! - [`GradScaler`] with [`LossScale`]: none, static, dynamic; clipping by the global norm;
 //!   gradient accumulation; several optimizers. [`Speculative`] is the same without ever waiting
-//!   for the device. [`Checkpoints`] survive being killed.
+//!   for the device. [`Checkpoints`] survive being killed; a [`ResumableOptimizer`] loads where
+//!   Burn's default device is not there.
 //! - [`audit()`] looks at every operation before training; [`self_test`] at the device;
 //!   [`StepReport`], [`Overflow`] and [`inspect_gradients`] at what went wrong;
 //!   [`calibrate_scale`] proposes the first loss scale.
@@ -72,7 +74,8 @@
 //!
 //! Burn has no hook for operations, so the dtype of an operation is that of its operands: there
 //! is no per-operation list as in PyTorch. Tensors that the model makes itself inside of its
-//! forward pass are F32 and do not mix with half ones; [`audit()`] finds them.
+//! forward pass are F32 and do not mix with half ones: [`to_region`] casts them, and [`audit()`]
+//! finds those that are not.
 //!
 //! # Feature flags
 //!
@@ -96,7 +99,6 @@ mod checkpoint;
 mod device;
 mod emulation;
 mod error;
-mod float_tensors;
 mod forensics;
 mod grad_scaler;
 mod gradients;
@@ -108,10 +110,12 @@ mod precision;
 mod record;
 mod region;
 mod report;
+mod resumable_optimizer;
 mod run;
 mod running_statistics;
 mod speculative;
 mod verdict;
+mod weight_cast;
 
 pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
 pub use autocast::{AutocastConfig, MasterWeight};
@@ -120,18 +124,18 @@ pub use checkpoint::Checkpoints;
 pub use device::{Fallback, MixedMatmul, SelfTest, self_test, supported_dtypes};
 pub use emulation::round_to;
 pub use error::AmpError;
-pub use float_tensors::FloatTensors;
 pub use forensics::{ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients};
 pub use grad_scaler::{GradScaler, GradScalerConfig};
 pub use gradients::Unscaled;
 #[cfg(feature = "train")]
 pub use learner::{
-    Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
-    SkippedStepsMetric,
+    AfterStep, Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
+    ResumedDataLoader, SkippedStepsMetric,
 };
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use precision::{KeptBecause, ParameterPrecision, parameter_precision};
 pub use record::GradScalerRecord;
-pub use region::{Autocast, Caster, full_precision};
+pub use region::{Autocast, full_precision, region_dtype, to_region};
 pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
+pub use resumable_optimizer::ResumableOptimizer;
 pub use speculative::Speculative;

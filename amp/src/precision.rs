@@ -40,8 +40,7 @@ pub struct ParameterPrecision {
 /// product is cast with the weight. Costs a copy of the weights on the host, and no computation.
 pub fn parameter_precision<M: Module>(model: &M) -> Vec<ParameterPrecision> {
     let cast = cast_parameters(model);
-    let mut kept = KeptParameters::new(None);
-    model.visit(&mut kept);
+    let kept = KeptParameters::of(model, None);
     kept.all
         .into_iter()
         .map(|(id, mut parameter)| {
@@ -83,11 +82,61 @@ impl ModuleVisitor for HalfParameters {
     }
 }
 
+/// Which structs of a model, by path, are Burn's own.
+///
+/// A visitor learns the name of a struct and those of its fields, and a model may have a struct of
+/// the same name: it is Burn's if it has the fields, too.
+#[derive(Default)]
+struct BurnStructs {
+    path: Vec<String>,
+    /// Struct and fields by path.
+    fields: HashMap<String, (String, Vec<String>)>,
+}
+
+impl BurnStructs {
+    const BATCH_NORM: [&str; 4] = ["gamma", "beta", "running_mean", "running_var"];
+    /// All of Burn's recurrent cells keep their weights in gate controllers.
+    const GATE_CONTROLLER: [&str; 2] = ["input_transform", "hidden_transform"];
+
+    fn of<M: Module>(model: &M) -> Self {
+        let mut found = Self::default();
+        model.visit(&mut found);
+        found
+    }
+
+    /// Why the parameters inside of the struct at `path` stay in F32.
+    fn reason(&self, path: &str) -> Option<KeptBecause> {
+        let (name, fields) = self.fields.get(path)?;
+        let has = |wanted: &[&str]| {
+            let mut wanted = wanted.iter();
+            wanted.all(|wanted| fields.iter().any(|field| field == wanted))
+        };
+        match name.as_str() {
+            "Struct:BatchNorm" if has(&Self::BATCH_NORM) => Some(KeptBecause::BatchNorm),
+            "Struct:GateController" if has(&Self::GATE_CONTROLLER) => Some(KeptBecause::Recurrent),
+            _ => None,
+        }
+    }
+}
+
+impl ModuleVisitor for BurnStructs {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        let container = (container_type.to_string(), Vec::new());
+        let (_, fields) = self.fields.entry(self.path.join(".")).or_insert(container);
+        fields.push(name.to_string());
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+}
+
 /// Finds what stays in F32 by the modules that surround a parameter.
 pub(crate) struct KeptParameters {
     requested: Option<ParamGroup>,
+    structs: BurnStructs,
     path: Vec<String>,
-    containers: Vec<String>,
     all: Vec<(ParamId, ParameterPrecision)>,
     pub(crate) kept: HashMap<ParamId, KeptBecause>,
     /// The first parameter that is in half precision itself.
@@ -95,46 +144,38 @@ pub(crate) struct KeptParameters {
 }
 
 impl KeptParameters {
-    pub(crate) fn new(requested: Option<ParamGroup>) -> Self {
-        Self {
+    pub(crate) fn of<M: Module>(model: &M, requested: Option<ParamGroup>) -> Self {
+        let mut kept = Self {
             requested,
+            structs: BurnStructs::of(model),
             path: Vec::new(),
-            containers: Vec::new(),
             all: Vec::new(),
             kept: HashMap::new(),
             error: None,
-        }
+        };
+        model.visit(&mut kept);
+        kept
     }
 
     fn reason(&self, id: &ParamId, path: &str) -> Option<KeptBecause> {
-        let inside = |name: &str| self.containers.iter().any(|container| container == name);
-        // All of Burn's recurrent cells keep their weights in gate controllers, so a model's own
-        // struct that happens to be called `Lstm` is not mistaken for one.
-        if inside("Struct:GateController") {
-            Some(KeptBecause::Recurrent)
-        } else if inside("Struct:BatchNorm") {
-            Some(KeptBecause::BatchNorm)
-        } else if self
-            .requested
-            .as_ref()
-            .is_some_and(|group| group.matches(id, Some(path)))
-        {
-            Some(KeptBecause::Requested)
-        } else {
-            None
+        let mut surrounding = (0..self.path.len()).map(|depth| self.path[..depth].join("."));
+        if let Some(reason) = surrounding.find_map(|path| self.structs.reason(&path)) {
+            return Some(reason);
         }
+        let requested = self.requested.as_ref();
+        requested
+            .is_some_and(|group| group.matches(id, Some(path)))
+            .then_some(KeptBecause::Requested)
     }
 }
 
 impl ModuleVisitor for KeptParameters {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.to_string());
-        self.containers.push(container_type.to_string());
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
         self.path.pop();
-        self.containers.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

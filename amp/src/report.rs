@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use burn::tensor::Tensor;
-use burn::tensor::{Int, Transaction};
+use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
+use crate::gradients::Reads;
 
 /// Outcome of one optimizer step under a [`GradScaler`](crate::GradScaler).
 #[derive(Debug, Clone)]
@@ -106,13 +106,12 @@ impl Overflow {
     ///
     /// [`AmpError::Device`] when the read fails.
     pub fn inspect(&self) -> Result<Vec<ParameterOverflow>, AmpError> {
-        let mut transaction = Transaction::default();
+        let mut reads = Reads::default();
         for found in &self.details {
-            transaction = transaction
-                .register(found.non_finite.clone())
-                .register(found.largest_finite.clone());
+            reads.register(found.non_finite.clone());
+            reads.register(found.largest_finite.clone());
         }
-        let data = crate::gradients::read(transaction)?;
+        let data = reads.wait()?;
         Ok(self
             .details
             .iter()

@@ -4,16 +4,17 @@ use std::any::Any;
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
-use crate::gradients::same_device;
+use crate::gradients::{Reads, same_device};
 
 /// The running statistics of a model's BatchNorms, by identity: handles, of which none is read.
 ///
 /// The forward pass updates them, long before it is known whether its step is taken. After one with
 /// an infinity or NaN they are NaN for ever: training does not use them and looks fine, validation
 /// and checkpoints do. So a skipped step puts back what is not finite; what is stays as the forward
-/// pass left it, as in PyTorch.
+/// pass left it, as in PyTorch. Where no value from before is known, the mean goes back to 0 and the
+/// variance to 1, with which a new BatchNorm starts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RunningStatistics {
     values: HashMap<ParamId, Tensor<1>>,
@@ -35,34 +36,91 @@ impl RunningStatistics {
     }
 
     /// Puts back the elements that are not finite now: those of before the last forward pass, or,
-    /// where an earlier one of an accumulated step was broken, those that were kept.
-    pub(crate) fn mend<M: Module>(&self, before: Self, model: M) -> M {
+    /// where an earlier one of an accumulated step was broken, those that were kept, or those of a
+    /// new BatchNorm.
+    pub(crate) fn mend<M: Module>(&self, before: &Self, model: M) -> M {
         if before.values.is_empty() {
             return model;
         }
         // Takes the updates in, so that none comes after the repair.
         let _ = model.valid();
-        model.map(&mut Mend {
+        let mut mend = Mend {
             place: Place::default(),
             before,
             kept: self,
-        })
+            lost: Vec::new(),
+        };
+        let model = model.map(&mut mend);
+        warn_of(mend.lost);
+        model
+    }
+}
+
+/// Says which statistics start anew; reads the device, where nothing was kept.
+fn warn_of(lost: Vec<(String, Tensor<1>)>) {
+    let mut reads = Reads::default();
+    let mut paths = Vec::with_capacity(lost.len());
+    for (path, broken) in lost {
+        reads.register(broken);
+        paths.push(path);
+    }
+    // Without an answer there is nothing to say; the step itself was decided on before.
+    let Ok(counts) = reads.wait() else { return };
+    for (path, count) in paths.iter().zip(&counts) {
+        if count.iter::<f32>().any(|count| count > 0.0) {
+            tracing::warn!(
+                statistics = path,
+                "not finite, and no earlier value is known: starts anew"
+            );
+        }
     }
 }
 
 /// Where a walk is. Burn has no type for running statistics that a walk could see.
 #[derive(Default)]
-struct Place(Vec<bool>);
+struct Place(Vec<(String, Option<Statistic>)>);
+
+/// A running statistic, by the value that it has in a new BatchNorm.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Statistic {
+    Mean,
+    Variance,
+}
+
+impl Statistic {
+    fn initial(self) -> f32 {
+        match self {
+            Self::Mean => 0.0,
+            Self::Variance => 1.0,
+        }
+    }
+}
 
 impl Place {
     fn enter(&mut self, name: &str, container_type: &str) {
-        let statistics = matches!(name, "running_mean" | "running_var");
-        self.0
-            .push(statistics && container_type == "Struct:BatchNorm");
+        let statistic = match (name, container_type) {
+            ("running_mean", "Struct:BatchNorm") => Some(Statistic::Mean),
+            ("running_var", "Struct:BatchNorm") => Some(Statistic::Variance),
+            _ => None,
+        };
+        self.0.push((name.to_string(), statistic));
     }
 
-    fn is_statistics(&self) -> bool {
-        self.0.last() == Some(&true)
+    fn exit(&mut self) {
+        self.0.pop();
+    }
+
+    /// What this parameter is; one that is trained is none of Burn's running statistics.
+    fn statistic<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Statistic> {
+        match param.is_require_grad() {
+            true => None,
+            false => self.0.last().and_then(|(_, statistic)| *statistic),
+        }
+    }
+
+    fn path(&self) -> String {
+        let names: Vec<&str> = self.0.iter().map(|(name, _)| name.as_str()).collect();
+        names.join(".")
     }
 }
 
@@ -78,11 +136,11 @@ impl ModuleVisitor for Collect {
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.0.pop();
+        self.place.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.place.is_statistics()
+        if self.place.statistic(param).is_some()
             && let Some(value) = (&param.base() as &dyn Any).downcast_ref::<Tensor<1>>()
         {
             self.values.insert(param.id, value.clone());
@@ -92,8 +150,10 @@ impl ModuleVisitor for Collect {
 
 struct Mend<'a> {
     place: Place,
-    before: RunningStatistics,
+    before: &'a RunningStatistics,
     kept: &'a RunningStatistics,
+    /// Where nothing was kept: path, and how many elements no known value could mend.
+    lost: Vec<(String, Tensor<1>)>,
 }
 
 impl ModuleMapper for Mend<'_> {
@@ -102,16 +162,33 @@ impl ModuleMapper for Mend<'_> {
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.0.pop();
+        self.place.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.place.is_statistics() {
+        let Some(statistic) = self.place.statistic(&param) else {
             return param;
-        }
+        };
         let id = param.id;
-        let sound = [&self.before, self.kept].map(|from| from.values.get(&id).cloned());
-        param.map(|value| sound.into_iter().flatten().fold(value, where_finite))
+        let kept = self.kept.values.get(&id);
+        let sound = [self.before.values.get(&id), kept];
+        let is_known = kept.is_some();
+        let mut broken = None;
+        let param = param.map(|value| {
+            let value = sound
+                .into_iter()
+                .flatten()
+                .cloned()
+                .fold(value, where_finite);
+            let not_finite = value.clone().is_finite().bool_not();
+            if !is_known {
+                broken = Some(not_finite.clone().float().sum().cast(DType::F32));
+            }
+            value.mask_fill(not_finite, statistic.initial())
+        });
+        self.lost
+            .extend(broken.map(|broken| (self.place.path(), broken)));
+        param
     }
 }
 

@@ -93,7 +93,8 @@ impl<M: Module> fmt::Debug for Speculative<M> {
 
 impl<M: Module> Speculative<M> {
     /// Takes over a model, its optimizer and a scaler.
-    pub fn new(model: M, optim: ModuleOptimizer, scaler: GradScaler) -> Self {
+    pub fn new(model: M, optim: ModuleOptimizer, mut scaler: GradScaler) -> Self {
+        scaler.remember_statistics(&model);
         Self {
             model,
             optim,
@@ -121,7 +122,10 @@ impl<M: Module> Speculative<M> {
         if self.resolve()? {
             grads = gradients(&self.model, &mut self.scaler);
         }
-        let unscaled = grads.and_then(|grads| self.scaler.unscale_and_clip(&self.model, grads));
+        // The gradients are gone when the outcome is known: their flags must say it all.
+        let unscaled = grads
+            .and_then(|grads| self.scaler.unscale(&self.model, grads))
+            .and_then(|unscaled| self.scaler.clip(&self.model, unscaled));
         match unscaled {
             Ok(unscaled) => self.take(lr.into(), unscaled),
             Err(error) => {
@@ -210,7 +214,7 @@ impl<M: Module> Speculative<M> {
         }
         let updated = scaler.update();
         self.restore(model, buffers, optim, scaler);
-        self.model = self.scaler.statistics.mend(statistics, self.model.clone());
+        self.model = self.scaler.statistics.mend(&statistics, self.model.clone());
         updated.map(|()| true)
     }
 

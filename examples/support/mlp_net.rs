@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::quantize_calls;
 
 /// Three linear layers without biases: the MLPNet of the pruning literature at 784-40-20-10.
@@ -12,6 +12,23 @@ pub(crate) struct MlpNet {
     fc1: Linear,
     fc2: Linear,
     fc3: Linear,
+}
+
+impl MlpNet {
+    /// Fraction of the weights that are zero in the forward pass.
+    pub(crate) fn zeros(&self) -> f64 {
+        let weights = [&self.fc1, &self.fc2, &self.fc3].map(|layer| {
+            let weight = layer.weight.val();
+            match weight.dtype() {
+                DType::QFloat(_) => weight.dequantize(),
+                _ => weight,
+            }
+        });
+        let weights = weights.map(|weight| weight.into_data());
+        let all: usize = weights.iter().map(|weight| weight.num_elements()).sum();
+        let zeros = weights.iter().flat_map(|weight| weight.iter::<f32>());
+        zeros.filter(|weight| *weight == 0.0).count() as f64 / all as f64
+    }
 }
 
 #[quantize_calls(crate = burn_lean::quant)]

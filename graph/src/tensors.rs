@@ -1,5 +1,8 @@
 //! Values made of tensors: what a recorded forward pass takes and returns.
 
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hash};
+
 use burn::nn::attention::MhaOutput;
 use burn::nn::{LstmState, RnnState};
 use burn::tensor::{Bool, DType, Int, Tensor};
@@ -21,7 +24,7 @@ pub trait TensorMapper {
 /// A value made of tensors: a batch, the outputs of a model, its states.
 ///
 /// Implemented for tensors of every kind and rank, `()`, numbers, strings, tuples, `Option`,
-/// `Vec`, `Box`, arrays, the states of Burn's recurrent cells, what its attention returns, and
+/// `Result` (its value), `Vec`, `Box`, maps (their values), arrays, the states of Burn's recurrent cells, what its attention returns, and
 /// with the feature `train` the outputs of Burn's training steps. For a type of your own name its
 /// fields in [`tensors!`](crate::tensors):
 ///
@@ -45,34 +48,69 @@ pub trait TensorMapper {
 /// let shapes = burn_lean_graph::shapes(&batch);
 /// assert_eq!(shapes, [vec![5, 1, 8, 8], vec![5]]);
 /// ```
+///
+/// An enum implements it by hand:
+///
+/// ```
+/// use burn::tensor::{Int, Tensor};
+/// use burn_lean_graph::{TensorMapper, Tensors};
+///
+/// enum Input {
+///     Pixels(Tensor<4>),
+///     Tokens(Tensor<2, Int>),
+/// }
+///
+/// impl Tensors for Input {
+///     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
+///         match self {
+///             Self::Pixels(pixels) => Self::Pixels(mapper.float(pixels)),
+///             Self::Tokens(tokens) => Self::Tokens(mapper.int(tokens)),
+///         }
+///     }
+/// }
+/// ```
 pub trait Tensors: Sized {
     /// The value with each of its tensors replaced by what `mapper` makes of it, in a fixed order.
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self;
 }
 
-/// Implements [`Tensors`] for a struct by the names of all its fields, or for an enum by its
-/// variants.
+/// Implements [`Tensors`] for a struct by the names of all its fields; those after a semicolon hold
+/// no tensors and are cloned.
 ///
 /// ```
 /// use burn::tensor::{Int, Tensor};
+/// use burn_lean_graph::tensors;
 ///
-/// struct Pair<const D: usize> {
-///     left: Tensor<D>,
-///     right: Tensor<D, Int>,
+/// #[derive(Clone)]
+/// enum Split {
+///     Train,
+///     Test,
 /// }
-/// burn_lean_graph::tensors!([const D: usize] Pair<D> { left, right });
+///
+/// struct Boxes<const D: usize> {
+///     corners: Vec<Tensor<D>>,
+///     split: Split,
+/// }
+/// tensors!([const D: usize] Boxes<D> { corners; split });
+///
+/// // By place, of a tuple struct.
+/// struct Masked(Tensor<3>, Boxes<2>);
+/// tensors!(Masked { 0, 1 });
 /// ```
 #[macro_export]
 macro_rules! tensors {
-    ([$($generics:tt)*] $ty:ty { $($field:ident),* $(,)? }) => {
+    ([$($generics:tt)*] $ty:ty { $($field:tt),* $(,)? $(; $($plain:tt),* $(,)?)? }) => {
         impl<$($generics)*> $crate::Tensors for $ty {
             fn map_tensors<T: $crate::TensorMapper>(&self, mapper: &mut T) -> Self {
-                Self { $($field: $crate::Tensors::map_tensors(&self.$field, mapper)),* }
+                Self {
+                    $($field: $crate::Tensors::map_tensors(&self.$field, mapper),)*
+                    $($($plain: ::core::clone::Clone::clone(&self.$plain),)*)?
+                }
             }
         }
     };
-    ($ty:ty { $($field:ident),* $(,)? }) => {
-        $crate::tensors!([] $ty { $($field),* });
+    ($ty:ty { $($fields:tt)* }) => {
+        $crate::tensors!([] $ty { $($fields)* });
     };
 }
 
@@ -153,6 +191,25 @@ impl<V: Tensors> Tensors for Vec<V> {
 impl<V: Tensors> Tensors for Box<V> {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         Box::new(V::map_tensors(self, mapper))
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Tensors, S: BuildHasher + Clone> Tensors for HashMap<K, V, S> {
+    fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
+        let mut mapped = Self::with_capacity_and_hasher(self.len(), self.hasher().clone());
+        for (key, value) in self {
+            mapped.insert(key.clone(), value.map_tensors(mapper));
+        }
+        mapped
+    }
+}
+
+impl<K: Ord + Clone, V: Tensors> Tensors for BTreeMap<K, V> {
+    fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
+        let mapped = self.iter();
+        mapped
+            .map(|(key, value)| (key.clone(), value.map_tensors(mapper)))
+            .collect()
     }
 }
 

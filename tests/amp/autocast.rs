@@ -65,18 +65,29 @@ fn ndarray_has_no_half_precision_and_flex_has_both() {
 fn fallback_to_f32_computes_in_f32() {
     each_device(|target| {
         for dtype in HALVES {
+            let plain = Mlp::new(1, &target.device);
             let (model, autocast) = AutocastConfig::new(dtype)
                 .with_fallback(Fallback::F32)
-                .prepare(Mlp::new(1, &target.device))
+                .prepare(plain.clone())
                 .unwrap();
-            let x = tensor::<2>(3, [2, 6], &target.device);
-            let inside = autocast.forward(x, |x| (model.forward(x.clone()), x)).1;
             let expected = match target.device.supports_dtype(dtype) {
                 true => dtype,
                 false => FloatDType::F32,
             };
             assert_eq!(autocast.dtype(), expected);
-            assert_eq!(inside.dtype(), DType::F32);
+            assert!(!autocast.is_emulated());
+            let x = tensor::<2>(3, [2, 6], &target.device);
+            let y = autocast.forward(x.clone(), |x| {
+                assert_eq!(x.dtype(), expected.into());
+                assert_eq!(model.first.weight.val().dtype(), expected.into());
+                let y = model.forward(x);
+                assert_eq!(y.dtype(), expected.into());
+                y
+            });
+            assert_eq!(y.dtype(), DType::F32);
+            // To the bit where nothing is cast, and only there.
+            let is_plain = values(y) == values(plain.forward(x));
+            assert_eq!(is_plain, expected == FloatDType::F32, "{}", target.name);
         }
     });
 }
@@ -354,4 +365,80 @@ fn an_input_on_a_device_without_the_dtype_is_a_panic_and_no_garbage() {
         .prepare(Mlp::new(1, &Device::flex()))
         .unwrap();
     autocast.forward(Tensor::<1>::ones([2], &Device::ndarray()), |x| x);
+}
+
+mod own_modules {
+    //! Of the names of Burn's modules.
+
+    use burn::module::{Module, Param};
+    use burn::nn::{BatchNorm as BurnBatchNorm, Linear};
+    use burn::tensor::Tensor;
+
+    #[derive(Module, Debug)]
+    pub(super) struct BatchNorm {
+        pub(super) linear: Linear,
+        pub(super) running_mean: Param<Tensor<1>>,
+        pub(super) norm: BurnBatchNorm,
+    }
+
+    #[derive(Module, Debug)]
+    pub(super) struct GateController {
+        pub(super) gate: Linear,
+    }
+}
+
+#[test]
+fn a_models_own_struct_of_the_name_of_one_of_burns_is_its_own() {
+    let device = Device::flex();
+    let linear = || LinearConfig::new(2, 2).init(&device);
+    let norm = own_modules::BatchNorm {
+        linear: linear(),
+        running_mean: Param::from_tensor(Tensor::zeros([2], &device)),
+        norm: BatchNormConfig::new(2).init(&device),
+    };
+    let gate = own_modules::GateController { gate: linear() };
+    let (model, _) = AutocastConfig::new(FloatDType::F16)
+        .prepare((norm, gate))
+        .unwrap();
+    for parameter in parameter_precision(&model) {
+        let expected = match parameter.path.starts_with("0.norm.") {
+            true => Some(KeptBecause::BatchNorm),
+            false => None,
+        };
+        assert_eq!(parameter.kept, expected, "{}", parameter.path);
+    }
+}
+
+#[test]
+fn a_record_in_half_precision_loads_as_f32_master_weights() {
+    each_device(|target| {
+        for dtype in HALVES {
+            if !target.device.supports_dtype(dtype) {
+                continue;
+            }
+            let device = target.device.clone().autodiff();
+            let (other, autocast) = AutocastConfig::new(dtype)
+                .prepare(Mlp::new(2, &device))
+                .unwrap();
+            let half = autocast.export(&other).into_record();
+            let (model, autocast) = AutocastConfig::new(dtype)
+                .prepare(Mlp::new(1, &device))
+                .unwrap();
+            let model = model.try_load_record(half).unwrap();
+            for parameter in [model.first.weight.base(), model.second.weight.base()] {
+                assert_eq!(parameter.dtype(), DType::F32, "{}", target.name);
+                assert!(parameter.is_require_grad());
+            }
+            let expected: Vec<f32> = values(other.first.weight.base())
+                .into_iter()
+                .map(|value| burn_lean::amp::round_to(dtype, value))
+                .collect();
+            assert_eq!(values(model.first.weight.base()), expected);
+            // And it trains: gradients are F32.
+            let x = tensor::<2>(3, [2, 6], &device);
+            let grads = autocast.forward(x, |x| model.forward(x)).sum().backward();
+            let grad = model.first.weight.base().grad(&grads).unwrap();
+            assert_eq!(grad.dtype(), DType::F32);
+        }
+    });
 }

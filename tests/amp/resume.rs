@@ -8,7 +8,9 @@ use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::amp::{AmpError, Checkpoints, GradScaler, GradScalerConfig, round_to};
+use burn_lean::amp::{
+    AmpError, Checkpoints, GradScaler, GradScalerConfig, ResumableOptimizer, round_to,
+};
 
 use crate::model::{Mlp, bits, gradients, prepared};
 
@@ -321,4 +323,129 @@ fn a_plain_checkpoint_loads_into_a_prepared_model() {
     // And back.
     let plain = Mlp::new(2, &device).try_load_record(model.clone().into_record());
     assert_eq!(bits(&plain.unwrap()), bits(&model));
+}
+
+#[test]
+fn a_folder_without_a_manifest_is_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let optim = || AdamWConfig::new().init();
+    let checkpoints = Checkpoints::new(folder.path());
+    checkpoints.save(3, &model, &optim(), &scaler).unwrap();
+    for empty in ["step-9", "replacement-3"] {
+        std::fs::create_dir(folder.path().join(empty)).unwrap();
+    }
+    assert_eq!(checkpoints.steps().unwrap(), [3]);
+    assert_eq!(checkpoints.latest().unwrap(), Some(3));
+    let (model, ..) = checkpoints.load(3, model, optim()).unwrap();
+    // It is in the way of no other, and replaces none.
+    checkpoints.save(4, &model, &optim(), &scaler).unwrap();
+    assert_eq!(checkpoints.steps().unwrap(), [3, 4]);
+    checkpoints.load(3, model.clone(), optim()).unwrap();
+    checkpoints.save(9, &model, &optim(), &scaler).unwrap();
+    assert_eq!(checkpoints.steps().unwrap(), [4, 9]);
+    checkpoints.load(9, model, optim()).unwrap();
+}
+
+/// Not a test by itself: loads a checkpoint where Burn's default device is not there.
+#[test]
+fn child_that_loads_without_the_default_device() {
+    let Some(folder) = std::env::var_os(FOLDER_WITHOUT_DEVICE) else {
+        return;
+    };
+    let checkpoints = Checkpoints::new(Path::new(&folder));
+    let (model, autocast) = prepared(1, FloatDType::F16, &Device::flex());
+    let before = bits(&model);
+    let plain = checkpoints.load(STEPS, model, AdamWConfig::new().init());
+    let model = match plain {
+        // There is a GPU after all.
+        Ok(_) => prepared(1, FloatDType::F16, &Device::flex()).0,
+        Err(rejected) => {
+            let error = rejected.error();
+            assert!(matches!(error, AmpError::OptimizerState { .. }), "{error}");
+            let text = error.to_string();
+            let remedies = ["BURN_DEVICE", "ResumableOptimizer"];
+            assert!(
+                remedies.iter().all(|remedy| text.contains(remedy)),
+                "{text}"
+            );
+            println!("\nrefused");
+            rejected.into_value()
+        }
+    };
+    assert_eq!(bits(&model), before);
+    if std::env::var_os("BURN_DEVICE").is_some() {
+        // Then Burn cannot even name its default device.
+        return;
+    }
+    let optim = ResumableOptimizer::new(AdamWConfig::new().build(), &Device::flex()).init();
+    let (mut model, mut optim, mut scaler) = checkpoints.load(STEPS, model, optim).unwrap();
+    for step in STEPS..STEPS + 2 {
+        let grads = gradients(&model, &autocast, &mut scaler, step, 1.0).unwrap();
+        model = scaler.step(&mut optim, 0.05, model, grads).unwrap();
+    }
+    println!("\ntrained to {:?}", bits(&model));
+}
+
+const FOLDER_WITHOUT_DEVICE: &str = "BURN_LEAN_TEST_NO_DEVICE";
+
+fn load_elsewhere(folder: &Path, environment: &[(&str, Option<&str>)]) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            "resume::child_that_loads_without_the_default_device",
+        ])
+        .args(["--nocapture", "--test-threads=1"])
+        .env(FOLDER_WITHOUT_DEVICE, folder);
+    for (name, value) in environment {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{errors}");
+    text
+}
+
+#[test]
+fn a_training_on_the_cpu_goes_on_where_there_is_no_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, scaler) = train(folder.path(), |_| {});
+    let (mut model, autocast) = prepared(1, FloatDType::F16, &Device::flex());
+    let checkpoints = Checkpoints::new(folder.path());
+    let optim = ResumableOptimizer::new(AdamWConfig::new().build(), &Device::flex()).init();
+    let (loaded, mut optim, mut loaded_scaler) = checkpoints.load(STEPS, model, optim).unwrap();
+    assert_eq!(loaded_scaler.state(), scaler.state());
+    model = loaded;
+    for step in STEPS..STEPS + 2 {
+        let grads = gradients(&model, &autocast, &mut loaded_scaler, step, 1.0).unwrap();
+        model = loaded_scaler.step(&mut optim, 0.05, model, grads).unwrap();
+    }
+    let expected = format!("trained to {:?}", bits(&model));
+
+    // No driver of Vulkan or OpenGL is found at such a path.
+    let none = Some("/nonexistent/driver.json");
+    let text = load_elsewhere(
+        folder.path(),
+        &[
+            ("BURN_DEVICE", None),
+            ("VK_DRIVER_FILES", none),
+            ("VK_ICD_FILENAMES", none),
+            ("__EGL_VENDOR_LIBRARY_FILENAMES", none),
+        ],
+    );
+    assert!(text.contains(&expected), "{text}");
+}
+
+#[test]
+fn a_default_device_that_is_not_in_the_build_is_an_error_that_keeps_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    train(folder.path(), |_| {});
+    let text = load_elsewhere(folder.path(), &[("BURN_DEVICE", Some("no such device"))]);
+    assert!(text.contains("refused"), "{text}");
 }

@@ -4,7 +4,8 @@ use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams, SgdConfig};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean::amp::{
-    AmpError, Autocast, AutocastConfig, Fallback, GradScaler, GradScalerConfig, Speculative,
+    AmpError, Autocast, AutocastConfig, Checkpoints, Fallback, GradScaler, GradScalerConfig,
+    Speculative,
 };
 
 use crate::model::{Normalized, bits};
@@ -162,5 +163,133 @@ fn no_wait_mode_gives_the_statistics_of_the_plain_mode() {
             "{}",
             target.name
         );
+    });
+}
+
+/// A training whose first step is broken.
+struct First {
+    model: Normalized,
+    autocast: Autocast,
+    scaler: GradScaler,
+}
+
+impl First {
+    /// Takes the step, whose batches are multiplied by `factors`; `look` at the model before it.
+    fn step(mut self, factors: [f32; 2], look: impl FnOnce(&Normalized)) -> Normalized {
+        let mut accumulator = GradientsAccumulator::new();
+        for (batch, factor) in factors.into_iter().enumerate() {
+            let (model, scaler) = (&self.model, &mut self.scaler);
+            let grads = gradients(model, &self.autocast, scaler, batch as u64, factor);
+            accumulator.accumulate(&self.model, grads.unwrap());
+        }
+        look(&self.model);
+        let optim = &mut SgdConfig::new().init();
+        let grads = accumulator.grads();
+        let model = self.scaler.step(optim, 0.1, self.model, grads).unwrap();
+        assert!(self.scaler.report().unwrap().skipped);
+        model
+    }
+}
+
+#[test]
+fn a_first_step_that_is_broken_leaves_no_nan() {
+    let look: [fn(&Normalized); 2] = [
+        |_| (),
+        // Evaluation takes the updates of the forward passes in.
+        |model| {
+            let _ = model.valid();
+        },
+    ];
+    each_device(|target| {
+        for factors in [[f32::NAN, 1.0], [1.0, f32::INFINITY], [f32::NAN, f32::NAN]] {
+            for look in look {
+                let (model, autocast) = prepared(target);
+                let first = First {
+                    model,
+                    autocast,
+                    scaler: scaler(),
+                };
+                let found = statistics(&first.step(factors, look));
+                assert!(
+                    found.iter().all(|x| x.is_finite()),
+                    "{}: {found:?}",
+                    target.name
+                );
+                if factors[0] != 1.0 {
+                    // No sound pass came before: those of a new BatchNorm.
+                    assert_eq!(found, [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+                }
+            }
+        }
+    });
+}
+
+/// A model that has been trained, and its statistics.
+fn trained(target: &Target) -> (Normalized, Autocast, Vec<f32>) {
+    let (model, autocast) = prepared(target);
+    for step in 0..3 {
+        let _ = gradients(&model, &autocast, &mut scaler(), 10 + step, 1.0).unwrap();
+    }
+    let expected = statistics(&model);
+    assert!(
+        expected.iter().all(|x| *x != 0.0 && *x != 1.0),
+        "{expected:?}"
+    );
+    (model, autocast, expected)
+}
+
+#[test]
+fn a_broken_first_step_after_a_restart_leaves_the_loaded_statistics() {
+    each_device(|target| {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        let (model, _, expected) = trained(target);
+        let optim = || SgdConfig::new().init();
+        checkpoints.save(1, &model, &optim(), &scaler()).unwrap();
+
+        let (fresh, autocast) = prepared(target);
+        let (model, _, scaler) = checkpoints.load(1, fresh, optim()).unwrap();
+        let first = First {
+            model,
+            autocast,
+            scaler,
+        };
+        let found = first.step([f32::NAN, 1.0], |model| {
+            let _ = model.valid();
+        });
+        assert_eq!(statistics(&found), expected, "{}", target.name);
+    });
+}
+
+#[test]
+fn statistics_that_are_remembered_are_put_back() {
+    each_device(|target| {
+        let (model, autocast, expected) = trained(target);
+        let mut scaler = scaler();
+        scaler.remember_statistics(&model);
+        let first = First {
+            model,
+            autocast,
+            scaler,
+        };
+        let found = first.step([f32::NAN, f32::NAN], |_| ());
+        assert_eq!(statistics(&found), expected, "{}", target.name);
+    });
+}
+
+#[test]
+fn no_wait_mode_mends_a_broken_first_step_of_two_passes() {
+    each_device(|target| {
+        let (model, autocast, expected) = trained(target);
+        let mut training = Speculative::new(model, SgdConfig::new().init(), scaler());
+        training
+            .step(0.1, |model, scaler| {
+                let _ = gradients(model, &autocast, scaler, 0, f32::NAN)?;
+                gradients(model, &autocast, scaler, 1, 1.0)?;
+                gradients(model, &autocast, scaler, 2, f32::NAN)
+            })
+            .unwrap();
+        let (found, ..) = training.finish().unwrap();
+        assert_eq!(statistics(&found), expected, "{}", target.name);
     });
 }

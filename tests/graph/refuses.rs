@@ -130,7 +130,9 @@ fn other_shapes_and_other_models_are_refused() {
 fn a_model_without_tensors_has_no_device() {
     #[derive(Module, Debug)]
     struct Nothing {}
-    let error = record(&Nothing {}, &(), |_, ()| ()).map(|_| ()).unwrap_err();
+    let error = record(&Nothing {}, &(), |_, ()| ())
+        .map(|_| ())
+        .unwrap_err();
     assert_eq!(error, GraphError::NoDevice);
 }
 

@@ -1,13 +1,21 @@
 //! Burn's own checkpoints hold the state of the grad scaler.
 
+use std::path::Path;
+
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::Learner;
-use burn_lean_amp::{Amp, AmpError, DynamicLossScale, GradScalerConfig, LossScale};
+use burn_lean_amp::{
+    Amp, AmpError, DynamicLossScale, GradScalerConfig, LossScale, ResumedDataLoader,
+};
 
 use crate::devices::each_device;
-use crate::support::{Mlp, amp, bits, samples, samples_with_infinity, scaler, training};
+use crate::support::{
+    Mlp, Rows, amp, bits, samples, samples_with_infinity, scaler, training, training_with,
+};
 use crate::training::step;
 
 #[test]
@@ -53,6 +61,33 @@ fn a_resumed_training_is_the_uninterrupted_one() {
 
     assert_eq!(resumed.state().unwrap(), whole.state().unwrap());
     assert_eq!(bits(resumed.model()), bits(whole.model()));
+}
+
+#[test]
+fn a_resumed_training_on_shuffled_data_is_the_uninterrupted_one() {
+    let rows = samples_with_infinity(16, &[13]);
+    let train = |directory: &Path, epochs: usize, done: usize| {
+        let loader = DataLoaderBuilder::new(Rows)
+            .batch_size(4)
+            .shuffle(11)
+            .build(InMemDataset::new(rows.clone()));
+        let loader = ResumedDataLoader::new(loader, done);
+        let mut training = training_with(directory, loader)
+            .with_default_checkpointers()
+            .num_epochs(epochs);
+        if done > 0 {
+            training = training.checkpoint(done);
+        }
+        training.launch(learner()).model
+    };
+    let whole = tempfile::tempdir().unwrap();
+    let whole = train(whole.path(), 5, 0);
+    for done in [1, 3] {
+        let directory = tempfile::tempdir().unwrap();
+        train(directory.path(), done, 0);
+        let resumed = train(directory.path(), 5, done);
+        assert_eq!(bits(&resumed), bits(&whole), "after {done} epochs");
+    }
 }
 
 #[test]

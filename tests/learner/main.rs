@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod devices;
 
+mod after_step;
 mod checkpoint;
 mod divergence;
 mod other_models;

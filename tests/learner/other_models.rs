@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleDisplay, Param};
 use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::optim::SgdConfig;
+use burn::optim::{GradientsAccumulator, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn::train::Learner;
 use burn_lean_amp::{
@@ -137,6 +137,53 @@ fn a_skipped_step_leaves_no_nan_in_running_statistics() {
             assert_eq!(statistics(&learner), expected, "{}", target.name);
         }
         assert_eq!(learner.model().state().unwrap().skipped_steps, 3);
+    });
+}
+
+#[test]
+fn a_broken_first_step_leaves_no_nan_in_running_statistics() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let new = || Normalized {
+            norm: BatchNormConfig::new(2).init(&device),
+            mlp: Mlp::new(&device),
+        };
+        let config = GradScalerConfig::for_dtype(FloatDType::F16);
+        let statistics = |amp: &Amp<Normalized>| {
+            let norm = amp.model().valid().norm;
+            [norm.running_mean.value(), norm.running_var.value()].map(values)
+        };
+        let mut before = learner(new(), &config);
+        step(&mut before, true, &device);
+        // Burn keeps the update of the last forward pass apart until then.
+        let _ = before.model().valid();
+        let record = before.model().into_record();
+
+        // From the start, and after a restart from a record.
+        for loaded in [false, true] {
+            let mut learner = learner(new(), &config);
+            if loaded {
+                learner.load_model(record.clone());
+            }
+            let expected = statistics(&learner.model());
+            assert_eq!(expected[0] != [0.0, 0.0], loaded);
+            // Of an accumulated step, the first batch is broken.
+            let mut accumulator = GradientsAccumulator::new();
+            for broken in [&[0][..], &[]] {
+                let rows = samples_with_infinity(4, broken);
+                let output = learner.train_step(batch(&rows, &device));
+                accumulator.accumulate(&learner.model(), output.grads);
+            }
+            // Evaluation takes what the forward passes did in.
+            let _ = learner.model().valid();
+            learner.lr_step();
+            learner.optimizer_step(accumulator.grads());
+            assert_eq!(learner.model().state().unwrap().skipped_steps, 1);
+            let found = statistics(&learner.model());
+            let broken = [found[0][0], found[1][0]];
+            assert_eq!(broken, [expected[0][0], expected[1][0]], "{}", target.name);
+            assert!(found.concat().iter().all(|x| x.is_finite()), "{found:?}");
+        }
     });
 }
 

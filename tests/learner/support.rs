@@ -152,7 +152,15 @@ pub(crate) fn training(
     train: Vec<Row>,
     batch_size: usize,
 ) -> SupervisedTraining<Amp<Mlp>> {
-    SupervisedTraining::new(directory, loader(train, batch_size), loader(samples(8), 4))
+    training_with(directory, loader(train, batch_size))
+}
+
+/// As [`training`], with a loader of one's own.
+pub(crate) fn training_with(
+    directory: &Path,
+    train: Arc<dyn DataLoader<Batch>>,
+) -> SupervisedTraining<Amp<Mlp>> {
+    SupervisedTraining::new(directory, train, loader(samples(8), 4))
         .with_application_logger(None)
         .with_metric_logger(InMemoryMetricLogger::new())
         .renderer(Box::new(Recorder::default()))

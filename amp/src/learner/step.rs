@@ -34,11 +34,14 @@ pub trait AmpInferenceStep {
     fn inference_step(&self, autocast: &Autocast, item: Self::Input) -> Self::Output;
 }
 
-impl<M: Module + ModuleDisplay + AmpTrainStep> TrainStep for Amp<M> {
+impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> TrainStep for Amp<M> {
     type Input = M::Input;
     type Output = M::Output;
 
     fn step(&self, item: M::Input) -> TrainOutput<M::Output> {
+        if !self.is_disabled() {
+            self.statistics.before_forward(&self.model);
+        }
         let (loss, output) = self.model.train_step(&self.autocast, item);
         match self.scale(loss.clone()) {
             Ok(scaled) => {

@@ -1,0 +1,321 @@
+//! What has to happen after each step: quantizers advance, masks follow a schedule.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::module::{Module, ModuleDisplay};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn::train::{
+    ExecutionStrategy, InferenceStep, Learner, MultiDeviceOptim, SupervisedTraining, TrainOutput,
+    TrainStep, TrainingStrategy,
+};
+use burn_lean::prune::{LayerKind, Layout, Masks};
+use burn_lean::quant::{ForwardQ, Phase, QatConfig, Schedule, advance, quantizers};
+use burn_lean::reparam::ChainReparameterizer;
+use burn_lean_amp::{
+    AfterStep, Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback,
+    GradScalerConfig, LossScale,
+};
+
+use crate::devices::{each_device, values, with_numbers};
+use crate::support::{Batch, Recorder, Row, batch, bits, loader, samples};
+
+/// Two linear layers with quantized inputs, in mixed precision and without.
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        let net = Self {
+            first: linear(2, 8),
+            second: linear(8, 1),
+        };
+        with_numbers(net, 3)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward_q(relu(self.first.forward_q(x)))
+    }
+}
+
+impl AmpTrainStep for Net {
+    type Input = Batch;
+    type Output = ();
+
+    fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
+        let y = autocast.forward(batch.x, |x| self.forward(x));
+        ((y - batch.y).square().mean(), ())
+    }
+}
+
+impl AmpInferenceStep for Net {
+    type Input = Batch;
+    type Output = ();
+
+    fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
+}
+
+impl TrainStep for Net {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, batch: Batch) -> TrainOutput<()> {
+        let loss = (self.forward(batch.x) - batch.y).square().mean();
+        TrainOutput::new(self, loss.backward(), ())
+    }
+}
+
+impl InferenceStep for Net {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, _batch: Batch) {}
+}
+
+fn quant() -> QatConfig {
+    let schedule = Schedule::new()
+        .with_quantize_from(3)
+        .with_freeze_observers_at(Some(5));
+    QatConfig::new().with_schedule(schedule)
+}
+
+fn autocast() -> AutocastConfig {
+    AutocastConfig::new(FloatDType::F16).with_fallback(Fallback::Emulate)
+}
+
+/// At which nothing overflows by itself.
+fn scaler() -> GradScalerConfig {
+    GradScalerConfig::new(LossScale::Static(128.0))
+}
+
+/// QAT under AMP, with quantizers that advance.
+fn amp(device: &Device) -> Amp<Net> {
+    let net = Net::new(device);
+    let quantizers = quant().reparameterizer(&net).unwrap();
+    let (net, region) = autocast().prepare_with(net, quantizers).unwrap();
+    let amp = Amp::from_prepared(net, region, &scaler()).unwrap();
+    amp.with_after_step(advance)
+}
+
+/// In which step the quantizers are, and what they do there.
+fn step_of<M: Module>(model: &M) -> (u64, Phase) {
+    let all = quantizers(model);
+    assert_eq!(all.len(), 4);
+    let steps = all.iter().map(|located| {
+        let quantizer = &located.quantizer;
+        (quantizer.step(), quantizer.phase())
+    });
+    let mut steps: Vec<_> = steps.collect();
+    steps.dedup();
+    assert_eq!(steps.len(), 1, "{steps:?}");
+    steps[0]
+}
+
+fn take_step<M>(learner: &mut Learner<M>, rows: &[Row], device: &Device)
+where
+    M: Module
+        + ModuleDisplay
+        + std::fmt::Display
+        + TrainStep<Input = Batch>
+        + InferenceStep
+        + 'static,
+{
+    let output = learner.train_step(batch(rows, device));
+    learner.lr_step();
+    learner.optimizer_step(output.grads);
+}
+
+#[test]
+fn quantizers_advance_under_amp_and_wait_for_skipped_steps() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let mut learner = Learner::new(amp(&device), SgdConfig::new().init(), 0.1);
+        let mut taken = 0;
+        for sound in [true, true, false, true, true, false, true, true] {
+            let mut rows = samples(4);
+            if !sound {
+                // An infinite input would be clipped to the range of its quantizer.
+                rows[0].1 = f32::INFINITY;
+            }
+            take_step(&mut learner, &rows, &device);
+            taken += u64::from(sound);
+            let expected = match taken {
+                0..3 => Phase::Observe,
+                3..5 => Phase::ObserveAndQuantize,
+                _ => Phase::Quantize,
+            };
+            assert_eq!(step_of(learner.model().model()), (taken, expected));
+        }
+        assert_eq!(learner.model().monitor().error(), None);
+        assert_eq!(taken, 6);
+    });
+}
+
+#[test]
+fn the_learner_gives_the_numbers_of_the_plain_loop() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let mut learner = Learner::new(amp(&device), SgdConfig::new().init(), 0.1);
+        let (mut model, region) = {
+            let amp = amp(&device);
+            (amp.model().clone(), amp.autocast())
+        };
+        let (mut scaler, mut optim) = (scaler().init().unwrap(), SgdConfig::new().init());
+        for _ in 0..6 {
+            take_step(&mut learner, &samples(4), &device);
+            let (loss, ()) = model.train_step(&region, batch(&samples(4), &device));
+            let grads = scaler.scale(loss).unwrap().backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = advance(scaler.step(&mut optim, 0.1, model, grads).unwrap());
+        }
+        assert_eq!(step_of(&model), (6, Phase::Quantize));
+        assert_eq!(
+            bits(learner.model().model()),
+            bits(&model),
+            "{}",
+            target.name
+        );
+    });
+}
+
+#[test]
+fn quantizers_advance_in_a_plain_learner() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let net = quant().prepare(Net::new(&device)).unwrap();
+        let model = AfterStep::new(net.clone(), advance);
+        let mut learner = Learner::new(model, SgdConfig::new().init(), 0.1);
+        let mut expected = net;
+        let mut optim = SgdConfig::new().init();
+        for _ in 0..6 {
+            take_step(&mut learner, &samples(4), &device);
+            let output = TrainStep::step(&expected, batch(&samples(4), &device));
+            expected = advance(optim.step(0.1, expected, output.grads));
+        }
+        assert_eq!(step_of(learner.model().model()), (6, Phase::Quantize));
+        assert_eq!(
+            bits(learner.model().model()),
+            bits(&expected),
+            "{}",
+            target.name
+        );
+    });
+}
+
+/// A silent training; validation does nothing.
+fn training<M>(directory: &std::path::Path, rows: Vec<Row>) -> SupervisedTraining<M>
+where
+    M: TrainStep<Input = Batch, Output = ()>
+        + InferenceStep<Input = Batch, Output = ()>
+        + Module
+        + ModuleDisplay
+        + std::fmt::Display
+        + 'static,
+{
+    SupervisedTraining::new(directory, loader(rows, 4), loader(samples(4), 4))
+        .with_application_logger(None)
+        .with_metric_logger(burn::train::logger::InMemoryMetricLogger::new())
+        .renderer(Box::new(Recorder::default()))
+}
+
+#[test]
+fn the_step_of_the_quantizers_is_in_the_checkpoint() {
+    let device = Device::flex().autodiff();
+    let learner = || Learner::new(amp(&device), SgdConfig::new().init(), 0.1);
+    let whole = tempfile::tempdir().unwrap();
+    let whole = training(whole.path(), samples(16))
+        .num_epochs(2)
+        .launch(learner());
+    assert!(whole.error.is_none(), "{:?}", whole.error);
+    assert_eq!(step_of(whole.model.model()), (8, Phase::Quantize));
+
+    let directory = tempfile::tempdir().unwrap();
+    let train = || training(directory.path(), samples(16)).with_default_checkpointers();
+    train().num_epochs(1).launch(learner());
+    let resumed = train().num_epochs(2).checkpoint(1).launch(learner());
+    assert_eq!(bits(resumed.model.model()), bits(whole.model.model()));
+}
+
+#[test]
+fn the_hook_runs_once_for_a_step_of_several_devices() {
+    for place in [
+        MultiDeviceOptim::OptimMainDevice,
+        MultiDeviceOptim::OptimSharded,
+    ] {
+        let device = Device::flex().autodiff();
+        let devices = vec![device.clone(), device.clone()];
+        let train = |directory: &std::path::Path| {
+            training(directory, samples(32)).with_training_strategy(TrainingStrategy::Default(
+                ExecutionStrategy::multi(devices.clone(), place),
+            ))
+        };
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        let amp = amp(&device).with_after_step(move |model| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            advance(model)
+        });
+        let directory = tempfile::tempdir().unwrap();
+        let learner = Learner::new(amp, SgdConfig::new().init(), 0.05);
+        let result = train(directory.path()).launch(learner);
+        assert!(result.error.is_none(), "{:?}", result.error);
+        // Of 32 samples, 8 a step.
+        assert_eq!(step_of(result.model.model()).0, 4);
+        assert_eq!(calls.load(Ordering::Relaxed), 4);
+    }
+}
+
+/// Prunes the first layer from the last weight on, a little more with each step.
+fn masks(step: usize) -> Masks {
+    let mut layout = Layout::new();
+    layout.push("first.weight", [2, 8], LayerKind::Linear, 2.0);
+    let support: Vec<usize> = (0..16 - 3 * step.min(4)).collect();
+    Masks::from_support(&layout, &support).unwrap()
+}
+
+#[test]
+fn masks_quantizers_and_casts_on_one_weight_follow_their_schedules() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let net = Net::new(&device);
+        let first = ChainReparameterizer::new(
+            masks(0).reparameterizer(&net).unwrap(),
+            quant().reparameterizer(&net).unwrap(),
+        );
+        let (net, region) = autocast().prepare_with(net, first).unwrap();
+        let mut steps = 0;
+        let amp = Amp::from_prepared(net, region, &scaler()).unwrap();
+        let amp = amp.with_after_step(move |model| {
+            steps += 1;
+            advance(masks(steps).replace(model).unwrap())
+        });
+        let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
+        for step in 1..=6 {
+            take_step(&mut learner, &samples(4), &device);
+            let amp = learner.model();
+            assert_eq!(amp.monitor().error(), None);
+            assert_eq!(step_of(amp.model()).0, step as u64);
+            let weight = values(amp.model().first.weight.val());
+            let kept = 16 - 3 * step.min(4);
+            assert!(
+                weight[kept..].iter().all(|weight| *weight == 0.0),
+                "{weight:?}"
+            );
+            assert!(
+                weight[..kept]
+                    .iter()
+                    .filter(|weight| **weight != 0.0)
+                    .count()
+                    > kept / 2
+            );
+            assert_eq!(Masks::of(amp.model()).unwrap(), masks(step));
+        }
+    });
+}
