@@ -228,7 +228,8 @@ fn mixed_matmul_operands(device: &Device, compute: Compute) -> Option<(Tensor<2>
     })
 }
 
-fn is_cpu_backend(device: &Device) -> bool {
+/// Flex or ndarray, whose tensors are in the memory of the host.
+pub(crate) fn is_cpu_backend(device: &Device) -> bool {
     let name = backend_name(device);
     name.contains("flex") || name.contains("ndarray")
 }

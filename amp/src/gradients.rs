@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::AmpError;
+use crate::device::is_cpu_backend;
 use crate::report::OverflowingParameter;
 
 /// Gradients divided by the loss scale, with what is needed to decide on the step.
@@ -86,26 +87,62 @@ impl Unscaled {
 
     /// As [`clip_norm`](Self::clip_norm), where the flags are the sums of squares already.
     pub(crate) fn clip_by_flags<M: Module>(mut self, model: &M, max_norm: f32) -> Self {
-        let squares = self.flags.iter().flatten().cloned();
-        if let Some(squares) = squares.reduce(add) {
-            self.clip_to(model, squares.sqrt(), max_norm);
+        let squares = self.flags.iter().flatten().cloned().collect();
+        if let Some(norm) = norm(squares) {
+            self.clip_to(model, norm, max_norm);
         }
         self
     }
 
     fn clip_to<M: Module>(&mut self, model: &M, norm: Tensor<1>, max_norm: f32) {
+        let factor = Factor::of(&norm, max_norm);
+        if !matches!(factor, Factor::Number(1.0)) {
+            let mut multiply = Multiply {
+                grads: &mut self.grads,
+                factor,
+            };
+            visit_once(model, &mut multiply);
+        }
+        self.norm = Some(norm);
+    }
+}
+
+/// What gradients are multiplied by to clip them.
+enum Factor {
+    /// On a CPU, where the norm is at hand and most steps need no multiplication.
+    Number(f32),
+    /// On the device, without waiting for it; `[1]`.
+    Tensor(Tensor<1>),
+}
+
+impl Factor {
+    /// `min(1, max_norm / (norm + 1e-6))`; 1 where the norm is not finite: of an infinity it would
+    /// be 0, of NaN NaN, and no gradient would be left to look at.
+    fn of(norm: &Tensor<1>, max_norm: f32) -> Self {
+        if is_cpu_backend(&norm.device())
+            && let Ok(data) = norm.clone().try_into_data()
+            && let Some(norm) = data.iter::<f32>().next()
+        {
+            return Self::Number(match norm.is_finite() {
+                true => ((norm + 1e-6).recip() * max_norm).min(1.0),
+                false => 1.0,
+            });
+        }
         let factor = (norm.clone() + 1e-6)
             .recip()
             .mul_scalar(max_norm)
             .clamp_max(1.0);
-        // Of an infinity it would be 0, of NaN NaN: no gradient would be left to look at.
-        let factor = factor.mask_fill(norm.clone().is_finite().bool_not(), 1.0);
-        let mut multiply = Multiply {
-            grads: &mut self.grads,
-            factor,
-        };
-        visit_once(model, &mut multiply);
-        self.norm = Some(norm);
+        Self::Tensor(factor.mask_fill(norm.clone().is_finite().bool_not(), 1.0))
+    }
+
+    fn apply<const D: usize>(&self, grad: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Number(factor) => grad.mul_scalar(*factor),
+            Self::Tensor(factor) => {
+                let factor = same_device(factor.clone(), &grad.device()).cast(grad.dtype());
+                grad * factor.reshape([1; D])
+            }
+        }
     }
 }
 
@@ -128,26 +165,35 @@ pub(crate) fn check_max_norm(max_norm: f32) -> Result<(), AmpError> {
 
 /// Global L2 norm of all gradients, on the device of the first; `None` without gradients.
 fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Option<Tensor<1>> {
-    let mut squares = SumOfSquares { grads, sum: None };
+    let mut squares = Squares {
+        grads,
+        found: Vec::new(),
+    };
     visit_once(model, &mut squares);
-    squares.sum.map(Tensor::sqrt)
+    norm(squares.found)
 }
 
-struct SumOfSquares<'a> {
+/// The root of the sum of these numbers, on the device of the first; `None` without any.
+fn norm(squares: Vec<Tensor<1>>) -> Option<Tensor<1>> {
+    let device = squares.first()?.device();
+    let squares: Vec<_> = squares
+        .into_iter()
+        .map(|square| same_device(square, &device))
+        .collect();
+    Some(Tensor::cat(squares, 0).sum().sqrt())
+}
+
+struct Squares<'a> {
     grads: &'a GradientsParams,
-    sum: Option<Tensor<1>>,
+    found: Vec<Tensor<1>>,
 }
 
-impl FloatVisitor for SumOfSquares<'_> {
+impl FloatVisitor for Squares<'_> {
     fn visit<const D: usize>(&mut self, _path: &str, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id)
             && grad.shape().num_elements() > 0
         {
-            let squares = sum_of_squares(grad);
-            self.sum = Some(match self.sum.take() {
-                Some(total) => add(total, squares),
-                None => squares,
-            });
+            self.found.push(sum_of_squares(grad));
         }
     }
 }
@@ -157,27 +203,18 @@ fn sum_of_squares<const D: usize>(grad: Tensor<D>) -> Tensor<1> {
     grad.square().sum().cast(DType::F32)
 }
 
-/// The sum, on the device of the first.
-fn add(total: Tensor<1>, other: Tensor<1>) -> Tensor<1> {
-    let device = total.device();
-    total + same_device(other, &device)
-}
-
 struct Multiply<'a> {
     grads: &'a mut GradientsParams,
-    factor: Tensor<1>,
+    factor: Factor,
 }
 
 impl FloatVisitor for Multiply<'_> {
     fn visit<const D: usize>(&mut self, _path: &str, param: &Param<Tensor<D>>) {
         // Taken out, so that the product can reuse its memory.
         if let Some(mut grad) = self.grads.remove::<D>(param.id) {
-            if grad.shape().num_elements() == 0 {
-                self.grads.register::<D>(param.id, grad);
-                return;
+            if grad.shape().num_elements() > 0 {
+                grad = self.factor.apply(grad);
             }
-            let factor = same_device(self.factor.clone(), &grad.device()).cast(grad.dtype());
-            grad = grad * factor.reshape([1; D]);
             self.grads.register::<D>(param.id, grad);
         }
     }

@@ -5,7 +5,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{AutocastConfig, Fallback, GradScalerConfig, LossScale, SkipCause};
 
-use crate::model::{bits, one_gradient, prepared};
+use crate::model::{bits, gradients, one_gradient, prepared};
 use crate::support::{each_device, values};
 
 #[test]
@@ -153,5 +153,49 @@ fn f64_gradients_are_clipped_with_the_f32_ones() {
         // The factor is 2.5 / (5 + 1e-6).
         assert!((values(model.wide.base())[0] + 0.5).abs() < 1e-6);
         assert!((values(model.narrow.base())[0] + 1.0).abs() < 1e-6);
+    });
+}
+
+#[test]
+fn a_step_that_clips_is_unscaling_clipping_and_applying() {
+    each_device(|target| {
+        for scale in [48.0, 1024.0] {
+            for max_norm in [0.01, 1e6] {
+                let config = GradScalerConfig::new(LossScale::Static(scale));
+                let clipping = config.clone().with_max_norm(Some(max_norm));
+                let (mut whole, mut parts) = (clipping.init().unwrap(), config.init().unwrap());
+                let optim = || SgdConfig::new().init();
+                let (mut model, autocast) = prepared(1, FloatDType::F16, &target.device);
+                let mut other = model.clone();
+                for (step, factor) in [1.0, f32::INFINITY, 1.0].into_iter().enumerate() {
+                    let grads = gradients(&model, &autocast, &mut whole, step as u64, factor);
+                    model = whole
+                        .step(&mut optim(), 0.1, model, grads.unwrap())
+                        .unwrap();
+
+                    let grads = gradients(&other, &autocast, &mut parts, step as u64, factor);
+                    let unscaled = parts.unscale(&other, grads.unwrap()).unwrap();
+                    let clipped = unscaled.clip_norm(&other, max_norm).unwrap();
+                    other = parts.apply(&mut optim(), 0.1, other, clipped).unwrap();
+                    parts.update().unwrap();
+
+                    assert_eq!(bits(&model), bits(&other), "{}", target.name);
+                    let [whole, parts] = [&whole, &parts].map(|scaler| scaler.report().unwrap());
+                    assert_eq!(whole.skipped, factor != 1.0);
+                    assert_eq!(
+                        whole.grad_norm.map(f32::to_bits),
+                        parts.grad_norm.map(f32::to_bits)
+                    );
+                    let paths = [whole, parts].map(|report| {
+                        let overflow = report.overflow.as_ref();
+                        overflow.map(|found| (found.cause, found.paths().count()))
+                    });
+                    assert_eq!(paths[0], paths[1]);
+                    if let Some((cause, count)) = paths[0] {
+                        assert_eq!((cause, count), (SkipCause::LossNotFinite, 4));
+                    }
+                }
+            }
+        }
     });
 }
