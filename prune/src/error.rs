@@ -365,6 +365,19 @@ pub enum PruneError {
         /// Its shape in the model; `None` if it is not there.
         model: Option<Vec<usize>>,
     },
+    /// A parameter holds another kind of numbers than a sparse record has for it.
+    #[error(
+        "`{path}` is {dtype:?} in the record, but the model has {model} there: it is the record of \
+         another model"
+    )]
+    RecordKind {
+        /// Path of the parameter.
+        path: String,
+        /// Its dtype in the record.
+        dtype: DType,
+        /// What the model holds there, for example `integers`.
+        model: String,
+    },
     /// The device cannot hold a dtype of a record.
     #[error(
         "`{path}` is {dtype:?} in the record, which {device} cannot hold: load it on a device \

@@ -9,7 +9,7 @@ use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use super::encoding::{self, Encoding, Layout};
-use super::loader::{Loader, Places};
+use super::loader::{Kind, Loader, Place, Places};
 use super::{RecordFault, RecordSizes, TensorSize, file};
 use crate::{PruneError, files};
 
@@ -93,6 +93,7 @@ impl SparseRecord {
     /// The model comes back in the error, unchanged.
     /// - [`PruneError::RecordOfAnotherModel`]: a parameter is missing here or there, or has
     ///   another shape.
+    /// - [`PruneError::RecordKind`]: a parameter holds numbers of another kind.
     /// - [`PruneError::RecordDtype`]: the device cannot hold a dtype of the record.
     /// - [`PruneError::SparseRecord`]: the bytes of a tensor are damaged.
     pub fn load_into<M: Module>(&self, model: M) -> Result<M, Rejected<M, PruneError>> {
@@ -220,13 +221,21 @@ impl SparseRecord {
         let mut decoded = HashMap::new();
         for Stored { entry, bytes } in &self.tensors {
             let place = places.remaining.remove(&entry.path);
-            let Some((_, device)) = place.filter(|(shape, _)| *shape == entry.shape) else {
+            let place = place.filter(|place| place.shape == entry.shape);
+            let Some(Place { device, kind, .. }) = place else {
                 return Err(PruneError::RecordOfAnotherModel {
                     path: entry.path.clone(),
                     record: Some(entry.shape.clone()),
                     model: places.shapes.get(&entry.path).cloned(),
                 });
             };
+            if Kind::of(entry.dtype) != kind {
+                return Err(PruneError::RecordKind {
+                    path: entry.path.clone(),
+                    dtype: entry.dtype,
+                    model: kind.to_string(),
+                });
+            }
             let boolean = matches!(entry.dtype, DType::Bool(_));
             let quantized = matches!(entry.dtype, DType::QFloat(_));
             // Booleans are converted to what the device has.
@@ -242,10 +251,10 @@ impl SparseRecord {
         }
         // The first in the order of paths, so that the message is the same every time.
         match places.remaining.into_iter().min_by(|a, b| a.0.cmp(&b.0)) {
-            Some((path, (shape, _))) => Err(PruneError::RecordOfAnotherModel {
+            Some((path, place)) => Err(PruneError::RecordOfAnotherModel {
                 path,
                 record: None,
-                model: Some(shape),
+                model: Some(place.shape),
             }),
             None => Ok(decoded),
         }
