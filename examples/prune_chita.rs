@@ -249,7 +249,7 @@ impl<'a, M: Network> Run<'a, M> {
                 memory.forget_peak();
                 let config = SolverConfig::new(Budget::Sparsity(sparsity))
                     .with_method(method.clone())
-                    .with_dead_columns(self.cli.dead_columns())
+                    .with_dead_columns(Some(self.cli.dead_columns()))
                     .with_seed(self.cli.seed);
                 let start = Instant::now();
                 let ridge = match name.has_ridge() {
@@ -387,7 +387,7 @@ impl<'a, M: Network> Run<'a, M> {
     fn pruner(&self, sparsity: f64) -> Result<PrunerConfig, PruneError> {
         let solver = SolverConfig::new(Budget::Sparsity(sparsity))
             .with_method(self.method(self.cli.stage_method)?)
-            .with_dead_columns(self.cli.dead_columns())
+            .with_dead_columns(Some(self.cli.dead_columns()))
             .with_seed(self.cli.seed);
         Ok(PrunerConfig::new(solver, self.fisher())
             .with_stages(self.cli.stages)
