@@ -62,7 +62,7 @@ impl PrunerConfig {
     }
 
     /// What is pruned.
-    fn select<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
+    pub(crate) fn select<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
         Selection::for_pattern(model, self.group.as_ref(), &self.solver.pattern)
     }
 

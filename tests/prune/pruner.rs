@@ -9,7 +9,7 @@ use burn_lean::prune::{
     PrunerConfig, RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, StageReport,
     mean_loss,
 };
-use burn_lean::reparam::{AttachError, Rejected, attached};
+use burn_lean::reparam::{Rejected, attached};
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
@@ -513,7 +513,7 @@ fn gradual_pruning_trains_between_the_stages_with_the_zeros_held() {
 
 /// Between the stages it would be folded in with the masks, and no longer hold.
 #[test]
-fn gradual_pruning_refuses_a_model_that_carries_anything() {
+fn gradual_pruning_refuses_a_model_that_carries_anything_but_masks_on_what_is_pruned() {
     let device = Device::flex().autodiff();
     let net = Net::new(&device);
     let second = ParamGroup::from_paths(vec!["second.weight"]);
@@ -528,11 +528,13 @@ fn gradual_pruning_refuses_a_model_that_carries_anything() {
         .prune(net, Net::loss, nothing, |model, _| Ok(model))
         .unwrap_err();
     let (net, error) = rejected.into_parts();
-    let expected = AttachError::AlreadyAttached {
-        path: "second.weight".into(),
+    let expected = PruneError::NeedsMasks {
+        path: "first.weight".into(),
+        carrying: "second.weight".into(),
         existing: "mask".into(),
     };
-    assert_eq!(error, PruneError::Attach(expected));
+    assert_eq!(error, expected);
+    assert!(error.to_string().contains("Masks::keeping_all"));
     assert_eq!(attached(&net).len(), 1);
 }
 

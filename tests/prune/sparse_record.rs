@@ -331,7 +331,7 @@ fn fault(bytes: &[u8]) -> RecordFault {
 }
 
 /// The bytes with a correct checksum and length, whatever else is wrong with them.
-fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.truncate(bytes.len() - 4);
     let length = bytes.len() as u64 + 4;
     bytes[12..20].copy_from_slice(&length.to_le_bytes());
@@ -379,10 +379,10 @@ fn every_fault_is_told_apart() {
     foreign[0] = b'X';
     assert_eq!(fault(&foreign), RecordFault::NotARecord);
     let mut newer = bytes.clone();
-    newer[8] = 2;
+    newer[8] = 3;
     let expected = RecordFault::Version {
-        found: 2,
-        supported: 1,
+        found: 3,
+        supported: 2,
     };
     assert_eq!(fault(&newer), expected);
     let mut damaged = bytes.clone();
