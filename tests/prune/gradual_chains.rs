@@ -24,8 +24,8 @@ struct Net {
 impl Net {
     fn new(device: &Device) -> Self {
         let net = Self {
-            first: LinearConfig::new(8, 6).init(device),
-            second: LinearConfig::new(6, 4).init(device),
+            first: LinearConfig::new(8, 8).init(device),
+            second: LinearConfig::new(8, 4).init(device),
         };
         with_numbers(net, 1)
     }
