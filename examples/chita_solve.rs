@@ -72,10 +72,10 @@ struct Cli {
     /// Consecutive weights in a block of a block-diagonal Fisher. Default: one block.
     #[arg(long)]
     block_size: Option<usize>,
-    /// Let weights without any gradient compete, at the price of the ridge, instead of pruning them
-    /// first.
+    /// Prune weights without any gradient first, whatever the ridge charges for them: better for a
+    /// network, but another problem than the one in the file.
     #[arg(long)]
-    dead_columns_priced: bool,
+    dead_columns_first: bool,
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
@@ -190,9 +190,9 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
         MethodName::Iht => Method::IterativeHardThresholding(IhtConfig::new()),
         MethodName::Chita => Method::Chita(chita),
     };
-    let dead_columns = match cli.dead_columns_priced {
-        true => DeadColumns::Priced,
-        false => DeadColumns::PrunedFirst,
+    let dead_columns = match cli.dead_columns_first {
+        true => DeadColumns::PrunedFirst,
+        false => DeadColumns::Priced,
     };
     let pattern = cli.pattern.clone();
     // The blocks of WoodFisher are its own.
@@ -204,7 +204,7 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
         .with_pattern(pattern.unwrap_or(SparsityPattern::Unstructured))
         .with_method(method)
         .with_block_size(block_size)
-        .with_dead_columns(dead_columns)
+        .with_dead_columns(Some(dead_columns))
         .with_seed(cli.seed))
 }
 

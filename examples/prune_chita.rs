@@ -32,8 +32,8 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, FisherConfig, GradientMethod, IhtConfig, Masks, Method, Problem,
-    PruneError, PruneReport, PrunerConfig, RidgeChoice, Selection, SolverConfig, StageReport,
-    activation_norms, flops, mean_loss, solve_with_ridge,
+    PruneError, PruneReport, PrunerConfig, RidgeChoice, RunningStatistics, Selection, SolverConfig,
+    StageReport, activation_norms, flops, mean_loss, solve_with_ridge,
 };
 use clap::Parser;
 use network::{Network, loss};
@@ -249,7 +249,7 @@ impl<'a, M: Network> Run<'a, M> {
                 memory.forget_peak();
                 let config = SolverConfig::new(Budget::Sparsity(sparsity))
                     .with_method(method.clone())
-                    .with_dead_columns(self.cli.dead_columns())
+                    .with_dead_columns(Some(self.cli.dead_columns()))
                     .with_seed(self.cli.seed);
                 let start = Instant::now();
                 let ridge = match name.has_ridge() {
@@ -259,7 +259,7 @@ impl<'a, M: Network> Run<'a, M> {
                 let sweep = solve_with_ridge(&problem, &config, &ridge, &mut |solution| {
                     let weights = solution.weights.clone();
                     let model = self.selection.unflatten(self.model.clone(), weights)?;
-                    mean_loss(&model, loss::<M>, &held_out)
+                    Ok(self.with_statistics(model, &held_out)?.1)
                 })?;
                 let solution = sweep.solution;
                 let seconds = start.elapsed().as_secs_f64();
@@ -267,7 +267,8 @@ impl<'a, M: Network> Run<'a, M> {
                 let model = self
                     .selection
                     .unflatten(self.model.clone(), solution.weights)?;
-                let accuracy = self.accuracy(model)?;
+                let (model, _) = self.with_statistics(model, &held_out)?;
+                let accuracy = self.accuracy(&model);
                 self.plot(&name.to_string(), sparsity, accuracy);
                 self.table.push([
                     name.to_string().into(),
@@ -300,9 +301,8 @@ impl<'a, M: Network> Run<'a, M> {
                 loss::<M>,
                 |seed| self.loader(seed),
                 |model, _, stage| {
-                    if self.has_row(stage, &targets)
-                        && let Some(accuracy) = self.measure(model.clone(), stage)
-                    {
+                    if self.has_row(stage, &targets) {
+                        let accuracy = self.accuracy(&model);
                         measured.insert(stage.stage, (accuracy, memory.bytes()));
                     }
                     println!("{}", options::stage(stage));
@@ -318,23 +318,13 @@ impl<'a, M: Network> Run<'a, M> {
                 }
             };
             let last = &pruned.stages[pruned.stages.len() - 1];
-            if let Entry::Vacant(entry) = measured.entry(last.stage)
-                && let Some(accuracy) = self.measure(pruned.model.clone(), last)
-            {
-                entry.insert((accuracy, None));
+            if let Entry::Vacant(entry) = measured.entry(last.stage) {
+                entry.insert((self.accuracy(&pruned.model), None));
             }
             println!("{}", options::gradients(&last.gradients));
             self.push_stages(&pruned.stages, &targets, &measured);
         }
         Ok(())
-    }
-
-    /// Test accuracy after a stage [%]; a failure is no reason to lose the run.
-    fn measure(&self, model: M, stage: &StageReport) -> Option<f64> {
-        let accuracy = self.accuracy(model);
-        accuracy
-            .inspect_err(|error| eprintln!("accuracy of stage {}: {error}", stage.stage))
-            .ok()
     }
 
     /// Whether a stage has a row: the last of a run, and of a single run the first to reach each of
@@ -387,7 +377,7 @@ impl<'a, M: Network> Run<'a, M> {
     fn pruner(&self, sparsity: f64) -> Result<PrunerConfig, PruneError> {
         let solver = SolverConfig::new(Budget::Sparsity(sparsity))
             .with_method(self.method(self.cli.stage_method)?)
-            .with_dead_columns(self.cli.dead_columns())
+            .with_dead_columns(Some(self.cli.dead_columns()))
             .with_seed(self.cli.seed);
         Ok(PrunerConfig::new(solver, self.fisher())
             .with_stages(self.cli.stages)
@@ -396,6 +386,7 @@ impl<'a, M: Network> Run<'a, M> {
             .with_zeros_return(self.cli.zeros_return)
             .with_ridge(self.cli.ridge())
             .with_held_out(self.cli.held_out)
+            .with_running_statistics(self.cli.running_statistics())
             .with_seed(self.cli.seed)
             .with_group(self.cli.group(&self.selection))
             // Each sparsity is a run of its own.
@@ -426,13 +417,25 @@ impl<'a, M: Network> Run<'a, M> {
         })
     }
 
-    /// Test accuracy of a pruned model [%].
-    fn accuracy(&self, model: M) -> Result<f64, Box<dyn Error>> {
-        let model = match M::HAS_BATCH_NORM && self.cli.batch_norm_after {
-            true => network::normalized(model, &self.images, &self.device)?,
-            false => model,
-        };
-        Ok(network::accuracy(&model, &self.images, &self.device))
+    /// Test accuracy [%].
+    fn accuracy(&self, model: &M) -> f64 {
+        network::accuracy(model, &self.images, &self.device)
+    }
+
+    /// A pruned model with the running statistics of the options, and its loss on held-out images:
+    /// what `PrunerConfig` does after a stage.
+    fn with_statistics(&self, model: M, held_out: &[Batch]) -> Result<(M, f64), PruneError> {
+        let how = self.cli.running_statistics();
+        let kept = mean_loss(&model, loss::<M>, held_out)?;
+        if !M::HAS_BATCH_NORM || how == RunningStatistics::Kept {
+            return Ok((model, kept));
+        }
+        let renewed = network::normalized(model.clone(), &self.images, &self.device)?;
+        let new = mean_loss(&renewed, loss::<M>, held_out)?;
+        Ok(match new < kept || how == RunningStatistics::Recomputed {
+            true => (renewed, new),
+            false => (model, kept),
+        })
     }
 
     /// Prunes to the highest sparsity, trains with the zeros held, and prints the layers.
@@ -443,7 +446,7 @@ impl<'a, M: Network> Run<'a, M> {
             .with_stages(1)
             .with_state(None)
             .prune(self.model.clone(), loss::<M>, |seed| self.loader(seed))?;
-        let before = self.accuracy(pruned.model.clone())?;
+        let before = self.accuracy(&pruned.model);
         let masked = pruned.masks.attach(pruned.model)?;
         let epochs = self.cli.fine_tune.unwrap_or(5);
         let tuned = network::fine_tune(masked, &self.images, self.cli, epochs, &self.device)?;

@@ -143,7 +143,7 @@ fn prunes(device: &Device) {
         Method::Chita(ChitaConfig::new()),
     ] {
         let config = SolverConfig::new(Budget::Sparsity(0.5))
-            .with_dead_columns(DeadColumns::Priced)
+            .with_dead_columns(Some(DeadColumns::Priced))
             .with_method(method);
         let [found, expected] = [&found, &expected].map(|problem| {
             let problem = problem.clone().with_l2(1e-3).unwrap();

@@ -8,7 +8,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{self, recompute_batch_norm};
+use burn_lean::prune::{self, PruneError, recompute_batch_norm};
 
 use crate::LOOK;
 use crate::options::Cli;
@@ -79,7 +79,7 @@ pub(crate) fn normalized<M: Network>(
     model: M,
     images: &ImageSet,
     device: &Device,
-) -> Result<M, Box<dyn Error>> {
+) -> Result<M, PruneError> {
     let batches = images
         .train
         .shuffled(0, LOOK, device)

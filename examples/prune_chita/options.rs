@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use burn::module::ParamGroup;
 use burn_lean::prune::{
-    Budget, DeadColumns, FisherReport, PruneError, RidgeChoice, Schedule, Selection, StageReport,
+    Budget, DeadColumns, FisherReport, PruneError, RidgeChoice, RunningStatistics, Schedule,
+    Selection, StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -93,9 +94,9 @@ pub(crate) struct Cli {
     /// Move and mirror the training images at random, as is usual for CIFAR-10.
     #[arg(long)]
     augment: bool,
-    /// Compute new BatchNorm statistics after pruning, before the accuracy is measured.
-    #[arg(long)]
-    pub(crate) batch_norm_after: bool,
+    /// BatchNorm statistics of a pruned network.
+    #[arg(long, value_enum, default_value_t = StatisticsName::Judged)]
+    running_statistics: StatisticsName,
     /// Take the last tenth of the training images for the test images, to choose settings on.
     #[arg(long)]
     validate: bool,
@@ -130,6 +131,16 @@ pub(crate) struct Cli {
     /// Keep the stages of chita++ in this folder, and go on from there.
     #[arg(long, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StatisticsName {
+    /// New ones where they lower the loss on held-out images.
+    Judged,
+    /// New ones.
+    Recomputed,
+    /// Those of the dense network.
+    Kept,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -230,6 +241,14 @@ impl Cli {
             (Some(l2), false) => RidgeChoice::Fixed(l2),
             (None, true) => RidgeChoice::with_and_without_tempering(swept),
             (Some(l2), true) => RidgeChoice::with_and_without_tempering([l2]),
+        }
+    }
+
+    pub(crate) fn running_statistics(&self) -> RunningStatistics {
+        match self.running_statistics {
+            StatisticsName::Judged => RunningStatistics::Judged,
+            StatisticsName::Recomputed => RunningStatistics::Recomputed,
+            StatisticsName::Kept => RunningStatistics::Kept,
         }
     }
 

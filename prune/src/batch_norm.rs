@@ -9,6 +9,9 @@ use burn_lean_reparam::Rejected;
 use crate::gradient_matrix::read;
 use crate::{Batch, PruneError};
 
+/// How a walk calls the layer.
+const BATCH_NORM: &str = "Struct:BatchNorm";
+
 /// Sets the running statistics of all BatchNorm layers to their averages over `batches`; each
 /// batch counts by its examples.
 ///
@@ -58,6 +61,20 @@ pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     // Burn maps running statistics in place, also those of the caller's clones: map a copy.
     let model = model.valid().map(&mut SetRunning::to(averages));
     Ok(if has_autodiff { model.train() } else { model })
+}
+
+/// Whether the model has a BatchNorm layer.
+pub(crate) fn has_batch_norm<M: Module>(model: &M) -> bool {
+    #[derive(Default)]
+    struct Find(bool);
+    impl ModuleVisitor for Find {
+        fn enter_module(&mut self, _name: &str, container_type: &str) {
+            self.0 |= container_type == BATCH_NORM;
+        }
+    }
+    let mut find = Find::default();
+    model.visit(&mut find);
+    find.0
 }
 
 /// The statistics over all batches; none where no layer has any.
@@ -172,7 +189,7 @@ impl Place {
     fn is_batch_norm(&self) -> bool {
         self.containers
             .iter()
-            .any(|container| container == "Struct:BatchNorm")
+            .any(|container| container == BATCH_NORM)
     }
 
     fn is_running(&self) -> bool {

@@ -9,8 +9,8 @@ use burn::tensor::Tensor;
 use crate::budget::Pool;
 use crate::feasible::Feasible;
 use crate::plain_rows::unreached;
-use crate::pruner::Solved;
 use crate::solver::{Dead, Shared, solve_within};
+use crate::stage::Solved;
 use crate::{
     Batch, Budget, DeadColumns, FisherReport, Groups, LayerKind, Layout, Method, Objective,
     Problem, PruneError, PrunerConfig, Ridge, Selection, Solution, SolverConfig, SparsityPattern,
@@ -38,10 +38,10 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
     let dense = selection.flatten(model)?;
     let weights = selection.finite_weights(model)?;
     let unreached = match solver.dead_columns {
-        DeadColumns::PrunedFirst => {
+        Some(DeadColumns::PrunedFirst) => {
             unreached(model, selection, config.fisher.batch_size, loss, batches)?
         }
-        DeadColumns::Priced => Vec::new(),
+        _ => Vec::new(),
     };
     let kept = kept_by_magnitude(solver, selection.layout(), &weights, &unreached)?;
     let blocks = config.fisher.blocks(selection)?;

@@ -8,7 +8,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::gradient_matrix::read;
-use crate::per_example::PerExample;
+use crate::per_example::{GivenUp, PerExample};
 use crate::plain_rows::PlainRows;
 use crate::{
     Batch, Fisher, FisherConfig, FisherReport, GradientMatrix, GradientMethod, PruneError,
@@ -56,7 +56,9 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         let most = (CHUNK_EXAMPLES / m).clamp(1, n);
         let mut skipped = 0;
         let mut rest = None;
-        let mut losses: Option<Tensor<1>> = None;
+        let mut losses = Vec::new();
+        // Examples of the rows from batched passes, in case that a later one refutes them.
+        let mut batched: Vec<(usize, usize, B)> = Vec::new();
         let mut batches = batches.into_iter();
         while gradients.filled() < n {
             let Some(batch) = batches.next() else {
@@ -87,25 +89,24 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
                 let count = most.min(groups - first);
                 let examples = batch.slice(first * m..(first + count) * m);
                 let filled = gradients.filled();
-                let mut sums = RowSums::default();
-                let loss = source.rows(&examples, count, m, &mut |rows, first, part| {
-                    let [_, columns] = part.dims();
-                    let part = match &free {
-                        Some(free) => part * free.clone().slice([0..1, first..first + columns]),
-                        None => part,
-                    };
-                    let part = part.to_device(store);
-                    sums.add(rows.clone(), &part, self.config.dtype);
-                    gradients.write(filled + rows.start..filled + rows.end, first, part);
-                    Ok(())
+                let loss = self.fill(&mut gradients, filled, free.as_ref(), &mut |put| {
+                    source.rows(&examples, count, m, put)
                 })?;
                 gradients.advance(count);
-                self.check_finite(&gradients, filled, sums)?;
-                let loss = loss * (count as f64 / n as f64);
-                losses = Some(match losses {
-                    Some(sum) => sum + loss,
-                    None => loss,
-                });
+                if std::mem::take(&mut source.refuted) {
+                    for (pass, (row, count, examples)) in batched.drain(..).enumerate() {
+                        gradients.clear(row..row + count);
+                        losses[pass] =
+                            self.fill(&mut gradients, row, free.as_ref(), &mut |put| {
+                                source.plain.rows(&examples, m, put)
+                            })? * (count as f64 / n as f64);
+                    }
+                }
+                match source.batched.is_some() {
+                    true => batched.push((filled, count, examples)),
+                    false => batched.clear(),
+                }
+                losses.push(loss * (count as f64 / n as f64));
                 bar.inc(count as u64);
             }
         }
@@ -114,10 +115,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             samples: n,
             batch_size: m,
             bytes: gradients.bytes(),
-            loss: match losses {
-                Some(sum) => f64::from(read(sum)?[0]),
-                None => 0.0,
-            },
+            loss: f64::from(read(Tensor::cat(losses, 0).sum())?[0]),
             unreached: source.plain.unreached(),
             batched_rows: source.batched_rows,
             fallback: source.fallback,
@@ -126,6 +124,31 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             seconds: start.elapsed().as_secs_f64(),
         };
         Ok((Fisher { gradients, report }, rest))
+    }
+
+    /// Writes what `rows` puts, from the row `first` on; returns what it does, the mean loss.
+    fn fill(
+        &self,
+        gradients: &mut GradientMatrix,
+        first_row: usize,
+        free: Option<&Tensor<2>>,
+        rows: &mut dyn FnMut(Put<'_>) -> Result<Tensor<1>, PruneError>,
+    ) -> Result<Tensor<1>, PruneError> {
+        let store = gradients.device();
+        let mut sums = RowSums::default();
+        let loss = rows(&mut |rows, first, part| {
+            let [_, columns] = part.dims();
+            let part = match free {
+                Some(free) => part * free.clone().slice([0..1, first..first + columns]),
+                None => part,
+            };
+            let part = part.to_device(&store);
+            sums.add(rows.clone(), &part, self.config.dtype);
+            gradients.write(first_row + rows.start..first_row + rows.end, first, part);
+            Ok(())
+        })?;
+        self.check_finite(gradients, first_row, sums)?;
+        Ok(loss)
     }
 
     fn bar(&self) -> ProgressBar {
@@ -233,6 +256,8 @@ struct Source<'a, M, B> {
     batched: Option<PerExample<'a, M, B>>,
     batched_rows: usize,
     fallback: Option<String>,
+    /// Rows of a batched pass were found to be wrong just now: those of the passes before may be.
+    refuted: bool,
 }
 
 impl<'a, M: Module, B: Batch> Source<'a, M, B> {
@@ -254,6 +279,7 @@ impl<'a, M: Module, B: Batch> Source<'a, M, B> {
             .then(|| PerExample::new(*model, selection, columns.clone(), *loss)),
             batched_rows: 0,
             fallback: None,
+            refuted: false,
         }
     }
 
@@ -271,10 +297,14 @@ impl<'a, M: Module, B: Batch> Source<'a, M, B> {
                     self.batched_rows += count;
                     return Ok(loss);
                 }
-                Err(reason) => {
+                Err(GivenUp { reason, refuted }) => {
                     tracing::info!(reason, "gradients by plain backward passes");
                     self.fallback = Some(reason);
                     self.batched = None;
+                    self.refuted = refuted;
+                    if refuted {
+                        self.batched_rows = 0;
+                    }
                 }
             }
         }

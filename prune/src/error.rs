@@ -331,6 +331,21 @@ pub enum PruneError {
         /// Path of the parameter.
         path: String,
     },
+    /// A model to prune gradually carries something, but no masks.
+    #[error(
+        "`{path}` carries no mask, while `{carrying}` carries the reparameterization `{existing}`, \
+         which would be folded in with the masks of each stage. Attach `Masks::keeping_all` with it, \
+         first in a chain, so that stages replace the masks alone; or fold it in with \
+         `Module::materialize` before"
+    )]
+    NeedsMasks {
+        /// Path of a parameter to prune without a mask.
+        path: String,
+        /// Path of the first parameter that carries something.
+        carrying: String,
+        /// Name of what it carries.
+        existing: String,
+    },
     /// The model carries no masks.
     #[error("the model carries no masks; attach them with `Masks::attach`")]
     NoMasks,
@@ -364,6 +379,19 @@ pub enum PruneError {
         record: Option<Vec<usize>>,
         /// Its shape in the model; `None` if it is not there.
         model: Option<Vec<usize>>,
+    },
+    /// A parameter holds another kind of numbers than a sparse record has for it.
+    #[error(
+        "`{path}` is {dtype:?} in the record, but the model has {model} there: it is the record of \
+         another model"
+    )]
+    RecordKind {
+        /// Path of the parameter.
+        path: String,
+        /// Its dtype in the record.
+        dtype: DType,
+        /// What the model holds there, for example `integers`.
+        model: String,
     },
     /// The device cannot hold a dtype of a record.
     #[error(

@@ -5,6 +5,7 @@
 //! each block, then of each pool, is the exact projection. Bounds on operations and groups of
 //! different sizes make it a [`knapsack`].
 
+mod cost_classes;
 mod knapsack;
 
 use crate::budget::{Budget, Pool};
@@ -221,13 +222,14 @@ impl Feasible {
             .iter()
             .map(|pool| expand(pool.k, expansion, pool.range.len()))
             .collect();
-        match &self.operations {
+        let chosen = match &self.operations {
             None => take(&units, &caps, &self.across, 0.0),
             Some(operations) => {
                 let bound = (operations.bound * expansion).min(operations.dense);
                 within_operations(&units, &caps, &self.across, bound)
             }
-        }
+        };
+        chosen.iter().map(|unit| unit.id).collect()
     }
 
     /// What competes: single weights (the best of each block), or groups with the scores of their

@@ -64,7 +64,9 @@ pub enum GradientMethod {
     /// well then, and the gradients of single examples would only be summed up again.
     Automatic,
     /// All rows of a loader's batch from one backward pass, where the model consists of operations
-    /// for which that is known; checked against plain passes, and given up for them otherwise.
+    /// for which that is known. Some rows of every pass, at random, are compared with plain passes;
+    /// where one differs, all rows of the collection are taken by plain passes, for which the
+    /// examples are kept until its end.
     Batched,
     /// One backward pass per row: works for every model.
     Plain,
@@ -93,7 +95,8 @@ pub struct FisherReport {
     pub loss: f64,
     /// Rows that came from a backward pass over many examples; the others had one each.
     pub batched_rows: usize,
-    /// Why plain backward passes were used although batched ones were asked for.
+    /// Why plain backward passes were used although batched ones were asked for: an operation that
+    /// is not known, or a row that differs from that of a plain pass.
     pub fallback: Option<String>,
     /// Parameters that the loss does not depend on: no backward pass reached them. Their columns
     /// are zero.

@@ -169,6 +169,17 @@ impl GradientMatrix {
         }
     }
 
+    /// Makes some rows zero again.
+    pub(crate) fn clear(&mut self, rows: Range<usize>) {
+        for block in &mut self.blocks {
+            let shape = [rows.len(), block.values.dims()[1]];
+            let zeros = Tensor::zeros(shape, (&block.values.device(), DType::from(self.dtype)));
+            block
+                .values
+                .inplace(|values| values.slice_assign([rows.clone(), 0..shape[1]], zeros));
+        }
+    }
+
     /// Counts `count` more rows as filled.
     pub(crate) fn advance(&mut self, count: usize) {
         self.filled += count;

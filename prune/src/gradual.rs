@@ -3,7 +3,7 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_lean_reparam::{AttachError, Attached, Rejected, attached};
+use burn_lean_reparam::{Attached, Rejected, attached};
 
 use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig, StageReport, checks};
 
@@ -16,6 +16,27 @@ use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig, StageReport, checks}
 ///     for epoch of the stage: model = train(model, epoch)  learning rate: cosine, restarted
 ///     fold the masks in
 /// ```
+///
+/// # With mixed precision or quantization
+///
+/// What else acts on the weights (a cast, fake quantization) has state, and comes after the mask. So
+/// the model carries masks from the start, in a chain with the rest: [`Masks::keeping_all`], whose
+/// [`reparameterizer`](Masks::reparameterizer) goes into `AutocastConfig::prepare_with`, or first into
+/// a [`ChainReparameterizer`](burn_lean_reparam::ChainReparameterizer). Each stage then replaces the
+/// masks and leaves the rest alone, and so does the end: nothing is folded in.
+///
+/// ```text
+/// let masks = Masks::keeping_all(Selection::of(&model, None)?.layout());
+/// let chain = ChainReparameterizer::new(
+///     masks.reparameterizer(&model)?,
+///     QatConfig::new().reparameterizer(&model)?,
+/// );
+/// let (model, autocast) = AutocastConfig::new(FloatDType::BF16).prepare_with(model, chain)?;
+/// let pruned = gradual.prune(model, loss, loader, |model, epoch| …)?;
+/// ```
+///
+/// The gradients of the stages are those at the masked and quantized weights, in F32 unless `loss`
+/// enters a region.
 ///
 /// After the gradual experiments of [Fast as CHITA, Benbaki et al.,
 /// 2023](https://arxiv.org/abs/2302.14623), where a polynomial schedule from 0.5 has 7 stages with
@@ -92,15 +113,17 @@ impl GradualConfig {
     ///
     /// `train` runs one epoch and returns the model; its weights carry masks, so whatever the
     /// optimizer does, pruned weights stay zero. In the model that comes back the masks are folded
-    /// in, as [`PrunerConfig::prune`] leaves it. A model that carries a reparameterization, on
-    /// whichever parameter, is refused: it would be folded in with them.
+    /// in, as [`PrunerConfig::prune`] leaves it; where it came with masks, it goes with those of the
+    /// last stage. A model that carries something else without masks on what is pruned is refused: it
+    /// would be folded in with them.
     ///
     /// # Errors
     ///
     /// The model comes back in the error, as [`PrunerConfig::prune_with`] says; where `train` fails,
     /// it is the one that `train` returns, with masks.
     /// - [`PruneError::InvalidConfig`]: a learning rate that is not positive and finite.
-    /// - [`PruneError::Attach`]: a parameter carries a reparameterization.
+    /// - [`PruneError::NeedsMasks`]: the model carries a reparameterization, but no masks on all of
+    ///   the parameters to prune.
     /// - Whatever `train` returns, and as [`PrunerConfig::prune`].
     pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
@@ -118,17 +141,27 @@ impl GradualConfig {
                 return Err(Rejected::new(model, error));
             }
         }
-        if let Some(Attached { path, name, .. }) = attached(&model).into_iter().next() {
-            let existing = name;
-            let error = AttachError::AlreadyAttached { path, existing };
-            return Err(Rejected::new(model, error.into()));
-        }
+        let carries_masks = match self.carries_masks(&model) {
+            Ok(carries_masks) => carries_masks,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
         let after_stage = |model, masks: &Masks, stage: &StageReport| {
             let epochs = match stage.stage + 1 == stage.stages {
                 true => self.last_epochs,
                 false => self.epochs,
             };
-            self.train_stage(model, masks, stage.stage, epochs, &mut train)
+            let model = match carries_masks {
+                true => masks.replace(model)?,
+                false => masks.attach(model)?,
+            };
+            let model = self.train_stage(model, stage.stage, epochs, &mut train)?;
+            let is_last = stage.stage + 1 == stage.stages;
+            Ok(match carries_masks {
+                // Behind a mask a weight has no gradient to return by.
+                true if self.pruner.zeros_return && !is_last => masks.all_kept().replace(model)?,
+                true => model,
+                false => model.materialize(),
+            })
         };
         let training = [
             ("epochs", self.epochs as f64),
@@ -139,15 +172,33 @@ impl GradualConfig {
         self.pruner.run(model, loss, loader, after_stage, &training)
     }
 
+    /// Whether the model comes with masks on all parameters to prune; fails where it comes with
+    /// something else.
+    fn carries_masks<M: Module>(&self, model: &M) -> Result<bool, PruneError> {
+        let Some(Attached { path, name, .. }) = attached(model).into_iter().next() else {
+            return Ok(false);
+        };
+        let selection = self.pruner.select(model)?;
+        let masks = Masks::of(model)?;
+        let layers = selection.layout().layers();
+        let without = layers.iter().find(|layer| masks.get(&layer.path).is_none());
+        match without {
+            None => Ok(true),
+            Some(layer) => Err(PruneError::NeedsMasks {
+                path: layer.path.clone(),
+                carrying: path,
+                existing: name,
+            }),
+        }
+    }
+
     fn train_stage<M: Module>(
         &self,
-        model: M,
-        masks: &Masks,
+        mut model: M,
         stage: usize,
         epochs: usize,
         train: &mut impl FnMut(M, &Epoch) -> Result<M, Rejected<M, PruneError>>,
     ) -> Result<M, Rejected<M, PruneError>> {
-        let mut model = masks.attach(model)?;
         for epoch in 0..epochs {
             let epoch = Epoch {
                 stage,
@@ -159,6 +210,6 @@ impl GradualConfig {
             };
             model = train(model, &epoch)?;
         }
-        Ok(model.materialize())
+        Ok(model)
     }
 }

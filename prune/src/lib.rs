@@ -40,6 +40,7 @@
 //! - [`Budget`] and [`SparsityPattern`]: how much is kept (in all, per layer, in operations as
 //!   [`flops()`] counts them), and in which shape (single weights, N:M, groups);
 //! - [`Method`]: CHITA, iterative hard thresholding, and what to compare them with;
+//! - [`RunningStatistics`]: what becomes of BatchNorm;
 //! - [`recompute_batch_norm`], [`mean_loss`], [`PruneReport`]: what to do with the outcome.
 //!
 //! # Step by step
@@ -97,6 +98,7 @@ mod reduced;
 mod report;
 mod rewind;
 mod ridge;
+mod running_statistics;
 mod schedule;
 mod selection;
 mod shrink;
@@ -104,6 +106,7 @@ mod solution;
 mod solver;
 mod sparse;
 mod sparsity;
+mod stage;
 mod stage_budgets;
 mod stage_store;
 mod start;
@@ -130,6 +133,7 @@ pub use pruner::{Pruned, PrunerConfig, StageReport};
 pub use report::{LayerReport, PruneReport};
 pub use rewind::rewind;
 pub use ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
+pub use running_statistics::{JudgedStatistics, RunningStatistics};
 pub use schedule::Schedule;
 pub use selection::{ExcludedBecause, SelectedParameter, Selection};
 pub use shrink::{

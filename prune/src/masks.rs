@@ -112,6 +112,30 @@ impl Masks {
         Ok(Self { parameters })
     }
 
+    /// Masks that keep every weight of the layout: what a model carries from the start where more than
+    /// masks is to act on its weights, see [`GradualConfig`](crate::GradualConfig).
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::Device;
+    /// use burn_lean_prune::{Masks, Selection};
+    ///
+    /// let linear = LinearConfig::new(3, 2).init(&Device::flex());
+    /// let masks = Masks::keeping_all(Selection::of(&linear, None)?.layout());
+    /// assert_eq!((masks.weights(), masks.nonzeros()), (6, 6));
+    /// # Ok::<(), burn_lean_prune::PruneError>(())
+    /// ```
+    pub fn keeping_all(layout: &Layout) -> Self {
+        let parameters = layout.layers().iter().map(|layer| ParameterMask {
+            path: layer.path.clone(),
+            shape: layer.shape.clone(),
+            kept: vec![true; layer.len()],
+        });
+        Self {
+            parameters: parameters.collect(),
+        }
+    }
+
     /// Masks that keep the weights of `support`, indices of the flat vector in any order.
     ///
     /// # Errors
@@ -135,6 +159,14 @@ impl Masks {
             ParameterMask::new(&layer.path, &*layer.shape, kept[layer.range()].to_vec())
         });
         Self::new(masks.collect::<Result<_, _>>()?)
+    }
+
+    /// Masks of the same parameters that keep everything.
+    pub(crate) fn all_kept(&self) -> Self {
+        let mut all = self.clone();
+        let parameters = all.parameters.iter_mut();
+        parameters.for_each(|mask| mask.kept.fill(true));
+        all
     }
 
     /// The mask of each parameter, in the model's order.

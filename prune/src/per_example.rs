@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Whether that holds for a model (does it treat examples independently? is its loss their mean?)
-//! is checked on the first rows against plain backward passes.
+//! is checked in every pass, on some rows at random, against plain backward passes: a mean over the
+//! tokens of a batch, say, is one over its examples only where all of them are equally long.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,6 +23,8 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 
 use crate::collection::Put;
 use crate::executor::{Observer, Tensors, execute};
@@ -31,12 +34,15 @@ use crate::product::{Product, Products};
 use crate::trace::Trace;
 use crate::{Batch, PruneError, Selection};
 
-/// Rows that are compared with plain backward passes, at most.
-const CHECKED_ROWS: usize = 16;
-/// Largest distance of the checked rows from the plain ones, as a fraction of their length, both
-/// over all rows together: where the model is certain of an example, its gradient is little more
-/// than the rounding of a probability near 1.
+/// Rows of the first pass that are compared with plain backward passes, at most.
+const FIRST_CHECKED: usize = 8;
+/// Rows of each later pass that are.
+const CHECKED: usize = 2;
+/// Largest distance of a checked row from the plain one, as a fraction of its length.
 const TOLERANCE: f64 = 1e-3;
+/// The same as a fraction of the root mean square of the lengths of all checked rows: where the model
+/// is certain of an example, its gradient is little more than the rounding of a probability near 1.
+const ROUNDING: f64 = 1e-4;
 /// Bytes of the part of some rows that is made at once on a GPU.
 const DEVICE_PART_BYTES: usize = 64 << 20;
 /// The same in the host's memory: it should stay in a processor's cache until it is written.
@@ -50,8 +56,27 @@ pub(crate) struct PerExample<'a, M, B> {
     columns: Range<usize>,
     loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
     parameters: HashMap<String, DispatchTensor>,
-    /// Rows of one pass that were compared with plain ones.
-    checked: usize,
+    lengths: Lengths,
+    /// Whether rows of a pass with several of them were compared.
+    compared_together: bool,
+    /// Chooses the rows to compare.
+    random: StdRng,
+}
+
+/// Why there are no rows.
+pub(crate) struct GivenUp {
+    pub(crate) reason: String,
+    /// Rows differ from plain ones: those of the passes before may, too.
+    pub(crate) refuted: bool,
+}
+
+impl From<String> for GivenUp {
+    fn from(reason: String) -> Self {
+        Self {
+            reason,
+            refuted: false,
+        }
+    }
 }
 
 impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
@@ -69,39 +94,54 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
             columns,
             loss,
             parameters,
-            checked: 0,
+            lengths: Lengths::default(),
+            compared_together: false,
+            random: StdRng::seed_from_u64(0),
         }
     }
 
-    /// Puts the rows of a batch and returns its mean loss, or the reason why it cannot; checked
-    /// against `plain` at first.
+    /// Puts the rows of a batch and returns its mean loss, or the reason why it cannot; some of them
+    /// are compared with those of `plain`.
     pub(crate) fn rows(
         &mut self,
         batch: &B,
         batch_size: usize,
         plain: &mut PlainRows<'a, M, B>,
         put: Put<'_>,
-    ) -> Result<Result<Tensor<1>, String>, PruneError> {
+    ) -> Result<Result<Tensor<1>, GivenUp>, PruneError> {
         let uses = match self.uses(batch, batch_size) {
             Ok(uses) => uses,
-            Err(reason) => return Ok(Err(reason)),
+            Err(reason) => return Ok(Err(reason.into())),
         };
-        // A row that is alone in its pass has none to mix with: it says nothing about two of them.
-        let count = CHECKED_ROWS.min(uses.groups);
-        if self.checked < count.min(2) {
-            let first = batch.slice(0..count * batch_size);
-            let expected = self.dense(count, |put| {
-                plain.rows(&first, batch_size, put)?;
+        for row in self.rows_to_check(uses.groups) {
+            let examples = batch.slice(row * batch_size..(row + 1) * batch_size);
+            let expected = self.row(|put| {
+                plain.rows(&examples, batch_size, put)?;
                 Ok(())
             })?;
-            let found = self.dense(count, |put| self.put(&uses, 0..count, put))?;
-            if let Some(reason) = difference(&found, &expected, count) {
-                return Ok(Err(reason));
+            let found = self.row(|put| self.put(&uses, row..row + 1, put))?;
+            if let Some(reason) = self.lengths.difference(row, &found, &expected) {
+                return Ok(Err(GivenUp {
+                    reason,
+                    refuted: true,
+                }));
             }
-            self.checked = count;
         }
         self.put(&uses, 0..uses.groups, put)?;
         Ok(Ok(uses.loss))
+    }
+
+    /// Some of the rows of a pass. One that is alone has none to mix with: it is compared once, and
+    /// says nothing about two of them.
+    fn rows_to_check(&mut self, rows: usize) -> Vec<usize> {
+        let most = match (rows, self.compared_together) {
+            (1, _) if self.lengths.rows > 0 => 0,
+            (_, true) => CHECKED,
+            (_, false) => FIRST_CHECKED,
+        };
+        self.compared_together |= rows > 1;
+        let chosen = rand::seq::index::sample(&mut self.random, rows, most.min(rows));
+        chosen.into_vec()
     }
 
     /// One forward and one backward pass.
@@ -180,40 +220,48 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         Ok(())
     }
 
-    /// What `fill` puts, as a matrix `[count, columns]`.
-    fn dense(
+    /// The one row that `fill` puts, `[columns]`.
+    fn row(
         &self,
-        count: usize,
         fill: impl FnOnce(Put<'_>) -> Result<(), PruneError>,
     ) -> Result<Vec<f32>, PruneError> {
-        let columns = self.columns.len();
-        let mut dense = vec![0.0; count * columns];
-        fill(&mut |rows, first, part| {
+        let mut row = vec![0.0; self.columns.len()];
+        fill(&mut |_, first, part| {
             let [_, width] = part.dims();
-            for (row, values) in rows.zip(read(part)?.chunks(width)) {
-                let at = row * columns + first;
-                dense[at..at + width].copy_from_slice(values);
-            }
+            row[first..first + width].copy_from_slice(&read(part)?);
             Ok(())
         })?;
-        Ok(dense)
+        Ok(row)
     }
 }
 
-/// How the rows that were `found` differ from the `expected`, if they do.
-fn difference(found: &[f32], expected: &[f32], count: usize) -> Option<String> {
-    // A NaN is no difference: whoever collects the rows reports it.
-    let length = |values: &mut dyn Iterator<Item = f32>| {
-        values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
-    };
-    let distance = length(&mut found.iter().zip(expected).map(|(x, y)| x - y));
-    let expected = length(&mut expected.iter().copied());
-    (distance > TOLERANCE * expected).then(|| {
-        format!(
-            "the first {count} rows are {distance:e} from those of plain backward passes, of \
-             length {expected:e}: the model mixes examples, or its loss is not their mean"
-        )
-    })
+/// Lengths of the plain rows that others were compared with.
+#[derive(Default)]
+struct Lengths {
+    rows: usize,
+    squares: f64,
+}
+
+impl Lengths {
+    /// How the row that was `found` differs from the `expected` one, if it does.
+    fn difference(&mut self, row: usize, found: &[f32], expected: &[f32]) -> Option<String> {
+        // A NaN is no difference: whoever collects the rows reports it.
+        let squares = |values: &mut dyn Iterator<Item = f32>| {
+            values.map(|x| f64::from(x).powi(2)).sum::<f64>()
+        };
+        let distance = squares(&mut found.iter().zip(expected).map(|(x, y)| x - y)).sqrt();
+        let square = squares(&mut expected.iter().copied());
+        self.rows += 1;
+        self.squares += square;
+        let typical = (self.squares / self.rows as f64).sqrt();
+        let length = square.sqrt();
+        (distance > TOLERANCE * length + ROUNDING * typical).then(|| {
+            format!(
+                "row {row} of a batch is {distance:e} from that of a plain backward pass, of \
+                 length {length:e}: the model mixes examples, or its loss is not their mean"
+            )
+        })
+    }
 }
 
 /// The uses of all prunable weights in one pass: what rows are made from.

@@ -99,7 +99,12 @@ impl Product {
                 let first = features.start * to;
                 let input = flat(input).reshape([groups, positions, from]);
                 let input = input.slice([0..groups, 0..positions, features.clone()]);
-                let rows = input.swap_dims(1, 2).matmul(delta);
+                let input = input.swap_dims(1, 2);
+                // An outer product alone is no work for a matrix product.
+                let rows = match positions {
+                    1 => input * delta,
+                    _ => input.matmul(delta),
+                };
                 (rows.reshape([groups, features.len() * to]), first)
             }
             Kind::Embedding { rows, width } => {

@@ -2,20 +2,17 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use burn::config::Config;
 use burn::module::{Module, ParamGroup};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
-use crate::block_stage::solve_blocks;
 use crate::start::Start;
 use crate::{
-    Batch, Budget, Fisher, FisherConfig, FisherReport, JudgedRidge, Masks, Objective, Problem,
-    PruneError, Ridge, RidgeChoice, Schedule, Selection, Solution, SolverConfig, Termination,
-    mean_loss, solve_with_ridge,
+    Batch, FisherConfig, FisherReport, JudgedRidge, JudgedStatistics, Masks, Objective, PruneError,
+    Ridge, RidgeChoice, RunningStatistics, Schedule, Selection, SolverConfig, Termination,
 };
 
 /// How a model is pruned.
@@ -59,10 +56,14 @@ pub struct PrunerConfig {
     /// judges.
     #[config(default = "RidgeChoice::sweep()")]
     pub ridge: RidgeChoice,
-    /// Examples that judge the ridges of a sweep: what the loader yields after those of the Fisher
-    /// samples. Default 500; fewer where the loader ends.
+    /// Examples that judge the ridges of a sweep, and new running statistics: what the loader yields
+    /// after those of the Fisher samples. Default 500; fewer where the loader ends.
     #[config(default = 500)]
     pub held_out: usize,
+    /// What happens to the running statistics of BatchNorm layers. Default: computed anew where that
+    /// lowers the loss on the held-out examples.
+    #[config(default = "RunningStatistics::Judged")]
+    pub running_statistics: RunningStatistics,
     /// Whether the problem has the gradient of the loss, a = 1/m. Default: with more than one
     /// stage, since the weights are no minimum of the loss from the second on.
     #[config(default = "None")]
@@ -80,7 +81,8 @@ pub struct PrunerConfig {
     /// the budget bounds operations, 2 otherwise.
     #[config(default = "None")]
     pub flops: Option<HashMap<String, f64>>,
-    /// The parameters to prune. Default: see [`Selection::of`].
+    /// The parameters to prune. Default: see [`Selection::of`]; of them those that an N:M pattern
+    /// divides, see [`Selection::for_pattern`].
     #[config(default = "None")]
     pub group: Option<ParamGroup>,
     /// Seed; the loader of stage t gets `seed + t`. Default 0.
@@ -120,13 +122,15 @@ pub struct StageReport {
     pub objective: f64,
     /// The terms of it.
     pub terms: Objective,
-    /// See [`Solution::relative_gap`].
+    /// See [`Solution::relative_gap`](crate::Solution::relative_gap).
     #[serde(with = "crate::not_finite")]
     pub relative_gap: f64,
     /// The ridge that was used.
     pub ridge: Ridge,
     /// All ridges of a sweep, as they were judged.
     pub ridges: Vec<JudgedRidge>,
+    /// How the running statistics of BatchNorm layers were chosen; `None` where there was no choice.
+    pub statistics: Option<JudgedStatistics>,
     /// Why the solver stopped.
     pub termination: Termination,
     /// How the gradients came about; the mean loss in it is that before the stage.
@@ -221,18 +225,18 @@ impl PrunerConfig {
             } else {
                 masks.as_ref()
             };
-            let solved = self
+            let staged = self
                 .stage(&model, &selection, &loss, batches, budget, frozen)
-                .and_then(|solved| {
-                    let new = Masks::from_support(selection.layout(), &solved.solution.support)?;
-                    let weights = solved.solution.weights.clone();
-                    let pruned = selection.unflatten(model.clone(), weights)?;
-                    Ok((solved, new, pruned))
+                .and_then(|staged| {
+                    let support = &staged.solved.solution.support;
+                    let new = Masks::from_support(selection.layout(), support)?;
+                    Ok((staged, new))
                 });
-            let (solved, new, pruned) = match solved {
-                Ok(solved) => solved,
+            let (staged, new) = match staged {
+                Ok(staged) => staged,
                 Err(error) => return Err(Rejected::new(model, error)),
             };
+            let solved = staged.solved;
             let report = StageReport {
                 stage,
                 stages: budgets.len(),
@@ -243,6 +247,7 @@ impl PrunerConfig {
                 relative_gap: solved.solution.relative_gap,
                 ridge: solved.ridge,
                 ridges: solved.ridges,
+                statistics: staged.statistics,
                 termination: solved.solution.termination,
                 gradients: solved.gradients,
                 solve_seconds: solved.seconds,
@@ -254,7 +259,7 @@ impl PrunerConfig {
                 loss = report.gradients.loss,
                 "stage of pruning"
             );
-            model = after_stage(pruned, &new, &report)?;
+            model = after_stage(staged.model, &new, &report)?;
             reports.push(report);
             if let Some(store) = &store
                 && let Err(error) = store.save(stage, &model, &new, &reports)
@@ -273,106 +278,4 @@ impl PrunerConfig {
             None => Err(Rejected::new(model, PruneError::NoPrunableParameter)),
         }
     }
-
-    /// Gradients and solution of one stage.
-    fn stage<M: Module, B: Batch>(
-        &self,
-        model: &M,
-        selection: &Selection,
-        loss: &dyn Fn(&M, &B) -> Tensor<1>,
-        batches: impl IntoIterator<Item = B>,
-        budget: &Budget,
-        frozen: Option<&Masks>,
-    ) -> Result<Solved, PruneError> {
-        let free = frozen.map(|masks| free_weights(masks, selection));
-        let solver = SolverConfig {
-            budget: budget.clone(),
-            ..self.solver.clone()
-        };
-        let first_order = match self.first_order.unwrap_or(self.stages > 1) {
-            true => 1.0 / self.fisher.batch_size as f64,
-            false => 0.0,
-        };
-        let columns = 0..selection.layout().len();
-        if self.needs_blocks(selection) {
-            // Every block sees the same examples.
-            let batches: Vec<B> = self.fisher.enough(batches)?;
-            return solve_blocks(
-                self,
-                &solver,
-                self.fixed_ridge()?,
-                first_order,
-                selection,
-                model,
-                loss,
-                &batches,
-                free,
-            );
-        }
-        let mut batches = batches.into_iter();
-        let (Fisher { gradients, report }, rest) =
-            self.fisher
-                .collect_free(model, selection, loss, batches.by_ref(), columns, free)?;
-        let dense = selection.flatten(model)?;
-        let problem = Problem::new(gradients, dense, selection.layout().clone())?
-            .with_first_order(first_order)?;
-        let start = Instant::now();
-        let held_out = match self.ridge {
-            RidgeChoice::Fixed(_) => Vec::new(),
-            _ => self.held_out(rest.into_iter().chain(batches))?,
-        };
-        let mut judge = |solution: &Solution| {
-            let pruned = selection.unflatten(model.clone(), solution.weights.clone())?;
-            mean_loss(&pruned, loss, &held_out)
-        };
-        let sweep = solve_with_ridge(&problem, &solver, &self.ridge, &mut judge)?;
-        let seconds = start.elapsed().as_secs_f64();
-        Ok(Solved {
-            solution: sweep.solution,
-            gradients: report,
-            ridge: sweep.chosen,
-            ridges: sweep.candidates,
-            seconds,
-        })
-    }
-
-    /// The next examples of the loader.
-    fn held_out<B: Batch>(&self, batches: impl Iterator<Item = B>) -> Result<Vec<B>, PruneError> {
-        let mut taken = Vec::new();
-        let mut missing = self.held_out;
-        for batch in batches {
-            batch.check()?;
-            let examples = batch.examples().min(missing);
-            missing -= examples;
-            taken.push(batch.slice(0..examples));
-            if missing == 0 {
-                break;
-            }
-        }
-        taken.retain(|batch| batch.examples() > 0);
-        match taken.is_empty() {
-            true => Err(PruneError::NoHeldOut),
-            false => Ok(taken),
-        }
-    }
-}
-
-/// The solution of one stage, and what it took.
-pub(crate) struct Solved {
-    pub(crate) solution: Solution,
-    pub(crate) gradients: FisherReport,
-    pub(crate) ridge: Ridge,
-    pub(crate) ridges: Vec<JudgedRidge>,
-    pub(crate) seconds: f64,
-}
-
-/// 1 for a weight that the masks keep, 0 for one that stays pruned, `[p]`.
-fn free_weights(masks: &Masks, selection: &Selection) -> Tensor<1> {
-    let flags: Vec<f32> = masks
-        .parameters()
-        .iter()
-        .flat_map(|mask| mask.kept())
-        .map(|kept| if *kept { 1.0 } else { 0.0 })
-        .collect();
-    Tensor::from_data(&flags[..], (selection.device(), DType::F32))
 }

@@ -125,12 +125,12 @@ pub struct RidgeSweep {
 /// };
 ///
 /// let device = Device::flex();
-/// let gradients = Tensor::from_floats([[1., 1., 0.]], &device);
-/// let dense = Tensor::from_floats([1., 2., 3.], &device);
+/// let gradients = Tensor::from_floats([[1., 1.]], &device);
+/// let dense = Tensor::from_floats([1., 2.], &device);
 /// let problem = Problem::new(
 ///     GradientMatrix::from_tensor(gradients)?,
 ///     dense,
-///     Layout::anonymous(3),
+///     Layout::anonymous(2),
 /// )?;
 /// let config = SolverConfig::new(Budget::Keep(1));
 /// let choice = RidgeChoice::over([10.0, 0.001]);

@@ -1,5 +1,7 @@
 //! Which parameters of a model are pruned.
 
+mod divisible;
+
 use std::collections::HashMap;
 use std::fmt;
 
@@ -69,6 +71,16 @@ pub enum ExcludedBecause {
     InsideReparameterization,
     /// It is the same parameter as the one under this path: pruned with it, or not pruned either.
     TiedTo(String),
+    /// An N:M pattern counts along an axis of it that is no multiple of M, such as the three channels
+    /// of an image.
+    PatternDoesNotDivide {
+        /// The pattern, for example `2:4`.
+        pattern: String,
+        /// The axis.
+        axis: usize,
+        /// Its length.
+        length: usize,
+    },
     /// It is quantized.
     NotFloat,
     /// It has no elements.
@@ -83,6 +95,11 @@ impl fmt::Display for ExcludedBecause {
             Self::RunningStatistic => f.write_str("a running statistic"),
             Self::InsideReparameterization => f.write_str("part of a reparameterization"),
             Self::TiedTo(path) => write!(f, "the same parameter as {path}"),
+            Self::PatternDoesNotDivide {
+                pattern,
+                axis,
+                length,
+            } => write!(f, "{pattern} does not divide the {length} of axis {axis}"),
             Self::NotFloat => f.write_str("quantized"),
             Self::Empty => f.write_str("no elements"),
         }

@@ -16,8 +16,10 @@ pub struct Solution {
     pub objective: f64,
     /// Its terms.
     pub terms: Objective,
-    /// How far the values are from the best ones on this support, as a fraction of the objective:
-    /// ‖gradient on the support‖² / 4λ bounds the distance from above.
+    /// How far the values may be from the best ones on this support, as a fraction of the sum of
+    /// squares: ‖gradient on the support‖² / 4λ bounds the distance from above, and so does the
+    /// objective, which is no square below 0. At 1 nothing is known: the ridge is so small that F32
+    /// does not tell it from 0, as a warning says where the values were to be exact.
     pub relative_gap: f64,
     /// Steps: stages, exchanges, gradient steps, sweeps.
     pub iterations: usize,
@@ -40,6 +42,9 @@ pub enum Termination {
     ExchangeOptimal,
     /// The largest number of iterations or exchanges.
     MaxIterations,
+    /// No exchange was found that improves the objective, but the values are not known to a hundredth
+    /// of it ([`Solution::relative_gap`]), so that this says little: the ridge is too small for F32.
+    Unresolved,
 }
 
 /// One point of a [`Solution::trace`].

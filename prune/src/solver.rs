@@ -6,6 +6,7 @@ mod chita;
 mod clock;
 mod coordinate_descent;
 mod dead;
+mod exact;
 mod exchange;
 mod factor;
 mod iht;
@@ -45,9 +46,11 @@ pub struct SolverConfig {
     /// How the support is chosen. Default: CHITA.
     #[config(default = "Method::Chita(ChitaConfig::new())")]
     pub method: Method,
-    /// What happens to weights that no gradient depends on. Default: pruned first.
-    #[config(default = "DeadColumns::PrunedFirst")]
-    pub dead_columns: DeadColumns,
+    /// What happens to weights that no gradient depends on. Default: what the problem says, they are
+    /// priced; in a [`PrunerConfig`](crate::PrunerConfig), whose purpose is the network, they are
+    /// pruned first.
+    #[config(default = "None")]
+    pub dead_columns: Option<DeadColumns>,
     /// Consecutive weights in a block of a block-diagonal Fisher; `None`, the default, for the whole
     /// one.
     #[config(default = "None")]
@@ -66,8 +69,8 @@ pub struct SolverConfig {
 pub enum DeadColumns {
     /// They go before any other weight.
     PrunedFirst,
-    /// They compete at the price that the ridge gives them. The objective is lower, the network
-    /// usually worse.
+    /// They compete at the price that the ridge gives them, as the objective says. It is lower, the
+    /// network usually worse.
     Priced,
 }
 
@@ -97,7 +100,7 @@ pub(crate) fn solve_within(
 ) -> Result<Solution, PruneError> {
     let mut clock = Clock::start();
     check(config, problem.parameters())?;
-    let dead = Dead::new(problem, config.dead_columns);
+    let dead = Dead::new(problem, config.dead_columns.unwrap_or(DeadColumns::Priced));
     let by_score = |scores: Vec<f64>| {
         let all: Vec<usize> = (0..problem.parameters()).collect();
         feasible.select(&all, &dead.demote(&all, scores), 1.0)

@@ -1,5 +1,6 @@
 //! Pruned weights in few bytes.
 
+mod codes;
 mod encoding;
 mod fault;
 mod file;

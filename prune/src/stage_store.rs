@@ -16,12 +16,14 @@ use crate::{Masks, PruneError, PrunerConfig, StageReport};
 
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.json";
-const VERSION: u32 = 1;
+const CHECKSUMS: &str = "checksums.json";
+const VERSION: u32 = 2;
 
 /// A folder with the newest finished stage of one run.
 ///
 /// A stage is written to a folder of another name, flushed, and renamed when it is complete, so
-/// that whatever happens either it or the one before loads. The model carries a checksum.
+/// that whatever happens either it or the one before loads. Its last file has the checksums of the
+/// others.
 pub(crate) struct StageStore {
     folder: PathBuf,
     /// The config and what else the stages depend on.
@@ -35,9 +37,15 @@ pub(crate) struct StageStore {
 pub(crate) struct Done {
     version: u32,
     run: Map<String, Value>,
-    crc32: u32,
     pub(crate) masks: Masks,
     pub(crate) reports: Vec<StageReport>,
+}
+
+/// CRC-32 of the other files of a stage.
+#[derive(Debug, Serialize, Deserialize)]
+struct Checksums {
+    model: u32,
+    stage: u32,
 }
 
 impl StageStore {
@@ -110,12 +118,17 @@ impl StageStore {
         let done = Done {
             version: VERSION,
             run: self.run.clone(),
-            crc32: crc32fast::hash(&bytes),
             masks: masks.clone(),
             reports: reports.to_vec(),
         };
         let json =
             serde_json::to_vec_pretty(&done).map_err(|e| failed("the stage", e.to_string()))?;
+        let checksums = Checksums {
+            model: crc32fast::hash(&bytes),
+            stage: crc32fast::hash(&json),
+        };
+        let checksums = serde_json::to_vec_pretty(&checksums)
+            .map_err(|e| failed("the checksums of a stage", e.to_string()))?;
         let partial = self.folder.join(format!("partial-{stage}"));
         let target = self.folder.join(format!("stage-{stage}"));
         remove(&partial)?;
@@ -123,6 +136,7 @@ impl StageStore {
             .map_err(|error| io_error("cannot create", &partial, &error))?;
         write(&partial.join(MODEL), &bytes)?;
         write(&partial.join(STAGE), &json)?;
+        write(&partial.join(CHECKSUMS), &checksums)?;
         remove(&target)?;
         fs::rename(&partial, &target)
             .map_err(|error| io_error("cannot rename", &partial, &error))?;
@@ -161,7 +175,13 @@ impl StageStore {
             what: format!("the stage in {}", folder.display()),
             reason,
         };
+        let checksums = read(&folder.join(CHECKSUMS))?;
+        let checksums: Checksums =
+            serde_json::from_slice(&checksums).map_err(|e| damaged(e.to_string()))?;
         let json = read(&folder.join(STAGE))?;
+        if crc32fast::hash(&json) != checksums.stage {
+            return Err(damaged(format!("the checksum of {STAGE} is wrong")));
+        }
         let done: Done = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
         if done.version != VERSION {
             return Err(damaged(format!("version {}, not {VERSION}", done.version)));
@@ -174,8 +194,8 @@ impl StageStore {
             });
         }
         let model = read(&folder.join(MODEL))?;
-        if crc32fast::hash(&model) != done.crc32 {
-            return Err(damaged("the checksum of the model is wrong".into()));
+        if crc32fast::hash(&model) != checksums.model {
+            return Err(damaged(format!("the checksum of {MODEL} is wrong")));
         }
         let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(model))
             .map_err(|error| damaged(error.to_string()))?;

@@ -10,7 +10,8 @@ use crate::solver::check;
 use crate::stage_budgets::stage_budgets;
 use crate::stage_store::StageStore;
 use crate::{
-    Batch, Budget, Layout, PruneError, PrunerConfig, RidgeChoice, Selection, checks, flops,
+    Batch, Budget, ExcludedBecause, Layout, PruneError, PrunerConfig, RidgeChoice, Selection,
+    checks, flops,
 };
 
 /// A run that has not begun.
@@ -27,7 +28,7 @@ impl PrunerConfig {
         model: &M,
         more: &[(&str, f64)],
     ) -> Result<Start, PruneError> {
-        let selection = Selection::of(model, self.group.as_ref())?;
+        let selection = self.select(model)?;
         let budgets = stage_budgets(self, selection.layout().len())?;
         check(&self.solver, selection.layout().len())?;
         self.check_budgets(&budgets, selection.layout())?;
@@ -60,6 +61,11 @@ impl PrunerConfig {
         Ok(Start { budgets, store })
     }
 
+    /// What is pruned.
+    pub(crate) fn select<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
+        Selection::for_pattern(model, self.group.as_ref(), &self.solver.pattern)
+    }
+
     /// What is pruned, with the operations of each weight where they are known or matter.
     pub(crate) fn selection<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
@@ -68,7 +74,13 @@ impl PrunerConfig {
         loss: &dyn Fn(&M, &B) -> Tensor<1>,
         loader: &mut impl FnMut(u64) -> I,
     ) -> Result<Selection, PruneError> {
-        let selection = Selection::of(model, self.group.as_ref())?;
+        let selection = self.select(model)?;
+        for parameter in selection.parameters() {
+            if let Some(reason @ ExcludedBecause::PatternDoesNotDivide { .. }) = &parameter.excluded
+            {
+                tracing::warn!(path = parameter.path, %reason, "not pruned");
+            }
+        }
         let counted = match (&self.flops, &self.solver.budget) {
             (Some(flops), _) => flops.clone(),
             (None, Budget::Flops { .. }) => {

@@ -1,14 +1,12 @@
 //! One forward pass as a list of operations, recorded on Burn's capture device.
 
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::Capture;
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
+use burn_lean_reparam::{FloatVisitor, catch_quietly, visit_plain_floats, with_capture_device};
 
 use crate::Batch;
 
@@ -27,30 +25,32 @@ impl Trace {
     /// Records `loss` of `model` in evaluation mode on `batch`; nothing is computed.
     ///
     /// Fails with the reason, where the closure looks at the value of a tensor: there is none.
-    /// Burn's panic message is printed then.
     pub(crate) fn record<M: Module, B: Batch>(
         model: &M,
         loss: &dyn Fn(&M, &B) -> Tensor<1>,
         batch: &B,
     ) -> Result<Self, String> {
-        let capture = Device::capture();
+        with_capture_device(|capture| Self::record_on(capture, model, loss, batch))
+    }
+
+    fn record_on<M: Module, B: Batch>(
+        capture: &Device,
+        model: &M,
+        loss: &dyn Fn(&M, &B) -> Tensor<1>,
+        batch: &B,
+    ) -> Result<Self, String> {
         let mut paths = ParameterIds::default();
         let mut recorded = Err("nothing was recorded".to_string());
         let captured = capture.capture_scope(|scope| {
             // `valid` copies running statistics: `to_device` would move the original's in place.
-            let model = model.valid().to_device(&capture);
+            let model = model.valid().to_device(capture);
             visit_plain_floats(&model, &mut paths);
             // Caught inside of the scope, which must be completed.
-            let result = catch_unwind(AssertUnwindSafe(|| {
-                loss(&model, &batch.clone().to_device(&capture))
-            }));
-            recorded = match result {
-                Ok(loss) => match loss.clone().try_into_primitive::<Capture>() {
-                    Ok(primitive) => Ok((primitive.id(), loss)),
-                    Err(_) => Err("the loss is not computed on the device of the model".into()),
-                },
-                Err(payload) => Err(panic_message(payload.as_ref())),
-            };
+            let result = catch_quietly(|| loss(&model, &batch.clone().to_device(capture)));
+            recorded = result.and_then(|loss| match loss.clone().try_into_primitive::<Capture>() {
+                Ok(primitive) => Ok((primitive.id(), loss)),
+                Err(_) => Err("the loss is not computed on the device of the model".into()),
+            });
             match &recorded {
                 Ok((id, _)) => scope.complete([], [*id]),
                 Err(_) => scope.complete([], []),
@@ -66,14 +66,6 @@ impl Trace {
             parameters: paths.ids,
         })
     }
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    payload
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string()))
-        .unwrap_or_else(|| "the loss panicked on the capture device".into())
 }
 
 #[derive(Default)]

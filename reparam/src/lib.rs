@@ -41,6 +41,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attach;
+mod capture;
 mod chain;
 mod find;
 mod floats;
@@ -48,6 +49,7 @@ mod rejected;
 mod unlink;
 
 pub use attach::{AttachError, Attached, attach, attached};
+pub use capture::{catch_quietly, with_capture_device};
 pub use chain::{Chain, ChainReparameterizer};
 pub use find::find;
 pub use floats::{FloatVisitor, visit_floats, visit_plain_floats};

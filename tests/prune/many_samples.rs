@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, ChitaConfig, GradientMatrix, IhtConfig, Layout, Method, Problem, Refit, Ridge,
-    RidgeChoice, Solution, SolverConfig, solve, solve_with_ridge,
+    Budget, ChitaConfig, DeadColumns, GradientMatrix, IhtConfig, Layout, Method, Problem, Refit,
+    Ridge, RidgeChoice, Solution, SolverConfig, solve, solve_with_ridge,
 };
 
 use crate::reference::{Plain, distance};
@@ -35,7 +35,9 @@ fn every_method_finds_the_exact_minimum_on_its_support() {
         let plain = plain(1);
         let problem = plain.problem(&target.device);
         for method in &methods {
-            let config = SolverConfig::new(Budget::Keep(5)).with_method(method.clone());
+            let config = SolverConfig::new(Budget::Keep(5))
+                .with_method(method.clone())
+                .with_dead_columns(Some(DeadColumns::PrunedFirst));
             let solution = solve(&problem, &config).unwrap();
             assert!(!solution.support.contains(&4), "dead weights go first");
             let expected = plain.back_solve(&solution.support);

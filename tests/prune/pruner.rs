@@ -5,10 +5,11 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, Epoch, FisherConfig, GradualConfig, Masks, Method, PruneError, Pruned, PrunerConfig,
-    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, StageReport, mean_loss,
+    Budget, Epoch, ExcludedBecause, FisherConfig, GradualConfig, Masks, Method, PruneError, Pruned,
+    PrunerConfig, RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, StageReport,
+    mean_loss,
 };
-use burn_lean::reparam::{AttachError, Rejected, attached};
+use burn_lean::reparam::{Rejected, attached};
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
@@ -269,6 +270,27 @@ fn stages_of_another_run_or_damaged_ones_are_refused() {
         Err(PruneError::StagesOfAnotherRun { field, .. }) => assert_eq!(field, "ridge"),
         other => panic!("{:?}", other.map(|_| ())),
     }
+    // Another digit, and it is still JSON: other masks, or another report.
+    let stage = folder.path().join("stage-1").join("stage.json");
+    let intact = std::fs::read(&stage).unwrap();
+    let masks = intact
+        .windows(7)
+        .position(|part| part == b"\"masks\"")
+        .unwrap();
+    let digits = (masks..intact.len()).filter(|at| intact[*at].is_ascii_digit());
+    for at in digits.step_by(3).take(40) {
+        let mut changed = intact.clone();
+        changed[at] = b'0' + (changed[at] - b'0' + 1) % 10;
+        std::fs::write(&stage, changed).unwrap();
+        match prune(&config, &device) {
+            Err(PruneError::Record { reason, .. }) => {
+                assert!(reason.contains("checksum of stage.json"), "{reason}");
+            }
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+    }
+    std::fs::write(&stage, intact).unwrap();
+    prune(&config, &device).unwrap();
     let model = folder.path().join("stage-1").join("model.bpk");
     let mut bytes = std::fs::read(&model).unwrap();
     let last = bytes.len() - 1;
@@ -311,14 +333,37 @@ fn patterns_and_budgets_reach_the_solver_in_every_stage() {
     let mut patterned = config(0.0).with_stages(2);
     patterned.solver.budget = Budget::Pattern;
     patterned.solver.pattern = SparsityPattern::NM { n: 1, m: 2 };
-    // Of the five inputs of the second layer no pairs can be made.
+    // Of the five inputs of the second layer no pairs can be made: it is left out, unless it is named.
+    let pruned = prune(&patterned, &device).unwrap();
+    assert_eq!(zeros(&weights(&pruned)), 15);
+    assert_eq!(pruned.selection.layout().layers()[0].path, "first.weight");
+    let excluded = &pruned.selection.parameters()[2];
+    let because = ExcludedBecause::PatternDoesNotDivide {
+        pattern: "1:2".into(),
+        axis: 0,
+        length: 5,
+    };
+    assert_eq!(
+        (&*excluded.path, &excluded.excluded),
+        ("second.weight", &Some(because))
+    );
+    assert!(
+        pruned
+            .selection
+            .to_string()
+            .contains("1:2 does not divide the 5 of axis 0")
+    );
+    patterned.group = Some(ParamGroup::from_predicate("weight"));
     assert!(matches!(
         prune(&patterned, &device).map(|_| ()),
         Err(PruneError::PatternDoesNotDivide { .. })
     ));
-    patterned.group = Some(ParamGroup::from_path("first.weight"));
-    let pruned = prune(&patterned, &device).unwrap();
-    assert_eq!(zeros(&weights(&pruned)), 15);
+    patterned.group = None;
+    patterned.solver.pattern = SparsityPattern::NM { n: 1, m: 4 };
+    assert!(matches!(
+        prune(&patterned, &device).map(|_| ()),
+        Err(PruneError::PatternDoesNotDivide { .. })
+    ));
 
     for budget in [
         Budget::Keep(8),
@@ -468,7 +513,7 @@ fn gradual_pruning_trains_between_the_stages_with_the_zeros_held() {
 
 /// Between the stages it would be folded in with the masks, and no longer hold.
 #[test]
-fn gradual_pruning_refuses_a_model_that_carries_anything() {
+fn gradual_pruning_refuses_a_model_that_carries_anything_but_masks_on_what_is_pruned() {
     let device = Device::flex().autodiff();
     let net = Net::new(&device);
     let second = ParamGroup::from_paths(vec!["second.weight"]);
@@ -483,11 +528,13 @@ fn gradual_pruning_refuses_a_model_that_carries_anything() {
         .prune(net, Net::loss, nothing, |model, _| Ok(model))
         .unwrap_err();
     let (net, error) = rejected.into_parts();
-    let expected = AttachError::AlreadyAttached {
-        path: "second.weight".into(),
+    let expected = PruneError::NeedsMasks {
+        path: "first.weight".into(),
+        carrying: "second.weight".into(),
         existing: "mask".into(),
     };
-    assert_eq!(error, PruneError::Attach(expected));
+    assert_eq!(error, expected);
+    assert!(error.to_string().contains("Masks::keeping_all"));
     assert_eq!(attached(&net).len(), 1);
 }
 

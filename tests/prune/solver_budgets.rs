@@ -8,6 +8,7 @@ use burn_lean::prune::{
 };
 
 use crate::reference::Plain;
+use crate::support::numbers;
 
 fn problem(rows: &[Vec<f32>], dense: &[f32], layout: Layout) -> Problem {
     let device = Device::flex();
@@ -19,7 +20,9 @@ fn problem(rows: &[Vec<f32>], dense: &[f32], layout: Layout) -> Problem {
     Problem::new(gradients, Tensor::from_data(dense, &device), layout).unwrap()
 }
 
-fn support(problem: &Problem, config: SolverConfig) -> Vec<usize> {
+/// Dead weights go first.
+fn support(problem: &Problem, mut config: SolverConfig) -> Vec<usize> {
+    config.dead_columns.get_or_insert(DeadColumns::PrunedFirst);
     solve(problem, &config).unwrap().support
 }
 
@@ -110,6 +113,74 @@ fn a_bound_on_operations_holds_where_no_weight_has_a_positive_score() {
     assert!(operations > 0.1 * layout.flops() - 2.0, "{operations}");
 }
 
+/// The largest sum of |w₀| under both bounds, by trying a million prices: a support, or a few weights
+/// more than one, since a price decides about all weights that are worth the same.
+fn best_by_price(layout: &Layout, dense: &[f32], operations: f64, k: usize) -> f64 {
+    let cost = |index: usize| layout.layer_at(index).unwrap().flops_per_weight;
+    let costs: Vec<f64> = (0..dense.len()).map(cost).collect();
+    let at = |price: f64| {
+        let worth = |index: usize| f64::from(dense[index].abs()) - price * costs[index];
+        let mut order: Vec<usize> = (0..dense.len()).filter(|at| worth(*at) > 0.0).collect();
+        order.sort_by(|a, b| worth(*b).total_cmp(&worth(*a)));
+        order.truncate(k);
+        order
+    };
+    let (mut low, mut high) = (0.0, 1.0);
+    for _ in 0..60 {
+        let price = 0.5 * (low + high);
+        let used: f64 = at(price).into_iter().map(|index| costs[index]).sum();
+        match used <= operations {
+            true => high = price,
+            false => low = price,
+        }
+    }
+    at(high)
+        .into_iter()
+        .map(|index| f64::from(dense[index].abs()))
+        .sum()
+}
+
+#[test]
+fn a_bound_on_operations_keeps_what_is_worth_them() {
+    let mut layout = Layout::new();
+    layout.push("fc.weight", [40, 20], LayerKind::Linear, 2.0);
+    layout.push("conv.weight", [20, 10, 1, 2], LayerKind::Conv, 50.0);
+    layout.push("table.weight", [30, 10], LayerKind::Embedding, 0.0);
+    let dense = numbers(11, 1500);
+    let problem = problem(&[vec![1.0; 1500]], &dense, layout.clone());
+    for (kept, sparsity) in [
+        (0.9, None),
+        (0.3, None),
+        (0.01, None),
+        (0.3, Some(0.5)),
+        (0.3, Some(0.9)),
+        (0.02, Some(0.9)),
+    ] {
+        let config = SolverConfig::new(Budget::Flops { kept, sparsity });
+        let config = config.with_method(Method::Magnitude);
+        let support = support(&problem, config);
+        let cost = |index: &usize| layout.layer_at(*index).unwrap().flops_per_weight;
+        let operations: f64 = support.iter().map(cost).sum();
+        let bound = kept * layout.flops();
+        let k = sparsity.map_or(1500, |s| Budget::kept_count(s, 1500).unwrap());
+        assert!(
+            operations <= bound && support.len() <= k,
+            "{kept} {sparsity:?}"
+        );
+        let found: f64 = support.iter().map(|at| f64::from(dense[*at].abs())).sum();
+        let best = best_by_price(&layout, &dense, bound, k);
+        // One weight may be missing where the last one that is taken does not fit.
+        assert!(
+            found >= best - 1.0,
+            "{kept} {sparsity:?}: {found} of {best}"
+        );
+        assert!(
+            found <= best + 1.0,
+            "{kept} {sparsity:?}: {found} of {best}"
+        );
+    }
+}
+
 #[test]
 fn operations_that_no_weight_costs_cannot_be_bounded() {
     let mut layout = Layout::new();
@@ -140,7 +211,7 @@ fn exchanges_that_are_not_allowed_do_not_end_the_search() {
     let config = |budget| {
         SolverConfig::new(budget)
             .with_method(Method::Chita(chita.clone()))
-            .with_dead_columns(DeadColumns::Priced)
+            .with_dead_columns(Some(DeadColumns::Priced))
     };
     for config in [
         config(Budget::PerLayer(0.5)),

@@ -286,3 +286,31 @@ fn tempering_is_the_problem_of_shorter_and_longer_gradients() {
         assert!((found - start.objective(&[0.25; 30])).abs() < F32 * found.abs());
     });
 }
+
+/// With one block of all weights the score is what removing a weight alone costs, the others
+/// re-solved: over fewer samples than weights, which are the unknowns then, and over more.
+#[test]
+fn blocks_score_weights_by_what_their_removal_costs_on_both_sides_of_n() {
+    each_device(|target| {
+        for n in [6, 19, 20, 60] {
+            let plain = Plain::random(31, n, 20);
+            let mut costs: Vec<(f64, usize)> = (0..20)
+                .map(|pruned| {
+                    let others: Vec<usize> = (0..20).filter(|index| *index != pruned).collect();
+                    (plain.objective(&plain.back_solve(&others)), pruned)
+                })
+                .collect();
+            costs.sort_by(|a, b| b.0.total_cmp(&a.0));
+            for k in [3, 10, 17] {
+                let mut expected: Vec<usize> = costs[..k].iter().map(|(_, index)| *index).collect();
+                expected.sort_unstable();
+                let config = SolverConfig::new(Budget::Keep(k))
+                    .with_method(Method::WoodFisher { block_size: 20 });
+                let solution = solve(&plain.problem(&target.device), &config).unwrap();
+                assert_eq!(solution.support, expected, "n {n}, k {k}");
+                let best = plain.back_solve(&expected);
+                assert!(distance(&values(solution.weights), &best) < 1e-4);
+            }
+        }
+    });
+}

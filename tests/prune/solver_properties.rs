@@ -153,7 +153,7 @@ fn the_same_seed_gives_the_same_random_support_and_another_one_another() {
 }
 
 #[test]
-fn dead_weights_go_first_however_large_they_are() {
+fn dead_weights_go_first_where_that_is_wanted_and_by_their_price_otherwise() {
     let mut plain = Plain::random(10, 8, 20);
     for row in &mut plain.gradients {
         row[3] = 0.0;
@@ -166,19 +166,24 @@ fn dead_weights_go_first_however_large_they_are() {
         assert_eq!(problem.dead(), [3, 11]);
         for method in methods() {
             let config = SolverConfig::new(Budget::Keep(18)).with_method(method);
-            let first = solve(&problem, &config).unwrap();
+            let pruned_first = config
+                .clone()
+                .with_dead_columns(Some(DeadColumns::PrunedFirst));
+            let first = solve(&problem, &pruned_first).unwrap();
             let alive: Vec<usize> = (0..20).filter(|index| ![3, 11].contains(index)).collect();
             assert_eq!(first.support, alive);
 
-            // The ridge alone would keep them: they cost λ·50² and λ·40².
+            // The objective alone, which a solver goes by, keeps them: they cost λ·50² and λ·40².
             if config.method != Method::Random {
-                let priced = config.with_dead_columns(DeadColumns::Priced);
-                let support = solve(&problem, &priced).unwrap().support;
+                let support = solve(&problem, &config).unwrap().support;
                 assert!(support.contains(&3) && support.contains(&11));
+                let priced = config.with_dead_columns(Some(DeadColumns::Priced));
+                assert_eq!(solve(&problem, &priced).unwrap().support, support);
             }
         }
         // Where the budget leaves room, the larger dead weight comes back before the other.
-        let config = SolverConfig::new(Budget::Keep(19));
+        let config =
+            SolverConfig::new(Budget::Keep(19)).with_dead_columns(Some(DeadColumns::PrunedFirst));
         assert!(solve(&problem, &config).unwrap().support.contains(&3));
     });
 }

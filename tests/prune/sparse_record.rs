@@ -251,6 +251,68 @@ proptest! {
     }
 }
 
+/// The same path and shape, but other numbers: nothing that Burn's own loading would survive.
+#[test]
+fn a_record_of_another_kind_of_numbers_is_refused() {
+    #[derive(Module, Debug)]
+    struct Floats {
+        value: Param<Tensor<1>>,
+    }
+    #[derive(Module, Debug)]
+    struct Ints {
+        value: Param<Tensor<1, Int>>,
+    }
+    #[derive(Module, Debug)]
+    struct Flags {
+        value: Param<Tensor<1, Bool>>,
+    }
+    each_device(|target| {
+        let device = &target.device;
+        let floats = || Floats {
+            value: Param::from_tensor(Tensor::from_floats([1.0, 0.0], device)),
+        };
+        let ints = || Ints {
+            value: Param::initialized(ParamId::new(), Tensor::from_ints([1, 0], device)),
+        };
+        let flags = || Flags {
+            value: Param::initialized(
+                ParamId::new(),
+                Tensor::from_data(TensorData::from([true, false]), device),
+            ),
+        };
+        let records = [
+            SparseRecord::from_module(&floats()).unwrap(),
+            SparseRecord::from_module(&ints()).unwrap(),
+            SparseRecord::from_module(&flags()).unwrap(),
+        ];
+        let refused = |result: Option<PruneError>, kind: &str| {
+            let error = result.unwrap();
+            assert!(matches!(error, PruneError::RecordKind { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("`value`") && text.contains(kind), "{text}");
+        };
+        for (of, record) in records.iter().enumerate() {
+            if of != 0 {
+                let rejected = record.load_into(floats()).unwrap_err();
+                refused(Some(rejected.error().clone()), "floating-point numbers");
+                assert_eq!(values(rejected.into_value().value.val()), [1.0, 0.0]);
+            }
+            if of != 1 {
+                refused(
+                    record.load_into(ints()).err().map(PruneError::from),
+                    "integers",
+                );
+            }
+            if of != 2 {
+                refused(
+                    record.load_into(flags()).err().map(PruneError::from),
+                    "flags",
+                );
+            }
+        }
+    });
+}
+
 fn small() -> SparseRecord {
     let model = kinds(
         TensorData::from(numbers(1, 30).as_slice()),
@@ -269,7 +331,7 @@ fn fault(bytes: &[u8]) -> RecordFault {
 }
 
 /// The bytes with a correct checksum and length, whatever else is wrong with them.
-fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.truncate(bytes.len() - 4);
     let length = bytes.len() as u64 + 4;
     bytes[12..20].copy_from_slice(&length.to_le_bytes());
@@ -317,10 +379,10 @@ fn every_fault_is_told_apart() {
     foreign[0] = b'X';
     assert_eq!(fault(&foreign), RecordFault::NotARecord);
     let mut newer = bytes.clone();
-    newer[8] = 2;
+    newer[8] = 3;
     let expected = RecordFault::Version {
-        found: 2,
-        supported: 1,
+        found: 3,
+        supported: 2,
     };
     assert_eq!(fault(&newer), expected);
     let mut damaged = bytes.clone();

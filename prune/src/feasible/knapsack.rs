@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 
+use super::cost_classes::CostClasses;
+
 /// Something that is kept or pruned as one: a weight or a group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
@@ -58,86 +60,149 @@ impl<'a> Room<'a> {
 }
 
 /// The best units within the counts of their pools, at a price per operation.
-pub(super) fn take(units: &[Unit], caps: &[usize], across: &Across, price: f64) -> Vec<u32> {
+pub(super) fn take(units: &[Unit], caps: &[usize], across: &Across, price: f64) -> Vec<Unit> {
     let worthwhile = |unit: &&Unit| price == 0.0 || worth(unit, price) > 0.0;
     if units.iter().any(|unit| unit.weights > 1) {
-        let mut order: Vec<&Unit> = units.iter().filter(worthwhile).collect();
+        let mut order: Vec<Unit> = units.iter().filter(worthwhile).copied().collect();
         order.sort_unstable_by(|a, b| better(a, b, price));
         let mut room = Room::new(caps, across);
         order.retain(|unit| room.admit(unit));
-        return order.into_iter().map(|unit| unit.id).collect();
+        return order;
     }
     let mut chosen = Vec::new();
     for (pool, cap) in caps.iter().enumerate() {
-        let of_pool = units.iter().filter(|unit| unit.pool as usize == pool);
-        let mut members: Vec<&Unit> = of_pool.filter(worthwhile).collect();
+        let own = |unit: &&Unit| unit.pool as usize == pool;
+        let mut members: Vec<Unit> = units
+            .iter()
+            .filter(own)
+            .filter(worthwhile)
+            .copied()
+            .collect();
         if *cap < members.len() {
             members.select_nth_unstable_by(*cap, |a, b| better(a, b, price));
             members.truncate(*cap);
         }
-        chosen.extend(members.iter().map(|unit| unit.id));
+        chosen.extend(members);
     }
     chosen
 }
 
-/// [`take`] at the lowest price that keeps the operations within `bound`; where no price does, one
-/// unit after the other as they fit.
+/// What is taken of all units where the operations are bounded, too.
+///
+/// At a price per operation the best are those with the largest score − price · cost. Where only the
+/// operations bind, these are the units with the largest score per operation; where the counts do as
+/// well, the lowest price that fits is found by halving; where none fits, one unit after the other is
+/// taken.
 pub(super) fn within_operations(
     units: &[Unit],
     caps: &[usize],
     across: &Across,
     bound: f64,
-) -> Vec<u32> {
-    let cost: HashMap<u32, f64> = units.iter().map(|unit| (unit.id, unit.cost)).collect();
-    let fits = |chosen: &[u32]| chosen.iter().map(|id| cost[id]).sum::<f64>() <= bound;
+) -> Vec<Unit> {
+    let cost = |chosen: &[Unit]| chosen.iter().map(|unit| unit.cost).sum::<f64>();
     let free = take(units, caps, across, 0.0);
-    if fits(&free) {
+    if cost(&free) <= bound {
         return free;
     }
-    let rate = |unit: &Unit| {
-        if unit.cost > 0.0 {
-            unit.score / unit.cost
-        } else {
-            0.0
+    let highest = units.iter().map(per_operation).fold(0.0, f64::max);
+    let best = match caps {
+        [cap] if units.iter().all(|unit| unit.weights == 1) => {
+            let best = best_per_operation(units, bound);
+            match best.len() <= *cap {
+                true => best,
+                false => {
+                    let classes = CostClasses::new(units);
+                    let fits = |price| classes.operations(&classes.best(*cap, price)) <= bound;
+                    let price = lowest_price(highest, fits);
+                    price.map_or(Vec::new(), |price| classes.take(&classes.best(*cap, price)))
+                }
+            }
+        }
+        _ => {
+            let at = |price| take(units, caps, across, price);
+            lowest_price(highest, |price| cost(&at(price)) <= bound).map_or(Vec::new(), at)
         }
     };
-    let (mut low, mut high) = (0.0, units.iter().map(rate).fold(0.0, f64::max));
-    let mut best = Vec::new();
-    // Each halving decides one bit of the price; after 60 it is as exact as an F64 can be.
-    for _ in 0..60 {
-        let price = 0.5 * (low + high);
-        let chosen = take(units, caps, across, price);
-        match fits(&chosen) {
-            true => (high, best) = (price, chosen),
-            false => low = price,
-        }
-    }
     match best.is_empty() {
         true => one_by_one(units, Room::new(caps, across), bound),
         false => best,
     }
 }
 
+/// The lowest price up to `highest` that `fits`, if one does.
+fn lowest_price(highest: f64, fits: impl Fn(f64) -> bool) -> Option<f64> {
+    let (mut low, mut high, mut found) = (0.0, highest, None);
+    // Each halving decides one bit of the price; after 60 it is as exact as an F64 can be.
+    for _ in 0..60 {
+        let price = 0.5 * (low + high);
+        match fits(price) {
+            true => (high, found) = (price, Some(price)),
+            false => low = price,
+        }
+    }
+    found
+}
+
+/// A price at which the unit is no longer worth its operations.
+fn per_operation(unit: &Unit) -> f64 {
+    match unit.cost > 0.0 {
+        true => unit.score / unit.cost,
+        false => 0.0,
+    }
+}
+
+/// The single weights with the largest score per operation, as many as fit; of those that cost
+/// nothing all that are worth anything.
+fn best_per_operation(units: &[Unit], bound: f64) -> Vec<Unit> {
+    let worth_something = |unit: &&Unit| unit.score > 0.0;
+    let (mut chosen, mut open): (Vec<Unit>, Vec<Unit>) = units
+        .iter()
+        .filter(worth_something)
+        .partition(|unit| unit.cost <= 0.0);
+    let mut left = bound;
+    // The better half fits, or the line is inside of it.
+    let mut open = open.as_mut_slice();
+    while let Some(last) = open.len().checked_sub(1) {
+        let half = last / 2;
+        open.select_nth_unstable_by(half, |a, b| {
+            per_operation(b)
+                .total_cmp(&per_operation(a))
+                .then(a.id.cmp(&b.id))
+        });
+        let cost: f64 = open[..=half].iter().map(|unit| unit.cost).sum();
+        match cost <= left {
+            true => {
+                left -= cost;
+                chosen.extend_from_slice(&open[..=half]);
+                open = &mut open[half + 1..];
+            }
+            false if half == 0 => break,
+            false => open = &mut open[..half],
+        }
+    }
+    chosen
+}
+
 /// Units in the order of their score per operation, those without one after them in the order of
 /// their score, as long as they fit.
-fn one_by_one(units: &[Unit], mut room: Room<'_>, bound: f64) -> Vec<u32> {
+fn one_by_one(units: &[Unit], mut room: Room<'_>, bound: f64) -> Vec<Unit> {
     let per_operation = |unit: &Unit| match unit.score > 0.0 {
         true => unit.score / unit.cost,
         false => 0.0,
     };
-    let mut order: Vec<&Unit> = units.iter().collect();
+    let mut order = units.to_vec();
     order.sort_unstable_by(|a, b| {
         per_operation(b)
             .total_cmp(&per_operation(a))
             .then(better(a, b, 0.0))
     });
     let mut operations = bound;
-    let mut chosen = Vec::new();
-    for unit in order {
-        if unit.cost <= operations && room.admit(unit) {
+    order.retain(|unit| {
+        let fits = unit.cost <= operations && room.admit(unit);
+        if fits {
             operations -= unit.cost;
-            chosen.push(unit.id);
         }
-    }
-    chosen
+        fits
+    });
+    order
 }

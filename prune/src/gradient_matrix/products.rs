@@ -1,6 +1,8 @@
 //! Products with the gradient matrix, and the columns it gives out: always in F32, whatever the
 //! storage, and with the factors of the rows where samples are weighed.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::{
@@ -125,6 +127,23 @@ impl GradientMatrix {
                     self.scale_rows(block.select(chunk).cast(FloatDType::F32)),
                 )
             })
+        })
+    }
+
+    /// Consecutive columns as one tensor `[n, columns]` in F32.
+    pub(crate) fn range(&self, columns: Range<usize>) -> Tensor<2> {
+        let parts = self.blocks.iter().filter_map(|block| {
+            let (start, end) = (columns.start.max(block.start), columns.end.min(block.end()));
+            (start < end).then(|| {
+                let local = start - block.start..end - block.start;
+                let values = block.values.clone().slice([0..self.samples, local]);
+                values.cast(FloatDType::F32)
+            })
+        });
+        let mut parts: Vec<Tensor<2>> = parts.collect();
+        self.scale_rows(match parts.len() {
+            1 => parts.remove(0),
+            _ => Tensor::cat(parts, 1),
         })
     }
 

@@ -1,22 +1,10 @@
-//! The exact minimum on a given support.
-//!
-//! With P the pruned set, d = w_S − w₀_S minimises ½‖t − G_S d‖² + λ‖d‖² for t = G_P w₀_P − a·1,
-//! so that
-//!
-//! ```text
-//! n < |S|:  d = G_Sᵀ u,  (2λ I + G_S G_Sᵀ) u = t       n x n, the dual form (Woodbury)
-//! n ≥ |S|:  (2λ I + G_Sᵀ G_S) d = G_Sᵀ t               |S| x |S|, the normal equations
-//! ```
-//!
-//! Both are right at any ridge. The textbook form b/2λ − G_Sᵀ(…)/4λ² for w_S itself subtracts two
-//! nearly equal vectors, and F32 loses it where λ is small.
+//! The exact minimum on a given support, and how it is reached from what a search has.
 
 use crate::error::PruneError;
-use crate::gradient_matrix::{column, read};
 use crate::problem::{Problem, narrow};
-use crate::solver::factor::Symmetric;
+use crate::solver::exact::Exact;
 use crate::solver::operator::Operator;
-use crate::solver::working_set::{Solved, WorkingSet};
+use crate::solver::working_set::{Shared, Solved, WorkingSet};
 
 /// Part of the objective that [`refine`] may leave above its minimum.
 const REFINED: f64 = 1e-6;
@@ -26,16 +14,39 @@ const ROUNDING: f64 = 1e-6;
 const DUAL_ITERATIONS: usize = 20;
 
 /// The weights `[p]` that minimise the objective among those with this support (ascending).
+///
+/// Of fewer samples than kept weights, by a system of F32 products that is refined, and in F64 where
+/// that does not reach the minimum; of more, in F64.
 pub(crate) fn back_solve(problem: &Problem, support: &[usize]) -> Result<Vec<f32>, PruneError> {
+    if problem.samples() < support.len()
+        && let Some((weights, _)) = refined_anew(problem, support)?
+    {
+        return Ok(weights);
+    }
+    exact(problem, support)
+}
+
+fn refined_anew(
+    problem: &Problem,
+    support: &[usize],
+) -> Result<Option<(Vec<f32>, f64)>, PruneError> {
+    let set = WorkingSet::new(problem, support.to_vec(), 0.0, &mut Shared::No)?;
+    match set.solve() {
+        Ok(solved) => refined(problem, &set, &solved),
+        // Of products in F32; in F64 it may well be.
+        Err(PruneError::NotPositiveDefinite { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The minimum, in F64.
+fn exact(problem: &Problem, support: &[usize]) -> Result<Vec<f32>, PruneError> {
     let gradients = problem.gradients();
     let target = target(problem, support, |kept| {
         gradients.multiply_at(support, kept)
     })?;
-    let change = match problem.samples() < support.len() {
-        true => dual(problem, support, &target)?,
-        false => normal(problem, support, &target)?,
-    };
-    Ok(scatter(problem, support, &change))
+    let change = Exact::solve(problem, support, &target)?.change;
+    Ok(scatter(problem, support, &narrow(&change)))
 }
 
 /// Whether t is better computed from the kept weights, y − G_S w₀_S − a·1, than from the pruned ones.
@@ -71,32 +82,6 @@ pub(crate) fn product_of_pruned(
     problem.gradients().multiply(&pruned)
 }
 
-fn dual(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>, PruneError> {
-    let gradients = problem.gradients();
-    let mut system = Symmetric::ridge(target.len(), problem.lambda())?;
-    for (_, columns) in gradients.chunks(support) {
-        system.add_gram(1.0, &columns)?;
-    }
-    let dual = system.factor(problem.l2())?.solve(target);
-    let dual = column(&narrow(&dual), &problem.device()).transpose();
-    let mut change = Vec::with_capacity(support.len());
-    for (_, columns) in gradients.chunks(support) {
-        change.extend(read(dual.clone().matmul(columns))?);
-    }
-    Ok(change)
-}
-
-fn normal(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Vec<f32>, PruneError> {
-    let columns = problem.gradients().columns(support);
-    let transposed = columns.clone().transpose();
-    let target = column(&narrow(target), &problem.device());
-    let right = read(transposed.clone().matmul(target))?;
-    let right: Vec<f64> = right.into_iter().map(f64::from).collect();
-    let mut system = Symmetric::ridge(support.len(), problem.lambda())?;
-    system.add_gram(1.0, &transposed)?;
-    Ok(narrow(&system.factor(problem.l2())?.solve(&right)))
-}
-
 /// The same minimum, by conjugate gradients on the dual system over all samples, from the factor of
 /// a [`WorkingSet`] that has this support and leaves out samples; and the objective there.
 ///
@@ -107,6 +92,21 @@ pub(crate) fn refine(
     set: &WorkingSet<'_>,
     solved: &Solved,
 ) -> Result<(Vec<f32>, f64), PruneError> {
+    if let Some(found) = refined(problem, set, solved)? {
+        return Ok(found);
+    }
+    // Rounding in F32 can keep the residual above the bound; the exact system has no such limit.
+    let weights = exact(problem, set.support())?;
+    let objective = problem.objective_at(&weights)?.total();
+    Ok((weights, objective))
+}
+
+/// [`refine`] as far as F32 products can; `None` where they cannot.
+fn refined(
+    problem: &Problem,
+    set: &WorkingSet<'_>,
+    solved: &Solved,
+) -> Result<Option<(Vec<f32>, f64)>, PruneError> {
     let support = set.support();
     let operator = Operator::new(problem, support);
     let target = target(problem, support, |kept| operator.multiply(kept))?;
@@ -144,7 +144,7 @@ pub(crate) fn refine(
             let square = |change: &f32| f64::from(*change).powi(2);
             let moved: f64 = problem.change(&weights).iter().map(square).sum();
             let objective = fit + problem.lambda() * moved + problem.completed_square();
-            return Ok((weights, objective));
+            return Ok(Some((weights, objective)));
         }
         let step_change = operator.transpose_multiply(&direction)?;
         let product = operator.multiply(&step_change)?;
@@ -165,10 +165,7 @@ pub(crate) fn refine(
             *direction = value + factor * *direction;
         }
     }
-    // Rounding in F32 can keep the residual above the bound; the exact system has no such limit.
-    let weights = back_solve(problem, support)?;
-    let objective = problem.objective_at(&weights)?.total();
-    Ok((weights, objective))
+    Ok(None)
 }
 
 /// The weights `[p]` of a change on the support.

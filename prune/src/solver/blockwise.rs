@@ -1,23 +1,20 @@
 //! A block-diagonal Fisher: each block of consecutive weights of one parameter is a regression of
 //! its own; only the budget joins them.
 //!
-//! From the Gram matrix N = G_bᵀG_b of a block, with H = N_SS + 2λ I on its kept weights:
-//!
-//! ```text
-//! H d = N_SP w₀_P − a·G_Sᵀ1         removing j costs w_j² / 2[H⁻¹]_jj
-//! ```
+//! What each block keeps is re-solved in the smaller of two systems, as many unknowns as samples or as
+//! kept weights ([`exact`](super::exact)).
 //!
 //! One block is in memory at a time, so that p may be as large as the gradient matrix allows.
 
 use crate::error::PruneError;
 use crate::feasible::Feasible;
-use crate::gradient_matrix::{column, read};
+use crate::gradient_matrix::add_product;
 use crate::layout::Layout;
 use crate::problem::{Problem, narrow};
 use crate::solution::Step;
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
-use crate::solver::factor::Symmetric;
+use crate::solver::exact::Exact;
 use crate::solver::scores::magnitude;
 
 /// How a blockwise search shrinks its support.
@@ -95,64 +92,32 @@ fn solve_block(
     kept: &[usize],
     solved: &mut Solved,
 ) -> Result<(), PruneError> {
-    let lambda = problem.lambda();
-    let indices: Vec<usize> = block.clone().collect();
-    let columns = problem.gradients().columns(&indices);
-    let size = indices.len();
-    let transposed = columns.clone().transpose();
-    let gram = read(transposed.clone().matmul(columns))?;
-    let gram = |row: usize, column: usize| f64::from(gram[row * size + column]);
-    // a·G_bᵀ1
-    let shifts = match problem.first_order() {
-        0.0 => vec![0.0; size],
-        _ => {
-            let shift: Vec<f64> = problem.shift().collect();
-            read(transposed.matmul(column(&narrow(&shift), &problem.device())))?
+    let mut pruned = problem.dense()[block.clone()].to_vec();
+    kept.iter()
+        .for_each(|index| pruned[index - block.start] = 0.0);
+    let mut target: Vec<f64> = problem.shift().map(|a| -a).collect();
+    let columns = problem.gradients().range(block);
+    add_product(&mut target, 1.0, &columns, &pruned)?;
+    let square = |value: &f32| f64::from(*value).powi(2);
+    solved.objective += problem.lambda() * pruned.iter().map(square).sum::<f64>();
+    solved.objective += match kept.is_empty() {
+        true => 0.5 * target.iter().map(|value| value * value).sum::<f64>(),
+        false => {
+            let exact = Exact::solve(problem, kept, &target)?;
+            for (index, change) in kept.iter().zip(narrow(&exact.change)) {
+                solved.weights[*index] = problem.dense()[*index] + change;
+            }
+            let weights: Vec<f64> = kept
+                .iter()
+                .map(|index| f64::from(solved.weights[*index]))
+                .collect();
+            let costs = exact.removal_costs(problem, kept, &weights)?;
+            solved.costs.extend(costs);
+            exact.value
         }
     };
-    let dense = |local: usize| f64::from(problem.dense()[block.start + local]);
-    let mut pruned: Vec<usize> = (0..size).collect();
-    pruned.retain(|local| kept.binary_search(&(block.start + local)).is_err());
-    // The parts of λ(tᵀu + ‖w₀_P‖²): ½‖t‖² − ½ rightᵀd + λ‖w₀_P‖², for t = G_P w₀_P − a·1.
-    let mut fit = problem.squared_first_order();
-    for row in &pruned {
-        solved.objective += lambda * dense(*row).powi(2);
-        fit -= 2.0 * dense(*row) * f64::from(shifts[*row]);
-        let product: f64 = pruned
-            .iter()
-            .map(|column| gram(*row, *column) * dense(*column))
-            .sum();
-        fit += dense(*row) * product;
-    }
-    if !kept.is_empty() {
-        let local: Vec<usize> = kept.iter().map(|index| index - block.start).collect();
-        let right = local.iter().map(|row| {
-            let product: f64 = pruned
-                .iter()
-                .map(|column| gram(*row, *column) * dense(*column))
-                .sum();
-            product - f64::from(shifts[*row])
-        });
-        let right: Vec<f64> = right.collect();
-        let system = Symmetric::from_fn(local.len(), |row, column| {
-            let ridge = if row == column { 2.0 * lambda } else { 0.0 };
-            gram(local[row], local[column]) + ridge
-        });
-        let factor = system.factor(problem.l2())?;
-        let change = factor.solve(&right);
-        let pairs = right.iter().zip(&change);
-        fit -= pairs.map(|(right, change)| right * change).sum::<f64>();
-        let inverse = factor.inverse_diagonal();
-        for ((index, change), inverse) in kept.iter().zip(narrow(&change)).zip(inverse) {
-            let weight = problem.dense()[*index] + change;
-            solved.weights[*index] = weight;
-            solved
-                .costs
-                .push(f64::from(weight).powi(2) / (2.0 * inverse));
-        }
-    }
     // −½a²n undoes what completing the square with the first-order term adds.
-    solved.objective += 0.5 * (fit - problem.squared_first_order());
+    solved.objective -= 0.5 * problem.squared_first_order();
     Ok(())
 }
 

@@ -6,6 +6,9 @@ use crate::error::PruneError;
 use crate::problem::Problem;
 use crate::solution::{Solution, Step, Termination, TracePoint};
 
+/// Largest relative gap at which exchanges are known not to improve the objective.
+const RESOLVED: f64 = 1e-2;
+
 /// Time since the solver began, with what happened.
 #[derive(Debug)]
 pub(crate) struct Clock {
@@ -53,13 +56,28 @@ impl Clock {
         let gradient = problem.gradient_on(&support, &change, &residual)?;
         let square = |gradient: &f32| f64::from(*gradient).powi(2);
         let gap = gradient.iter().map(square).sum::<f64>() / (4.0 * problem.lambda());
+        // What the best values leave is not below 0 either.
+        let most = objective - problem.completed_square();
+        let squares = (terms.fit + terms.ridge).max(f64::MIN_POSITIVE);
+        let relative_gap = gap.min(most) / squares;
+        if step == Step::BackSolve && gap >= most && most > 0.0 {
+            let l2 = problem.l2();
+            tracing::warn!(
+                l2,
+                "the ridge is too small for F32: how good the values are is not known"
+            );
+        }
+        let unresolved = termination == Termination::ExchangeOptimal && relative_gap > RESOLVED;
         Ok(Solution {
             weights: problem.tensor(&weights),
             objective,
             terms,
-            relative_gap: gap / (terms.fit + terms.ridge).max(f64::MIN_POSITIVE),
+            relative_gap,
             iterations: self.trace.len(),
-            termination,
+            termination: match unresolved {
+                true => Termination::Unresolved,
+                false => termination,
+            },
             trace: self.trace,
             support,
         })

@@ -59,11 +59,6 @@ impl Symmetric {
         }
     }
 
-    /// The matrix of these elements.
-    pub(crate) fn from_fn(size: usize, element: impl FnMut(usize, usize) -> f64) -> Self {
-        Self(Mat::from_fn(size, size, element))
-    }
-
     /// Rows.
     pub(crate) fn size(&self) -> usize {
         self.0.nrows()
@@ -124,6 +119,21 @@ impl Symmetric {
             }
         }
         Ok(())
+    }
+
+    /// Adds A Aᵀ for A `[size, c]`, all of it in F64.
+    pub(crate) fn add_exact_gram(&mut self, rows: MatRef<'_, f64>) {
+        triangular::matmul(
+            self.0.as_mut(),
+            BlockStructure::TriangularLower,
+            Accum::Add,
+            rows,
+            BlockStructure::Rectangular,
+            rows.transpose(),
+            BlockStructure::Rectangular,
+            1.0,
+            get_global_parallelism(),
+        );
     }
 
     /// The square on the diagonal that begins at `first`: split until it is small.

@@ -2,7 +2,7 @@
 //!
 //! Works on bytes, so that it is exact for every dtype: an element is left out if all of its bits
 //! are zero. A kept -0.0 has a bit set and is stored; a kept +0.0 is left out and comes back as
-//! what it was.
+//! what it was. Elements of less than a byte come one in each byte and are stored packed.
 
 use std::fmt;
 
@@ -44,8 +44,67 @@ pub(crate) struct Layout {
     pub(crate) uniform: bool,
 }
 
-/// Encodes elements of `width` bytes in the way that takes the fewest; the simpler one on a tie.
-pub(crate) fn encode(bytes: &[u8], width: usize) -> (Layout, Vec<u8>) {
+/// The size of an element.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Width {
+    Bytes(usize),
+    /// 1, 2 or 4, in the low bits of a byte each.
+    Bits(usize),
+}
+
+impl Width {
+    /// Of 8 bits or more, or of less.
+    pub(crate) fn of_bits(bits: usize) -> Self {
+        match bits {
+            ..8 => Self::Bits(bits),
+            _ => Self::Bytes(bits / 8),
+        }
+    }
+
+    /// Bytes of an element where it is not packed.
+    fn bytes(self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Bits(_) => 1,
+        }
+    }
+
+    /// Bytes that so many elements are stored in.
+    fn stored(self, count: usize) -> usize {
+        match self {
+            Self::Bytes(bytes) => count * bytes,
+            Self::Bits(bits) => (count * bits).div_ceil(8),
+        }
+    }
+
+    /// Elements as they are stored.
+    pub(crate) fn pack(self, elements: &[u8]) -> Vec<u8> {
+        match self {
+            Self::Bytes(_) => elements.to_vec(),
+            Self::Bits(bits) => elements
+                .chunks(8 / bits)
+                .map(|part| {
+                    let places = part.iter().enumerate();
+                    places.fold(0, |byte, (at, element)| byte | element << (at * bits))
+                })
+                .collect(),
+        }
+    }
+
+    /// The first `count` of stored elements, of which there are no fewer.
+    pub(crate) fn unpack(self, stored: &[u8], count: usize) -> Vec<u8> {
+        match self {
+            Self::Bytes(_) => stored.to_vec(),
+            Self::Bits(bits) => (0..count)
+                .map(|at| stored[at * bits / 8] >> (at * bits % 8) & ((1 << bits) - 1))
+                .collect(),
+        }
+    }
+}
+
+/// Encodes elements in the way that takes the fewest bytes; the simpler one on a tie.
+pub(crate) fn encode(bytes: &[u8], size: Width) -> (Layout, Vec<u8>) {
+    let width = size.bytes();
     let elements = || bytes.chunks_exact(width);
     let places: Vec<usize> = elements()
         .enumerate()
@@ -63,23 +122,25 @@ pub(crate) fn encode(bytes: &[u8], width: usize) -> (Layout, Vec<u8>) {
     let count = bytes.len() / width;
     let stored = if uniform { 1 } else { places.len() };
     let sizes = [
-        (Encoding::Dense, bytes.len()),
-        (Encoding::Bitmask, bits::packed_len(count) + stored * width),
-        (Encoding::Gaps, gaps.len() + stored * width),
+        (Encoding::Dense, size.stored(count)),
+        (
+            Encoding::Bitmask,
+            bits::packed_len(count) + size.stored(stored),
+        ),
+        (Encoding::Gaps, gaps.len() + size.stored(stored)),
     ];
     let encoding = sizes
         .into_iter()
         .min_by_key(|(_, size)| *size)
         .map_or(Encoding::Dense, |(encoding, _)| encoding);
     let mut encoded = match encoding {
-        Encoding::Dense => bytes.to_vec(),
+        Encoding::Dense => size.pack(bytes),
         Encoding::Bitmask => bits::pack(elements().map(|one| one.iter().any(|byte| *byte != 0))),
         Encoding::Gaps => gaps,
     };
     if encoding != Encoding::Dense {
-        places[..stored]
-            .iter()
-            .for_each(|place| encoded.extend(element(place)));
+        let values: Vec<u8> = places[..stored].iter().flat_map(element).copied().collect();
+        encoded.extend(size.pack(&values));
     }
     let layout = Layout {
         encoding,
@@ -89,20 +150,23 @@ pub(crate) fn encode(bytes: &[u8], width: usize) -> (Layout, Vec<u8>) {
     (layout, encoded)
 }
 
-/// Decodes what [`encode`] made of `count` elements of `width` bytes, or says what is wrong.
+/// Decodes what [`encode`] made of `count` elements, or says what is wrong.
 pub(crate) fn decode(
     layout: &Layout,
     encoded: &[u8],
     count: usize,
-    width: usize,
+    size: Width,
 ) -> Result<Vec<u8>, String> {
-    let size = count
-        .checked_mul(width)
-        .ok_or("it has more bytes than can be addressed")?;
+    let width = size.bytes();
+    // Also in bits.
+    let addressed = count.checked_mul(width.max(8));
+    addressed.ok_or("it has more bytes than can be addressed")?;
+    let length = count * width;
     if layout.encoding == Encoding::Dense {
-        return match encoded.len() == size {
-            true => Ok(encoded.to_vec()),
-            false => Err(format!("it has {} of {size} bytes", encoded.len())),
+        let expected = size.stored(count);
+        return match encoded.len() == expected {
+            true => Ok(size.unpack(encoded, count)),
+            false => Err(format!("it has {} of {expected} bytes", encoded.len())),
         };
     }
     if layout.nonzeros > count {
@@ -111,14 +175,15 @@ pub(crate) fn decode(
             layout.nonzeros
         ));
     }
-    // Both products are at most `size`.
+    // No more than all of them.
     let stored = if layout.uniform { 1 } else { layout.nonzeros };
-    let Some(split) = encoded.len().checked_sub(stored * width) else {
+    let Some(split) = encoded.len().checked_sub(size.stored(stored)) else {
         return Err(format!(
             "it has too few bytes for {stored} nonzero elements"
         ));
     };
     let (places, values) = encoded.split_at(split);
+    let values = size.unpack(values, stored);
     let places = match layout.encoding {
         Encoding::Gaps => from_gaps(places, count)?,
         _ => {
@@ -133,7 +198,7 @@ pub(crate) fn decode(
             layout.nonzeros
         ));
     }
-    let mut bytes = vec![0; size];
+    let mut bytes = vec![0; length];
     for (at, place) in places.into_iter().enumerate() {
         let value = if layout.uniform { 0 } else { at };
         bytes[place * width..][..width].copy_from_slice(&values[value * width..][..width]);
@@ -184,7 +249,7 @@ mod tests {
             nonzeros,
             uniform: false,
         };
-        decode(&layout, bytes, count, 1)
+        decode(&layout, bytes, count, Width::Bytes(1))
     }
 
     #[test]
@@ -192,8 +257,9 @@ mod tests {
         for gap in [0, 1, 127, 128, 16_383, 16_384, 300_000] {
             let mut bytes = vec![0u8; gap + 2];
             (bytes[gap], bytes[gap + 1]) = (7, 9);
-            let (layout, encoded) = encode(&bytes, 1);
-            assert_eq!(decode(&layout, &encoded, bytes.len(), 1), Ok(bytes));
+            let one = Width::Bytes(1);
+            let (layout, encoded) = encode(&bytes, one);
+            assert_eq!(decode(&layout, &encoded, bytes.len(), one), Ok(bytes));
         }
     }
 
@@ -214,11 +280,34 @@ mod tests {
             let bytes: Vec<u8> = (0..800)
                 .map(|at| u8::from(at % step == 0) * (1 + at as u8 % 9))
                 .collect();
-            encode(&bytes, 1).0.encoding
+            encode(&bytes, Width::Bytes(1)).0.encoding
         };
         assert_eq!(every(1), Encoding::Dense);
         assert_eq!(every(2), Encoding::Bitmask);
         assert_eq!(every(7), Encoding::Bitmask);
         assert_eq!(every(9), Encoding::Gaps);
+    }
+    #[test]
+    fn elements_of_less_than_a_byte_come_back_and_are_packed() {
+        for bits in [1usize, 2, 4] {
+            let width = Width::Bits(bits);
+            for step in [1, 3, 40] {
+                let most = (1usize << bits) - 1;
+                let elements: Vec<u8> = (0..203)
+                    .map(|at| {
+                        if at % step == 0 {
+                            (1 + at % most) as u8
+                        } else {
+                            0
+                        }
+                    })
+                    .collect();
+                let (layout, encoded) = encode(&elements, width);
+                assert!(encoded.len() <= (203 * bits).div_ceil(8));
+                assert_eq!(decode(&layout, &encoded, 203, width), Ok(elements.clone()));
+                assert_eq!(width.unpack(&width.pack(&elements), 203), elements);
+                assert!(decode(&layout, &encoded[1..], 203, width).is_err());
+            }
+        }
     }
 }

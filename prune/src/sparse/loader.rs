@@ -1,23 +1,64 @@
 //! Tensors into the parameters of a model.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+
+/// What the numbers of a parameter are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Float,
+    Int,
+    Bool,
+}
+
+impl Kind {
+    pub(super) fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::Bool(_) => Self::Bool,
+            dtype if dtype.is_float() || matches!(dtype, DType::QFloat(_)) => Self::Float,
+            _ => Self::Int,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Float => "floating-point numbers",
+            Self::Int => "integers",
+            Self::Bool => "flags",
+        })
+    }
+}
+
+/// A parameter of a model, as a record must have it.
+pub(super) struct Place {
+    pub(super) shape: Vec<usize>,
+    pub(super) device: Device,
+    pub(super) kind: Kind,
+}
 
 /// What each parameter of a model must look like in a record, and where it goes.
 #[derive(Default)]
 pub(super) struct Places {
     path: Vec<String>,
     pub(super) shapes: HashMap<String, Vec<usize>>,
-    pub(super) remaining: HashMap<String, (Vec<usize>, Device)>,
+    pub(super) remaining: HashMap<String, Place>,
 }
 
 impl Places {
-    fn insert(&mut self, shape: Vec<usize>, device: Device) {
+    fn insert(&mut self, shape: Vec<usize>, device: Device, kind: Kind) {
         let path = self.path.join(".");
         self.shapes.insert(path.clone(), shape.clone());
-        self.remaining.insert(path, (shape, device));
+        let place = Place {
+            shape,
+            device,
+            kind,
+        };
+        self.remaining.insert(path, place);
     }
 }
 
@@ -32,17 +73,17 @@ impl ModuleVisitor for Places {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device());
+        self.insert(saved.shape().to_vec(), saved.device(), Kind::Float);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device());
+        self.insert(saved.shape().to_vec(), saved.device(), Kind::Int);
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device());
+        self.insert(saved.shape().to_vec(), saved.device(), Kind::Bool);
     }
 }
 

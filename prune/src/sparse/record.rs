@@ -4,17 +4,21 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
-use super::encoding::{self, Encoding, Layout};
-use super::loader::{Loader, Places};
+use super::codes::{self, Codes};
+use super::encoding::{self, Encoding, Layout, Width};
+use super::loader::{Kind, Loader, Place, Places};
 use super::{RecordFault, RecordSizes, TensorSize, file};
 use crate::{PruneError, files};
 
 /// A model's record in few bytes: each tensor is stored dense, with a bitmask, or with the gaps
 /// between its nonzero elements, whichever is smallest.
+///
+/// Of quantized tensors the codes are stored without their zeros, those of less than a byte packed, and
+/// the scales as they are: one file for a model that is pruned and quantized.
 ///
 /// Holds what Burn's own record holds (every parameter, running statistics, the state of
 /// reparameterizations, identities) in the dtypes that the model has, and loads back bit by bit.
@@ -64,6 +68,9 @@ struct Entry {
     shape: Vec<usize>,
     #[serde(flatten)]
     layout: Layout,
+    /// Of a quantized tensor: how its bytes are split.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    codes: Option<Codes>,
     bytes: usize,
 }
 
@@ -93,6 +100,7 @@ impl SparseRecord {
     /// The model comes back in the error, unchanged.
     /// - [`PruneError::RecordOfAnotherModel`]: a parameter is missing here or there, or has
     ///   another shape.
+    /// - [`PruneError::RecordKind`]: a parameter holds numbers of another kind.
     /// - [`PruneError::RecordDtype`]: the device cannot hold a dtype of the record.
     /// - [`PruneError::SparseRecord`]: the bytes of a tensor are damaged.
     pub fn load_into<M: Module>(&self, model: M) -> Result<M, Rejected<M, PruneError>> {
@@ -153,17 +161,16 @@ impl SparseRecord {
     pub fn sizes(&self) -> Result<RecordSizes, PruneError> {
         let sizes = self.tensors.iter().map(|Stored { entry, bytes }| {
             let elements: usize = entry.shape.iter().product();
-            let dense = matches!(entry.dtype, DType::QFloat(_));
             TensorSize {
                 path: entry.path.clone(),
                 dtype: entry.dtype,
                 shape: entry.shape.clone(),
                 nonzeros: entry.layout.nonzeros,
                 encoding: entry.layout.encoding,
-                dense_bytes: if dense {
-                    bytes.len()
-                } else {
-                    elements * entry.dtype.size()
+                dense_bytes: match (&entry.codes, entry.dtype) {
+                    (Some(codes), _) => codes.bytes(),
+                    (None, DType::QFloat(_)) => bytes.len(),
+                    (None, dtype) => elements * dtype.size(),
                 },
                 sparse_bytes: bytes.len(),
             }
@@ -220,13 +227,21 @@ impl SparseRecord {
         let mut decoded = HashMap::new();
         for Stored { entry, bytes } in &self.tensors {
             let place = places.remaining.remove(&entry.path);
-            let Some((_, device)) = place.filter(|(shape, _)| *shape == entry.shape) else {
+            let place = place.filter(|place| place.shape == entry.shape);
+            let Some(Place { device, kind, .. }) = place else {
                 return Err(PruneError::RecordOfAnotherModel {
                     path: entry.path.clone(),
                     record: Some(entry.shape.clone()),
                     model: places.shapes.get(&entry.path).cloned(),
                 });
             };
+            if Kind::of(entry.dtype) != kind {
+                return Err(PruneError::RecordKind {
+                    path: entry.path.clone(),
+                    dtype: entry.dtype,
+                    model: kind.to_string(),
+                });
+            }
             let boolean = matches!(entry.dtype, DType::Bool(_));
             let quantized = matches!(entry.dtype, DType::QFloat(_));
             // Booleans are converted to what the device has.
@@ -242,10 +257,10 @@ impl SparseRecord {
         }
         // The first in the order of paths, so that the message is the same every time.
         match places.remaining.into_iter().min_by(|a, b| a.0.cmp(&b.0)) {
-            Some((path, (shape, _))) => Err(PruneError::RecordOfAnotherModel {
+            Some((path, place)) => Err(PruneError::RecordOfAnotherModel {
                 path,
                 record: None,
-                model: Some(shape),
+                model: Some(place.shape),
             }),
             None => Ok(decoded),
         }
@@ -255,17 +270,22 @@ impl SparseRecord {
 impl Stored {
     fn new(path: String, id: ParamId, data: TensorData) -> Self {
         let (bytes, shape, dtype) = data.into_parts();
-        let (layout, bytes) = match dtype {
-            // Values and scales in one run of bytes, not elements.
-            DType::QFloat(_) => {
-                let layout = Layout {
-                    encoding: Encoding::Dense,
-                    nonzeros: shape.num_elements(),
-                    uniform: false,
-                };
-                (layout, bytes.to_vec())
+        let (codes, layout, bytes) = match dtype {
+            DType::QFloat(scheme) => match codes::encode(&scheme, &shape, &bytes) {
+                Some((codes, layout, bytes)) => (Some(codes), layout, bytes),
+                None => {
+                    let layout = Layout {
+                        encoding: Encoding::Dense,
+                        nonzeros: shape.num_elements(),
+                        uniform: false,
+                    };
+                    (None, layout, bytes.to_vec())
+                }
+            },
+            _ => {
+                let (layout, bytes) = encoding::encode(&bytes, Width::Bytes(dtype.size()));
+                (None, layout, bytes)
             }
-            _ => encoding::encode(&bytes, dtype.size()),
         };
         let entry = Entry {
             path,
@@ -273,6 +293,7 @@ impl Stored {
             dtype,
             shape: shape.to_vec(),
             layout,
+            codes,
             bytes: bytes.len(),
         };
         Self { entry, bytes }
@@ -288,13 +309,24 @@ impl Entry {
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<TensorData, RecordFault> {
-        let quantized = matches!(self.dtype, DType::QFloat(_));
-        let (count, width) = match quantized {
-            true => (bytes.len(), 1),
-            false => (self.shape.iter().product(), self.dtype.size()),
+        let decoded = match (&self.codes, self.dtype) {
+            (Some(codes), DType::QFloat(scheme)) => {
+                let shape = Shape::from(self.shape.clone());
+                codes::decode(codes, &self.layout, bytes, &scheme, &shape)
+            }
+            (Some(_), _) => Err("it has codes, but is not quantized".into()),
+            (None, DType::QFloat(scheme)) => {
+                let shape = Shape::from(self.shape.clone());
+                codes::check_length(&scheme, &shape, bytes.len()).and_then(|()| {
+                    encoding::decode(&self.layout, bytes, bytes.len(), Width::Bytes(1))
+                })
+            }
+            (None, dtype) => {
+                let elements = self.shape.iter().product();
+                encoding::decode(&self.layout, bytes, elements, Width::Bytes(dtype.size()))
+            }
         };
-        let bytes = encoding::decode(&self.layout, bytes, count, width)
-            .map_err(|reason| self.fault(reason))?;
+        let bytes = decoded.map_err(|reason| self.fault(reason))?;
         Ok(TensorData::from_bytes_vec(
             bytes,
             self.shape.clone(),

@@ -1,0 +1,135 @@
+//! Recording a forward pass: a device to record on, and what becomes of a panic while it is.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::{Mutex, Once, PoisonError};
+
+use burn::tensor::Device;
+
+/// Calls `record` with one of Burn's capture devices that no other caller has at the moment.
+///
+/// Burn numbers capture devices with 16 bits, never uses a number twice, and panics at the 65,537th
+/// device of a process. So devices are lent: as many are made as are in use at the same time.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_reparam::with_capture_device;
+///
+/// let operations = with_capture_device(|device: &Device| {
+///     let captured = device.capture_scope(|scope| {
+///         let _ = Tensor::<1>::ones([2], device) + 1.0;
+///         scope.complete([], [])
+///     });
+///     captured.unwrap().graph.operations.len()
+/// });
+/// assert_eq!(operations, 2);
+/// ```
+///
+/// A device that was lent when `record` panicked is not lent again.
+pub fn with_capture_device<T>(record: impl FnOnce(&Device) -> T) -> T {
+    static FREE: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+    let free = || FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let lent = free().pop();
+    let device = lent.unwrap_or_else(Device::capture);
+    let recorded = record(&device);
+    free().push(device);
+    recorded
+}
+
+/// Calls `run`; where it panics, returns the message with its place, and prints nothing.
+///
+/// For code of the user's that may rightly panic, such as a forward pass on a device that has no
+/// numbers. Panics of other threads are reported as ever. The first call puts a panic hook around the
+/// one that the process has; a hook that is set later replaces both.
+///
+/// ```
+/// use burn_lean_reparam::catch_quietly;
+///
+/// assert_eq!(catch_quietly(|| 1), Ok(1));
+/// let message = catch_quietly(|| panic!("no value")).unwrap_err();
+/// assert!(message.starts_with("no value (at "), "{message}");
+/// ```
+///
+/// # Errors
+///
+/// The message of the panic.
+pub fn catch_quietly<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    install();
+    let outer = QUIET.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(run));
+    QUIET.set(outer);
+    result.map_err(|payload| {
+        let message = message(payload.as_ref());
+        match PLACE.take() {
+            Some(place) => format!("{message} (at {place})"),
+            None => message,
+        }
+    })
+}
+
+thread_local! {
+    /// Whether a panic of this thread is caught and told by its catcher.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+    /// Where the last such panic was.
+    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+fn install() {
+    static INSTALLED: Once = Once::new();
+    // A thread that unwinds may not set a hook; it installs none, and prints.
+    if std::thread::panicking() {
+        return;
+    }
+    INSTALLED.call_once(|| {
+        let previous = take_hook();
+        set_hook(Box::new(move |panic| match QUIET.get() {
+            true => {
+                let place = panic.location().map(ToString::to_string);
+                PLACE.with_borrow_mut(|last| *last = place);
+            }
+            false => previous(panic),
+        }));
+    });
+}
+
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One more than there are numbers.
+    #[test]
+    fn devices_do_not_run_out() {
+        for _ in 0..=u32::from(u16::MAX) + 1 {
+            with_capture_device(|device| {
+                let captured = device.capture_scope(|scope| scope.complete([], []));
+                assert!(captured.is_ok());
+            });
+        }
+    }
+
+    #[test]
+    fn recordings_inside_of_each_other_have_devices_of_their_own() {
+        with_capture_device(|outer| {
+            with_capture_device(|inner| assert_ne!(outer, inner));
+        });
+    }
+
+    #[test]
+    fn a_panic_that_is_caught_inside_of_another_leaves_the_outer_one_quiet() {
+        let outer = catch_quietly(|| {
+            assert!(catch_quietly(|| panic!("inner")).is_err());
+            assert!(QUIET.get());
+            panic!("outer {}", 2)
+        });
+        let message = outer.map(|()| ()).unwrap_err();
+        assert!(message.starts_with("outer 2 (at "), "{message}");
+        assert!(!QUIET.get());
+    }
+}

@@ -1,0 +1,209 @@
+//! Gradual pruning of weights that more than a mask acts on: mixed precision, quantization, both.
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::activation::relu;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean::amp::{Autocast, AutocastConfig, Fallback, MasterWeight};
+use burn_lean::prune::{
+    Budget, Epoch, FisherConfig, GradualConfig, Masks, Pruned, PrunerConfig, RidgeChoice, Schedule,
+    Selection, SolverConfig,
+};
+use burn_lean::quant::{ConvertConfig, ForwardQ, QatConfig, WeightQuantizer, advance, quantizers};
+use burn_lean::reparam::{ChainReparameterizer, find};
+
+use crate::support::{each_device, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(8, 8).init(device),
+            second: LinearConfig::new(8, 4).init(device),
+        };
+        with_numbers(net, 1)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward_q(relu(self.first.forward_q(x)))
+    }
+
+    fn loss(&self, x: &Tensor<2>) -> Tensor<1> {
+        (self.forward(x.clone()) - 0.5).square().mean()
+    }
+
+    fn weights(&self) -> [&Param<Tensor<2>>; 2] {
+        [&self.first.weight, &self.second.weight]
+    }
+}
+
+fn batches(seed: u64, device: &Device) -> Vec<Tensor<2>> {
+    vec![tensor(seed, [32, 8], device)]
+}
+
+fn gradual() -> GradualConfig {
+    let solver = SolverConfig::new(Budget::Sparsity(0.75));
+    let pruner = PrunerConfig::new(solver, FisherConfig::new(16))
+        .with_stages(3)
+        .with_schedule(Schedule::Linear { base: 0.25 })
+        .with_ridge(RidgeChoice::Fixed(1e-2));
+    GradualConfig::new(pruner, 2, 3)
+}
+
+fn keeping_all(net: &Net) -> Masks {
+    Masks::keeping_all(Selection::of(net, None).unwrap().layout())
+}
+
+/// Fraction of the effective weights that is zero.
+fn zeros(net: &Net) -> f64 {
+    let weights: Vec<f32> = net
+        .weights()
+        .into_iter()
+        .flat_map(|w| values(w.val()))
+        .collect();
+    let zeros = weights.iter().filter(|weight| **weight == 0.0).count();
+    zeros as f64 / weights.len() as f64
+}
+
+/// Prunes and trains, in a region where there is one; the zeros of each stage hold.
+fn run(net: Net, autocast: Option<Autocast>, device: &Device) -> Pruned<Net> {
+    let mut optim: ModuleOptimizer = AdamWConfig::new().with_weight_decay(0.1).init();
+    let train = |mut net: Net, epoch: &Epoch| {
+        if epoch.restart {
+            optim = AdamWConfig::new().with_weight_decay(0.1).init();
+        }
+        for seed in 0..2 {
+            let x = tensor::<2>(seed, [32, 8], device);
+            let y = match &autocast {
+                Some(autocast) => autocast.forward(x, |x| net.forward(x)),
+                None => net.forward(x),
+            };
+            let grads = (y - 0.5).square().mean().backward();
+            let grads = GradientsParams::from_grads(grads, &net);
+            net = advance(optim.step(0.01, net, grads));
+        }
+        let target = [0.25, 0.5, 0.75][epoch.stage];
+        assert!(zeros(&net) >= target, "{} of {target}", zeros(&net));
+        Ok(net)
+    };
+    let inner = device.clone().inner();
+    let pruned = gradual().prune(net, Net::loss, |seed| batches(seed, &inner), train);
+    let pruned = pruned.unwrap();
+    assert_eq!(pruned.masks.sparsity(), 0.75);
+    // They are those that the model carries.
+    assert_eq!(Masks::of(&pruned.model).unwrap(), pruned.masks);
+    assert!(zeros(&pruned.model) >= 0.75);
+    pruned
+}
+
+fn half() -> [AutocastConfig; 2] {
+    [FloatDType::F16, FloatDType::BF16]
+        .map(|dtype| AutocastConfig::new(dtype).with_fallback(Fallback::Emulate))
+}
+
+#[test]
+fn a_model_in_mixed_precision_is_pruned_gradually_over_its_master_weights() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        for config in half() {
+            let net = Net::new(&device);
+            let masks = keeping_all(&net).reparameterizer(&net).unwrap();
+            let (net, autocast) = config.prepare_with(net, masks).unwrap();
+            let pruned = run(net, Some(autocast), &device);
+            for weight in pruned.model.weights() {
+                assert!(
+                    find::<MasterWeight, 2>(weight).is_some(),
+                    "the cast is gone"
+                );
+                assert_eq!(weight.base().dtype(), DType::F32);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_quantized_model_is_pruned_gradually_and_converts_with_its_zeros() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let net = Net::new(&device);
+        let chain = ChainReparameterizer::new(
+            keeping_all(&net).reparameterizer(&net).unwrap(),
+            QatConfig::new().reparameterizer(&net).unwrap(),
+        );
+        let net = burn_lean::reparam::attach(net, chain).unwrap();
+        let pruned = run(net, None, &device);
+        // The schedule went on through all stages: 2 + 2 + 3 epochs of two steps.
+        let steps: Vec<u64> = quantizers(&pruned.model)
+            .iter()
+            .map(|located| located.quantizer.step())
+            .collect();
+        assert!(
+            !steps.is_empty() && steps.iter().all(|step| *step == 14),
+            "{steps:?}"
+        );
+        for weight in pruned.model.weights() {
+            assert!(WeightQuantizer::of(weight).is_some());
+        }
+        let (converted, _) = ConvertConfig::new().convert(pruned.model.valid()).unwrap();
+        assert!(matches!(
+            converted.first.weight.base().dtype(),
+            DType::QFloat(_)
+        ));
+        assert!(zeros(&converted) >= 0.75);
+    });
+}
+
+#[test]
+fn all_three_act_on_one_weight() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        for config in half() {
+            let net = Net::new(&device);
+            let chain = ChainReparameterizer::new(
+                keeping_all(&net).reparameterizer(&net).unwrap(),
+                QatConfig::new().reparameterizer(&net).unwrap(),
+            );
+            let (net, autocast) = config.prepare_with(net, chain).unwrap();
+            let pruned = run(net, Some(autocast), &device);
+            for weight in pruned.model.weights() {
+                assert!(WeightQuantizer::of(weight).is_some());
+                assert!(find::<MasterWeight, 2>(weight).is_some());
+            }
+        }
+    });
+}
+
+#[test]
+fn zeros_return_from_behind_a_mask_where_they_may() {
+    let device = Device::flex().autodiff();
+    let net = Net::new(&device);
+    let masks = keeping_all(&net);
+    let mut gradual = gradual();
+    gradual.pruner.zeros_return = true;
+    let mut seen = Vec::new();
+    let inner = device.clone().inner();
+    let pruned = gradual.prune(
+        masks.attach(net).unwrap(),
+        Net::loss,
+        |seed| batches(seed, &inner),
+        |net, epoch| {
+            if epoch.restart {
+                seen.push(Masks::of(&net).unwrap());
+            }
+            Ok(net)
+        },
+    );
+    let pruned = pruned.unwrap();
+    assert_eq!(Masks::of(&pruned.model).unwrap(), pruned.masks);
+    assert_eq!(seen.len(), 3);
+    assert!(
+        seen.windows(2)
+            .all(|pair| pair[0].nonzeros() > pair[1].nonzeros())
+    );
+}

@@ -1,0 +1,172 @@
+//! One record for a model that is pruned and quantized.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Device, Tensor};
+use burn_lean::prune::{Encoding, LayerKind, Layout, Masks, PruneError, RecordFault, SparseRecord};
+use burn_lean::quant::{ConvertConfig, QatConfig, Storage, WeightConfig};
+
+use crate::support::{each_device, tensor, values, with_numbers};
+
+const SIDE: usize = 256;
+
+fn dense(device: &Device) -> Linear {
+    with_numbers(LinearConfig::new(SIDE, SIDE).init(device), 3)
+}
+
+/// Weights only.
+fn quantizers(bits: u8) -> QatConfig {
+    let config = QatConfig::new().with_weight(WeightConfig::int(bits));
+    config.with_activation(None)
+}
+
+/// Every tenth weight kept, fake-quantized at so many bits.
+fn prepared(bits: u8, device: &Device) -> Linear {
+    let mut layout = Layout::new();
+    layout.push("weight", [SIDE, SIDE], LayerKind::Linear, 2.0);
+    // Not the same columns in every row.
+    let support: Vec<usize> = (0..SIDE * SIDE)
+        .step_by(10)
+        .map(|at| at + at / SIDE % 7 % 6)
+        .collect();
+    let masks = Masks::from_support(&layout, &support).unwrap();
+    let pruned = masks.attach(dense(device)).unwrap().materialize();
+    quantizers(bits).prepare(pruned).unwrap()
+}
+
+fn converted(bits: u8, storage: Storage, device: &Device) -> Linear {
+    let config = ConvertConfig::new().with_storage(storage);
+    config.convert(prepared(bits, device)).unwrap().0
+}
+
+#[test]
+fn codes_of_kept_weights_and_their_places_are_all_that_is_stored() {
+    each_device(|target| {
+        let device = &target.device;
+        let model = converted(8, Storage::Auto, device);
+        let record = SparseRecord::from_module(&model).unwrap();
+        let bytes = record.to_bytes().unwrap();
+        let float = 4 * (SIDE * SIDE + SIDE);
+        assert!(
+            bytes.len() * 100 <= 15 * float,
+            "{} of {float}",
+            bytes.len()
+        );
+        let sizes = record.sizes().unwrap();
+        let weight = sizes
+            .tensors
+            .iter()
+            .find(|size| size.path == "weight")
+            .unwrap();
+        assert!(matches!(weight.dtype, DType::QFloat(_)));
+        assert_ne!(weight.encoding, Encoding::Dense);
+        // Small weights may be rounded to 0 as well.
+        assert!(
+            weight.nonzeros <= SIDE * SIDE / 10 + 1,
+            "{}",
+            weight.nonzeros
+        );
+        assert!(weight.nonzeros > SIDE * SIDE / 12, "{}", weight.nonzeros);
+        assert!(weight.dense_bytes > SIDE * SIDE);
+        assert_eq!(sizes.file_bytes, bytes.len());
+
+        // It loads where the same quantizers are, and computes the same.
+        let fresh = quantizers(8)
+            .prepare(LinearConfig::new(SIDE, SIDE).init(device))
+            .unwrap();
+        let record = SparseRecord::from_bytes(&bytes).unwrap();
+        let loaded = record.load_into(fresh).unwrap();
+        let data = |model: &Linear| model.weight.base().into_data();
+        assert_eq!(data(&loaded).as_bytes(), data(&model).as_bytes());
+        let x = tensor::<2>(5, [3, SIDE], device);
+        assert_eq!(values(loaded.forward(x.clone())), values(model.forward(x)));
+    });
+}
+
+#[test]
+fn codes_of_less_than_a_byte_come_back_in_every_storage() {
+    each_device(|target| {
+        let device = &target.device;
+        let storages = match target.name {
+            "wgpu" => vec![Storage::Auto, Storage::PackedU32],
+            _ => vec![Storage::Auto, Storage::Native],
+        };
+        for bits in [2, 4] {
+            for storage in &storages {
+                let model = converted(bits, *storage, device);
+                let record = SparseRecord::from_module(&model).unwrap();
+                let record = SparseRecord::from_bytes(&record.to_bytes().unwrap()).unwrap();
+                let fresh = quantizers(bits).prepare(dense(device)).unwrap();
+                let loaded = record.load_into(fresh).unwrap();
+                let data = |model: &Linear| model.weight.base().into_data();
+                assert_eq!(data(&loaded).as_bytes(), data(&model).as_bytes());
+            }
+        }
+    });
+}
+
+/// The codes of a record whose header says something else about them.
+#[test]
+fn codes_that_contradict_their_entry_are_refused() {
+    let device = Device::flex();
+    let model = converted(8, Storage::Auto, &device);
+    let bytes = SparseRecord::from_module(&model)
+        .unwrap()
+        .to_bytes()
+        .unwrap();
+    for (from, to) in [
+        ("\"bits\":8", "\"bits\":4"),
+        ("\"bits\":8", "\"bits\":3"),
+        ("\"count\":65536", "\"count\":65535"),
+        ("\"count\":65536", "\"count\":99999999999999"),
+        ("\"scales\":", "\"scales\":9"),
+    ] {
+        let bytes = with_header(&bytes, from, to);
+        let record = SparseRecord::from_bytes(&bytes).unwrap();
+        let fresh = quantizers(8).prepare(dense(&device)).unwrap();
+        let rejected = record.load_into(fresh).unwrap_err();
+        let typed = matches!(
+            rejected.error(),
+            PruneError::SparseRecord {
+                fault: RecordFault::Tensor { .. },
+                ..
+            }
+        );
+        assert!(typed, "{to}: {}", rejected.error());
+    }
+}
+
+/// The record with something else in its header, and a length and checksum that fit.
+fn with_header(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let length = u64::from_le_bytes(bytes[20..28].try_into().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[28..28 + length]).unwrap();
+    assert!(header.contains(from), "{header}");
+    let header = header.replacen(from, to, 1);
+    let mut changed = bytes[..20].to_vec();
+    changed.extend((header.len() as u64).to_le_bytes());
+    changed.extend(header.as_bytes());
+    changed.extend(&bytes[28 + length..]);
+    crate::sparse_record::sealed(changed)
+}
+
+#[test]
+fn a_tensor_of_zeros_alone_takes_its_scales() {
+    let device = Device::flex();
+    let mut model = dense(&device);
+    model.weight = model.weight.map(|weight| {
+        // One weight for a scale to be of.
+        let mut values = vec![0.0; SIDE * SIDE];
+        values[0] = 1.0;
+        Tensor::<1>::from_floats(&values[..], &weight.device()).reshape([SIDE, SIDE])
+    });
+    let model = quantizers(8).prepare(model).unwrap();
+    let (model, _) = ConvertConfig::new().convert(model).unwrap();
+    let sizes = SparseRecord::from_module(&model).unwrap().sizes().unwrap();
+    let weight = sizes
+        .tensors
+        .iter()
+        .find(|size| size.path == "weight")
+        .unwrap();
+    assert_eq!(weight.nonzeros, 1);
+    assert!(weight.sparse_bytes < weight.dense_bytes - SIDE * SIDE + 8);
+}

@@ -1,0 +1,149 @@
+//! What a pruner does with the running statistics of BatchNorm layers.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{
+    Budget, FisherConfig, Method, Pruned, PrunerConfig, RidgeChoice, RunningStatistics,
+    SolverConfig, mean_loss, recompute_batch_norm,
+};
+
+use crate::support::{each_device, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    norm: BatchNorm,
+    head: Linear,
+}
+
+impl Net {
+    /// With the statistics that its layers have on the examples.
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            conv: Conv2dConfig::new([2, 4], [3, 3]).init(device),
+            norm: BatchNormConfig::new(4).init(device),
+            head: LinearConfig::new(4 * 3 * 3, 2).init(device),
+        };
+        let loss = |net: &Self, x: &Tensor<4>| net.forward(x);
+        recompute_batch_norm(with_numbers(net, 3), loss, [pixels(9, 1.0, device)]).unwrap()
+    }
+
+    fn forward(&self, x: &Tensor<4>) -> Tensor<2> {
+        let x = relu(self.norm.forward(self.conv.forward(x.clone())));
+        self.head.forward(x.flatten(1, 3))
+    }
+
+    fn loss(&self, (x, y): &Images) -> Tensor<1> {
+        (self.forward(x) - y.clone()).square().mean()
+    }
+
+    fn statistics(&self) -> Vec<f32> {
+        let mean = values(self.norm.running_mean.value_sync());
+        let variance = values(self.norm.running_var.value_sync());
+        mean.into_iter().chain(variance).collect()
+    }
+}
+
+/// Images, with what the net makes of them before it is pruned.
+type Images = (Tensor<4>, Tensor<2>);
+
+fn pixels(seed: u64, size: f32, device: &Device) -> Tensor<4> {
+    tensor::<4>(seed, [24, 2, 5, 5], device) * size + 0.5 * size
+}
+
+fn images(seed: u64, size: f32, device: &Device) -> Images {
+    let x = pixels(seed, size, device);
+    let y = Net::new(device).forward(&x);
+    (x, y)
+}
+
+/// By magnitude, of which the statistics know nothing; gradients of the first 24 examples.
+fn config(sparsity: f64, ridge: RidgeChoice) -> PrunerConfig {
+    let solver = SolverConfig::new(Budget::Sparsity(sparsity)).with_method(Method::Magnitude);
+    PrunerConfig::new(solver, FisherConfig::new(24)).with_ridge(ridge)
+}
+
+/// Examples for the gradients, then the held-out ones.
+fn prune(config: &PrunerConfig, batches: &[Images], device: &Device) -> Pruned<Net> {
+    let loader = |_| batches.to_vec();
+    config.prune(Net::new(device), Net::loss, loader).unwrap()
+}
+
+#[test]
+fn new_statistics_are_judged_and_taken_where_they_are_better() {
+    each_device(|target| {
+        let device = &target.device;
+        let old = Net::new(device).statistics();
+        let batches = [images(1, 1.0, device), images(2, 1.0, device)];
+        for ridge in [RidgeChoice::Fixed(1e-2), RidgeChoice::over([1e-2, 1e-1])] {
+            let pruned = prune(&config(0.7, ridge.clone()), &batches, device);
+            let stage = &pruned.stages[0];
+            let judged = stage.statistics.unwrap();
+            assert!(judged.recomputed, "{judged:?}");
+            assert!(judged.recomputed_loss < judged.kept_loss, "{judged:?}");
+            // What comes back is what was judged, and each ridge was judged like that.
+            let loss = mean_loss(&pruned.model, Net::loss, &batches[1..]).unwrap();
+            assert_eq!(loss, judged.recomputed_loss);
+            for candidate in &stage.ridges {
+                assert_eq!(candidate.loss, loss);
+            }
+            assert_ne!(pruned.model.statistics(), old);
+            let again = recompute_batch_norm(pruned.model.clone(), Net::loss, [batches[0].clone()]);
+            assert_eq!(again.unwrap().statistics(), pruned.model.statistics());
+        }
+    });
+}
+
+#[test]
+fn statistics_that_are_worse_on_the_held_out_examples_are_not_taken() {
+    let device = Device::flex();
+    let old = Net::new(&device).statistics();
+    // The gradients come from examples of another size, and hardly anything is pruned.
+    let batches = [images(1, 100.0, &device), images(2, 1.0, &device)];
+    let config = config(0.02, RidgeChoice::Fixed(1e-2));
+    let judged = prune(&config, &batches, &device);
+    let statistics = judged.stages[0].statistics.unwrap();
+    assert!(
+        statistics.kept_loss < statistics.recomputed_loss,
+        "{statistics:?}"
+    );
+    assert!(!statistics.recomputed);
+    assert_eq!(judged.model.statistics(), old);
+    let forced = config.with_running_statistics(RunningStatistics::Recomputed);
+    let forced = prune(&forced, &batches, &device);
+    assert!(forced.stages[0].statistics.unwrap().recomputed);
+    assert_ne!(forced.model.statistics(), old);
+}
+
+#[test]
+fn statistics_can_be_kept_and_are_judged_by_the_samples_where_nothing_is_held_out() {
+    let device = Device::flex();
+    let batches = [images(1, 1.0, &device), images(2, 1.0, &device)];
+    let fixed = config(0.7, RidgeChoice::Fixed(1e-2));
+    let kept = fixed
+        .clone()
+        .with_running_statistics(RunningStatistics::Kept);
+    let kept = prune(&kept, &batches, &device);
+    assert_eq!(kept.stages[0].statistics, None);
+    assert_eq!(kept.model.statistics(), Net::new(&device).statistics());
+
+    let judged = prune(&fixed, &batches[..1], &device);
+    let statistics = judged.stages[0].statistics.unwrap();
+    let loss = mean_loss(&judged.model, Net::loss, &batches[..1]).unwrap();
+    assert_eq!(statistics.recomputed_loss.min(statistics.kept_loss), loss);
+}
+
+#[test]
+fn stages_in_blocks_choose_statistics_too() {
+    let device = Device::flex();
+    let batches = [images(1, 1.0, &device), images(2, 1.0, &device)];
+    let mut blocks = config(0.7, RidgeChoice::Fixed(1e-2)).with_in_blocks(true);
+    blocks.fisher.memory_bound = 24 * 4 * 80;
+    let pruned = prune(&blocks, &batches, &device);
+    let statistics = pruned.stages[0].statistics.unwrap();
+    let loss = mean_loss(&pruned.model, Net::loss, &batches[1..]).unwrap();
+    assert_eq!(statistics.recomputed_loss.min(statistics.kept_loss), loss);
+}

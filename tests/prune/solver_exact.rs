@@ -1,0 +1,85 @@
+//! Values that are the best on their support, at any ridge.
+
+use burn_lean::prune::{
+    Budget, ChitaConfig, IhtConfig, Method, Solution, SolverConfig, Termination, solve,
+};
+
+use crate::reference::Plain;
+use crate::support::{each_device, values};
+
+/// n samples and p weights with a ridge.
+fn plain(n: usize, p: usize, l2: f64) -> Plain {
+    Plain {
+        l2,
+        ..Plain::random(7, n, p)
+    }
+}
+
+/// By how much the objective is above the minimum on the support, as a fraction of it; all in F64.
+fn excess(plain: &Plain, solution: &Solution) -> f64 {
+    let weights = values(solution.weights.clone());
+    let weights: Vec<f64> = weights.iter().map(|weight| f64::from(*weight)).collect();
+    let best = plain.objective(&plain.back_solve(&solution.support));
+    plain.objective(&weights) / best - 1.0
+}
+
+fn refitted() -> [Method; 2] {
+    [
+        Method::BackSolve,
+        Method::IterativeHardThresholding(IhtConfig::new()),
+    ]
+}
+
+#[test]
+fn a_small_ridge_is_not_lost_where_there_are_more_samples_than_kept_weights() {
+    each_device(|target| {
+        for (n, p, k) in [(60, 40, 20), (60, 40, 8), (300, 40, 20)] {
+            for l2 in [1e-2, 1e-6, 1e-8, 1e-10] {
+                let plain = plain(n, p, l2);
+                let problem = plain.problem(&target.device);
+                for method in refitted() {
+                    let config = SolverConfig::new(Budget::Keep(k)).with_method(method);
+                    let excess = excess(&plain, &solve(&problem, &config).unwrap());
+                    assert!(excess < 1e-9, "n {n}, k {k}, l2 {l2}: {excess:e}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_small_ridge_is_not_lost_where_there_are_fewer_samples_than_kept_weights() {
+    each_device(|target| {
+        for l2 in [1e-2, 1e-4, 1e-6] {
+            let plain = plain(40, 200, l2);
+            let problem = plain.problem(&target.device);
+            for method in refitted()
+                .into_iter()
+                .chain([Method::Chita(ChitaConfig::new())])
+            {
+                let config = SolverConfig::new(Budget::Keep(100)).with_method(method);
+                let excess = excess(&plain, &solve(&problem, &config).unwrap());
+                // Of an objective of λ, what the rounding of the weights to F32 leaves.
+                assert!(excess < 1e-6 + 1e-10 / l2, "l2 {l2}: {excess:e}");
+            }
+        }
+    });
+}
+
+#[test]
+fn nothing_is_claimed_where_the_ridge_is_lost_in_rounding() {
+    each_device(|target| {
+        let exchanges = ChitaConfig::new().with_max_exchanges(None);
+        let config = SolverConfig::new(Budget::Keep(60)).with_method(Method::Chita(exchanges));
+        let solved = |l2| {
+            let problem = plain(30, 100, l2).problem(&target.device);
+            solve(&problem, &config).unwrap()
+        };
+        let proven = solved(1e-2);
+        assert_eq!(proven.termination, Termination::ExchangeOptimal);
+        assert!(proven.relative_gap < 1e-2, "{}", proven.relative_gap);
+        let lost = solved(1e-20);
+        assert_ne!(lost.termination, Termination::ExchangeOptimal);
+        assert_eq!(lost.relative_gap, 1.0);
+    });
+}
