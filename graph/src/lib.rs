@@ -40,7 +40,6 @@ mod verify;
 
 pub use error::GraphError;
 pub use graph::{Graph, Node};
-pub use record::capture::capture_device;
 pub use record::placeholders::Parameter;
 pub use record::{Recording, record};
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};

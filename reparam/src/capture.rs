@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Mutex, Once, PoisonError};
 
-use burn::tensor::Device;
+use burn::tensor::{BoolDType, Device, DeviceConfig, FloatDType, IntDType};
 
 /// Calls `record` with one of Burn's capture devices that no other caller has at the moment.
 ///
@@ -28,13 +28,55 @@ use burn::tensor::Device;
 ///
 /// A device that was lent when `record` panicked is not lent again.
 pub fn with_capture_device<T>(record: impl FnOnce(&Device) -> T) -> T {
-    static FREE: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+    lend(None, record)
+}
+
+/// As [`with_capture_device`], with a device that makes tensors in the same dtypes by default as
+/// `like`: what a recording is executed on later.
+pub fn with_capture_device_like<T>(like: &Device, record: impl FnOnce(&Device) -> T) -> T {
+    let settings = like.settings();
+    let defaults = (
+        settings.float_dtype,
+        settings.int_dtype,
+        settings.bool_dtype,
+    );
+    lend(Some(defaults), record)
+}
+
+/// The dtypes that a device makes floats, ints and bools in.
+type Defaults = (FloatDType, IntDType, BoolDType);
+
+fn lend<T>(defaults: Option<Defaults>, record: impl FnOnce(&Device) -> T) -> T {
+    static FREE: Mutex<Vec<(Option<Defaults>, Device)>> = Mutex::new(Vec::new());
     let free = || FREE.lock().unwrap_or_else(PoisonError::into_inner);
-    let lent = free().pop();
-    let device = lent.unwrap_or_else(Device::capture);
+    let lent = {
+        let mut free = free();
+        let position = free.iter().position(|(of, _)| *of == defaults);
+        position.map(|position| free.swap_remove(position).1)
+    };
+    let device = lent.unwrap_or_else(|| match defaults {
+        Some(defaults) => configured(defaults),
+        None => Device::capture(),
+    });
     let recorded = record(&device);
-    free().push(device);
+    free().push((defaults, device));
     recorded
+}
+
+/// Burn configures a device before its first use only, and a capture device only in a scope.
+fn configured((float, int, bool): Defaults) -> Device {
+    let device = Device::capture();
+    let config = DeviceConfig::default()
+        .float_dtype(float)
+        .int_dtype(int)
+        .bool_dtype(bool);
+    let scope = device.capture_scope(|scope| {
+        let configured = device.clone().configure(config);
+        debug_assert!(configured.is_ok(), "{configured:?}");
+        scope.complete([], [])
+    });
+    debug_assert!(scope.is_ok(), "{scope:?}");
+    device
 }
 
 /// Calls `run`; where it panics, returns the message with its place, and prints nothing.

@@ -49,7 +49,7 @@ mod rejected;
 mod unlink;
 
 pub use attach::{AttachError, Attached, attach, attached};
-pub use capture::{catch_quietly, with_capture_device};
+pub use capture::{catch_quietly, with_capture_device, with_capture_device_like};
 pub use chain::{Chain, ChainReparameterizer};
 pub use find::find;
 pub use floats::{FloatVisitor, visit_floats, visit_plain_floats};

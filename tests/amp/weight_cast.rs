@@ -46,7 +46,7 @@ fn all_uses_in_a_region_share_one_copy() {
                     let first = model.weight.val();
                     // Not in the way: other regions inside.
                     full_precision((), |()| assert_eq!(model.weight.val().dtype(), DType::F32));
-                    let second = autocast.forward((), |()| model.weight.val());
+                    let Escaped(second) = autocast.forward((), |()| Escaped(model.weight.val()));
                     // Out of the region as they are: a cast back would copy the numbers.
                     (Escaped(first), Escaped(second))
                 })

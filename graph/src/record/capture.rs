@@ -1,55 +1,12 @@
 //! Burn's capture device, and tensors on it that look trainable.
 
-use std::any::Any;
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::panic::{self, AssertUnwindSafe, UnwindSafe};
-use std::sync::Once;
-
 use burn::backend::ir::TensorId;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{
     Autodiff, AutodiffBackend, BackendTensor, Capture, Dispatch, DispatchAutodiffContext,
     DispatchTensor, DispatchTensorKind, TensorMetadata,
 };
-use burn::tensor::{BoolDType, DType, Device, DeviceConfig, FloatDType, IntDType, Shape, Tensor};
-
-/// The capture device of this thread for what runs on `like`: it makes tensors in the same dtypes
-/// by default.
-///
-/// Burn numbers capture devices with 16 bits and never takes a number back, while one device can
-/// record any number of times, one after the other. So there is one for each thread and choice of
-/// default dtypes.
-pub fn capture_device(like: &Device) -> Device {
-    type Defaults = (FloatDType, IntDType, BoolDType);
-    thread_local! {
-        static CAPTURE: RefCell<HashMap<Defaults, Device>> = RefCell::default();
-    }
-    let settings = like.settings();
-    let defaults = (
-        settings.float_dtype,
-        settings.int_dtype,
-        settings.bool_dtype,
-    );
-    CAPTURE.with_borrow_mut(|known| {
-        let device = known.entry(defaults).or_insert_with(|| {
-            let device = Device::capture();
-            let config = DeviceConfig::default()
-                .float_dtype(settings.float_dtype)
-                .int_dtype(settings.int_dtype)
-                .bool_dtype(settings.bool_dtype);
-            // Burn configures a device before its first use only, and this one only in a scope.
-            let configured = device.capture_scope(|scope| {
-                let configured = device.clone().configure(config);
-                debug_assert!(configured.is_ok(), "{configured:?}");
-                scope.complete([], [])
-            });
-            debug_assert!(configured.is_ok(), "{configured:?}");
-            device
-        });
-        device.clone()
-    })
-}
+use burn::tensor::{DType, Device, Shape, Tensor};
 
 /// The tensor in the recording that a value on the capture device stands for.
 pub(crate) fn id(tensor: &DispatchTensor) -> Option<TensorId> {
@@ -132,38 +89,6 @@ pub(crate) fn from_primitive(
         kind: DispatchTensorKind::Capture(BackendTensor::Float(primitive)),
         autodiff: DispatchAutodiffContext::Disabled,
     }
-}
-
-/// Runs `body`; a panic in it becomes its message, and is not printed.
-pub(crate) fn catch<R>(body: impl FnOnce() -> R) -> Result<R, String> {
-    thread_local! {
-        static QUIET: Cell<bool> = const { Cell::new(false) };
-    }
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let previous = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !QUIET.get() {
-                previous(info);
-            }
-        }));
-    });
-    let outer = QUIET.replace(true);
-    let result = catch_unwind(AssertUnwindSafe(body));
-    QUIET.set(outer);
-    result
-}
-
-fn catch_unwind<R>(body: impl FnOnce() -> R + UnwindSafe) -> Result<R, String> {
-    panic::catch_unwind(body).map_err(|payload| message(payload.as_ref()))
-}
-
-fn message(payload: &(dyn Any + Send)) -> String {
-    payload
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string))
-        .unwrap_or_else(|| "it panicked without a message".into())
 }
 
 /// Shape and dtype of a tensor, as they identify an input.

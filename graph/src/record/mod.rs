@@ -13,7 +13,8 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use crate::interpret::name;
 use crate::passes;
 use crate::{Graph, GraphError, Parameter, TensorMapper, Tensors};
-use capture::{as_autodiff, autodiff_primitive, catch, id, placeholder, signature};
+use burn_lean_reparam::{catch_quietly, with_capture_device_like};
+use capture::{as_autodiff, autodiff_primitive, id, placeholder, signature};
 use placeholders::{Mode, Placeholders};
 
 /// A recorded forward pass, with the shape of its result.
@@ -87,17 +88,30 @@ pub(crate) fn record_with<M: Module, I: Tensors, O: Tensors>(
     let mut given = Given::default();
     let _ = inputs.map_tensors(&mut given);
     let like = model.devices().into_iter().next().or(given.device.clone());
-    let device = capture::capture_device(&like.ok_or(GraphError::NoDevice)?);
+    let like = like.ok_or(GraphError::NoDevice)?;
+    with_capture_device_like(&like, |device| {
+        record_on(device, given, model, inputs, forward, backward)
+    })
+}
+
+fn record_on<M: Module, I: Tensors, O: Tensors>(
+    device: &Device,
+    given: Given,
+    model: &M,
+    inputs: &I,
+    forward: impl FnOnce(&M, I) -> O,
+    backward: bool,
+) -> Result<Recording<O>, GraphError> {
     let trains = given.autodiff || model.devices().iter().any(Device::is_autodiff);
     let mode = match (trains, backward) {
         (false, _) => Mode::Evaluate,
         (true, false) => Mode::Train,
         (true, true) => Mode::TrainWithBackward,
     };
-    let mut recorder = Recorder::new(&device);
+    let mut recorder = Recorder::new(device);
     let mut result = None;
     let captured = device.capture_scope(|scope| {
-        let done = catch(|| {
+        let done = catch_quietly(|| {
             let model = recorder.with_placeholders(model, mode);
             let inputs = inputs.map_tensors(&mut recorder);
             let form = forward(&model, inputs);
@@ -249,7 +263,7 @@ impl<'a> Recorder<'a> {
         &self,
         results: &[DispatchTensor],
     ) -> Option<(TensorId, Vec<(Parameter, Option<TensorId>)>)> {
-        catch(|| {
+        catch_quietly(|| {
             let total = results
                 .iter()
                 .filter(|tensor| autodiff_primitive(tensor).is_some_and(|t| t.is_tracked()))
