@@ -10,7 +10,7 @@ use burn_lean::amp::{
 };
 
 use crate::support::{self, Target, seeded, tensor, values, with_numbers};
-use crate::unedited::Measured;
+use crate::unedited::{Measured, Route};
 
 /// How a module goes through AMP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,10 +102,10 @@ pub(crate) trait Subject {
     fn gradients(&self, precision: &Precision, random: bool) -> Vec<Gradient>;
     /// The gradients of the FP32 model on a device, for their failure only.
     fn fp32_gradients(&self, device: &Device);
-    /// Gradients through `Autocast::run` at a magnitude of the input, without any edit.
-    fn unedited(
+    /// Gradients at a magnitude of the input.
+    fn measured(
         &self,
-        autocast: &Autocast,
+        route: &Route,
         precision: &Precision,
         magnitude: f32,
         random: bool,
@@ -166,12 +166,16 @@ where
     }
 
     fn forward(&self, model: &Probe<M>, x: Tensor<2>) -> Tensor<2> {
-        let h = model.front.forward(x);
+        self.in_region(&model.layer, model.front.forward(x))
+    }
+
+    /// The call of the module as it is written in a region.
+    pub(crate) fn in_region(&self, layer: &M, h: Tensor<2>) -> Tensor<2> {
         match self.way {
             Way::KeptInFp32CalledInRegion | Way::CalledInRegion => {
-                full_precision(h, |h| (self.forward)(&model.layer, h))
+                full_precision(h, |h| (self.forward)(layer, h))
             }
-            Way::WorksAsIs | Way::OutsideInFp32 => (self.forward)(&model.layer, h),
+            Way::WorksAsIs | Way::OutsideInFp32 => (self.forward)(layer, h),
         }
     }
 
@@ -259,14 +263,14 @@ where
         (self.loss)(self.forward(&model, self.input(device))).backward();
     }
 
-    fn unedited(
+    fn measured(
         &self,
-        autocast: &Autocast,
+        route: &Route,
         precision: &Precision,
         magnitude: f32,
         random: bool,
     ) -> Result<Measured, AmpError> {
-        self.measure(autocast, precision, magnitude, random)
+        self.measure(route, precision, magnitude, random)
     }
 
     fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32) {

@@ -10,6 +10,7 @@ use crate::entry::{Case, Entry, Way};
 use crate::layers::layers;
 use crate::losses::losses;
 use crate::support::tensor;
+use crate::unedited::range_in_region;
 
 /// Every module of burn-nn 0.22.1.
 pub(crate) fn table() -> Vec<Entry> {
@@ -77,7 +78,12 @@ pub(crate) fn text(table: &[Entry]) -> String {
     let mut text = String::from(INTRODUCTION);
     for entry in table {
         let (name, way, note) = (entry.name, entry.way.text(), entry.note);
-        text += &format!("| {name} | {way} | {note} |\n");
+        let range = match range_in_region(entry) {
+            None => "".into(),
+            Some(30_000.0) => "30,000".into(),
+            Some(magnitude) => format!("**{magnitude}**"),
+        };
+        text += &format!("| {name} | {way} | {range} | {note} |\n");
     }
     text
 }
@@ -85,7 +91,14 @@ pub(crate) fn text(table: &[Entry]) -> String {
 const INTRODUCTION: &str = "\
 # Which modules go through AMP, and how
 
-All modules of `burn-nn` 0.22.1 do, none is unsupported:
+With `Autocast::run` all modules of `burn-nn` 0.22.1 go as they are, unedited, and the table below
+is not needed: norms, softmax, activations with exponentials or powers, distances, divisions, sums
+and losses run in F32, so that gradients are right for activations of 1 to 30,000. Two cannot be
+recorded: `PoissonNllLoss`, which looks at its targets, and `PositionWiseFeedForward` with `SwiGlu`
+or `PRelu` inside, whose parameters Burn's modules do not see.
+
+In an autocast region (`AutocastConfig::prepare`, `Autocast::forward`) the dtype of an operation is
+that of its operands:
 
 - *works as is*: its parameters are cast and it computes in half precision;
 - *kept in F32 by `prepare`; call it in a region*: Burn cannot run it in half precision, because it
@@ -99,13 +112,19 @@ All modules of `burn-nn` 0.22.1 do, none is unsupported:
 Without its region such a module mixes dtypes. Burn's CPU backends panic then; a GPU backend may
 compute wrong numbers without a word.
 
+*Range* is the largest of the magnitudes 1, 10, 40, 100, 1,000 and 30,000 of its input up to which the
+gradients of a module are right in an F16 region (measured on flex). Where it is less than 30,000,
+larger activations need `full_precision`, BF16, or `Autocast::run`. Above 1,000, products of
+attention and of gates may be infinite in F16 on every way; nothing is asked of them there.
+
 This file is written by a test, which holds every line against measurements: on flex in F16 and
 BF16, on wgpu in F16 and on ndarray with emulated F16, outputs and gradients are within rounding of
-FP32, gradients are F32, and twenty AdamW steps lower the loss. Modules that draw random numbers are
-compared in their inference form, and trained in the other.
+FP32, gradients are F32, and twenty AdamW steps lower the loss; `Autocast::run` on the same devices
+at all these magnitudes. Modules that draw random numbers are compared in their inference form, and
+trained in the other.
 
-| module | way through AMP | note |
-|---|---|---|
+| module | way through a region | range in F16 | note |
+|---|---|---|---|
 ";
 
 pub(crate) fn squared_error(y: Tensor<2>) -> Tensor<1> {

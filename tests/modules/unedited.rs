@@ -6,17 +6,19 @@
 //! scaler finds.
 //!
 //! The bound is that of the region's test: three times the roundings on the longest path, relative
-//! to the norm of all gradients together. Where an exponential or a saturating function takes a
+//! to the norm of all gradients together, and for the input to its own. Where an exponential or a saturating function takes a
 //! product, the rounding of the product, relative to its size, is an absolute error of the
 //! exponent: there the bound grows with the magnitude. A product whose sum is above 65,504 is
 //! infinite in F16, whatever the recipe; there, and only there, nothing finite is asked for.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::module::{Module, ModuleDisplay, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::amp::{AmpError, Autocast, Fallback, GraphError, round_to};
+use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, GraphError, round_to};
 
-use crate::entry::{BATCH, Case, Entry, Precision, WIDTH};
+use crate::entry::{BATCH, Case, Entry, Precision, WIDTH, Way};
 use crate::support::{self, numbers};
 use crate::{for_every_module, within};
 
@@ -57,7 +59,7 @@ where
 
     pub(crate) fn measure(
         &self,
-        autocast: &Autocast,
+        route: &Route,
         precision: &Precision,
         magnitude: f32,
         random: bool,
@@ -80,10 +82,18 @@ where
             .flat_map(|(_, _, values)| values)
             .fold(f32::MIN_POSITIVE, |most, value| most.max(value.abs()));
         for scale in scales(precision.dtype, largest) {
-            let loss = autocast.run(&model, one.clone(), |model, one| {
-                let h = model.input.val().matmul(one);
-                (self.loss)((self.forward)(&model.layer, h))
-            })?;
+            let h = |model: &Fed<M>, one| model.input.val().matmul(one);
+            let loss = match route {
+                Route::Run(autocast) => autocast.run(&model, one.clone(), |model, one| {
+                    (self.loss)((self.forward)(&model.layer, h(model, one)))
+                })?,
+                Route::Region(config) => {
+                    let (prepared, autocast) = config.prepare(model.clone())?;
+                    (self.loss)(autocast.forward(one.clone(), |one| {
+                        self.in_region(&prepared.layer, h(&prepared, one))
+                    }))
+                }
+            };
             amp_loss = loss.clone().into_scalar::<f32>();
             let amp = GradientsParams::from_grads(loss.mul_scalar(scale).backward(), &model);
             gradients = support::gradients(&model, amp)
@@ -130,12 +140,43 @@ fn scales(dtype: FloatDType, largest: f32) -> Vec<f32> {
     }
 }
 
+/// How a module goes through AMP.
+pub(crate) enum Route {
+    /// Operation by operation, unedited.
+    Run(Autocast),
+    /// In an autocast region, with a full-precision region where the table says so.
+    Region(AutocastConfig),
+}
+
 /// Numbers up to `magnitude` that F16 and BF16 have both.
 fn half_numbers(magnitude: f32) -> Vec<f32> {
     numbers(7, BATCH * WIDTH)
         .into_iter()
         .map(|x| round_to(FloatDType::BF16, x * magnitude))
         .collect()
+}
+
+/// At 40 an exponential is above the range of F16, and within that of F32.
+const MAGNITUDES: [f32; 6] = [1.0, 10.0, 40.0, 100.0, 1000.0, 30_000.0];
+
+/// Up to which magnitude of its input a module has right gradients in an F16 region on flex; `None`
+/// for what is called outside of regions.
+pub(crate) fn range_in_region(entry: &Entry) -> Option<f32> {
+    if entry.way == Way::OutsideInFp32 {
+        return None;
+    }
+    let precision = crate::flex_in_f16();
+    let route = Route::Region(AutocastConfig::new(precision.dtype));
+    let fits = |magnitude: &f32| {
+        let measured = catch_unwind(AssertUnwindSafe(|| {
+            let random = entry.random;
+            entry
+                .subject
+                .measured(&route, &precision, *magnitude, random)
+        }));
+        matches!(measured, Ok(Ok(found)) if check(&found, &precision, entry, *magnitude).is_ok())
+    };
+    MAGNITUDES.into_iter().take_while(fits).last()
 }
 
 /// What a module does with its products.
@@ -187,12 +228,11 @@ fn gradients_are_right_at_every_magnitude_without_an_edit() {
             true => Fallback::Emulate,
             false => Fallback::Error,
         });
+        let route = Route::Run(autocast);
         let mut failures = Vec::new();
-        for magnitude in [1.0, 10.0, 100.0, 1000.0, 30_000.0] {
+        for magnitude in MAGNITUDES {
             let random = entry.random;
-            let result = entry
-                .subject
-                .unedited(&autocast, precision, magnitude, random);
+            let result = entry.subject.measured(&route, precision, magnitude, random);
             let refused = NOT_RECORDED.iter().find(|(name, _)| *name == entry.name);
             let result = match (result, refused) {
                 (Ok(measured), None) => check(&measured, precision, entry, magnitude),
@@ -253,7 +293,13 @@ fn check(
         if !error.is_finite() {
             return Err(format!("the gradient of {path} is not finite at any scale"));
         }
-        within(error / whole.max(f32::MIN_POSITIVE), tolerance, path)?;
+        // The input's own gradient is what goes on to the layers before; that of some parameters is
+        // zero but for rounding.
+        let size = match path.as_str() {
+            "input" => crate::norm(fp32).max(1e-12 * whole),
+            _ => whole,
+        };
+        within(error / size.max(f32::MIN_POSITIVE), tolerance, path)?;
     }
     Ok(())
 }
