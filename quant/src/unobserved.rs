@@ -100,7 +100,12 @@ pub(crate) fn without_range(
         let quantizer = located.quantizer.clone().with_path(located.name());
         let is_unused = match unused {
             Some(unused) => unused.contains(&located.path),
-            None => !quantizer.has_static_range() && !quantizer.was_called(),
+            // One that stands alone is called by the model's own code or not at all.
+            None => {
+                located.site != Site::Standalone
+                    && !quantizer.has_static_range()
+                    && !quantizer.was_called()
+            }
         };
         let error = match is_unused {
             true => QuantError::NeverCalled.at(located.name()),

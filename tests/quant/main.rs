@@ -32,5 +32,6 @@ mod rounding;
 mod scheme;
 mod sensitivity;
 mod storage;
+mod stored;
 mod threads;
 mod unobserved;

@@ -21,6 +21,7 @@ impl ModuleMapper for Clip {
             value
                 .detach()
                 .clamp(-0.05, 0.05)
+                .detach()
                 .set_require_grad(requires_grad)
         })
     }

@@ -67,7 +67,9 @@ impl FakeQuantize {
         }
         // One value in each group is all there can be where a group has one element.
         if min == max && self.config.scheme.granularity == Granularity::PerTensor {
-            return Err(QuantError::ConstantRange { value: min[0] });
+            // Not −0.
+            let value = min[0] + 0.0;
+            return Err(QuantError::ConstantRange { value });
         }
         Ok(QuantParams::from_range(range, &self.config.scheme))
     }
