@@ -4,7 +4,6 @@
 //! be 257 blocks. Such a weight is stored as its codes, a quantized tensor of scale 1, and its
 //! quantizer keeps the scales of the channels.
 
-use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::codes::from_numbers;
@@ -41,18 +40,13 @@ impl QuantizedTensor {
         else {
             return Err(NotStored::Error(error));
         };
-        let codes = self
-            .as_codes()
-            .and_then(|codes| codes.to_burn::<D>(device, storage));
-        let codes = codes.map_err(NotStored::Error)?;
-        let bytes = match codes.dtype() {
-            DType::QFloat(scheme) => quantized_data_len(&scheme, &codes.shape()),
-            dtype => codes.shape().num_elements() * dtype.size(),
-        };
-        match bytes + 8 * self.scale().len() < 4 * self.codes().len() {
-            true => Ok(Stored::Codes(codes)),
-            false => Err(NotStored::NoSmaller(reason.clone())),
+        // A byte for each code, and scale and zero point for each group.
+        if self.codes().len() + 8 * self.scale().len() >= 4 * self.codes().len() {
+            return Err(NotStored::NoSmaller(reason.clone()));
         }
+        let codes = self.as_codes().map_err(NotStored::Error)?;
+        let codes = codes.to_burn::<D>(device, storage);
+        codes.map(Stored::Codes).map_err(NotStored::Error)
     }
 
     /// The codes as numbers, of scale 1.
@@ -75,14 +69,25 @@ impl QuantizedTensor {
         let Some(qparams) = quantizer.of_codes() else {
             return Self::from_burn(stored, scheme);
         };
-        let codes = Self::from_burn(stored, &code_scheme(scheme))?;
+        let shape = stored.dims().to_vec();
+        // Of scale 1: their values are themselves. GPUs do not give every quantized tensor back as it
+        // is held.
+        let codes = read(numbers(stored))?;
         Self::new(
-            codes.codes().to_vec(),
-            codes.shape().to_vec(),
+            codes.into_iter().map(|code| code as i32).collect(),
+            shape,
             read(qparams.scale)?,
             read(qparams.zero_point)?,
             scheme.clone(),
         )
+    }
+}
+
+/// The numbers of a tensor, whether it is quantized or not.
+fn numbers<const D: usize>(stored: Tensor<D>) -> Tensor<D> {
+    match stored.dtype() {
+        DType::QFloat(_) => stored.dequantize(),
+        _ => stored,
     }
 }
 
@@ -98,13 +103,12 @@ impl FakeQuantize {
     /// The values of the weight that is stored as the quantized tensor `stored`, or as floats of its
     /// codes; in its dtype.
     pub(crate) fn stored_values<const D: usize>(&self, stored: Tensor<D>) -> Tensor<D> {
-        let numbers = match stored.dtype() {
-            DType::QFloat(_) => stored.dequantize(),
-            _ => stored,
-        };
         let values = match self.of_codes() {
-            Some(qparams) => from_numbers(numbers.cast(FloatDType::F32), &qparams, self.scheme()),
-            None => numbers,
+            Some(qparams) => {
+                let codes = numbers(stored).cast(FloatDType::F32);
+                from_numbers(codes, &qparams, self.scheme())
+            }
+            None => numbers(stored),
         };
         values.cast(self.dtype())
     }
