@@ -218,7 +218,7 @@ impl Mlp {
 }
 
 /// The ways in which a model of the inference table runs; the first is FP32.
-fn deployments<M: Module>(
+fn deployments<M: Module + 'static>(
     model: M,
     run: &impl Fn(&M),
 ) -> Result<Vec<(&'static str, M, usize)>, Box<dyn Error>> {
