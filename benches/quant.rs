@@ -1,4 +1,5 @@
-//! Fake quantization: its throughput, and what it adds to a training step.
+//! Fake quantization: its throughput, what it adds to a training step, and what a converted model
+//! costs in inference.
 //!
 //! `cargo bench --bench quant -- --device flex --json FILE`
 //!
@@ -14,11 +15,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, Granularity, Learned, NumberFormat, QatConfig, QuantParams,
-    Scheme, WeightConfig, advance, calibrate, fake_quantize, save_safetensors,
+    ConvertConfig, Dequantize, FakeQuantizeConfig, ForwardQ, Granularity, Learned, NumberFormat,
+    QatConfig, QuantParams, Scheme, Unsupported, WeightConfig, advance, calibrate, fake_quantize,
+    save_safetensors,
 };
 use clap::Parser;
 use harness::{ConvNet, Variant, interleave};
@@ -39,7 +43,8 @@ struct Arguments {
     /// Steps in a sample.
     #[arg(long, default_value_t = 3)]
     steps: usize,
-    /// Only tables whose name contains this: `throughput`, `step`, `size`.
+    /// Only tables whose name contains this: `throughput`, `step`, `inference`,
+    /// `size`.
     #[arg(long, default_value = "")]
     table: String,
     /// Also write the tables to FILE-throughput.json and so on.
@@ -61,6 +66,9 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     if "step".contains(&arguments.table) {
         step(arguments, &device.clone().autodiff())?;
+    }
+    if "inference".contains(&arguments.table) {
+        inference(arguments, &device)?;
     }
     if "size".contains(&arguments.table) {
         // Bytes do not depend on the device; that of the kernel of three channels, whether it can be
@@ -185,6 +193,135 @@ fn step(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
         ]);
     }
     table.publish_as(arguments.json.as_deref(), "step")?;
+    Ok(())
+}
+
+/// Two linear layers as wide as they are long.
+#[derive(Module, Debug)]
+struct Mlp {
+    first: Linear,
+    second: Linear,
+}
+
+impl Mlp {
+    fn new(width: usize, device: &Device) -> Self {
+        let layer = LinearConfig::new(width, width);
+        Self {
+            first: layer.init(device),
+            second: layer.init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward_q(relu(self.first.forward_q(x)))
+    }
+}
+
+/// The ways in which a model of the inference table runs; the first is FP32.
+fn deployments<M: Module + 'static>(
+    model: M,
+    run: &impl Fn(&M),
+) -> Result<Vec<(&'static str, M, usize)>, Box<dyn Error>> {
+    let mut all = Vec::new();
+    let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+    let every_use = keep.clone().with_dequantize(Dequantize::EveryUse);
+    let weights = QatConfig::new().with_activation(None);
+    all.push(("FP32", model.clone(), 4 * model.num_params()));
+    for (name, config, converter) in [
+        ("W8", &weights, &keep),
+        ("W8, codes alone", &weights, &every_use),
+        ("W8A8", &QatConfig::new(), &keep),
+        ("W8A8, codes alone", &QatConfig::new(), &every_use),
+    ] {
+        let prepared = config.prepare(model.clone())?;
+        let prepared = match config.activation {
+            Some(_) => calibrate(prepared, |model| run(model))?,
+            None => prepared,
+        };
+        let (converted, report) = converter.convert(prepared)?;
+        all.push((name, converted, report.resident_bytes()));
+    }
+    Ok(all)
+}
+
+/// Converted models beside the float ones that they come from.
+fn inference(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
+    let mut table = Table::new(
+        format!("inference on {device:?}"),
+        &[
+            "model",
+            "batch",
+            "variant",
+            "ms",
+            "times as fast as FP32",
+            "resident bytes",
+        ],
+    );
+    for (width, batch) in [(512, 1), (512, 64), (2048, 1), (2048, 64)] {
+        let x = Tensor::<2>::random([batch, width], Distribution::Default, device);
+        let run = move |model: &Mlp| drop(model.forward(x.clone()));
+        let name = format!("MLP {width}");
+        of_model(
+            arguments,
+            device,
+            (&name, batch),
+            Mlp::new(width, device),
+            run,
+            &mut table,
+        )?;
+    }
+    let x = ConvNet::input(arguments.large, device);
+    for batch in [1, x.dims()[0]] {
+        let x = x.clone().narrow(0, 0, batch);
+        let run = move |model: &ConvNet| drop(model.forward(x.clone()));
+        let model = ConvNet::new(arguments.large, device);
+        of_model(
+            arguments,
+            device,
+            ("conv net", batch),
+            model,
+            run,
+            &mut table,
+        )?;
+    }
+    table.publish_as(arguments.json.as_deref(), "inference")?;
+    Ok(())
+}
+
+fn of_model<M: Module + 'static>(
+    arguments: &Arguments,
+    device: &Device,
+    (name, batch): (&str, usize),
+    model: M,
+    run: impl Fn(&M) + Clone + 'static,
+    table: &mut Table,
+) -> Result<(), Box<dyn Error>> {
+    let deployments = deployments(model, &run)?;
+    let rows: Vec<_> = deployments
+        .iter()
+        .map(|(name, _, bytes)| (*name, *bytes))
+        .collect();
+    let variants = deployments.into_iter().map(|(_, model, _)| {
+        let run = run.clone();
+        Variant::new(move || {
+            run(&model);
+            Ok(())
+        })
+    });
+    let mut variants: Vec<Variant> = variants.collect();
+    let bar = support::progress((arguments.samples + 1) * variants.len(), "inference");
+    let (samples, steps) = (arguments.samples, arguments.steps);
+    interleave(&mut variants, samples, steps, device, &bar)?;
+    for ((variant, bytes), timed) in rows.into_iter().zip(&variants) {
+        table.push([
+            name.into(),
+            Cell::Integer(batch as u64),
+            variant.into(),
+            Cell::optional(timed.median(), 3),
+            Cell::optional(timed.compared(&variants[0], |own, float| float / own), 2),
+            Cell::Integer(bytes as u64),
+        ]);
+    }
     Ok(())
 }
 

@@ -38,7 +38,7 @@ use burn_lean::prune::{
 use clap::Parser;
 use network::{Network, loss};
 use options::{Cli, MethodName};
-use support::{Batch, Cell, Curve, ImageSet, MlpNet, PeakMemory, ResNet20, Table};
+use support::{Axes, Batch, Cell, Curve, ImageSet, MlpNet, PeakMemory, ResNet20, Table, Values};
 
 /// Images per forward pass where no gradient is needed.
 const LOOK: usize = 500;
@@ -184,7 +184,12 @@ impl<'a, M: Network> Run<'a, M> {
             return Ok(());
         };
         let title = format!("{}: accuracy over sparsity", self.images.name);
-        support::write_svg_over(path, &title, "sparsity [%]", "accuracy [%]", &self.curves)
+        let axes = Axes {
+            step: "sparsity [%]",
+            value: "accuracy [%]",
+            values: Values::Percent,
+        };
+        support::write_svg_over(path, &title, axes, &self.curves)
     }
 
     /// A point of the curve of that name.

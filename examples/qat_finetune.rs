@@ -32,7 +32,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{ConvertConfig, QuantError, Unsupported, compare, save_safetensors};
 use clap::Parser;
 use recipe::{Bits, Training, quantize_after_training, quantize_in_training, train};
-use support::{Cell, ConvNet, Curve, DeviceName, ImageSet, Images, Table};
+use support::{Axes, Cell, ConvNet, Curve, DeviceName, ImageSet, Images, Table, Values};
 
 /// Quantize a small convolutional network after training and in training, at several precisions.
 #[derive(Debug, Parser)]
@@ -329,11 +329,15 @@ impl Experiment<'_> {
             point.1 = float_accuracy;
         }
         float.name = "FP32".into();
+        let axes = Axes {
+            step: "bits of a weight and an activation together",
+            value: "accuracy [%]",
+            values: Values::Percent,
+        };
         support::write_svg_over(
             &svg,
             &format!("{data}: accuracy over bits"),
-            "bits of a weight and an activation together",
-            "accuracy [%]",
+            axes,
             &[float, curve("PTQ"), curve("QAT")],
         )?;
         println!("figure: {}", svg.display());

@@ -24,7 +24,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use cifar::{CifarFiles, read as read_cifar};
 pub(crate) use conv_net::ConvNet;
-pub(crate) use curve::{Curve, write_csv, write_svg, write_svg_over};
+pub(crate) use curve::{Axes, Curve, Values, write_csv, write_svg, write_svg_over};
 pub(crate) use idx::IdxError;
 pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
 pub(crate) use memory::PeakMemory;

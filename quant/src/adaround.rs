@@ -1,8 +1,11 @@
 //! Learning for each weight whether to round it up or down.
 
+use std::ops::Range;
+
 use burn::config::Config;
 use faer::linalg::matmul::matmul;
-use faer::{Accum, Mat, Par};
+use faer::{Accum, Mat, MatRef, Par};
+use rayon::prelude::*;
 
 use crate::QuantError;
 use crate::input_statistics::InputStatistics;
@@ -46,7 +49,7 @@ impl Default for AdaRoundConfig {
 /// ```
 ///
 /// The inputs enter through `Σ x xᵀ` only, so that an iteration costs one product
-/// `[outputs, d] · [d, d]`. Where the result is no better than nearest rounding on `inputs`,
+/// `[outputs, d] · [d, d]`, in F32, some outputs on each thread of rayon's pool. Where the result is no better than nearest rounding on `inputs`,
 /// nearest rounding is returned. A weight of exactly zero was pruned, and stays zero.
 ///
 /// [Up or Down? Adaptive Rounding for Post-Training Quantization, Nagel et al.,
@@ -80,16 +83,27 @@ pub fn adaround(
     if nearest_error == 0.0 {
         return Ok(nearest);
     }
-    let mut rounding = Rounding::new(grid);
     // The error of nearest rounding counts as one for each element, so that λ means the same for
     // weights of any size.
-    let samples = inputs.samples() as f64;
-    let outputs = grid.shape()[0] as f64;
-    let weight = rounding.logits.len() as f64 / (nearest_error * samples * outputs);
-    for iteration in 0..config.iterations {
-        rounding.step(grid, inputs, config, weight, iteration);
-    }
-    let codes = rounding.codes(grid);
+    let [outputs, features] = grid.shape();
+    let weight = features as f64 / (nearest_error * inputs.samples() as f64);
+    let gram = inputs.gram();
+    let second_moments = Mat::from_fn(features, features, |row, column| {
+        (2.0 * weight * gram[(row, column)]) as f32
+    });
+    // The outputs have nothing to do with each other.
+    let codes: Vec<Vec<i32>> = (0..outputs.div_ceil(ROWS))
+        .into_par_iter()
+        .map(|chunk| {
+            let rows = chunk * ROWS..outputs.min((chunk + 1) * ROWS);
+            let mut rounding = Rounding::new(grid, rows);
+            for iteration in 0..config.iterations {
+                rounding.step(second_moments.as_ref(), config, iteration);
+            }
+            rounding.codes(grid)
+        })
+        .collect();
+    let codes = codes.concat();
     match grid.output_error(&codes, inputs)? < nearest_error {
         true => Ok(codes),
         false => Ok(nearest),
@@ -142,125 +156,171 @@ impl AdaRoundConfig {
 }
 
 /// Stretch of the sigmoid, so that it reaches 0 and 1.
-const GAMMA: f64 = -0.1;
-const ZETA: f64 = 1.1;
+const GAMMA: f32 = -0.1;
+const ZETA: f32 = 1.1;
 
-/// The logits and the state of Adam, one for each element.
+/// Outputs that are learned together: enough for a matrix product, and few enough for many threads.
+const ROWS: usize = 32;
+
+/// What is fixed of an element: `h` is in steps above the code below its weight.
+#[derive(Debug, Clone, Copy)]
+struct Element {
+    /// The `h` of the weight itself.
+    fraction: f32,
+    scale: f32,
+    /// The `h` of the lowest and of the highest code.
+    bounds: (f32, f32),
+    is_zero: bool,
+}
+
+/// Some rows of a weight: their logits and the state of Adam, one for each element.
 struct Rounding {
-    logits: Vec<f64>,
-    momentum: Vec<f64>,
-    variance: Vec<f64>,
+    /// Row-major index of the first element in the weight.
+    start: usize,
+    features: usize,
+    elements: Vec<Element>,
+    logits: Vec<f32>,
+    momentum: Vec<f32>,
+    variance: Vec<f32>,
+    /// `h(V)` and its slope.
+    steps: Vec<(f32, f32)>,
+    /// `W̃ − W`.
+    error: Mat<f32>,
+    gradient: Mat<f32>,
 }
 
 impl Rounding {
     /// Starts where `h(V)` is the fraction that rounding cuts off: at no error at all.
-    fn new(grid: &WeightGrid) -> Self {
-        let [outputs, features] = grid.shape();
-        let logit = |index: usize| {
+    fn new(grid: &WeightGrid, rows: Range<usize>) -> Self {
+        let [_, features] = grid.shape();
+        let (quant_min, quant_max) = grid.range();
+        let element = |index: usize| {
             let position = grid.position(index);
-            let sigmoid = (position - position.floor() - GAMMA) / (ZETA - GAMMA);
-            (sigmoid / (1.0 - sigmoid)).ln()
-        };
-        let logits: Vec<f64> = (0..outputs * features).map(logit).collect();
-        Self {
-            momentum: vec![0.0; logits.len()],
-            variance: vec![0.0; logits.len()],
-            logits,
-        }
-    }
-
-    fn step(
-        &mut self,
-        grid: &WeightGrid,
-        inputs: &InputStatistics,
-        config: &AdaRoundConfig,
-        weight: f64,
-        iteration: usize,
-    ) {
-        let [outputs, features] = grid.shape();
-        let soft = |index: usize| match grid.is_zero(index) {
-            true => grid.position(index),
-            false => {
-                let code = grid.position(index).floor() + soft_step(self.logits[index]);
-                clamp_soft(grid, code)
+            let below = position.floor();
+            Element {
+                fraction: (position - below) as f32,
+                scale: grid.scale(index) as f32,
+                bounds: (
+                    (f64::from(quant_min) - below) as f32,
+                    (f64::from(quant_max) - below) as f32,
+                ),
+                is_zero: grid.is_zero(index),
             }
         };
-        // dL/dW̃ = 2 · weight · (W̃ − W) · Σ x xᵀ
-        let error = Mat::from_fn(outputs, features, |row, column| {
-            let index = row * features + column;
-            (soft(index) - grid.position(index)) * grid.scale(index)
-        });
-        let mut gradient = Mat::zeros(outputs, features);
-        matmul(
-            gradient.as_mut(),
-            Accum::Replace,
-            error.as_ref(),
-            inputs.gram(),
-            2.0 * weight,
-            Par::Seq,
-        );
-        let beta = config.beta_at(iteration);
-        for index in 0..self.logits.len() {
-            let h = soft_step(self.logits[index]);
-            let unclamped = grid.position(index).floor() + h;
-            let inside = clamp_soft(grid, unclamped) == unclamped;
-            let of_error = match inside {
-                true => gradient[(index / features, index % features)] * grid.scale(index),
-                false => 0.0,
-            };
-            let of_term = beta.map_or(0.0, |beta| {
-                let centred = 2.0 * h - 1.0;
-                -2.0 * beta * centred.abs().powf(beta - 1.0) * centred.signum()
-            });
-            let d_h = of_error + config.regularization * of_term;
-            let d_logit = d_h * soft_step_slope(self.logits[index]);
-            self.adam(index, d_logit, config.learning_rate, iteration);
+        let elements: Vec<Element> = (rows.start * features..rows.end * features)
+            .map(element)
+            .collect();
+        let logit = |element: &Element| {
+            let sigmoid = (element.fraction - GAMMA) / (ZETA - GAMMA);
+            (sigmoid / (1.0 - sigmoid)).ln()
+        };
+        Self {
+            start: rows.start * features,
+            features,
+            logits: elements.iter().map(logit).collect(),
+            momentum: vec![0.0; elements.len()],
+            variance: vec![0.0; elements.len()],
+            steps: vec![(0.0, 0.0); elements.len()],
+            error: Mat::zeros(rows.len(), features),
+            gradient: Mat::zeros(rows.len(), features),
+            elements,
         }
     }
 
-    fn adam(&mut self, index: usize, gradient: f64, learning_rate: f64, iteration: usize) {
-        const BETA_1: f64 = 0.9;
-        const BETA_2: f64 = 0.999;
-        const EPSILON: f64 = 1e-8;
-        let step = iteration as i32 + 1;
-        self.momentum[index] = BETA_1 * self.momentum[index] + (1.0 - BETA_1) * gradient;
-        self.variance[index] = BETA_2 * self.variance[index] + (1.0 - BETA_2) * gradient * gradient;
-        let momentum = self.momentum[index] / (1.0 - BETA_1.powi(step));
-        let variance = self.variance[index] / (1.0 - BETA_2.powi(step));
-        self.logits[index] -= learning_rate * momentum / (variance.sqrt() + EPSILON);
+    /// One step of Adam; `second_moments` is `2 · weight · Σ x xᵀ`.
+    fn step(&mut self, second_moments: MatRef<'_, f32>, config: &AdaRoundConfig, iteration: usize) {
+        for (index, element) in self.elements.iter().enumerate() {
+            let (h, slope) = soft_step(self.logits[index]);
+            self.steps[index] = (h, slope);
+            let inside = h.clamp(element.bounds.0, element.bounds.1);
+            self.error[(index / self.features, index % self.features)] = match element.is_zero {
+                true => 0.0,
+                false => (inside - element.fraction) * element.scale,
+            };
+        }
+        // dL/dW̃ = 2 · weight · (W̃ − W) · Σ x xᵀ
+        matmul(
+            self.gradient.as_mut(),
+            Accum::Replace,
+            self.error.as_ref(),
+            second_moments,
+            1.0,
+            Par::Seq,
+        );
+        let beta = config.beta_at(iteration).map(|beta| beta as f32);
+        let regularization = config.regularization as f32;
+        let adam = Adam::new(config.learning_rate, iteration);
+        for (index, element) in self.elements.iter().enumerate() {
+            let (h, slope) = self.steps[index];
+            let mut d_logit = 0.0;
+            if slope != 0.0 {
+                let (lowest, highest) = element.bounds;
+                if (lowest..=highest).contains(&h) {
+                    let place = (index / self.features, index % self.features);
+                    d_logit += self.gradient[place] * element.scale;
+                }
+                if let Some(beta) = beta {
+                    let centred = 2.0 * h - 1.0;
+                    let of_term = -2.0 * beta * centred.abs().powf(beta - 1.0) * centred.signum();
+                    d_logit += regularization * of_term;
+                }
+                d_logit *= slope;
+            }
+            let state = (&mut self.momentum[index], &mut self.variance[index]);
+            self.logits[index] -= adam.update(state, d_logit);
+        }
     }
 
     fn codes(&self, grid: &WeightGrid) -> Vec<i32> {
-        let code = |(index, logit): (usize, &f64)| {
+        let code = |(offset, logit): (usize, &f32)| {
+            let index = self.start + offset;
             if grid.is_zero(index) {
                 return grid.nearest_code(index, 0.0);
             }
-            let up = soft_step(*logit) >= 0.5;
+            let up = soft_step(*logit).0 >= 0.5;
             grid.clamp(grid.position(index).floor() + f64::from(u8::from(up)))
         };
         self.logits.iter().enumerate().map(code).collect()
     }
 }
 
-/// `h(V)`.
-fn soft_step(logit: f64) -> f64 {
-    ((ZETA - GAMMA) * sigmoid(logit) + GAMMA).clamp(0.0, 1.0)
+/// One step of Adam.
+struct Adam {
+    learning_rate: f32,
+    /// 1 / (1 − βᵗ)
+    unbias: (f32, f32),
 }
 
-/// `dh/dV`; 0 where `h` is clamped.
-fn soft_step_slope(logit: f64) -> f64 {
-    let stretched = (ZETA - GAMMA) * sigmoid(logit) + GAMMA;
-    match (0.0..=1.0).contains(&stretched) {
-        true => (ZETA - GAMMA) * sigmoid(logit) * (1.0 - sigmoid(logit)),
-        false => 0.0,
+impl Adam {
+    const BETA_1: f32 = 0.9;
+    const BETA_2: f32 = 0.999;
+    const EPSILON: f32 = 1e-8;
+
+    fn new(learning_rate: f64, iteration: usize) -> Self {
+        let step = i32::try_from(iteration + 1).unwrap_or(i32::MAX);
+        let unbias = |beta: f32| (1.0 / (1.0 - f64::from(beta).powi(step))) as f32;
+        Self {
+            learning_rate: learning_rate as f32,
+            unbias: (unbias(Self::BETA_1), unbias(Self::BETA_2)),
+        }
+    }
+
+    /// How far to go down.
+    fn update(&self, (momentum, variance): (&mut f32, &mut f32), gradient: f32) -> f32 {
+        *momentum = Self::BETA_1 * *momentum + (1.0 - Self::BETA_1) * gradient;
+        *variance = Self::BETA_2 * *variance + (1.0 - Self::BETA_2) * gradient * gradient;
+        let root = (*variance * self.unbias.1).sqrt();
+        self.learning_rate * *momentum * self.unbias.0 / (root + Self::EPSILON)
     }
 }
 
-fn sigmoid(logit: f64) -> f64 {
-    1.0 / (1.0 + (-logit).exp())
-}
-
-fn clamp_soft(grid: &WeightGrid, code: f64) -> f64 {
-    let (quant_min, quant_max) = grid.range();
-    code.clamp(f64::from(quant_min), f64::from(quant_max))
+/// `h(V)` and `dh/dV`, which is 0 where `h` is clamped.
+fn soft_step(logit: f32) -> (f32, f32) {
+    let sigmoid = 1.0 / (1.0 + (-logit).exp());
+    let stretched = (ZETA - GAMMA) * sigmoid + GAMMA;
+    let slope = match (0.0..=1.0).contains(&stretched) {
+        true => (ZETA - GAMMA) * sigmoid * (1.0 - sigmoid),
+        false => 0.0,
+    };
+    (stretched.clamp(0.0, 1.0), slope)
 }

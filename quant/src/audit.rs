@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::backend::Capture;
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::{FoldPair, Phase, QuantError, Scheme, Site, map_quantizers, quantizers};
@@ -22,7 +22,7 @@ mod log;
 mod norm_pair;
 mod operation;
 
-pub(crate) use log::stand_in;
+pub(crate) use log::{is_recording, stand_in, zeros};
 pub use norm_pair::{NormPair, NotFoldable};
 
 use graph::Graph;
@@ -83,9 +83,17 @@ pub enum SiteKind {
     FusedAttention,
     /// Any other product of two computed tensors.
     Matmul,
-    /// The sum of two computed tensors of one shape, as in a residual connection.
+    /// The sum of two computed tensors, as in a residual connection.
+    ///
+    /// Of two shapes only where both come from layers: not a mask that is added.
     Add,
-    /// The element-wise product of two computed tensors of one shape, as in a gate.
+    /// The difference of two computed tensors; of two shapes as for [`Add`](Self::Add).
+    Sub,
+    /// The element-wise product of two computed tensors, as in a gate, a squeeze-and-excite block or
+    /// an outer product.
+    ///
+    /// Not the product, sum or difference of a tensor and a smaller one that was computed from it
+    /// without any layer, as in a normalization.
     Mul,
     /// A concatenation; integer arithmetic needs one scale for all of its parts.
     Concat,
@@ -105,6 +113,9 @@ pub enum Coverage {
     },
     /// It is stored as integers with Burn's scheme.
     Stored(String),
+    /// It is nothing but zeros, which are on every grid: the state that a recurrent layer starts
+    /// from.
+    Zero,
     /// It is float.
     Float(Cause),
 }
@@ -216,8 +227,7 @@ impl Audit {
             .norm_pairs
             .iter()
             .filter(|pair| pair.not_foldable.is_none());
-        let pairs =
-            foldable.map(|pair| FoldPair::new(&pair.layer, &pair.norm).with_epsilon(pair.epsilon));
+        let pairs = foldable.map(|pair| FoldPair::new(&pair.layer, &pair.norm, pair.epsilon));
         pairs.collect()
     }
 }
@@ -241,8 +251,15 @@ impl Trace {
         let captured = capture.capture_scope(|scope| {
             // `valid` copies running statistics: `to_device` would move the original's in place.
             // The capture device holds no quantized tensors.
+            let weights = quantizers(model)
+                .into_iter()
+                .filter(|located| located.site == Site::Weight);
+            let dtypes = weights
+                .filter_map(|located| Some((located.parameter?, located.quantizer.dtype())))
+                .collect();
             let model = model.valid().map(&mut Dequantize {
                 path: Vec::new(),
+                dtypes,
                 stored: &mut parameters.stored,
             });
             // Those that stand alone in a model that is not prepared do not know their paths.
@@ -361,6 +378,8 @@ impl ModuleVisitor for Parameters {
 /// Turns stored quantized parameters into float ones.
 struct Dequantize<'a> {
     path: Vec<String>,
+    /// The dtypes of the values of weights that carry quantizers.
+    dtypes: HashMap<String, FloatDType>,
     stored: &'a mut HashMap<String, String>,
 }
 
@@ -376,9 +395,14 @@ impl ModuleMapper for Dequantize<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|base| match base.dtype() {
             DType::QFloat(scheme) => {
-                self.stored
-                    .insert(self.path.join("."), format!("{scheme:?}"));
-                base.dequantize()
+                let path = self.path.join(".");
+                let values = base.dequantize();
+                let values = match self.dtypes.get(&path) {
+                    Some(dtype) => values.cast(*dtype),
+                    None => values,
+                };
+                self.stored.insert(path, format!("{scheme:?}"));
+                values
             }
             _ => base,
         })

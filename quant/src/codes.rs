@@ -84,9 +84,19 @@ pub fn from_codes<const D: usize>(
             Tensor::from_data(numbers, (&device, DType::F32))
         }
     };
+    from_numbers(numbers, qparams, scheme)
+}
+
+/// As [`from_codes`], of integer codes that are held as floats.
+pub(crate) fn from_numbers<const D: usize>(
+    numbers: Tensor<D>,
+    qparams: &QuantParams,
+    scheme: &Scheme,
+) -> Tensor<D> {
     let Some(Rule { groups, .. }) = Rule::new(&numbers, qparams, scheme) else {
         return numbers;
     };
+    let shape = numbers.dims();
     let spread = |qparam: &Tensor<1>| groups.expand(qparam.clone().detach(), shape);
     (numbers - spread(&qparams.zero_point)) * spread(&qparams.scale)
 }

@@ -1,22 +1,24 @@
 //! A prepared and a converted model, side by side over samples.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::conversion_report::{ActivationMismatch, ConversionReport, Mismatch};
 use crate::convert::quantized_weights;
-use crate::tap::{self, Tapped};
-use crate::walk::{Site, map_quantizers, quantizers};
+use crate::listener::{Listener, listening, lock};
+use crate::tap::Tap;
+use crate::walk::{Site, quantizers};
 use crate::{QuantError, QuantizedTensor};
 
 /// Runs the prepared and the converted model over `samples` and writes into `report` by how much
 /// they differ: weight codes, and the codes of quantized activations, for each layer and each
 /// quantizer of the model's own, and the model's output.
 ///
-/// `forward` gets the model in its inference form. Samples must be on its device, without
-/// autodiff.
+/// `forward` gets the model in its inference form, and may call it on any thread. Samples must be on
+/// its device, without autodiff.
 ///
 /// # Errors
 ///
@@ -30,42 +32,44 @@ pub fn compare<M: Module, X, const D: usize>(
     samples: impl IntoIterator<Item = X>,
     forward: impl Fn(&M, &X) -> Tensor<D>,
 ) -> Result<(), QuantError> {
-    let located = |model: &M| {
-        map_quantizers(model.valid(), |located| {
-            let path = located.path.clone();
-            located.quantizer.with_path(path)
-        })
-    };
-    let (prepared, converted) = (located(prepared), located(converted));
+    let (tap_prepared, prepared) = tapped(prepared);
+    let (tap_converted, converted) = tapped(converted);
     let weights = weight_mismatches(&prepared, &converted)?;
     let activations = owners(&prepared);
     let mut layers: BTreeMap<String, Difference> = BTreeMap::new();
     let mut output_difference = None;
     for sample in samples {
-        let run = |model: &M| -> Result<(Vec<f32>, Vec<Tapped>), QuantError> {
-            let (output, tapped) = tap::listen(|| forward(model, &sample))?;
+        let run = |model: &M, tap: &Mutex<Tap>| -> Result<(Vec<f32>, Calls), QuantError> {
+            let output = forward(model, &sample);
             let data = output.try_into_data().map_err(|error| QuantError::Device {
                 reason: error.to_string(),
             })?;
-            let of_activations = tapped.into_iter();
-            let of_activations =
-                of_activations.filter(|tapped| activations.contains_key(&tapped.path));
-            Ok((
-                data.convert::<f32>().iter::<f32>().collect(),
-                of_activations.collect(),
-            ))
+            let mut calls = Calls::new();
+            for call in lock(tap).take()? {
+                if activations.contains_key(&call.path) {
+                    calls.entry(call.path).or_default().push(call.codes);
+                }
+            }
+            Ok((data.convert::<f32>().iter::<f32>().collect(), calls))
         };
-        let (expected, of_prepared) = run(&prepared)?;
-        let (found, of_converted) = run(&converted)?;
+        let (expected, of_prepared) = run(&prepared, &tap_prepared)?;
+        let (found, of_converted) = run(&converted, &tap_converted)?;
         same_length("outputs", expected.len(), found.len())?;
-        same_length("quantizer calls", of_prepared.len(), of_converted.len())?;
         let differences = expected.iter().zip(&found).map(|(a, b)| difference(*a, *b));
         let largest = differences.fold(output_difference.unwrap_or(0.0), f32::max);
         output_difference = Some(largest);
-        for (a, b) in of_prepared.iter().zip(&of_converted) {
-            same_length("codes", a.codes.len(), b.codes.len())?;
-            let layer = layers.entry(activations[&a.path].clone()).or_default();
-            layer.add(&a.codes, &b.codes);
+        let none = Vec::new();
+        for path in of_prepared.keys().chain(of_converted.keys()) {
+            let of = |calls: &Calls| calls.get(path).map_or(0, Vec::len);
+            same_length("quantizer calls", of(&of_prepared), of(&of_converted))?;
+        }
+        for (path, calls) in &of_prepared {
+            let others = of_converted.get(path).unwrap_or(&none);
+            for (a, b) in calls.iter().zip(others) {
+                same_length("codes", a.len(), b.len())?;
+                let layer = layers.entry(activations[path].clone()).or_default();
+                layer.add(a, b);
+            }
         }
     }
     if output_difference.is_none() {
@@ -92,6 +96,16 @@ pub fn compare<M: Module, X, const D: usize>(
         })
         .collect();
     Ok(())
+}
+
+/// The codes that each quantizer gave, call by call, by its path.
+type Calls = BTreeMap<String, Vec<Vec<i32>>>;
+
+/// A copy of the model, and the codes that its quantizers give from now on.
+fn tapped<M: Module>(model: &M) -> (Arc<Mutex<Tap>>, M) {
+    let tap = Arc::new(Mutex::new(Tap::default()));
+    let model = listening(model, &Listener::Tap(tap.clone()));
+    (tap, model)
 }
 
 /// The distance of two outputs; infinite where only one of them is a number.

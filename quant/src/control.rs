@@ -1,12 +1,15 @@
 //! What a quantizer knows on the host: its schedule, its step, what has been done.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault};
 use burn::module::{ModuleMapper, ModuleVisitor};
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 
 use crate::schedule::{Phase, Schedule};
 use crate::state::HostIntegers;
-use crate::{Granularity, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
+use crate::{Dequantize, Granularity, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
 
 /// How the schedule is overruled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +22,10 @@ pub(crate) enum Mode {
     Calibrating,
 }
 
-const LAYOUT: i32 = 1;
-const LEN: usize = 15;
+const LAYOUT: i32 = 2;
+const LEN: usize = 19;
+/// Where the scheme starts.
+const SCHEME: usize = 13;
 
 /// The control state, recorded as integers.
 #[derive(Debug, Clone)]
@@ -30,15 +35,28 @@ pub(crate) struct Control {
     pub(crate) mode: Mode,
     /// Whether there is a range.
     pub(crate) observed: bool,
+    /// Whether the observer holds scale and zero point themselves, in the place of a range.
+    pub(crate) exact: bool,
+    /// Of a converted weight: whether what is stored are its codes, with a scale of 1, in the place of
+    /// its values. Scale and zero point are then exact.
+    pub(crate) codes: bool,
     /// Whether the learned scale has its first value.
     pub(crate) initialized: bool,
     /// Whether values were seen that are no numbers, in a calibration.
     pub(crate) non_finite: bool,
+    /// Of a weight: the dtype of its values.
+    pub(crate) dtype: FloatDType,
+    /// Of a converted weight: when its values are computed.
+    pub(crate) dequantize: Option<Dequantize>,
     /// The scheme, in the record's words.
     scheme: [i32; 6],
     /// What a loaded record said about its scheme, where it differs.
     pub(crate) foreign: Option<[i32; 6]>,
+    /// Whether a value ever came by, in this model or a copy of it.
+    called: Arc<AtomicBool>,
     integers: HostIntegers,
+    /// Whether the last mapper replaced the integers, as the one that loads a record does.
+    pub(crate) was_loaded: bool,
 }
 
 impl Control {
@@ -48,12 +66,28 @@ impl Control {
             step: 0,
             mode: Mode::Scheduled,
             observed: false,
+            exact: false,
+            codes: false,
             initialized: false,
             non_finite: false,
+            dtype: FloatDType::F32,
+            dequantize: None,
             scheme: fingerprint(scheme),
             foreign: None,
+            called: Arc::default(),
             integers: HostIntegers::new(vec![0; LEN], device),
+            was_loaded: false,
         }
+    }
+
+    /// Whether a value ever came by.
+    pub(crate) fn was_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed)
+    }
+
+    /// Remembers that a value came by, for all copies of this quantizer.
+    pub(crate) fn call(&self) {
+        self.called.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -77,6 +111,14 @@ impl Control {
             i32::from(self.observed),
             i32::from(self.initialized),
             i32::from(self.non_finite),
+            i32::from(self.exact) + i32::from(self.codes),
+            dtype_code(self.dtype),
+            match self.dequantize {
+                None => 0,
+                Some(Dequantize::Once) => 1,
+                Some(Dequantize::EveryUse) => 2,
+            },
+            i32::from(self.was_called()),
         ];
         values.extend(self.scheme);
         values
@@ -84,7 +126,7 @@ impl Control {
 
     /// Takes over what a record holds, unless it is of another scheme or layout.
     fn decode(&mut self, values: &[i32]) {
-        let scheme: Option<[i32; 6]> = values.get(9..).and_then(|tail| tail.try_into().ok());
+        let scheme: Option<[i32; 6]> = values.get(SCHEME..).and_then(|tail| tail.try_into().ok());
         let (Some(&LAYOUT), Some(scheme)) = (values.first(), scheme) else {
             self.foreign = Some([-1; 6]);
             return;
@@ -109,7 +151,38 @@ impl Control {
         self.observed = values[6] != 0;
         self.initialized = values[7] != 0;
         self.non_finite = values[8] != 0;
+        self.exact = values[9] != 0;
+        self.codes = values[9] == 2;
+        self.dtype = dtype_of(values[10]);
+        self.dequantize = match values[11] {
+            1 => Some(Dequantize::Once),
+            2 => Some(Dequantize::EveryUse),
+            _ => None,
+        };
+        if values[12] != 0 {
+            self.call();
+        }
         self.foreign = None;
+    }
+}
+
+fn dtype_code(dtype: FloatDType) -> i32 {
+    match dtype {
+        FloatDType::F32 => 0,
+        FloatDType::F16 => 1,
+        FloatDType::BF16 => 2,
+        FloatDType::F64 => 3,
+        FloatDType::Flex32 => 4,
+    }
+}
+
+fn dtype_of(code: i32) -> FloatDType {
+    match code {
+        1 => FloatDType::F16,
+        2 => FloatDType::BF16,
+        3 => FloatDType::F64,
+        4 => FloatDType::Flex32,
+        _ => FloatDType::F32,
     }
 }
 
@@ -158,7 +231,7 @@ impl Module for Control {
     fn map<M: ModuleMapper>(mut self, mapper: &mut M) -> Self {
         let values = self.encode();
         self.integers.values.clone_from(&values);
-        self.integers = self.integers.map(mapper);
+        (self.integers, self.was_loaded) = self.integers.mapped(mapper);
         if self.integers.values != values {
             let loaded = self.integers.values.clone();
             self.decode(&loaded);

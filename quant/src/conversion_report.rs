@@ -2,8 +2,12 @@
 
 use std::fmt;
 
+use burn::tensor::{DType, Tensor};
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
+
+use crate::convert::OtherBytes;
+use crate::{Dequantize, LeftFloat};
 
 /// What became of a weight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +22,8 @@ pub enum Outcome {
     },
     /// It was one before.
     AlreadyConverted,
+    /// It is a float tensor, of the values of the codes that were loaded.
+    Dequantized,
     /// It stayed as it was, since Burn cannot hold it.
     KeptFakeQuantized {
         /// Why.
@@ -41,6 +47,11 @@ pub struct ConvertedWeight {
     /// Bytes with as many bits for each code as the scheme has, scales included: what
     /// [`save_safetensors`](crate::save_safetensors) stores.
     pub packed_bytes: usize,
+    /// Bytes in memory once the model has run: [`bytes`](Self::bytes), and those of the values, where
+    /// they are kept beside the codes.
+    pub resident_bytes: usize,
+    /// When the float values that the layer multiplies with are computed.
+    pub dequantize: Dequantize,
     /// Largest difference between the fake-quantized and the converted model at this layer, once
     /// [`compare`](crate::compare) has run both.
     pub mismatch: Option<Mismatch>,
@@ -80,9 +91,14 @@ pub struct ConversionReport {
     /// own, by path, once [`compare`](crate::compare) has run.
     #[serde(default)]
     pub activations: Vec<ActivationMismatch>,
+    /// Activations that are not quantized, though the model has quantizers for them.
+    #[serde(default)]
+    pub left_float: Vec<LeftFloat>,
     /// Bytes of all other tensors of the model: biases, norms, running statistics, quantizer
     /// state.
     pub other_bytes: usize,
+    /// Those that a file has, too: without the ranges of weights, whose scales it has.
+    pub other_packed_bytes: usize,
     /// Largest difference of the model's output over all samples, once
     /// [`compare`](crate::compare) has run; infinite where only one of the two is a number.
     #[serde(with = "crate::table::optional_float32")]
@@ -90,11 +106,17 @@ pub struct ConversionReport {
 }
 
 impl ConversionReport {
-    pub(crate) fn new(weights: Vec<ConvertedWeight>, other_bytes: usize) -> Self {
+    pub(crate) fn new(
+        weights: Vec<ConvertedWeight>,
+        others: OtherBytes,
+        left_float: Vec<LeftFloat>,
+    ) -> Self {
         Self {
             weights,
             activations: Vec::new(),
-            other_bytes,
+            left_float,
+            other_bytes: others.held,
+            other_packed_bytes: others.in_file,
             output_difference: None,
         }
     }
@@ -104,9 +126,16 @@ impl ConversionReport {
         self.other_bytes + self.weights.iter().map(|w| w.bytes).sum::<usize>()
     }
 
-    /// Bytes of the whole model with its weights packed.
+    /// Bytes of the whole model in memory once it has run: with the values of weights that are
+    /// computed once.
+    pub fn resident_bytes(&self) -> usize {
+        self.other_bytes + self.weights.iter().map(|w| w.resident_bytes).sum::<usize>()
+    }
+
+    /// Bytes of the whole model to ship: what the tensors take up in the file that
+    /// [`save_safetensors`](crate::save_safetensors) writes.
     pub fn packed_bytes(&self) -> usize {
-        self.other_bytes + self.weights.iter().map(|w| w.packed_bytes).sum::<usize>()
+        self.other_packed_bytes + self.weights.iter().map(|w| w.packed_bytes).sum::<usize>()
     }
 
     /// Bytes of the whole model with its weights in F32.
@@ -134,9 +163,40 @@ impl ConversionReport {
 }
 
 impl ConvertedWeight {
+    /// Counts the values as kept beside what is held, if they are.
+    pub(crate) fn hold_values(&mut self, bytes: usize) {
+        self.resident_bytes = match self.dequantize {
+            Dequantize::Once => self.bytes + bytes,
+            Dequantize::EveryUse => self.bytes,
+        };
+    }
+
+    /// When its values are computed, in words.
+    fn forward_pass(&self) -> String {
+        match (&self.outcome, self.dequantize) {
+            (Outcome::KeptFakeQuantized { .. }, Dequantize::Once) => "float".into(),
+            (Outcome::Dequantized, _) => "float".into(),
+            (Outcome::KeptFakeQuantized { .. }, _) => "fake-quantized at every use".into(),
+            (_, dequantize) => dequantize.to_string(),
+        }
+    }
+
     /// Bytes in F32.
     pub fn float_bytes(&self) -> usize {
         4 * self.shape.iter().product::<usize>()
+    }
+}
+
+impl Outcome {
+    /// Of a tensor that was made for a quantized weight.
+    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
+        match tensor.dtype() {
+            DType::QFloat(scheme) => Self::Converted {
+                value: format!("{:?}", scheme.value),
+                store: format!("{:?}", scheme.store),
+            },
+            _ => Self::Dequantized,
+        }
     }
 }
 
@@ -145,7 +205,8 @@ impl fmt::Display for Outcome {
         match self {
             Self::Converted { value, store } => write!(f, "{value} {store}"),
             Self::AlreadyConverted => f.write_str("already converted"),
-            Self::KeptFakeQuantized { .. } => f.write_str("F32, fake-quantized"),
+            Self::Dequantized => f.write_str("float"),
+            Self::KeptFakeQuantized { .. } => f.write_str("float, fake-quantized"),
         }
     }
 }
@@ -158,7 +219,9 @@ impl fmt::Display for ConversionReport {
             "weight",
             "scheme",
             "held as",
+            "forward pass",
             "bytes",
+            "resident",
             "packed",
             "F32",
             "weight codes off",
@@ -170,7 +233,9 @@ impl fmt::Display for ConversionReport {
                 weight.path.clone(),
                 weight.scheme.clone(),
                 weight.outcome.to_string(),
+                weight.forward_pass(),
                 weight.bytes.to_string(),
+                weight.resident_bytes.to_string(),
                 weight.packed_bytes.to_string(),
                 weight.float_bytes().to_string(),
                 of(weight.mismatch.map(|m| m.weight_codes)),
@@ -181,15 +246,19 @@ impl fmt::Display for ConversionReport {
             "other tensors".to_string(),
             String::new(),
             String::new(),
+            String::new(),
             self.other_bytes.to_string(),
             self.other_bytes.to_string(),
+            self.other_packed_bytes.to_string(),
             self.other_bytes.to_string(),
         ]);
         table.add_row([
             "total".to_string(),
             String::new(),
             format!("{:.3} of F32", self.ratio()),
+            String::new(),
             self.bytes().to_string(),
+            self.resident_bytes().to_string(),
             self.packed_bytes().to_string(),
             self.float_bytes().to_string(),
         ]);
@@ -198,6 +267,9 @@ impl fmt::Display for ConversionReport {
             if let Outcome::KeptFakeQuantized { reason } = &weight.outcome {
                 writeln!(f, "`{}` stays fake-quantized: {reason}", weight.path)?;
             }
+        }
+        for left in &self.left_float {
+            writeln!(f, "{left}")?;
         }
         for ActivationMismatch { path, codes, .. } in &self.activations {
             writeln!(f, "`{path}`: activation codes off by {codes}")?;

@@ -1,24 +1,31 @@
 //! From fake-quantized weights to quantized ones.
 
+mod other_bytes;
 mod weights;
 
+use std::any::Any;
 use std::collections::HashMap;
 
 use burn::config::Config;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::quantization::quantized_data_len;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_reparam::{Rejected, unlink_before};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use other_bytes::OtherBytes;
 use weights::QuantizedWeight;
 pub use weights::quantized_weights;
 
 use crate::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::effective::Effective;
 use crate::float_parameters;
-use crate::walk::{Located, Site, quantizers};
-use crate::{QuantError, Storage, WeightQuantizer};
+use crate::stored::{NotStored, Stored};
+use crate::unobserved::{Unobserved, leave_float, without_range};
+use crate::walk::{Located, map_quantizers, quantizers};
+use crate::{
+    Dequantize, QuantError, QuantParams, QuantizedTensor, Site, Storage, WeightQuantizer, audit,
+};
 
 /// What to do with a weight that Burn, or the device, cannot hold quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -26,18 +33,20 @@ pub enum Unsupported {
     /// [`QuantError::UnsupportedStorage`].
     #[default]
     Refuse,
-    /// It stays an F32 weight that is fake-quantized in every forward pass.
+    /// It stays a float weight, of the values that fake quantization gave it. A
+    /// [file](crate::save_safetensors) holds its codes all the same.
     KeepFakeQuantized,
 }
 
 /// How [`convert`](ConvertConfig::convert) converts.
 ///
 /// ```
-/// use burn_lean_quant::{ConvertConfig, Storage};
+/// use burn_lean_quant::{ConvertConfig, Dequantize, Storage};
 ///
 /// let config = ConvertConfig::new();
 /// assert_eq!(config.storage, Storage::Auto);
 /// assert_eq!(config.parameters, None);
+/// assert_eq!(config.dequantize, Dequantize::Once);
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct ConvertConfig {
@@ -51,6 +60,14 @@ pub struct ConvertConfig {
     /// weight quantizer.
     #[config(default = "None")]
     pub parameters: Option<Vec<String>>,
+    /// When the float values of a converted weight are computed: once, which is as fast as the float
+    /// model and keeps them beside the codes, or at every use, which keeps the codes alone. Default:
+    /// once.
+    #[config(default = "Dequantize::Once")]
+    pub dequantize: Dequantize,
+    /// What to do with activations that were never observed. Default: refuse.
+    #[config(default = "Unobserved::Refuse")]
+    pub unobserved: Unobserved,
 }
 
 impl Default for ConvertConfig {
@@ -65,7 +82,11 @@ impl ConvertConfig {
     /// - Scales are the trained ones, to the bit: nothing is calibrated again. A converted weight
     ///   dequantizes to exactly the values that fake quantization gave it, which is checked on the
     ///   device.
-    /// - Activation quantizers stay where they are, with their ranges.
+    /// - Activation quantizers stay where they are, with their ranges. One that no value ever came
+    ///   by is refused, or switched off and reported: see [`unobserved`](Self::unobserved). Whether
+    ///   the forward pass of the deployed model comes by, only
+    ///   [`convert_with`](Self::convert_with) sees.
+    /// - Weights keep the dtype of their values: an F16 model stays one.
     /// - Only weights that carry a quantizer are converted: never biases, norms or running
     ///   statistics.
     /// - In a [`Chain`](burn_lean_reparam::Chain), what acts before the quantizer becomes part of
@@ -83,7 +104,12 @@ impl ConvertConfig {
     /// quantized weight; [`QuantError::NotQuantizing`] for a quantizer whose schedule does not
     /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that would no longer be the one
     /// of the forward pass, for what acts on it after its quantizer; and, of the parameter at
-    /// fault, [`QuantError::NeverObserved`] and its kind, and [`QuantError::UnsupportedStorage`].
+    /// fault, [`QuantError::NeverObserved`], [`QuantError::NeverCalled`] and their kind (of several
+    /// activations as [`QuantError::Several`]), and [`QuantError::UnsupportedStorage`].
+    /// To recover from activations that were never observed without training again, call their
+    /// layers with `forward_q` and give them their ranges by
+    /// [`calibrate_unobserved`](crate::calibrate_unobserved): what was trained stays as it is.
+    ///
     /// On wgpu that is common: four codes in a word must share a scale there, so that a kernel of
     /// three input channels and 3 x 3 positions, quantized per channel, stays fake-quantized or is
     /// refused.
@@ -91,17 +117,43 @@ impl ConvertConfig {
         &self,
         model: M,
     ) -> Result<(M, ConversionReport), Rejected<M, QuantError>> {
-        match self.try_convert(&model) {
+        match self.try_convert(&model, None) {
             Ok(converted) => Ok(converted),
             Err(error) => Err(Rejected::new(model, error)),
         }
     }
 
-    fn try_convert<M: Module>(&self, model: &M) -> Result<(M, ConversionReport), QuantError> {
+    /// As [`convert`](Self::convert), for a model that is deployed with this forward pass.
+    ///
+    /// `forward` gets the model and the device to create its inputs on, as in [`audit()`]; nothing
+    /// is computed. Activations whose quantizer it does not come by, since a layer is called with
+    /// its plain `forward`, count as never observed, whatever was observed in training. A quantizer
+    /// that takes the range of the values at hand needs no other call.
+    ///
+    /// # Errors
+    ///
+    /// As [`convert`](Self::convert), and [`QuantError::Audit`].
+    pub fn convert_with<M: Module, O: Any>(
+        &self,
+        model: M,
+        forward: impl Fn(&M, &Device) -> O,
+    ) -> Result<(M, ConversionReport), Rejected<M, QuantError>> {
+        let converted =
+            audit(&model, forward).and_then(|audit| self.try_convert(&model, Some(&audit.unused)));
+        converted.map_err(|error| Rejected::new(model, error))
+    }
+
+    /// `unused` are the paths of the quantizers that the forward pass does not come by, if it is
+    /// known.
+    fn try_convert<M: Module>(
+        &self,
+        model: &M,
+        unused: Option<&[String]>,
+    ) -> Result<(M, ConversionReport), QuantError> {
         let all = quantizers(model);
-        check_activations(&all)?;
+        let left_float = self.unobserved.judge(without_range(&all, unused))?;
         let mut chosen = self.choose(model, &all)?;
-        let model = model.valid();
+        let model = leave_float(model.valid(), &left_float);
         for weight in &mut chosen {
             weight.check()?;
         }
@@ -115,16 +167,40 @@ impl ConvertConfig {
                 .map(|weight| (weight.path.clone(), weight))
                 .collect(),
             outcomes: Vec::new(),
+            dtypes: HashMap::new(),
+            exact: HashMap::new(),
+            codes: HashMap::new(),
             error: None,
         };
         let model = model.map(&mut converter);
         if let Some(error) = converter.error {
             return Err(error);
         }
-        let outcomes = converter.outcomes;
+        let Converter {
+            outcomes,
+            mut dtypes,
+            mut exact,
+            mut codes,
+            ..
+        } = converter;
         let model = unlink_before::<WeightQuantizer, _>(model, |path| {
             let weight = outcomes.iter().find(|weight| weight.path == path);
             weight.is_some_and(|weight| matches!(weight.outcome, Outcome::Converted { .. }))
+        });
+        let model = map_quantizers(model, |located| {
+            let parameter = located.parameter.filter(|_| located.site == Site::Weight);
+            let dtype = parameter.as_ref().and_then(|path| dtypes.remove(path));
+            let exact = parameter.as_ref().and_then(|path| exact.remove(path));
+            let codes = parameter.as_ref().and_then(|path| codes.remove(path));
+            let mut quantizer = located.quantizer;
+            if let Some(dtype) = dtype {
+                quantizer = quantizer.with_dtype(dtype).with_dequantize(self.dequantize);
+            }
+            match (exact, codes) {
+                (_, Some(qparams)) => quantizer.with_codes(qparams),
+                (Some(qparams), None) => quantizer.with_qparams(qparams),
+                (None, None) => quantizer,
+            }
         });
         if let Some(path) = effective.first_difference(&Effective::of(&model))? {
             return Err(QuantError::UnsupportedLayer {
@@ -134,14 +210,9 @@ impl ConvertConfig {
                     .into(),
             });
         }
-        let mut others = OtherBytes {
-            path: Vec::new(),
-            weights: &outcomes,
-            bytes: 0,
-        };
-        model.visit(&mut others);
-        let other_bytes = others.bytes;
-        Ok((model, ConversionReport::new(outcomes, other_bytes)))
+        let others = OtherBytes::of(&model, &outcomes);
+        let report = ConversionReport::new(outcomes, others, left_float);
+        Ok((model, report))
     }
 
     /// The weights to convert.
@@ -177,27 +248,18 @@ impl ConvertConfig {
     }
 }
 
-/// A range must be known wherever activations are quantized: without it, values pass through and
-/// the converted model would not be the one that was trained.
-fn check_activations(all: &[Located]) -> Result<(), QuantError> {
-    let activations = all.iter().filter(|located| {
-        located.site != Site::Weight
-            && located.quantizer.is_enabled()
-            && located.quantizer.has_static_range()
-    });
-    for located in activations {
-        let quantizer = located.quantizer.clone().with_path(located.name());
-        quantizer.qparams()?;
-    }
-    Ok(())
-}
-
 struct Converter<'a> {
     path: Vec<String>,
     config: &'a ConvertConfig,
     effective: &'a Effective,
     chosen: HashMap<String, QuantizedWeight>,
     outcomes: Vec<ConvertedWeight>,
+    /// Dtypes of the values of the weights that were converted now, by path.
+    dtypes: HashMap<String, FloatDType>,
+    /// Scales and zero points of those that are held as the floats of their codes.
+    exact: HashMap<String, QuantParams>,
+    /// Scales and zero points of those that are stored as codes.
+    codes: HashMap<String, QuantParams>,
     error: Option<QuantError>,
 }
 
@@ -215,39 +277,74 @@ impl Converter<'_> {
             outcome: Outcome::AlreadyConverted,
             bytes: 0,
             packed_bytes: 0,
+            resident_bytes: 0,
+            dequantize: self.config.dequantize,
             mismatch: None,
         };
+        let float_bytes =
+            |dtype: FloatDType| base.shape().num_elements() * DType::from(dtype).size();
         if let DType::QFloat(scheme) = base.dtype() {
+            let known = quantizer.dequantize();
+            report.dequantize = known.unwrap_or_default();
             report.bytes = quantized_data_len(&scheme, &base.shape());
-            report.packed_bytes = report.bytes;
+            report.packed_bytes =
+                QuantizedTensor::from_stored(base.clone(), quantizer)?.packed_bytes();
+            report.hold_values(float_bytes(quantizer.dtype()));
             self.outcomes.push(report);
             return Ok(base);
         }
+        let dtype = FloatDType::from(base.dtype());
+        let values_bytes = float_bytes(dtype);
+        self.dtypes.insert(weight.path.clone(), dtype);
         let quantized = weight.quantize(base.clone(), self.effective)?;
         report.packed_bytes = quantized.packed_bytes();
-        let (tensor, outcome) = match quantized.to_burn::<D>(&base.device(), self.config.storage) {
-            Ok(tensor) => {
-                let outcome = match tensor.dtype() {
-                    DType::QFloat(scheme) => {
-                        report.bytes = quantized_data_len(&scheme, &tensor.shape());
-                        Outcome::Converted {
-                            value: format!("{:?}", scheme.value),
-                            store: format!("{:?}", scheme.store),
-                        }
+        let device = base.device();
+        let stored = quantized.store::<D>(&device, self.config.storage);
+        let keep = self.config.unsupported == Unsupported::KeepFakeQuantized;
+        let kept = match stored {
+            Ok(stored) => Ok(stored),
+            // Nothing would be gained, so that nothing is refused.
+            Err(NotStored::NoSmaller(reason)) => Err(reason),
+            Err(NotStored::Error(QuantError::UnsupportedStorage { reason, .. })) if keep => {
+                Err(reason)
+            }
+            Err(NotStored::Error(error)) => return Err(error),
+        };
+        let path = weight.path.clone();
+        let (tensor, outcome) = match kept {
+            Ok(stored) => {
+                let tensor = match stored {
+                    Stored::Values(values) => values,
+                    Stored::Codes(codes) => {
+                        self.codes.insert(path.clone(), quantized.qparams(&device));
+                        codes
                     }
-                    _ => Outcome::AlreadyConverted,
                 };
+                if let DType::QFloat(scheme) = tensor.dtype() {
+                    report.bytes = quantized_data_len(&scheme, &tensor.shape());
+                }
+                let outcome = Outcome::of(&tensor);
                 (tensor, outcome)
             }
-            Err(QuantError::UnsupportedStorage { reason, .. })
-                if self.config.unsupported == Unsupported::KeepFakeQuantized =>
-            {
-                report.bytes = base.shape().num_elements() * base.dtype().size();
-                (base, Outcome::KeptFakeQuantized { reason })
+            Err(reason) => {
+                report.bytes = values_bytes;
+                let outcome = Outcome::KeptFakeQuantized { reason };
+                // What acts before the quantizer in a chain goes on acting.
+                match self.effective.is_chained(&path) {
+                    true => (base, outcome),
+                    false => {
+                        self.exact.insert(path, quantized.qparams(&device));
+                        (quantized.dequantize::<D>(&device)?.cast(dtype), outcome)
+                    }
+                }
             }
-            Err(error) => return Err(error),
         };
         report.outcome = outcome;
+        report.resident_bytes = report.bytes;
+        // Floats that are on their grid are not kept twice.
+        if !self.exact.contains_key(&weight.path) {
+            report.hold_values(values_bytes);
+        }
         self.outcomes.push(report);
         Ok(tensor)
     }
@@ -280,38 +377,5 @@ impl ModuleMapper for Converter<'_> {
                 base
             }
         })
-    }
-}
-
-/// Counts the bytes of everything that is not converted.
-struct OtherBytes<'a> {
-    path: Vec<String>,
-    weights: &'a [ConvertedWeight],
-    bytes: usize,
-}
-
-impl ModuleVisitor for OtherBytes<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        if self.weights.iter().any(|weight| weight.path == path) {
-            return;
-        }
-        let dtype = param.base().dtype();
-        self.bytes += match dtype {
-            DType::QFloat(scheme) => quantized_data_len(&scheme, &param.shape()),
-            _ => param.shape().num_elements() * dtype.size(),
-        };
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.bytes += param.lazy_shape().num_elements() * 4;
     }
 }

@@ -21,6 +21,11 @@ thread_local! {
     static GIVEN: RefCell<Option<HashMap<String, Tensor<1>>>> = const { RefCell::new(None) };
 }
 
+/// Whether someone on this thread asks what quantizers are given.
+pub(crate) fn is_asking() -> bool {
+    GIVEN.with_borrow(Option::is_some)
+}
+
 /// Called by the quantizer of a weight with what it is given.
 pub(crate) fn given<const D: usize>(quantizer: &str, x: &Tensor<D>) {
     GIVEN.with_borrow_mut(|given| {
@@ -104,6 +109,11 @@ impl Effective {
         self.values.get(path).cloned().map(read).transpose()
     }
 
+    /// Whether the quantizer of the weight at `path` is in a chain.
+    pub(crate) fn is_chained(&self, path: &str) -> bool {
+        self.values.contains_key(path)
+    }
+
     /// Puts what the quantizer is given in the place of what is stored.
     ///
     /// # Errors
@@ -140,10 +150,8 @@ impl Effective {
     /// [`QuantError::Device`].
     pub(crate) fn first_difference(&self, other: &Self) -> Result<Option<&str>, QuantError> {
         let is_equal = |(a, b): (&f32, &f32)| a == b || (a.is_nan() && b.is_nan());
-        for (path, value) in &self.values {
-            // A converted weight has F32 values, whatever it had before.
-            if value.dtype() == DType::F32
-                && let (Some(a), Some(b)) = (self.value(path)?, other.value(path)?)
+        for path in self.values.keys() {
+            if let (Some(a), Some(b)) = (self.value(path)?, other.value(path)?)
                 && !a.iter().zip(&b).all(is_equal)
             {
                 return Ok(Some(path));
@@ -161,6 +169,9 @@ pub(crate) struct FileNames {
     quantizers: Vec<(String, String)>,
     /// Paths of the links before a quantizer: their effect is part of the codes.
     folded: Vec<String>,
+    /// Paths of the quantizers of quantized weights: scales and zero points are in the file already,
+    /// so that neither ranges nor learned scales are.
+    of_weights: Vec<String>,
 }
 
 impl FileNames {
@@ -168,6 +179,10 @@ impl FileNames {
     pub(crate) fn of<M: Module>(model: &M, quantized: impl Fn(&str) -> bool) -> Self {
         let mut names = Self::default();
         for located in quantizers(model) {
+            let parameter = located.parameter.as_deref().unwrap_or_default();
+            if located.site == Site::Weight && quantized(parameter) {
+                names.of_weights.push(located.path.clone());
+            }
             let Some((parameter, link)) = link(&located).filter(|(path, _)| quantized(path)) else {
                 continue;
             };
@@ -190,6 +205,15 @@ impl FileNames {
     /// The name of the tensor at `path`; `None` if it is not in the file.
     pub(crate) fn of_tensor(&self, path: &str) -> Option<String> {
         if self.folded.iter().any(|link| path.starts_with(link)) {
+            return None;
+        }
+        let is_scale = |quantizer: &String| {
+            let state = path.strip_prefix(quantizer.as_str());
+            state.is_some_and(|state| {
+                state.starts_with(".observer.") || state.starts_with(".learned_")
+            })
+        };
+        if self.of_weights.iter().any(is_scale) {
             return None;
         }
         let quantizer = self.quantizers.iter().find_map(|(link, alone)| {

@@ -291,10 +291,26 @@ pub enum QuantError {
     /// A quantizer has no range, because no data passed through it while it observed.
     #[error(
         "no data was observed: call the layer with `forward_q`, and calibrate the model or train \
-         it for a step; or leave it out with an override (`skip_activation` for a layer inside of \
-         a module that has no `forward_q` and calls it itself)"
+         it for a step (`calibrate_unobserved` leaves what is trained as it is); or leave it out \
+         with an override (`skip_activation` for a layer inside of a module that has no `forward_q` \
+         and calls it itself) or with `Unobserved::LeaveFloat`"
     )]
     NeverObserved,
+    /// No value passes through a quantizer: the layer is called past it.
+    #[error(
+        "no value comes by its quantizer, so that it stays float: call the layer with `forward_q`, \
+         or as `layer.forward(x)` in an `impl` block with `#[quantize_calls]`, which does not see \
+         function pointers and other macros; then run the model once or give `convert_with` its \
+         forward pass. Or leave it float (`Unobserved::LeaveFloat`, an override with \
+         `skip_activation`)"
+    )]
+    NeverCalled,
+    /// Several errors at once.
+    #[error("{} errors: {}", .errors.len(), joined(.errors))]
+    Several {
+        /// The errors.
+        errors: Vec<QuantError>,
+    },
     /// A quantizer that takes the range of the values at hand has none of its own.
     #[error(
         "its range is that of the values at hand, so there is none to keep; use another observer \
@@ -361,6 +377,11 @@ impl<M> From<Rejected<M, QuantError>> for QuantError {
     fn from(rejected: Rejected<M, QuantError>) -> Self {
         rejected.into_error()
     }
+}
+
+fn joined(errors: &[QuantError]) -> String {
+    let errors: Vec<String> = errors.iter().map(QuantError::to_string).collect();
+    errors.join("; ")
 }
 
 fn hint(similar: &[String]) -> String {

@@ -1,17 +1,20 @@
 //! The module that observes and fake-quantizes what passes through it.
 
+mod converted;
 mod forward;
 mod module;
 mod qparams;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::control::{Control, Mode};
 use crate::float_parameters::on_tape;
+use crate::listener::{Listener, lock};
 use crate::observer::Observer;
+use crate::resident::Resident;
 use crate::schedule::{Phase, Schedule};
 use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Range, Scheme};
 
@@ -25,7 +28,11 @@ use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Range, Scheme}
 ///   the first batch as the range.
 /// - Statistics and scales are F32; F16 and BF16 values come back in their dtype. Training reads
 ///   nothing from the device.
-/// - Its state is recorded, and a clone has its own.
+/// - Its state is recorded, and a clone has its own; during a [`calibrate`](crate::calibrate) clones
+///   share theirs.
+/// - No mapper of the user's that changes floats (a clip of weights, for example) reaches the
+///   observed range. Learned scales are parameters, and are reached: leave
+///   [`learned_parameters`](crate::learned_parameters) out.
 ///
 /// ```
 /// use burn::module::Module;
@@ -52,7 +59,11 @@ pub struct FakeQuantize {
     /// Path in the model, for messages; empty before `prepare`.
     path: String,
     training: Param<Flag>,
-    state: Mutex<State>,
+    /// Its own, except in a calibration.
+    state: Arc<Mutex<State>>,
+    /// The values of the converted weight that carries it.
+    resident: Resident,
+    listener: Option<Listener>,
 }
 
 /// Everything that changes.
@@ -62,9 +73,46 @@ struct State {
     observer: Observer,
     learned_scale: Option<Param<Tensor<1>>>,
     learned_zero_point: Option<Param<Tensor<1>>>,
+    /// Scale and zero point of the range, until something changes.
+    #[module(skip)]
+    of_range: Option<QuantParams>,
 }
 
 impl State {
+    /// Scale and zero point of what was observed.
+    fn observed_qparams(&self, scheme: &Scheme) -> QuantParams {
+        let Range { min, max } = self.observer.range();
+        match self.control.exact {
+            true => QuantParams {
+                scale: min,
+                zero_point: max,
+            },
+            false => QuantParams::from_range(Range { min, max }, scheme),
+        }
+    }
+
+    /// The range that was observed, or that scale and zero point stand for.
+    fn observed_range(&self, scheme: &Scheme) -> Range {
+        if !self.control.exact {
+            return self.observer.range();
+        }
+        let QuantParams { scale, zero_point } = self.observed_qparams(scheme);
+        let bound = |number: f32| (zero_point.clone().neg() + number) * scale.clone();
+        Range {
+            min: bound(scheme.quant_min()),
+            max: bound(scheme.quant_max()),
+        }
+    }
+
+    /// What was given as scale and zero point as a range, which can be observed on.
+    fn loosen(&mut self, scheme: &Scheme) {
+        if self.control.exact {
+            let range = self.observed_range(scheme);
+            self.observer.set_range(range);
+            self.control.exact = false;
+        }
+    }
+
     /// Gives the learned scale and zero point, if there are any, their first values.
     fn start_learning(&mut self, first: QuantParams) {
         let start = |old: Option<_>, value| old.map(|old| set(old, value));
@@ -83,12 +131,15 @@ impl FakeQuantize {
         Self {
             path: String::new(),
             training: Param::from_bool(true),
-            state: Mutex::new(State {
+            resident: Resident::default(),
+            listener: None,
+            state: Arc::new(Mutex::new(State {
                 control: Control::new(&config.scheme, Schedule::new(), device),
                 observer: Observer::new(config.observer, groups, device),
                 learned_scale: parameter(config.learned != Learned::None, 1.0),
                 learned_zero_point: parameter(config.learned == Learned::LsqPlus, 0.0),
-            }),
+                of_range: None,
+            })),
             config,
         }
     }
@@ -134,6 +185,11 @@ impl FakeQuantize {
         self.config.observer.has_memory() || self.lock().control.observed
     }
 
+    /// Whether it was given or has observed a range.
+    pub(crate) fn has_range(&self) -> bool {
+        self.lock().control.observed || self.is_learning()
+    }
+
     /// Whether the scale has become a parameter: after a calibration, or after the first training
     /// step that quantizes.
     pub fn is_learning(&self) -> bool {
@@ -174,8 +230,23 @@ impl FakeQuantize {
         self.edit(|state| {
             state.observer.set_range(range);
             state.control.observed = true;
+            state.control.exact = false;
             state.control.non_finite = false;
         })
+    }
+
+    pub(crate) fn with_listener(mut self, listener: Option<Listener>) -> Self {
+        self.listener = listener;
+        self
+    }
+
+    pub(crate) fn listener(&self) -> Option<&Listener> {
+        self.listener.as_ref()
+    }
+
+    /// Whether a value ever came by, in this model or a copy of it, while it was switched on.
+    pub fn was_called(&self) -> bool {
+        self.lock().control.was_called()
     }
 
     pub(crate) fn with_path(mut self, path: String) -> Self {
@@ -195,6 +266,7 @@ impl FakeQuantize {
                 state.control.mode = Mode::Calibrating;
                 // The memoryless observer was given its range, if it has one.
                 state.control.observed &= !has_memory;
+                state.control.exact &= !has_memory;
                 state.control.non_finite = false;
                 state.control.initialized = false;
             }
@@ -203,7 +275,7 @@ impl FakeQuantize {
 
     /// Back from a calibration; chooses the range of a histogram.
     pub(crate) fn calibrated(self) -> Result<Self, QuantError> {
-        let mut state = self.lock();
+        let mut state = self.changing();
         if state.control.mode == Mode::Calibrating {
             state.control.mode = Mode::Scheduled;
             if state.control.observed {
@@ -240,28 +312,44 @@ impl FakeQuantize {
 
     /// With the ranges of replicas that saw other data; those without a range do not count.
     pub(crate) fn merged(self, replicas: &[Self]) -> Result<Self, QuantError> {
-        let states: Vec<State> = replicas.iter().map(|other| other.lock().clone()).collect();
+        let states: Vec<State> = replicas
+            .iter()
+            .map(|other| {
+                let mut state = other.lock().clone();
+                state.loosen(&other.config.scheme);
+                state
+            })
+            .collect();
         let observed: Vec<&Observer> = states
             .iter()
             .filter(|state| state.control.observed)
             .map(|state| &state.observer)
             .collect();
         if !observed.is_empty() {
-            let mut state = self.lock();
+            let mut state = self.changing();
             state.observer.merge(&observed)?;
             state.control.observed = true;
+            state.control.exact = false;
             state.control.non_finite |= states.iter().any(|state| state.control.non_finite);
         }
         Ok(self)
     }
 
-    fn edit(self, change: impl FnOnce(&mut State)) -> Self {
-        change(&mut self.lock());
+    fn edit(mut self, change: impl FnOnce(&mut State)) -> Self {
+        change(&mut self.changing());
+        self.resident = Resident::default();
         self
     }
 
+    /// The state, to be changed: what was computed from it is gone.
+    fn changing(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        state.of_range = None;
+        state
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -1,17 +1,17 @@
 //! Weights that keep flipping between neighbouring codes.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
+use crate::QuantError;
+use crate::listener::lock;
 use crate::table::{percent, table};
 use crate::watch::watch_weights;
-use crate::{QuantError, map_quantizers};
 
 /// Counts, from step to step, how often the code of each weight turns around.
 ///
@@ -85,16 +85,13 @@ impl FlipTracker {
 
     /// Takes in the codes of `model`, after a training step. Reads nothing from the device.
     pub fn observe<M: Module>(&mut self, model: &M) {
-        let model = map_quantizers(model.valid(), |located| {
-            located.quantizer.with_path(located.path)
-        });
-        let codes = Rc::new(RefCell::new(Vec::new()));
+        let codes = Arc::new(Mutex::new(Vec::new()));
         let watched = codes.clone();
-        watch_weights(&model, move |seen| {
+        watch_weights(model, move |seen| {
             let codes = (seen.path.to_string(), seen.codes());
-            watched.borrow_mut().push(codes);
+            lock(&watched).push(codes);
         });
-        let codes = codes.take();
+        let codes = std::mem::take(&mut *lock(&codes));
         if codes.is_empty() {
             return;
         }

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::kind::Autodiff;
-use burn::tensor::{Bool, DType, Device, GradientCheckpointingStrategy, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, FloatDType, GradientCheckpointingStrategy, Int, Tensor};
 use burn::tensor::{TensorData, Transaction};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::effective::Effective;
-use crate::{QuantError, Range, Scheme};
+use crate::walk::{Site, quantizers};
+use crate::{FakeQuantize, QuantError, Range, Scheme};
 
 /// Where a float tensor of a model is, and what it belongs to.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,8 +53,13 @@ pub(crate) fn read<M: Module>(
         .iter()
         .map(|path| Ok(find(&parameters, path)?.shape.clone()))
         .collect::<Result<Vec<_>, QuantError>>()?;
+    let weights = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site == Site::Weight);
+    let weights = weights.filter_map(|located| Some((located.parameter?, located.quantizer)));
     let mut reader = Reader {
         wanted: paths,
+        quantizers: weights.collect(),
         found: Vec::new(),
         transaction: Some(Transaction::default()),
     };
@@ -171,6 +177,8 @@ impl ModuleVisitor for Lister {
 
 struct Reader<'a> {
     wanted: &'a [String],
+    /// Those of weights, by the path of the weight.
+    quantizers: HashMap<String, FakeQuantize>,
     found: Vec<usize>,
     transaction: Option<Transaction>,
 }
@@ -184,11 +192,12 @@ impl FloatVisitor for Reader<'_> {
             return;
         }
         let value = param.base().without_autodiff();
-        let value = match value.dtype() {
-            DType::QFloat(_) => value.dequantize(),
-            DType::F32 => value,
-            _ => value.cast(burn::tensor::FloatDType::F32),
+        let value = match (value.dtype(), self.quantizers.get(path)) {
+            (DType::QFloat(_), Some(quantizer)) => quantizer.stored_values(value),
+            (DType::QFloat(_), None) => value.dequantize(),
+            _ => value,
         };
+        let value = value.cast(FloatDType::F32);
         self.found.push(index);
         self.transaction = self.transaction.take().map(|all| all.register(value));
     }

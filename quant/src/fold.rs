@@ -37,24 +37,19 @@ pub struct FoldPair {
     pub layer: String,
     /// Path of the batch normalization, for example `block.0.norm`.
     pub batch_norm: String,
-    /// The normalization's epsilon. A module visitor cannot see it. Default: Burn's, 1e-5.
+    /// The normalization's ε, as its config has it (`BatchNorm::epsilon`). A module visitor cannot see
+    /// it, and a wrong one is off without a word: there is no default.
     pub epsilon: f64,
 }
 
 impl FoldPair {
-    /// A pair with Burn's default epsilon of 1e-5.
-    pub fn new(layer: impl Into<String>, batch_norm: impl Into<String>) -> Self {
+    /// A layer, and the normalization that follows it with its ε.
+    pub fn new(layer: impl Into<String>, batch_norm: impl Into<String>, epsilon: f64) -> Self {
         Self {
             layer: layer.into(),
             batch_norm: batch_norm.into(),
-            epsilon: 1e-5,
+            epsilon,
         }
-    }
-
-    /// Sets the epsilon.
-    pub fn with_epsilon(mut self, epsilon: f64) -> Self {
-        self.epsilon = epsilon;
-        self
     }
 }
 
@@ -100,7 +95,7 @@ impl FoldPair {
 /// };
 /// let x = Tensor::<3>::from_data([[[1.0, -2.0]]], &device);
 /// let before = block.norm.forward(block.conv.forward(x.clone()));
-/// let block = fold(block, &[FoldPair::new("conv", "norm")]).unwrap();
+/// let block = fold(block.clone(), &[FoldPair::new("conv", "norm", block.norm.epsilon)]).unwrap();
 /// let after = block.conv.forward(x);
 /// assert!((after.clone() - before).abs().max().into_scalar::<f32>() < 1e-6);
 /// // What is left of the normalization is the exact identity.

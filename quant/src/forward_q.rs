@@ -8,7 +8,8 @@ mod transformer;
 
 use burn::module::Param;
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
-use burn::nn::{Embedding, Linear};
+use burn::nn::{Embedding, Linear, SwiGlu};
+use burn::tensor::activation::silu;
 use burn::tensor::{Int, Tensor};
 
 use crate::float_parameters::on_tape;
@@ -31,6 +32,7 @@ pub use transformer::TransformerEncoderInput;
 /// | [`Conv2d`], [`ConvTranspose2d`] | `Tensor<4>` | |
 /// | [`Conv3d`], [`ConvTranspose3d`] | `Tensor<5>` | |
 /// | [`Embedding`] | `Tensor<2, Int>` | |
+/// | [`SwiGlu`] | `Tensor<D>` | both of its linear layers |
 /// | `MultiHeadAttention` | [`MhaInput`] | projections, q·kᵀ and attention·v |
 /// | `PositionWiseFeedForward` | `Tensor<D>` | |
 /// | `TransformerEncoderLayer` | `(Tensor<3>, pad mask, attention mask)` | |
@@ -109,6 +111,15 @@ impl<const D: usize> ForwardQ<Tensor<D>> for Linear {
             layer_inputs::linear(&self.weight, &x);
             self.forward(x)
         })
+    }
+}
+
+impl<const D: usize> ForwardQ<Tensor<D>> for SwiGlu {
+    type Output = Tensor<D>;
+
+    fn forward_q(&self, input: Tensor<D>) -> Tensor<D> {
+        let gate = silu(self.linear_inner.forward_q(input.clone()));
+        gate * self.linear_outer.forward_q(input)
     }
 }
 

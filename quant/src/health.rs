@@ -1,18 +1,18 @@
 //! How well each quantizer of a model does on real data.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::groups::Groups;
+use crate::listener::{Listener, listening, lock};
 use crate::table::{decibels, percent, table};
-use crate::watch::{Seen, watch};
-use crate::{Granularity, QuantError, Scheme, Site, map_quantizers, quantizers};
+use crate::watch::Seen;
+use crate::{Granularity, QuantError, Scheme, Site, quantizers};
 
 /// What [`health`] found: one entry for each quantizer that saw data, in module order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ pub struct QuantizerHealth {
 /// Runs sample data through `model` and reports on every quantizer that it came by.
 ///
 /// `run` gets the model as it is after training, on its device without autodiff; its quantizers
-/// only use their ranges.
+/// only use their ranges. It may call the model, or clones of it, on any thread.
 ///
 /// ```
 /// use burn::module::Module;
@@ -74,24 +74,21 @@ pub struct QuantizerHealth {
 ///
 /// [`QuantError::NoData`] if no value passed through any quantizer that quantizes.
 pub fn health<M: Module>(model: &M, run: impl FnOnce(&M)) -> Result<Health, QuantError> {
-    let model = map_quantizers(model.valid(), |located| {
-        located.quantizer.with_path(located.path)
-    });
-    let sums = Rc::new(RefCell::new(BTreeMap::<String, Sums>::new()));
+    let sums = Arc::new(Mutex::new(BTreeMap::<String, Sums>::new()));
     let watched = sums.clone();
-    watch(
-        move |seen| {
-            let mut sums = watched.borrow_mut();
-            match sums.get_mut(seen.path) {
-                Some(sums) => sums.add(seen),
-                None => {
-                    sums.insert(seen.path.to_string(), Sums::of(seen));
-                }
+    let watcher = move |seen: &Seen<'_>| {
+        let mut sums = lock(&watched);
+        match sums.get_mut(seen.path) {
+            Some(sums) => sums.add(seen),
+            None => {
+                sums.insert(seen.path.to_string(), Sums::of(seen));
             }
-        },
-        || run(&model),
-    );
-    let sums = sums.take();
+        }
+    };
+    let listener = Listener::Watcher(Arc::new(Mutex::new(Box::new(watcher))));
+    let model = listening(model, &listener);
+    run(&model);
+    let sums = std::mem::take(&mut *lock(&sums));
     if sums.is_empty() {
         return Err(QuantError::NoData {
             what: "every quantizer of the model".into(),

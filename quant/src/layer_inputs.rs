@@ -1,15 +1,16 @@
 //! The inputs of a model's layers, collected while it runs.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
-use burn::module::Param;
+use burn::module::{Module, Param};
 use burn::nn::conv::{Conv1d, Conv2d};
 use burn::nn::{PaddingConfig1d, PaddingConfig2d};
 use burn::tensor::Tensor;
 use burn::tensor::module::unfold4d;
 use burn::tensor::ops::{PadMode, UnfoldOptions};
 
+use crate::listener::{Listener, collecting, lock};
 use crate::{InputStatistics, QuantError, WeightQuantizer};
 
 /// [`InputStatistics`] of the layers of a model, by the paths of their weights.
@@ -22,14 +23,13 @@ pub struct LayerInputs {
     error: Option<QuantError>,
 }
 
-thread_local! {
-    static COLLECTING: RefCell<Option<LayerInputs>> = const { RefCell::new(None) };
-}
-
 impl LayerInputs {
-    /// The inputs of every prepared [`Linear`](burn::nn::Linear), [`Conv1d`] and [`Conv2d`] that
-    /// `run` calls with [`forward_q`](crate::ForwardQ::forward_q) on this thread, also those of
+    /// The inputs of every prepared [`Linear`](burn::nn::Linear), [`Conv1d`] and [`Conv2d`] of
+    /// `model` that `run` calls with [`forward_q`](crate::ForwardQ::forward_q), also those of
     /// attentions, transformers and recurrent layers. Reads each from the device.
+    ///
+    /// `run` gets a copy of the model as it is after training ([`valid`](Module::valid)), and may
+    /// call it, or clones of it, on any thread.
     ///
     /// # Errors
     ///
@@ -44,17 +44,16 @@ impl LayerInputs {
     /// let device = Device::flex();
     /// let model = LinearConfig::new(2, 3).init(&device);
     /// let model = QatConfig::new().with_activation(None).prepare(model)?;
-    /// let inputs = LayerInputs::collect(|| {
+    /// let inputs = LayerInputs::collect(&model, |model| {
     ///     model.forward_q(Tensor::<2>::from_data([[1.0, -3.0], [3.0, 1.0]], &device));
     /// })?;
     /// assert_eq!(inputs.of("weight").unwrap()[0].mean(), [2.0, -1.0]);
     /// # Ok::<(), burn_lean_quant::QuantError>(())
     /// ```
-    pub fn collect(run: impl FnOnce()) -> Result<Self, QuantError> {
-        let guard = Guard(COLLECTING.replace(Some(Self::default())));
-        run();
-        let collected = COLLECTING.take().unwrap_or_default();
-        drop(guard);
+    pub fn collect<M: Module>(model: &M, run: impl FnOnce(&M)) -> Result<Self, QuantError> {
+        let collected = Arc::new(Mutex::new(Self::default()));
+        run(&collecting(model, &collected));
+        let collected = std::mem::take(&mut *lock(&collected));
         match collected.error {
             Some(error) => Err(error),
             None if collected.layers.is_empty() => Err(QuantError::NoData {
@@ -120,24 +119,12 @@ pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) {
 }
 
 fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec<Tensor<2>>) {
-    if COLLECTING.with_borrow(Option::is_none) {
-        return;
+    let quantizers = WeightQuantizer::of(weight);
+    let listener = quantizers.and_then(|quantizers| quantizers.weight.listener());
+    if let Some(Listener::Inputs { into, weight }) = listener {
+        let groups = groups();
+        lock(into).observe(weight, groups);
     }
-    let Some(quantizers) = WeightQuantizer::of(weight) else {
-        return;
-    };
-    let path = quantizers.weight.path();
-    let path = path
-        .strip_suffix(".quant.weight")
-        .unwrap_or(path)
-        .to_string();
-    // The model is not called here, so that nothing of it can come back to `COLLECTING`.
-    let groups = groups();
-    COLLECTING.with_borrow_mut(|collecting| {
-        if let Some(inputs) = collecting {
-            inputs.observe(&path, groups);
-        }
-    });
 }
 
 /// What each output position of a convolution sees: for each group of channels
@@ -200,13 +187,4 @@ fn same_padding(len: usize, kernel_size: usize, stride: usize) -> (usize, usize)
     let needed = (len.div_ceil(stride).max(1) - 1) * stride + kernel_size;
     let total = needed.saturating_sub(len);
     (total / 2, total - total / 2)
-}
-
-/// Stops collecting, also when the model panics.
-struct Guard(Option<LayerInputs>);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        COLLECTING.set(self.0.take());
-    }
 }

@@ -15,6 +15,8 @@
 //!   [`quantize_calls`] writes it for a whole `impl` block;
 //! - [`FakeQuantize`]: a quantizer to stand anywhere in a model, after a sum for example;
 //! - [`Schedule`] and [`advance`]: when to observe, quantize and freeze;
+//! - [`Unobserved`], [`QatConfig::prepare_with`] and [`ConvertConfig::convert_with`]: activations that
+//!   no value comes by;
 //! - [`PtqConfig`]: quantization without training, from ranges to corrected biases; [`calibrate`]:
 //!   the ranges alone, by the [`ObserverConfig`] of each quantizer;
 //! - [`audit()`]: what quantizes the operands of every product; [`health()`]: how well each quantizer
@@ -29,9 +31,9 @@
 //! - [`fold`]: batch normalization into the layer before it;
 //! - [`RoundingConfig`]: rounding of a model's weights, and corrected biases, from [`LayerInputs`];
 //!   [`smooth_quant`] and [`awq`]: factors for [`rescale`];
-//! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales; [`compare`]: how close
-//!   the converted model is;
-//! - [`save_safetensors`] and [`load_safetensors`]: files with as many bits as the codes have.
+//! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales, their float values computed
+//!   once or at every use ([`Dequantize`]); [`compare`]: how close the converted model is;
+//! - [`save_safetensors`] and [`LoadConfig`]: files with as many bits as the codes have.
 //!
 //! # Feature flags
 //!
@@ -43,6 +45,7 @@ mod adaround;
 mod audit;
 mod calibrator;
 mod codes;
+mod column_layout;
 mod compare;
 mod compiled;
 mod composed;
@@ -77,6 +80,7 @@ mod kernel;
 mod layer_inputs;
 mod layers;
 mod learned;
+mod listener;
 mod mixed;
 mod number_format;
 mod observer;
@@ -90,6 +94,7 @@ mod range;
 mod record;
 mod requantize;
 mod rescale;
+mod resident;
 mod rounding;
 mod safetensors_file;
 mod scale_format;
@@ -99,12 +104,15 @@ mod sensitivity;
 mod state;
 mod step;
 mod storage;
+mod stored;
 mod straight_through;
 mod table;
 mod tap;
 mod training;
+mod unobserved;
 mod walk;
 mod watch;
+mod weight_config;
 mod weight_grid;
 mod weight_quantizer;
 
@@ -170,7 +178,7 @@ pub use overrides::Override;
 #[doc(hidden)]
 pub use probe::{ForwardOfEncoderLayer, ForwardOfOneInput, ForwardOfSequence, OfOneInput};
 pub use ptq::{ActivationRange, PtqConfig, PtqMode, PtqReport, WeightRange};
-pub use qat::{AttachQuantizers, QatConfig, WeightConfig, WeightGranularity};
+pub use qat::{AttachQuantizers, QatConfig};
 pub use qparams::QuantParams;
 pub use quantized_tensor::QuantizedTensor;
 pub use range::Range;
@@ -179,14 +187,19 @@ pub use requantize::{
     Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
 };
 pub use rescale::{Rescale, rescale};
+pub use resident::Dequantize;
 pub use rounding::{RoundedWeight, Rounding, RoundingConfig, RoundingReport, bias_correction};
-pub use safetensors_file::{load_safetensors, save_safetensors};
+pub use safetensors_file::{LoadConfig, load_safetensors, save_safetensors};
 pub use scale_format::{ScaleFormat, ScaleRounding};
 pub use schedule::{Phase, Schedule};
 pub use scheme::{Granularity, Mapping, Scheme};
 pub use sensitivity::{LayerSensitivity, Sensitivity, sensitivity};
 pub use storage::Storage;
-pub use training::{advance, apply_schedule, calibrate, merge_observers, set_schedule};
+pub use training::{
+    advance, apply_schedule, calibrate, calibrate_unobserved, merge_observers, set_schedule,
+};
+pub use unobserved::{LeftFloat, Unobserved};
 pub use walk::{Located, Site, map_quantizers, quantizers};
+pub use weight_config::{WeightConfig, WeightGranularity};
 pub use weight_grid::WeightGrid;
 pub use weight_quantizer::WeightQuantizer;

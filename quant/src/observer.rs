@@ -26,6 +26,12 @@ pub enum ObserverConfig {
     MinMax,
     /// Moving averages of the lowest and the highest value of each batch: the first batch sets
     /// them, then m ← m + c · (x − m).
+    ///
+    /// They come between the ranges of batches that alternate: a critic that sees a batch of data and
+    /// then one of a generator's, in turns, gets a range between the two, and clips the wider. There
+    /// choose [`MinMax`](Self::MinMax), and freeze it once the generator is under way
+    /// ([`Schedule::freeze_observers_at`](crate::Schedule::freeze_observers_at)); or run both as one
+    /// batch.
     MovingAverage {
         /// c, above 0 and at most 1.
         averaging_constant: f64,

@@ -12,7 +12,7 @@ use burn::nn::transformer::{
     PositionWiseFeedForward, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
     TransformerEncoderLayer,
 };
-use burn::nn::{BiLstm, BiRnn, Embedding, Linear, Lstm, LstmState, Rnn, RnnState};
+use burn::nn::{BiLstm, BiRnn, Embedding, Linear, Lstm, LstmState, Rnn, RnnState, SwiGlu};
 use burn::tensor::{Bool, Tensor};
 
 use crate::ForwardQ;
@@ -35,6 +35,7 @@ of_one_input!(
     Embedding,
     MultiHeadAttention,
     PositionWiseFeedForward,
+    SwiGlu,
     TransformerEncoder,
     TransformerDecoder,
     TransformerDecoderLayer,

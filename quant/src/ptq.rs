@@ -1,7 +1,7 @@
 //! Quantizing a trained model without training it.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::config::Config;
 use burn::module::Module;
@@ -11,8 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::health::{QuantizerHealth, health};
 use crate::observer::ObserverConfig;
+use crate::training::calibrated;
+use crate::unobserved::{LeftFloat, Unobserved, leave_float, without_range};
 use crate::{LayerInputs, QatConfig, QuantError, Range, RangeMethod, Rounding, RoundingConfig};
-use crate::{RoundingReport, Site, WeightConfig, calibrate, map_quantizers, quantizers};
+use crate::{RoundingReport, Site, WeightConfig, map_quantizers, quantizers};
 
 mod report;
 mod weight_range;
@@ -24,7 +26,8 @@ pub use report::{ActivationRange, PtqReport};
 pub enum PtqMode {
     /// Weights. Needs calibration data for better rounding only.
     WeightOnly,
-    /// Weights, and activations with the range of the values at hand. Likewise.
+    /// Weights, and activations with the range of the values at hand. Likewise; where there is data,
+    /// its first batch tells whether the forward pass comes by every quantizer.
     Dynamic,
     /// Weights, and activations with ranges from calibration data.
     #[default]
@@ -96,6 +99,10 @@ pub struct PtqConfig {
     /// nearest code, and no.
     #[config(default = "nearest()")]
     pub rounding: RoundingConfig,
+    /// What to do with an activation that has no useful range: no batch came by its quantizer, or
+    /// only one value did (all zeros, for example). Default: refuse.
+    #[config(default = "Unobserved::Refuse")]
+    pub unobserved: Unobserved,
     /// Whether a progress bar is shown, on a terminal. Default: yes.
     #[config(default = true)]
     pub progress: bool,
@@ -121,7 +128,8 @@ impl PtqConfig {
     /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`] and
     /// [`RoundingConfig::apply`];
     /// [`QuantError::InvalidConfig`] in static mode without observers or with the memoryless one,
-    /// and for a schedule that does not quantize from step 0 on.
+    /// and for a schedule that does not quantize from step 0 on. In dynamic mode, where there is data,
+    /// [`QuantError::NeverCalled`] for an activation that the first batch did not come by.
     pub fn quantize<M: Module, I: IntoIterator>(
         &self,
         model: M,
@@ -146,10 +154,23 @@ impl PtqConfig {
         data: &impl Data<M>,
     ) -> Result<(M, PtqReport), QuantError> {
         self.quantize.schedule.refuse_delay()?;
-        let (mut prepared, activations) = match self.mode {
+        let (mut prepared, activations, left_float) = match self.mode {
             PtqMode::Static => self.with_static_ranges(model, data)?,
-            PtqMode::WeightOnly | PtqMode::Dynamic => {
-                (self.qat_config().prepare(model.clone())?, Vec::new())
+            PtqMode::WeightOnly => (
+                self.qat_config().prepare(model.clone())?,
+                Vec::new(),
+                Vec::new(),
+            ),
+            PtqMode::Dynamic => {
+                let prepared = self.qat_config().prepare(model.clone())?;
+                let left = match data.run_first(&prepared.valid()) {
+                    // What a model calls past its quantizers would stay float without a word.
+                    true => self
+                        .unobserved
+                        .judge(without_range(&quantizers(&prepared), None))?,
+                    false => Vec::new(),
+                };
+                (leave_float(prepared, &left), Vec::new(), left)
             }
         };
         if self.has_static_weights() {
@@ -164,13 +185,14 @@ impl PtqConfig {
                 _ => located.quantizer,
             });
             let inputs = data.run("inputs of layers", |run| {
-                LayerInputs::collect(|| run(&float_weights))
+                LayerInputs::collect(&float_weights, |model| run(model))
             })??;
             (prepared, rounding) = self.rounding.apply(prepared, &inputs)?;
         }
         let report = PtqReport {
             batches: data.count(),
             activations,
+            left_float,
             rounding,
         };
         Ok((prepared, report))
@@ -229,7 +251,7 @@ impl PtqConfig {
         &self,
         model: &M,
         data: &impl Data<M>,
-    ) -> Result<(M, Vec<ActivationRange>), QuantError> {
+    ) -> Result<(M, Vec<ActivationRange>, Vec<LeftFloat>), QuantError> {
         if self.observers.is_empty() {
             return Err(QuantError::InvalidConfig {
                 field: "observers",
@@ -246,9 +268,13 @@ impl PtqConfig {
             });
         }
         let mut best: HashMap<String, (ActivationRange, Range)> = HashMap::new();
+        let mut left: Vec<LeftFloat> = Vec::new();
         for observer in &self.observers {
             let prepared = self.config(Some(*observer)).prepare(model.clone())?;
-            let calibrated = data.run("calibration", |run| calibrate(prepared, run))??;
+            let (calibrated, without_range) = data.run("calibration", |run| {
+                calibrated(&prepared, |_| true, self.unobserved, run)
+            })??;
+            left.extend(without_range);
             let health = data.run("comparing ranges", |run| health(&calibrated, run))??;
             let found = health.quantizers.into_iter();
             let mut found: HashMap<String, QuantizerHealth> = found
@@ -278,6 +304,10 @@ impl PtqConfig {
                 }
             }
         }
+        // Another observer may have found a range.
+        left.retain(|left| !best.contains_key(&left.path));
+        let mut seen = HashSet::new();
+        left.retain(|left| seen.insert(left.path.clone()));
         let mut ranges = Vec::new();
         let prepared = self.qat_config().prepare(model.clone())?;
         let model = map_quantizers(prepared, |located| match best.remove(&located.path) {
@@ -287,7 +317,7 @@ impl PtqConfig {
             }
             None => located.quantizer,
         });
-        Ok((model, ranges))
+        Ok((leave_float(model, &left), ranges, left))
     }
 }
 
@@ -299,6 +329,9 @@ trait Data<M> {
     ///
     /// [`QuantError::NoData`] if there was no batch.
     fn run<O>(&self, name: &str, with: impl FnOnce(&dyn Fn(&M)) -> O) -> Result<O, QuantError>;
+
+    /// Runs the first batch through `model`, if there is one.
+    fn run_first(&self, model: &M) -> bool;
 
     /// Number of batches in a pass; 0 before the first.
     fn count(&self) -> usize;
@@ -345,6 +378,11 @@ where
             }),
             _ => Ok(output),
         }
+    }
+
+    fn run_first(&self, model: &M) -> bool {
+        let first = (self.batches)().into_iter().next();
+        first.map(|batch| (self.forward)(model, batch)).is_some()
     }
 
     fn count(&self) -> usize {

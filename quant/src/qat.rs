@@ -1,88 +1,19 @@
 //! Preparing a model for quantization-aware training or calibration.
 
+use std::any::Any;
 use std::collections::HashMap;
 
 use burn::config::Config;
 use burn::module::{Module, Param, ParamGroup, Reparameterizer};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use burn_lean_reparam::{Rejected, attach};
 
+use crate::column_layout;
 use crate::layers::{Layers, Weight};
-use crate::observer::ObserverConfig;
 use crate::overrides::Override;
-use crate::{Clip, FakeQuantize, FakeQuantizeConfig, Granularity, Learned, Mapping, NumberFormat};
-use crate::{QuantError, Schedule, Scheme, WeightQuantizer, map_quantizers};
-
-/// Which weights of a layer share a scale; axes follow from the kind of layer.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
-)]
-#[non_exhaustive]
-pub enum WeightGranularity {
-    /// All.
-    PerTensor,
-    /// Those of one output channel; of an embedding, those of one row.
-    #[default]
-    PerChannel,
-    /// Those of one output channel and `size` neighbouring input channels; of an embedding, `size`
-    /// neighbours in a row.
-    PerBlock {
-        /// Input channels in a block; must divide their number.
-        size: usize,
-    },
-}
-
-/// How weights are quantized.
-#[derive(Config, Debug, PartialEq)]
-pub struct WeightConfig {
-    /// The numbers. Default: INT8 from −127 to 127, which a second rounding leaves as they are.
-    #[config(default = "NumberFormat::int8().narrow()")]
-    pub format: NumberFormat,
-    /// How real numbers are mapped to them. Default: symmetric.
-    #[config(default = "Mapping::Symmetric")]
-    pub mapping: Mapping,
-    /// Which weights share a scale. Default: those of one output channel.
-    #[config(default = "WeightGranularity::PerChannel")]
-    pub granularity: WeightGranularity,
-    /// What the range is made of. Default: the weights as they are, each time.
-    #[config(default = "ObserverConfig::Memoryless")]
-    pub observer: ObserverConfig,
-    /// Whether scales are trained. Default: no.
-    #[config(default = "Learned::None")]
-    pub learned: Learned,
-    /// When a weight counts as clipped in the gradient of a learned scale. Default: PyTorch's rule.
-    #[config(default = "Clip::AfterRounding")]
-    pub clip: Clip,
-}
-
-impl WeightConfig {
-    /// Signed integers of 2 to 8 bits without the lowest.
-    pub fn int(bits: u8) -> Self {
-        Self::new().with_format(NumberFormat::int(bits).narrow())
-    }
-
-    /// For a weight of this shape whose output channels are along `axis`, input channels along
-    /// `input`.
-    fn quantizer(&self, shape: &[usize], axis: usize, input: usize) -> FakeQuantizeConfig {
-        let granularity = match self.granularity {
-            WeightGranularity::PerTensor => Granularity::PerTensor,
-            WeightGranularity::PerChannel => Granularity::PerChannel { axis },
-            WeightGranularity::PerBlock { size } => {
-                let mut extents = shape.to_vec();
-                extents[axis] = 1;
-                extents[input] = size;
-                Granularity::PerBlock { extents }
-            }
-        };
-        let scheme = Scheme::symmetric(self.format)
-            .with_mapping(self.mapping)
-            .with_granularity(granularity);
-        FakeQuantizeConfig::new(scheme)
-            .with_observer(self.observer)
-            .with_learned(self.learned)
-            .with_clip(self.clip)
-    }
-}
+use crate::unobserved::{Unobserved, without_range};
+use crate::{FakeQuantize, FakeQuantizeConfig, Granularity, NumberFormat, QuantError, Schedule};
+use crate::{Scheme, WeightConfig, WeightQuantizer, audit, map_quantizers, quantizers};
 
 /// Quantization-aware training of a model, or its calibration.
 ///
@@ -165,6 +96,35 @@ impl QatConfig {
                 let (model, error) = rejected.into_parts();
                 Err(Rejected::new(model, error.into()))
             }
+        }
+    }
+
+    /// As [`prepare`](Self::prepare), and checks that the model's forward pass comes by every
+    /// quantizer of an activation.
+    ///
+    /// `forward` gets the model and the device to create its inputs on, as in [`audit()`]; nothing
+    /// is computed. A layer that is called past its quantizer is found before the training, instead
+    /// of at the [conversion](crate::ConvertConfig).
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare); [`QuantError::NeverCalled`] of each activation whose quantizer
+    /// the forward pass does not come by, of several as [`QuantError::Several`];
+    /// [`QuantError::Audit`].
+    pub fn prepare_with<M: Module, O: Any>(
+        &self,
+        model: M,
+        forward: impl Fn(&M, &Device) -> O,
+    ) -> Result<M, Rejected<M, QuantError>> {
+        let prepared = self.prepare(model.clone())?;
+        let checked = audit(&prepared, forward).and_then(|audit| {
+            let mut found = without_range(&quantizers(&prepared), Some(&audit.unused));
+            found.retain(|(located, _)| audit.unused.contains(&located.path));
+            Unobserved::Refuse.judge(found)
+        });
+        match checked {
+            Ok(_) => Ok(prepared),
+            Err(error) => Err(Rejected::new(model, error)),
         }
     }
 
@@ -410,7 +370,14 @@ impl Reparameterizer for AttachQuantizers {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<WeightQuantizer>) {
-        let quantizer = self.quantizers.remove(path);
-        (param, quantizer)
+        let Some(mut quantizer) = self.quantizers.remove(path) else {
+            return (param, None);
+        };
+        let dtype = param.base().dtype();
+        if dtype.is_float() {
+            quantizer.weight = quantizer.weight.with_dtype(dtype.into());
+        }
+        let param = column_layout::quantizable(param, quantizer.weight.scheme());
+        (param, Some(quantizer))
     }
 }

@@ -160,6 +160,29 @@ impl QuantizedTensor {
         Ok(self)
     }
 
+    /// A matrix with its axes swapped; `scheme` is this one's with its axes swapped.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::UnsupportedRank`] for what is no matrix, and what [`Scheme::validate`] finds.
+    pub(crate) fn transposed(&self, scheme: Scheme) -> Result<Self, QuantError> {
+        let [rows, columns] = self.shape[..] else {
+            return Err(QuantError::UnsupportedRank {
+                path: String::new(),
+                rank: self.shape.len(),
+                expected: "a matrix has two",
+            });
+        };
+        let groups = self.scheme.group_shape(&self.shape)?;
+        Self::new(
+            transposed(&self.codes, rows, columns),
+            vec![columns, rows],
+            transposed(&self.scale, groups[0], groups[1]),
+            transposed(&self.zero_point, groups[0], groups[1]),
+            scheme,
+        )
+    }
+
     /// The codes, row-major.
     pub fn codes(&self) -> &[i32] {
         &self.codes
@@ -217,6 +240,18 @@ impl QuantizedTensor {
         Ok((0..self.codes.len()).map(difference).max().unwrap_or(0))
     }
 
+    /// Scales and zero points, on a device.
+    pub(crate) fn qparams(&self, device: &Device) -> QuantParams {
+        let of_groups = |values: &[f32]| {
+            let data = TensorData::new(values.to_vec(), [values.len()]);
+            Tensor::from_data(data, (device, DType::F32))
+        };
+        QuantParams {
+            scale: of_groups(&self.scale),
+            zero_point: of_groups(&self.zero_point),
+        }
+    }
+
     /// The numbers that the codes stand for, as a tensor of rank `D`.
     ///
     /// # Errors
@@ -230,14 +265,7 @@ impl QuantizedTensor {
                 expected: "another rank was asked for",
             });
         }
-        let of_groups = |values: &[f32]| {
-            let data = TensorData::new(values.to_vec(), [values.len()]);
-            Tensor::from_data(data, (device, DType::F32))
-        };
-        let qparams = QuantParams {
-            scale: of_groups(&self.scale),
-            zero_point: of_groups(&self.zero_point),
-        };
+        let qparams = self.qparams(device);
         let codes = TensorData::new(self.codes.clone(), self.shape.clone());
         let codes = Tensor::from_data(codes, device);
         Ok(from_codes(codes, &qparams, &self.scheme))
@@ -282,6 +310,12 @@ impl TryFrom<Parts> for QuantizedTensor {
             parts.scheme,
         )
     }
+}
+
+/// Row-major `[columns, rows]` from row-major `[rows, columns]`.
+fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
+    let place = |index: usize| values[index % rows * columns + index / rows];
+    (0..rows * columns).map(place).collect()
 }
 
 /// Row-major index of the group that holds row-major element `index`, in a grid of `groups`.

@@ -5,6 +5,7 @@ use burn::store::{ModuleRecord, RecordError};
 use burn_lean_reparam::Rejected;
 
 use crate::QuantError;
+use crate::column_layout::ready_to_load;
 use crate::training::apply_schedule;
 use crate::walk::{hide, quantizers};
 
@@ -35,7 +36,8 @@ pub fn float_record<M: Module>(model: &M) -> ModuleRecord {
 
 /// Loads the record of a prepared model into a model that was prepared in the same way.
 ///
-/// As Burn's `try_load_record`, and checks that the record is of the same schemes; goes on in the
+/// As Burn's `try_load_record`, which refuses the weights of linear layers in column layout once they
+/// were used; and checks that the record is of the same schemes; goes on in the
 /// step that was recorded.
 ///
 /// # Errors
@@ -75,9 +77,10 @@ fn try_load<M: Module>(
         what: what.to_string(),
         reason: error.to_string(),
     };
-    let trial = model.valid().try_load_record(record.clone());
+    let trial = ready_to_load(model.valid()).try_load_record(record.clone());
     check(&trial.map_err(refused)?)?;
-    model.clone().try_load_record(record).map_err(refused)
+    let ready = ready_to_load(model.clone());
+    ready.try_load_record(record).map_err(refused)
 }
 
 /// Takes in the BatchNorm statistics of the last training step.

@@ -14,31 +14,36 @@
 //! Of a weight in a [`Chain`](burn_lean_reparam::Chain), what acts before its quantizer is part of
 //! the codes, and the quantizer's own tensors are named as if it were alone: `<path>.quant.…`.
 //!
-//! The metadata has the keys `format` (`burn-lean-quant`), `version` (`1`) and `quantized`: JSON
-//! of the shape and scheme of each quantized weight.
+//! A quantized weight's own quantizer is there with its settings only: what it observed or learned is
+//! the scale and the zero point.
+//!
+//! The metadata has the keys `format` (`burn-lean-quant`), `version` (`2`) and `quantized`: JSON
+//! of the shape, the scheme and the dtype of the values of each quantized weight.
 
+mod config;
 mod load;
 mod save;
 
 use std::path::Path;
 
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
 use crate::{QuantError, Scheme};
 
-pub use load::load_safetensors;
+pub use config::{LoadConfig, load_safetensors};
 pub use save::save_safetensors;
 
 const FORMAT: &str = "burn-lean-quant";
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 
-/// Shape and scheme of a quantized weight, in the file's metadata.
+/// What the file's metadata says about a quantized weight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Entry {
     shape: Vec<usize>,
     scheme: Scheme,
+    dtype: FloatDType,
 }
 
 /// The dtypes that a model's tensors may have.

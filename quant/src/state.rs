@@ -107,6 +107,17 @@ impl HostIntegers {
         }
     }
 
+    /// Mapped, and whether the mapper looked at the values or replaced them.
+    pub(crate) fn mapped<M: ModuleMapper>(mut self, mapper: &mut M) -> (Self, bool) {
+        let mapped = mapper.map_int(self.parameter());
+        self.id = mapped.id;
+        let touched = mapped.is_initialized();
+        if touched {
+            self.values = mapped.val().into_data().iter::<i32>().collect();
+        }
+        (self, touched)
+    }
+
     fn parameter(&self) -> Param<Tensor<1, Int>> {
         let values = self.values.clone();
         let shape = [values.len()];
@@ -128,13 +139,8 @@ impl Module for HostIntegers {
         visitor.visit_int(&self.parameter());
     }
 
-    fn map<M: ModuleMapper>(mut self, mapper: &mut M) -> Self {
-        let mapped = mapper.map_int(self.parameter());
-        self.id = mapped.id;
-        if mapped.is_initialized() {
-            self.values = mapped.val().into_data().iter::<i32>().collect();
-        }
-        self
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        self.mapped(mapper).0
     }
 
     fn to_device(mut self, device: &Device) -> Self {

@@ -190,6 +190,12 @@ impl QuantizedTensor {
         Self::new(codes, shape, scale, zero_point, scheme.clone()).map_err(|_| foreign())
     }
 
+    /// Whether Burn's blocks are all that stands against a quantized tensor of Burn.
+    pub(crate) fn has_no_blocks(&self) -> bool {
+        let is_integer = self.scheme().format.is_int();
+        is_integer && self.value_type().is_ok() && self.levels().is_err()
+    }
+
     /// The smallest type of Burn that holds the codes.
     fn value_type(&self) -> Result<QuantValue, QuantError> {
         let scheme = self.scheme();

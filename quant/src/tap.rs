@@ -1,6 +1,4 @@
-//! Listening to the quantizers of a model while it runs.
-
-use std::cell::RefCell;
+//! Listening to the codes that the quantizers of a model give.
 
 use burn::tensor::{Int, Tensor};
 
@@ -14,57 +12,35 @@ pub(crate) struct Tapped {
     pub(crate) codes: Vec<i32>,
 }
 
-#[derive(Default)]
-struct Tap {
+/// What was heard so far, in the order in which it came.
+#[derive(Debug, Default)]
+pub(crate) struct Tap {
     tapped: Vec<Tapped>,
     error: Option<QuantError>,
 }
 
-thread_local! {
-    static TAP: RefCell<Option<Tap>> = const { RefCell::new(None) };
-}
-
-/// Whether someone listens on this thread.
-pub(crate) fn is_open() -> bool {
-    TAP.with_borrow(Option::is_some)
-}
-
 /// Called by a quantizer with its codes. Reads from the device.
-pub(crate) fn record<const D: usize>(path: &str, codes: Tensor<D, Int>) {
-    let read = codes.try_into_data();
-    TAP.with_borrow_mut(|tap| {
-        let Some(tap) = tap else { return };
-        match read {
-            Ok(data) => tap.tapped.push(Tapped {
-                path: path.to_string(),
-                codes: data.iter::<i32>().collect(),
-            }),
-            Err(error) => {
-                tap.error = Some(QuantError::Device {
-                    reason: error.to_string(),
-                });
-            }
+pub(crate) fn record<const D: usize>(tap: &mut Tap, path: &str, codes: Tensor<D, Int>) {
+    match codes.try_into_data() {
+        Ok(data) => tap.tapped.push(Tapped {
+            path: path.to_string(),
+            codes: data.iter::<i32>().collect(),
+        }),
+        Err(error) => {
+            tap.error = Some(QuantError::Device {
+                reason: error.to_string(),
+            });
         }
-    });
-}
-
-/// What the quantizers that `run` calls on this thread give, in order.
-pub(crate) fn listen<T>(run: impl FnOnce() -> T) -> Result<(T, Vec<Tapped>), QuantError> {
-    let guard = Guard(TAP.replace(Some(Tap::default())));
-    let result = run();
-    let tap = TAP.take().unwrap_or_default();
-    drop(guard);
-    match tap.error {
-        Some(error) => Err(error),
-        None => Ok((result, tap.tapped)),
     }
 }
 
-/// Stops listening, also when the model panics.
-struct Guard(Option<Tap>);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        TAP.set(self.0.take());
+impl Tap {
+    /// What was heard since the last time.
+    pub(crate) fn take(&mut self) -> Result<Vec<Tapped>, QuantError> {
+        let heard = std::mem::take(self);
+        match heard.error {
+            Some(error) => Err(error),
+            None => Ok(heard.tapped),
+        }
     }
 }

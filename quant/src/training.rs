@@ -5,17 +5,36 @@ use std::collections::HashMap;
 use burn::module::{Flag, Module, ModuleMapper, Param};
 use burn_lean_reparam::Rejected;
 
-use crate::walk::{map_quantizers, quantizers, replace};
-use crate::{QuantError, Schedule};
+use crate::unobserved::{LeftFloat, Unobserved, leave_float};
+use crate::walk::{Site, map_quantizers, quantizers, replace};
+use crate::{FakeQuantize, QuantError, Schedule};
 
 /// Moves the model's quantizers on by one training step, and freezes BatchNorm statistics when
 /// their step has come.
 ///
-/// Call it once after each step of the optimizer. Computes nothing on the device.
+/// Call it once after each step of the optimizer, in a loop or in a callback. Computes nothing on the
+/// device.
+///
+/// After the first step it warns (by `tracing`) of quantizers of activations that no value came by:
+/// their layers are called past them, and would stay float.
 pub fn advance<M: Module>(model: M) -> M {
-    apply_schedule(map_quantizers(model, |located| {
+    let mut uncalled = Vec::new();
+    let model = map_quantizers(model, |located| {
+        let is_first = located.quantizer.step() == 0;
+        let is_activation = located.site != Site::Weight && located.quantizer.is_enabled();
+        if is_first && is_activation && !located.quantizer.was_called() {
+            uncalled.push(located.name());
+        }
         located.quantizer.advanced()
-    }))
+    });
+    if !uncalled.is_empty() {
+        tracing::warn!(
+            "no value came by the quantizers of {} in the first step: call these layers with \
+             `forward_q`, or leave them out with an override",
+            uncalled.join(", ")
+        );
+    }
+    apply_schedule(model)
 }
 
 /// Freezes BatchNorm statistics if the schedule says so for the current step.
@@ -61,7 +80,7 @@ pub fn set_schedule<M: Module>(model: M, schedule: Schedule) -> Result<M, Reject
 ///
 /// `run` gets a copy as it is after training ([`valid`](Module::valid)): batch normalization uses
 /// its running statistics and leaves them as they are, dropout does nothing, whatever device the
-/// batches are on. Nothing is quantized.
+/// batches are on. Nothing is quantized. What clones of that copy observe counts, too, on any thread.
 ///
 /// What was observed before is forgotten, and learned scales start anew from the new ranges.
 /// Quantizers that are switched off take no part.
@@ -69,17 +88,57 @@ pub fn set_schedule<M: Module>(model: M, schedule: Schedule) -> Result<M, Reject
 /// # Errors
 ///
 /// The model comes back in the error, as it was: [`QuantError::NotPrepared`] without quantizers;
-/// for the first quantizer that has no useful range, why, with its path: nothing was observed, or
-/// values that are not finite, or one value only.
+/// for each quantizer that has no useful range, why, with its path (of several as
+/// [`QuantError::Several`]): nothing was observed, or values that are not finite, or one value only.
 pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejected<M, QuantError>> {
-    if quantizers(&model).is_empty() {
-        return Err(Rejected::new(model, QuantError::NotPrepared));
+    match calibrated(&model, |_| true, Unobserved::Refuse, run) {
+        Ok((calibrated, _)) => Ok(calibrated),
+        Err(error) => Err(Rejected::new(model, error)),
+    }
+}
+
+/// As [`calibrate`], for those quantizers only that have no range yet.
+///
+/// The others keep what they observed and learned, and quantize meanwhile. For a model in which some
+/// layers were called past their quantizers while it was trained: correct the calls, give those
+/// quantizers their ranges, and convert; nothing has to be trained again.
+///
+/// # Errors
+///
+/// As [`calibrate`].
+pub fn calibrate_unobserved<M: Module>(
+    model: M,
+    run: impl FnOnce(&M),
+) -> Result<M, Rejected<M, QuantError>> {
+    let has_none = |quantizer: &FakeQuantize| !quantizer.has_range();
+    match calibrated(&model, has_none, Unobserved::Refuse, run) {
+        Ok((calibrated, _)) => Ok(calibrated),
+        Err(error) => Err(Rejected::new(model, error)),
+    }
+}
+
+/// A calibrated copy of `model`, and what was left float of it.
+pub(crate) fn calibrated<M: Module>(
+    model: &M,
+    chosen: impl Fn(&FakeQuantize) -> bool,
+    unobserved: Unobserved,
+    run: impl FnOnce(&M),
+) -> Result<(M, Vec<LeftFloat>), QuantError> {
+    if quantizers(model).is_empty() {
+        return Err(QuantError::NotPrepared);
     }
     // A clone would share its running statistics with `model`, and change them on an autodiff device.
-    let calibrating = map_quantizers(model.valid(), |located| located.quantizer.calibrating());
+    let calibrating = map_quantizers(model.valid(), |located| match chosen(&located.quantizer) {
+        true => located.quantizer.calibrating(),
+        false => located.quantizer,
+    });
     run(&calibrating);
     let mut calibrated = HashMap::new();
-    for (located, observed) in quantizers(&model).into_iter().zip(quantizers(&calibrating)) {
+    let mut without_range = Vec::new();
+    for (located, observed) in quantizers(model).into_iter().zip(quantizers(&calibrating)) {
+        if !chosen(&located.quantizer) {
+            continue;
+        }
         let checked = observed.quantizer.calibrated().and_then(|quantizer| {
             if !quantizer.is_enabled() || !quantizer.config().observer.has_memory() {
                 return Ok(quantizer);
@@ -90,12 +149,14 @@ pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejecte
         match checked {
             Ok(quantizer) => {
                 let quantizer = located.quantizer.with_state_of(&quantizer);
-                calibrated.insert(located.path, quantizer)
+                calibrated.insert(located.path, quantizer);
             }
-            Err(error) => return Err(Rejected::new(model, error)),
+            Err(error) => without_range.push((located, error)),
         };
     }
-    Ok(replace(model, calibrated))
+    let left = unobserved.judge(without_range)?;
+    let model = replace(model.clone(), calibrated);
+    Ok((leave_float(model, &left), left))
 }
 
 /// The model with the ranges that its replicas observed.

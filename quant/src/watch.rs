@@ -1,7 +1,7 @@
 //! A look at what passes through the quantizers of a model, from outside.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -9,6 +9,7 @@ use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::effective::Effective;
 use crate::groups::Groups;
+use crate::listener::{Listener, listening, lock};
 use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
 
 /// One pass of a tensor through a quantizer that quantized it.
@@ -35,33 +36,15 @@ impl Seen<'_> {
     }
 }
 
-type Watcher = Box<dyn FnMut(&Seen<'_>)>;
-
-thread_local! {
-    static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
-}
-
-/// Runs `model_code` and shows `watcher` every tensor that a quantizer quantizes on this thread.
-pub(crate) fn watch<O>(
-    watcher: impl FnMut(&Seen<'_>) + 'static,
-    model_code: impl FnOnce() -> O,
-) -> O {
-    /// Puts the outer watcher back, also after a panic of the model's.
-    struct Scope(Option<Watcher>);
-    impl Drop for Scope {
-        fn drop(&mut self) {
-            WATCHER.set(self.0.take());
-        }
-    }
-    let _scope = Scope(WATCHER.replace(Some(Box::new(watcher))));
-    model_code()
-}
+/// Called with every tensor that a quantizer quantizes.
+pub(crate) type Watcher = Box<dyn FnMut(&Seen<'_>) + Send>;
 
 /// Shows `watcher` every weight that carries a quantizer, as it is quantized.
 ///
 /// It is what the quantizer is given, behind what acts on the stored weight before it.
-pub(crate) fn watch_weights<M: Module>(model: &M, watcher: impl FnMut(&Seen<'_>) + 'static) {
-    watch(watcher, || visit_weights(model, &mut Quantize));
+pub(crate) fn watch_weights<M: Module>(model: &M, watcher: impl FnMut(&Seen<'_>) + Send + 'static) {
+    let listener = Listener::Watcher(Arc::new(Mutex::new(Box::new(watcher))));
+    visit_weights(&listening(model, &listener), &mut Quantize);
 }
 
 /// What is done with a weight, of any rank, and its quantizer.
@@ -120,42 +103,35 @@ impl WeightVisitor for Quantize {
     }
 }
 
-/// Quantizes `x`, and shows the watcher what came of it.
-pub(crate) fn seen<const D: usize>(
-    path: &str,
-    x: Tensor<D>,
+/// Shows the watcher what became of `x` in the quantizer with this path and scheme.
+pub(crate) fn show<const D: usize>(
+    watcher: &Mutex<Watcher>,
+    (path, scheme): (&str, &Scheme),
+    (x, y): (&Tensor<D>, &Tensor<D>),
     qparams: &QuantParams,
-    scheme: &Scheme,
-    quantize: impl FnOnce(Tensor<D>) -> Tensor<D>,
-) -> Tensor<D> {
-    // Taken out meanwhile: what the watcher computes is not watched. Nobody keeps `x` alive where
-    // nobody watches, so that it can be quantized in place.
-    let Some(mut watcher) = WATCHER.take() else {
-        return quantize(x);
-    };
-    let y = quantize(x.clone());
+) {
     let shape = x.dims();
-    if let Ok(groups) = Groups::new(&scheme.granularity, &shape) {
-        let flat = |tensor: &Tensor<D>| {
-            let tensor = tensor.clone().without_autodiff().cast(FloatDType::F32);
-            tensor.flatten::<1>(0, D - 1)
-        };
-        let elements = [shape.iter().product::<usize>()];
-        let spread = |values: &Tensor<1>| {
-            let values = values.clone().without_autodiff();
-            groups.expand(values, elements)
-        };
-        watcher(&Seen {
-            path,
-            scheme,
-            shape: shape.to_vec(),
-            x: flat(&x),
-            y: flat(&y),
-            scale: spread(&qparams.scale),
-            zero_point: spread(&qparams.zero_point),
-            groups,
-        });
-    }
-    WATCHER.set(Some(watcher));
-    y
+    let Ok(groups) = Groups::new(&scheme.granularity, &shape) else {
+        return;
+    };
+    let flat = |tensor: &Tensor<D>| {
+        let tensor = tensor.clone().without_autodiff().cast(FloatDType::F32);
+        tensor.flatten::<1>(0, D - 1)
+    };
+    let elements = [shape.iter().product::<usize>()];
+    let spread = |values: &Tensor<1>| {
+        let values = values.clone().without_autodiff();
+        groups.expand(values, elements)
+    };
+    let seen = Seen {
+        path,
+        scheme,
+        shape: shape.to_vec(),
+        x: flat(x),
+        y: flat(y),
+        scale: spread(&qparams.scale),
+        zero_point: spread(&qparams.zero_point),
+        groups,
+    };
+    lock(watcher)(&seen);
 }

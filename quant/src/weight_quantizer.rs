@@ -8,7 +8,8 @@ use crate::{FakeQuantize, effective};
 
 /// The quantizers of a layer, carried by its weight.
 ///
-/// [`Param::val`] gives the fake-quantized weight. The other quantizers wait for the layer to be
+/// [`Param::val`] gives the fake-quantized weight; of a [converted](crate::ConvertConfig) one, the
+/// values that its codes stand for, in the dtype that it had before. The other quantizers wait for the layer to be
 /// called with [`forward_q`](crate::ForwardQ::forward_q), which finds them here: the layer's own
 /// type, and with it the model's, does not change.
 ///
@@ -58,14 +59,18 @@ impl Reparameterization for WeightQuantizer {
     const NAME: &'static str = "quant";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        match base.dtype() {
+        let is_stored =
+            matches!(base.dtype(), DType::QFloat(_)) || self.weight.is_stored_as_codes();
+        match is_stored {
             // Converted: it is quantized for good. Burn's layers get its values, not the quantized
             // tensor: reshaping blocks quantizes them anew on flex, and the quantized matrix
             // product needs more shared memory than some GPUs have.
-            DType::QFloat(_) => base.dequantize(),
-            _ => {
+            true => self
+                .weight
+                .resident(base, |base| self.weight.stored_values(base)),
+            false => {
                 effective::given(self.weight.path(), &base);
-                self.weight.forward(base)
+                self.weight.resident(base, |base| self.weight.forward(base))
             }
         }
     }

@@ -150,7 +150,7 @@ fn folds(case: &Value, target: &Target) {
     norm.running_mean = RunningState::new(vector(&case["mean"], device));
     norm.running_var = RunningState::new(vector(&case["var"], device));
     let epsilon = case["eps"].as_f64().unwrap();
-    let pair = FoldPair::new("conv", "norm").with_epsilon(epsilon);
+    let pair = FoldPair::new("conv", "norm", epsilon);
     let folded = fold(ConvNorm { conv, norm }, &[pair]).unwrap();
 
     // Ours is the F32 nearest to the F64 result, theirs is computed in F32: a root, a division and

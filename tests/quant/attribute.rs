@@ -208,3 +208,98 @@ fn the_attribute_sees_layers_behind_several_references() {
     let net = written::Referred::new(&device);
     assert_reached(net, x, written::Referred::forward);
 }
+
+mod forms {
+    //! Calls in every form that the attribute reaches.
+
+    use burn::module::Module;
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::{Device, Tensor};
+    use burn_lean::quant::quantize_calls;
+
+    #[derive(Module, Debug)]
+    pub(super) struct Forms {
+        turbofish: Linear,
+        by_path: Linear,
+        in_vec: Linear,
+        repeated: Linear,
+        free: Linear,
+        default_method: Linear,
+    }
+
+    /// Has state that a call changes.
+    struct Counter(usize);
+
+    impl Counter {
+        fn forward(&mut self, x: Tensor<2>) -> Tensor<2> {
+            self.0 += 1;
+            x
+        }
+    }
+
+    #[quantize_calls(crate = burn_lean::quant)]
+    impl Forms {
+        pub(super) fn new(device: &Device) -> Self {
+            let layer = || LinearConfig::new(4, 4).init(device);
+            Self {
+                turbofish: layer(),
+                by_path: layer(),
+                in_vec: layer(),
+                repeated: layer(),
+                free: layer(),
+                default_method: layer(),
+            }
+        }
+
+        pub(super) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+            let mut counter = Counter(0);
+            let x = (&mut counter).forward(x);
+            assert_eq!(counter.0, 1);
+            let x = self.turbofish.forward::<2>(x);
+            let x = Linear::forward(&self.by_path, x);
+            let mut all = vec![self.in_vec.forward(x.clone()), x.clone()];
+            all.extend(vec![self.repeated.forward(x); 2]);
+            let x = Tensor::cat(all, 0);
+            let x = free(&self.free, x);
+            self.applied(x)
+        }
+    }
+
+    #[quantize_calls(crate = burn_lean::quant)]
+    fn free(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
+        layer.forward(x)
+    }
+
+    #[quantize_calls(crate = burn_lean::quant)]
+    trait Applied {
+        fn layer(&self) -> &Linear;
+
+        fn applied(&self, x: Tensor<2>) -> Tensor<2> {
+            self.layer().forward(x)
+        }
+    }
+
+    impl Applied for Forms {
+        fn layer(&self) -> &Linear {
+            &self.default_method
+        }
+    }
+}
+
+#[test]
+fn calls_with_generic_arguments_by_path_in_macros_functions_and_traits_are_reached() {
+    let device = Device::flex();
+    let model = with_numbers(forms::Forms::new(&device), 3);
+    let x = tensor::<2>(1, [2, 4], &device);
+    let expected = values(model.forward(x.clone()));
+    let run = |model: &forms::Forms, device: &Device| model.forward(Tensor::ones([1, 4], device));
+    let prepared = QatConfig::new().prepare_with(model, run).unwrap();
+    // Nothing is observed yet, so that inputs pass; weights are quantized.
+    let found = values(prepared.forward(x));
+    assert_ne!(found, expected);
+    let uncalled = quantizers(&prepared)
+        .into_iter()
+        .filter(|located| !located.quantizer.was_called())
+        .map(|located| located.path);
+    assert_eq!(uncalled.collect::<Vec<_>>(), Vec::<String>::new());
+}

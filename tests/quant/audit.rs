@@ -3,8 +3,11 @@
 use burn::module::{Lora, Module, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig, LstmConfig};
-use burn::tensor::activation::relu;
+use burn::nn::gru::{Gru, GruConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfig,
+};
+use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::AutocastConfig;
 use burn_lean::quant::{
@@ -479,4 +482,109 @@ fn a_converted_weight_is_stored() {
         matches!(&audit.layers[0].weight, Coverage::Stored(scheme) if scheme.contains("Q8S")),
         "{audit}"
     );
+}
+
+/// A squeeze-and-excite gate, an outer product, a difference, and a normalization by hand.
+#[derive(Module, Debug)]
+struct Gated {
+    body: Conv2d,
+    gate: Linear,
+    left: Linear,
+    right: Linear,
+}
+
+impl Gated {
+    fn new(device: &Device) -> Self {
+        Self {
+            body: Conv2dConfig::new([2, 4], [1, 1]).init(device),
+            gate: LinearConfig::new(4, 4).init(device),
+            left: LinearConfig::new(4, 3).init(device),
+            right: LinearConfig::new(4, 5).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<3> {
+        let x = self.body.forward(x);
+        let pooled = x.clone().mean_dim(2).mean_dim(3).flatten::<2>(1, 3);
+        let gate = sigmoid(self.gate.forward(pooled));
+        let gated = x * gate.unsqueeze_dims::<4>(&[2, 3]);
+        // A normalization: its mean and its deviation come from what they normalize.
+        let mean = gated.clone().mean_dim(1);
+        let centred = gated.clone() - mean;
+        let deviation = centred.clone().powi_scalar(2).mean_dim(1).sqrt();
+        let normal = centred * deviation.recip();
+        let normal = normal.mean_dim(2).mean_dim(3).flatten::<2>(1, 3);
+        let left = self.left.forward(normal.clone());
+        let right = self.right.forward(normal);
+        let outer: Tensor<3> = left.clone().unsqueeze_dim::<3>(2) * right.clone().unsqueeze_dim(1);
+        let difference = left.narrow(1, 0, 1) - right.narrow(1, 0, 1);
+        outer + difference.unsqueeze_dim::<3>(2)
+    }
+}
+
+#[test]
+fn gates_outer_products_and_differences_are_sites_and_normalizations_are_not() {
+    let model = Gated::new(&Device::flex());
+    let audit = audit(&model, |model, device| {
+        model.forward(Tensor::ones([1, 2, 3, 3], device))
+    })
+    .unwrap();
+    let sites: Vec<_> = audit
+        .sites
+        .iter()
+        .map(|site| {
+            let sources = site.operands.iter();
+            let sources = sources.map(|(source, _)| source.as_deref().unwrap());
+            (site.kind, sources.collect::<Vec<_>>())
+        })
+        .collect();
+    assert_eq!(
+        sites,
+        [
+            (SiteKind::Mul, vec!["body.weight", "gate.weight"]),
+            (SiteKind::Mul, vec!["left.weight", "right.weight"]),
+            (SiteKind::Sub, vec!["left.weight", "right.weight"]),
+            (SiteKind::Add, vec!["left.weight", "left.weight"]),
+        ]
+    );
+}
+
+#[test]
+fn recurrent_layers_are_covered_from_their_zero_state_on() {
+    #[derive(Module, Debug)]
+    struct Recurrent {
+        lstm: Lstm,
+        gru: Gru,
+        reset_before: Gru,
+    }
+    let device = Device::flex();
+    let model = Recurrent {
+        lstm: LstmConfig::new(4, 4, true).init(&device),
+        gru: GruConfig::new(4, 4, true).init(&device),
+        reset_before: GruConfig::new(4, 4, true)
+            .with_reset_after(false)
+            .init(&device),
+    };
+    let run = |model: &Recurrent, device: &Device| {
+        // An input of zeros is an input all the same.
+        let (x, _) = model
+            .lstm
+            .forward_q((Tensor::zeros([2, 3, 4], device), None));
+        let x = model.gru.forward_q((x, None));
+        model.reset_before.forward_q((x, None))
+    };
+    let prepared = QatConfig::new().prepare(model.clone()).unwrap();
+    let covered = audit(&prepared, run).unwrap();
+    assert!(covered.is_covered(), "{covered}");
+    let zeros = covered.layers.iter();
+    let zeros = zeros.filter(|layer| layer.input == Some(Coverage::Zero));
+    assert_eq!(zeros.map(|layer| layer.uses).sum::<usize>(), 4 + 3 + 3);
+    let plain = audit(&model, run).unwrap();
+    assert!(!plain.is_covered());
+    // With its weights alone it is not.
+    let weights = QatConfig::new()
+        .with_activation(None)
+        .prepare(model)
+        .unwrap();
+    assert!(!audit(&weights, run).unwrap().is_covered());
 }

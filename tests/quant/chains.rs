@@ -360,7 +360,7 @@ fn pruned_weights_stay_zero_under_any_rounding() {
                     .into_iter()
                     .for_each(|x| drop(net.forward(x)))
             };
-            let inputs = LayerInputs::collect(|| run(&net)).unwrap();
+            let inputs = LayerInputs::collect(&net, run).unwrap();
             let rounding = RoundingConfig::new().with_rounding(rounding.clone());
             let (rounded, report) = rounding.apply(net, &inputs).unwrap();
             assert!(report.weights[0].changed > 0.0);

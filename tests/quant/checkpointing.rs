@@ -101,7 +101,7 @@ fn folded_rescaled_and_rounded_models_train_on() {
     each_device(|target| {
         let changed = |device: &Device| {
             let x = tensor::<2>(1, [8, 6], device);
-            let folded = fold(Net::new(device), &[FoldPair::new("first", "norm")]).unwrap();
+            let folded = fold(Net::new(device), &[FoldPair::new("first", "norm", 1e-5)]).unwrap();
             let of_folded = backward(&folded, x.clone());
             let factors = Rescale {
                 producer: "first".into(),
@@ -117,7 +117,7 @@ fn folded_rescaled_and_rounded_models_train_on() {
             })
             .unwrap();
             let evaluated = prepared.valid();
-            let inputs = LayerInputs::collect(|| {
+            let inputs = LayerInputs::collect(&evaluated, |evaluated| {
                 evaluated.forward(x.clone().inner());
             });
             let rounding = RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()));
@@ -147,7 +147,11 @@ fn what_a_fold_gives_back_is_where_it_was() {
         student: Net::new(&device),
         words: EmbeddingConfig::new(3, 2).init(&device).no_grad(),
     };
-    let pair = fold(pair, &[FoldPair::new("student.first", "student.norm")]).unwrap();
+    let pair = fold(
+        pair,
+        &[FoldPair::new("student.first", "student.norm", 1e-5)],
+    )
+    .unwrap();
     let strategy = Some(GradientCheckpointingStrategy::Balanced);
     let student = &pair.student;
     let strategies = [

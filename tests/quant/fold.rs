@@ -36,7 +36,7 @@ fn norm(channels: usize, epsilon: f64, device: &Device) -> BatchNorm {
 }
 
 fn pair() -> [FoldPair; 1] {
-    [FoldPair::new("layer", "norm")]
+    [FoldPair::new("layer", "norm", 1e-5)]
 }
 
 /// The folded block computes what the block computes.
@@ -136,7 +136,7 @@ fn what_is_left_of_a_normalization_is_the_identity_for_any_epsilon() {
                 layer: LinearConfig::new(3, 2).init(device),
                 norm: norm(2, epsilon, device),
             };
-            let pair = FoldPair::new("layer", "norm").with_epsilon(epsilon);
+            let pair = FoldPair::new("layer", "norm", epsilon);
             let folded = fold(block, &[pair]).unwrap();
             let y = tensor::<2>(11, [4, 2], device);
             assert_eq!(values(folded.norm.forward(y.clone())), values(y));
@@ -202,7 +202,7 @@ fn a_model_that_is_folded_in_inference_trains_its_other_normalizations_later() {
         layer: block(),
         norm: norm(2, 1e-5, &device),
     };
-    let pair = FoldPair::new("layer.layer", "layer.norm");
+    let pair = FoldPair::new("layer.layer", "layer.norm", 1e-5);
     let folded = fold(two.valid(), &[pair]).unwrap();
     assert!(!folded.norm.training.is_enabled());
     let trained = folded.train();
@@ -220,7 +220,7 @@ fn a_plain_model_keeps_its_training_flags() {
         },
         norm: norm(2, 1e-5, &device),
     };
-    let pair = FoldPair::new("layer.layer", "layer.norm");
+    let pair = FoldPair::new("layer.layer", "layer.norm", 1e-5);
     let folded = fold(block, &[pair]).unwrap();
     assert!(folded.norm.training.is_enabled());
     assert!(!folded.layer.norm.training.is_enabled());
@@ -239,9 +239,9 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
         rejected.into_error()
     };
 
-    let error = refuse(block(), FoldPair::new("layr", "norm"));
+    let error = refuse(block(), FoldPair::new("layr", "norm", 1e-5));
     assert!(matches!(&error, QuantError::UnknownParameter { path, .. } if path == "layr.weight"));
-    let error = refuse(block(), FoldPair::new("layer", "bn"));
+    let error = refuse(block(), FoldPair::new("layer", "bn", 1e-5));
     assert_eq!(
         error.to_string(),
         "the model has no parameter `bn.gamma`; did you mean `norm.gamma`?"
@@ -249,7 +249,7 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
 
     let mut wide = block();
     wide.norm = norm(3, 1e-5, &device);
-    let error = refuse(wide, FoldPair::new("layer", "norm"));
+    let error = refuse(wide, FoldPair::new("layer", "norm", 1e-5));
     assert!(matches!(
         error,
         QuantError::ChannelMismatch {
@@ -261,18 +261,18 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
 
     let mut broken = block();
     broken.norm.gamma = Param::from_data([1.0, f32::NAN], &device);
-    let error = refuse(broken, FoldPair::new("layer", "norm"));
+    let error = refuse(broken, FoldPair::new("layer", "norm", 1e-5));
     assert!(error.to_string().starts_with("parameter `norm.gamma`: "));
     let mut broken = block();
     broken.norm.running_var = RunningState::new(Tensor::from_data([1.0, -2.0], &device));
-    let error = refuse(broken, FoldPair::new("layer", "norm"));
+    let error = refuse(broken, FoldPair::new("layer", "norm", 1e-5));
     assert!(
         error.to_string().contains("root of a negative variance"),
         "{error}"
     );
     let mut broken = block();
     broken.layer.weight = Param::from_data([[1.0, f32::INFINITY], [0.0; 2], [0.0; 2]], &device);
-    let error = refuse(broken, FoldPair::new("layer", "norm"));
+    let error = refuse(broken, FoldPair::new("layer", "norm", 1e-5));
     assert!(
         error
             .to_string()
@@ -280,7 +280,7 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
         "{error}"
     );
 
-    let error = refuse(block(), FoldPair::new("layer", "norm").with_epsilon(0.0));
+    let error = refuse(block(), FoldPair::new("layer", "norm", 0.0));
     assert!(matches!(
         error,
         QuantError::InvalidConfig {
@@ -289,8 +289,8 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
         }
     ));
     let twice = [
-        FoldPair::new("layer", "norm"),
-        FoldPair::new("layer", "norm"),
+        FoldPair::new("layer", "norm", 1e-5),
+        FoldPair::new("layer", "norm", 1e-5),
     ];
     let error = fold(block(), &twice).unwrap_err().into_error();
     assert!(matches!(
@@ -305,4 +305,32 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
     let error = fold(embedding, &pair()).unwrap_err().into_error();
     assert!(matches!(error, QuantError::UnsupportedLayer { .. }));
     assert!(error.to_string().contains("`Embedding`"), "{error}");
+}
+
+#[test]
+fn a_large_epsilon_over_small_variances_is_folded_as_the_norm_has_it() {
+    each_device(|target| {
+        let device = &target.device;
+        let mut norm = norm(2, 1e-3, device);
+        norm.running_var = RunningState::new(Tensor::from_floats([1e-5, 2e-5], device));
+        let block = Block {
+            layer: LinearConfig::new(3, 2).init(device),
+            norm,
+        };
+        let x = tensor::<2>(11, [4, 3], device) * 20.0;
+        let run =
+            |block: &Block<Linear>| values(block.norm.forward(block.layer.forward(x.clone())));
+        let before = run(&block);
+        let folded = |epsilon| {
+            let pair = FoldPair::new("layer", "norm", epsilon);
+            run(&fold(block.clone(), &[pair]).unwrap())
+        };
+        let off = |after: Vec<f32>| {
+            let pairs = before.iter().zip(&after);
+            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        };
+        assert!(off(folded(block.norm.epsilon)) < 1e-2);
+        // Burn's default would be off by far, which is why a pair has none.
+        assert!(off(folded(1e-5)) > 10.0);
+    });
 }

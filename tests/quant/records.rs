@@ -37,7 +37,7 @@ fn a_rounded_model_keeps_its_scales_in_a_record() {
             .with_activation(None);
         let prepared = config.prepare(linear(device)).unwrap();
         let x = tensor::<2>(5, [32, 8], device);
-        let inputs = LayerInputs::collect(|| {
+        let inputs = LayerInputs::collect(&prepared, |prepared| {
             prepared.forward_q(x.clone());
         })
         .unwrap();
@@ -200,7 +200,7 @@ fn a_weight_with_one_element_per_channel_has_codes_and_is_rounded() {
             linear.forward_q(x.clone());
         })
         .unwrap();
-        let inputs = LayerInputs::collect(|| {
+        let inputs = LayerInputs::collect(&prepared, |prepared| {
             prepared.forward_q(x.clone());
         });
         let (rounded, _) = RoundingConfig::new()

@@ -184,7 +184,7 @@ fn a_rounded_model_is_closer_to_the_float_one_and_converts_to_those_codes() {
             .with_weight(WeightConfig::int(3))
             .with_activation(None);
         let nearest = config.prepare(float).unwrap();
-        let inputs = LayerInputs::collect(|| {
+        let inputs = LayerInputs::collect(&nearest, |nearest| {
             for seed in 0..4 {
                 nearest.forward(images(seed, device));
             }
@@ -259,7 +259,7 @@ fn bias_correction_keeps_the_mean_output() {
             .with_weight(WeightConfig::int(2))
             .with_activation(None);
         let layer = config.prepare(layer).unwrap();
-        let inputs = LayerInputs::collect(|| {
+        let inputs = LayerInputs::collect(&layer, |layer| {
             layer.forward_q(x.clone());
         })
         .unwrap();
@@ -382,9 +382,9 @@ fn sequences_are_rounded_for_their_convolution_and_their_recurrent_layer() {
         .with_weight(WeightConfig::int(3))
         .with_activation(None);
     let nearest = config.prepare(model).unwrap();
-    let inputs = LayerInputs::collect(|| {
+    let inputs = LayerInputs::collect(&nearest, |nearest| {
         for seed in 0..8 {
-            forward(&nearest, 10 + 2 * seed);
+            forward(nearest, 10 + 2 * seed);
         }
     })
     .unwrap();
@@ -428,7 +428,8 @@ fn bad_inputs_of_every_method_are_refused() {
     let no_data = |error: QuantError| assert!(matches!(error, QuantError::NoData { .. }));
     no_data(gptq(&grid, &empty, &GptqConfig::new()).unwrap_err());
     no_data(adaround(&grid, &empty, &AdaRoundConfig::new()).unwrap_err());
-    no_data(LayerInputs::collect(|| {}).unwrap_err());
+    let unprepared = LinearConfig::new(4, 2).init(&device);
+    no_data(LayerInputs::collect(&unprepared, |_| {}).unwrap_err());
     let weight = tensor::<2>(2, [4, 2], &device);
     no_data(smooth_quant(&weight, &empty, 0.5).unwrap_err());
 

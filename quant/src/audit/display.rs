@@ -11,6 +11,7 @@ impl fmt::Display for Coverage {
         match self {
             Self::FakeQuantized { quantizer, scheme } => write!(f, "{scheme} by {quantizer}"),
             Self::Stored(scheme) => write!(f, "stored: {scheme}"),
+            Self::Zero => f.write_str("zeros"),
             Self::Float(cause) => write!(f, "float: {cause}"),
         }
     }
@@ -44,6 +45,7 @@ impl fmt::Display for SiteKind {
             Self::FusedAttention => "attention",
             Self::Matmul => "matmul",
             Self::Add => "add",
+            Self::Sub => "sub",
             Self::Mul => "mul",
             Self::Concat => "concat",
             Self::SoftmaxOutput => "softmax output",

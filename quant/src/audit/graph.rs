@@ -6,7 +6,7 @@ use burn::backend::ir::{ActivationOperationIr, BaseOperationIr, ModuleOperationI
 use burn::backend::ir::{TensorId, TensorIr};
 
 use super::log::Log;
-use super::operation::{Product, element_wise, keeps_grid, moved, name, product};
+use super::operation::{Product, element_wise, is_zeros, keeps_grid, moved, name, product};
 use super::{AuditedLayer, Cause, Coverage, FunctionalSite, SiteKind, Trace};
 
 /// What is known after all operations.
@@ -24,6 +24,9 @@ pub(super) struct Graph {
     softmax: HashMap<TensorId, usize>,
     /// The functional product that a tensor comes from without another product in between.
     product: HashMap<TensorId, usize>,
+    /// The tensor that a computed one was computed from without a product and without another one:
+    /// an input, the output of a product, or where two of them meet.
+    root: HashMap<TensorId, TensorId>,
 }
 
 impl Graph {
@@ -32,6 +35,9 @@ impl Graph {
             derived: trace.parameters.paths.clone(),
             ..Self::default()
         };
+        for id in &trace.log.zeros {
+            graph.coverage.insert(*id, Coverage::Zero);
+        }
         for (id, path) in &trace.parameters.paths {
             if let Some(path) = path
                 && let Some(scheme) = trace.parameters.stored.get(path)
@@ -48,6 +54,7 @@ impl Graph {
             graph.cover(operation, &trace.log);
             graph.trace_source(operation);
             graph.list(operation, trace);
+            graph.trace_root(operation);
         }
         graph.layers = merged(graph.layers, |layer| &mut layer.uses);
         graph.sites = merged(graph.sites, |site| &mut site.uses);
@@ -74,6 +81,14 @@ impl Graph {
 
     /// Follows what is quantized.
     fn cover(&mut self, operation: &OperationIr, log: &Log) {
+        let covered_as_zeros =
+            |input: &TensorIr| matches!(self.coverage.get(&input.id), Some(Coverage::Zero));
+        if is_zeros(operation, covered_as_zeros) {
+            for output in operation.outputs() {
+                self.coverage.insert(output.id, Coverage::Zero);
+            }
+            return;
+        }
         for output in operation.outputs() {
             if let Some(entry) = log.entry(output.id) {
                 let quantizer = entry.quantizer.clone();
@@ -123,10 +138,7 @@ impl Graph {
         if let Some(product) = product(operation) {
             self.list_product(&product, trace);
         } else if let Some((kind, operands, output)) = element_wise(operation) {
-            let [a, b] = operands;
-            // Different shapes are a bias, a mask or a normalization; twice the same is a square.
-            let computed = !self.is_derived(a) && !self.is_derived(b);
-            if computed && a.shape == b.shape && a.id != b.id {
+            if self.is_site(kind, operands) {
                 self.push_site(kind, &operands, output);
             }
         } else {
@@ -149,6 +161,41 @@ impl Graph {
                     }
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// Whether a sum, difference or product is one of two computed tensors.
+    fn is_site(&self, kind: SiteKind, [a, b]: [&TensorIr; 2]) -> bool {
+        // Twice the same is a square; with what comes from a parameter it is a bias or a scale.
+        if self.is_derived(a) || self.is_derived(b) || a.id == b.id {
+            return false;
+        }
+        // What is computed from a tensor alone, and smaller, is a statistic that normalizes it.
+        let is_other = self.root_of(a) != self.root_of(b);
+        let has_source = |operand: &TensorIr| self.source.contains_key(&operand.id);
+        match kind {
+            _ if a.shape == b.shape => true,
+            SiteKind::Mul => is_other,
+            _ => is_other && has_source(a) && has_source(b),
+        }
+    }
+
+    fn root_of(&self, tensor: &TensorIr) -> TensorId {
+        self.root.get(&tensor.id).copied().unwrap_or(tensor.id)
+    }
+
+    /// Follows what a tensor is computed from.
+    fn trace_root(&mut self, operation: &OperationIr) {
+        let is_product = product(operation).is_some();
+        let computed = operation
+            .inputs()
+            .filter(|input| !self.is_derived(input) && !is_product);
+        let mut roots: Vec<TensorId> = computed.map(|input| self.root_of(input)).collect();
+        roots.dedup();
+        if let [root] = roots[..] {
+            for output in operation.outputs() {
+                self.root.insert(output.id, root);
             }
         }
     }

@@ -18,10 +18,19 @@ pub(super) struct Entry {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Log(pub(super) Vec<Entry>);
+pub(super) struct Log {
+    entries: Vec<Entry>,
+    /// Tensors that a layer starts from and that are nothing but zeros.
+    pub(super) zeros: Vec<TensorId>,
+}
 
 thread_local! {
     static RECORDING: RefCell<Option<Log>> = const { RefCell::new(None) };
+}
+
+/// Whether an audit records on this thread.
+pub(crate) fn is_recording() -> bool {
+    RECORDING.with_borrow(Option::is_some)
 }
 
 /// During an audit, stands for what a quantizer does to `x`: a tensor of its own, which the log
@@ -37,7 +46,7 @@ pub(crate) fn stand_in<const D: usize>(
         // Any operation that is recorded and keeps the numbers gives the output an id of its own.
         let output = x.clone().add_scalar(0.0);
         let id = output.clone().try_into_primitive::<Capture>().ok()?.id();
-        log.0.push(Entry {
+        log.entries.push(Entry {
             output: id,
             quantizer: quantizer.to_string(),
             scheme: scheme.clone(),
@@ -45,6 +54,17 @@ pub(crate) fn stand_in<const D: usize>(
         });
         Some(output)
     })
+}
+
+/// During an audit, tells that the zeros in `x` are the layer's own, not those of some input.
+pub(crate) fn zeros<const D: usize>(x: &Tensor<D>) {
+    RECORDING.with_borrow_mut(|recording| {
+        if let Some(log) = recording
+            && let Ok(tensor) = x.clone().try_into_primitive::<Capture>()
+        {
+            log.zeros.push(tensor.id());
+        }
+    });
 }
 
 impl Log {
@@ -58,10 +78,12 @@ impl Log {
 
     /// The pass that put out this tensor.
     pub(super) fn entry(&self, output: TensorId) -> Option<&Entry> {
-        self.0.iter().find(|entry| entry.output == output)
+        self.entries.iter().find(|entry| entry.output == output)
     }
 
     pub(super) fn was_used(&self, quantizer: &str) -> bool {
-        self.0.iter().any(|entry| entry.quantizer == quantizer)
+        self.entries
+            .iter()
+            .any(|entry| entry.quantizer == quantizer)
     }
 }

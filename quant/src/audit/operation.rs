@@ -101,6 +101,18 @@ pub(super) fn keeps_grid(operation: &OperationIr) -> Option<(&TensorIr, &TensorI
     }
 }
 
+/// Whether the output is nothing but zeros since an input is, of which `of_input` tells.
+pub(super) fn is_zeros(operation: &OperationIr, of_input: impl Fn(&TensorIr) -> bool) -> bool {
+    use NumericOperationIr as Op;
+    match operation {
+        OperationIr::NumericFloat(_, Op::Mul(op)) => of_input(&op.lhs) || of_input(&op.rhs),
+        OperationIr::NumericFloat(_, Op::MulScalar(op)) => of_input(&op.lhs),
+        // The stand-in of a quantizer, among others.
+        OperationIr::NumericFloat(_, Op::AddScalar(op)) => is_zero(&op.rhs) && of_input(&op.lhs),
+        _ => moved(operation).is_some_and(|(input, _)| of_input(input)),
+    }
+}
+
 fn is_zero(value: &ScalarIr) -> bool {
     match value {
         ScalarIr::Float(value) => *value == 0.0,
@@ -110,13 +122,16 @@ fn is_zero(value: &ScalarIr) -> bool {
     }
 }
 
-/// Operands and output of a sum or product of two tensors, element by element.
+/// Operands and output of a sum, difference or product of two tensors, element by element.
 pub(super) fn element_wise(
     operation: &OperationIr,
 ) -> Option<(super::SiteKind, [&TensorIr; 2], &TensorIr)> {
     match operation {
         OperationIr::NumericFloat(_, NumericOperationIr::Add(op)) => {
             Some((super::SiteKind::Add, [&op.lhs, &op.rhs], &op.out))
+        }
+        OperationIr::NumericFloat(_, NumericOperationIr::Sub(op)) => {
+            Some((super::SiteKind::Sub, [&op.lhs, &op.rhs], &op.out))
         }
         OperationIr::NumericFloat(_, NumericOperationIr::Mul(op)) => {
             Some((super::SiteKind::Mul, [&op.lhs, &op.rhs], &op.out))

@@ -111,7 +111,7 @@ impl FloatVisitor for Reader {
         };
         let base = param.base().without_autodiff();
         let quantized = match base.dtype() {
-            DType::QFloat(_) => QuantizedTensor::from_burn(base, weight.quantizer.scheme()),
+            DType::QFloat(_) => QuantizedTensor::from_stored(base, &weight.quantizer),
             _ => weight.quantize(base, &self.effective),
         };
         self.found.push((path.to_string(), quantized));

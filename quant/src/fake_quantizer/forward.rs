@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 
 use super::{FakeQuantize, State};
 use crate::control::Mode;
+use crate::listener::{Listener, lock};
 use crate::schedule::Phase;
 use crate::{Learned, LearnedGradient, ObserverConfig, QuantError, QuantParams, Range};
 use crate::{audit, fake_quantize, fake_quantize_learned, tap, to_codes, watch};
@@ -38,6 +39,7 @@ impl FakeQuantize {
         if phase == Phase::Off {
             return x;
         }
+        state.control.call();
         let training = self.training.is_enabled() && x.is_autodiff();
         let observed = self.observe(&mut state, &x, training);
         let chosen = observed.and_then(|()| match phase.quantizes() {
@@ -48,25 +50,45 @@ impl FakeQuantize {
         let scheme = &self.config.scheme;
         match chosen.unwrap_or_else(|error| panic!("{}", error.at(&self.path))) {
             Chosen::Nothing => x,
-            Chosen::Fixed(qparams) => watch::seen(&self.path, x, &qparams, scheme, |x| {
-                fake_quantize(x, &qparams, scheme)
-            }),
-            Chosen::Learned(qparams, gradient) => {
-                watch::seen(&self.path, x, &qparams, scheme, |x| {
-                    fake_quantize_learned(x, &qparams, scheme, gradient)
-                })
+            Chosen::Fixed(qparams) => {
+                self.shown(x, &qparams, |x| fake_quantize(x, &qparams, scheme))
             }
+            Chosen::Learned(qparams, gradient) => self.shown(x, &qparams, |x| {
+                fake_quantize_learned(x, &qparams, scheme, gradient)
+            }),
         }
+    }
+
+    /// Quantizes `x`, and shows whoever watches what came of it.
+    fn shown<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        qparams: &QuantParams,
+        quantize: impl FnOnce(Tensor<D>) -> Tensor<D>,
+    ) -> Tensor<D> {
+        // Nobody keeps `x` alive where nobody watches, so that it can be quantized in place.
+        let Some(Listener::Watcher(watcher)) = &self.listener else {
+            return quantize(x);
+        };
+        let y = quantize(x.clone());
+        watch::show(
+            watcher,
+            (&self.path, &self.config.scheme),
+            (&x, &y),
+            qparams,
+        );
+        y
     }
 
     /// Tells the codes of `x` to whoever listens.
     fn tap<const D: usize>(&self, x: &Tensor<D>) {
-        if tap::is_open()
+        if let Some(Listener::Tap(tap)) = &self.listener
             && self.phase().quantizes()
             && let Ok(qparams) = self.qparams_for(x)
         {
             let x = x.clone().without_autodiff();
-            tap::record(&self.path, to_codes(x, &qparams, &self.config.scheme));
+            let codes = to_codes(x, &qparams, &self.config.scheme);
+            tap::record(&mut lock(tap), &self.path, codes);
         }
     }
 
@@ -89,6 +111,8 @@ impl FakeQuantize {
         if !self.config.observer.has_memory() || !(calibrating || wanted) {
             return Ok(());
         }
+        state.of_range = None;
+        state.loosen(&self.config.scheme);
         let x = x.clone().without_autodiff();
         if calibrating {
             // Minima and maxima do not tell on every backend.
@@ -138,8 +162,10 @@ impl FakeQuantize {
             let x = x.clone().without_autodiff();
             return Ok(Chosen::Fixed(QuantParams::of(&x, scheme)?));
         }
-        let range = state.observer.range();
-        Ok(Chosen::Fixed(QuantParams::from_range(range, scheme)))
+        let known = state.of_range.take();
+        let qparams = known.unwrap_or_else(|| state.observed_qparams(scheme));
+        state.of_range = Some(qparams.clone());
+        Ok(Chosen::Fixed(qparams))
     }
 
     /// The first learned scale and zero point, from the values at hand or the range so far.
@@ -152,9 +178,7 @@ impl FakeQuantize {
         let x = x.clone().without_autodiff();
         match scheme.mapping.is_symmetric() {
             true => QuantParams::lsq(&x, scheme),
-            false if state.control.observed => {
-                Ok(QuantParams::from_range(state.observer.range(), scheme))
-            }
+            false if state.control.observed => Ok(state.observed_qparams(scheme)),
             false => QuantParams::of(&x, scheme),
         }
     }
@@ -168,7 +192,7 @@ impl FakeQuantize {
                 let like = state.observer.range().min;
                 like.full_like(scheme.symmetric_zero_point())
             }
-            None => QuantParams::from_range(state.observer.range(), scheme).zero_point,
+            None => state.observed_qparams(scheme).zero_point,
         }
     }
 }

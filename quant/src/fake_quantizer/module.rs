@@ -1,32 +1,66 @@
 //! The quantizer as a module whose copies share nothing.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault};
 use burn::module::{ModuleMapper, ModuleVisitor};
 use burn::tensor::Device;
 
 use super::{FakeQuantize, State};
+use crate::control::Mode;
+use crate::resident::Resident;
 use crate::walk;
 
 impl Clone for FakeQuantize {
     fn clone(&self) -> Self {
+        // What a copy observes in a calibration (the model's `valid`, for example) counts.
+        let state = self.lock();
+        let shared = state.control.mode == Mode::Calibrating;
+        let own = (!shared).then(|| Arc::new(Mutex::new(state.clone())));
+        drop(state);
         Self {
             config: self.config.clone(),
             path: self.path.clone(),
             training: self.training.clone(),
-            state: Mutex::new(self.lock().clone()),
+            state: own.unwrap_or_else(|| self.state.clone()),
+            resident: self.resident.clone(),
+            listener: self.listener.clone(),
         }
     }
 }
 
 impl FakeQuantize {
+    /// With another state; what was computed from the old one, or from the weight, is gone.
     fn map_state(self, map: impl FnOnce(State) -> State) -> Self {
-        let state = self.state.into_inner();
+        let mut state = match Arc::try_unwrap(self.state) {
+            Ok(own) => own.into_inner().unwrap_or_else(PoisonError::into_inner),
+            Err(shared) => {
+                let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                shared.clone()
+            }
+        };
+        state.of_range = None;
         Self {
-            state: Mutex::new(map(state.unwrap_or_else(PoisonError::into_inner))),
+            state: Arc::new(Mutex::new(map(state))),
+            resident: Resident::default(),
             ..self
         }
+    }
+}
+
+/// The state after a mapper. One that does not load a record has no business with what was observed:
+/// to it, the observed range looks like any other parameter.
+fn mapped<M: ModuleMapper>(state: State, mapper: &mut M) -> State {
+    let observer = state.observer.clone();
+    let state = state.map(mapper);
+    if state.control.was_loaded {
+        return state;
+    }
+    // It may have moved the model.
+    let device = state.observer.range().min.device();
+    State {
+        observer: observer.to_device(&device),
+        ..state
     }
 }
 
@@ -67,14 +101,14 @@ impl Module for FakeQuantize {
             return replacement;
         }
         if walk::is_hidden() {
-            return self;
+            return self.map_state(|state| state);
         }
         mapper.enter_module("training", CONTAINER);
         let training = Module::map(self.training.clone(), mapper);
         mapper.exit_module("training", CONTAINER);
         Self {
             training,
-            ..self.map_state(|state| state.map(mapper))
+            ..self.map_state(|state| mapped(state, mapper))
         }
     }
 
@@ -91,9 +125,15 @@ impl Module for FakeQuantize {
     }
 
     fn valid(&self) -> Self {
-        Self {
-            training: self.training.valid(),
-            ..self.clone().map_state(|state| state.valid())
+        let copy = self.clone();
+        let training = self.training.valid();
+        match Arc::ptr_eq(&copy.state, &self.state) {
+            true => Self { training, ..copy },
+            false => Self {
+                training,
+                resident: copy.resident.clone(),
+                ..copy.map_state(|state| state.valid())
+            },
         }
     }
 

@@ -21,7 +21,7 @@ impl FakeQuantize {
 
     fn observed_range(&self, state: &State) -> Result<Range, QuantError> {
         match state.control.observed {
-            true => Ok(state.observer.range()),
+            true => Ok(state.observed_range(&self.config.scheme)),
             false if self.config.observer.has_memory() => Err(QuantError::NeverObserved),
             false => Err(QuantError::NoStaticRange),
         }
@@ -56,6 +56,9 @@ impl FakeQuantize {
                 zero_point: zero_point.clamp(scheme.quant_min(), scheme.quant_max()),
             });
         }
+        if state.control.observed && state.control.exact {
+            return self.exact_qparams(&state);
+        }
         let range = self.observed_range(&state)?;
         let (min, max) = (read(range.min.clone())?, read(range.max.clone())?);
         let span = |(min, max): (&f32, &f32)| (max - min).is_finite();
@@ -64,9 +67,20 @@ impl FakeQuantize {
         }
         // One value in each group is all there can be where a group has one element.
         if min == max && self.config.scheme.granularity == Granularity::PerTensor {
-            return Err(QuantError::ConstantRange { value: min[0] });
+            // Not −0.
+            let value = min[0] + 0.0;
+            return Err(QuantError::ConstantRange { value });
         }
         Ok(QuantParams::from_range(range, &self.config.scheme))
+    }
+
+    fn exact_qparams(&self, state: &State) -> Result<QuantParams, QuantError> {
+        let qparams = state.observed_qparams(&self.config.scheme);
+        let scale = read(qparams.scale.clone())?;
+        match scale.iter().all(|scale| *scale > 0.0 && scale.is_finite()) {
+            true => Ok(qparams),
+            false => Err(QuantError::NonFinite { what: "scale" }),
+        }
     }
 
     /// [`qparams`](Self::qparams), or for the memoryless observer without a range those of `x`: what

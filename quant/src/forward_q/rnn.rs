@@ -9,7 +9,7 @@ use burn::nn::{GateController, Linear, Lstm, LstmState, Rnn, RnnState};
 use burn::tensor::Tensor;
 
 use super::input_of;
-use crate::{ForwardQ, WeightQuantizer, layer_inputs};
+use crate::{ForwardQ, WeightQuantizer, audit, layer_inputs};
 
 /// A linear layer whose weight is quantized already.
 struct Ready<'a> {
@@ -103,7 +103,11 @@ impl Hidden {
     fn first(given: Option<Tensor<2>>, shape: [usize; 2], like: &Tensor<3>) -> Self {
         Self {
             is_zero: given.is_none(),
-            value: given.unwrap_or_else(|| Tensor::zeros(shape, &like.device())),
+            value: given.unwrap_or_else(|| {
+                let zeros = Tensor::zeros(shape, (&like.device(), like.dtype()));
+                audit::zeros(&zeros);
+                zeros
+            }),
         }
     }
 

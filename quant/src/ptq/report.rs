@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::table::{percent, table};
-use crate::{ObserverConfig, RoundingReport};
+use crate::{LeftFloat, ObserverConfig, RoundingReport};
 
 /// What [`PtqConfig::quantize`](crate::PtqConfig::quantize) did. Prints as tables.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -14,6 +14,9 @@ pub struct PtqReport {
     pub batches: usize,
     /// The ranges of activations, in static mode.
     pub activations: Vec<ActivationRange>,
+    /// Activations that have no useful range, and stay float.
+    #[serde(default)]
+    pub left_float: Vec<LeftFloat>,
     /// The weights that were rounded with calibration data.
     pub rounding: RoundingReport,
 }
@@ -50,6 +53,9 @@ impl fmt::Display for PtqReport {
                 ]);
             }
             write!(f, "\n{table}")?;
+        }
+        for left in &self.left_float {
+            write!(f, "\n{left}")?;
         }
         if !self.rounding.weights.is_empty() {
             write!(f, "\n{}", self.rounding)?;

@@ -4,46 +4,28 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use burn_lean_reparam::{FloatVisitor, Rejected, unlink_before, visit_floats};
+use burn::tensor::quantization::quantized_data_len;
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_lean_reparam::{FloatVisitor, unlink_before, visit_floats};
 use safetensors::tensor::{Dtype, SafeTensors};
 
+use super::config::LoadConfig;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use crate::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
+use crate::convert::OtherBytes;
 use crate::effective::FileNames;
 use crate::observer::read;
 use crate::quantized_tensor::unpack;
 use crate::record::check_schemes;
-use crate::walk::{Site, quantizers};
-use crate::{QuantError, QuantizedTensor, Scheme, Storage, WeightQuantizer};
+use crate::stored::{NotStored, Stored};
+use crate::walk::{Site, map_quantizers, quantizers};
+use crate::{Dequantize, QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
-/// Loads a file of [`save_safetensors`](crate::save_safetensors) into `model`, whose quantized
-/// weights become quantized tensors of Burn, for inference.
-///
-/// `model` is prepared the same way as the one that was saved, with or without the pruning masks
-/// before its quantizers, which are part of the codes and are taken off; or it is not prepared at
-/// all, where only weights were quantized. A weight that Burn or the device cannot hold
-/// quantized is dequantized to F32. A prepared model goes on to fake-quantize it, which must give the
-/// same values: so it does for symmetric schemes of narrow range.
-///
-/// # Errors
-///
-/// Each with the model inside: [`QuantError::File`] when the file cannot be read, is damaged, is of
-/// something else, or does not fit the model; [`QuantError::ForeignScheme`] for a weight or an
-/// activation that was quantized with another scheme than the model's;
-/// [`QuantError::UnsupportedStorage`] for a weight that cannot be held quantized, and which the
-/// model's quantizer would change.
-pub fn load_safetensors<M: Module>(
-    model: M,
-    path: impl AsRef<Path>,
-    storage: Storage,
-) -> Result<M, Rejected<M, QuantError>> {
-    match try_load(&model, path.as_ref(), storage) {
-        Ok(loaded) => Ok(loaded),
-        Err(error) => Err(Rejected::new(model, error)),
-    }
-}
-
-fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, QuantError> {
+pub(super) fn try_load<M: Module>(
+    model: &M,
+    path: &Path,
+    config: LoadConfig,
+) -> Result<(M, ConversionReport), QuantError> {
     let file = FileError::new(path);
     let bytes = std::fs::read(path).map_err(|error| file.read(error))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| file.read(error))?;
@@ -68,8 +50,9 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
         .map(|name| format!("{name}.quant.weight."))
         .collect();
     for (name, entry) in entries {
+        let dtype = entry.dtype;
         let weight = read_weight(&tensors, &name, entry, &file)?;
-        quantized.insert(name, weight);
+        quantized.insert(name, (weight, dtype));
     }
     let schemes: HashMap<String, Scheme> = quantizers(model)
         .into_iter()
@@ -84,9 +67,12 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
         names: FileNames::of(model, |path| quantized.contains_key(path)),
         quantized,
         schemes,
-        storage,
+        config,
         used: Vec::new(),
         dequantized: HashMap::new(),
+        weights: HashMap::new(),
+        outcomes: Vec::new(),
+        codes: Vec::new(),
         file: &file,
         error: None,
     };
@@ -95,6 +81,25 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
         return Err(error);
     }
     check_schemes(&loaded)?;
+    let loaded = map_quantizers(loaded, |located| {
+        let weights = &mut loader.weights;
+        let weight = located.parameter.filter(|_| located.site == Site::Weight);
+        match weight.and_then(|path| Some((weights.remove(&path)?, path))) {
+            Some(((weight, dtype, device), path)) => {
+                let quantizer = located.quantizer.with_dtype(dtype);
+                let quantizer = quantizer.with_dequantize(config.dequantize);
+                if loader.codes.contains(&path) {
+                    return quantizer.with_codes(weight.qparams(&device));
+                }
+                // What a file leaves out of its state; of floats, what keeps them as they are.
+                match quantizer.has_range() || loader.dequantized.contains_key(&path) {
+                    true => quantizer.with_qparams(weight.qparams(&device)),
+                    false => quantizer,
+                }
+            }
+            None => located.quantizer,
+        }
+    });
     let expected = std::mem::take(&mut loader.dequantized);
     if is_prepared && !expected.is_empty() {
         let mut check = Unchanged {
@@ -118,10 +123,15 @@ fn try_load<M: Module>(model: &M, path: &Path, storage: Storage) -> Result<M, Qu
             "the model has no quantizer for its `{name}`: prepare it as the saved one was"
         ))),
         Some(name) => Err(file.read(format!("the model has no parameter for its `{name}`"))),
-        // What acts on a weight before its quantizer is part of the codes.
-        None => Ok(unlink_before::<WeightQuantizer, _>(loaded, |path| {
-            names.iter().any(|name| name == path)
-        })),
+        None => {
+            // What acts on a weight before its quantizer is part of the codes.
+            let loaded = unlink_before::<WeightQuantizer, _>(loaded, |path| {
+                names.iter().any(|name| name == path)
+            });
+            let others = OtherBytes::of(&loaded, &loader.outcomes);
+            let report = ConversionReport::new(loader.outcomes, others, Vec::new());
+            Ok((loaded, report))
+        }
     }
 }
 
@@ -145,7 +155,7 @@ fn read_weight(
         let words = bytes.as_chunks::<4>().0.iter();
         words.map(|word| f32::from_le_bytes(*word)).collect()
     };
-    let Entry { shape, scheme } = entry;
+    let Entry { shape, scheme, .. } = entry;
     let damaged = |error: QuantError| file.read(format!("`{name}`: {error}"));
     scheme.validate(&shape).map_err(damaged)?;
     let scale = floats(find("scale", Dtype::F32)?);
@@ -169,12 +179,17 @@ struct Loader<'a> {
     path: Vec<String>,
     tensors: &'a SafeTensors<'a>,
     names: FileNames,
-    quantized: HashMap<String, QuantizedTensor>,
+    quantized: HashMap<String, (QuantizedTensor, FloatDType)>,
     schemes: HashMap<String, Scheme>,
-    storage: Storage,
+    config: LoadConfig,
     used: Vec<String>,
     /// Weights that are not held quantized, with their values and why.
     dequantized: HashMap<String, (Vec<f32>, QuantError)>,
+    /// Those that were loaded, with the dtype of their values and their device.
+    weights: HashMap<String, (QuantizedTensor, FloatDType, Device)>,
+    outcomes: Vec<ConvertedWeight>,
+    /// Paths of those that are stored as codes.
+    codes: Vec<String>,
     file: &'a FileError<'a>,
     error: Option<QuantError>,
 }
@@ -183,7 +198,7 @@ impl Loader<'_> {
     fn weight<const D: usize>(
         &mut self,
         path: &str,
-        weight: &QuantizedTensor,
+        (weight, dtype): (QuantizedTensor, FloatDType),
         device: &Device,
     ) -> Result<Tensor<D>, QuantError> {
         for part in ["codes", "scale", "zero_point"] {
@@ -197,15 +212,66 @@ impl Loader<'_> {
                 expected: scheme.to_string(),
             });
         }
-        match weight.to_burn::<D>(device, self.storage) {
-            Err(error @ QuantError::UnsupportedStorage { .. }) => {
-                let values = weight.dequantize::<D>(device)?;
+        let float = |weight: &QuantizedTensor| {
+            let values = weight.dequantize::<D>(device);
+            values.map(|values| values.cast(dtype))
+        };
+        // Burn's layers dequantize to the device's own dtype.
+        let held = prepared.is_some()
+            || (self.config.dequantize == Dequantize::EveryUse && dtype == FloatDType::F32);
+        let held = held.then(|| weight.store::<D>(device, self.config.storage));
+        let (tensor, outcome) = match held {
+            None => (float(&weight)?, Outcome::Dequantized),
+            Some(Ok(Stored::Values(values))) => {
+                let outcome = Outcome::of(&values);
+                (values, outcome)
+            }
+            Some(Ok(Stored::Codes(codes))) if prepared.is_some() => {
+                self.codes.push(path.to_string());
+                let outcome = Outcome::of(&codes);
+                (codes, outcome)
+            }
+            Some(Ok(Stored::Codes(_))) => (float(&weight)?, Outcome::Dequantized),
+            Some(Err(not_stored)) => {
+                let reason = match not_stored {
+                    NotStored::NoSmaller(reason)
+                    | NotStored::Error(QuantError::UnsupportedStorage { reason, .. }) => reason,
+                    NotStored::Error(error) => return Err(error),
+                };
+                let values = float(&weight)?;
+                let error = QuantError::UnsupportedStorage {
+                    scheme: weight.scheme().to_string(),
+                    shape: weight.shape().to_vec(),
+                    reason: reason.clone(),
+                };
                 let of_weight = (read(values.clone())?, error.at(path));
                 self.dequantized.insert(path.to_string(), of_weight);
-                Ok(values)
+                (values, Outcome::KeptFakeQuantized { reason })
             }
-            other => other,
+        };
+        let values = weight.codes().len() * DType::from(dtype).size();
+        let mut report = ConvertedWeight {
+            path: path.to_string(),
+            scheme: weight.scheme().to_string(),
+            shape: weight.shape().to_vec(),
+            bytes: match tensor.dtype() {
+                DType::QFloat(scheme) => quantized_data_len(&scheme, &tensor.shape()),
+                _ => values,
+            },
+            packed_bytes: weight.packed_bytes(),
+            resident_bytes: 0,
+            dequantize: self.config.dequantize,
+            outcome,
+            mismatch: None,
+        };
+        match &report.outcome {
+            Outcome::Converted { .. } if prepared.is_some() => report.hold_values(values),
+            _ => report.resident_bytes = report.bytes,
         }
+        self.outcomes.push(report);
+        let loaded = (weight, dtype, device.clone());
+        self.weights.insert(path.to_string(), loaded);
+        Ok(tensor)
     }
 
     /// The tensor of this name, of this shape.
@@ -307,11 +373,13 @@ impl ModuleMapper for Loader<'_> {
         let device = param.lazy_device();
         let shape = param.base().shape();
         let loaded = match self.quantized.remove(&path) {
-            Some(weight) if weight.shape() != shape.as_slice() => Err(self.file.read(format!(
-                "`{path}` has the shape {:?}, but the model's has {shape:?}",
-                weight.shape()
-            ))),
-            Some(weight) => self.weight(&path, &weight, &device),
+            Some((weight, _)) if weight.shape() != shape.as_slice() => {
+                Err(self.file.read(format!(
+                    "`{path}` has the shape {:?}, but the model's has {shape:?}",
+                    weight.shape()
+                )))
+            }
+            Some(weight) => self.weight(&path, weight, &device),
             None => self.data(&path, &shape).map(|data| {
                 let dtype = data.dtype();
                 Tensor::from_data(data, (&device, dtype))

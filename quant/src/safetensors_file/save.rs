@@ -5,7 +5,8 @@ use std::path::Path;
 
 use burn::backend::ExecutionError;
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
@@ -13,6 +14,7 @@ use crate::QuantError;
 use crate::convert::quantized_weights;
 use crate::effective::FileNames;
 use crate::record::settle;
+use crate::walk::{Site, quantizers};
 
 /// Writes a prepared or converted model; its quantized weights as packed codes. Returns the size
 /// of the file in bytes.
@@ -27,6 +29,7 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
     let file = FileError::new(path);
     let mut tensors: BTreeMap<String, Stored> = BTreeMap::new();
     let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
+    let dtypes = dtypes(model);
     for (name, weight) in quantized_weights(model)? {
         let groups = weight.scheme().group_shape(weight.shape())?;
         let codes = weight.pack();
@@ -42,11 +45,13 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
         if !weight.scheme().mapping.is_symmetric() {
             tensors.insert(format!("{name}.zero_point"), floats(weight.zero_point()));
         }
+        let dtype = dtypes.get(&name).copied().unwrap_or(FloatDType::F32);
         entries.insert(
             name,
             Entry {
                 shape: weight.shape().to_vec(),
                 scheme: weight.scheme().clone(),
+                dtype,
             },
         );
     }
@@ -76,6 +81,27 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
     let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| file.write(error))?;
     std::fs::write(path, &bytes).map_err(|error| file.write(error))?;
     Ok(bytes.len() as u64)
+}
+
+/// The dtype of the values of each weight that carries a quantizer, by path.
+fn dtypes<M: Module>(model: &M) -> HashMap<String, FloatDType> {
+    struct Stored(HashMap<String, FloatDType>);
+    impl FloatVisitor for Stored {
+        fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+            let dtype = param.base().dtype();
+            if let Some(known) = self.0.get_mut(path).filter(|_| dtype.is_float()) {
+                *known = FloatDType::from(dtype);
+            }
+        }
+    }
+    let weights = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site == Site::Weight);
+    let converted =
+        weights.filter_map(|located| Some((located.parameter?, located.quantizer.dtype())));
+    let mut dtypes = Stored(converted.collect());
+    visit_floats(model, &mut dtypes);
+    dtypes.0
 }
 
 /// A tensor of the file to be.

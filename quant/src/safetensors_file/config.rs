@@ -1,0 +1,83 @@
+//! How a file is loaded.
+
+use std::path::Path;
+
+use burn::config::Config;
+use burn::module::Module;
+use burn_lean_reparam::Rejected;
+
+use super::load::try_load;
+use crate::{ConversionReport, Dequantize, QuantError, Storage};
+
+/// How a file of [`save_safetensors`](crate::save_safetensors) is loaded.
+///
+/// ```
+/// use burn_lean_quant::{Dequantize, LoadConfig, Storage};
+///
+/// let config = LoadConfig::new();
+/// assert_eq!((config.storage, config.dequantize), (Storage::Auto, Dequantize::Once));
+/// ```
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub struct LoadConfig {
+    /// Where codes are kept. Default: what the device prefers.
+    #[config(default = "Storage::Auto")]
+    pub storage: Storage,
+    /// When the float values of weights are computed. Default: once, which is as fast as the float
+    /// model.
+    #[config(default = "Dequantize::Once")]
+    pub dequantize: Dequantize,
+}
+
+impl Default for LoadConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LoadConfig {
+    /// Loads a file of [`save_safetensors`](crate::save_safetensors) into `model`, for inference,
+    /// and reports what became of each weight.
+    ///
+    /// `model` is prepared the same way as the one that was saved, with or without the pruning masks
+    /// before its quantizers, which are part of the codes and are taken off; or it is not prepared
+    /// at all, where only weights were quantized.
+    ///
+    /// - In a prepared model quantized weights become quantized tensors of Burn. One that Burn or the
+    ///   device cannot hold so becomes floats, of the same values; a file of the loaded model has
+    ///   its codes again.
+    /// - A model that is not prepared has no place for values beside the codes: its weights become
+    ///   floats, or with [`Dequantize::EveryUse`] quantized tensors of Burn, which Burn's layers
+    ///   dequantize in each forward pass.
+    ///
+    /// # Errors
+    ///
+    /// Each with the model inside: [`QuantError::File`] when the file cannot be read, is damaged, is
+    /// of something else, or does not fit the model; [`QuantError::ForeignScheme`] for a weight or
+    /// an activation that was quantized with another scheme than the model's;
+    /// [`QuantError::UnsupportedStorage`] for a weight that cannot be held quantized, and which
+    /// something that acts on it after its quantizer would change.
+    pub fn load<M: Module>(
+        &self,
+        model: M,
+        path: impl AsRef<Path>,
+    ) -> Result<(M, ConversionReport), Rejected<M, QuantError>> {
+        match try_load(&model, path.as_ref(), *self) {
+            Ok(loaded) => Ok(loaded),
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+}
+
+/// [`LoadConfig::load`] with this storage, without the report.
+///
+/// # Errors
+///
+/// As [`LoadConfig::load`].
+pub fn load_safetensors<M: Module>(
+    model: M,
+    path: impl AsRef<Path>,
+    storage: Storage,
+) -> Result<M, Rejected<M, QuantError>> {
+    let config = LoadConfig::new().with_storage(storage);
+    config.load(model, path).map(|(loaded, _)| loaded)
+}

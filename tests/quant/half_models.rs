@@ -1,0 +1,157 @@
+//! Models whose parameters are F16 or BF16, from preparation to a file and back.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::store::ModuleRecord;
+use burn::tensor::activation::relu;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean::quant::{
+    ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping, NumberFormat, PtqConfig, PtqMode,
+    QatConfig, Storage, Unsupported, WeightConfig, audit, load_record, load_safetensors,
+    quantized_weights, save_safetensors,
+};
+
+use crate::support::{tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl Net {
+    fn new(dtype: FloatDType) -> Self {
+        let device = Device::flex();
+        let net = Self {
+            fc1: LinearConfig::new(16, 12).init(&device),
+            fc2: LinearConfig::new(12, 4).init(&device),
+        };
+        with_numbers(net, 7).map(&mut Cast(dtype))
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.fc2.forward_q(relu(self.fc1.forward_q(x)))
+    }
+}
+
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.cast(self.0))
+    }
+}
+
+const DTYPES: [FloatDType; 2] = [FloatDType::F16, FloatDType::BF16];
+
+fn input(dtype: FloatDType) -> Tensor<2> {
+    tensor::<2>(3, [5, 16], &Device::flex()).cast(dtype)
+}
+
+/// Quantized, with ranges.
+fn quantized(dtype: FloatDType, weight: WeightConfig) -> Net {
+    let config = PtqConfig::new()
+        .with_quantize(QatConfig::new().with_weight(weight))
+        .with_progress(false);
+    let data = input(dtype);
+    let run = |net: &Net, x: Tensor<2>| drop(net.forward(x));
+    config
+        .quantize(Net::new(dtype), || [data.clone()], run)
+        .unwrap()
+        .0
+}
+
+#[test]
+fn a_converted_half_model_runs_in_its_dtype_with_the_same_outputs() {
+    for dtype in DTYPES {
+        for dequantize in [Dequantize::Once, Dequantize::EveryUse] {
+            for bits in [8, 4] {
+                let net = quantized(dtype, WeightConfig::int(bits));
+                let expected = net.forward(input(dtype));
+                assert_eq!(expected.dtype(), DType::from(dtype));
+                let weight = values(net.fc1.weight.val());
+                let config = ConvertConfig::new().with_dequantize(dequantize);
+                let (converted, _) = config.convert(net).unwrap();
+                assert!(matches!(
+                    converted.fc1.weight.base().dtype(),
+                    DType::QFloat(_)
+                ));
+                assert_eq!(converted.fc1.weight.val().dtype(), DType::from(dtype));
+                assert_eq!(values(converted.fc1.weight.val()), weight);
+                for _ in 0..2 {
+                    let found = converted.forward(input(dtype));
+                    assert_eq!(found.dtype(), DType::from(dtype));
+                    assert_eq!(values(found), values(expected.clone()));
+                }
+                // So does the audit, which records it.
+                let audit = audit(&converted, |net, device| {
+                    net.forward(Tensor::<2>::ones([1, 16], device).cast(dtype))
+                });
+                assert!(audit.unwrap().is_covered());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_half_model_loads_from_its_record_and_from_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for dtype in DTYPES {
+        let path = folder.path().join(format!("{dtype:?}.safetensors"));
+        let prepared = quantized(dtype, WeightConfig::int(8));
+        let expected = values(prepared.forward(input(dtype)));
+        let (converted, _) = ConvertConfig::new().convert(prepared).unwrap();
+        save_safetensors(&converted, &path).unwrap();
+        let fresh = |dtype| {
+            let config = PtqConfig::new().qat_config();
+            config.prepare(Net::new(dtype)).unwrap().valid()
+        };
+        // Also into a model that was made in F32: the file has the dtype.
+        for of_model in [dtype, FloatDType::F32] {
+            let loaded = load_safetensors(fresh(of_model), &path, Storage::Auto).unwrap();
+            assert_eq!(values(loaded.forward(input(dtype))), expected);
+            let bytes = converted.clone().into_record().into_bytes().unwrap();
+            let record = ModuleRecord::from_bytes(bytes).unwrap();
+            let loaded = load_record(fresh(of_model), record).unwrap();
+            assert_eq!(values(loaded.forward(input(dtype))), expected);
+        }
+    }
+}
+
+#[test]
+fn a_half_model_with_quantized_weights_alone_loads_into_a_plain_one() {
+    let folder = tempfile::tempdir().unwrap();
+    for dtype in DTYPES {
+        let path = folder.path().join(format!("{dtype:?}.safetensors"));
+        let config = PtqConfig::new()
+            .with_mode(PtqMode::WeightOnly)
+            .with_progress(false);
+        let none = || Vec::<Tensor<2>>::new();
+        let (net, _) = config.quantize(Net::new(dtype), none, |_, _| {}).unwrap();
+        let expected = values(net.forward(input(dtype)));
+        let (converted, _) = ConvertConfig::new().convert(net).unwrap();
+        save_safetensors(&converted, &path).unwrap();
+        for dequantize in [Dequantize::Once, Dequantize::EveryUse] {
+            let config = LoadConfig::new().with_dequantize(dequantize);
+            let (plain, _) = config.load(Net::new(dtype), &path).unwrap();
+            assert_eq!(plain.fc1.forward(input(dtype)).dtype(), dtype.into());
+            assert_eq!(values(plain.forward(input(dtype))), expected);
+        }
+    }
+}
+
+#[test]
+fn what_burn_cannot_hold_stays_half_with_the_same_codes() {
+    for dtype in DTYPES {
+        let weight = WeightConfig::new()
+            .with_format(NumberFormat::uint(4))
+            .with_mapping(Mapping::Affine);
+        let net = quantized(dtype, weight);
+        let expected = values(net.forward(input(dtype)));
+        let codes = quantized_weights(&net).unwrap();
+        let config = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+        let (converted, _) = config.convert(net).unwrap();
+        assert_eq!(values(converted.forward(input(dtype))), expected);
+        assert_eq!(quantized_weights(&converted).unwrap(), codes);
+    }
+}

@@ -1,0 +1,266 @@
+//! Activations that no value came by: told before the training, refused or left float at the end,
+//! and recovered without training again.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::quant::{
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, PtqConfig,
+    PtqMode, QatConfig, QuantError, Scheme, Unobserved, audit, calibrate, calibrate_unobserved,
+    quantizers,
+};
+
+use crate::support::{tensor, values, with_numbers};
+
+/// The second layer is called past its quantizer, the third not at all.
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+    third: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let layer = || LinearConfig::new(6, 6).init(device);
+        let net = Self {
+            first: layer(),
+            second: layer(),
+            third: layer(),
+        };
+        with_numbers(net, 2)
+    }
+
+    /// With the plain `forward` of the second layer.
+    fn past(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward(self.first.forward_q(x))
+    }
+
+    fn all(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = self.second.forward_q(self.first.forward_q(x));
+        self.third.forward_q(x)
+    }
+}
+
+fn batch(device: &Device) -> Tensor<2> {
+    tensor::<2>(4, [8, 6], device)
+}
+
+fn dynamic() -> QatConfig {
+    let scheme = Scheme::affine(NumberFormat::uint8());
+    let activation = FakeQuantizeConfig::new(scheme).with_observer(ObserverConfig::Memoryless);
+    QatConfig::new().with_activation(Some(activation))
+}
+
+/// The layers that an error names, and whether all say that no value came by.
+fn named(error: &QuantError) -> Vec<String> {
+    match error {
+        QuantError::Several { errors } => errors.iter().flat_map(named).collect(),
+        QuantError::Parameter { path, error } => {
+            let known = matches!(
+                **error,
+                QuantError::NeverObserved
+                    | QuantError::NeverCalled
+                    | QuantError::ConstantRange { .. }
+            );
+            assert!(known, "{error}");
+            vec![path.clone()]
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn enabled(net: &Net) -> Vec<bool> {
+    [&net.first, &net.second, &net.third]
+        .map(|layer| {
+            let quantizers = burn_lean::quant::WeightQuantizer::of(&layer.weight).unwrap();
+            quantizers.input.as_ref().unwrap().is_enabled()
+        })
+        .to_vec()
+}
+
+#[test]
+fn preparing_with_the_forward_pass_names_every_layer_that_is_called_past_its_quantizer() {
+    let device = Device::flex();
+    for config in [QatConfig::new(), dynamic()] {
+        let run = |net: &Net, device: &Device| net.past(Tensor::ones([1, 6], device));
+        let rejected = config.prepare_with(Net::new(&device), run).unwrap_err();
+        assert_eq!(
+            named(rejected.error()),
+            ["input of `second`", "input of `third`"]
+        );
+        // The model comes back as it was.
+        assert!(quantizers(rejected.value()).is_empty());
+        let run = |net: &Net, device: &Device| net.all(Tensor::ones([1, 6], device));
+        let net = config.prepare_with(Net::new(&device), run).unwrap();
+        assert_eq!(quantizers(&net).len(), 6);
+    }
+}
+
+#[test]
+fn a_dynamic_model_that_calls_a_layer_past_its_quantizer_is_refused_or_reported() {
+    let device = Device::flex();
+    let config = PtqConfig::new()
+        .with_mode(PtqMode::Dynamic)
+        .with_progress(false);
+    let run = |net: &Net, x: Tensor<2>| drop(net.past(x));
+    let data = || [batch(&device)];
+    let rejected = config.quantize(Net::new(&device), data, run).unwrap_err();
+    assert_eq!(
+        named(rejected.error()),
+        ["input of `second`", "input of `third`"]
+    );
+    let lenient = config.clone().with_unobserved(Unobserved::LeaveFloat);
+    let (net, report) = lenient.quantize(Net::new(&device), data, run).unwrap();
+    let left: Vec<&str> = report
+        .left_float
+        .iter()
+        .map(|left| left.name.as_str())
+        .collect();
+    assert_eq!(left, ["input of `second`", "input of `third`"]);
+    assert_eq!(enabled(&net), [true, false, false]);
+    assert!(report.to_string().contains("input of `third` stays float"));
+    ConvertConfig::new().convert(net).unwrap();
+
+    // Without data the conversion is the first to know.
+    let none = || Vec::<Tensor<2>>::new();
+    let (net, _) = config.quantize(Net::new(&device), none, run).unwrap();
+    let rejected = ConvertConfig::new().convert(net).unwrap_err();
+    assert_eq!(named(rejected.error()).len(), 3);
+    let net = rejected.into_value();
+    // One look at the forward pass is enough.
+    let converter = ConvertConfig::new().with_unobserved(Unobserved::LeaveFloat);
+    let past = |net: &Net, device: &Device| net.past(Tensor::ones([1, 6], device));
+    let (converted, report) = converter.convert_with(net.clone(), past).unwrap();
+    assert_eq!(report.left_float.len(), 2);
+    assert_eq!(enabled(&converted), [true, false, false]);
+    let rejected = ConvertConfig::new()
+        .convert_with(net.clone(), past)
+        .unwrap_err();
+    assert_eq!(named(rejected.error()).len(), 2);
+    // So is one call.
+    net.all(batch(&device));
+    let (converted, report) = ConvertConfig::new().convert(net).unwrap();
+    assert_eq!(report.left_float, []);
+    assert_eq!(enabled(&converted), [true; 3]);
+}
+
+#[test]
+fn an_observed_layer_that_the_deployed_forward_pass_calls_past_its_quantizer_is_found() {
+    let device = Device::flex();
+    let net = QatConfig::new().prepare(Net::new(&device)).unwrap();
+    let net = calibrate(net, |net| drop(net.all(batch(&device)))).unwrap();
+    ConvertConfig::new().convert(net.clone()).unwrap();
+    let past = |net: &Net, device: &Device| net.past(Tensor::ones([1, 6], device));
+    let rejected = ConvertConfig::new().convert_with(net, past).unwrap_err();
+    assert_eq!(
+        named(rejected.error()),
+        ["input of `second`", "input of `third`"]
+    );
+}
+
+#[test]
+fn static_ptq_leaves_float_what_has_no_range_and_says_so() {
+    let device = Device::flex();
+    let config = PtqConfig::new().with_progress(false);
+    // Called, but with zeros alone: a dead layer. The third is not called.
+    let run = |net: &Net, x: Tensor<2>| {
+        net.first.forward_q(x.clone());
+        net.second.forward_q(x * 0.0);
+    };
+    let data = || [batch(&device)];
+    let rejected = config.quantize(Net::new(&device), data, run).unwrap_err();
+    assert_eq!(named(rejected.error()).len(), 2);
+    let config = config.with_unobserved(Unobserved::LeaveFloat);
+    let (net, report) = config.quantize(Net::new(&device), data, run).unwrap();
+    let left: Vec<_> = report
+        .left_float
+        .iter()
+        .map(|left| (left.name.as_str(), left.reason.as_str()))
+        .collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+    assert_eq!(
+        (left[0].0, left[1].0),
+        ("input of `second`", "input of `third`")
+    );
+    assert!(left[0].1.contains("all values observed are 0"), "{left:?}");
+    assert!(left[1].1.contains("no data was observed"), "{left:?}");
+    assert_eq!(enabled(&net), [true, false, false]);
+    let (converted, _) = ConvertConfig::new().convert(net).unwrap();
+    // Its weight is quantized all the same.
+    let x = batch(&device);
+    let expected = values(converted.third.forward(x.clone()));
+    assert_eq!(values(converted.third.forward_q(x)), expected);
+    // A value that is no number is an error whatever is to be left float.
+    let run = |net: &Net, x: Tensor<2>| drop(net.all(x / 0.0));
+    let rejected = config.quantize(Net::new(&device), data, run).unwrap_err();
+    assert!(
+        rejected.to_string().contains("infinite or not a number"),
+        "{rejected}"
+    );
+}
+
+#[test]
+fn what_was_never_observed_in_training_is_left_float_or_recovered_without_training() {
+    let device = Device::flex().autodiff();
+    let scheme = Scheme::affine(NumberFormat::uint8());
+    for learned in [Learned::None, Learned::Lsq] {
+        let activation = FakeQuantizeConfig::new(scheme.clone()).with_learned(learned);
+        let config = QatConfig::new().with_activation(Some(activation));
+        let net = config.prepare(Net::new(&device)).unwrap();
+        net.past(batch(&device));
+        let rejected = ConvertConfig::new().convert(net).unwrap_err();
+        assert_eq!(
+            named(rejected.error()),
+            ["input of `second`", "input of `third`"]
+        );
+        let net = rejected.into_value();
+        let lenient = ConvertConfig::new().with_unobserved(Unobserved::LeaveFloat);
+        let (_, report) = lenient.convert(net.clone()).unwrap();
+        assert_eq!(report.left_float.len(), 2);
+        assert!(report.to_string().contains("input of `second` stays float"));
+
+        let input = |net: &Net| {
+            let quantizers = burn_lean::quant::WeightQuantizer::of(&net.first.weight).unwrap();
+            let qparams = quantizers.input.as_ref().unwrap().qparams().unwrap();
+            [values(qparams.scale), values(qparams.zero_point)]
+        };
+        let before = input(&net);
+        // Other data than it was trained on, which must not move what it has.
+        let wide = batch(&Device::flex()) * 5.0;
+        let net = calibrate_unobserved(net, |net| drop(net.all(wide))).unwrap();
+        assert_eq!(input(&net), before);
+        let (_, report) = ConvertConfig::new().convert(net).unwrap();
+        assert_eq!(report.left_float, []);
+    }
+}
+
+#[test]
+fn a_gated_unit_quantizes_the_inputs_of_both_of_its_layers() {
+    #[derive(Module, Debug)]
+    struct Gated {
+        unit: SwiGlu,
+    }
+    #[burn_lean::quant::quantize_calls(crate = burn_lean::quant)]
+    impl Gated {
+        fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+            self.unit.forward(x)
+        }
+    }
+    let device = Device::flex();
+    let net = Gated {
+        unit: with_numbers(SwiGluConfig::new(6, 4).with_bias(true).init(&device), 1),
+    };
+    let x = batch(&device);
+    let expected = values(net.unit.forward(x.clone()));
+    assert_eq!(values(net.forward(x.clone())), expected);
+    let run = |net: &Gated, device: &Device| net.forward(Tensor::ones([1, 6], device));
+    let net = QatConfig::new().prepare_with(net, run).unwrap();
+    let net = calibrate(net, |net| drop(net.forward(x.clone()))).unwrap();
+    assert!(audit(&net, run).unwrap().is_covered());
+    let found = values(net.forward(x));
+    assert_ne!(found, expected);
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() < 0.05, "{found} {expected}");
+    }
+}
