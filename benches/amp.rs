@@ -69,6 +69,8 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             "time of F32",
             "scaler %",
             "no-wait %",
+            "unedited / region",
+            "cached / region",
             "bytes",
             "bytes of F32",
         ],
@@ -88,11 +90,19 @@ trait Network: Module + Send + 'static {
     fn input(large: bool, device: &Device) -> Tensor<4>;
     fn forward(&self, input: Tensor<4>) -> Tensor<2>;
 
+    /// In a region.
     fn loss(&self, autocast: &Autocast, input: Tensor<4>) -> Tensor<1> {
         autocast
             .forward(input, |input| self.forward(input))
             .square()
             .mean()
+    }
+
+    /// Operation by operation.
+    fn unedited_loss(&self, autocast: &Autocast, input: Tensor<4>) -> Result<Tensor<1>, AmpError> {
+        autocast.run(self, input, |network, input| {
+            network.forward(input).square().mean()
+        })
     }
 }
 
@@ -186,12 +196,27 @@ impl Network for Transformer {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Scaling {
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// A region without a scaler.
     Off,
+    /// A region with one.
     Plain,
+    /// The same without waiting.
     NoWait,
+    /// Recorded in each step, with a scaler.
+    Unedited,
+    /// Recorded once.
+    Cached,
 }
+
+const WAYS: [Way; 5] = [
+    Way::Off,
+    Way::Plain,
+    Way::NoWait,
+    Way::Unedited,
+    Way::Cached,
+];
 
 fn benchmark<N: Network>(
     arguments: &Arguments,
@@ -216,8 +241,8 @@ fn benchmark<N: Network>(
             model.loss(autocast, N::input(arguments.large, device))
         })?;
         rows.push((support::dtype_name(&autocast), audit.memory));
-        for scaling in [Scaling::Off, Scaling::Plain, Scaling::NoWait] {
-            variants.push(variant::<N>(arguments.large, dtype, scaling, device)?);
+        for way in WAYS {
+            variants.push(variant::<N>(arguments.large, dtype, way, device)?);
         }
     }
     let bar = support::progress((arguments.samples + 1) * variants.len(), N::NAME);
@@ -230,15 +255,21 @@ fn benchmark<N: Network>(
 fn variant<N: Network>(
     large: bool,
     dtype: FloatDType,
-    scaling: Scaling,
+    way: Way,
     device: &Device,
 ) -> Result<Variant, AmpError> {
-    let (model, autocast) = AutocastConfig::new(dtype)
-        .with_fallback(Fallback::Emulate)
-        .prepare(N::new(large, device))?;
+    let network = N::new(large, device);
+    let unedited = Autocast::new(dtype).with_fallback(Fallback::Emulate);
+    let (model, autocast) = match way {
+        Way::Unedited => (network, unedited),
+        Way::Cached => (network, unedited.cached()),
+        Way::Off | Way::Plain | Way::NoWait => AutocastConfig::new(dtype)
+            .with_fallback(Fallback::Emulate)
+            .prepare(network)?,
+    };
     let input = N::input(large, device);
-    let scaler = GradScalerConfig::new(match scaling {
-        Scaling::Off => LossScale::None,
+    let scaler = GradScalerConfig::new(match way {
+        Way::Off => LossScale::None,
         // No overflow is wanted here: it would skip the optimizer, and look fast.
         _ => LossScale::Dynamic(DynamicLossScale {
             init_scale: 256.0,
@@ -247,12 +278,16 @@ fn variant<N: Network>(
     })
     .init()?;
     let gradients = move |model: &N, scaler: &mut GradScaler| {
-        let loss = scaler.scale(model.loss(&autocast, input.clone()))?;
+        let loss = match way {
+            Way::Unedited | Way::Cached => model.unedited_loss(&autocast, input.clone())?,
+            Way::Off | Way::Plain | Way::NoWait => model.loss(&autocast, input.clone()),
+        };
+        let loss = scaler.scale(loss)?;
         Ok::<_, AmpError>(GradientsParams::from_grads(loss.backward(), model))
     };
     let optim = AdamWConfig::new().init();
-    Ok(match scaling {
-        Scaling::NoWait => {
+    Ok(match way {
+        Way::NoWait => {
             let mut training = Speculative::new(model, optim, scaler);
             Variant::new(move || Ok(training.step(1e-4, &gradients)?))
         }
@@ -271,9 +306,9 @@ fn variant<N: Network>(
 fn report(network: &str, rows: &[(String, Memory)], variants: &[Variant], table: &mut Table) {
     // F32 without a scaler is what a plain training loop costs.
     let f32_step = &variants[0];
-    for ((dtype, memory), variants) in rows.iter().zip(variants.chunks(3)) {
-        let [off, plain, no_wait] = variants else {
-            unreachable!("every dtype has three variants");
+    for ((dtype, memory), variants) in rows.iter().zip(variants.chunks(WAYS.len())) {
+        let [off, plain, no_wait, unedited, cached] = variants else {
+            unreachable!("every dtype has a variant for each way");
         };
         let share = |of: &Variant| of.compared(off, |with, without| 100.0 * (1.0 - without / with));
         table.push([
@@ -283,6 +318,8 @@ fn report(network: &str, rows: &[(String, Memory)], variants: &[Variant], table:
             Cell::optional(plain.compared(f32_step, |amp, f32| amp / f32), 2),
             Cell::optional(share(plain), 1),
             Cell::optional(share(no_wait), 1),
+            Cell::optional(unedited.compared(plain, |a, b| a / b), 2),
+            Cell::optional(cached.compared(plain, |a, b| a / b), 2),
             Cell::Integer(memory.total() as u64),
             Cell::Number(memory.ratio(), 3),
         ]);

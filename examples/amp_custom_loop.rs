@@ -122,8 +122,8 @@ fn train(
     device: &Device,
 ) -> Result<Outcome, AmpError> {
     device.seed(seed);
-    let model = ConvNet::new(images.train.side(), device);
-    let (mut model, autocast) = cli.options.autocast(dtype).prepare(model)?;
+    let mut model = ConvNet::new(images.train.side(), device);
+    let autocast = cli.options.autocast(dtype).init(device)?;
     let mut scaler = GradScalerConfig::for_dtype(autocast.dtype())
         .with_max_norm(cli.max_norm)
         .init()?;
@@ -141,11 +141,12 @@ fn train(
             .shuffled(order, cli.batch_size, device)
             .enumerate()
         {
-            let logits = autocast.forward(batch.images, |images| model.forward(images));
-            // The mean over the accumulated batches is the sum of their shares in it.
-            let loss = cross_entropy
-                .forward(logits, batch.labels)
-                .div_scalar(cli.accumulate as f64);
+            let batch = (batch.images, batch.labels);
+            let loss = autocast.run(&model, batch, |model, (images, labels)| {
+                let loss = cross_entropy.forward(model.forward(images), labels);
+                // The mean over the accumulated batches is the sum of their shares in it.
+                loss.div_scalar(cli.accumulate as f64)
+            })?;
             let grads = scaler.scale(loss)?.backward();
             let grads = GradientsParams::from_grads(grads, &model);
             // All of them carry the same loss scale: it changes in `step` only.
@@ -161,7 +162,8 @@ fn train(
 
     let model = model.valid();
     let accuracy = support::accuracy(&images.test, &device.clone().inner(), |images| {
-        autocast.forward(images, |images| model.forward(images))
+        // The weights are F32, and so is the model outside of `run`.
+        model.forward(images)
     });
     Ok(Outcome {
         dtype: support::dtype_name(&autocast),

@@ -18,7 +18,7 @@ use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach};
 use crate::device::{Fallback, self_test_compute, unsupported};
 use crate::precision::KeptParameters;
 use crate::region::{self, Compute};
-use crate::{AmpError, Autocast, KeptBecause, emulation};
+use crate::{AmpError, Autocast, KeptBecause, Precision, emulation};
 
 /// How a model computes in half precision.
 ///
@@ -122,6 +122,22 @@ impl AutocastConfig {
     {
         self.prepare_impl(model, |model, master| {
             attach(model, ChainReparameterizer::new(first, master))
+        })
+    }
+
+    /// Mixed precision for [`Autocast::run`] on `device`: no model is prepared.
+    ///
+    /// Operations that read a parameter of [`full_precision`](Self::full_precision) run in F32.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub fn init(&self, device: &Device) -> Result<Autocast, AmpError> {
+        let compute = resolve(self.dtype, self.fallback, std::slice::from_ref(device))?;
+        let autocast = Autocast::resolved(compute, self.output_dtype);
+        Ok(match &self.full_precision {
+            Some(group) => autocast.with_module(group.clone(), Precision::Full),
+            None => autocast,
         })
     }
 

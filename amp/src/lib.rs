@@ -7,39 +7,52 @@
 //!        └── optimizer step, or skip ◀── finite? ◀── unscale ◀── F32 gradients
 //! ```
 //!
-//! A training loop changes in four places:
+//! A training loop changes in three places, the model in none:
 //!
 //! ```
 //! use burn::nn::loss::{MseLoss, Reduction};
 //! use burn::nn::LinearConfig;
 //! use burn::optim::{AdamWConfig, GradientsParams};
 //! use burn::tensor::{Device, FloatDType, Tensor};
-//! use burn_lean_amp::{AutocastConfig, GradScalerConfig};
+//! use burn_lean_amp::{Autocast, GradScalerConfig};
 //!
 //! let device = Device::flex().autodiff();
-//! let model = LinearConfig::new(2, 1).init(&device);
+//! let mut model = LinearConfig::new(2, 1).init(&device);
 //! let mut optim = AdamWConfig::new().init();
 //!
-//! // 1. Prepare the model.
-//! let (mut model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
+//! let autocast = Autocast::new(FloatDType::F16);
 //! let mut scaler = GradScalerConfig::for_dtype(autocast.dtype()).init()?;
 //! let mut losses = Vec::new();
 //! for _ in 0..50 {
 //!     let x = Tensor::<2>::from_floats([[0., 1.], [1., 0.], [1., 1.]], &device);
 //!     let y = Tensor::<2>::from_floats([[1.], [-1.], [0.]], &device);
-//!     // 2. Run the forward pass in half precision; the loss stays in F32.
-//!     let output = autocast.forward(x, |x| model.forward(x));
-//!     let loss = MseLoss::new().forward(output, y, Reduction::Mean);
+//!     // 1. Run the forward pass, with the loss, in mixed precision.
+//!     let loss = autocast.run(&model, (x, y), |model, (x, y)| {
+//!         MseLoss::new().forward(model.forward(x), y, Reduction::Mean)
+//!     })?;
 //!     losses.push(loss.clone().into_scalar::<f32>());
-//!     // 3. Scale the loss.
+//!     // 2. Scale the loss.
 //!     let grads = scaler.scale(loss)?.backward();
 //!     let grads = GradientsParams::from_grads(grads, &model);
-//!     // 4. Step through the scaler.
+//!     // 3. Step through the scaler.
 //!     model = scaler.step(&mut optim, 0.1, model, grads)?;
 //! }
 //! assert!(losses[49] < 0.01 * losses[0]);
 //! # Ok::<(), burn_lean_amp::AmpError>(())
 //! ```
+//!
+//! # Two ways
+//!
+//! | | [`Autocast::run`] | [`AutocastConfig::prepare`] and [`Autocast::forward`] |
+//! |---|---|---|
+//! | how | the pass is recorded, each operation runs in the precision that it needs | a region in which weights and inputs are half, and all operations with them |
+//! | edits | none | [`full_precision`] around BatchNorm, recurrent layers, encodings; [`to_region`] |
+//! | large activations in F16 | right up to 30,000 | as far as [`modules`] says |
+//! | memory | norms, softmax and losses keep F32 | all activations are half |
+//! | cannot | read values, stop gradients inside | – |
+//! | under the Learner | `autocast.run(self, item, …)` in `AmpTrainStep` | `autocast.forward(…)` there |
+//!
+//! Take the first, and the second where memory is what is short.
 //!
 //! # Which dtype
 //!
@@ -72,10 +85,9 @@
 //!
 //! # Limits
 //!
-//! Burn has no hook for operations, so the dtype of an operation is that of its operands: there
-//! is no per-operation list as in PyTorch. Tensors that the model makes itself inside of its
-//! forward pass are F32 and do not mix with half ones: [`to_region`] casts them, and [`audit()`]
-//! finds those that are not.
+//! In a region the dtype of an operation is that of its operands. Tensors that the model makes itself
+//! inside of its forward pass are F32 and do not mix with half ones: [`to_region`] casts them, and
+//! [`audit()`] finds those that are not. [`Autocast::run`] needs neither.
 //!
 //! # Feature flags
 //!

@@ -16,7 +16,8 @@ pub trait AmpTrainStep {
     /// What the metrics get.
     type Output: ItemLazy + 'static;
 
-    /// Runs the forward pass in the region `autocast`, and computes the loss outside of it.
+    /// Runs the forward pass and the loss by `autocast.run(self, item, …)`, or the forward pass in
+    /// the region `autocast.forward(…)` and the loss outside of it.
     ///
     /// Returns the loss, F32 (or F64) of shape `[1]` and not scaled, with the output for the
     /// metrics. Scaling and the backward pass are [`Amp`]'s.
