@@ -20,8 +20,9 @@ const EXAMPLES: usize = 1000;
 #[non_exhaustive]
 pub enum RunningStatistics {
     /// As they were, or computed anew over up to 1,000 of the examples that gave the gradients,
-    /// whichever has the smaller loss on the held-out examples. So for each ridge of a sweep, too.
-    /// Where the ridge is fixed and the loader yields no more than the Fisher samples, those judge.
+    /// whichever has the smaller loss on the held-out examples. So for each ridge of a sweep, too,
+    /// which costs the forward passes over both. Where the ridge is fixed and the loader yields no
+    /// more than the Fisher samples, those judge.
     Judged,
     /// Computed anew after every stage, whatever the loss says.
     Recomputed,
@@ -71,8 +72,11 @@ impl<B: Batch> Statistics<'_, B> {
         self.missing > 0 || !self.seen.is_empty()
     }
 
-    /// Takes examples, as many as are missing.
+    /// Takes examples, as many as are missing. A batch that is refused elsewhere has none.
     pub(crate) fn see(&mut self, batch: &B) {
+        if batch.check().is_err() {
+            return;
+        }
         let examples = batch.examples().min(self.missing);
         if examples > 0 {
             self.missing -= examples;

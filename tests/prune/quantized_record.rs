@@ -105,6 +105,31 @@ fn codes_of_less_than_a_byte_come_back_in_every_storage() {
     });
 }
 
+/// Codes as one device holds them load on another that holds them in the same way, and are refused
+/// by one that does not.
+#[test]
+fn a_device_that_cannot_hold_the_codes_is_an_error() {
+    each_device(|from| {
+        let model = converted(8, Storage::Auto, &from.device);
+        let record = SparseRecord::from_module(&model).unwrap();
+        each_device(|to| {
+            let fresh = quantizers(8).prepare(dense(&to.device)).unwrap();
+            let on_gpu = |name: &str| name == "wgpu";
+            match record.load_into(fresh) {
+                Ok(loaded) => {
+                    let data = |model: &Linear| values(model.weight.base().dequantize());
+                    assert_eq!(data(&loaded), data(&model), "{} to {}", from.name, to.name);
+                }
+                Err(rejected) => {
+                    assert_ne!(on_gpu(from.name), on_gpu(to.name), "{}", rejected.error());
+                    let typed = matches!(rejected.error(), PruneError::RecordDtype { .. });
+                    assert!(typed, "{}", rejected.error());
+                }
+            }
+        });
+    });
+}
+
 /// The codes of a record whose header says something else about them.
 #[test]
 fn codes_that_contradict_their_entry_are_refused() {

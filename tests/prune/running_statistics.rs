@@ -6,7 +6,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Method, Pruned, PrunerConfig, RidgeChoice, RunningStatistics,
+    Budget, FisherConfig, Method, PruneError, Pruned, PrunerConfig, RidgeChoice, RunningStatistics,
     SolverConfig, mean_loss, recompute_batch_norm,
 };
 
@@ -146,4 +146,15 @@ fn stages_in_blocks_choose_statistics_too() {
     let statistics = pruned.stages[0].statistics.unwrap();
     let loss = mean_loss(&pruned.model, Net::loss, &batches[1..]).unwrap();
     assert_eq!(statistics.recomputed_loss.min(statistics.kept_loss), loss);
+}
+
+#[test]
+fn a_batch_whose_parts_differ_is_refused_before_it_is_looked_at() {
+    let device = Device::flex();
+    let (x, y) = images(1, 1.0, &device);
+    let batch = (x, y.slice([0..5]));
+    let config = config(0.7, RidgeChoice::Fixed(1e-2));
+    let rejected = config.prune(Net::new(&device), Net::loss, |_| [batch.clone()]);
+    let error = rejected.unwrap_err().into_error();
+    assert!(matches!(error, PruneError::Mismatch { .. }), "{error}");
 }

@@ -3,8 +3,11 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use burn::backend::ops::QTensorOps;
+use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn_lean_reparam::catch_quietly;
 
 /// What the numbers of a parameter are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +34,23 @@ impl fmt::Display for Kind {
             Self::Int => "integers",
             Self::Bool => "flags",
         })
+    }
+}
+
+/// Whether a device can keep numbers of a record.
+pub(super) fn can_hold(device: &Device, data: &TensorData) -> bool {
+    match data.dtype() {
+        // Converted to what the device has.
+        DType::Bool(_) => true,
+        dtype @ DType::QFloat(_) => {
+            let usage = Dispatch::dtype_usage(device.as_dispatch(), dtype);
+            let says_so = usage.contains(DTypeUsage::Storage) || device.supports_dtype(dtype);
+            // Burn's CPU backends say so of codes in words, and panic at some of them.
+            let data = data.clone();
+            let keeps = || Dispatch::q_from_data(data, device.as_dispatch());
+            says_so && catch_quietly(keeps).is_ok()
+        }
+        dtype => device.supports_dtype(dtype),
     }
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::codes::{self, Codes};
 use super::encoding::{self, Encoding, Layout, Width};
-use super::loader::{Kind, Loader, Place, Places};
+use super::loader::{Kind, Loader, Place, Places, can_hold};
 use super::{RecordFault, RecordSizes, TensorSize, file};
 use crate::{PruneError, files};
 
@@ -242,17 +242,14 @@ impl SparseRecord {
                     model: kind.to_string(),
                 });
             }
-            let boolean = matches!(entry.dtype, DType::Bool(_));
-            let quantized = matches!(entry.dtype, DType::QFloat(_));
-            // Booleans are converted to what the device has.
-            if !boolean && !quantized && !device.supports_dtype(entry.dtype) {
+            let data = entry.decode(bytes).map_err(in_memory)?;
+            if !can_hold(&device, &data) {
                 return Err(PruneError::RecordDtype {
                     path: entry.path.clone(),
                     dtype: entry.dtype,
                     device: format!("{device:?}"),
                 });
             }
-            let data = entry.decode(bytes).map_err(in_memory)?;
             decoded.insert(entry.path.clone(), (ParamId::from(entry.id), data));
         }
         // The first in the order of paths, so that the message is the same every time.
