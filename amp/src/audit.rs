@@ -7,13 +7,13 @@
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::Capture;
-use burn::backend::ir::{OperationIr, TensorId, TensorIr};
+use burn::backend::ir::{IrError, OperationIr, TensorId, TensorIr};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean_reparam::{FloatVisitor, visit_floats};
+use burn_lean_graph::{operation_name, scalars};
+use burn_lean_reparam::{FloatVisitor, catch_quietly, visit_floats, with_capture_device};
 use serde::{Deserialize, Serialize};
 
 use crate::device::device_name;
@@ -21,7 +21,7 @@ use crate::{AmpError, Autocast, ParameterPrecision, parameter_precision};
 
 mod operation;
 
-use operation::{Saved, is_alias, name, risk, saved};
+use operation::{Saved, is_alias, is_cast, risks, saved};
 
 /// What [`audit`] found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub struct Audit {
 /// One operation of the forward pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditedOperation {
-    /// Its name in Burn's operation graph, for example `Matmul`.
+    /// What it computes: `matmul`, `conv2d`, `softmax`…
     pub name: String,
     /// Dtypes of its float inputs, without repetition.
     pub inputs: Vec<DType>,
@@ -68,6 +68,9 @@ pub enum Finding {
     UnsupportedDtype,
     /// It runs in F16 and can leave its range (sum, product, power, exponential…).
     MayOverflow,
+    /// It runs in F16 with a number that F16 does not have: `mask_fill(-1e9)` fills with an
+    /// infinity, `+ 1e-8` adds nothing.
+    ConstantOutOfRange,
     /// It runs in half precision and loses accuracy there (softmax, normalization, logarithm…).
     LosesPrecision,
 }
@@ -141,8 +144,7 @@ impl Memory {
 /// # Errors
 ///
 /// [`AmpError::Audit`] when the forward pass panics for a reason other than mixed dtypes, which
-/// are a [finding](Audit::check), not an error of the audit. (Burn's panic message is printed
-/// either way.)
+/// are a [finding](Audit::check), not an error of the audit.
 pub fn audit<M: Module, O: Any>(
     model: &M,
     autocast: &Autocast,
@@ -158,7 +160,7 @@ pub fn audit<M: Module, O: Any>(
     if let (Some(reason), false) = (&half.stopped, half.stopped_by_dtypes()) {
         return Err(AmpError::Audit {
             reason: reason.clone(),
-            last_operation: half.operations.last().map_or("none".into(), name),
+            last_operation: half.operations.last().map_or("none", operation_name).into(),
         });
     }
     let master_weights = half
@@ -297,22 +299,30 @@ impl Trace {
         autocast: &Autocast,
         forward: &impl Fn(&M, &Autocast, &Device) -> O,
     ) -> Self {
-        let capture = Device::capture();
+        with_capture_device(|capture| Self::record_on(capture, model, autocast, forward))
+    }
+
+    fn record_on<M: Module, O: Any>(
+        capture: &Device,
+        model: &M,
+        autocast: &Autocast,
+        forward: &impl Fn(&M, &Autocast, &Device) -> O,
+    ) -> Self {
         let mut parameters = ParameterIds::default();
         let mut stopped = None;
         let captured = capture.capture_scope(|scope| {
             // `valid` copies running statistics: `to_device` would move the original's in place.
-            let model = model.valid().to_device(&capture);
+            let model = model.valid().to_device(capture);
             visit_floats(&model, &mut parameters);
             // Caught inside of the scope, so that what was recorded until then is not lost.
-            match catch_unwind(AssertUnwindSafe(|| forward(&model, autocast, &capture))) {
+            match catch_quietly(|| forward(&model, autocast, capture)) {
                 Ok(output) => {
                     let completed = scope.complete([], []);
                     drop(output);
                     completed
                 }
-                Err(payload) => {
-                    stopped = Some(panic_message(payload.as_ref()));
+                Err(reason) => {
+                    stopped = Some(reason);
                     scope.complete([], [])
                 }
             }
@@ -332,9 +342,10 @@ impl Trace {
     }
 
     fn stopped_by_dtypes(&self) -> bool {
-        self.stopped
-            .as_ref()
-            .is_some_and(|reason| reason.contains("DType") || reason.contains("dtype"))
+        // The error of Burn's intermediate representation, as its panic shows it.
+        let mismatch = format!("{:?}", IrError::DTypeMismatch);
+        let stopped = self.stopped.as_ref();
+        stopped.is_some_and(|reason| reason.contains(&mismatch))
     }
 
     fn audited(&self, target: &Device) -> Vec<AuditedOperation> {
@@ -345,19 +356,18 @@ impl Trace {
             .collect();
         let mut audited = Vec::new();
         for operation in &self.operations {
-            let name = name(operation);
             let mut parameters: Vec<String> = operation
                 .inputs()
                 .filter_map(|input| origin.get(&input.id).cloned())
                 .collect();
             parameters.sort_unstable();
             parameters.dedup();
-            if let ([path], true) = (&parameters[..], is_alias(&name) || name == "Cast") {
+            if let ([path], true) = (&parameters[..], is_alias(operation) || is_cast(operation)) {
                 for output in operation.outputs() {
                     origin.insert(output.id, path.clone());
                 }
             }
-            if let Some(operation) = audited_operation(operation, name, parameters, target) {
+            if let Some(operation) = audited_operation(operation, parameters, target) {
                 audited.push(operation);
             }
         }
@@ -376,21 +386,20 @@ impl Trace {
         let mut weights: HashSet<TensorId> = self.parameters.keys().copied().collect();
         let mut kept: HashMap<TensorId, usize> = HashMap::new();
         for operation in &self.operations {
-            let name = name(operation);
             let root_of = |root: &HashMap<_, _>, tensor: &TensorIr| {
                 root.get(&tensor.id).copied().unwrap_or(tensor.id)
             };
             if let Some(first) = operation.inputs().next() {
                 let first = root_of(&root, first);
                 for output in operation.outputs() {
-                    if is_alias(&name) {
+                    if is_alias(operation) {
                         root.insert(output.id, first);
-                    } else if name == "Cast" && weights.contains(&first) {
+                    } else if is_cast(operation) && weights.contains(&first) {
                         weights.insert(output.id);
                     }
                 }
             }
-            let saved: Vec<&TensorIr> = match saved(&name) {
+            let saved: Vec<&TensorIr> = match saved(operation) {
                 Saved::Nothing => Vec::new(),
                 Saved::Inputs => operation.inputs().collect(),
                 Saved::Outputs => operation.outputs().collect(),
@@ -414,7 +423,6 @@ impl Trace {
 
 fn audited_operation(
     operation: &OperationIr,
-    name: String,
     parameters: Vec<String>,
     target: &Device,
 ) -> Option<AuditedOperation> {
@@ -442,14 +450,17 @@ fn audited_operation(
     if outputs.iter().any(|dtype| !target.supports_dtype(*dtype)) {
         findings.push(Finding::UnsupportedDtype);
     }
-    findings.extend(inputs.iter().filter_map(|dtype| risk(&name, *dtype)));
+    let scalars = scalars(operation);
+    for dtype in &inputs {
+        findings.extend(risks(operation, &scalars, *dtype));
+    }
     Some(AuditedOperation {
         shape: operation
             .outputs()
             .next()
             .map(|output| output.shape.to_vec())
             .unwrap_or_default(),
-        name,
+        name: operation_name(operation).into(),
         inputs,
         outputs,
         parameters,
@@ -459,14 +470,6 @@ fn audited_operation(
 
 fn bytes(tensor: &TensorIr) -> usize {
     tensor.shape.num_elements() * tensor.dtype.size()
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    payload
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string()))
-        .unwrap_or_else(|| "the forward pass panicked".into())
 }
 
 #[derive(Default)]

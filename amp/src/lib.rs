@@ -150,4 +150,5 @@ pub use record::GradScalerRecord;
 pub use region::{Autocast, full_precision, region_dtype, to_region};
 pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
 pub use resumable_optimizer::ResumableOptimizer;
+pub use run::AssignedOperation;
 pub use speculative::Speculative;

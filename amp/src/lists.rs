@@ -97,7 +97,7 @@ pub(crate) fn listed(node: &Node<'_>, half: FloatDType) -> Precision {
         // A cast in the model is the model's own decision.
         OperationIr::BaseFloat(Base::Cast(_)) => Precision::AsRecorded,
         operation if is_range_sensitive(operation) => Precision::Full,
-        _ if half == FloatDType::F16 && !fit_f16(&node.scalars()) => Precision::Full,
+        _ if half == FloatDType::F16 && !fits_f16(&node.scalars()) => Precision::Full,
         _ => Precision::Follow,
     }
 }
@@ -105,7 +105,7 @@ pub(crate) fn listed(node: &Node<'_>, half: FloatDType) -> Precision {
 /// Exponentials, logarithms, powers and divisions, whose values or gradients leave the half range
 /// from ordinary operands; sums, which leave it or lose their small terms; and what is made of
 /// them.
-fn is_range_sensitive(operation: &OperationIr) -> bool {
+pub(crate) fn is_range_sensitive(operation: &OperationIr) -> bool {
     match operation {
         OperationIr::Float(_, float) => matches!(
             float,
@@ -168,7 +168,7 @@ fn is_range_sensitive(operation: &OperationIr) -> bool {
 }
 
 /// Whether F16 has these numbers, or signed infinities in their place that are meant.
-fn fit_f16(scalars: &[f64]) -> bool {
+pub(crate) fn fits_f16(scalars: &[f64]) -> bool {
     scalars.iter().all(|scalar| {
         let size = scalar.abs();
         size == 0.0 || size == f64::INFINITY || (SMALLEST_F16..=LARGEST_F16).contains(&size)

@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_lean_reparam::with_capture_device;
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
@@ -59,14 +60,15 @@ pub fn parameter_precision<M: Module>(model: &M) -> Vec<ParameterPrecision> {
 /// What a chain of reparameterizations holds is not visible from outside; what comes out of it is.
 /// On the capture device asking for it computes nothing.
 fn cast_parameters<M: Module>(model: &M) -> HashSet<ParamId> {
-    let capture = Device::capture();
     let mut cast = HalfParameters(HashSet::new());
-    let captured = capture.capture_scope(|scope| {
-        let _region = Entered::enter(Some(Compute::native(FloatDType::F16)));
-        // `valid` copies running statistics: `to_device` would move the original's in place.
-        let effective = model.valid().to_device(&capture).materialize();
-        effective.visit(&mut cast);
-        scope.complete([], [])
+    let captured = with_capture_device(|capture| {
+        capture.capture_scope(|scope| {
+            let _region = Entered::enter(Some(Compute::native(FloatDType::F16)));
+            // `valid` copies running statistics: `to_device` would move the original's in place.
+            let effective = model.valid().to_device(capture).materialize();
+            effective.visit(&mut cast);
+            scope.complete([], [])
+        })
     });
     debug_assert!(captured.is_ok(), "{captured:?}");
     cast.0

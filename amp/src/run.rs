@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::{Module, ParamGroup};
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::{DType, Device, FloatDType};
 use burn_lean_graph::{
     Arithmetic, GraphError, Precision, Recording, Tensors, record, record_with_backward, signature,
 };
@@ -24,7 +24,7 @@ use crate::{AmpError, Autocast, Fallback};
 struct Signature {
     caller: (&'static str, u32, u32),
     model: &'static str,
-    inputs: Vec<(Vec<usize>, burn::tensor::DType)>,
+    inputs: Vec<(Vec<usize>, DType)>,
     trains: bool,
 }
 
@@ -35,6 +35,21 @@ pub(crate) struct Memory {
     verified: Mutex<HashSet<Signature>>,
     /// Recordings, for [`Autocast::cached`].
     recordings: Mutex<HashMap<Signature, Box<dyn Any + Send>>>,
+}
+
+/// What [`Autocast::run`] does with one operation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AssignedOperation {
+    /// What it computes: `matmul`, `conv2d`, `softmax`…
+    pub name: &'static str,
+    /// Paths of the parameters that it reads.
+    pub parameters: Vec<String>,
+    /// The rule of the lists.
+    pub precision: Precision,
+    /// What its float operands are cast to; `None` leaves them as they come.
+    pub operands: Option<FloatDType>,
+    /// Dtype of its float results, if it has any. Where half is emulated they are F32 tensors.
+    pub result: Option<DType>,
 }
 
 impl Autocast {
@@ -53,7 +68,7 @@ impl Autocast {
     }
 
     /// Runs the operations of this name in another precision than the [lists](crate::modules) say:
-    /// `matmul`, `conv2d`, `softmax`, `gelu`, `div`… as [`Autocast::run`] reports them.
+    /// `matmul`, `conv2d`, `softmax`, `gelu`, `div`… as [`Autocast::explain`] lists them.
     ///
     /// ```
     /// use burn::tensor::FloatDType;
@@ -178,12 +193,7 @@ impl Autocast {
         if !compute.is_half() {
             return Ok(forward(model, input));
         }
-        let rules = OnDevice {
-            lists: &self.lists,
-            half: compute.dtype,
-            arithmetic: arithmetic(compute, device),
-            results: self.output_dtype,
-        };
+        let rules = self.rules(compute, device);
         let caller = Location::caller();
         let signature = Signature {
             caller: (caller.file(), caller.line(), caller.column()),
@@ -199,6 +209,64 @@ impl Autocast {
         }
         let recording = self.record(model, &input, forward, &signature)?;
         Ok(recording.execute(model, &input, &rules)?)
+    }
+
+    /// Says in which precision [`run`](Self::run) would run each operation of `forward`, without
+    /// computing anything.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::activation::softmax;
+    /// use burn::tensor::{DType, Device, FloatDType, Tensor};
+    /// use burn_lean_amp::Autocast;
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(4, 2).init(&device);
+    /// let x = Tensor::<2>::ones([3, 4], &device);
+    /// let operations = Autocast::new(FloatDType::BF16)
+    ///     .explain(&model, x, |model, x| softmax(model.forward(x), 1))?;
+    /// let of = |name| operations.iter().find(|operation| operation.name == name).unwrap();
+    /// assert_eq!(of("matmul").operands, Some(FloatDType::BF16));
+    /// assert_eq!(of("matmul").parameters, ["weight"]);
+    /// assert_eq!(of("softmax").result, Some(DType::F32));
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), but for the comparison of gradients, which is not made.
+    pub fn explain<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: &M,
+        input: I,
+        forward: impl FnOnce(&M, I) -> O,
+    ) -> Result<Vec<AssignedOperation>, AmpError> {
+        let devices = model.devices();
+        let Some(device) = devices.first() else {
+            return Err(GraphError::NoDevice.into());
+        };
+        let rules = self.rules(self.compute_on(&devices)?, device);
+        let recording = record(model, &input, forward)?;
+        let graph = recording.graph();
+        let assigned = graph.nodes().zip(graph.assign(&rules));
+        Ok(assigned
+            .map(|(node, assignment)| AssignedOperation {
+                name: node.name(),
+                parameters: node.parameters().map(|one| one.path.clone()).collect(),
+                precision: assignment.precision,
+                operands: assignment.operands,
+                result: assignment.results,
+            })
+            .collect())
+    }
+
+    fn rules(&self, compute: Compute, device: &Device) -> OnDevice<'_> {
+        OnDevice {
+            lists: &self.lists,
+            half: compute.dtype,
+            arithmetic: arithmetic(compute, device),
+            results: self.output_dtype,
+        }
     }
 
     fn record<M: Module, I: Tensors, O: Tensors>(

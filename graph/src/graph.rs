@@ -144,15 +144,7 @@ impl<'a> Node<'a> {
 
     /// The numbers in it: the addend of an `add_scalar`, the value of a `mask_fill`.
     pub fn scalars(&self) -> Vec<f64> {
-        struct Scalars(Vec<f64>);
-        impl IrVisitorMut for Scalars {
-            fn visit_scalar_mut(&mut self, scalar: &mut ScalarIr) {
-                self.0.push(scalar.elem());
-            }
-        }
-        let mut scalars = Scalars(Vec::new());
-        self.operation().clone().visit_mut(&mut scalars);
-        scalars.0
+        scalars(self.operation())
     }
 
     /// Whether it only looks at its operand in another way: its result has the same numbers.
@@ -175,4 +167,17 @@ impl<'a> Node<'a> {
             _ => false,
         }
     }
+}
+
+/// The numbers in an operation: the addend of an `add_scalar`, the value of a `mask_fill`.
+pub fn scalars(operation: &OperationIr) -> Vec<f64> {
+    struct Scalars(Vec<f64>);
+    impl IrVisitorMut for Scalars {
+        fn visit_scalar_mut(&mut self, scalar: &mut ScalarIr) {
+            self.0.push(scalar.elem());
+        }
+    }
+    let mut scalars = Scalars(Vec::new());
+    operation.clone().visit_mut(&mut scalars);
+    scalars.0
 }

@@ -39,7 +39,8 @@ mod tensors;
 mod verify;
 
 pub use error::GraphError;
-pub use graph::{Graph, Node};
+pub use graph::{Graph, Node, scalars};
+pub use interpret::name as operation_name;
 pub use record::placeholders::Parameter;
 pub use record::{Recording, record};
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};

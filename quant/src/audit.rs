@@ -12,6 +12,7 @@ use burn::backend::Capture;
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
+use burn_lean_reparam::with_capture_device;
 use serde::{Deserialize, Serialize};
 
 use crate::{FoldPair, Phase, QuantError, Scheme, Site, map_quantizers, quantizers};
@@ -244,7 +245,14 @@ impl Trace {
         model: &M,
         forward: impl Fn(&M, &Device) -> O,
     ) -> Result<Self, QuantError> {
-        let capture = Device::capture();
+        with_capture_device(|capture| Self::record_on(capture, model, forward))
+    }
+
+    fn record_on<M: Module, O: Any>(
+        capture: &Device,
+        model: &M,
+        forward: impl Fn(&M, &Device) -> O,
+    ) -> Result<Self, QuantError> {
         let mut parameters = Parameters::of(model);
         let mut stopped = None;
         let mut log = Log::default();
@@ -274,11 +282,11 @@ impl Trace {
                     quantizer => quantizer,
                 }
             });
-            let model = model.to_device(&capture);
+            let model = model.to_device(capture);
             model.visit(&mut parameters);
             // Caught inside of the scope, which panics if it is left without a completion.
             let (output, entries) =
-                Log::during(|| catch_unwind(AssertUnwindSafe(|| forward(&model, &capture))));
+                Log::during(|| catch_unwind(AssertUnwindSafe(|| forward(&model, capture))));
             log = entries;
             let completed = scope.complete([], []);
             if let Err(payload) = output {

@@ -28,7 +28,7 @@ fn a_sound_model_passes_on_every_device() {
             })
             .unwrap();
             audit.check().unwrap();
-            assert!(audit.operations.iter().any(|op| op.name == "Matmul"));
+            assert!(audit.operations.iter().any(|op| op.name == "matmul"));
             assert!(audit.parameters.iter().all(|p| p.kept.is_none()));
             assert_eq!(bits(&model), before);
         }
@@ -160,7 +160,7 @@ fn an_attention_block_holds_well_under_the_bytes_of_f32() {
     let softmax = audit
         .operations
         .iter()
-        .find(|op| op.name == "Softmax")
+        .find(|op| op.name == "softmax")
         .unwrap();
     assert_eq!(softmax.inputs, [DType::F16]);
     assert_eq!(softmax.findings, [Finding::LosesPrecision]);
@@ -178,10 +178,48 @@ fn the_report_reads_as_a_table_and_survives_serde() {
     .unwrap();
     let text = audit.to_string();
     assert!(
-        text.contains("Matmul") && text.contains("MayOverflow"),
+        text.contains("matmul") && text.contains("MayOverflow"),
         "{text}"
     );
     let json = serde_json::to_string(&audit).unwrap();
     let back: burn_lean::amp::Audit = serde_json::from_str(&json).unwrap();
     assert_eq!(back, audit);
+}
+
+#[test]
+fn numbers_that_f16_does_not_have_are_found() {
+    let found = |dtype| {
+        let (model, autocast) = config(dtype).prepare(Mlp::new(1, &Device::flex())).unwrap();
+        let audit = audit(&model, &autocast, |model, autocast, device| {
+            let x = Tensor::<2>::ones([5, 6], device);
+            autocast.forward(x, |x| {
+                let y = model.forward(x);
+                let mask = y.clone().lower_elem(0.5);
+                (y.clone().mask_fill(mask, -1e9), y.clone() + 1e-8, y + 0.5)
+            })
+        });
+        let operations = audit.unwrap().operations;
+        let names = operations.into_iter().filter_map(|operation| {
+            let found = operation.findings.contains(&Finding::ConstantOutOfRange);
+            found.then_some(operation.name)
+        });
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(found(FloatDType::F16), ["mask_fill", "add_scalar"]);
+    assert_eq!(found(FloatDType::BF16), [""; 0]);
+}
+
+#[test]
+fn a_panic_of_the_model_is_not_taken_for_mixed_dtypes() {
+    let (model, autocast) = config(FloatDType::F16)
+        .prepare(Mlp::new(1, &Device::flex()))
+        .unwrap();
+    let error = audit(&model, &autocast, |_, _, _| -> () {
+        panic!("no dtype is configured for this DType table")
+    })
+    .unwrap_err();
+    let AmpError::Audit { reason, .. } = &error else {
+        panic!("{error}");
+    };
+    assert!(reason.contains("no dtype is configured"), "{reason}");
 }

@@ -1,37 +1,26 @@
 //! What is known about each kind of operation in Burn's graph.
 
-use burn::backend::ir::OperationIr;
+use burn::backend::ir::{
+    ActivationOperationIr as Activation, BaseOperationIr as Base, FloatOperationIr as Float,
+    ModuleOperationIr as Module, NumericOperationIr as Numeric, OperationIr,
+};
 use burn::tensor::DType;
 
 use super::Finding;
+use crate::lists::{fits_f16, is_range_sensitive};
 
-/// Name of an operation: the innermost variant, `Matmul` of `Float(F32, Matmul(…))`.
-///
-/// Burn gives its operations no name; their `Debug` form is the variant path.
-pub(super) fn name(operation: &OperationIr) -> String {
-    let debug = format!("{operation:?}");
-    let mut variants = debug.split('(');
-    let outer = variants.next().unwrap_or_default();
-    match operation {
-        OperationIr::Init(_) | OperationIr::Custom(_) | OperationIr::Drop(_) => outer.to_string(),
-        _ => {
-            let inner = variants.next().unwrap_or_default();
-            // `F32, Matmul` where the outer variant carries a dtype.
-            let inner = inner.rsplit(", ").next().unwrap_or(inner);
-            let end = inner
-                .find(|c: char| !c.is_alphanumeric())
-                .unwrap_or(inner.len());
-            inner[..end].to_string()
-        }
-    }
+/// Whether the output shares memory with the input.
+pub(super) fn is_alias(operation: &OperationIr) -> bool {
+    matches!(
+        operation,
+        OperationIr::BaseFloat(
+            Base::Reshape(_) | Base::SwapDims(_) | Base::Permute(_) | Base::Expand(_)
+        )
+    )
 }
 
-/// Operations whose output shares memory with their input.
-pub(super) fn is_alias(name: &str) -> bool {
-    matches!(
-        name,
-        "Reshape" | "SwapDims" | "Permute" | "Expand" | "Squeeze" | "Unsqueeze"
-    )
+pub(super) fn is_cast(operation: &OperationIr) -> bool {
+    matches!(operation, OperationIr::BaseFloat(Base::Cast(_)))
 }
 
 /// What autodiff keeps of an operation for its backward pass.
@@ -41,46 +30,101 @@ pub(super) enum Saved {
     Outputs,
 }
 
-pub(super) fn saved(name: &str) -> Saved {
-    match name {
-        // Linear: the gradient does not depend on the values.
-        "Add" | "AddScalar" | "Sub" | "SubScalar" | "MulScalar" | "DivScalar" | "Neg" | "Sum"
-        | "SumDim" | "Mean" | "MeanDim" | "CumSum" | "Reshape" | "SwapDims" | "Permute"
-        | "Expand" | "RepeatDim" | "Slice" | "SliceAssign" | "Cat" | "Flip" | "Select"
-        | "SelectAssign" | "Gather" | "Scatter" | "Cast" | "Zeros" | "Ones" | "Full" | "Random"
-        | "IntoInt" | "Unfold" | "Init" | "Drop" | "Equal" | "EqualElem" | "Greater"
-        | "GreaterElem" | "GreaterEqual" | "GreaterEqualElem" | "Lower" | "LowerElem"
-        | "LowerEqual" | "LowerEqualElem" | "MaskWhere" | "MaskFill" | "Embedding" | "ArgMax"
-        | "ArgMin" | "AvgPool1d" | "AvgPool2d" | "AdaptiveAvgPool1d" | "AdaptiveAvgPool2d"
-        | "Interpolate" => Saved::Nothing,
+pub(super) fn saved(operation: &OperationIr) -> Saved {
+    match operation {
         // The gradient is a function of the result.
-        "Exp" | "Sqrt" | "Tanh" | "Sigmoid" | "Softmax" | "LogSoftmax" | "Recip" | "Relu" => {
-            Saved::Outputs
-        }
+        OperationIr::Float(
+            _,
+            Float::Exp(_) | Float::Sqrt(_) | Float::Tanh(_) | Float::Recip(_),
+        )
+        | OperationIr::Activation(
+            Activation::Relu(_)
+            | Activation::Sigmoid(_)
+            | Activation::Softmax(_)
+            | Activation::LogSoftmax(_),
+        ) => Saved::Outputs,
+        // Linear: the gradient does not depend on the values.
+        OperationIr::BaseFloat(_)
+        | OperationIr::BaseInt(_)
+        | OperationIr::BaseBool(_)
+        | OperationIr::NumericInt(..)
+        | OperationIr::Int(_)
+        | OperationIr::Bool(_)
+        | OperationIr::Init(_)
+        | OperationIr::Drop(_)
+        | OperationIr::Float(_, Float::Random(_) | Float::IntoInt(_))
+        | OperationIr::Module(
+            Module::Embedding(_)
+            | Module::AvgPool1d(_)
+            | Module::AvgPool2d(_)
+            | Module::AdaptiveAvgPool1d(_)
+            | Module::AdaptiveAvgPool2d(_)
+            | Module::AdaptiveAvgPool3d(_)
+            | Module::Interpolate(_),
+        ) => Saved::Nothing,
+        OperationIr::NumericFloat(_, numeric) => match numeric {
+            Numeric::Mul(_)
+            | Numeric::Div(_)
+            | Numeric::Rem(_)
+            | Numeric::RemScalar(_)
+            | Numeric::Abs(_)
+            | Numeric::Prod(_)
+            | Numeric::ProdDim(_)
+            | Numeric::Powi(_)
+            | Numeric::PowiScalar(_)
+            | Numeric::CumProd(_)
+            | Numeric::CumMin(_)
+            | Numeric::CumMax(_)
+            | Numeric::Clamp(_)
+            | Numeric::ClampMin(_)
+            | Numeric::ClampMax(_)
+            | Numeric::Max(_)
+            | Numeric::Min(_)
+            | Numeric::MaxDim(_)
+            | Numeric::MinDim(_)
+            | Numeric::MaxAbs(_)
+            | Numeric::MaxAbsDim(_) => Saved::Inputs,
+            _ => Saved::Nothing,
+        },
         _ => Saved::Inputs,
     }
 }
 
-/// What can go wrong when the operation runs in half precision.
+/// What can go wrong when the operation runs in half precision, with these numbers in it.
 ///
-/// After the FP32 list of `torch.autocast`, less what Burn computes safely: its mean divides
-/// before it stores, its products and reductions accumulate in F32.
-pub(super) fn risk(name: &str, dtype: DType) -> Option<Finding> {
+/// After the FP32 list of `torch.autocast`: see [`is_range_sensitive`]. Burn's mean divides before
+/// it stores, and its products and reductions accumulate in F32.
+pub(super) fn risks(operation: &OperationIr, scalars: &[f64], dtype: DType) -> Vec<Finding> {
+    let mut risks = Vec::new();
     if !matches!(dtype, DType::F16 | DType::BF16) {
-        return None;
+        return risks;
     }
-    match name {
-        "Exp" | "Powf" | "PowfScalar" | "Powi" | "PowiScalar" | "Sum" | "SumDim" | "Prod"
-        | "ProdDim" | "CumSum" | "CumProd" | "Recip" | "Sinh" | "Cosh" | "Tan"
-            if dtype == DType::F16 =>
-        {
-            Some(Finding::MayOverflow)
-        }
-        "Exp" | "Log" | "Log1p" | "Powf" | "PowfScalar" | "Sum" | "SumDim" | "Prod" | "ProdDim"
-        | "CumSum" | "CumProd" | "Softmax" | "LogSoftmax" | "LogSigmoid" | "Erf" | "ArcCos"
-        | "ArcSin" | "LayerNorm" | "BatchNorm" | "GroupNorm" | "RmsNorm" | "CtcLoss" => {
-            Some(Finding::LosesPrecision)
-        }
-        _ => None,
+    if dtype == DType::F16 && !fits_f16(scalars) {
+        risks.push(Finding::ConstantOutOfRange);
     }
+    let (overflows, inexact) = match operation {
+        OperationIr::NumericFloat(_, Numeric::Mean(_) | Numeric::MeanDim(_)) => (false, false),
+        OperationIr::Float(_, Float::Log(_) | Float::Log1p(_) | Float::Erf(_))
+        | OperationIr::Activation(
+            Activation::Softmax(_)
+            | Activation::LogSoftmax(_)
+            | Activation::Softmin(_)
+            | Activation::LogSigmoid(_),
+        )
+        | OperationIr::Module(Module::LayerNorm(_) | Module::BatchNorm(_) | Module::CtcLoss(_)) => {
+            (false, true)
+        }
+        OperationIr::NumericFloat(..) | OperationIr::Float(..) => {
+            let sensitive = is_range_sensitive(operation);
+            // BF16 has the range of F32, and fewer digits than F16.
+            (sensitive && dtype == DType::F16, sensitive)
+        }
+        _ => (false, false),
+    };
+    if overflows {
+        risks.push(Finding::MayOverflow);
+    } else if inexact {
+        risks.push(Finding::LosesPrecision);
+    }
+    risks
 }

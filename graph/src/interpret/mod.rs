@@ -23,7 +23,7 @@ use burn::backend::ir::{DistributedOperationIr, OperationIr, TensorIr};
 use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::tensor::{DType, FloatDType};
 
-pub(crate) use names::name;
+pub use names::name;
 
 /// Where an operation's operands come from and its results go.
 ///

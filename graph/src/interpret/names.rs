@@ -10,7 +10,7 @@ use burn::backend::ir::{
 /// Operations that differ in the kind of tensor alone (floats, ints, bools) share a name. Those of a
 /// backward pass end in `_backward`, those with a number as second operand in `_scalar` or, for
 /// comparisons, `_elem`. `"init"` and `"drop"` compute nothing.
-pub(crate) fn name(operation: &OperationIr) -> &'static str {
+pub fn name(operation: &OperationIr) -> &'static str {
     match operation {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
             base(op)
