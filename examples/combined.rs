@@ -85,7 +85,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
 
     let (prepared, autocast) = prepare(cli, model, &masks, &images, &device)?;
     let dtype = support::dtype_name(&autocast);
-    let model = plain_loop(cli, prepared.clone(), autocast, &images, &device)?;
+    let model = plain_loop(cli, prepared.clone(), autocast.clone(), &images, &device)?;
     let name = format!("pruned, INT8, {dtype} plain loop");
     table.push(row(&name, &convert(model)?, &images, &device)?);
     let model = learner(cli, prepared, autocast, &images, &device)?;
