@@ -217,11 +217,14 @@ impl Mlp {
     }
 }
 
+/// Name, model and resident bytes.
+type Shipped<M> = (&'static str, M, usize);
+
 /// The ways in which a model of the inference table runs; the first is FP32.
 fn deployments<M: Module + 'static>(
     model: M,
     run: &impl Fn(&M),
-) -> Result<Vec<(&'static str, M, usize)>, Box<dyn Error>> {
+) -> Result<Vec<Shipped<M>>, Box<dyn Error>> {
     let mut all = Vec::new();
     let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
     let every_use = keep.clone().with_dequantize(Dequantize::EveryUse);

@@ -203,7 +203,7 @@ fn train(
     let monitor = amp.monitor();
     let autocast = amp.autocast();
 
-    let train = ResumedDataLoader::new(loader(&images.train), cli.resume.unwrap_or(0));
+    let train = ResumedDataLoader::wrap(loader(&images.train), cli.resume.unwrap_or(0));
     let mut training = SupervisedTraining::new(directory, train, loader(&images.test))
         .metrics((AccuracyMetric::new(), LossMetric::new()))
         .metric_train_numeric(LossScaleMetric::new(&monitor))

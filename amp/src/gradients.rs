@@ -108,6 +108,7 @@ impl Unscaled {
 }
 
 /// What gradients are multiplied by to clip them.
+#[allow(clippy::large_enum_variant)] // There is one at a time, on the stack.
 enum Factor {
     /// On a CPU, where the norm is at hand and most steps need no multiplication.
     Number(f32),
@@ -287,6 +288,7 @@ pub(crate) fn non_finite_flag<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 
 /// What gradients are multiplied by.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // There is one at a time, on the stack.
 pub(crate) enum InverseScale {
     Number(f32),
     /// On a device, `[1]`, F32.

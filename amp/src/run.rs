@@ -220,8 +220,8 @@ impl Autocast {
     /// use burn::tensor::{DType, Device, FloatDType, Tensor};
     /// use burn_lean_amp::Autocast;
     ///
-    /// let device = Device::flex().autodiff();
-    /// let model = LinearConfig::new(4, 2).init(&device);
+    /// let device = Device::flex();
+    /// let model = LinearConfig::new(4, 2).with_bias(false).init(&device);
     /// let x = Tensor::<2>::ones([3, 4], &device);
     /// let operations = Autocast::new(FloatDType::BF16)
     ///     .explain(&model, x, |model, x| softmax(model.forward(x), 1))?;

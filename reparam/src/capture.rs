@@ -170,7 +170,7 @@ mod tests {
             assert!(QUIET.get());
             panic!("outer {}", 2)
         });
-        let message = outer.map(|()| ()).unwrap_err();
+        let message = outer.unwrap_err();
         assert!(message.starts_with("outer 2 (at "), "{message}");
         assert!(!QUIET.get());
     }

@@ -71,7 +71,7 @@ fn a_resumed_training_on_shuffled_data_is_the_uninterrupted_one() {
             .batch_size(4)
             .shuffle(11)
             .build(InMemDataset::new(rows.clone()));
-        let loader = ResumedDataLoader::new(loader, done);
+        let loader = ResumedDataLoader::wrap(loader, done);
         let mut training = training_with(directory, loader)
             .with_default_checkpointers()
             .num_epochs(epochs);

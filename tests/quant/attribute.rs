@@ -1,5 +1,8 @@
 //! The attribute that writes `forward_q` for the calls of an impl block.
 
+// What a receiver that is borrowed by hand says to the attribute, and to nobody else.
+#![allow(clippy::needless_borrow)]
+
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{QatConfig, map_quantizers, quantizers};

@@ -36,7 +36,7 @@ use burn::tensor::Device;
 /// let whole = loader();
 /// let epochs = [epoch(&*whole), epoch(&*whole), epoch(&*whole)];
 /// // The checkpoint is that of the second epoch.
-/// let resumed = ResumedDataLoader::new(loader(), 2);
+/// let resumed = ResumedDataLoader::wrap(loader(), 2);
 /// assert_eq!(epoch(&*resumed), epochs[2]);
 /// ```
 pub struct ResumedDataLoader<O> {
@@ -49,7 +49,7 @@ pub struct ResumedDataLoader<O> {
 impl<O: 'static> ResumedDataLoader<O> {
     /// Wraps the training loader of a run that goes on after `epochs` epochs: what is given to
     /// `SupervisedTraining::checkpoint`. 0 changes nothing.
-    pub fn new(loader: Arc<dyn DataLoader<O>>, epochs: usize) -> Arc<dyn DataLoader<O>> {
+    pub fn wrap(loader: Arc<dyn DataLoader<O>>, epochs: usize) -> Arc<dyn DataLoader<O>> {
         Arc::new(Self {
             loader,
             epochs,
@@ -72,11 +72,11 @@ impl<O: 'static> DataLoader<O> for ResumedDataLoader<O> {
 
     // Each of these has a generator of its own, forked from that of the whole.
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<O>> {
-        Self::new(self.loader.to_device(device), self.epochs)
+        Self::wrap(self.loader.to_device(device), self.epochs)
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<O>> {
-        Self::new(self.loader.slice(start, end), self.epochs)
+        Self::wrap(self.loader.slice(start, end), self.epochs)
     }
 }
 

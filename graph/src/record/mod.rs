@@ -28,6 +28,9 @@ pub struct Recording<O> {
     pub(crate) backward: Option<Backward>,
 }
 
+/// The gradient of each parameter that could have one; `None` where it has none.
+type Gradients = Vec<(Parameter, Option<TensorId>)>;
+
 /// A recorded backward pass of the sum of all results.
 #[derive(Debug, Clone)]
 pub(crate) struct Backward {
@@ -36,7 +39,7 @@ pub(crate) struct Backward {
     /// The sum of all results.
     pub(crate) total: TensorId,
     /// The gradient of each parameter that could have one; `None` where it has none.
-    pub(crate) gradients: Vec<(Parameter, Option<TensorId>)>,
+    pub(crate) gradients: Gradients,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) constants: HashMap<TensorId, TensorData>,
 }
@@ -54,11 +57,11 @@ pub(crate) struct Backward {
 /// use burn_lean_graph::record;
 ///
 /// let device = Device::flex().autodiff();
-/// let model = LinearConfig::new(4, 2).init(&device);
+/// let model = LinearConfig::new(4, 2).with_bias(false).init(&device);
 /// let x = Tensor::<2>::ones([3, 4], &device);
 /// let recording = record(&model, &x, |model, x| model.forward(x).mean())?;
 /// let names: Vec<_> = recording.graph().nodes().map(|node| node.name()).collect();
-/// assert_eq!(names, ["linear", "mean"]);
+/// assert_eq!(names, ["matmul", "mean"]);
 ///
 /// // With values: the numbers and gradients of Burn's own pass.
 /// let mean = recording.execute(&model, &x, &burn_lean_graph::AsRecorded)?;
@@ -259,10 +262,7 @@ impl<'a> Recorder<'a> {
 
     /// Records the backward pass of the sum of all results; `None` where Burn cannot record it, or
     /// no result depends on a parameter.
-    fn backward(
-        &self,
-        results: &[DispatchTensor],
-    ) -> Option<(TensorId, Vec<(Parameter, Option<TensorId>)>)> {
+    fn backward(&self, results: &[DispatchTensor]) -> Option<(TensorId, Gradients)> {
         catch_quietly(|| {
             let total = results
                 .iter()

@@ -42,7 +42,7 @@ impl Selection {
         let indivisible = |layer: &Layer| {
             let axis = layer.reduction_axis()?;
             let length = layer.shape[axis];
-            (*m > 0 && length % m != 0).then_some((axis, length))
+            (*m > 0 && !length.is_multiple_of(*m)).then_some((axis, length))
         };
         if group.is_some()
             || selection
