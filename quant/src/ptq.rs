@@ -125,7 +125,7 @@ impl PtqConfig {
     /// # Errors
     ///
     /// Each with the model inside, as it was: [`QuantError::NoData`] where calibration data is
-    /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`] and
+    /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`](crate::calibrate) and
     /// [`RoundingConfig::apply`];
     /// [`QuantError::InvalidConfig`] in static mode without observers or with the memoryless one,
     /// and for a schedule that does not quantize from step 0 on. In dynamic mode, where there is data,

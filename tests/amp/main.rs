@@ -14,6 +14,7 @@ mod model;
 mod optimizers;
 mod regions;
 mod resume;
+mod run;
 mod running_statistics;
 mod shared_parameters;
 mod speculative;
