@@ -38,6 +38,27 @@ pub(crate) struct Lifetime {
 }
 
 impl Graph {
+    /// What was recorded, before any pass.
+    pub(crate) fn new(
+        operations: Vec<OperationIr>,
+        constants: HashMap<TensorId, TensorData>,
+        parameters: Vec<Parameter>,
+        inputs: Vec<TensorId>,
+        outputs: Vec<TensorId>,
+    ) -> Self {
+        Self {
+            operations,
+            constants,
+            parameters,
+            inputs,
+            outputs,
+            batch_norms: HashSet::new(),
+            reads: Vec::new(),
+            readers: HashMap::new(),
+            lifetimes: Vec::new(),
+        }
+    }
+
     /// The operations in order.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = Node<'_>> {
         (0..self.operations.len()).map(|index| self.node(index))

@@ -19,20 +19,10 @@ pub(crate) fn simplify(
     inputs: Vec<TensorId>,
     outputs: Vec<TensorId>,
 ) -> Graph {
-    let mut graph = Graph {
-        operations,
-        constants,
-        parameters,
-        inputs,
-        outputs,
-        batch_norms: HashSet::new(),
-        reads: Vec::new(),
-        readers: HashMap::new(),
-        lifetimes: Vec::new(),
-    };
+    let mut graph = Graph::new(operations, constants, parameters, inputs, outputs);
     share_views(&mut graph);
     find_updates(&mut graph);
-    keep_needed(&mut graph);
+    keep(&mut graph, true);
     describe(&mut graph);
     graph
 }
@@ -45,17 +35,7 @@ pub(crate) fn as_recorded(
     inputs: Vec<TensorId>,
     outputs: Vec<TensorId>,
 ) -> Graph {
-    let mut graph = Graph {
-        operations,
-        constants,
-        parameters,
-        inputs,
-        outputs,
-        batch_norms: HashSet::new(),
-        reads: Vec::new(),
-        readers: HashMap::new(),
-        lifetimes: Vec::new(),
-    };
+    let mut graph = Graph::new(operations, constants, parameters, inputs, outputs);
     keep(&mut graph, false);
     describe(&mut graph);
     graph
@@ -147,10 +127,6 @@ fn find_updates(graph: &mut Graph) {
             .map(|tensor| tensor.id)
             .filter(|id| !read.contains(id) && !graph.outputs.contains(id));
     }
-}
-
-fn keep_needed(graph: &mut Graph) {
-    keep(graph, true);
 }
 
 /// Leaves out what no output needs, and what makes placeholders.
