@@ -31,6 +31,8 @@ struct Signature {
 /// What an [`Autocast`] and its clones remember between steps.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
+    /// What the dtype came to on which devices: a device is looked at once.
+    resolved: Mutex<Vec<(Fallback, Vec<Device>, Compute)>>,
     /// Forward passes whose gradients were compared, by their place and the ranks of their inputs.
     verified: Mutex<HashSet<Signature>>,
     /// Recordings, for [`Autocast::cached`].
@@ -294,12 +296,32 @@ impl Autocast {
     fn compute_on(&self, devices: &[Device]) -> Result<Compute, AmpError> {
         match self.resolved {
             true => Ok(self.compute),
-            false => resolve(self.compute.dtype, self.fallback, devices),
+            false => self
+                .memory
+                .resolve(self.compute.dtype, self.fallback, devices),
         }
     }
 }
 
 impl Memory {
+    fn resolve(
+        &self,
+        dtype: FloatDType,
+        fallback: Fallback,
+        devices: &[Device],
+    ) -> Result<Compute, AmpError> {
+        let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = resolved
+            .iter()
+            .find(|(by, on, _)| *by == fallback && on == devices);
+        if let Some((_, _, compute)) = known {
+            return Ok(*compute);
+        }
+        let compute = resolve(dtype, fallback, devices)?;
+        resolved.push((fallback, devices.to_vec(), compute));
+        Ok(compute)
+    }
+
     fn is_verified(&self, signature: &Signature) -> bool {
         let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         verified.contains(signature)
