@@ -12,11 +12,11 @@ use burn_lean_graph::{
     Arithmetic, GraphError, Precision, Recording, Tensors, record, record_with_backward, signature,
 };
 
-use crate::autocast::resolve;
+use crate::autocast::config::resolve;
+use crate::autocast::lists::{Except, OnDevice};
+use crate::autocast::region::Compute;
 use crate::device::backend_name;
-use crate::emulation::RoundToHalf;
-use crate::lists::{Except, OnDevice};
-use crate::region::Compute;
+use crate::device::emulation::RoundToHalf;
 use crate::{AmpError, Autocast, Fallback};
 
 /// A place in the user's program with the types, ranks and shapes that it uses.

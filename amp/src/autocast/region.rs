@@ -7,12 +7,14 @@ use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 
-use crate::autocast::KeepDtype;
+use crate::Fallback;
+use crate::autocast::config::KeepDtype;
+use crate::autocast::lists::Lists;
+use crate::autocast::run::Memory;
+use crate::autocast::weight_cast;
+use crate::autocast::weight_cast::Cache;
 use crate::device::device_name;
-use crate::lists::Lists;
-use crate::run::Memory;
-use crate::weight_cast::Cache;
-use crate::{Fallback, emulation, weight_cast};
+use crate::device::emulation;
 
 /// The dtype of an autocast region, and how it is reached on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
