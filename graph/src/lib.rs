@@ -10,6 +10,7 @@
 //! - [`Recording::execute`] runs it under [`Rules`], which say in which precision each operation
 //!   runs; gradients arrive at the parameters of the model, so optimizers, schedulers,
 //!   checkpoints and adapters stay as they are;
+//! - an [`Observer`] looks at each operation of an execution, and may replace what it computes;
 //! - [`Graph::assign`] says what the rules come to without running anything;
 //! - [`Recording::verify_gradients`] compares the gradients with those of a recorded backward
 //!   pass, which shows where a forward pass stops them;
@@ -39,6 +40,7 @@ mod tensors;
 mod verify;
 
 pub use error::GraphError;
+pub use execute::{Observed, Observer};
 pub use graph::{Graph, Node, scalars};
 pub use interpret::name as operation_name;
 pub use record::placeholders::Parameter;

@@ -143,6 +143,7 @@ impl Backward {
             device,
             &AsRecorded,
             true,
+            &mut (),
         )?;
         self.gradients
             .iter()
@@ -189,6 +190,7 @@ impl Backward {
             device,
             &AsRecorded,
             true,
+            &mut (),
         )?;
         let total = alive.output(*graph.outputs.first().unwrap_or(&self.total))?;
         let grads = <Dispatch as AutodiffBackend>::backward(total);

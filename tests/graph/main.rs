@@ -5,5 +5,6 @@ mod support;
 
 mod follows;
 mod models;
+mod observer;
 mod refuses;
 mod rules;

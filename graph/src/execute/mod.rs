@@ -1,5 +1,6 @@
 //! Running a graph on a device, under rules.
 
+mod observe;
 mod tensors;
 mod write_back;
 
@@ -15,6 +16,7 @@ use crate::record::placeholders::Values;
 use crate::rules::is_castable;
 use crate::verify::instead_of_random;
 use crate::{Graph, GraphError, Recording, Rules, TensorMapper, Tensors};
+pub use observe::{Observed, Observer};
 use tensors::Alive;
 
 impl<O: Tensors> Recording<O> {
@@ -38,6 +40,25 @@ impl<O: Tensors> Recording<O> {
         inputs: &I,
         rules: &impl Rules,
     ) -> Result<O, GraphError> {
+        self.execute_observed(model, inputs, rules, &mut ())
+    }
+
+    /// [`execute`](Self::execute), with somebody who looks at each operation.
+    ///
+    /// # Errors
+    ///
+    /// As [`execute`](Self::execute).
+    ///
+    /// # Panics
+    ///
+    /// As [`execute`](Self::execute).
+    pub fn execute_observed<M: Module, I: Tensors>(
+        &self,
+        model: &M,
+        inputs: &I,
+        rules: &impl Rules,
+        observer: &mut impl Observer,
+    ) -> Result<O, GraphError> {
         let mut given = Given::default();
         let _ = inputs.map_tensors(&mut given);
         if given.signature != self.inputs {
@@ -46,7 +67,7 @@ impl<O: Tensors> Recording<O> {
                 found: format!("{:?}", given.signature),
             });
         }
-        let results = self.graph.execute(model, &given.tensors, rules)?;
+        let results = self.graph.execute(model, &given.tensors, rules, observer)?;
         Ok(fill(&self.form, results))
     }
 }
@@ -82,6 +103,7 @@ impl Graph {
         model: &M,
         inputs: &[DispatchTensor],
         rules: &impl Rules,
+        observer: &mut impl Observer,
     ) -> Result<Vec<DispatchTensor>, GraphError> {
         let values = Values::of(model);
         let device = model
@@ -98,7 +120,7 @@ impl Graph {
             })?;
             given.push(value.clone());
         }
-        let mut alive = self.run(&given, inputs, device, rules, false)?;
+        let mut alive = self.run(&given, inputs, device, rules, false, observer)?;
         write_back::write_back(model, &self.parameters, &mut alive);
         let results = rules.results();
         self.outputs
@@ -122,11 +144,13 @@ impl Graph {
         device: DispatchDevice,
         rules: &impl Rules,
         without_random: bool,
+        observer: &mut impl Observer,
     ) -> Result<Alive<'a>, GraphError> {
         let mut alive = Alive::new(self, parameters, inputs, device, rules.arithmetic());
         let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments) {
             alive.begin(node.index(), assignment, node.is_view());
+            observer.before(&node, &Observed(&mut alive));
             let operation = node.operation();
             if without_random
                 && let Some(value) = instead_of_random(operation, &alive.device())
@@ -156,6 +180,7 @@ impl Graph {
                     })?
                 }
             }
+            observer.after(&node, &mut Observed(&mut alive));
             alive.end(node.index());
         }
         Ok(alive)

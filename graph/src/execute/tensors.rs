@@ -104,6 +104,10 @@ impl<'a> Alive<'a> {
         self.values.remove(&id)
     }
 
+    pub(crate) fn insert(&mut self, id: TensorId, value: DispatchTensor) {
+        self.values.insert(id, value);
+    }
+
     fn is_last_read(&self, id: TensorId) -> bool {
         self.graph.lifetimes[self.index].moved.contains(&id)
     }
