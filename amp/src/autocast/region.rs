@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
-use burn_lean_graph::{TensorMapper, Tensors};
+use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
 use crate::Fallback;
 use crate::autocast::config::KeepDtype;
 use crate::autocast::lists::Lists;
-use crate::autocast::run::Memory;
+use crate::autocast::run::Resolved;
 use crate::autocast::weight_cast;
 use crate::autocast::weight_cast::Cache;
 use crate::device::device_name;
@@ -186,9 +186,8 @@ pub struct Autocast {
     pub(crate) fallback: Fallback,
     pub(crate) output_dtype: FloatDType,
     pub(crate) lists: Arc<Lists>,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) caches: bool,
-    pub(crate) verifies: bool,
+    pub(crate) devices: Arc<Resolved>,
+    pub(crate) recordings: Recordings,
 }
 
 impl PartialEq for Autocast {
@@ -216,9 +215,8 @@ impl Autocast {
             fallback: Fallback::Error,
             output_dtype: FloatDType::F32,
             lists: Arc::default(),
-            memory: Arc::default(),
-            caches: false,
-            verifies: true,
+            devices: Arc::default(),
+            recordings: Recordings::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A loss as a list of operations.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use burn_lean_graph::{GraphError, Recording, record};
 
 use crate::Batch;
@@ -14,11 +14,8 @@ pub(crate) fn record_loss<M: Module, B: Batch>(
     batch: &B,
 ) -> Result<Recording<Tensor<1>>, GraphError> {
     record(model, &(), |model: &M, ()| {
-        let device = model
-            .devices()
-            .into_iter()
-            .next()
-            .unwrap_or_else(Device::default);
+        let device = model.devices().into_iter().next();
+        let device = device.expect("a model without a device is not recorded");
         loss(model, &batch.clone().to_device(&device))
     })
 }
