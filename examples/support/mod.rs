@@ -14,6 +14,7 @@ mod mlp_net;
 mod options;
 mod progress_renderer;
 mod res_net;
+mod res_net8;
 mod table;
 
 use std::error::Error;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 use burn_lean::amp::Autocast;
 use indicatif::{ProgressBar, ProgressStyle};
 
-pub(crate) use cifar::{CifarFiles, read as read_cifar};
+pub(crate) use cifar::{CifarFiles, read as read_cifar, read_part as read_cifar_part};
 pub(crate) use conv_net::ConvNet;
 pub(crate) use curve::{Axes, Curve, Values, write_csv, write_svg, write_svg_over};
 pub(crate) use idx::IdxError;
@@ -32,6 +33,7 @@ pub(crate) use mlp_net::MlpNet;
 pub(crate) use options::{DeviceName, Dtype, Options};
 pub(crate) use progress_renderer::ProgressRenderer;
 pub(crate) use res_net::ResNet20;
+pub(crate) use res_net8::ResNet8;
 pub(crate) use table::{Cell, Table};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.
