@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
-use burn_lean_graph::{TensorMapper, Tensors};
+use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
 use crate::autocast::KeepDtype;
 use crate::device::device_name;
 use crate::lists::Lists;
-use crate::run::Memory;
 use crate::weight_cast::Cache;
 use crate::{Fallback, emulation, weight_cast};
 
@@ -184,9 +183,7 @@ pub struct Autocast {
     pub(crate) fallback: Fallback,
     pub(crate) output_dtype: FloatDType,
     pub(crate) lists: Arc<Lists>,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) caches: bool,
-    pub(crate) verifies: bool,
+    pub(crate) recordings: Recordings,
 }
 
 impl PartialEq for Autocast {
@@ -214,9 +211,7 @@ impl Autocast {
             fallback: Fallback::Error,
             output_dtype: FloatDType::F32,
             lists: Arc::default(),
-            memory: Arc::default(),
-            caches: false,
-            verifies: true,
+            recordings: Recordings::default(),
         }
     }
 

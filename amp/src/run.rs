@@ -1,16 +1,12 @@
 //! Mixed precision operation by operation, without editing the model.
 
-use std::any::{Any, type_name};
-use std::collections::{HashMap, HashSet};
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
-use burn_lean_graph::{
-    Arithmetic, GraphError, Precision, Recording, Tensors, record, record_with_backward, signature,
-};
+use burn_lean_graph::{Arithmetic, GraphError, Precision, Tensors, record};
 
 use crate::autocast::resolve;
 use crate::device::backend_name;
@@ -18,24 +14,6 @@ use crate::emulation::RoundToHalf;
 use crate::lists::{Except, OnDevice};
 use crate::region::Compute;
 use crate::{AmpError, Autocast, Fallback};
-
-/// A place in the user's program with the types, ranks and shapes that it uses.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Signature {
-    caller: (&'static str, u32, u32),
-    model: &'static str,
-    inputs: Vec<(Vec<usize>, DType)>,
-    trains: bool,
-}
-
-/// What an [`Autocast`] and its clones remember between steps.
-#[derive(Debug, Default)]
-pub(crate) struct Memory {
-    /// Forward passes whose gradients were compared, by their place and the ranks of their inputs.
-    verified: Mutex<HashSet<Signature>>,
-    /// Recordings, for [`Autocast::cached`].
-    recordings: Mutex<HashMap<Signature, Box<dyn Any + Send>>>,
-}
 
 /// What [`Autocast::run`] does with one operation.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,7 +78,7 @@ impl Autocast {
     /// were recorded. A recording belongs to the place in the program that calls
     /// [`run`](Self::run).
     pub fn cached(mut self) -> Self {
-        self.caches = true;
+        self.recordings.caches = true;
         self
     }
 
@@ -109,7 +87,7 @@ impl Autocast {
     /// It takes the time of two F32 steps, and refuses models that stop gradients inside
     /// (`detach`), whose gradients would be wrong without a word.
     pub fn without_verification(mut self) -> Self {
-        self.verifies = false;
+        self.recordings.verifies = false;
         self
     }
 
@@ -194,20 +172,9 @@ impl Autocast {
             return Ok(forward(model, input));
         }
         let rules = self.rules(compute, device);
-        let caller = Location::caller();
-        let signature = Signature {
-            caller: (caller.file(), caller.line(), caller.column()),
-            model: type_name::<(M, O)>(),
-            inputs: signature(&input),
-            trains: device.is_autodiff(),
-        };
-        if self.caches {
-            let recording = self.memory.cached(&signature, || {
-                self.record(model, &input, forward, &signature)
-            })?;
-            return Ok(recording.execute(model, &input, &rules)?);
-        }
-        let recording = self.record(model, &input, forward, &signature)?;
+        let recording = self
+            .recordings
+            .recording(model, &input, forward, Location::caller(), 0)?;
         Ok(recording.execute(model, &input, &rules)?)
     }
 
@@ -269,66 +236,12 @@ impl Autocast {
         }
     }
 
-    fn record<M: Module, I: Tensors, O: Tensors>(
-        &self,
-        model: &M,
-        input: &I,
-        forward: impl FnOnce(&M, I) -> O,
-        signature: &Signature,
-    ) -> Result<Recording<O>, AmpError> {
-        let mut ranks = signature.clone();
-        for (shape, _) in &mut ranks.inputs {
-            shape.fill(0);
-        }
-        if !self.verifies || !signature.trains || self.memory.is_verified(&ranks) {
-            return Ok(record(model, input, forward)?);
-        }
-        let mut recording = record_with_backward(model, input, forward)?;
-        recording.verify_gradients(model, input)?;
-        recording.forget_backward();
-        self.memory.verify(ranks);
-        Ok(recording)
-    }
-
     /// What the dtype comes to on these devices.
     fn compute_on(&self, devices: &[Device]) -> Result<Compute, AmpError> {
         match self.resolved {
             true => Ok(self.compute),
             false => resolve(self.compute.dtype, self.fallback, devices),
         }
-    }
-}
-
-impl Memory {
-    fn is_verified(&self, signature: &Signature) -> bool {
-        let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        verified.contains(signature)
-    }
-
-    fn verify(&self, signature: Signature) {
-        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        verified.insert(signature);
-    }
-
-    fn cached<O: Send + Sync + 'static>(
-        &self,
-        signature: &Signature,
-        record: impl FnOnce() -> Result<Recording<O>, AmpError>,
-    ) -> Result<Arc<Recording<O>>, AmpError> {
-        let lock = || {
-            self.recordings
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
-        let known = lock()
-            .get(signature)
-            .and_then(|known| known.downcast_ref::<Arc<Recording<O>>>().cloned());
-        if let Some(recording) = known {
-            return Ok(recording);
-        }
-        let recording = Arc::new(record()?);
-        lock().insert(signature.clone(), Box::new(recording.clone()));
-        Ok(recording)
     }
 }
 

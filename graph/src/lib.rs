@@ -13,7 +13,11 @@
 //! - [`Graph::assign`] says what the rules come to without running anything;
 //! - [`Recording::verify_gradients`] compares the gradients with those of a recorded backward
 //!   pass, which shows where a forward pass stops them;
-//! - [`Tensors`] is what such a closure can take and return.
+//! - [`Tensors`] is what such a closure can take and return;
+//! - [`Graph::sites`] says where numbers are quantized: inputs of layers, operands of attentions,
+//!   sums and concatenations, each a [`Site`] of a parameter's path and a [`Role`];
+//! - a [`Hook`](hooks::Hook) is an operation that a model carries, a fake quantizer say: a
+//!   recording shows it as one node, and an execution calls it.
 //!
 //! # What a recording cannot follow
 //!
@@ -31,10 +35,13 @@
 mod error;
 mod execute;
 mod graph;
+pub mod hooks;
 mod interpret;
 mod passes;
 mod record;
+mod recordings;
 mod rules;
+mod sites;
 mod tensors;
 mod verify;
 
@@ -43,6 +50,8 @@ pub use graph::{Graph, Node, scalars};
 pub use interpret::name as operation_name;
 pub use record::placeholders::Parameter;
 pub use record::{Recording, record};
+pub use recordings::Recordings;
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};
+pub use sites::{HookInfo, Place, Role, Site, SiteUse};
 pub use tensors::{TensorMapper, Tensors, shapes, signature};
 pub use verify::{Verified, record_with_backward};

@@ -142,7 +142,7 @@ impl Backward {
             inputs,
             device,
             &AsRecorded,
-            true,
+            None,
         )?;
         self.gradients
             .iter()
@@ -169,6 +169,7 @@ impl Backward {
             self.parameters.clone(),
             recording.graph.inputs.clone(),
             vec![self.total],
+            passes::Hooked::default(),
         );
         let leaves: Vec<_> = weights
             .iter()
@@ -188,7 +189,7 @@ impl Backward {
             inputs,
             device,
             &AsRecorded,
-            true,
+            None,
         )?;
         let total = alive.output(*graph.outputs.first().unwrap_or(&self.total))?;
         let grads = <Dispatch as AutodiffBackend>::backward(total);

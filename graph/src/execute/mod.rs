@@ -7,15 +7,16 @@ mod write_back;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::module::Module;
-use burn::tensor::{Bool, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
+use crate::hooks::{self, Carried, HookedAt};
 use crate::interpret::{Operands, run};
 use crate::record::Given;
 use crate::record::capture::signature;
 use crate::record::placeholders::Values;
 use crate::rules::is_castable;
 use crate::verify::instead_of_random;
-use crate::{Graph, GraphError, Recording, Rules, TensorMapper, Tensors};
+use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors};
 use tensors::Alive;
 
 impl<O: Tensors> Recording<O> {
@@ -84,7 +85,8 @@ impl Graph {
         inputs: &[DispatchTensor],
         rules: &impl Rules,
     ) -> Result<Vec<DispatchTensor>, GraphError> {
-        let values = Values::of(model);
+        let (values, carried) = Values::with_hooks(model);
+        self.check_hooks(&carried)?;
         let device = model
             .devices()
             .first()
@@ -99,8 +101,8 @@ impl Graph {
             })?;
             given.push(value.clone());
         }
-        let mut alive = self.run(&given, inputs, device, rules, false)?;
-        write_back::write_back(model, &self.parameters, &mut alive);
+        let mut alive = self.run(&given, inputs, device, rules, Some(&carried))?;
+        hooks::sharing(|| write_back::write_back(model, &self.parameters, &mut alive));
         let results = rules.results();
         self.outputs
             .iter()
@@ -114,26 +116,51 @@ impl Graph {
             .collect()
     }
 
+    /// Whether these are the hooks of the recorded model.
+    pub(crate) fn check_hooks(&self, carried: &[Carried]) -> Result<(), GraphError> {
+        let recorded = self.hooks.iter().map(|hook| hook.path.as_str());
+        match recorded.eq(carried.iter().map(|one| one.path.as_str())) {
+            true => Ok(()),
+            false => Err(GraphError::Mismatch {
+                recorded: format!(
+                    "a model with {} quantizers or other hooks",
+                    self.hooks.len()
+                ),
+                found: format!("one with {} at other paths", carried.len()),
+            }),
+        }
+    }
+
     /// All operations, with these values of parameters and inputs; what is alive afterwards.
-    /// `without_random` puts the same numbers in the place of random ones each time.
+    ///
+    /// Without hooks they let their operands pass, and the same numbers are put in the place of
+    /// random ones each time: for a comparison of two executions.
     pub(crate) fn run<'a>(
         &'a self,
         parameters: &[DispatchTensor],
         inputs: &[DispatchTensor],
         device: DispatchDevice,
         rules: &impl Rules,
-        without_random: bool,
+        hooks: Option<&[Carried]>,
     ) -> Result<Alive<'a>, GraphError> {
         let mut alive = Alive::new(self, parameters, inputs, device, rules.arithmetic());
         let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments) {
             alive.begin(node.index(), assignment, node.is_view());
             let operation = node.operation();
-            if without_random
+            if hooks.is_none()
                 && let Some(value) = instead_of_random(operation, &alive.device())
                 && let Some(out) = operation.outputs().next()
             {
                 alive.set(out, value);
+                continue;
+            }
+            if let Some(carried) = self
+                .hook_of(operation)
+                .and_then(|position| hooks?.get(position))
+            {
+                self.call(carried, node, &mut alive)?;
+                alive.end(node.index());
                 continue;
             }
             match self.batch_norm(operation) {
@@ -160,6 +187,32 @@ impl Graph {
             alive.end(node.index());
         }
         Ok(alive)
+    }
+
+    /// Has a hook of the model compute its node.
+    fn call(
+        &self,
+        carried: &Carried,
+        node: Node<'_>,
+        alive: &mut Alive<'_>,
+    ) -> Result<(), GraphError> {
+        let operation = node.operation();
+        let (Some(input), Some(output)) = (operation.inputs().next(), operation.outputs().next())
+        else {
+            return Ok(());
+        };
+        let value = alive.stored(input);
+        let at = HookedAt {
+            node,
+            device: Device::new(alive.device()),
+        };
+        let made = carried.hook.apply(value, &at);
+        let made = made.map_err(|why| GraphError::Hook {
+            path: carried.path.clone(),
+            why,
+        })?;
+        alive.set(output, made);
+        Ok(())
     }
 }
 

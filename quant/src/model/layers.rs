@@ -1,0 +1,130 @@
+//! The weights of a model that can be quantized, and what kind of layer they belong to.
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Tensor};
+
+/// A parameter of at least two dimensions.
+#[derive(Debug, Clone)]
+pub(crate) struct Weight {
+    pub(crate) path: String,
+    pub(crate) id: ParamId,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) device: Device,
+    /// Axis of the output channels, in the layers that we know.
+    pub(crate) axis: Option<usize>,
+    /// Whether the layer's input is a float tensor that a `forward_q` can quantize.
+    pub(crate) float_input: bool,
+    /// Lengths of the last axes of the layer's input and output, where the weight tells.
+    pub(crate) input_width: Option<usize>,
+    pub(crate) output_width: Option<usize>,
+    /// Whether the layer's output is an operand of one of an attention's products.
+    pub(crate) attention_operand: bool,
+    /// Whether it is the query projection of an attention.
+    pub(crate) attention_query: bool,
+    /// Whether it is of a gate of a recurrent layer.
+    pub(crate) recurrent: bool,
+}
+
+/// The weights of a model, in module order.
+#[derive(Default)]
+pub(crate) struct Layers {
+    pub(crate) weights: Vec<Weight>,
+    /// Name and container of each module on the way.
+    way: Vec<(String, String)>,
+    /// How many reparameterizations we are inside of.
+    inside: usize,
+}
+
+impl Layers {
+    pub(crate) fn of<M: Module>(model: &M) -> Self {
+        let mut layers = Self::default();
+        model.visit(&mut layers);
+        layers
+    }
+
+    /// Paths of those that are quantized by default.
+    pub(crate) fn paths(&self) -> Vec<String> {
+        let known = self.weights.iter().filter(|weight| weight.axis.is_some());
+        known.map(|weight| weight.path.clone()).collect()
+    }
+}
+
+/// Axis of the output channels by container and rank: Burn's layouts of weights.
+fn output_axis(container: &str, rank: usize) -> Option<usize> {
+    match (container, rank) {
+        // [in, out]
+        ("Struct:Linear", 2) => Some(1),
+        // [out, in / groups, ..]
+        ("Struct:Conv1d", 3) => Some(0),
+        ("Struct:Conv2d" | "Struct:DeformConv2d", 4) => Some(0),
+        ("Struct:Conv3d", 5) => Some(0),
+        // [in, out / groups, ..]
+        ("Struct:ConvTranspose1d", 3) => Some(1),
+        ("Struct:ConvTranspose2d", 4) => Some(1),
+        ("Struct:ConvTranspose3d", 5) => Some(1),
+        // [rows, width]
+        ("Struct:Embedding", 2) => Some(0),
+        _ => None,
+    }
+}
+
+/// Lengths of the last axes of a layer's input and output by container and shape of its weight.
+fn widths(container: &str, shape: &[usize]) -> (Option<usize>, Option<usize>) {
+    match (container, shape) {
+        ("Struct:Linear", [input, output]) => (Some(*input), Some(*output)),
+        ("Struct:Embedding", [_, width]) => (None, Some(*width)),
+        _ => (None, None),
+    }
+}
+
+impl ModuleVisitor for Layers {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == "Reparameterization" {
+            self.inside += 1;
+        }
+        self.way
+            .push((name.to_string(), container_type.to_string()));
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        if container_type == "Reparameterization" {
+            self.inside -= 1;
+        }
+        self.way.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if D < 2 || self.inside > 0 {
+            return;
+        }
+        let names: Vec<&str> = self.way.iter().map(|(name, _)| name.as_str()).collect();
+        let mut out = self.way.iter().rev();
+        let container = out.next().map_or("", |(_, container)| container);
+        let axis = match names.last() {
+            Some(&"weight") => output_axis(container, D),
+            _ => None,
+        };
+        let above = out.next();
+        let projection = match above {
+            Some((name, parent)) if parent == "Struct:MultiHeadAttention" => name,
+            _ => "",
+        };
+        let recurrent = above.is_some_and(|(_, parent)| parent == "Struct:GateController");
+        let shape = param.base().shape().to_vec();
+        let (input_width, output_width) = widths(container, &shape);
+        self.weights.push(Weight {
+            path: names.join("."),
+            id: param.id,
+            shape,
+            device: param.lazy_device(),
+            axis,
+            // Indices, and a call with offsets that no `forward_q` makes.
+            float_input: !matches!(container, "Struct:Embedding" | "Struct:DeformConv2d"),
+            input_width,
+            output_width,
+            attention_operand: matches!(projection, "query" | "key" | "value"),
+            attention_query: projection == "query",
+            recurrent,
+        });
+    }
+}
