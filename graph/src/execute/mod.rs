@@ -1,5 +1,6 @@
 //! Running a graph on a device, under rules.
 
+mod constants;
 mod observe;
 mod tensors;
 mod write_back;
