@@ -13,6 +13,8 @@
 //! - [`Graph::assign`] says what the rules come to without running anything;
 //! - [`Recording::verify_gradients`] compares the gradients with those of a recorded backward
 //!   pass, which shows where a forward pass stops them;
+//! - [`Walk`] runs it over several batches in lockstep, shows what arrives at each operation and
+//!   replaces parameters on the way, for methods that compress layer by layer;
 //! - [`Tensors`] is what such a closure can take and return.
 //!
 //! # What a recording cannot follow
@@ -37,6 +39,7 @@ mod record;
 mod rules;
 mod tensors;
 mod verify;
+mod walk;
 
 pub use error::GraphError;
 pub use graph::{Graph, Node, scalars};
@@ -46,3 +49,4 @@ pub use record::{Recording, record};
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};
 pub use tensors::{TensorMapper, Tensors, shapes, signature};
 pub use verify::{Verified, record_with_backward};
+pub use walk::{Mark, Pass, Product, Step, Walk};
