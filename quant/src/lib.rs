@@ -41,85 +41,19 @@
 //! fake quantization for the backend: name those that `burn` has. Where one is missing,
 //! [`QuantError::MissingFeature`] names it.
 
-mod adaround;
-mod audit;
-mod calibrator;
-mod codes;
-mod column_layout;
-mod compare;
-mod compiled;
-mod composed;
-mod control;
-mod conversion_report;
-mod convert;
-#[cfg(feature = "cube")]
-mod cube;
-mod effective;
-mod equalization;
+mod deploy;
 mod error;
-mod fake_quantize;
-mod fake_quantize_config;
-mod fake_quantizer;
-mod flips;
-mod float_parameters;
-mod fold;
-mod forward_q;
-#[cfg(feature = "cube")]
-mod fused;
-mod gptq;
-mod groups;
-mod health;
-mod histogram;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-mod host;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-mod in_memory;
-mod input_statistics;
+mod fake;
+mod format;
+mod inspect;
 mod integer;
-mod kernel;
-mod layer_inputs;
-mod layers;
-mod learned;
-mod listener;
-mod mixed;
-mod number_format;
-mod observer;
-mod overrides;
-mod probe;
+mod model;
+mod module;
 mod ptq;
 mod qat;
-mod qparams;
-mod quantized_tensor;
 mod range;
-mod record;
-mod requantize;
-mod rescale;
-mod resident;
 mod rounding;
-mod safetensors_file;
-mod scale_format;
-mod schedule;
-mod scheme;
-mod sensitivity;
-mod state;
-mod step;
-mod storage;
-mod stored;
-mod straight_through;
-mod table;
-mod tap;
-mod training;
-mod unobserved;
-mod walk;
-mod watch;
-mod weight_config;
-mod weight_grid;
-mod weight_quantizer;
 
-pub use adaround::{AdaRoundConfig, adaround};
-pub use audit::{
-    Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
-};
 /// ```
 /// use burn::module::Module;
 /// use burn::nn::{Linear, LinearConfig};
@@ -149,57 +83,61 @@ pub use audit::{
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
 pub use burn_lean_quant_macros::quantize_calls;
-pub use calibrator::{entropy, mse, percentile, search};
-pub use codes::{from_codes, to_codes};
-pub use compare::compare;
-pub use conversion_report::{
+pub use deploy::conversion_report::{
     ActivationMismatch, ConversionReport, ConvertedWeight, Mismatch, Outcome,
 };
-pub use convert::{ConvertConfig, Unsupported, quantized_weights};
-pub use equalization::{AwqSearch, awq, smooth_quant};
+pub use deploy::convert::{ConvertConfig, Unsupported, quantized_weights};
+pub use deploy::quantized_tensor::QuantizedTensor;
+pub use deploy::safetensors_file::{LoadConfig, load_safetensors, save_safetensors};
+pub use deploy::storage::Storage;
 pub use error::QuantError;
-pub use fake_quantize::fake_quantize;
-pub use fake_quantize_config::{FakeQuantizeConfig, Learned, learned_parameters};
-pub use fake_quantizer::FakeQuantize;
-pub use flips::{FlipTracker, Flips, WeightFlips};
-pub use fold::{FoldPair, fold};
-pub use forward_q::{ForwardQ, MhaInput, TransformerDecoderInput, TransformerEncoderInput};
-pub use gptq::{GptqConfig, gptq};
-pub use health::{Health, QuantizerHealth, health};
-pub use histogram::{Histogram, RangeMethod};
-pub use input_statistics::InputStatistics;
-pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
-pub use layer_inputs::{LayerInputs, patches, patches_1d};
-pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
-pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, Ranking};
-pub use number_format::NumberFormat;
-pub use observer::ObserverConfig;
-pub use overrides::Override;
-#[doc(hidden)]
-pub use probe::{ForwardOfEncoderLayer, ForwardOfOneInput, ForwardOfSequence, OfOneInput};
-pub use ptq::{ActivationRange, PtqConfig, PtqMode, PtqReport, WeightRange};
-pub use qat::{AttachQuantizers, QatConfig};
-pub use qparams::QuantParams;
-pub use quantized_tensor::QuantizedTensor;
-pub use range::Range;
-pub use record::{float_record, load_float_record, load_record};
-pub use requantize::{
+pub use fake::codes::{from_codes, to_codes};
+pub use fake::learned::{Clip, LearnedGradient, fake_quantize_learned};
+pub use fake::op::fake_quantize;
+pub use format::number_format::NumberFormat;
+pub use format::qparams::QuantParams;
+pub use format::scale_format::{ScaleFormat, ScaleRounding};
+pub use format::scheme::{Granularity, Mapping, Scheme};
+pub use inspect::audit::{
+    Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
+};
+pub use inspect::compare::compare;
+pub use inspect::health::{Health, QuantizerHealth, health};
+pub use inspect::mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, Ranking};
+pub use inspect::sensitivity::{LayerSensitivity, Sensitivity, sensitivity};
+pub use integer::requantize::{
     Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
 };
-pub use rescale::{Rescale, rescale};
-pub use resident::Dequantize;
-pub use rounding::{RoundedWeight, Rounding, RoundingConfig, RoundingReport, bias_correction};
-pub use safetensors_file::{LoadConfig, load_safetensors, save_safetensors};
-pub use scale_format::{ScaleFormat, ScaleRounding};
-pub use schedule::{Phase, Schedule};
-pub use scheme::{Granularity, Mapping, Scheme};
-pub use sensitivity::{LayerSensitivity, Sensitivity, sensitivity};
-pub use storage::Storage;
-pub use training::{
+pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
+pub use model::record::{float_record, load_float_record, load_record};
+pub use model::unobserved::{LeftFloat, Unobserved};
+pub use model::walk::{Located, Site, map_quantizers, quantizers};
+pub use module::config::{FakeQuantizeConfig, Learned, learned_parameters};
+pub use module::quantizer::FakeQuantize;
+pub use module::resident::Dequantize;
+pub use module::schedule::{Phase, Schedule};
+pub use module::weight::WeightQuantizer;
+pub use module::weight_config::{WeightConfig, WeightGranularity};
+pub use ptq::equalization::{AwqSearch, awq, smooth_quant};
+pub use ptq::fold::{FoldPair, fold};
+pub use ptq::layer_inputs::{LayerInputs, patches, patches_1d};
+pub use ptq::rescale::{Rescale, rescale};
+pub use ptq::{ActivationRange, PtqConfig, PtqMode, PtqReport, WeightRange};
+pub use qat::config::{AttachQuantizers, QatConfig};
+pub use qat::flips::{FlipTracker, Flips, WeightFlips};
+pub use qat::forward_q::{ForwardQ, MhaInput, TransformerDecoderInput, TransformerEncoderInput};
+pub use qat::overrides::Override;
+#[doc(hidden)]
+pub use qat::probe::{ForwardOfEncoderLayer, ForwardOfOneInput, ForwardOfSequence, OfOneInput};
+pub use qat::training::{
     advance, apply_schedule, calibrate, calibrate_unobserved, merge_observers, set_schedule,
 };
-pub use unobserved::{LeftFloat, Unobserved};
-pub use walk::{Located, Site, map_quantizers, quantizers};
-pub use weight_config::{WeightConfig, WeightGranularity};
-pub use weight_grid::WeightGrid;
-pub use weight_quantizer::WeightQuantizer;
+pub use range::calibrator::{entropy, mse, percentile, search};
+pub use range::histogram::{Histogram, RangeMethod};
+pub use range::min_max::Range;
+pub use range::observer::ObserverConfig;
+pub use rounding::adaround::{AdaRoundConfig, adaround};
+pub use rounding::gptq::{GptqConfig, gptq};
+pub use rounding::input_statistics::InputStatistics;
+pub use rounding::weight_grid::WeightGrid;
+pub use rounding::{RoundedWeight, Rounding, RoundingConfig, RoundingReport, bias_correction};

@@ -7,11 +7,11 @@
 //! One block is in memory at a time, so that p may be as large as the gradient matrix allows.
 
 use crate::error::PruneError;
-use crate::feasible::Feasible;
-use crate::gradient_matrix::add_product;
-use crate::layout::Layout;
+use crate::fisher::gradient_matrix::add_product;
+use crate::model::layout::Layout;
+use crate::problem::feasible::Feasible;
+use crate::problem::solution::Step;
 use crate::problem::{Problem, narrow};
-use crate::solution::Step;
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 use crate::solver::exact::Exact;

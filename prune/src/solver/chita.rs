@@ -15,14 +15,14 @@
 //! it, the search is repeated with all of them.
 
 use crate::error::PruneError;
-use crate::feasible::Feasible;
-use crate::method::ChitaConfig;
 use crate::problem::Problem;
-use crate::solution::{Step, Termination};
+use crate::problem::feasible::Feasible;
+use crate::problem::solution::{Step, Termination};
 use crate::solver::back_solve::refine;
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 use crate::solver::exchange::exchange;
+use crate::solver::method::ChitaConfig;
 use crate::solver::scores;
 use crate::solver::working_set::{Shared, WorkingSet};
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::error::PruneError;
 use crate::problem::Problem;
-use crate::solution::{Solution, Step, Termination, TracePoint};
+use crate::problem::solution::{Solution, Step, Termination, TracePoint};
 
 /// Largest relative gap at which exchanges are known not to improve the objective.
 const RESOLVED: f64 = 1e-2;

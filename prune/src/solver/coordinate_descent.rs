@@ -10,9 +10,9 @@
 use burn::tensor::Tensor;
 
 use crate::error::PruneError;
-use crate::gradient_matrix::read;
+use crate::fisher::gradient_matrix::read;
 use crate::problem::Problem;
-use crate::solution::Step;
+use crate::problem::solution::Step;
 use crate::solver::clock::Clock;
 
 /// Improves `weights` `[p]` on `support` (ascending) by this many sweeps over it.

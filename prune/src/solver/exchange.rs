@@ -18,10 +18,10 @@
 use faer::Mat;
 
 use crate::error::PruneError;
-use crate::feasible::Feasible;
-use crate::gradient_matrix::read;
+use crate::fisher::gradient_matrix::read;
 use crate::problem::Problem;
-use crate::solution::{Step, Termination};
+use crate::problem::feasible::Feasible;
+use crate::problem::solution::{Step, Termination};
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 use crate::solver::working_set::{Solved, WorkingSet};

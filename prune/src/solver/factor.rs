@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::error::PruneError;
-use crate::gradient_matrix::{in_host_memory, read};
+use crate::fisher::gradient_matrix::{in_host_memory, read};
 
 /// Products of matrices with fewer rows are not split.
 const SPLIT_ROWS: usize = 256;

@@ -12,13 +12,13 @@
 //! set as in [Benbaki et al., 2023](https://arxiv.org/abs/2302.14623), sections 3.1 and 3.2.
 
 use crate::error::PruneError;
-use crate::feasible::Feasible;
-use crate::method::IhtConfig;
 use crate::problem::Problem;
-use crate::solution::{Step, Termination};
+use crate::problem::feasible::Feasible;
+use crate::problem::solution::{Step, Termination};
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 use crate::solver::line_search::{change_step, optimal_step};
+use crate::solver::method::IhtConfig;
 use crate::solver::operator::Operator;
 use crate::solver::scores::magnitude;
 

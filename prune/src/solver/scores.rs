@@ -3,9 +3,9 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::checks::accept;
 use crate::error::PruneError;
-use crate::gradient_matrix::mismatch;
+use crate::fisher::gradient_matrix::mismatch;
+use crate::model::checks::accept;
 use crate::problem::Problem;
 
 /// |w₀|

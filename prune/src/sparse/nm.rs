@@ -4,8 +4,8 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::PruneError;
-use crate::checks::accept;
-use crate::gradient_matrix::mismatch;
+use crate::fisher::gradient_matrix::mismatch;
+use crate::model::checks::accept;
 
 /// A weight with at most N nonzeros in every M consecutive elements along one axis, stored as N
 /// values and N positions for each group of M: the layout that sparse tensor cores read for 2:4

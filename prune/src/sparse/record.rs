@@ -12,7 +12,8 @@ use super::codes::{self, Codes};
 use super::encoding::{self, Encoding, Layout, Width};
 use super::loader::{Kind, Loader, Place, Places, can_hold};
 use super::{RecordFault, RecordSizes, TensorSize, file};
-use crate::{PruneError, files};
+use crate::PruneError;
+use crate::run::files;
 
 /// A model's record in few bytes: each tensor is stored dense, with a bitmask, or with the gaps
 /// between its nonzero elements, whichever is smallest.

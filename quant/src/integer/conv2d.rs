@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Channels, Grid, expect_len, rank, to_i32_accumulator, weight_codes};
-use crate::requantize::Requantization;
+use crate::integer::requantize::Requantization;
 use crate::{QuantError, QuantizedTensor};
 
 /// Where a convolution reads its input.

@@ -6,8 +6,8 @@ use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
 use super::WeightRange;
-use crate::groups::Groups;
-use crate::watch::{Weight, WeightVisitor, visit_weights};
+use crate::format::groups::Groups;
+use crate::module::watch::{Weight, WeightVisitor, visit_weights};
 use crate::{FakeQuantize, QuantError, QuantParams, Range, Scheme, map_quantizers};
 
 /// Shares of the full range that are tried, from the whole down to 0.2: at 2 bits the best for a

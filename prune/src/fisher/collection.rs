@@ -1,0 +1,313 @@
+//! One pass over the data that fills a gradient matrix.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Tensor};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::fisher::gradient_matrix::read;
+use crate::fisher::per_example::{GivenUp, PerExample};
+use crate::fisher::plain_rows::PlainRows;
+use crate::{
+    Batch, Fisher, FisherConfig, FisherReport, GradientMatrix, GradientMethod, PruneError,
+    Selection,
+};
+
+/// Examples of one batched backward pass, whose activations are held.
+pub(crate) const CHUNK_EXAMPLES: usize = 64;
+
+/// Examples per row from which plain passes are the faster way, by measurement.
+const PLAIN_FROM: usize = 8;
+
+/// Takes a part `[rows, columns]` of some rows, with its first column. Rows count from the start of
+/// the batch; what nobody puts stays zero.
+pub(crate) type Put<'a> =
+    &'a mut dyn FnMut(Range<usize>, usize, Tensor<2>) -> Result<(), PruneError>;
+
+/// One pass over the data.
+pub(crate) struct Collection<'a, M, B> {
+    pub(crate) config: &'a FisherConfig,
+    pub(crate) model: &'a M,
+    pub(crate) selection: &'a Selection,
+    pub(crate) loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
+    pub(crate) columns: Range<usize>,
+}
+
+impl<M: Module, B: Batch> Collection<'_, M, B> {
+    /// Collects n rows; also returns what is left of the last batch. Columns where `free` is zero
+    /// get zeros.
+    pub(crate) fn run(
+        &self,
+        batches: impl IntoIterator<Item = B>,
+        store: &Device,
+        free: Option<Tensor<1>>,
+    ) -> Result<(Fisher, Option<B>), PruneError> {
+        let start = Instant::now();
+        // Gradients at a weight that is no number would put the blame on the data.
+        self.selection.finite_weights(self.model)?;
+        let (n, m) = (self.config.samples, self.config.batch_size);
+        let width = self.columns.len();
+        let mut gradients = GradientMatrix::with_capacity(n, width, self.config.dtype, store)?;
+        let mut source = Source::new(self);
+        let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
+        let bar = self.bar();
+        let most = (CHUNK_EXAMPLES / m).clamp(1, n);
+        let mut skipped = 0;
+        let mut rest = None;
+        let mut losses = Vec::new();
+        // Examples of the rows from batched passes, in case that a later one refutes them.
+        let mut batched: Vec<(usize, usize, B)> = Vec::new();
+        let mut batches = batches.into_iter();
+        while gradients.filled() < n {
+            let Some(batch) = batches.next() else {
+                return Err(PruneError::LoaderEnded {
+                    expected: n,
+                    found: gradients.filled(),
+                    batch_size: m,
+                });
+            };
+            batch.check()?;
+            let batch = batch.to_device(self.selection.device());
+            let examples = batch.examples();
+            if examples < m {
+                return Err(PruneError::SmallBatch {
+                    examples,
+                    batch_size: m,
+                });
+            }
+            let groups = (examples / m).min(n - gradients.filled());
+            let used = groups * m;
+            rest = (used < examples).then(|| batch.slice(used..examples));
+            skipped += if groups == examples / m {
+                examples - used
+            } else {
+                0
+            };
+            for first in (0..groups).step_by(most) {
+                let count = most.min(groups - first);
+                let examples = batch.slice(first * m..(first + count) * m);
+                let filled = gradients.filled();
+                let loss = self.fill(&mut gradients, filled, free.as_ref(), &mut |put| {
+                    source.rows(&examples, count, m, put)
+                })?;
+                gradients.advance(count);
+                if std::mem::take(&mut source.refuted) {
+                    for (pass, (row, count, examples)) in batched.drain(..).enumerate() {
+                        gradients.clear(row..row + count);
+                        losses[pass] =
+                            self.fill(&mut gradients, row, free.as_ref(), &mut |put| {
+                                source.plain.rows(&examples, m, put)
+                            })? * (count as f64 / n as f64);
+                    }
+                }
+                match source.batched.is_some() {
+                    true => batched.push((filled, count, examples)),
+                    false => batched.clear(),
+                }
+                losses.push(loss * (count as f64 / n as f64));
+                bar.inc(count as u64);
+            }
+        }
+        bar.finish_and_clear();
+        let report = FisherReport {
+            samples: n,
+            batch_size: m,
+            bytes: gradients.bytes(),
+            loss: f64::from(read(Tensor::cat(losses, 0).sum())?[0]),
+            unreached: source.plain.unreached(),
+            batched_rows: source.batched_rows,
+            fallback: source.fallback,
+            zero_columns: self.zero_columns(&gradients, free)?,
+            skipped_examples: skipped,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        Ok((Fisher { gradients, report }, rest))
+    }
+
+    /// Writes what `rows` puts, from the row `first` on; returns what it does, the mean loss.
+    fn fill(
+        &self,
+        gradients: &mut GradientMatrix,
+        first_row: usize,
+        free: Option<&Tensor<2>>,
+        rows: &mut dyn FnMut(Put<'_>) -> Result<Tensor<1>, PruneError>,
+    ) -> Result<Tensor<1>, PruneError> {
+        let store = gradients.device();
+        let mut sums = RowSums::default();
+        let loss = rows(&mut |rows, first, part| {
+            let [_, columns] = part.dims();
+            let part = match free {
+                Some(free) => part * free.clone().slice([0..1, first..first + columns]),
+                None => part,
+            };
+            let part = part.to_device(&store);
+            sums.add(rows.clone(), &part, self.config.dtype);
+            gradients.write(first_row + rows.start..first_row + rows.end, first, part);
+            Ok(())
+        })?;
+        self.check_finite(gradients, first_row, sums)?;
+        Ok(loss)
+    }
+
+    fn bar(&self) -> ProgressBar {
+        let target = match self.config.progress {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let style = ProgressStyle::with_template("{prefix:>22} {wide_bar} {pos}/{len} {eta}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        ProgressBar::with_draw_target(Some(self.config.samples as u64), target)
+            .with_style(style)
+            .with_prefix("gradients")
+    }
+
+    /// Looks at the rows whose sums are not finite; one read for all sums.
+    fn check_finite(
+        &self,
+        gradients: &GradientMatrix,
+        before: usize,
+        sums: RowSums,
+    ) -> Result<(), PruneError> {
+        for row in sums.suspects()? {
+            let values = gradients.row(before + row)?;
+            let Some(column) = values.iter().position(|value| !value.is_finite()) else {
+                continue;
+            };
+            let (path, index) = self.locate(column);
+            return Err(PruneError::NonFiniteGradient {
+                sample: before + row,
+                path,
+                index,
+                value: values[column],
+            });
+        }
+        Ok(())
+    }
+
+    /// Path of the parameter that holds a column, and the element of it.
+    fn locate(&self, column: usize) -> (String, usize) {
+        let index = self.columns.start + column;
+        match self.selection.layout().layer_at(index) {
+            Some(layer) => (layer.path.clone(), index - layer.offset),
+            None => (String::new(), index),
+        }
+    }
+
+    /// Weights without gradient, but for those that are frozen.
+    fn zero_columns(
+        &self,
+        gradients: &GradientMatrix,
+        free: Option<Tensor<2>>,
+    ) -> Result<Vec<(String, usize)>, PruneError> {
+        let free = free.map(read).transpose()?;
+        let is_free = |column: &usize| free.as_ref().is_none_or(|free| free[*column] != 0.0);
+        let mut counts: Vec<(String, usize)> = Vec::new();
+        for column in gradients.dead_columns()?.into_iter().filter(is_free) {
+            let (path, _) = self.locate(column);
+            match counts.last_mut() {
+                Some((last, count)) if *last == path => *count += 1,
+                _ => counts.push((path, 1)),
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// Sums over parts of rows: finite only if all terms are.
+#[derive(Default)]
+struct RowSums {
+    rows: Vec<usize>,
+    sums: Vec<Tensor<1>>,
+}
+
+impl RowSums {
+    /// As it will be stored: half precision may overflow.
+    fn add(&mut self, rows: Range<usize>, part: &Tensor<2>, dtype: FloatDType) {
+        let stored = match dtype {
+            FloatDType::F32 => part.clone(),
+            dtype => part.clone().cast(dtype).cast(FloatDType::F32),
+        };
+        self.sums.push(stored.sum_dim(1).reshape([rows.len()]));
+        self.rows.extend(rows);
+    }
+
+    /// Rows that may have something else than finite numbers, ascending. Sums of finite numbers can
+    /// overflow, too.
+    fn suspects(self) -> Result<Vec<usize>, PruneError> {
+        if self.sums.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sums = read(Tensor::cat(self.sums, 0))?;
+        let rows = self.rows.into_iter().zip(sums);
+        let mut suspects: Vec<usize> = rows
+            .filter_map(|(row, sum)| (!sum.is_finite()).then_some(row))
+            .collect();
+        suspects.sort_unstable();
+        suspects.dedup();
+        Ok(suspects)
+    }
+}
+
+/// Rows from batched backward passes as long as they work, then from plain ones.
+struct Source<'a, M, B> {
+    plain: PlainRows<'a, M, B>,
+    batched: Option<PerExample<'a, M, B>>,
+    batched_rows: usize,
+    fallback: Option<String>,
+    /// Rows of a batched pass were found to be wrong just now: those of the passes before may be.
+    refuted: bool,
+}
+
+impl<'a, M: Module, B: Batch> Source<'a, M, B> {
+    fn new(collection: &Collection<'a, M, B>) -> Self {
+        let Collection {
+            config,
+            model,
+            selection,
+            loss,
+            columns,
+        } = collection;
+        Self {
+            plain: PlainRows::new(*model, selection, columns.clone(), *loss),
+            batched: match config.method {
+                GradientMethod::Automatic => config.batch_size < PLAIN_FROM,
+                GradientMethod::Batched => true,
+                GradientMethod::Plain => false,
+            }
+            .then(|| PerExample::new(*model, selection, columns.clone(), *loss)),
+            batched_rows: 0,
+            fallback: None,
+            refuted: false,
+        }
+    }
+
+    /// Puts `count` rows; returns the mean loss, `[1]`.
+    fn rows(
+        &mut self,
+        batch: &B,
+        count: usize,
+        batch_size: usize,
+        put: Put<'_>,
+    ) -> Result<Tensor<1>, PruneError> {
+        if let Some(batched) = &mut self.batched {
+            match batched.rows(batch, batch_size, &mut self.plain, put)? {
+                Ok(loss) => {
+                    self.batched_rows += count;
+                    return Ok(loss);
+                }
+                Err(GivenUp { reason, refuted }) => {
+                    tracing::info!(reason, "gradients by plain backward passes");
+                    self.fallback = Some(reason);
+                    self.batched = None;
+                    self.refuted = refuted;
+                    if refuted {
+                        self.batched_rows = 0;
+                    }
+                }
+            }
+        }
+        self.plain.rows(batch, batch_size, put)
+    }
+}

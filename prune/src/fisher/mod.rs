@@ -1,0 +1,298 @@
+//! Empirical Fisher: the gradients of n Fisher samples as the rows of one matrix.
+//!
+//! Row i is the gradient of the mean loss over the m examples of Fisher sample i, with their true
+//! labels, at the trained weights, in evaluation mode: dropout is off and BatchNorm uses its
+//! running statistics, as the deployed model does. GᵀG/n `[p, p]` is never formed.
+
+pub(crate) mod collection;
+pub(crate) mod executor;
+pub(crate) mod gradient_matrix;
+pub(crate) mod kernel_rows;
+pub(crate) mod per_example;
+pub(crate) mod plain_rows;
+pub(crate) mod product;
+pub(crate) mod trace;
+
+use std::ops::Range;
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::fisher::collection::Collection;
+use crate::{Batch, GradientMatrix, PruneError, Selection};
+
+/// How the gradient matrix is collected.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::{FisherConfig, Selection};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
+/// let selection = Selection::of(&model, None)?;
+/// let x = Tensor::<2>::from_floats([[1., 2.], [3., 4.]], &device);
+/// // The loss is the output itself, so the gradient of example i is x_i.
+/// let fisher = FisherConfig::new(2).collect(&model, &selection, |model, x: &Tensor<2>| {
+///     model.forward(x.clone()).mean()
+/// }, [x])?;
+/// assert_eq!(fisher.report.bytes, 2 * 2 * 4);
+/// let row = fisher.gradients.row(1)?;
+/// assert_eq!(row, [3., 4.]);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+#[derive(Config, Debug)]
+pub struct FisherConfig {
+    /// Fisher samples n: rows of the gradient matrix. At least 1.
+    pub samples: usize,
+    /// Fisher batch size m: examples that are averaged into one row. At least 1. Default 1.
+    #[config(default = 1)]
+    pub batch_size: usize,
+    /// Storage of the gradients: F32, or F16/BF16 for half the memory. Default F32.
+    #[config(default = "FloatDType::F32")]
+    pub dtype: FloatDType,
+    /// Bytes that the gradient matrix may use; default 8 GiB. More is refused before any gradient
+    /// is computed.
+    #[config(default = "8 << 30")]
+    pub memory_bound: usize,
+    /// How the rows are computed. Default: whichever way is faster for this m.
+    #[config(default = "GradientMethod::Automatic")]
+    pub method: GradientMethod,
+    /// Show a progress bar, where standard error is a terminal. Default: yes.
+    #[config(default = true)]
+    pub progress: bool,
+}
+
+/// How gradients of single examples (or of groups of m) are computed.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GradientMethod {
+    /// Batched where m is below 8, plain from there on: a pass over m examples uses a processor
+    /// well then, and the gradients of single examples would only be summed up again.
+    Automatic,
+    /// All rows of a loader's batch from one backward pass, where the model consists of operations
+    /// for which that is known. Some rows of every pass, at random, are compared with plain passes;
+    /// where one differs, all rows of the collection are taken by plain passes, for which the
+    /// examples are kept until its end.
+    Batched,
+    /// One backward pass per row: works for every model.
+    Plain,
+}
+
+/// The gradient matrix, and how it came about.
+#[derive(Debug, Clone)]
+pub struct Fisher {
+    /// G `[n, p]`.
+    pub gradients: GradientMatrix,
+    /// What was noticed on the way.
+    pub report: FisherReport,
+}
+
+/// How a gradient matrix came about.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FisherReport {
+    /// Fisher samples n.
+    pub samples: usize,
+    /// Examples m per Fisher sample.
+    pub batch_size: usize,
+    /// Bytes of the matrix.
+    pub bytes: usize,
+    /// Mean loss over the examples.
+    #[serde(with = "crate::run::not_finite")]
+    pub loss: f64,
+    /// Rows that came from a backward pass over many examples; the others had one each.
+    pub batched_rows: usize,
+    /// Why plain backward passes were used although batched ones were asked for: an operation that
+    /// is not known, or a row that differs from that of a plain pass.
+    pub fallback: Option<String>,
+    /// Parameters that the loss does not depend on: no backward pass reached them. Their columns
+    /// are zero.
+    pub unreached: Vec<String>,
+    /// Per parameter with any: its path, and how many of its weights have a gradient of zero in
+    /// every sample, not counting those that were pruned before. They are pruned first, at no cost
+    /// to the objective's fit.
+    pub zero_columns: Vec<(String, usize)>,
+    /// Examples at the end of a loader's batch that filled no Fisher sample.
+    pub skipped_examples: usize,
+    /// Wall-clock time, in seconds.
+    pub seconds: f64,
+}
+
+impl FisherConfig {
+    /// Bytes that the gradient matrix of the selection needs.
+    pub fn bytes_needed(&self, selection: &Selection) -> usize {
+        GradientMatrix::bytes_needed(self.samples, selection.layout().len(), self.dtype)
+    }
+
+    /// Collects n rows from `batches`, on the device of the model.
+    ///
+    /// `loss` gets the model in evaluation mode and some examples, and returns their *mean* loss.
+    /// How many examples a batch holds does not matter to the result, but each Fisher sample of m
+    /// examples is taken from one batch. No more batches are drawn than needed. The same batches
+    /// give the same matrix.
+    ///
+    /// # Errors
+    ///
+    /// - [`PruneError::NoSamples`], [`PruneError::InvalidConfig`]: n or m is 0.
+    /// - [`PruneError::MemoryBound`]: the matrix is too large; [`collect_blocks`](Self::collect_blocks)
+    ///   takes it in blocks.
+    /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
+    /// - [`PruneError::SmallBatch`]: a batch of the loader has fewer than m examples.
+    /// - [`PruneError::NonFiniteWeight`]: a prunable weight is NaN or infinite.
+    /// - [`PruneError::NonFiniteGradient`]: with the path of the parameter and the sample.
+    /// - [`PruneError::Loss`]: the loss is no single number, or depends on no prunable parameter.
+    pub fn collect<M: Module, B: Batch>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        batches: impl IntoIterator<Item = B>,
+    ) -> Result<Fisher, PruneError> {
+        self.collect_on(model, selection, loss, batches, selection.device())
+    }
+
+    /// Like [`collect`](Self::collect), with the matrix on another device than the model.
+    ///
+    /// # Errors
+    ///
+    /// As [`collect`](Self::collect).
+    pub fn collect_on<M: Module, B: Batch>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        batches: impl IntoIterator<Item = B>,
+        store: &Device,
+    ) -> Result<Fisher, PruneError> {
+        let columns = 0..selection.layout().len();
+        self.check(columns.len())?;
+        let collection = Collection {
+            config: self,
+            model,
+            selection,
+            loss: &loss,
+            columns,
+        };
+        Ok(collection.run(batches, store, None)?.0)
+    }
+
+    /// The same with the gradients of frozen weights (false in `free`) set to zero.
+    pub(crate) fn collect_free<M: Module, B: Batch>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: &dyn Fn(&M, &B) -> Tensor<1>,
+        batches: impl IntoIterator<Item = B>,
+        columns: Range<usize>,
+        free: Option<Tensor<1>>,
+    ) -> Result<(Fisher, Option<B>), PruneError> {
+        self.check(columns.len())?;
+        let collection = Collection {
+            config: self,
+            model,
+            selection,
+            loss,
+            columns,
+        };
+        collection.run(batches, selection.device(), free)
+    }
+
+    /// Column blocks that each fit into the memory bound: ranges of the flat weight vector. Whole
+    /// parameters stay together where they fit.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::NoSamples`], and [`PruneError::MemoryBound`] where not even one column fits.
+    pub fn blocks(&self, selection: &Selection) -> Result<Vec<Range<usize>>, PruneError> {
+        self.check(1)?;
+        let width = self.memory_bound / GradientMatrix::bytes_needed(self.samples, 1, self.dtype);
+        let mut blocks: Vec<Range<usize>> = Vec::new();
+        for layer in selection.layout().layers() {
+            let range = layer.range();
+            match blocks.last_mut() {
+                Some(last) if range.end - last.start <= width => last.end = range.end,
+                _ => blocks.extend(
+                    range
+                        .clone()
+                        .step_by(width)
+                        .map(|at| at..range.end.min(at + width)),
+                ),
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// Collects a matrix that does not fit into memory, a block of columns at a time.
+    ///
+    /// `loader` is called once per block of [`blocks`](Self::blocks) and must yield the same
+    /// batches each time; `use_block` gets the columns and their gradients. Costs one collection
+    /// per block.
+    ///
+    /// # Errors
+    ///
+    /// As [`collect`](Self::collect), and whatever `use_block` returns.
+    pub fn collect_blocks<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: &M,
+        selection: &Selection,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        mut loader: impl FnMut() -> I,
+        mut use_block: impl FnMut(Range<usize>, Fisher) -> Result<(), PruneError>,
+    ) -> Result<(), PruneError> {
+        for columns in self.blocks(selection)? {
+            let (fisher, _) =
+                self.collect_free(model, selection, &loss, loader(), columns.clone(), None)?;
+            use_block(columns, fisher)?;
+        }
+        Ok(())
+    }
+
+    /// The batches that n Fisher samples take.
+    pub(crate) fn enough<B: Batch>(
+        &self,
+        batches: impl IntoIterator<Item = B>,
+    ) -> Result<Vec<B>, PruneError> {
+        let mut groups = 0;
+        let mut taken = Vec::new();
+        for batch in batches {
+            batch.check()?;
+            groups += batch.examples() / self.batch_size;
+            taken.push(batch);
+            if groups >= self.samples {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Refuses a matrix that exceeds the memory bound.
+    pub(crate) fn check_memory(&self, selection: &Selection) -> Result<(), PruneError> {
+        self.check(selection.layout().len())
+    }
+
+    fn check(&self, columns: usize) -> Result<(), PruneError> {
+        if self.samples == 0 {
+            return Err(PruneError::NoSamples);
+        }
+        if self.batch_size == 0 {
+            return Err(PruneError::InvalidConfig {
+                field: "batch_size",
+                value: "0".into(),
+                expected: "at least 1",
+            });
+        }
+        let needed = GradientMatrix::bytes_needed(self.samples, columns, self.dtype);
+        match needed > self.memory_bound {
+            false => Ok(()),
+            true => Err(PruneError::MemoryBound {
+                samples: self.samples,
+                parameters: columns,
+                dtype: self.dtype,
+                needed,
+                bound: self.memory_bound,
+            }),
+        }
+    }
+}

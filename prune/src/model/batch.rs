@@ -1,0 +1,140 @@
+//! What a loader yields: examples that can be cut apart and moved to a device.
+
+use std::ops::Range;
+
+use burn::tensor::{Bool, Device, Int, Tensor};
+
+use crate::PruneError;
+use crate::fisher::gradient_matrix::mismatch;
+
+/// Some examples with what the loss needs of them.
+///
+/// Tuples of tensors whose first axis counts the examples have it already; a struct takes three
+/// lines:
+///
+/// ```
+/// use std::ops::Range;
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_lean_prune::Batch;
+///
+/// #[derive(Clone)]
+/// struct Images {
+///     pixels: Tensor<4>,
+///     labels: Tensor<1, Int>,
+/// }
+///
+/// impl Batch for Images {
+///     fn examples(&self) -> usize {
+///         self.labels.dims()[0]
+///     }
+///     fn slice(&self, examples: Range<usize>) -> Self {
+///         let (pixels, labels) = (self.pixels.clone(), self.labels.clone()).slice(examples);
+///         Self { pixels, labels }
+///     }
+///     fn to_device(self, device: &Device) -> Self {
+///         let (pixels, labels) = (self.pixels, self.labels).to_device(device);
+///         Self { pixels, labels }
+///     }
+/// }
+/// # let device = Device::flex();
+/// # let images = Images { pixels: Tensor::zeros([5, 1, 2, 2], &device),
+/// #     labels: Tensor::zeros([5], &device) };
+/// assert_eq!(images.slice(1..3).examples(), 2);
+/// ```
+pub trait Batch: Clone {
+    /// How many examples there are.
+    fn examples(&self) -> usize;
+
+    /// The examples in that range, in their order.
+    fn slice(&self, examples: Range<usize>) -> Self;
+
+    /// All tensors on that device.
+    fn to_device(self, device: &Device) -> Self;
+
+    /// Whether all parts have as many examples; tuples look.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Mismatch`].
+    fn check(&self) -> Result<(), PruneError> {
+        Ok(())
+    }
+}
+
+fn same_examples(first: &impl Batch, other: &impl Batch) -> Result<(), PruneError> {
+    first.check()?;
+    other.check()?;
+    mismatch(
+        "examples in a part of a batch",
+        first.examples(),
+        other.examples(),
+    )
+}
+
+macro_rules! tensor_batch {
+    ($($kind:ty),*) => {$(
+        impl<const D: usize> Batch for Tensor<D, $kind> {
+            fn examples(&self) -> usize {
+                self.shape()[0]
+            }
+
+            fn slice(&self, examples: Range<usize>) -> Self {
+                self.clone().slice_dim(0, examples)
+            }
+
+            fn to_device(self, device: &Device) -> Self {
+                // Examples are constants; a recording device refuses anything else.
+                match self.device() == *device {
+                    true => self,
+                    false => Tensor::to_device(self.without_autodiff(), device),
+                }
+            }
+        }
+    )*};
+}
+tensor_batch!(burn::tensor::Float, Int, Bool);
+
+impl<A: Batch, B: Batch> Batch for (A, B) {
+    fn examples(&self) -> usize {
+        self.0.examples()
+    }
+
+    fn slice(&self, examples: Range<usize>) -> Self {
+        (self.0.slice(examples.clone()), self.1.slice(examples))
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        (self.0.to_device(device), self.1.to_device(device))
+    }
+
+    fn check(&self) -> Result<(), PruneError> {
+        same_examples(&self.0, &self.1)
+    }
+}
+
+impl<A: Batch, B: Batch, C: Batch> Batch for (A, B, C) {
+    fn examples(&self) -> usize {
+        self.0.examples()
+    }
+
+    fn slice(&self, examples: Range<usize>) -> Self {
+        (
+            self.0.slice(examples.clone()),
+            self.1.slice(examples.clone()),
+            self.2.slice(examples),
+        )
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        (
+            self.0.to_device(device),
+            self.1.to_device(device),
+            self.2.to_device(device),
+        )
+    }
+
+    fn check(&self) -> Result<(), PruneError> {
+        same_examples(&self.0, &self.1)?;
+        same_examples(&self.0, &self.2)
+    }
+}

@@ -1,0 +1,102 @@
+//! A model in evaluation mode that still has gradients, and the mean loss on held-out examples.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use burn::module::{Flag, Module, ModuleMapper, Param, ParamId};
+use burn::tensor::Tensor;
+
+use crate::fisher::gradient_matrix::read;
+use crate::{Batch, PruneError, Selection};
+
+/// `model` with gradients for the prunable parameters in `columns` alone, and otherwise as it is
+/// deployed: dropout off, BatchNorm on its running statistics.
+///
+/// Burn decides on training behaviour by the device *and* by a flag of the layer; the flags are
+/// what `freeze` clears. Running statistics are copied by `valid`, so the caller's model is not
+/// touched.
+pub(crate) fn gradient_model<M: Module>(
+    model: &M,
+    selection: &Selection,
+    columns: &Range<usize>,
+) -> M {
+    let layers = selection.layout().layers().iter().zip(selection.ids());
+    let trained = layers
+        .filter(|(layer, _)| layer.range().start < columns.end && columns.start < layer.range().end)
+        .map(|(_, id)| *id)
+        .collect();
+    model
+        .valid()
+        .map(&mut Evaluate)
+        .train()
+        .map(&mut GradientsOf { trained })
+}
+
+/// Clears every training flag, so that `train` does not set it.
+struct Evaluate;
+
+impl ModuleMapper for Evaluate {
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        flag.with_value(false)
+    }
+}
+
+struct GradientsOf {
+    trained: HashSet<ParamId>,
+}
+
+impl ModuleMapper for GradientsOf {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let trained = self.trained.contains(&param.id);
+        param.set_require_grad(trained)
+    }
+}
+
+/// Mean loss of the deployed model over all examples of `batches`.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::mean_loss;
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(1, 1).with_bias(false).init(&device);
+/// let batches = [Tensor::<2>::ones([3, 1], &device), Tensor::<2>::ones([1, 1], &device)];
+/// let loss = mean_loss(&model, |_, x: &Tensor<2>| x.clone().sum(), &batches)?;
+/// // (3 examples · loss 3 + 1 example · loss 1) / 4
+/// assert_eq!(loss, 2.5);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`PruneError::NoSamples`] without examples, [`PruneError::Mismatch`] where the parts of a batch
+/// have other numbers of them, [`PruneError::Device`] where reading fails.
+pub fn mean_loss<M: Module, B: Batch>(
+    model: &M,
+    loss: impl Fn(&M, &B) -> Tensor<1>,
+    batches: &[B],
+) -> Result<f64, PruneError> {
+    let model = model.valid();
+    let device = model
+        .devices()
+        .into_iter()
+        .next()
+        .map(|device| device.inner());
+    let (mut sum, mut examples) = (0.0, 0);
+    for batch in batches {
+        batch.check()?;
+        let batch = match &device {
+            Some(device) => batch.clone().to_device(device),
+            None => batch.clone(),
+        };
+        let value = read(loss(&model, &batch).without_autodiff())?;
+        let count = batch.examples();
+        sum += count as f64 * f64::from(value.first().copied().unwrap_or(f32::NAN));
+        examples += count;
+    }
+    match examples {
+        0 => Err(PruneError::NoSamples),
+        _ => Ok(sum / examples as f64),
+    }
+}

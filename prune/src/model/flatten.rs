@@ -1,0 +1,207 @@
+//! The way between the prunable parameters of a model and one flat weight vector.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean_reparam::Rejected;
+
+use crate::model::selection::REPARAMETERIZATION;
+use crate::problem::finite;
+use crate::{PruneError, Selection};
+
+impl Selection {
+    /// The prunable weights of `model` as one vector `[p]` in F32, on [`device`](Self::device).
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::OtherModel`] where `model` is not the one that was selected from.
+    pub fn flatten<M: Module>(&self, model: &M) -> Result<Tensor<1>, PruneError> {
+        let mut gather = Gather {
+            place: Place::new(self),
+            parts: vec![None; self.ids().len()],
+        };
+        model.visit(&mut gather);
+        let parts: Option<Vec<Tensor<1>>> = gather.parts.into_iter().collect();
+        match parts {
+            Some(parts) => Ok(Tensor::cat(parts, 0)),
+            None => Err(self.other_model()),
+        }
+    }
+
+    /// [`flatten`](Self::flatten) on the host, or [`PruneError::NonFiniteWeight`].
+    pub(crate) fn finite_weights<M: Module>(&self, model: &M) -> Result<Vec<f32>, PruneError> {
+        finite(self.layout(), self.flatten(model)?)
+    }
+
+    /// Writes the vector `[p]` into the prunable weights of `model`; trainability, dtypes, devices
+    /// and reparameterizations stay as they are. Tied copies get the same weights.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error, unchanged: [`PruneError::Mismatch`] unless there are p
+    /// weights, [`PruneError::OtherModel`] where `model` is not the one that was selected from.
+    pub fn unflatten<M: Module>(
+        &self,
+        model: M,
+        weights: Tensor<1>,
+    ) -> Result<M, Rejected<M, PruneError>> {
+        let [found] = weights.dims();
+        if found != self.layout().len() {
+            let error = PruneError::Mismatch {
+                what: "weights of the model",
+                expected: self.layout().len(),
+                found,
+            };
+            return Err(Rejected::new(model, error));
+        }
+        let mut find = Find {
+            place: Place::new(self),
+            found: vec![false; self.ids().len()],
+        };
+        model.visit(&mut find);
+        if find.found.contains(&false) {
+            return Err(Rejected::new(model, self.other_model()));
+        }
+        Ok(model.map(&mut Scatter {
+            place: Place::new(self),
+            weights: weights.without_autodiff(),
+        }))
+    }
+
+    fn other_model(&self) -> PruneError {
+        PruneError::OtherModel {
+            expected: self
+                .layout()
+                .layers()
+                .iter()
+                .map(|l| l.path.clone())
+                .collect(),
+        }
+    }
+}
+
+/// Where a walk is: in a reparameterization, where nothing is selected, or not.
+struct Place<'a> {
+    selection: &'a Selection,
+    positions: HashMap<ParamId, usize>,
+    nested: usize,
+}
+
+impl<'a> Place<'a> {
+    fn new(selection: &'a Selection) -> Self {
+        Self {
+            selection,
+            positions: selection.positions(),
+            nested: 0,
+        }
+    }
+
+    fn enter(&mut self, container: &str) {
+        self.nested += usize::from(container == REPARAMETERIZATION);
+    }
+
+    fn exit(&mut self, container: &str) {
+        self.nested -= usize::from(container == REPARAMETERIZATION);
+    }
+
+    /// Position of a parameter among the layers of the layout, if it is selected.
+    fn position<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<usize> {
+        let position = *self.positions.get(&param.id)?;
+        let layer = &self.selection.layout().layers()[position];
+        (self.nested == 0 && *layer.shape == *param.base().shape()).then_some(position)
+    }
+}
+
+struct Gather<'a> {
+    place: Place<'a>,
+    parts: Vec<Option<Tensor<1>>>,
+}
+
+impl ModuleVisitor for Gather<'_> {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.place.enter(container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.place.exit(container_type);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(position) = self.place.position(param) else {
+            return;
+        };
+        let part = &mut self.parts[position];
+        if part.is_none() {
+            *part = Some(flat(
+                param.base().without_autodiff(),
+                self.place.selection.device(),
+            ));
+        }
+    }
+}
+
+/// Which of the selected parameters a model has.
+struct Find<'a> {
+    place: Place<'a>,
+    found: Vec<bool>,
+}
+
+impl ModuleVisitor for Find<'_> {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.place.enter(container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.place.exit(container_type);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(position) = self.place.position(param) {
+            self.found[position] = true;
+        }
+    }
+}
+
+/// A parameter, or its gradient, as a vector in F32 on `device`.
+pub(crate) fn flat<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<1> {
+    let elements = tensor.shape().num_elements();
+    tensor
+        .cast(FloatDType::F32)
+        .reshape([elements])
+        .to_device(device)
+}
+
+struct Scatter<'a> {
+    place: Place<'a>,
+    weights: Tensor<1>,
+}
+
+impl ModuleMapper for Scatter<'_> {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.place.enter(container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.place.exit(container_type);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(position) = self.place.position(&param) else {
+            return param;
+        };
+        let layer = &self.place.selection.layout().layers()[position];
+        let new = self.weights.clone().slice([layer.range()]);
+        param.map(|old| like(new.reshape(old.shape()), &old))
+    }
+}
+
+/// `new` with the dtype, device and trainability of `old`, as a leaf of the graph.
+fn like<const D: usize>(new: Tensor<D>, old: &Tensor<D>) -> Tensor<D> {
+    let device = old.device();
+    let new = new.to_device(&device.clone().inner()).cast(old.dtype());
+    match device.is_autodiff() {
+        true => Tensor::from_inner(new).set_require_grad(old.is_require_grad()),
+        false => new,
+    }
+}

@@ -1,0 +1,138 @@
+//! Floating-point operations per weight, counted on a recorded forward pass.
+
+use std::collections::HashMap;
+
+use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::fisher::trace::Trace;
+use crate::{Batch, PruneError};
+
+/// Floating-point operations that one nonzero weight of each parameter costs per example, by the
+/// path of the parameter: 2 (multiply, add) for every time the weight is used, 0 for the parameters
+/// that no such operation uses.
+///
+/// `loss` is recorded on `batch` and not computed. Counted are matrix products, linear layers and
+/// convolutions; a table that is looked up costs nothing. A weight that is reached through a mask,
+/// a cast or another transformation of its own size counts for its parameter.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::nn::conv::Conv2dConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::flops;
+///
+/// let device = Device::flex();
+/// let conv = Conv2dConfig::new([1, 2], [3, 3]).with_bias(false).init(&device);
+/// let images = Tensor::<4>::zeros([5, 1, 6, 6], &device);
+/// let counted = flops(&conv, |conv, x: &Tensor<4>| conv.forward(x.clone()).mean(), &images)?;
+/// // Each weight is used at 4 × 4 positions of an image.
+/// assert_eq!(counted["weight"], 2.0 * 16.0);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`PruneError::Trace`] where the closure reads numbers, which do not exist while it is recorded;
+/// [`PruneError::Mismatch`] where the parts of the batch have other numbers of examples.
+pub fn flops<M: Module, B: Batch>(
+    model: &M,
+    loss: impl Fn(&M, &B) -> Tensor<1>,
+    batch: &B,
+) -> Result<HashMap<String, f64>, PruneError> {
+    batch.check()?;
+    let examples = batch.examples().max(1) as f64;
+    let trace =
+        Trace::record(model, &loss, batch).map_err(|reason| PruneError::Trace { reason })?;
+    let mut origin = trace.parameters.clone();
+    let parameters = trace.parameters.values();
+    let mut counted: HashMap<String, f64> = parameters.map(|path| (path.clone(), 0.0)).collect();
+    for operation in &trace.operations {
+        if let Some(product) = Product::of(operation) {
+            for weight in product.operands {
+                if let Some(path) = origin.get(&weight.id) {
+                    let weights = weight.shape.num_elements().max(1) as f64;
+                    *counted.entry(path.clone()).or_default() += product.flops / weights / examples;
+                }
+            }
+        } else {
+            inherit(operation, &mut origin);
+        }
+    }
+    Ok(counted)
+}
+
+/// An operation that multiplies weights with something.
+struct Product<'a> {
+    operands: Vec<&'a TensorIr>,
+    flops: f64,
+}
+
+impl<'a> Product<'a> {
+    fn of(operation: &'a OperationIr) -> Option<Self> {
+        let elements = |tensor: &TensorIr| tensor.shape.num_elements() as f64;
+        // [outputs, inputs per output...]: every output sums over a whole kernel.
+        let kernel = |weight: &TensorIr| elements(weight) / weight.shape[0] as f64;
+        let (operands, multiplications) = match operation {
+            OperationIr::Float(_, FloatOperationIr::Matmul(op)) => {
+                let inner = op.lhs.shape[op.lhs.shape.num_dims() - 1] as f64;
+                (vec![&op.lhs, &op.rhs], elements(&op.out) * inner)
+            }
+            OperationIr::Module(ModuleOperationIr::Linear(op)) => (
+                vec![&op.weight],
+                elements(&op.out) * op.weight.shape[0] as f64,
+            ),
+            OperationIr::Module(ModuleOperationIr::Conv1d(op)) => {
+                (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
+            }
+            OperationIr::Module(ModuleOperationIr::Conv2d(op)) => {
+                (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
+            }
+            OperationIr::Module(ModuleOperationIr::Conv3d(op)) => {
+                (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
+            }
+            // [inputs, outputs per input...]: every input is spread over a whole kernel.
+            OperationIr::Module(ModuleOperationIr::ConvTranspose1d(op)) => {
+                (vec![&op.weight], elements(&op.x) * kernel(&op.weight))
+            }
+            OperationIr::Module(ModuleOperationIr::ConvTranspose2d(op)) => {
+                (vec![&op.weight], elements(&op.x) * kernel(&op.weight))
+            }
+            OperationIr::Module(ModuleOperationIr::ConvTranspose3d(op)) => {
+                (vec![&op.weight], elements(&op.x) * kernel(&op.weight))
+            }
+            OperationIr::Module(ModuleOperationIr::DeformableConv2d(op)) => {
+                (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
+            }
+            _ => return None,
+        };
+        Some(Self {
+            operands,
+            flops: 2.0 * multiplications,
+        })
+    }
+}
+
+/// A tensor made of one parameter and of its size is that parameter transformed.
+fn inherit(operation: &OperationIr, origin: &mut HashMap<TensorId, String>) {
+    let mut sources = operation.inputs().filter_map(|input| {
+        let path = origin.get(&input.id)?;
+        Some((path.clone(), input.shape.num_elements()))
+    });
+    let Some((path, elements)) = sources.next() else {
+        return;
+    };
+    if sources.any(|(other, _)| other != path) {
+        return;
+    }
+    drop(sources);
+    let outputs: Vec<TensorId> = operation
+        .outputs()
+        .filter(|output| output.shape.num_elements() == elements)
+        .map(|output| output.id)
+        .collect();
+    for output in outputs {
+        origin.insert(output, path.clone());
+    }
+}

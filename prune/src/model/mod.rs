@@ -1,0 +1,10 @@
+//! A whole model seen from outside: which weights are pruned, how they lie in one vector, what they cost.
+
+pub(crate) mod batch;
+pub(crate) mod checks;
+pub(crate) mod evaluation;
+pub(crate) mod flatten;
+pub(crate) mod flops;
+pub(crate) mod layout;
+pub(crate) mod report;
+pub(crate) mod selection;

@@ -1,0 +1,342 @@
+//! Which supports the pattern and the budget allow, and the projection onto them: hard
+//! thresholding.
+//!
+//! Blocks of an N:M pattern lie inside parameters, parameters inside the whole: taking the best of
+//! each block, then of each pool, is the exact projection. Bounds on operations and groups of
+//! different sizes make it a [`knapsack`].
+
+mod cost_classes;
+mod knapsack;
+
+use crate::error::PruneError;
+use crate::model::layout::Layout;
+use crate::problem::budget::{Budget, Pool};
+use crate::problem::sparsity::SparsityPattern;
+use knapsack::{Across, Unit, better, take, within_operations};
+
+/// The supports that a pattern and a budget allow.
+#[derive(Debug, Clone)]
+pub(crate) struct Feasible {
+    parameters: usize,
+    pools: Vec<Pool>,
+    shape: Shape,
+    /// Groups with members in several pools, which count in each of them.
+    across: Across,
+    operations: Option<Operations>,
+}
+
+#[derive(Debug, Clone)]
+enum Shape {
+    Unstructured,
+    /// Block of each weight, and how many of its m weights may be kept.
+    Blocks {
+        of: Vec<u32>,
+        n: usize,
+        m: usize,
+    },
+    /// Group of each weight, and the groups.
+    Groups {
+        of: Vec<u32>,
+        groups: Vec<Vec<usize>>,
+    },
+}
+
+/// A bound on floating-point operations.
+#[derive(Debug, Clone)]
+struct Operations {
+    /// Cost of each weight.
+    cost: Vec<f32>,
+    bound: f64,
+    dense: f64,
+}
+
+impl Feasible {
+    /// Combines a pattern and a budget over the weights of `layout`.
+    pub(crate) fn new(
+        pattern: &SparsityPattern,
+        budget: &Budget,
+        layout: &Layout,
+    ) -> Result<Self, PruneError> {
+        if *budget == Budget::Pattern && !matches!(pattern, SparsityPattern::NM { .. }) {
+            return Err(PruneError::InvalidConfig {
+                field: "budget",
+                value: "Pattern".into(),
+                expected: "a sparsity or a count, unless the pattern is N:M",
+            });
+        }
+        let mut feasible = Self::with_pools(pattern, budget.pools(layout)?, layout)?;
+        feasible.operations = budget.flops(layout)?.map(|bound| Operations {
+            cost: layout
+                .layers()
+                .iter()
+                .flat_map(|layer| std::iter::repeat_n(layer.flops_per_weight as f32, layer.len()))
+                .collect(),
+            bound,
+            dense: layout.flops(),
+        });
+        Ok(feasible)
+    }
+
+    /// Combines a pattern with counts that are known already; `pools` partition the weights.
+    pub(crate) fn with_pools(
+        pattern: &SparsityPattern,
+        pools: Vec<Pool>,
+        layout: &Layout,
+    ) -> Result<Self, PruneError> {
+        let parameters = layout.len();
+        let blocks = pattern.blocks(layout)?;
+        let groups = pattern.groups(layout)?;
+        let across = across(&groups, &pools);
+        let shape = match pattern {
+            SparsityPattern::Unstructured => Shape::Unstructured,
+            SparsityPattern::NM { n, m } => Shape::Blocks {
+                of: membership(&blocks, parameters),
+                n: *n,
+                m: *m,
+            },
+            SparsityPattern::Groups(_) => Shape::Groups {
+                of: membership(&groups, parameters),
+                groups,
+            },
+        };
+        Ok(Self {
+            parameters,
+            pools,
+            shape,
+            across,
+            operations: None,
+        })
+    }
+
+    /// The largest number of weights that may be kept.
+    pub(crate) fn k(&self) -> usize {
+        let pools: usize = self.pools.iter().map(|pool| pool.k).sum();
+        match &self.shape {
+            Shape::Blocks { n, m, .. } => pools.min(self.parameters / m * n),
+            _ => pools,
+        }
+    }
+
+    /// How many times the budget all weights are: p/k, or the dense operations over their bound.
+    pub(crate) fn share(&self) -> f64 {
+        let weights = self.parameters as f64 / self.k() as f64;
+        let operations = self.operations.as_ref();
+        weights.max(operations.map_or(1.0, |operations| operations.dense / operations.bound))
+    }
+
+    /// The allowed support with the largest total score among `candidates`; ascending. Ties go to
+    /// the smaller index.
+    ///
+    /// `expansion` of 1 is the budget itself; larger ones allow about that many times as much, and
+    /// hold what 1 selects: as much as the budget allows can be selected from them again.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Infeasible`] where nothing fits.
+    pub(crate) fn select(
+        &self,
+        candidates: &[usize],
+        scores: &[f64],
+        expansion: f64,
+    ) -> Result<Vec<usize>, PruneError> {
+        let mut chosen = self.best(candidates, scores, expansion);
+        // Single weights that only counts bound are among the best of more of them anyway.
+        let nested = matches!(self.shape, Shape::Unstructured) && self.operations.is_none();
+        if expansion > 1.0 && !nested {
+            // With more room in each block, group by group or per operation, the best may be
+            // crowded where the budget itself allows few of them.
+            chosen.extend(self.best(candidates, scores, 1.0));
+            chosen.sort_unstable();
+            chosen.dedup();
+        }
+        if chosen.is_empty() {
+            return Err(PruneError::Infeasible {
+                reason: "it is smaller than the smallest group of weights".into(),
+            });
+        }
+        let mut support: Vec<usize> = match &self.shape {
+            Shape::Groups { groups, .. } => {
+                let members = |unit: &u32| groups[*unit as usize].iter().copied();
+                chosen.iter().flat_map(members).collect()
+            }
+            _ => chosen.iter().map(|index| *index as usize).collect(),
+        };
+        support.sort_unstable();
+        Ok(support)
+    }
+
+    /// Whether weights compete one by one for one count, and nothing else bounds them.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.shape, Shape::Unstructured)
+            && self.pools.len() == 1
+            && self.operations.is_none()
+    }
+
+    /// Whether weights can be exchanged one against one: not where groups stay together.
+    pub(crate) fn exchanges_single_weights(&self) -> bool {
+        !matches!(self.shape, Shape::Groups { .. })
+    }
+
+    /// Kept weights in each block of an N:M pattern; empty for other patterns.
+    pub(crate) fn occupancy(&self, support: &[usize]) -> Vec<usize> {
+        let Shape::Blocks { of, m, .. } = &self.shape else {
+            return Vec::new();
+        };
+        let mut occupancy = vec![0; self.parameters / m];
+        support
+            .iter()
+            .for_each(|index| occupancy[of[*index] as usize] += 1);
+        occupancy
+    }
+
+    /// Whether the kept weight `leaves` may make room for the pruned weight `enters`.
+    pub(crate) fn allows_exchange(
+        &self,
+        leaves: usize,
+        enters: usize,
+        occupancy: &[usize],
+    ) -> bool {
+        let room = match &self.shape {
+            Shape::Blocks { of, n, .. } => {
+                of[leaves] == of[enters] || occupancy[of[enters] as usize] < *n
+            }
+            _ => true,
+        };
+        room && self.pool_of(leaves) == self.pool_of(enters)
+            && self.cost(enters) <= self.cost(leaves)
+    }
+
+    /// Moves an exchanged weight in `occupancy`.
+    pub(crate) fn record_exchange(&self, leaves: usize, enters: usize, occupancy: &mut [usize]) {
+        if let Shape::Blocks { of, .. } = &self.shape {
+            occupancy[of[leaves] as usize] -= 1;
+            occupancy[of[enters] as usize] += 1;
+        }
+    }
+
+    /// The units that [`select`](Self::select) takes at an expansion of their counts.
+    fn best(&self, candidates: &[usize], scores: &[f64], expansion: f64) -> Vec<u32> {
+        let units = self.units(candidates, scores, expansion);
+        let caps: Vec<usize> = self
+            .pools
+            .iter()
+            .map(|pool| expand(pool.k, expansion, pool.range.len()))
+            .collect();
+        let chosen = match &self.operations {
+            None => take(&units, &caps, &self.across, 0.0),
+            Some(operations) => {
+                let bound = (operations.bound * expansion).min(operations.dense);
+                within_operations(&units, &caps, &self.across, bound)
+            }
+        };
+        chosen.iter().map(|unit| unit.id).collect()
+    }
+
+    /// What competes: single weights (the best of each block), or groups with the scores of their
+    /// members added up.
+    fn units(&self, candidates: &[usize], scores: &[f64], expansion: f64) -> Vec<Unit> {
+        let single = |(index, score): (&usize, &f64)| Unit {
+            id: *index as u32,
+            pool: self.pool_of(*index) as u32,
+            weights: 1,
+            score: *score,
+            cost: self.cost(*index),
+        };
+        let pairs = candidates.iter().zip(scores);
+        match &self.shape {
+            Shape::Unstructured => pairs.map(single).collect(),
+            Shape::Blocks { of, n, m } => {
+                let cap = expand(*n, expansion, *m);
+                let mut units: Vec<Unit> = pairs.map(single).collect();
+                units.sort_unstable_by(|a, b| {
+                    let block = |unit: &Unit| of[unit.id as usize];
+                    block(a).cmp(&block(b)).then(better(a, b, 0.0))
+                });
+                let mut block = u32::MAX;
+                let mut rank = 0;
+                units.retain(|unit| {
+                    let own = of[unit.id as usize];
+                    rank = if own == block { rank + 1 } else { 0 };
+                    block = own;
+                    rank < cap
+                });
+                units
+            }
+            Shape::Groups { of, groups } => {
+                // A negative score puts a weight behind all others; it says nothing about those of
+                // its group, and counts only where all of them have one.
+                let mut worth = vec![None; groups.len()];
+                let mut behind = vec![None; groups.len()];
+                for (index, score) in pairs {
+                    let totals = if *score < 0.0 {
+                        &mut behind
+                    } else {
+                        &mut worth
+                    };
+                    *totals[of[*index] as usize].get_or_insert(0.0) += *score;
+                }
+                let totals = worth.into_iter().zip(behind);
+                let unit = |(id, (worth, behind)): (usize, (Option<f64>, Option<f64>))| {
+                    worth.or(behind).map(|score| Unit {
+                        id: id as u32,
+                        pool: self.pool_of(groups[id][0]) as u32,
+                        weights: groups[id].len() as u32,
+                        score,
+                        cost: groups[id].iter().map(|index| self.cost(*index)).sum(),
+                    })
+                };
+                totals.enumerate().filter_map(unit).collect()
+            }
+        }
+    }
+
+    fn pool_of(&self, index: usize) -> usize {
+        pool_of(&self.pools, index)
+    }
+
+    fn cost(&self, index: usize) -> f64 {
+        let cost = |operations: &Operations| f64::from(operations.cost[index]);
+        self.operations.as_ref().map_or(0.0, cost)
+    }
+}
+
+fn pool_of(pools: &[Pool], index: usize) -> usize {
+    match pools.len() {
+        1 => 0,
+        _ => pools.partition_point(|pool| pool.range.end <= index),
+    }
+}
+
+/// The groups with members in several pools: how many in each.
+fn across(groups: &[Vec<usize>], pools: &[Pool]) -> Across {
+    let mut across = Across::new();
+    for (id, group) in groups.iter().enumerate() {
+        let mut parts: Vec<(u32, u32)> = Vec::new();
+        // Members ascend, and so do the pools.
+        for index in group {
+            let pool = pool_of(pools, *index) as u32;
+            match parts.last_mut() {
+                Some((last, count)) if *last == pool => *count += 1,
+                _ => parts.push((pool, 1)),
+            }
+        }
+        if parts.len() > 1 {
+            across.insert(id as u32, parts);
+        }
+    }
+    across
+}
+
+/// `count` times `expansion`, but not above `limit`.
+fn expand(count: usize, expansion: f64, limit: usize) -> usize {
+    ((count as f64 * expansion).round() as usize).min(limit)
+}
+
+/// Index of the set that holds each of `parameters` weights.
+fn membership(sets: &[Vec<usize>], parameters: usize) -> Vec<u32> {
+    let mut of = vec![0; parameters];
+    for (id, set) in sets.iter().enumerate() {
+        set.iter().for_each(|index| of[*index] = id as u32);
+    }
+    of
+}

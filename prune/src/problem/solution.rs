@@ -1,0 +1,81 @@
+//! What a solver returns.
+
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use crate::problem::objective::Objective;
+
+/// Weights with their support, and how the solver came to them.
+#[derive(Debug, Clone)]
+pub struct Solution {
+    /// The pruned weights, `[p]`, on the device of the gradients: zero outside of the support.
+    pub weights: Tensor<1>,
+    /// Indices of the kept weights, ascending.
+    pub support: Vec<usize>,
+    /// The objective, over all p weights.
+    pub objective: f64,
+    /// Its terms.
+    pub terms: Objective,
+    /// How far the values may be from the best ones on this support, as a fraction of the sum of
+    /// squares: ‖gradient on the support‖² / 4λ bounds the distance from above, and so does the
+    /// objective, which is no square below 0. At 1 nothing is known: the ridge is so small that F32
+    /// does not tell it from 0, as a warning says where the values were to be exact.
+    pub relative_gap: f64,
+    /// Steps: stages, exchanges, gradient steps, sweeps.
+    pub iterations: usize,
+    /// Why the solver stopped.
+    pub termination: Termination,
+    /// The objective over time.
+    pub trace: Vec<TracePoint>,
+}
+
+/// Why a solver stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Termination {
+    /// The method has a fixed number of steps and took them all.
+    Completed,
+    /// The last step improved the objective by less than the tolerance.
+    Converged,
+    /// No exchange of one kept against one pruned weight improves the objective.
+    ExchangeOptimal,
+    /// The largest number of iterations or exchanges.
+    MaxIterations,
+    /// No exchange was found that improves the objective, but the values are not known to a hundredth
+    /// of it ([`Solution::relative_gap`]), so that this says little: the ridge is too small for F32.
+    Unresolved,
+}
+
+/// One point of a [`Solution::trace`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TracePoint {
+    /// The objective after the step; during the search it is computed over the samples that
+    /// matter, so that it may be a little below the true one.
+    pub objective: f64,
+    /// Nonzeros.
+    pub k: usize,
+    /// Seconds since the solver began.
+    pub seconds: f64,
+    /// What was done.
+    pub step: Step,
+}
+
+/// The steps that solvers are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Step {
+    /// The first support.
+    Start,
+    /// A stage of a shrinking support.
+    Shrink,
+    /// Gradient step and hard thresholding.
+    HardThreshold,
+    /// Exchange of kept against pruned weights.
+    Exchange,
+    /// Sweep of coordinate descent.
+    CoordinateDescent,
+    /// Exact minimum on the support.
+    BackSolve,
+}

@@ -1,0 +1,178 @@
+//! Sparsity patterns: what shape the zeros must have.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::PruneError;
+use crate::model::layout::{Layer, Layout};
+
+/// The shape that zeros must have.
+///
+/// | pattern | a `[4, 2]` linear weight keeps |
+/// |---|---|
+/// | `Unstructured` | any of its 8 weights |
+/// | `NM { n: 2, m: 4 }` | 2 of the 4 inputs of each output, not the same for both outputs |
+/// | `Groups(Groups::Inputs)` | whole rows: the weights of one input |
+/// | `Groups(Groups::Outputs)` | whole columns: the weights of one output |
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum SparsityPattern {
+    /// Single weights, anywhere.
+    Unstructured,
+    /// At most `n` nonzeros in every `m` consecutive weights along the layer's
+    /// [`reduction_axis`](Layer::reduction_axis), as sparse tensor cores want it.
+    NM {
+        /// Weights kept in a block, below `m`.
+        n: usize,
+        /// Weights in a block.
+        m: usize,
+    },
+    /// Groups of weights, kept or pruned together.
+    Groups(Groups),
+}
+
+/// Which weights are kept or pruned together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Groups {
+    /// One output feature, one output channel, one column of an embedding.
+    Outputs,
+    /// One input feature, one input channel, one row of an embedding.
+    Inputs,
+    /// Attention heads: the output features of a projection in this many equal slices.
+    Heads(usize),
+    /// Any sets of indices of the flat vector; what is in none of them is a group of its own. A
+    /// set with weights of several parameters counts in each of them where the budget does.
+    Custom(Vec<Vec<usize>>),
+}
+
+impl SparsityPattern {
+    /// The blocks of an N:M pattern: sets of m indices, ascending. Empty for other patterns.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::PatternDoesNotDivide`], and [`PruneError::InvalidConfig`] unless 0 < n < m.
+    pub fn blocks(&self, layout: &Layout) -> Result<Vec<Vec<usize>>, PruneError> {
+        let Self::NM { n, m } = *self else {
+            return Ok(Vec::new());
+        };
+        if n == 0 || n >= m {
+            return Err(PruneError::InvalidConfig {
+                field: "pattern",
+                value: self.to_string(),
+                expected: "N:M with 0 < N < M",
+            });
+        }
+        let mut blocks = Vec::with_capacity(layout.len() / m);
+        for layer in layout.layers() {
+            let Some(axis) = layer.reduction_axis() else {
+                return Err(self.does_not_divide(layer, 0, m));
+            };
+            if layer.shape[axis] % m != 0 {
+                return Err(self.does_not_divide(layer, axis, m));
+            }
+            let stride = layer.stride(axis);
+            let length = layer.shape[axis] * stride;
+            for outer in layer.range().step_by(length.max(1)) {
+                for inner in 0..stride {
+                    for first in (0..layer.shape[axis]).step_by(m) {
+                        let at = |position: usize| outer + inner + (first + position) * stride;
+                        blocks.push((0..m).map(at).collect());
+                    }
+                }
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// The groups of a structured pattern, ascending indices each. Empty for other patterns.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::PatternDoesNotDivide`] where heads do not divide the output features,
+    /// [`PruneError::InvalidConfig`] where custom groups overlap or point outside.
+    pub fn groups(&self, layout: &Layout) -> Result<Vec<Vec<usize>>, PruneError> {
+        let Self::Groups(groups) = self else {
+            return Ok(Vec::new());
+        };
+        if let Groups::Custom(custom) = groups {
+            return complete(custom, layout.len());
+        }
+        let mut all = Vec::new();
+        for layer in layout.layers() {
+            let (axis, width) = match groups {
+                Groups::Inputs => (layer.input_axis(), 1),
+                Groups::Heads(heads) => {
+                    let axis = layer.output_axis().unwrap_or(0);
+                    let size = layer.shape.get(axis).copied().unwrap_or(1);
+                    if *heads == 0 || !size.is_multiple_of(*heads) {
+                        return Err(self.does_not_divide(layer, axis, *heads));
+                    }
+                    (layer.output_axis(), size / heads)
+                }
+                _ => (layer.output_axis(), 1),
+            };
+            match axis {
+                Some(axis) => all.extend(
+                    (0..layer.shape[axis])
+                        .step_by(width.max(1))
+                        .map(|first| layer.slice(axis, first..first + width)),
+                ),
+                None => all.extend(layer.range().map(|index| vec![index])),
+            }
+        }
+        Ok(all)
+    }
+
+    fn does_not_divide(&self, layer: &Layer, axis: usize, multiple: usize) -> PruneError {
+        PruneError::PatternDoesNotDivide {
+            pattern: self.to_string(),
+            path: layer.path.clone(),
+            shape: layer.shape.clone(),
+            axis,
+            multiple,
+        }
+    }
+}
+
+impl fmt::Display for SparsityPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unstructured => f.write_str("unstructured"),
+            Self::NM { n, m } => write!(f, "{n}:{m}"),
+            Self::Groups(Groups::Outputs) => f.write_str("outputs"),
+            Self::Groups(Groups::Inputs) => f.write_str("inputs"),
+            Self::Groups(Groups::Heads(heads)) => write!(f, "{heads} heads"),
+            Self::Groups(Groups::Custom(groups)) => write!(f, "{} groups", groups.len()),
+        }
+    }
+}
+
+/// Custom groups, sorted, with a group for each index that is in none of them.
+fn complete(custom: &[Vec<usize>], parameters: usize) -> Result<Vec<Vec<usize>>, PruneError> {
+    let mut taken = vec![false; parameters];
+    let mut groups = Vec::with_capacity(custom.len());
+    for group in custom {
+        let mut group = group.clone();
+        group.sort_unstable();
+        for index in &group {
+            match taken.get_mut(*index) {
+                Some(taken) if !*taken => *taken = true,
+                _ => {
+                    return Err(PruneError::InvalidConfig {
+                        field: "groups",
+                        value: format!("index {index}"),
+                        expected: "disjoint groups of indices below the number of weights",
+                    });
+                }
+            }
+        }
+        if !group.is_empty() {
+            groups.push(group);
+        }
+    }
+    let single = taken.iter().enumerate().filter(|(_, taken)| !**taken);
+    groups.extend(single.map(|(index, _)| vec![index]));
+    Ok(groups)
+}

@@ -1,0 +1,216 @@
+//! Gradual pruning: stages of pruning with training between them.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn_lean_reparam::{Attached, Rejected, attached};
+
+use crate::model::checks;
+use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig, StageReport};
+
+/// How a model is pruned gradually: prune, train with the zeros held, prune further.
+///
+/// ```text
+/// for stage t of the pruner:
+///     prune to the target of t, with fresh gradients     (PrunerConfig)
+///     attach the masks
+///     for epoch of the stage: model = train(model, epoch)  learning rate: cosine, restarted
+///     fold the masks in
+/// ```
+///
+/// # With mixed precision or quantization
+///
+/// What else acts on the weights (a cast, fake quantization) has state, and comes after the mask. So
+/// the model carries masks from the start, in a chain with the rest: [`Masks::keeping_all`], whose
+/// [`reparameterizer`](Masks::reparameterizer) goes into `AutocastConfig::prepare_with`, or first into
+/// a [`ChainReparameterizer`](burn_lean_reparam::ChainReparameterizer). Each stage then replaces the
+/// masks and leaves the rest alone, and so does the end: nothing is folded in.
+///
+/// ```text
+/// let masks = Masks::keeping_all(Selection::of(&model, None)?.layout());
+/// let chain = ChainReparameterizer::new(
+///     masks.reparameterizer(&model)?,
+///     QatConfig::new().reparameterizer(&model)?,
+/// );
+/// let (model, autocast) = AutocastConfig::new(FloatDType::BF16).prepare_with(model, chain)?;
+/// let pruned = gradual.prune(model, loss, loader, |model, epoch| …)?;
+/// ```
+///
+/// The gradients of the stages are those at the masked and quantized weights, in F32 unless `loss`
+/// enters a region.
+///
+/// After the gradual experiments of [Fast as CHITA, Benbaki et al.,
+/// 2023](https://arxiv.org/abs/2302.14623), where a polynomial schedule from 0.5 has 7 stages with
+/// 12 epochs each and 28 after the last.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::{Budget, FisherConfig, GradualConfig, PrunerConfig, Schedule, SolverConfig};
+///
+/// let device = Device::flex();
+/// let solver = SolverConfig::new(Budget::Sparsity(0.75));
+/// let pruner = PrunerConfig::new(solver, FisherConfig::new(4))
+///     .with_stages(2)
+///     .with_schedule(Schedule::Linear { base: 0.5 });
+/// let mut epochs = Vec::new();
+/// let pruned = GradualConfig::new(pruner, 1, 2).prune(
+///     LinearConfig::new(8, 4).init(&device.clone().autodiff()),
+///     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
+///     |_seed| [Tensor::<2>::ones([6, 8], &device)],
+///     |model, epoch| {
+///         epochs.push((epoch.stage, epoch.epoch, epoch.restart));
+///         Ok(model) // train here, with `epoch.learning_rate(…)`
+///     },
+/// )?;
+/// assert_eq!(epochs, [(0, 0, true), (1, 0, true), (1, 1, false)]);
+/// assert_eq!(pruned.masks.sparsity(), 0.75);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+#[derive(Config, Debug)]
+pub struct GradualConfig {
+    /// What happens at each stage, and how many there are. Its [`state`](PrunerConfig::state)
+    /// keeps a stage when it is pruned *and* trained.
+    pub pruner: PrunerConfig,
+    /// Epochs of training after every stage but the last.
+    pub epochs: usize,
+    /// Epochs of training after the last stage.
+    pub last_epochs: usize,
+    /// Learning rate at the start of each stage's training. Default 0.1.
+    #[config(default = 0.1)]
+    pub learning_rate: f64,
+    /// Learning rate at the end of it. Default 1e-5.
+    #[config(default = 1e-5)]
+    pub last_learning_rate: f64,
+}
+
+/// One epoch of training between stages.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Epoch {
+    /// The stage that it follows, from 0.
+    pub stage: usize,
+    /// Its number after that stage, from 0.
+    pub epoch: usize,
+    /// Epochs after that stage.
+    pub epochs: usize,
+    /// Whether the weights have just been pruned: make a new optimizer, since the momentum of the
+    /// old one belongs to weights that are gone.
+    pub restart: bool,
+    first: f64,
+    last: f64,
+}
+
+impl Epoch {
+    /// The learning rate at `progress` ∈ [0, 1] of this epoch: half a cosine from the first to the
+    /// last rate over the epochs of the stage, `last + ½(first − last)(1 + cos(π·t))`.
+    pub fn learning_rate(&self, progress: f64) -> f64 {
+        let t = (self.epoch as f64 + progress) / self.epochs as f64;
+        self.last + 0.5 * (self.first - self.last) * (1.0 + (std::f64::consts::PI * t).cos())
+    }
+}
+
+impl GradualConfig {
+    /// Prunes `model` in stages and trains it after each of them.
+    ///
+    /// `train` runs one epoch and returns the model; its weights carry masks, so whatever the
+    /// optimizer does, pruned weights stay zero. In the model that comes back the masks are folded
+    /// in, as [`PrunerConfig::prune`] leaves it; where it came with masks, it goes with those of the
+    /// last stage. A model that carries something else without masks on what is pruned is refused: it
+    /// would be folded in with them.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error, as [`PrunerConfig::prune_with`] says; where `train` fails,
+    /// it is the one that `train` returns, with masks.
+    /// - [`PruneError::InvalidConfig`]: a learning rate that is not positive and finite.
+    /// - [`PruneError::NeedsMasks`]: the model carries a reparameterization, but no masks on all of
+    ///   the parameters to prune.
+    /// - Whatever `train` returns, and as [`PrunerConfig::prune`].
+    pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: M,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        loader: impl FnMut(u64) -> I,
+        mut train: impl FnMut(M, &Epoch) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<Pruned<M>, Rejected<M, PruneError>> {
+        for (field, rate) in [
+            ("learning_rate", self.learning_rate),
+            ("last_learning_rate", self.last_learning_rate),
+        ] {
+            let fits = rate.is_finite() && rate > 0.0;
+            if let Err(error) = checks::accept(fits, field, rate, "positive and finite") {
+                return Err(Rejected::new(model, error));
+            }
+        }
+        let carries_masks = match self.carries_masks(&model) {
+            Ok(carries_masks) => carries_masks,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        let after_stage = |model, masks: &Masks, stage: &StageReport| {
+            let epochs = match stage.stage + 1 == stage.stages {
+                true => self.last_epochs,
+                false => self.epochs,
+            };
+            let model = match carries_masks {
+                true => masks.replace(model)?,
+                false => masks.attach(model)?,
+            };
+            let model = self.train_stage(model, stage.stage, epochs, &mut train)?;
+            let is_last = stage.stage + 1 == stage.stages;
+            Ok(match carries_masks {
+                // Behind a mask a weight has no gradient to return by.
+                true if self.pruner.zeros_return && !is_last => masks.all_kept().replace(model)?,
+                true => model,
+                false => model.materialize(),
+            })
+        };
+        let training = [
+            ("epochs", self.epochs as f64),
+            ("last_epochs", self.last_epochs as f64),
+            ("learning_rate", self.learning_rate),
+            ("last_learning_rate", self.last_learning_rate),
+        ];
+        self.pruner.run(model, loss, loader, after_stage, &training)
+    }
+
+    /// Whether the model comes with masks on all parameters to prune; fails where it comes with
+    /// something else.
+    fn carries_masks<M: Module>(&self, model: &M) -> Result<bool, PruneError> {
+        let Some(Attached { path, name, .. }) = attached(model).into_iter().next() else {
+            return Ok(false);
+        };
+        let selection = self.pruner.select(model)?;
+        let masks = Masks::of(model)?;
+        let layers = selection.layout().layers();
+        let without = layers.iter().find(|layer| masks.get(&layer.path).is_none());
+        match without {
+            None => Ok(true),
+            Some(layer) => Err(PruneError::NeedsMasks {
+                path: layer.path.clone(),
+                carrying: path,
+                existing: name,
+            }),
+        }
+    }
+
+    fn train_stage<M: Module>(
+        &self,
+        mut model: M,
+        stage: usize,
+        epochs: usize,
+        train: &mut impl FnMut(M, &Epoch) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<M, Rejected<M, PruneError>> {
+        for epoch in 0..epochs {
+            let epoch = Epoch {
+                stage,
+                epoch,
+                epochs,
+                restart: epoch == 0,
+                first: self.learning_rate,
+                last: self.last_learning_rate,
+            };
+            model = train(model, &epoch)?;
+        }
+        Ok(model)
+    }
+}

@@ -1,0 +1,240 @@
+//! Finished stages on disk, so that an interrupted run goes on after the last of them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::store::ModuleRecord;
+use burn::tensor::Bytes;
+use burn_lean_reparam::{Attached, Rejected, attached};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::run::files::{flush, io_error, read, write};
+use crate::{Masks, PruneError, PrunerConfig, StageReport};
+
+const MODEL: &str = "model.bpk";
+const STAGE: &str = "stage.json";
+const CHECKSUMS: &str = "checksums.json";
+const VERSION: u32 = 2;
+
+/// A folder with the newest finished stage of one run.
+///
+/// A stage is written to a folder of another name, flushed, and renamed when it is complete, so
+/// that whatever happens either it or the one before loads. Its last file has the checksums of the
+/// others.
+pub(crate) struct StageStore {
+    folder: PathBuf,
+    /// The config and what else the stages depend on.
+    run: Map<String, Value>,
+    /// What the model of the run carries: a stage with anything else would not load into it.
+    carried: Vec<Attached>,
+}
+
+/// What is known of the stages that are finished.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Done {
+    version: u32,
+    run: Map<String, Value>,
+    pub(crate) masks: Masks,
+    pub(crate) reports: Vec<StageReport>,
+}
+
+/// CRC-32 of the other files of a stage.
+#[derive(Debug, Serialize, Deserialize)]
+struct Checksums {
+    model: u32,
+    stage: u32,
+}
+
+impl StageStore {
+    /// The store of runs with this config, on a model that carries these reparameterizations, and
+    /// with these values of what else they depend on.
+    pub(crate) fn new(
+        folder: &Path,
+        config: &PrunerConfig,
+        carried: Vec<Attached>,
+        more: Vec<(&str, Value)>,
+    ) -> Result<Self, PruneError> {
+        let config = PrunerConfig {
+            state: None,
+            ..config.clone()
+        };
+        let run = serde_json::to_value(config).and_then(serde_json::from_value);
+        let mut run: Map<String, Value> = run.map_err(|error| PruneError::Record {
+            what: "the config of the pruner".into(),
+            reason: error.to_string(),
+        })?;
+        run.extend(more.into_iter().map(|(name, value)| (name.into(), value)));
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            run,
+            carried,
+        })
+    }
+
+    /// The model after the newest finished stage, or as it is without one.
+    pub(crate) fn resume<M: Module>(
+        &self,
+        model: M,
+    ) -> Result<(M, Option<Done>), Rejected<M, PruneError>> {
+        let (done, record) = match self.newest() {
+            Ok(Some(newest)) => newest,
+            Ok(None) => return Ok((model, None)),
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        // Tried on a copy first: clones share running statistics, which a record replaces in place.
+        let trial = model.valid().try_load_record(record.clone());
+        match trial.and_then(|_| model.clone().try_load_record(record)) {
+            Ok(loaded) => Ok((loaded, Some(done))),
+            Err(error) => {
+                let error = PruneError::Record {
+                    what: format!("the model in {}", self.folder.display()),
+                    reason: error.to_string(),
+                };
+                Err(Rejected::new(model, error))
+            }
+        }
+    }
+
+    /// Keeps a finished stage, and removes the ones before.
+    pub(crate) fn save<M: Module>(
+        &self,
+        stage: usize,
+        model: &M,
+        masks: &Masks,
+        reports: &[StageReport],
+    ) -> Result<(), PruneError> {
+        let failed = |what: &str, reason: String| PruneError::Record {
+            what: what.into(),
+            reason,
+        };
+        self.check_carried(&attached(model))?;
+        let record = model.clone().into_record();
+        let bytes = record
+            .into_bytes()
+            .map_err(|e| failed("the model", e.to_string()))?;
+        let done = Done {
+            version: VERSION,
+            run: self.run.clone(),
+            masks: masks.clone(),
+            reports: reports.to_vec(),
+        };
+        let json =
+            serde_json::to_vec_pretty(&done).map_err(|e| failed("the stage", e.to_string()))?;
+        let checksums = Checksums {
+            model: crc32fast::hash(&bytes),
+            stage: crc32fast::hash(&json),
+        };
+        let checksums = serde_json::to_vec_pretty(&checksums)
+            .map_err(|e| failed("the checksums of a stage", e.to_string()))?;
+        let partial = self.folder.join(format!("partial-{stage}"));
+        let target = self.folder.join(format!("stage-{stage}"));
+        remove(&partial)?;
+        fs::create_dir_all(&partial)
+            .map_err(|error| io_error("cannot create", &partial, &error))?;
+        write(&partial.join(MODEL), &bytes)?;
+        write(&partial.join(STAGE), &json)?;
+        write(&partial.join(CHECKSUMS), &checksums)?;
+        remove(&target)?;
+        fs::rename(&partial, &target)
+            .map_err(|error| io_error("cannot rename", &partial, &error))?;
+        flush(&self.folder)?;
+        for older in self.stages()?.into_iter().filter(|older| *older < stage) {
+            remove(&self.folder.join(format!("stage-{older}")))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a stage that carries something else than the model of the run.
+    fn check_carried(&self, now: &[Attached]) -> Result<(), PruneError> {
+        let name = |all: &[Attached], path: &str| {
+            let found = all.iter().find(|attached| attached.path == path);
+            found.map(|attached| attached.name.clone())
+        };
+        for Attached { path, .. } in self.carried.iter().chain(now) {
+            let (then, now) = (name(&self.carried, path), name(now, path));
+            if then != now {
+                return Err(PruneError::StageReparameterized {
+                    path: path.clone(),
+                    then,
+                    now,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn newest(&self) -> Result<Option<(Done, ModuleRecord)>, PruneError> {
+        let Some(stage) = self.stages()?.into_iter().max() else {
+            return Ok(None);
+        };
+        let folder = self.folder.join(format!("stage-{stage}"));
+        let damaged = |reason: String| PruneError::Record {
+            what: format!("the stage in {}", folder.display()),
+            reason,
+        };
+        let checksums = read(&folder.join(CHECKSUMS))?;
+        let checksums: Checksums =
+            serde_json::from_slice(&checksums).map_err(|e| damaged(e.to_string()))?;
+        let json = read(&folder.join(STAGE))?;
+        if crc32fast::hash(&json) != checksums.stage {
+            return Err(damaged(format!("the checksum of {STAGE} is wrong")));
+        }
+        let done: Done = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
+        if done.version != VERSION {
+            return Err(damaged(format!("version {}, not {VERSION}", done.version)));
+        }
+        let run = as_read(&self.run).map_err(|e| damaged(e.to_string()))?;
+        if let Some(field) = differing(&done.run, &run) {
+            return Err(PruneError::StagesOfAnotherRun {
+                path: self.folder.display().to_string(),
+                field,
+            });
+        }
+        let model = read(&folder.join(MODEL))?;
+        if crc32fast::hash(&model) != checksums.model {
+            return Err(damaged(format!("the checksum of {MODEL} is wrong")));
+        }
+        let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(model))
+            .map_err(|error| damaged(error.to_string()))?;
+        Ok(Some((done, record)))
+    }
+
+    /// Numbers of the finished stages that are there.
+    fn stages(&self) -> Result<Vec<usize>, PruneError> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
+        };
+        let number = |entry: io::Result<fs::DirEntry>| {
+            let name = entry.ok()?.file_name();
+            name.to_str()?.strip_prefix("stage-")?.parse().ok()
+        };
+        Ok(entries.filter_map(number).collect())
+    }
+}
+
+/// As it reads from a file: serde_json may take a number for the one next to it.
+fn as_read(run: &Map<String, Value>) -> Result<Map<String, Value>, serde_json::Error> {
+    serde_json::from_str(&serde_json::to_string(run)?)
+}
+
+/// The first name whose value differs, or that only one of them has.
+fn differing(one: &Map<String, Value>, other: &Map<String, Value>) -> Option<String> {
+    let mut names = one.keys().chain(other.keys());
+    names
+        .find(|name| one.get(*name) != other.get(*name))
+        .cloned()
+}
+
+fn remove(folder: &Path) -> Result<(), PruneError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io_error("cannot remove", folder, &error))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,136 @@
+//! What a run of the pruner starts from, and what it refuses before any gradient is computed.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn_lean_reparam::attached;
+use serde_json::Value;
+
+use crate::flops;
+use crate::model::checks;
+use crate::problem::feasible::Feasible;
+use crate::run::stage_budgets::stage_budgets;
+use crate::run::stage_store::StageStore;
+use crate::solver::check;
+use crate::{
+    Batch, Budget, ExcludedBecause, Layout, PruneError, PrunerConfig, RidgeChoice, Selection,
+};
+
+/// A run that has not begun.
+pub(crate) struct Start {
+    /// Target and budget of each stage.
+    pub(crate) budgets: Vec<(f64, Budget)>,
+    pub(crate) store: Option<StageStore>,
+}
+
+impl PrunerConfig {
+    /// Refuses what needs no gradient to be refused. `more` is what else a run depends on, by name.
+    pub(crate) fn start<M: Module>(
+        &self,
+        model: &M,
+        more: &[(&str, f64)],
+    ) -> Result<Start, PruneError> {
+        let selection = self.select(model)?;
+        let budgets = stage_budgets(self, selection.layout().len())?;
+        check(&self.solver, selection.layout().len())?;
+        self.check_budgets(&budgets, selection.layout())?;
+        self.ridge.check()?;
+        if let RidgeChoice::Sweep(_) = &self.ridge {
+            let expected = "at least 1, to judge the ridges of a sweep by";
+            checks::accept(self.held_out > 0, "held_out", self.held_out, expected)?;
+        }
+        match self.in_blocks {
+            false => self.fisher.check_memory(&selection)?,
+            true => {
+                self.fisher.blocks(&selection)?;
+                if self.needs_blocks(&selection) {
+                    self.fixed_ridge()?;
+                }
+            }
+        }
+        let weights = selection.finite_weights(model)?;
+        let store = match &self.state {
+            Some(folder) => {
+                let mut run: Vec<(&str, Value)> = vec![("model", checksum(&weights))];
+                run.extend(
+                    more.iter()
+                        .map(|(name, value)| (*name, Value::from(*value))),
+                );
+                Some(StageStore::new(folder, self, attached(model), run)?)
+            }
+            None => None,
+        };
+        Ok(Start { budgets, store })
+    }
+
+    /// What is pruned.
+    pub(crate) fn select<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
+        Selection::for_pattern(model, self.group.as_ref(), &self.solver.pattern)
+    }
+
+    /// What is pruned, with the operations of each weight where they are known or matter.
+    pub(crate) fn selection<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: &M,
+        budgets: &[(f64, Budget)],
+        loss: &dyn Fn(&M, &B) -> Tensor<1>,
+        loader: &mut impl FnMut(u64) -> I,
+    ) -> Result<Selection, PruneError> {
+        let selection = self.select(model)?;
+        for parameter in selection.parameters() {
+            if let Some(reason @ ExcludedBecause::PatternDoesNotDivide { .. }) = &parameter.excluded
+            {
+                tracing::warn!(path = parameter.path, %reason, "not pruned");
+            }
+        }
+        let counted = match (&self.flops, &self.solver.budget) {
+            (Some(flops), _) => flops.clone(),
+            (None, Budget::Flops { .. }) => {
+                let batch = loader(self.seed).into_iter().next();
+                let batch = batch.ok_or(PruneError::LoaderEnded {
+                    expected: self.fisher.samples,
+                    found: 0,
+                    batch_size: self.fisher.batch_size,
+                })?;
+                flops(model, loss, &batch)?
+            }
+            _ => return Ok(selection),
+        };
+        for flops in counted.values() {
+            let fits = flops.is_finite() && *flops >= 0.0;
+            checks::accept(fits, "flops", flops, "finite and not negative")?;
+        }
+        let selection = selection.with_flops(&counted);
+        self.check_budgets(budgets, selection.layout())?;
+        Ok(selection)
+    }
+
+    /// Whether the gradient matrix is taken in blocks of columns.
+    pub(crate) fn needs_blocks(&self, selection: &Selection) -> bool {
+        self.in_blocks && self.fisher.bytes_needed(selection) > self.fisher.memory_bound
+    }
+
+    /// The ridge where there is no choice.
+    pub(crate) fn fixed_ridge(&self) -> Result<f64, PruneError> {
+        match self.ridge {
+            RidgeChoice::Fixed(l2) => Ok(l2),
+            _ => Err(PruneError::InvalidConfig {
+                field: "ridge",
+                value: "a sweep".into(),
+                expected: "fixed where the gradient matrix is taken in blocks",
+            }),
+        }
+    }
+
+    fn check_budgets(&self, budgets: &[(f64, Budget)], layout: &Layout) -> Result<(), PruneError> {
+        for (_, budget) in budgets {
+            Feasible::new(&self.solver.pattern, budget, layout)?;
+        }
+        Ok(())
+    }
+}
+
+/// CRC-32 of the weights that are pruned.
+fn checksum(weights: &[f32]) -> Value {
+    let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
+    Value::from(crc32fast::hash(&bytes))
+}

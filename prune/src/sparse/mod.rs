@@ -1,0 +1,21 @@
+//! Pruned weights in few bytes.
+
+pub(crate) mod bits;
+
+mod codes;
+mod encoding;
+mod fault;
+mod file;
+mod linear;
+mod loader;
+mod nm;
+mod record;
+mod sizes;
+
+pub use encoding::Encoding;
+pub use fault::RecordFault;
+pub(crate) use fault::shape_or_absent;
+pub use linear::SparseLinear;
+pub use nm::NMTensor;
+pub use record::SparseRecord;
+pub use sizes::{RecordSizes, TensorSize};

@@ -1,0 +1,302 @@
+//! New running statistics for the BatchNorm layers of a model whose weights have changed.
+
+use std::collections::HashMap;
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean_reparam::Rejected;
+
+use crate::fisher::gradient_matrix::read;
+use crate::{Batch, PruneError};
+
+/// How a walk calls the layer.
+const BATCH_NORM: &str = "Struct:BatchNorm";
+
+/// Sets the running statistics of all BatchNorm layers to their averages over `batches`; each
+/// batch counts by its examples.
+///
+/// Worth doing before pruning, when a checkpoint's statistics are stale, and after it, since
+/// pruned weights give other activations. The weights stay as they are and no gradient is
+/// computed: the layers only look. They do so in training mode, with the statistics of the batch,
+/// while dropout stays off. `forward` is whatever runs the model, its loss for example. A model
+/// without BatchNorm comes back as it was, and so does a layer with momentum 0. A BatchNorm that is
+/// the very first layer trains only on batches that were made on the autodiff device.
+///
+/// Burn moves a running statistic s to (1 − μ)·s + μ·b for a batch with statistic b, and does not
+/// show the momentum μ. From s = 0 that is μ·b, from s = c it is c·(1 − μ) more: two passes over the
+/// first batch find μ, and the average is exact where an exponential one would forget.
+///
+/// ```
+/// use burn::nn::BatchNormConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_prune::recompute_batch_norm;
+///
+/// let device = Device::flex();
+/// let norm = BatchNormConfig::new(1).init(&device);
+/// let batches = [1.0, 3.0].map(|mean| {
+///     Tensor::<2>::from_floats([[mean - 1.0], [mean + 1.0]], &device.clone().autodiff())
+/// });
+/// let norm = recompute_batch_norm(norm, |norm, x| norm.forward(x.clone()), batches)?;
+/// let mean = norm.running_mean.value().into_scalar::<f32>();
+/// assert!((mean - 2.0).abs() < 1e-5);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+///
+/// # Errors
+///
+/// The model comes back in the error, unchanged: [`PruneError::NoSamples`] without any batch,
+/// [`PruneError::Mismatch`] where the parts of one have other numbers of examples,
+/// [`PruneError::Device`] where reading fails.
+pub fn recompute_batch_norm<M: Module, B: Batch, O>(
+    model: M,
+    forward: impl Fn(&M, &B) -> O,
+    batches: impl IntoIterator<Item = B>,
+) -> Result<M, Rejected<M, PruneError>> {
+    let averages = match averages(&model, forward, batches) {
+        Ok(Some(averages)) => averages,
+        Ok(None) => return Ok(model),
+        Err(error) => return Err(Rejected::new(model, error)),
+    };
+    let has_autodiff = model.devices().iter().any(Device::is_autodiff);
+    // Burn maps running statistics in place, also those of the caller's clones: map a copy.
+    let model = model.valid().map(&mut SetRunning::to(averages));
+    Ok(if has_autodiff { model.train() } else { model })
+}
+
+/// Whether the model has a BatchNorm layer.
+pub(crate) fn has_batch_norm<M: Module>(model: &M) -> bool {
+    #[derive(Default)]
+    struct Find(bool);
+    impl ModuleVisitor for Find {
+        fn enter_module(&mut self, _name: &str, container_type: &str) {
+            self.0 |= container_type == BATCH_NORM;
+        }
+    }
+    let mut find = Find::default();
+    model.visit(&mut find);
+    find.0
+}
+
+/// The statistics over all batches; none where no layer has any.
+fn averages<M: Module, B: Batch, O>(
+    model: &M,
+    forward: impl Fn(&M, &B) -> O,
+    batches: impl IntoIterator<Item = B>,
+) -> Result<Option<Statistics>, PruneError> {
+    // Burn takes the statistics of the batch where the device has autodiff and the layer's flag is
+    // set, whether or not there are gradients.
+    let observer = model.valid().map(&mut OnlyBatchNormTrains::default());
+    let device = model
+        .devices()
+        .into_iter()
+        .next()
+        .map(|device| device.inner());
+    let look = |batch: &B, from: f32| -> Result<Statistics, PruneError> {
+        // `valid` copies running statistics, which clones of a model share.
+        let model = observer
+            .valid()
+            .map(&mut SetRunning::all(from))
+            .train()
+            .no_grad();
+        let batch = match &device {
+            Some(device) => batch.clone().to_device(device),
+            None => batch.clone(),
+        };
+        forward(&model, &batch);
+        Statistics::of(&model.valid())
+    };
+    let mut sum: Option<Statistics> = None;
+    let mut kept_share: Option<Statistics> = None;
+    let mut examples = 0.0;
+    for batch in batches {
+        batch.check()?;
+        let from_zero = look(&batch, 0.0)?;
+        if from_zero.0.is_empty() {
+            return Ok(None);
+        }
+        if kept_share.is_none() {
+            // From as far as the batch's own statistics reach, in which a difference would drown.
+            let far = from_zero.largest().max(1.0);
+            let share = |from_far: f64, zero| (from_far - zero) / f64::from(far);
+            kept_share = Some(look(&batch, far)?.with(&from_zero, share));
+        }
+        let count = batch.examples() as f64;
+        examples += count;
+        sum = Some(match sum {
+            Some(sum) => sum.with(&from_zero, |sum, new| sum + count * new),
+            None => from_zero.with(&from_zero, |new, _| count * new),
+        });
+    }
+    let (Some(sum), Some(kept)) = (sum, kept_share) else {
+        return Err(PruneError::NoSamples);
+    };
+    let averages = sum.with(&kept, |sum, kept| sum / examples / (1.0 - kept));
+    Ok(Some(averages))
+}
+
+/// The running statistics of BatchNorm layers.
+#[derive(Debug, Default)]
+struct Statistics(HashMap<ParamId, Vec<f64>>);
+
+impl Statistics {
+    fn of<M: Module>(model: &M) -> Result<Self, PruneError> {
+        let mut find = FindRunning {
+            place: Place::default(),
+            found: Ok(Self::default()),
+        };
+        model.visit(&mut find);
+        find.found
+    }
+
+    /// The largest finite one by magnitude.
+    fn largest(&self) -> f32 {
+        let values = self.0.values().flatten().map(|value| value.abs() as f32);
+        values.filter(|value| value.is_finite()).fold(0.0, f32::max)
+    }
+
+    fn with(&self, other: &Self, combine: impl Fn(f64, f64) -> f64) -> Self {
+        let combined = self.0.iter().map(|(id, values)| {
+            let others = other.0.get(id).map_or(&[][..], |others| others);
+            let values = values
+                .iter()
+                .zip(others)
+                .map(|(one, two)| combine(*one, *two));
+            (*id, values.collect())
+        });
+        Self(combined.collect())
+    }
+}
+
+/// Where a walk is.
+#[derive(Default)]
+struct Place {
+    containers: Vec<String>,
+    names: Vec<String>,
+}
+
+impl Place {
+    fn enter(&mut self, name: &str, container: &str) {
+        self.names.push(name.to_string());
+        self.containers.push(container.to_string());
+    }
+
+    fn exit(&mut self) {
+        self.names.pop();
+        self.containers.pop();
+    }
+
+    /// Directly inside of a BatchNorm.
+    fn is_batch_norm(&self) -> bool {
+        self.containers
+            .iter()
+            .any(|container| container == BATCH_NORM)
+    }
+
+    fn is_running(&self) -> bool {
+        let name = self.names.last().map_or("", String::as_str);
+        self.is_batch_norm() && name.starts_with("running_")
+    }
+}
+
+#[derive(Default)]
+struct OnlyBatchNormTrains {
+    place: Place,
+}
+
+impl ModuleMapper for OnlyBatchNormTrains {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.place.exit();
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        let trains = self.place.is_batch_norm();
+        flag.with_value(trains)
+    }
+}
+
+struct FindRunning {
+    place: Place,
+    found: Result<Statistics, PruneError>,
+}
+
+impl ModuleVisitor for FindRunning {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.place.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Ok(found) = &mut self.found else { return };
+        if self.place.is_running() {
+            match read(param.base()) {
+                Ok(values) => {
+                    found
+                        .0
+                        .insert(param.id, values.into_iter().map(f64::from).collect());
+                }
+                Err(error) => self.found = Err(error),
+            }
+        }
+    }
+}
+
+/// Sets running statistics; one that is to become NaN stays, since its layer did not look.
+struct SetRunning {
+    place: Place,
+    all: Option<f32>,
+    values: Statistics,
+}
+
+impl SetRunning {
+    fn all(value: f32) -> Self {
+        Self {
+            place: Place::default(),
+            all: Some(value),
+            values: Statistics::default(),
+        }
+    }
+
+    fn to(values: Statistics) -> Self {
+        Self {
+            place: Place::default(),
+            all: None,
+            values,
+        }
+    }
+}
+
+impl ModuleMapper for SetRunning {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.place.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.place.is_running() {
+            return param;
+        }
+        if let Some(value) = self.all {
+            return param.map(|old| old.full_like(value));
+        }
+        match self.values.0.get(&param.id) {
+            Some(values) if values.iter().all(|value| value.is_finite()) => {
+                let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+                param.map(|old| {
+                    let data = TensorData::new(values, old.shape());
+                    Tensor::<D>::from_data(data, &old.device()).cast(old.dtype())
+                })
+            }
+            _ => param,
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! From fake-quantized weights to quantized ones.
+
+mod other_bytes;
+mod weights;
+
+use std::any::Any;
+use std::collections::HashMap;
+
+use burn::config::Config;
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::quantization::quantized_data_len;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean_reparam::{Rejected, unlink_before};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use other_bytes::OtherBytes;
+use weights::QuantizedWeight;
+pub use weights::quantized_weights;
+
+use crate::audit;
+use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
+use crate::deploy::stored::{NotStored, Stored};
+use crate::model::effective::Effective;
+use crate::model::float_parameters;
+use crate::model::unobserved::{Unobserved, leave_float, without_range};
+use crate::model::walk::{Located, map_quantizers, quantizers};
+use crate::{Dequantize, QuantError, QuantParams, QuantizedTensor, Site, Storage, WeightQuantizer};
+
+/// What to do with a weight that Burn, or the device, cannot hold quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum Unsupported {
+    /// [`QuantError::UnsupportedStorage`].
+    #[default]
+    Refuse,
+    /// It stays a float weight, of the values that fake quantization gave it. A
+    /// [file](crate::save_safetensors) holds its codes all the same.
+    KeepFakeQuantized,
+}
+
+/// How [`convert`](ConvertConfig::convert) converts.
+///
+/// ```
+/// use burn_lean_quant::{ConvertConfig, Dequantize, Storage};
+///
+/// let config = ConvertConfig::new();
+/// assert_eq!(config.storage, Storage::Auto);
+/// assert_eq!(config.parameters, None);
+/// assert_eq!(config.dequantize, Dequantize::Once);
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub struct ConvertConfig {
+    /// Where the codes are kept. Default: what the device prefers.
+    #[config(default = "Storage::Auto")]
+    pub storage: Storage,
+    /// What to do with weights that cannot be converted. Default: refuse.
+    #[config(default = "Unsupported::Refuse")]
+    pub unsupported: Unsupported,
+    /// Paths of the weights to convert; the others stay fake-quantized. Default: all that carry a
+    /// weight quantizer.
+    #[config(default = "None")]
+    pub parameters: Option<Vec<String>>,
+    /// When the float values of a converted weight are computed: once, which is as fast as the float
+    /// model and keeps them beside the codes, or at every use, which keeps the codes alone. Default:
+    /// once.
+    #[config(default = "Dequantize::Once")]
+    pub dequantize: Dequantize,
+    /// What to do with activations that were never observed. Default: refuse.
+    #[config(default = "Unobserved::Refuse")]
+    pub unobserved: Unobserved,
+}
+
+impl Default for ConvertConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ConvertConfig {
+    /// Replaces the fake-quantized weights of `model` by quantized tensors of Burn.
+    ///
+    /// - Scales are the trained ones, to the bit: nothing is calibrated again. A converted weight
+    ///   dequantizes to exactly the values that fake quantization gave it, which is checked on the
+    ///   device.
+    /// - Activation quantizers stay where they are, with their ranges. One that no value ever came
+    ///   by is refused, or switched off and reported: see [`unobserved`](Self::unobserved). Whether
+    ///   the forward pass of the deployed model comes by, only
+    ///   [`convert_with`](Self::convert_with) sees.
+    /// - Weights keep the dtype of their values: an F16 model stays one.
+    /// - Only weights that carry a quantizer are converted: never biases, norms or running
+    ///   statistics.
+    /// - In a [`Chain`](burn_lean_reparam::Chain), what acts before the quantizer becomes part of
+    ///   the codes and is taken off: of a weight with a pruning mask before its quantizer, the
+    ///   codes of the pruned elements stand for exactly 0, and the mask is gone. What acts after
+    ///   the quantizer stays; what a mask hides there becomes 0 in the codes, too.
+    /// - The model that comes back is for inference ([`valid`](Module::valid)). Its record loads
+    ///   into a model prepared the same way; where masks were taken off, into a chain of no masks
+    ///   and the same quantizers. [Files](crate::save_safetensors) load into either.
+    ///
+    /// # Errors
+    ///
+    /// Each with the model inside, as it was: [`QuantError::NothingToConvert`];
+    /// [`QuantError::UnknownParameter`] for a name in [`parameters`](Self::parameters) that is no
+    /// quantized weight; [`QuantError::NotQuantizing`] for a quantizer whose schedule does not
+    /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that would no longer be the one
+    /// of the forward pass, for what acts on it after its quantizer; and, of the parameter at
+    /// fault, [`QuantError::NeverObserved`], [`QuantError::NeverCalled`] and their kind (of several
+    /// activations as [`QuantError::Several`]), and [`QuantError::UnsupportedStorage`].
+    /// To recover from activations that were never observed without training again, call their
+    /// layers with `forward_q` and give them their ranges by
+    /// [`calibrate_unobserved`](crate::calibrate_unobserved): what was trained stays as it is.
+    ///
+    /// On wgpu that is common: four codes in a word must share a scale there, so that a kernel of
+    /// three input channels and 3 x 3 positions, quantized per channel, stays fake-quantized or is
+    /// refused.
+    pub fn convert<M: Module>(
+        &self,
+        model: M,
+    ) -> Result<(M, ConversionReport), Rejected<M, QuantError>> {
+        match self.try_convert(&model, None) {
+            Ok(converted) => Ok(converted),
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    /// As [`convert`](Self::convert), for a model that is deployed with this forward pass.
+    ///
+    /// `forward` gets the model and the device to create its inputs on, as in [`audit()`]; nothing
+    /// is computed. Activations whose quantizer it does not come by, since a layer is called with
+    /// its plain `forward`, count as never observed, whatever was observed in training. A quantizer
+    /// that takes the range of the values at hand needs no other call.
+    ///
+    /// # Errors
+    ///
+    /// As [`convert`](Self::convert), and [`QuantError::Audit`].
+    pub fn convert_with<M: Module, O: Any>(
+        &self,
+        model: M,
+        forward: impl Fn(&M, &Device) -> O,
+    ) -> Result<(M, ConversionReport), Rejected<M, QuantError>> {
+        let converted =
+            audit(&model, forward).and_then(|audit| self.try_convert(&model, Some(&audit.unused)));
+        converted.map_err(|error| Rejected::new(model, error))
+    }
+
+    /// `unused` are the paths of the quantizers that the forward pass does not come by, if it is
+    /// known.
+    fn try_convert<M: Module>(
+        &self,
+        model: &M,
+        unused: Option<&[String]>,
+    ) -> Result<(M, ConversionReport), QuantError> {
+        let all = quantizers(model);
+        let left_float = self.unobserved.judge(without_range(&all, unused))?;
+        let mut chosen = self.choose(model, &all)?;
+        let model = leave_float(model.valid(), &left_float);
+        for weight in &mut chosen {
+            weight.check()?;
+        }
+        let effective = Effective::of(&model);
+        let mut converter = Converter {
+            path: Vec::new(),
+            config: self,
+            effective: &effective,
+            chosen: chosen
+                .into_iter()
+                .map(|weight| (weight.path.clone(), weight))
+                .collect(),
+            outcomes: Vec::new(),
+            dtypes: HashMap::new(),
+            exact: HashMap::new(),
+            codes: HashMap::new(),
+            error: None,
+        };
+        let model = model.map(&mut converter);
+        if let Some(error) = converter.error {
+            return Err(error);
+        }
+        let Converter {
+            outcomes,
+            mut dtypes,
+            mut exact,
+            mut codes,
+            ..
+        } = converter;
+        let model = unlink_before::<WeightQuantizer, _>(model, |path| {
+            let weight = outcomes.iter().find(|weight| weight.path == path);
+            weight.is_some_and(|weight| matches!(weight.outcome, Outcome::Converted { .. }))
+        });
+        let model = map_quantizers(model, |located| {
+            let parameter = located.parameter.filter(|_| located.site == Site::Weight);
+            let dtype = parameter.as_ref().and_then(|path| dtypes.remove(path));
+            let exact = parameter.as_ref().and_then(|path| exact.remove(path));
+            let codes = parameter.as_ref().and_then(|path| codes.remove(path));
+            let mut quantizer = located.quantizer;
+            if let Some(dtype) = dtype {
+                quantizer = quantizer.with_dtype(dtype).with_dequantize(self.dequantize);
+            }
+            match (exact, codes) {
+                (_, Some(qparams)) => quantizer.with_codes(qparams),
+                (Some(qparams), None) => quantizer.with_qparams(qparams),
+                (None, None) => quantizer,
+            }
+        });
+        if let Some(path) = effective.first_difference(&Effective::of(&model))? {
+            return Err(QuantError::UnsupportedLayer {
+                path: path.to_string(),
+                reason: "what acts on it after its quantizer gives other values for the converted \
+                         weight; fold that into the weight first"
+                    .into(),
+            });
+        }
+        let others = OtherBytes::of(&model, &outcomes);
+        let report = ConversionReport::new(outcomes, others, left_float);
+        Ok((model, report))
+    }
+
+    /// The weights to convert.
+    fn choose<M: Module>(
+        &self,
+        model: &M,
+        all: &[Located],
+    ) -> Result<Vec<QuantizedWeight>, QuantError> {
+        let weights: Vec<QuantizedWeight> = all.iter().filter_map(QuantizedWeight::new).collect();
+        let chosen: Vec<QuantizedWeight> = match &self.parameters {
+            None => weights,
+            Some(names) => {
+                for name in names {
+                    if !weights.iter().any(|weight| weight.path == *name) {
+                        // Known or not: what similar names are there?
+                        float_parameters::find(&float_parameters::list(model), name)?;
+                        return Err(QuantError::UnsupportedLayer {
+                            path: name.clone(),
+                            reason: "it carries no weight quantizer; prepare it first".into(),
+                        });
+                    }
+                }
+                let named = weights.into_iter();
+                named
+                    .filter(|weight| names.contains(&weight.path))
+                    .collect()
+            }
+        };
+        match chosen.is_empty() {
+            true => Err(QuantError::NothingToConvert),
+            false => Ok(chosen),
+        }
+    }
+}
+
+struct Converter<'a> {
+    path: Vec<String>,
+    config: &'a ConvertConfig,
+    effective: &'a Effective,
+    chosen: HashMap<String, QuantizedWeight>,
+    outcomes: Vec<ConvertedWeight>,
+    /// Dtypes of the values of the weights that were converted now, by path.
+    dtypes: HashMap<String, FloatDType>,
+    /// Scales and zero points of those that are held as the floats of their codes.
+    exact: HashMap<String, QuantParams>,
+    /// Scales and zero points of those that are stored as codes.
+    codes: HashMap<String, QuantParams>,
+    error: Option<QuantError>,
+}
+
+impl Converter<'_> {
+    fn convert<const D: usize>(
+        &mut self,
+        weight: &QuantizedWeight,
+        base: Tensor<D>,
+    ) -> Result<Tensor<D>, QuantError> {
+        let quantizer = &weight.quantizer;
+        let mut report = ConvertedWeight {
+            path: weight.path.clone(),
+            scheme: quantizer.scheme().to_string(),
+            shape: base.dims().to_vec(),
+            outcome: Outcome::AlreadyConverted,
+            bytes: 0,
+            packed_bytes: 0,
+            resident_bytes: 0,
+            dequantize: self.config.dequantize,
+            mismatch: None,
+        };
+        let float_bytes =
+            |dtype: FloatDType| base.shape().num_elements() * DType::from(dtype).size();
+        if let DType::QFloat(scheme) = base.dtype() {
+            let known = quantizer.dequantize();
+            report.dequantize = known.unwrap_or_default();
+            report.bytes = quantized_data_len(&scheme, &base.shape());
+            report.packed_bytes =
+                QuantizedTensor::from_stored(base.clone(), quantizer)?.packed_bytes();
+            report.hold_values(float_bytes(quantizer.dtype()));
+            self.outcomes.push(report);
+            return Ok(base);
+        }
+        let dtype = FloatDType::from(base.dtype());
+        let values_bytes = float_bytes(dtype);
+        self.dtypes.insert(weight.path.clone(), dtype);
+        let quantized = weight.quantize(base.clone(), self.effective)?;
+        report.packed_bytes = quantized.packed_bytes();
+        let device = base.device();
+        let stored = quantized.store::<D>(&device, self.config.storage);
+        let keep = self.config.unsupported == Unsupported::KeepFakeQuantized;
+        let kept = match stored {
+            Ok(stored) => Ok(stored),
+            // Nothing would be gained, so that nothing is refused.
+            Err(NotStored::NoSmaller(reason)) => Err(reason),
+            Err(NotStored::Error(QuantError::UnsupportedStorage { reason, .. })) if keep => {
+                Err(reason)
+            }
+            Err(NotStored::Error(error)) => return Err(error),
+        };
+        let path = weight.path.clone();
+        let (tensor, outcome) = match kept {
+            Ok(stored) => {
+                let tensor = match stored {
+                    Stored::Values(values) => values,
+                    Stored::Codes(codes) => {
+                        self.codes.insert(path.clone(), quantized.qparams(&device));
+                        codes
+                    }
+                };
+                if let DType::QFloat(scheme) = tensor.dtype() {
+                    report.bytes = quantized_data_len(&scheme, &tensor.shape());
+                }
+                let outcome = Outcome::of(&tensor);
+                (tensor, outcome)
+            }
+            Err(reason) => {
+                report.bytes = values_bytes;
+                let outcome = Outcome::KeptFakeQuantized { reason };
+                // What acts before the quantizer in a chain goes on acting.
+                match self.effective.is_chained(&path) {
+                    true => (base, outcome),
+                    false => {
+                        self.exact.insert(path, quantized.qparams(&device));
+                        (quantized.dequantize::<D>(&device)?.cast(dtype), outcome)
+                    }
+                }
+            }
+        };
+        report.outcome = outcome;
+        report.resident_bytes = report.bytes;
+        // Floats that are on their grid are not kept twice.
+        if !self.exact.contains_key(&weight.path) {
+            report.hold_values(values_bytes);
+        }
+        self.outcomes.push(report);
+        Ok(tensor)
+    }
+}
+
+impl ModuleMapper for Converter<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() {
+            return param;
+        }
+        let path = self.path.join(".");
+        let Some(weight) = self.chosen.remove(&path) else {
+            return param;
+        };
+        param.map(|base| match self.convert(&weight, base.clone()) {
+            Ok(tensor) => tensor,
+            Err(error) => {
+                self.error = Some(match error {
+                    located @ QuantError::Parameter { .. } => located,
+                    error => error.at(&path),
+                });
+                base
+            }
+        })
+    }
+}

@@ -1,0 +1,119 @@
+//! The weights that carry a quantizer, and their codes.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Tensor};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
+
+use crate::model::effective::Effective;
+use crate::model::walk::{Located, Site, quantizers};
+use crate::{FakeQuantize, QuantError, QuantizedTensor};
+
+/// A weight and its quantizer.
+pub(super) struct QuantizedWeight {
+    pub(super) path: String,
+    pub(super) quantizer: FakeQuantize,
+}
+
+impl QuantizedWeight {
+    pub(super) fn new(located: &Located) -> Option<Self> {
+        let is_weight = located.site == Site::Weight && located.quantizer.is_enabled();
+        let path = located.parameter.clone().filter(|_| is_weight)?;
+        let quantizer = located.quantizer.clone().with_path(path.clone());
+        Some(Self { path, quantizer })
+    }
+
+    pub(super) fn check(&self) -> Result<(), QuantError> {
+        let phase = self.quantizer.phase();
+        match phase.quantizes() {
+            true => Ok(()),
+            false => Err(QuantError::NotQuantizing {
+                phase: phase.to_string(),
+            }
+            .at(&self.path)),
+        }
+    }
+
+    /// The codes of the weight that is stored as `base`.
+    pub(super) fn quantize<const D: usize>(
+        &self,
+        base: Tensor<D>,
+        effective: &Effective,
+    ) -> Result<QuantizedTensor, QuantError> {
+        let given = effective.given(&self.path, base);
+        let qparams = self.quantizer.qparams_for(&given)?;
+        let scheme = self.quantizer.scheme();
+        let quantized = QuantizedTensor::quantize(&given, &qparams, scheme)?;
+        let Some(seen) = effective.value(&self.path)? else {
+            return Ok(quantized);
+        };
+        let values = quantized.dequantize::<D>(&given.device())?.try_into_data();
+        let values = values.map_err(|error| QuantError::Device {
+            reason: error.to_string(),
+        })?;
+        let values: Vec<f32> = values.iter::<f32>().collect();
+        // What a mask behind the quantizer hides becomes a code of zero. Anything else that acts
+        // there goes on acting on the values.
+        let is_mask = |(value, seen): (&f32, &f32)| *seen == 0.0 || value == seen;
+        match values.iter().zip(&seen).all(is_mask) {
+            true => quantized.with_zeros(seen.iter().map(|seen| *seen == 0.0)),
+            false => Ok(quantized),
+        }
+    }
+}
+
+/// The quantized weights of a prepared or converted model, with their paths.
+///
+/// # Errors
+///
+/// As [`ConvertConfig::convert`](crate::ConvertConfig::convert), without the storage.
+pub fn quantized_weights<M: Module>(
+    model: &M,
+) -> Result<Vec<(String, QuantizedTensor)>, QuantError> {
+    let weights: Vec<QuantizedWeight> = quantizers(model)
+        .iter()
+        .filter_map(QuantizedWeight::new)
+        .collect();
+    for weight in &weights {
+        weight.check()?;
+    }
+    let mut reader = Reader {
+        effective: Effective::of(model),
+        weights: weights
+            .into_iter()
+            .map(|weight| (weight.path.clone(), weight))
+            .collect(),
+        found: Vec::new(),
+    };
+    visit_floats(model, &mut reader);
+    reader
+        .found
+        .into_iter()
+        .map(|(path, tensor)| match tensor {
+            Ok(tensor) => Ok((path, tensor)),
+            Err(located @ QuantError::Parameter { .. }) => Err(located),
+            Err(error) => Err(error.at(path)),
+        })
+        .collect()
+}
+
+struct Reader {
+    effective: Effective,
+    weights: HashMap<String, QuantizedWeight>,
+    found: Vec<(String, Result<QuantizedTensor, QuantError>)>,
+}
+
+impl FloatVisitor for Reader {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some(weight) = self.weights.remove(path) else {
+            return;
+        };
+        let base = param.base().without_autodiff();
+        let quantized = match base.dtype() {
+            DType::QFloat(_) => QuantizedTensor::from_stored(base, &weight.quantizer),
+            _ => weight.quantize(base, &self.effective),
+        };
+        self.found.push((path.to_string(), quantized));
+    }
+}

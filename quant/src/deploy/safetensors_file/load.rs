@@ -1,0 +1,400 @@
+//! Reading.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::quantization::quantized_data_len;
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_lean_reparam::{FloatVisitor, unlink_before, visit_floats};
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use super::config::LoadConfig;
+use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
+use crate::deploy::convert::OtherBytes;
+use crate::deploy::quantized_tensor::unpack;
+use crate::deploy::stored::{NotStored, Stored};
+use crate::model::effective::FileNames;
+use crate::model::record::check_schemes;
+use crate::model::walk::{Site, map_quantizers, quantizers};
+use crate::range::observer::read;
+use crate::{Dequantize, QuantError, QuantizedTensor, Scheme, WeightQuantizer};
+
+pub(super) fn try_load<M: Module>(
+    model: &M,
+    path: &Path,
+    config: LoadConfig,
+) -> Result<(M, ConversionReport), QuantError> {
+    let file = FileError::new(path);
+    let bytes = std::fs::read(path).map_err(|error| file.read(error))?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| file.read(error))?;
+    let metadata = header.metadata().clone().unwrap_or_default();
+    let of = |key: &str| metadata.get(key).map(String::as_str).unwrap_or_default();
+    if of("format") != FORMAT {
+        return Err(file.read("it is no file of a quantized model"));
+    }
+    if of("version") != VERSION {
+        return Err(file.read(format!(
+            "it is of version {}, but this version reads version {VERSION}",
+            of("version")
+        )));
+    }
+    let entries: BTreeMap<String, Entry> =
+        serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;
+    let mut quantized = HashMap::new();
+    // Of a quantized weight, the codes and scales are all that a model without quantizers needs.
+    let of_weights: Vec<String> = entries
+        .keys()
+        .map(|name| format!("{name}.quant.weight."))
+        .collect();
+    for (name, entry) in entries {
+        let dtype = entry.dtype;
+        let weight = read_weight(&tensors, &name, entry, &file)?;
+        quantized.insert(name, (weight, dtype));
+    }
+    let schemes: HashMap<String, Scheme> = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site == Site::Weight && located.quantizer.is_enabled())
+        .filter_map(|located| Some((located.parameter?, located.quantizer.scheme().clone())))
+        .collect();
+    let is_prepared = !schemes.is_empty();
+    let names: Vec<String> = quantized.keys().cloned().collect();
+    let mut loader = Loader {
+        path: Vec::new(),
+        tensors: &tensors,
+        names: FileNames::of(model, |path| quantized.contains_key(path)),
+        quantized,
+        schemes,
+        config,
+        used: Vec::new(),
+        dequantized: HashMap::new(),
+        weights: HashMap::new(),
+        outcomes: Vec::new(),
+        codes: Vec::new(),
+        file: &file,
+        error: None,
+    };
+    let loaded = model.valid().map(&mut loader);
+    if let Some(error) = loader.error {
+        return Err(error);
+    }
+    check_schemes(&loaded)?;
+    let loaded = map_quantizers(loaded, |located| {
+        let weights = &mut loader.weights;
+        let weight = located.parameter.filter(|_| located.site == Site::Weight);
+        match weight.and_then(|path| Some((weights.remove(&path)?, path))) {
+            Some(((weight, dtype, device), path)) => {
+                let quantizer = located.quantizer.with_dtype(dtype);
+                let quantizer = quantizer.with_dequantize(config.dequantize);
+                if loader.codes.contains(&path) {
+                    return quantizer.with_codes(weight.qparams(&device));
+                }
+                // What a file leaves out of its state; of floats, what keeps them as they are.
+                match quantizer.has_range() || loader.dequantized.contains_key(&path) {
+                    true => quantizer.with_qparams(weight.qparams(&device)),
+                    false => quantizer,
+                }
+            }
+            None => located.quantizer,
+        }
+    });
+    let expected = std::mem::take(&mut loader.dequantized);
+    if is_prepared && !expected.is_empty() {
+        let mut check = Unchanged {
+            expected,
+            error: None,
+        };
+        visit_floats(&loaded.clone().materialize(), &mut check);
+        if let Some(error) = check.error {
+            return Err(error);
+        }
+    }
+    let left_over = tensors.names().into_iter().find(|name| {
+        let not_needed = || {
+            let mut of_weights = of_weights.iter();
+            !is_prepared && of_weights.any(|prefix| name.starts_with(prefix))
+        };
+        !loader.used.iter().any(|used| used == name) && !not_needed()
+    });
+    match left_over {
+        Some(name) if !is_prepared && name.contains(".quant.") => Err(file.read(format!(
+            "the model has no quantizer for its `{name}`: prepare it as the saved one was"
+        ))),
+        Some(name) => Err(file.read(format!("the model has no parameter for its `{name}`"))),
+        None => {
+            // What acts on a weight before its quantizer is part of the codes.
+            let loaded = unlink_before::<WeightQuantizer, _>(loaded, |path| {
+                names.iter().any(|name| name == path)
+            });
+            let others = OtherBytes::of(&loaded, &loader.outcomes);
+            let report = ConversionReport::new(loader.outcomes, others, Vec::new());
+            Ok((loaded, report))
+        }
+    }
+}
+
+fn read_weight(
+    tensors: &SafeTensors<'_>,
+    name: &str,
+    entry: Entry,
+    file: &FileError<'_>,
+) -> Result<QuantizedTensor, QuantError> {
+    let find = |what: &str, dtype: Dtype| {
+        let full = format!("{name}.{what}");
+        let view = tensors
+            .tensor(&full)
+            .map_err(|_| file.read(format!("`{full}` is missing")))?;
+        match view.dtype() == dtype {
+            true => Ok(view.data()),
+            false => Err(file.read(format!("`{full}` is {:?}, not {dtype:?}", view.dtype()))),
+        }
+    };
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        let words = bytes.as_chunks::<4>().0.iter();
+        words.map(|word| f32::from_le_bytes(*word)).collect()
+    };
+    let Entry { shape, scheme, .. } = entry;
+    let damaged = |error: QuantError| file.read(format!("`{name}`: {error}"));
+    scheme.validate(&shape).map_err(damaged)?;
+    let scale = floats(find("scale", Dtype::F32)?);
+    let zero_point = match scheme.mapping.is_symmetric() {
+        true => vec![scheme.symmetric_zero_point(); scale.len()],
+        false => floats(find("zero_point", Dtype::F32)?),
+    };
+    let elements = shape.iter().product();
+    let signed = scheme.quant_min() < 0.0 && scheme.format.is_int();
+    let codes = unpack(
+        find("codes", Dtype::U8)?,
+        scheme.format.bits(),
+        signed,
+        elements,
+    )
+    .ok_or_else(|| file.read(format!("`{name}.codes` has another length than its shape")))?;
+    QuantizedTensor::new(codes, shape, scale, zero_point, scheme).map_err(damaged)
+}
+
+struct Loader<'a> {
+    path: Vec<String>,
+    tensors: &'a SafeTensors<'a>,
+    names: FileNames,
+    quantized: HashMap<String, (QuantizedTensor, FloatDType)>,
+    schemes: HashMap<String, Scheme>,
+    config: LoadConfig,
+    used: Vec<String>,
+    /// Weights that are not held quantized, with their values and why.
+    dequantized: HashMap<String, (Vec<f32>, QuantError)>,
+    /// Those that were loaded, with the dtype of their values and their device.
+    weights: HashMap<String, (QuantizedTensor, FloatDType, Device)>,
+    outcomes: Vec<ConvertedWeight>,
+    /// Paths of those that are stored as codes.
+    codes: Vec<String>,
+    file: &'a FileError<'a>,
+    error: Option<QuantError>,
+}
+
+impl Loader<'_> {
+    fn weight<const D: usize>(
+        &mut self,
+        path: &str,
+        (weight, dtype): (QuantizedTensor, FloatDType),
+        device: &Device,
+    ) -> Result<Tensor<D>, QuantError> {
+        for part in ["codes", "scale", "zero_point"] {
+            self.used.push(format!("{path}.{part}"));
+        }
+        let prepared = self.schemes.get(path);
+        if let Some(scheme) = prepared
+            && scheme != weight.scheme()
+        {
+            return Err(QuantError::ForeignScheme {
+                expected: scheme.to_string(),
+            });
+        }
+        let float = |weight: &QuantizedTensor| {
+            let values = weight.dequantize::<D>(device);
+            values.map(|values| values.cast(dtype))
+        };
+        // Burn's layers dequantize to the device's own dtype.
+        let held = prepared.is_some()
+            || (self.config.dequantize == Dequantize::EveryUse && dtype == FloatDType::F32);
+        let held = held.then(|| weight.store::<D>(device, self.config.storage));
+        let (tensor, outcome) = match held {
+            None => (float(&weight)?, Outcome::Dequantized),
+            Some(Ok(Stored::Values(values))) => {
+                let outcome = Outcome::of(&values);
+                (values, outcome)
+            }
+            Some(Ok(Stored::Codes(codes))) if prepared.is_some() => {
+                self.codes.push(path.to_string());
+                let outcome = Outcome::of(&codes);
+                (codes, outcome)
+            }
+            Some(Ok(Stored::Codes(_))) => (float(&weight)?, Outcome::Dequantized),
+            Some(Err(not_stored)) => {
+                let reason = match not_stored {
+                    NotStored::NoSmaller(reason)
+                    | NotStored::Error(QuantError::UnsupportedStorage { reason, .. }) => reason,
+                    NotStored::Error(error) => return Err(error),
+                };
+                let values = float(&weight)?;
+                let error = QuantError::UnsupportedStorage {
+                    scheme: weight.scheme().to_string(),
+                    shape: weight.shape().to_vec(),
+                    reason: reason.clone(),
+                };
+                let of_weight = (read(values.clone())?, error.at(path));
+                self.dequantized.insert(path.to_string(), of_weight);
+                (values, Outcome::KeptFakeQuantized { reason })
+            }
+        };
+        let values = weight.codes().len() * DType::from(dtype).size();
+        let mut report = ConvertedWeight {
+            path: path.to_string(),
+            scheme: weight.scheme().to_string(),
+            shape: weight.shape().to_vec(),
+            bytes: match tensor.dtype() {
+                DType::QFloat(scheme) => quantized_data_len(&scheme, &tensor.shape()),
+                _ => values,
+            },
+            packed_bytes: weight.packed_bytes(),
+            resident_bytes: 0,
+            dequantize: self.config.dequantize,
+            outcome,
+            mismatch: None,
+        };
+        match &report.outcome {
+            Outcome::Converted { .. } if prepared.is_some() => report.hold_values(values),
+            _ => report.resident_bytes = report.bytes,
+        }
+        self.outcomes.push(report);
+        let loaded = (weight, dtype, device.clone());
+        self.weights.insert(path.to_string(), loaded);
+        Ok(tensor)
+    }
+
+    /// The tensor of this name, of this shape.
+    fn data(&mut self, path: &str, shape: &[usize]) -> Result<TensorData, QuantError> {
+        let view = self
+            .tensors
+            .tensor(path)
+            .map_err(|_| self.file.read(format!("`{path}` is missing")))?;
+        if view.shape() != shape {
+            return Err(self.file.read(format!(
+                "`{path}` has the shape {:?}, but the model's has {shape:?}",
+                view.shape()
+            )));
+        }
+        let dtype = DTYPES.iter().find(|(_, stored)| *stored == view.dtype());
+        let Some((dtype, _)) = dtype else {
+            return Err(self.file.read(format!("`{path}` is {:?}", view.dtype())));
+        };
+        self.used.push(path.to_string());
+        Ok(TensorData::from_bytes_vec(
+            view.data().to_vec(),
+            shape.to_vec(),
+            *dtype,
+        ))
+    }
+
+    fn fail(&mut self, path: &str, error: QuantError) {
+        self.error = Some(match error {
+            QuantError::File { .. } | QuantError::Parameter { .. } => error,
+            error => error.at(path),
+        });
+    }
+}
+
+/// Checks that quantizers do not change the weights that are no quantized tensors.
+struct Unchanged {
+    expected: HashMap<String, (Vec<f32>, QuantError)>,
+    error: Option<QuantError>,
+}
+
+impl FloatVisitor for Unchanged {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some((expected, why)) = self.expected.remove(path) else {
+            return;
+        };
+        let error = match read(param.val()) {
+            Ok(found) if found == expected => return,
+            Ok(_) => why,
+            Err(error) => error.at(path),
+        };
+        self.error.get_or_insert(error);
+    }
+}
+
+macro_rules! load_kind {
+    ($method:ident, $kind:ty) => {
+        fn $method<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, $kind>>,
+        ) -> Param<Tensor<D, $kind>> {
+            if self.error.is_some() {
+                return param;
+            }
+            let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+                return param;
+            };
+            let device = param.lazy_device();
+            match self.data(&path, &param.base().shape()) {
+                Ok(data) => {
+                    let dtype = data.dtype();
+                    let id = param.id;
+                    param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id)
+                }
+                Err(error) => {
+                    self.fail(&path, error);
+                    param
+                }
+            }
+        }
+    };
+}
+
+impl ModuleMapper for Loader<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() {
+            return param;
+        }
+        let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+            return param;
+        };
+        let device = param.lazy_device();
+        let shape = param.base().shape();
+        let loaded = match self.quantized.remove(&path) {
+            Some((weight, _)) if weight.shape() != shape.as_slice() => {
+                Err(self.file.read(format!(
+                    "`{path}` has the shape {:?}, but the model's has {shape:?}",
+                    weight.shape()
+                )))
+            }
+            Some(weight) => self.weight(&path, weight, &device),
+            None => self.data(&path, &shape).map(|data| {
+                let dtype = data.dtype();
+                Tensor::from_data(data, (&device, dtype))
+            }),
+        };
+        match loaded {
+            // The file has what the model holds, not what a layer's own save mapper makes of it.
+            Ok(tensor) => param.map(|_| tensor),
+            Err(error) => {
+                self.fail(&path, error);
+                param
+            }
+        }
+    }
+
+    load_kind!(map_int, Int);
+    load_kind!(map_bool, Bool);
+}

@@ -1,0 +1,193 @@
+//! Writing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use burn::backend::ExecutionError;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
+use safetensors::tensor::{Dtype, TensorView};
+
+use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use crate::QuantError;
+use crate::deploy::convert::quantized_weights;
+use crate::model::effective::FileNames;
+use crate::model::record::settle;
+use crate::model::walk::{Site, quantizers};
+
+/// Writes a prepared or converted model; its quantized weights as packed codes. Returns the size
+/// of the file in bytes.
+///
+/// # Errors
+///
+/// [`QuantError::File`] when it cannot be written, [`QuantError::Device`] when reading the model
+/// fails, and what [`quantized_weights`] finds.
+pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<u64, QuantError> {
+    settle(model);
+    let path = path.as_ref();
+    let file = FileError::new(path);
+    let mut tensors: BTreeMap<String, Stored> = BTreeMap::new();
+    let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
+    let dtypes = dtypes(model);
+    for (name, weight) in quantized_weights(model)? {
+        let groups = weight.scheme().group_shape(weight.shape())?;
+        let codes = weight.pack();
+        tensors.insert(
+            format!("{name}.codes"),
+            Stored::new(Dtype::U8, vec![codes.len()], codes),
+        );
+        let floats = |values: &[f32]| {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+            Stored::new(Dtype::F32, groups.clone(), bytes.collect())
+        };
+        tensors.insert(format!("{name}.scale"), floats(weight.scale()));
+        if !weight.scheme().mapping.is_symmetric() {
+            tensors.insert(format!("{name}.zero_point"), floats(weight.zero_point()));
+        }
+        let dtype = dtypes.get(&name).copied().unwrap_or(FloatDType::F32);
+        entries.insert(
+            name,
+            Entry {
+                shape: weight.shape().to_vec(),
+                scheme: weight.scheme().clone(),
+                dtype,
+            },
+        );
+    }
+    let mut collector = Collector {
+        path: Vec::new(),
+        quantized: &entries,
+        names: FileNames::of(model, |path| entries.contains_key(path)),
+        tensors,
+        error: None,
+    };
+    model.visit(&mut collector);
+    if let Some(error) = collector.error {
+        return Err(error);
+    }
+    let quantized = serde_json::to_string(&entries).map_err(|error| file.write(error))?;
+    let metadata = HashMap::from([
+        ("format".to_string(), FORMAT.to_string()),
+        ("version".to_string(), VERSION.to_string()),
+        ("quantized".to_string(), quantized),
+    ]);
+    let views = collector
+        .tensors
+        .iter()
+        .map(|(name, stored)| Ok((name.clone(), stored.view()?)))
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
+        .map_err(|error| file.write(error))?;
+    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| file.write(error))?;
+    std::fs::write(path, &bytes).map_err(|error| file.write(error))?;
+    Ok(bytes.len() as u64)
+}
+
+/// The dtype of the values of each weight that carries a quantizer, by path.
+fn dtypes<M: Module>(model: &M) -> HashMap<String, FloatDType> {
+    struct Stored(HashMap<String, FloatDType>);
+    impl FloatVisitor for Stored {
+        fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+            let dtype = param.base().dtype();
+            if let Some(known) = self.0.get_mut(path).filter(|_| dtype.is_float()) {
+                *known = FloatDType::from(dtype);
+            }
+        }
+    }
+    let weights = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site == Site::Weight);
+    let converted =
+        weights.filter_map(|located| Some((located.parameter?, located.quantizer.dtype())));
+    let mut dtypes = Stored(converted.collect());
+    visit_floats(model, &mut dtypes);
+    dtypes.0
+}
+
+/// A tensor of the file to be.
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Stored {
+    fn new(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
+        Self {
+            dtype,
+            shape,
+            bytes,
+        }
+    }
+
+    fn view(&self) -> Result<TensorView<'_>, safetensors::SafeTensorError> {
+        TensorView::new(self.dtype, self.shape.clone(), &self.bytes)
+    }
+}
+
+struct Collector<'a> {
+    path: Vec<String>,
+    quantized: &'a BTreeMap<String, Entry>,
+    names: FileNames,
+    tensors: BTreeMap<String, Stored>,
+    error: Option<QuantError>,
+}
+
+impl Collector<'_> {
+    fn store(&mut self, data: impl FnOnce() -> Result<TensorData, ExecutionError>) {
+        let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+            return;
+        };
+        let stored = match data() {
+            Ok(data) => {
+                let dtype = DTYPES.iter().find(|(dtype, _)| *dtype == data.dtype());
+                match dtype {
+                    Some((_, stored)) => {
+                        let shape = data.shape().to_vec();
+                        Ok(Stored::new(*stored, shape, data.as_bytes().to_vec()))
+                    }
+                    None => Err(QuantError::UnsupportedLayer {
+                        path: path.clone(),
+                        reason: format!("a file cannot hold {:?}", data.dtype()),
+                    }),
+                }
+            }
+            Err(error) => Err(QuantError::Device {
+                reason: error.to_string(),
+            }),
+        };
+        match stored {
+            Ok(stored) => {
+                self.tensors.insert(path, stored);
+            }
+            Err(error) => {
+                self.error.get_or_insert(error);
+            }
+        }
+    }
+}
+
+impl ModuleVisitor for Collector<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.quantized.contains_key(&self.path.join(".")) {
+            self.store(|| param.base().without_autodiff().try_into_data());
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.store(|| param.base().try_into_data());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        // Bytes: a bool's own layout is the backend's.
+        self.store(|| param.base().int().try_into_data());
+    }
+}

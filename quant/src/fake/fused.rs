@@ -1,0 +1,145 @@
+//! Fake quantization under Burn's kernel fusion: each operation is queued as one, and runs the
+//! kernel of the backend that is fused.
+
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
+use burn::tensor::{DType, Shape};
+use burn_fusion::custom::{
+    CustomOpIr, HandleContainer, OperationFn, OperationIr, StreamId, TensorIr, TensorSpec,
+};
+use burn_fusion::{Fusion, FusionBackend, FusionTensor};
+
+use crate::fake::kernel::{Kernel, LearnedGradients, Rule, Wanted};
+
+impl<B: FusionBackend + Kernel> Kernel for Fusion<B> {
+    fn quantize_dequantize(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        rule: &Rule,
+    ) -> FloatTensor<Self> {
+        let outputs = [float(x.shape())];
+        let rule = rule.clone();
+        let operation = move |[x, scale, zero_point]: [_; 3]| {
+            [Output::Float(B::quantize_dequantize(
+                x, scale, zero_point, &rule,
+            ))]
+        };
+        let inputs = [x, scale, zero_point];
+        let [y] = queue::<B, _, _>("quantize_dequantize", inputs, outputs, operation);
+        y
+    }
+
+    fn quantize_dequantize_masked(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        rule: &Rule,
+    ) -> (FloatTensor<Self>, BoolTensor<Self>) {
+        let truth = get_or_init_device_settings::<Self>(&x.device()).bool_dtype;
+        let outputs = [
+            float(x.shape()),
+            TensorSpec::new(x.shape(), DType::from(truth)),
+        ];
+        let rule = rule.clone();
+        let operation = move |[x, scale, zero_point]: [_; 3]| {
+            let (y, clipped) = B::quantize_dequantize_masked(x, scale, zero_point, &rule);
+            [Output::Float(y), Output::Bool(clipped)]
+        };
+        let inputs = [x, scale, zero_point];
+        let [y, clipped] =
+            queue::<B, _, _>("quantize_dequantize_masked", inputs, outputs, operation);
+        (y, clipped)
+    }
+
+    fn learned_gradients(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        rule: &Rule,
+        wanted: Wanted,
+    ) -> LearnedGradients<FloatTensor<Self>> {
+        let [of_x, of_groups] = [x.shape(), scale.shape()].map(float);
+        let rule = rule.clone();
+        let gradients = move |[x, scale, zero_point, dy]: [_; 4]| {
+            B::learned_gradients(x, scale, zero_point, dy, &rule, wanted)
+        };
+        let inputs = [x, scale, zero_point, dy];
+        if !wanted.zero_point {
+            let operation = move |inputs| {
+                let of = gradients(inputs);
+                [of.x, of.scale].map(Output::Float)
+            };
+            let outputs = [of_x, of_groups];
+            let [x, scale] = queue::<B, _, _>("scale_gradients", inputs, outputs, operation);
+            return LearnedGradients {
+                x,
+                scale,
+                zero_point: None,
+            };
+        }
+        let operation = move |inputs| {
+            let of = gradients(inputs);
+            let zero_point = of.zero_point.expect("it is wanted");
+            [of.x, of.scale, zero_point].map(Output::Float)
+        };
+        let outputs = [of_x, of_groups.clone(), of_groups];
+        let [x, scale, zero_point] =
+            queue::<B, _, _>("zero_point_gradients", inputs, outputs, operation);
+        LearnedGradients {
+            x,
+            scale,
+            zero_point: Some(zero_point),
+        }
+    }
+}
+
+fn float(shape: Shape) -> TensorSpec {
+    TensorSpec::new(shape, DType::F32)
+}
+
+/// What an operation gives.
+enum Output<B: Backend> {
+    Float(FloatTensor<B>),
+    Bool(BoolTensor<B>),
+}
+
+/// Queues an operation on float tensors; returns the tensors that will be its results.
+fn queue<B: FusionBackend, const INPUTS: usize, const OUTPUTS: usize>(
+    name: &str,
+    inputs: [FloatTensor<Fusion<B>>; INPUTS],
+    outputs: [TensorSpec; OUTPUTS],
+    operation: impl Fn([FloatTensor<B>; INPUTS]) -> [Output<B>; OUTPUTS] + Send + Sync + 'static,
+) -> [FusionTensor<B::FusionRuntime>; OUTPUTS] {
+    let client = inputs[0].client.clone();
+    let inputs = inputs.map(FusionTensor::into_ir);
+    let outputs = outputs.map(|TensorSpec { shape, dtype }| {
+        TensorIr::uninit(client.create_empty_handle(), shape, dtype)
+    });
+    let description = CustomOpIr {
+        id: name.into(),
+        inputs: inputs.to_vec(),
+        outputs: outputs.to_vec(),
+        scalars: Vec::new(),
+    };
+    let run = OperationFn(move |handles: &mut HandleContainer<_>| {
+        let results = operation(
+            inputs
+                .each_ref()
+                .map(|input| handles.get_float_tensor::<B>(input)),
+        );
+        for (result, output) in results.into_iter().zip(&outputs) {
+            match result {
+                Output::Float(tensor) => handles.register_float_tensor::<B>(&output.id, tensor),
+                Output::Bool(tensor) => handles.register_bool_tensor::<B>(&output.id, tensor),
+            }
+        }
+        Ok(())
+    });
+    let queued = client.register(StreamId::current(), OperationIr::Custom(description), run);
+    match queued.try_into() {
+        Ok(outputs) => outputs,
+        Err(_) => unreachable!("as many as were described"),
+    }
+}

@@ -1,0 +1,18 @@
+//! Fake quantization, the operation: its gradients, and its kernels for the host, for GPUs and composed
+//! of tensor operations.
+
+pub(crate) mod codes;
+pub(crate) mod compiled;
+pub(crate) mod composed;
+#[cfg(feature = "cube")]
+pub(crate) mod cube;
+#[cfg(feature = "cube")]
+pub(crate) mod fused;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+pub(crate) mod host;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+pub(crate) mod in_memory;
+pub(crate) mod kernel;
+pub(crate) mod learned;
+pub(crate) mod op;
+pub(crate) mod straight_through;

@@ -1,0 +1,92 @@
+//! Quantize and dequantize in float, with a gradient that passes through the rounding.
+
+use burn::backend::Dispatch;
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::fake::compiled;
+use crate::fake::kernel::Rule;
+use crate::fake::straight_through::StraightThrough;
+use crate::format::groups::Groups;
+use crate::{QuantParams, Scheme};
+
+/// Rounds `x` to the numbers that the scheme can represent.
+///
+/// y = (clamp(round(x · (1/scale)) + zero_point, quant_min, quant_max) − zero_point) · scale
+///
+/// Ties go to even and the zero point is added after rounding, as in PyTorch. NaN stays NaN,
+/// infinities saturate. Other dtypes than F32 are computed in F32 and cast back at the end.
+///
+/// The gradient (straight-through estimator) is that of y where the rounded number lies from
+/// quant_min to quant_max before it is clamped, and 0 elsewhere. The quantization parameters get
+/// none.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_quant::{NumberFormat, QuantParams, Scheme, fake_quantize};
+///
+/// let device = Device::flex().autodiff();
+/// let scheme = Scheme::symmetric(NumberFormat::int(4));
+/// let x = Tensor::<1>::from_floats([0.3, -2.25, 9.0], &device).require_grad();
+/// let qparams = QuantParams::symmetric(Tensor::from_floats([0.5], &device), &scheme);
+///
+/// let y = fake_quantize(x.clone(), &qparams, &scheme);
+/// let grads = y.clone().sum().backward();
+/// assert_eq!(y.into_data().to_vec::<f32>().unwrap(), [0.5, -2.0, 3.5]);
+/// let gradient = x.grad(&grads).unwrap();
+/// assert_eq!(gradient.into_data().to_vec::<f32>().unwrap(), [1.0, 1.0, 0.0]);
+/// ```
+///
+/// # Panics
+///
+/// If the scheme cannot quantize the shape of `x` ([`Scheme::validate`] tells beforehand), or the
+/// number of scales is not [`Scheme::group_count`], or this crate was built without the cargo feature
+/// of the backend.
+pub fn fake_quantize<const D: usize>(
+    x: Tensor<D>,
+    qparams: &QuantParams,
+    scheme: &Scheme,
+) -> Tensor<D> {
+    let Some(rule) = Rule::new(&x, qparams, scheme) else {
+        return x;
+    };
+    let dtype = x.dtype();
+    let y = Dispatch::fake_quantize(
+        x.cast(FloatDType::F32).into_dispatch(),
+        qparams.scale.clone().into_dispatch(),
+        qparams.zero_point.clone().into_dispatch(),
+        rule,
+    );
+    Tensor::<D>::from_dispatch(y).cast(dtype)
+}
+
+impl Rule {
+    /// None if `x` has no elements.
+    ///
+    /// # Panics
+    ///
+    /// As [`fake_quantize`].
+    pub(crate) fn new<const D: usize>(
+        x: &Tensor<D>,
+        qparams: &QuantParams,
+        scheme: &Scheme,
+    ) -> Option<Self> {
+        let shape = x.dims();
+        if shape.contains(&0) {
+            return None;
+        }
+        let groups = compiled::check(&x.device())
+            .and_then(|()| scheme.validate_choices())
+            .and_then(|()| Groups::new(&scheme.granularity, &shape))
+            .unwrap_or_else(|error| panic!("cannot fake quantize: {error}"));
+        let found = [&qparams.scale, &qparams.zero_point].map(|qparams| qparams.dims());
+        assert_eq!(
+            found,
+            [[groups.count()]; 2],
+            "scales and zero points for shape {shape:?}, {scheme}"
+        );
+        Some(Self {
+            grid: scheme.format.grid(),
+            groups,
+        })
+    }
+}

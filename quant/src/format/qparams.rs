@@ -1,0 +1,154 @@
+//! Scale and zero point, and what they are computed from.
+//!
+//! The formulas are those of PyTorch's observers
+//! (`torch.ao.quantization.observer._calculate_qparams`), and for learned step sizes those of
+//! [Learned Step Size Quantization, Esser et al., 2020](https://arxiv.org/abs/1902.08153) and
+//! [LSQ+, Bhalgat et al., 2020](https://arxiv.org/abs/2004.09576).
+
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::format::groups::Groups;
+use crate::{Mapping, QuantError, Range, Scheme};
+
+/// The scale and the zero point of each group.
+///
+/// A real number x has the quantized number
+/// q = clamp(round(x · (1/scale)) + zero_point, quant_min, quant_max), and that stands for
+/// (q − zero_point) · scale. Both tensors are F32, `[groups]`, in row-major order of
+/// [`Scheme::group_shape`].
+#[derive(Debug, Clone)]
+pub struct QuantParams {
+    /// Real value of one step, > 0.
+    pub scale: Tensor<1>,
+    /// Number that stands for 0.0: an integer from quant_min to quant_max.
+    pub zero_point: Tensor<1>,
+}
+
+impl QuantParams {
+    /// The smallest scale that a range gives, so that a constant zero tensor has one: 2⁻²³.
+    pub const EPSILON: f32 = f32::EPSILON;
+
+    /// Scales with the zero point of the symmetric mapping.
+    pub fn symmetric(scale: Tensor<1>, scheme: &Scheme) -> Self {
+        let zero_point = scale.full_like(scheme.symmetric_zero_point());
+        Self { scale, zero_point }
+    }
+
+    /// Scale and zero point of a range; 0 is always inside.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_quant::{NumberFormat, QuantParams, Range, Scheme};
+    ///
+    /// let device = Device::flex();
+    /// let range = Range {
+    ///     min: Tensor::from_floats([-1.0], &device),
+    ///     max: Tensor::from_floats([4.1], &device),
+    /// };
+    /// let qparams = QuantParams::from_range(range, &Scheme::affine(NumberFormat::uint8()));
+    /// assert!((qparams.scale.into_scalar::<f32>() - 0.02).abs() < 1e-8);
+    /// assert_eq!(qparams.zero_point.into_scalar::<f32>(), 50.0);
+    /// ```
+    pub fn from_range(range: Range, scheme: &Scheme) -> Self {
+        Self::from_range_at_least(range, scheme, Self::EPSILON)
+    }
+
+    /// As [`from_range`](Self::from_range), with another smallest scale, which must be > 0. It is
+    /// for F32 scales; other formats of scales have a smallest one of their own.
+    pub fn from_range_at_least(range: Range, scheme: &Scheme, smallest: f32) -> Self {
+        let (quant_min, quant_max) = (scheme.quant_min(), scheme.quant_max());
+        let min = range.min.clamp_max(0.0);
+        let max = range.max.clamp_min(0.0);
+        let largest = min.clone().neg().max_pair(max.clone());
+        let stored = |scale| {
+            let scale = scheme
+                .scale_format
+                .stored(scale, largest.clone(), smallest, scheme);
+            Self::symmetric(scale, scheme)
+        };
+        match scheme.mapping {
+            Mapping::Symmetric => stored(largest.clone().div_scalar((quant_max - quant_min) / 2.0)),
+            Mapping::SymmetricNoClipping => {
+                let below = min.div_scalar(quant_min);
+                stored(below.max_pair(max.div_scalar(quant_max)))
+            }
+            Mapping::Affine => {
+                let scale = (max - min.clone()).div_scalar(quant_max - quant_min);
+                let scale = scale.clamp_min(smallest);
+                let zero_point = (min / scale.clone()).round().neg() + quant_min;
+                Self {
+                    scale,
+                    zero_point: zero_point.clamp(quant_min, quant_max),
+                }
+            }
+        }
+    }
+
+    /// Scale and zero point of the values at hand: memoryless or dynamic quantization.
+    ///
+    /// # Errors
+    ///
+    /// If the scheme cannot quantize the shape of `x`.
+    pub fn of<const D: usize>(x: &Tensor<D>, scheme: &Scheme) -> Result<Self, QuantError> {
+        Ok(Self::from_range(Range::of(x, scheme)?, scheme))
+    }
+
+    /// First scales of LSQ: 2 · mean|x| / √Qp, where Qp = quant_max − zero_point.
+    ///
+    /// The zero point is that of the symmetric mapping, or 0 for the affine one.
+    ///
+    /// # Errors
+    ///
+    /// If the scheme cannot quantize the shape of `x`.
+    pub fn lsq<const D: usize>(x: &Tensor<D>, scheme: &Scheme) -> Result<Self, QuantError> {
+        let (x, groups) = grouped(x, scheme)?;
+        let zero_point = match scheme.mapping {
+            Mapping::Affine => 0.0,
+            _ => scheme.symmetric_zero_point(),
+        };
+        let mean = groups.mean(x.abs());
+        let scale = mean.mul_scalar(2.0 / (scheme.quant_max() - zero_point).sqrt());
+        let scale = scale.clamp_min(Self::EPSILON);
+        Ok(Self {
+            zero_point: scale.full_like(zero_point),
+            scale,
+        })
+    }
+
+    /// First scales of LSQ+ for weights: max(|μ − 3σ|, |μ + 3σ|) / 2ᵇ⁻¹.
+    ///
+    /// μ and σ are mean and standard deviation (of the population) of each group; b is the number
+    /// of bits. The zero point is that of the symmetric mapping. For activations LSQ+ starts from
+    /// [`from_range`](Self::from_range).
+    ///
+    /// # Errors
+    ///
+    /// If the scheme cannot quantize the shape of `x`.
+    pub fn lsq_plus_weights<const D: usize>(
+        x: &Tensor<D>,
+        scheme: &Scheme,
+    ) -> Result<Self, QuantError> {
+        let shape = x.dims();
+        let (x, groups) = grouped(x, scheme)?;
+        let mean = groups.mean(x.clone());
+        let deviation = x - groups.expand(mean.clone(), shape);
+        let three_sigma = groups.mean(deviation.square()).sqrt().mul_scalar(3.0);
+        let largest = (mean.clone() - three_sigma.clone()).abs();
+        let largest = largest.max_pair((mean + three_sigma).abs());
+        let half = f32::exp2(f32::from(scheme.format.bits()) - 1.0);
+        let scale = largest.div_scalar(half).clamp_min(Self::EPSILON);
+        Ok(Self::symmetric(scale, scheme))
+    }
+}
+
+/// The detached F32 values of a tensor, and its groups.
+fn grouped<const D: usize>(
+    x: &Tensor<D>,
+    scheme: &Scheme,
+) -> Result<(Tensor<D>, Groups), QuantError> {
+    scheme.validate_choices()?;
+    let groups = Groups::new(&scheme.granularity, &x.dims())?;
+    Ok((x.clone().detach().cast(FloatDType::F32), groups))
+}

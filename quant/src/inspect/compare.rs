@@ -1,0 +1,179 @@
+//! A prepared and a converted model, side by side over samples.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::deploy::conversion_report::{ActivationMismatch, ConversionReport, Mismatch};
+use crate::deploy::convert::quantized_weights;
+use crate::model::walk::{Site, quantizers};
+use crate::module::listener::{Listener, listening, lock};
+use crate::module::tap::Tap;
+use crate::{QuantError, QuantizedTensor};
+
+/// Runs the prepared and the converted model over `samples` and writes into `report` by how much
+/// they differ: weight codes, and the codes of quantized activations, for each layer and each
+/// quantizer of the model's own, and the model's output.
+///
+/// `forward` gets the model in its inference form, and may call it on any thread. Samples must be on
+/// its device, without autodiff.
+///
+/// # Errors
+///
+/// [`QuantError::NoData`] without samples, [`QuantError::LengthMismatch`] when the models' outputs
+/// or calls differ in number, as those of two different models do, and what
+/// [`quantized_weights`] finds.
+pub fn compare<M: Module, X, const D: usize>(
+    report: &mut ConversionReport,
+    prepared: &M,
+    converted: &M,
+    samples: impl IntoIterator<Item = X>,
+    forward: impl Fn(&M, &X) -> Tensor<D>,
+) -> Result<(), QuantError> {
+    let (tap_prepared, prepared) = tapped(prepared);
+    let (tap_converted, converted) = tapped(converted);
+    let weights = weight_mismatches(&prepared, &converted)?;
+    let activations = owners(&prepared);
+    let mut layers: BTreeMap<String, Difference> = BTreeMap::new();
+    let mut output_difference = None;
+    for sample in samples {
+        let run = |model: &M, tap: &Mutex<Tap>| -> Result<(Vec<f32>, Calls), QuantError> {
+            let output = forward(model, &sample);
+            let data = output.try_into_data().map_err(|error| QuantError::Device {
+                reason: error.to_string(),
+            })?;
+            let mut calls = Calls::new();
+            for call in lock(tap).take()? {
+                if activations.contains_key(&call.path) {
+                    calls.entry(call.path).or_default().push(call.codes);
+                }
+            }
+            Ok((data.convert::<f32>().iter::<f32>().collect(), calls))
+        };
+        let (expected, of_prepared) = run(&prepared, &tap_prepared)?;
+        let (found, of_converted) = run(&converted, &tap_converted)?;
+        same_length("outputs", expected.len(), found.len())?;
+        let differences = expected.iter().zip(&found).map(|(a, b)| difference(*a, *b));
+        let largest = differences.fold(output_difference.unwrap_or(0.0), f32::max);
+        output_difference = Some(largest);
+        let none = Vec::new();
+        for path in of_prepared.keys().chain(of_converted.keys()) {
+            let of = |calls: &Calls| calls.get(path).map_or(0, Vec::len);
+            same_length("quantizer calls", of(&of_prepared), of(&of_converted))?;
+        }
+        for (path, calls) in &of_prepared {
+            let others = of_converted.get(path).unwrap_or(&none);
+            for (a, b) in calls.iter().zip(others) {
+                same_length("codes", a.len(), b.len())?;
+                let layer = layers.entry(activations[path].clone()).or_default();
+                layer.add(a, b);
+            }
+        }
+    }
+    if output_difference.is_none() {
+        return Err(QuantError::NoData {
+            what: "the comparison".into(),
+        });
+    }
+    report.output_difference = output_difference;
+    for weight in &mut report.weights {
+        let difference = layers.remove(&weight.path);
+        let difference = difference.as_ref();
+        weight.mismatch = Some(Mismatch {
+            weight_codes: weights.get(&weight.path).copied().unwrap_or(0),
+            activation_codes: difference.map(|difference| difference.largest),
+            differing: difference.map_or(0.0, Difference::fraction),
+        });
+    }
+    report.activations = layers
+        .into_iter()
+        .map(|(path, difference)| ActivationMismatch {
+            path,
+            codes: difference.largest,
+            differing: difference.fraction(),
+        })
+        .collect();
+    Ok(())
+}
+
+/// The codes that each quantizer gave, call by call, by its path.
+type Calls = BTreeMap<String, Vec<Vec<i32>>>;
+
+/// A copy of the model, and the codes that its quantizers give from now on.
+fn tapped<M: Module>(model: &M) -> (Arc<Mutex<Tap>>, M) {
+    let tap = Arc::new(Mutex::new(Tap::default()));
+    let model = listening(model, &Listener::Tap(tap.clone()));
+    (tap, model)
+}
+
+/// The distance of two outputs; infinite where only one of them is a number.
+fn difference(a: f32, b: f32) -> f32 {
+    match (a - b).abs() {
+        _ if a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()) => 0.0,
+        nan if nan.is_nan() => f32::INFINITY,
+        difference => difference,
+    }
+}
+
+#[derive(Default)]
+struct Difference {
+    largest: u32,
+    differing: usize,
+    compared: usize,
+}
+
+impl Difference {
+    fn add(&mut self, a: &[i32], b: &[i32]) {
+        for (a, b) in a.iter().zip(b) {
+            self.largest = self.largest.max(a.abs_diff(*b));
+            self.differing += usize::from(a != b);
+        }
+        self.compared += a.len();
+    }
+
+    fn fraction(&self) -> f64 {
+        self.differing as f64 / self.compared.max(1) as f64
+    }
+}
+
+/// The parameter that each activation quantizer belongs to, by the quantizer's path.
+fn owners<M: Module>(model: &M) -> HashMap<String, String> {
+    let activations = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site != Site::Weight);
+    activations
+        .map(|located| {
+            let owner = located.parameter.unwrap_or_else(|| located.path.clone());
+            (located.path, owner)
+        })
+        .collect()
+}
+
+/// The largest difference of the codes of each weight.
+fn weight_mismatches<M: Module>(
+    prepared: &M,
+    converted: &M,
+) -> Result<HashMap<String, u32>, QuantError> {
+    let converted: HashMap<String, QuantizedTensor> =
+        quantized_weights(converted)?.into_iter().collect();
+    let mut mismatches = HashMap::new();
+    for (path, expected) in quantized_weights(prepared)? {
+        if let Some(found) = converted.get(&path) {
+            mismatches.insert(path, expected.largest_difference(found)?);
+        }
+    }
+    Ok(mismatches)
+}
+
+fn same_length(what: &str, expected: usize, found: usize) -> Result<(), QuantError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(QuantError::LengthMismatch {
+            what: format!("{what} of the two models"),
+            expected,
+            found,
+        }),
+    }
+}

@@ -1,0 +1,357 @@
+//! Reading and replacing the float tensors of a model by their paths.
+
+use std::collections::HashMap;
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::kind::Autodiff;
+use burn::tensor::{Bool, DType, Device, FloatDType, GradientCheckpointingStrategy, Int, Tensor};
+use burn::tensor::{TensorData, Transaction};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
+
+use crate::model::effective::Effective;
+use crate::model::walk::{Site, quantizers};
+use crate::{FakeQuantize, QuantError, Range, Scheme};
+
+/// Where a float tensor of a model is, and what it belongs to.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct FloatParameter {
+    /// Its path, for example `encoder.0.weight`.
+    pub(crate) path: String,
+    pub(crate) shape: Vec<usize>,
+    /// Type of the module it is a field of, for example `Struct:Linear`.
+    pub(crate) container: String,
+    /// Whether it is state of a reparameterization, not a tensor of the model itself.
+    pub(crate) nested: bool,
+}
+
+/// The float tensors of `model`, in module order: parameters, running statistics, and state of
+/// reparameterizations.
+pub(crate) fn list<M: Module>(model: &M) -> Vec<FloatParameter> {
+    let mut lister = Lister::default();
+    model.visit(&mut lister);
+    lister.found
+}
+
+/// Stored values of a tensor, on the host.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct HostTensor {
+    pub(crate) values: Vec<f32>,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// Reads the stored (base) values at `paths`, in F32, in one go.
+///
+/// # Errors
+///
+/// [`QuantError::UnknownParameter`], [`QuantError::Device`].
+pub(crate) fn read<M: Module>(
+    model: &M,
+    paths: &[String],
+) -> Result<HashMap<String, HostTensor>, QuantError> {
+    let parameters = list(model);
+    let shapes = paths
+        .iter()
+        .map(|path| Ok(find(&parameters, path)?.shape.clone()))
+        .collect::<Result<Vec<_>, QuantError>>()?;
+    let weights = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site == Site::Weight);
+    let weights = weights.filter_map(|located| Some((located.parameter?, located.quantizer)));
+    let mut reader = Reader {
+        wanted: paths,
+        quantizers: weights.collect(),
+        found: Vec::new(),
+        transaction: Some(Transaction::default()),
+    };
+    visit_floats(model, &mut reader);
+    let transaction = reader.transaction.take().unwrap_or_default();
+    let data = transaction
+        .try_execute()
+        .map_err(|error| QuantError::Device {
+            reason: error.to_string(),
+        })?;
+    let mut tensors = HashMap::new();
+    for (index, data) in reader.found.into_iter().zip(data) {
+        let tensor = HostTensor {
+            values: data.iter::<f32>().collect(),
+            shape: shapes[index].clone(),
+        };
+        tensors.insert(paths[index].clone(), tensor);
+    }
+    Ok(tensors)
+}
+
+/// The parameter at `path`.
+pub(crate) fn find<'a>(
+    parameters: &'a [FloatParameter],
+    path: &str,
+) -> Result<&'a FloatParameter, QuantError> {
+    parameters
+        .iter()
+        .find(|parameter| parameter.path == path)
+        .ok_or_else(|| QuantError::UnknownParameter {
+            path: path.to_string(),
+            similar: similar(parameters, path),
+        })
+}
+
+/// Paths that the author of `path` may have meant: fields of that module, or that field of others.
+fn similar(parameters: &[FloatParameter], path: &str) -> Vec<String> {
+    let (module, field) = path.rsplit_once('.').unwrap_or(("", path));
+    let resembles = |candidate: &FloatParameter| {
+        let (of, name) = candidate
+            .path
+            .rsplit_once('.')
+            .unwrap_or(("", &candidate.path));
+        !candidate.nested && (of == module || name == field)
+    };
+    let resembling = parameters.iter().filter(|candidate| resembles(candidate));
+    resembling.map(|found| found.path.clone()).take(3).collect()
+}
+
+/// The ranges of what the quantizers of the weights at some paths are given.
+///
+/// # Errors
+///
+/// If a scheme does not fit its tensor.
+pub(crate) fn ranges<M: Module>(
+    model: &M,
+    schemes: &HashMap<String, Scheme>,
+) -> Result<HashMap<String, Range>, QuantError> {
+    let mut ranger = Ranger {
+        effective: Effective::of(model),
+        schemes,
+        found: Ok(HashMap::new()),
+    };
+    visit_floats(model, &mut ranger);
+    ranger.found
+}
+
+/// Replaces the stored values at the given paths; everything else about them stays.
+pub(crate) fn replace<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
+    model.map(&mut Replacer {
+        path: Vec::new(),
+        values,
+    })
+}
+
+/// A model that shares no running state with its clones.
+///
+/// Burn shares the running statistics of a module with its clones and maps them in place, so that
+/// replacing them in one would change the other. `valid` makes new ones.
+pub(crate) fn isolate<M: Module>(model: M) -> M {
+    let isolated = model.valid();
+    // Not by `train`: it forgets gradient checkpointing, and would train what is not trained.
+    let mut training = TrainingState::default();
+    model.visit(&mut training);
+    isolated.map(&mut training)
+}
+
+#[derive(Default)]
+struct Lister {
+    path: Vec<String>,
+    containers: Vec<String>,
+    found: Vec<FloatParameter>,
+}
+
+impl ModuleVisitor for Lister {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.to_string());
+        self.containers.push(container.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+        self.containers.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.found.push(FloatParameter {
+            path: self.path.join("."),
+            shape: param.shape().to_vec(),
+            container: self.containers.last().cloned().unwrap_or_default(),
+            nested: self.containers.iter().any(|c| c == "Reparameterization"),
+        });
+    }
+}
+
+struct Reader<'a> {
+    wanted: &'a [String],
+    /// Those of weights, by the path of the weight.
+    quantizers: HashMap<String, FakeQuantize>,
+    found: Vec<usize>,
+    transaction: Option<Transaction>,
+}
+
+impl FloatVisitor for Reader<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some(index) = self.wanted.iter().position(|wanted| wanted == path) else {
+            return;
+        };
+        if self.found.contains(&index) {
+            return;
+        }
+        let value = param.base().without_autodiff();
+        let value = match (value.dtype(), self.quantizers.get(path)) {
+            (DType::QFloat(_), Some(quantizer)) => quantizer.stored_values(value),
+            (DType::QFloat(_), None) => value.dequantize(),
+            _ => value,
+        };
+        let value = value.cast(FloatDType::F32);
+        self.found.push(index);
+        self.transaction = self.transaction.take().map(|all| all.register(value));
+    }
+}
+
+struct Ranger<'a> {
+    effective: Effective,
+    schemes: &'a HashMap<String, Scheme>,
+    found: Result<HashMap<String, Range>, QuantError>,
+}
+
+impl FloatVisitor for Ranger<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some(scheme) = self.schemes.get(path) else {
+            return;
+        };
+        if let Ok(found) = &mut self.found {
+            let base = param.base().without_autodiff();
+            match Range::of(&self.effective.given(path, base), scheme) {
+                Ok(range) => {
+                    found.insert(path.to_string(), range);
+                }
+                Err(error) => self.found = Err(error.at(path)),
+            }
+        }
+    }
+}
+
+struct Replacer {
+    path: Vec<String>,
+    values: HashMap<String, TensorData>,
+}
+
+impl ModuleMapper for Replacer {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(data) = self.values.remove(&self.path.join(".")) else {
+            return param;
+        };
+        param.map(|old| {
+            let dtype = match (data.dtype(), old.dtype()) {
+                (quantized @ DType::QFloat(_), _) => quantized,
+                (float, DType::QFloat(_)) => float,
+                (_, stored) => stored,
+            };
+            Tensor::from_data(data, (&old.device(), dtype)).set_require_grad(old.is_require_grad())
+        })
+    }
+}
+
+/// What `valid` turns off, by path.
+#[derive(Default)]
+struct TrainingState {
+    path: Vec<String>,
+    /// Tensors with autodiff: how their gradients are checkpointed, and whether they are kept.
+    tensors: HashMap<String, (GradientCheckpointingStrategy, bool)>,
+    flags: HashMap<String, bool>,
+}
+
+impl TrainingState {
+    fn path(&self) -> String {
+        self.path.join(".")
+    }
+
+    fn add(&mut self, device: &Device, requires_grad: bool) {
+        if let Some(strategy) = device.gradient_checkpointing_strategy() {
+            self.tensors.insert(self.path(), (strategy, requires_grad));
+        }
+    }
+}
+
+impl ModuleVisitor for TrainingState {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(&param.lazy_device(), param.base().is_require_grad());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(&param.lazy_device(), false);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(&param.lazy_device(), false);
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.flags.insert(self.path(), flag.is_enabled());
+    }
+}
+
+impl ModuleMapper for TrainingState {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.tensors.get(&self.path()) {
+            Some((strategy, requires_grad)) => {
+                param.map(|value| on_tape(value, *strategy).set_require_grad(*requires_grad))
+            }
+            None => param,
+        }
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        match self.tensors.get(&self.path()) {
+            Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
+            None => param,
+        }
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        match self.tensors.get(&self.path()) {
+            Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
+            None => param,
+        }
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        match self.flags.get(&self.path()) {
+            Some(true) => flag.with_value(true),
+            // As `valid` left it: `train` turns on what was on before a `valid` of the user's.
+            _ => flag,
+        }
+    }
+}
+
+/// The tensor on an autodiff device of this strategy.
+pub(crate) fn on_tape<const D: usize, K: Autodiff>(
+    tensor: Tensor<D, K>,
+    strategy: GradientCheckpointingStrategy,
+) -> Tensor<D, K> {
+    tensor
+        .autodiff()
+        .with_gradient_checkpointing_strategy(strategy)
+}

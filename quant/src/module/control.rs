@@ -1,0 +1,274 @@
+//! What a quantizer knows on the host: its schedule, its step, what has been done.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault};
+use burn::module::{ModuleMapper, ModuleVisitor};
+use burn::tensor::{Device, FloatDType};
+
+use crate::module::schedule::{Phase, Schedule};
+use crate::module::state::HostIntegers;
+use crate::{Dequantize, Granularity, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
+
+/// How the schedule is overruled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It is not.
+    Scheduled,
+    /// Values pass through.
+    Off,
+    /// Ranges are collected on any device; values pass through.
+    Calibrating,
+}
+
+const LAYOUT: i32 = 2;
+const LEN: usize = 19;
+/// Where the scheme starts.
+const SCHEME: usize = 13;
+
+/// The control state, recorded as integers.
+#[derive(Debug, Clone)]
+pub(crate) struct Control {
+    pub(crate) schedule: Schedule,
+    pub(crate) step: u64,
+    pub(crate) mode: Mode,
+    /// Whether there is a range.
+    pub(crate) observed: bool,
+    /// Whether the observer holds scale and zero point themselves, in the place of a range.
+    pub(crate) exact: bool,
+    /// Of a converted weight: whether what is stored are its codes, with a scale of 1, in the place of
+    /// its values. Scale and zero point are then exact.
+    pub(crate) codes: bool,
+    /// Whether the learned scale has its first value.
+    pub(crate) initialized: bool,
+    /// Whether values were seen that are no numbers, in a calibration.
+    pub(crate) non_finite: bool,
+    /// Of a weight: the dtype of its values.
+    pub(crate) dtype: FloatDType,
+    /// Of a converted weight: when its values are computed.
+    pub(crate) dequantize: Option<Dequantize>,
+    /// The scheme, in the record's words.
+    scheme: [i32; 6],
+    /// What a loaded record said about its scheme, where it differs.
+    pub(crate) foreign: Option<[i32; 6]>,
+    /// Whether a value ever came by, in this model or a copy of it.
+    called: Arc<AtomicBool>,
+    integers: HostIntegers,
+    /// Whether the last mapper replaced the integers, as the one that loads a record does.
+    pub(crate) was_loaded: bool,
+}
+
+impl Control {
+    pub(crate) fn new(scheme: &Scheme, schedule: Schedule, device: &Device) -> Self {
+        Self {
+            schedule,
+            step: 0,
+            mode: Mode::Scheduled,
+            observed: false,
+            exact: false,
+            codes: false,
+            initialized: false,
+            non_finite: false,
+            dtype: FloatDType::F32,
+            dequantize: None,
+            scheme: fingerprint(scheme),
+            foreign: None,
+            called: Arc::default(),
+            integers: HostIntegers::new(vec![0; LEN], device),
+            was_loaded: false,
+        }
+    }
+
+    /// Whether a value ever came by.
+    pub(crate) fn was_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed)
+    }
+
+    /// Remembers that a value came by, for all copies of this quantizer.
+    pub(crate) fn call(&self) {
+        self.called.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        match self.mode {
+            Mode::Scheduled => self.schedule.phase(self.step),
+            Mode::Off => Phase::Off,
+            Mode::Calibrating => Phase::Observe,
+        }
+    }
+
+    fn encode(&self) -> Vec<i32> {
+        let step = |step: u64| i32::try_from(step).unwrap_or(i32::MAX);
+        let optional = |at: Option<u64>| at.map_or(-1, step);
+        let mut values = vec![
+            LAYOUT,
+            step(self.step),
+            step(self.schedule.quantize_from),
+            optional(self.schedule.freeze_observers_at),
+            optional(self.schedule.freeze_batch_norm_at),
+            self.mode as i32,
+            i32::from(self.observed),
+            i32::from(self.initialized),
+            i32::from(self.non_finite),
+            i32::from(self.exact) + i32::from(self.codes),
+            dtype_code(self.dtype),
+            match self.dequantize {
+                None => 0,
+                Some(Dequantize::Once) => 1,
+                Some(Dequantize::EveryUse) => 2,
+            },
+            i32::from(self.was_called()),
+        ];
+        values.extend(self.scheme);
+        values
+    }
+
+    /// Takes over what a record holds, unless it is of another scheme or layout.
+    fn decode(&mut self, values: &[i32]) {
+        let scheme: Option<[i32; 6]> = values.get(SCHEME..).and_then(|tail| tail.try_into().ok());
+        let (Some(&LAYOUT), Some(scheme)) = (values.first(), scheme) else {
+            self.foreign = Some([-1; 6]);
+            return;
+        };
+        if scheme != self.scheme {
+            self.foreign = Some(scheme);
+            return;
+        }
+        let optional = |value: i32| u64::try_from(value).ok();
+        let step = |value| optional(value).unwrap_or(0);
+        self.step = step(values[1]);
+        self.schedule = Schedule {
+            quantize_from: step(values[2]),
+            freeze_observers_at: optional(values[3]),
+            freeze_batch_norm_at: optional(values[4]),
+        };
+        self.mode = match values[5] {
+            1 => Mode::Off,
+            2 => Mode::Calibrating,
+            _ => Mode::Scheduled,
+        };
+        self.observed = values[6] != 0;
+        self.initialized = values[7] != 0;
+        self.non_finite = values[8] != 0;
+        self.exact = values[9] != 0;
+        self.codes = values[9] == 2;
+        self.dtype = dtype_of(values[10]);
+        self.dequantize = match values[11] {
+            1 => Some(Dequantize::Once),
+            2 => Some(Dequantize::EveryUse),
+            _ => None,
+        };
+        if values[12] != 0 {
+            self.call();
+        }
+        self.foreign = None;
+    }
+}
+
+fn dtype_code(dtype: FloatDType) -> i32 {
+    match dtype {
+        FloatDType::F32 => 0,
+        FloatDType::F16 => 1,
+        FloatDType::BF16 => 2,
+        FloatDType::F64 => 3,
+        FloatDType::Flex32 => 4,
+    }
+}
+
+fn dtype_of(code: i32) -> FloatDType {
+    match code {
+        1 => FloatDType::F16,
+        2 => FloatDType::BF16,
+        3 => FloatDType::F64,
+        4 => FloatDType::Flex32,
+        _ => FloatDType::F32,
+    }
+}
+
+/// The scheme in six integers: format, bounds, mapping, granularity and format of the scales, axis
+/// or block.
+fn fingerprint(scheme: &Scheme) -> [i32; 6] {
+    let format = match scheme.format {
+        NumberFormat::Int { signed, .. } => i32::from(signed),
+        NumberFormat::E4M3 => 2,
+        NumberFormat::E5M2 => 3,
+        NumberFormat::E2M1 => 4,
+    };
+    let (granularity, detail) = match &scheme.granularity {
+        Granularity::PerTensor => (0, 0),
+        Granularity::PerChannel { axis } => (1, *axis as i32),
+        Granularity::PerToken => (2, 0),
+        Granularity::PerBlock { extents } => {
+            let fold = |all: i32, extent: &usize| all.wrapping_mul(4099) + *extent as i32;
+            (3, extents.iter().fold(0, fold))
+        }
+    };
+    let scale = match scheme.scale_format {
+        ScaleFormat::F32 => 0,
+        ScaleFormat::PowerOfTwo(ScaleRounding::Up) => 1,
+        ScaleFormat::PowerOfTwo(ScaleRounding::Standard) => 2,
+        ScaleFormat::E4M3(ScaleRounding::Up) => 3,
+        ScaleFormat::E4M3(ScaleRounding::Standard) => 4,
+    };
+    [
+        format,
+        scheme.quant_min() as i32,
+        scheme.quant_max() as i32,
+        scheme.mapping as i32,
+        granularity + 4 * scale,
+        detail,
+    ]
+}
+
+impl Module for Control {
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        let mut integers = self.integers.clone();
+        integers.values = self.encode();
+        integers.visit(visitor);
+    }
+
+    fn map<M: ModuleMapper>(mut self, mapper: &mut M) -> Self {
+        let values = self.encode();
+        self.integers.values.clone_from(&values);
+        (self.integers, self.was_loaded) = self.integers.mapped(mapper);
+        if self.integers.values != values {
+            let loaded = self.integers.values.clone();
+            self.decode(&loaded);
+        }
+        self
+    }
+
+    fn to_device(mut self, device: &Device) -> Self {
+        self.integers = self.integers.to_device(device);
+        self
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.to_device(device)
+    }
+
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        self.integers.collect_devices(devices)
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+}
+
+impl ModuleDisplayDefault for Control {
+    fn content(&self, content: Content) -> Option<Content> {
+        content.add_formatted(&self.phase()).optional()
+    }
+}
+
+impl ModuleDisplay for Control {}

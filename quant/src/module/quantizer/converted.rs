@@ -1,0 +1,85 @@
+//! The quantizer of a weight that is converted: how it is stored, and when its values are computed.
+
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::FakeQuantize;
+use crate::inspect::audit;
+use crate::model::effective;
+use crate::{Dequantize, QuantParams, Range};
+
+impl FakeQuantize {
+    /// With exactly this scale and zero point from now on; a memoryless observer keeps them, too.
+    /// Learned ones start from them.
+    #[must_use]
+    pub(crate) fn with_qparams(self, qparams: QuantParams) -> Self {
+        self.edit(|state| {
+            state.observer.set_range(Range {
+                min: qparams.scale.clone(),
+                max: qparams.zero_point.clone(),
+            });
+            state.control.observed = true;
+            state.control.exact = true;
+            state.control.codes = false;
+            state.control.non_finite = false;
+            state.start_learning(qparams);
+        })
+    }
+
+    /// Of a weight that is stored as codes, with this scale and zero point: with both.
+    pub(crate) fn with_codes(self, qparams: QuantParams) -> Self {
+        let quantizer = self.with_qparams(qparams);
+        quantizer.edit(|state| state.control.codes = true)
+    }
+
+    /// Scale and zero point of a weight that is stored as codes; none of one that is stored as values.
+    pub(crate) fn of_codes(&self) -> Option<QuantParams> {
+        let state = self.lock();
+        let is_stored_as_codes = state.control.exact && state.control.codes;
+        is_stored_as_codes.then(|| state.observed_qparams(&self.config.scheme))
+    }
+
+    /// Whether the weight is stored as codes.
+    pub(crate) fn is_stored_as_codes(&self) -> bool {
+        let state = self.lock();
+        state.control.exact && state.control.codes
+    }
+
+    /// Of a weight: with values of this dtype.
+    pub(crate) fn with_dtype(self, dtype: FloatDType) -> Self {
+        self.edit(|state| state.control.dtype = dtype)
+    }
+
+    /// The dtype of the weight's values.
+    pub(crate) fn dtype(&self) -> FloatDType {
+        self.lock().control.dtype
+    }
+
+    /// Of a weight that is converted now: when its values are computed.
+    pub(crate) fn with_dequantize(self, dequantize: Dequantize) -> Self {
+        self.edit(|state| state.control.dequantize = Some(dequantize))
+    }
+
+    /// When the values of the weight are computed, if it is converted.
+    pub(crate) fn dequantize(&self) -> Option<Dequantize> {
+        self.lock().control.dequantize
+    }
+
+    /// The values of the weight that is stored as `base`, computed once where it is converted so.
+    pub(crate) fn resident<const D: usize>(
+        &self,
+        base: Tensor<D>,
+        compute: impl FnOnce(Tensor<D>) -> Tensor<D>,
+    ) -> Tensor<D> {
+        let is_kept = match self.dequantize() {
+            Some(dequantize) => dequantize == Dequantize::Once,
+            // A record of a converted model that was loaded by Burn.
+            None => matches!(base.dtype(), DType::QFloat(_)),
+        };
+        // Whoever listens wants to hear of every use.
+        let is_heard = self.listener.is_some() || effective::is_asking() || audit::is_recording();
+        match is_kept && !is_heard && !base.is_autodiff() {
+            true => self.resident.values(base, compute),
+            false => compute(base),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The quantizer as a module whose copies share nothing.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault};
+use burn::module::{ModuleMapper, ModuleVisitor};
+use burn::tensor::Device;
+
+use super::{FakeQuantize, State};
+use crate::model::walk;
+use crate::module::control::Mode;
+use crate::module::resident::Resident;
+
+impl Clone for FakeQuantize {
+    fn clone(&self) -> Self {
+        // What a copy observes in a calibration (the model's `valid`, for example) counts.
+        let state = self.lock();
+        let shared = state.control.mode == Mode::Calibrating;
+        let own = (!shared).then(|| Arc::new(Mutex::new(state.clone())));
+        drop(state);
+        Self {
+            config: self.config.clone(),
+            path: self.path.clone(),
+            training: self.training.clone(),
+            state: own.unwrap_or_else(|| self.state.clone()),
+            resident: self.resident.clone(),
+            listener: self.listener.clone(),
+        }
+    }
+}
+
+impl FakeQuantize {
+    /// With another state; what was computed from the old one, or from the weight, is gone.
+    fn map_state(self, map: impl FnOnce(State) -> State) -> Self {
+        let mut state = match Arc::try_unwrap(self.state) {
+            Ok(own) => own.into_inner().unwrap_or_else(PoisonError::into_inner),
+            Err(shared) => {
+                let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                shared.clone()
+            }
+        };
+        state.of_range = None;
+        Self {
+            state: Arc::new(Mutex::new(map(state))),
+            resident: Resident::default(),
+            ..self
+        }
+    }
+}
+
+/// The state after a mapper. One that does not load a record has no business with what was observed:
+/// to it, the observed range looks like any other parameter.
+fn mapped<M: ModuleMapper>(state: State, mapper: &mut M) -> State {
+    let observer = state.observer.clone();
+    let state = state.map(mapper);
+    if state.control.was_loaded {
+        return state;
+    }
+    // It may have moved the model.
+    let device = state.observer.range().min.device();
+    State {
+        observer: observer.to_device(&device),
+        ..state
+    }
+}
+
+impl std::fmt::Debug for FakeQuantize {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FakeQuantize")
+            .field("path", &self.path)
+            .field("scheme", &self.config.scheme)
+            .field("phase", &self.phase())
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Display for FakeQuantize {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, {}", self.config.scheme, self.phase())
+    }
+}
+
+const CONTAINER: &str = "Struct:FakeQuantize";
+
+impl Module for FakeQuantize {
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        walk::visited(self);
+        if walk::is_hidden() {
+            return;
+        }
+        visitor.enter_module("training", CONTAINER);
+        self.training.visit(visitor);
+        visitor.exit_module("training", CONTAINER);
+        // A copy: the visitor may look at this very quantizer.
+        let state = self.lock().clone();
+        state.visit(visitor);
+    }
+
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        if let Some(replacement) = walk::replacement() {
+            return replacement;
+        }
+        if walk::is_hidden() {
+            return self.map_state(|state| state);
+        }
+        mapper.enter_module("training", CONTAINER);
+        let training = Module::map(self.training.clone(), mapper);
+        mapper.exit_module("training", CONTAINER);
+        Self {
+            training,
+            ..self.map_state(|state| mapped(state, mapper))
+        }
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        self.map_state(|state| state.to_device(device))
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.map_state(|state| state.fork(device))
+    }
+
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        self.lock().collect_devices(devices)
+    }
+
+    fn valid(&self) -> Self {
+        let copy = self.clone();
+        let training = self.training.valid();
+        match Arc::ptr_eq(&copy.state, &self.state) {
+            true => Self { training, ..copy },
+            false => Self {
+                training,
+                resident: copy.resident.clone(),
+                ..copy.map_state(|state| state.valid())
+            },
+        }
+    }
+
+    fn train(self) -> Self {
+        Self {
+            training: self.training.clone().train(),
+            ..self.map_state(State::train)
+        }
+    }
+
+    fn materialize(self) -> Self {
+        self.map_state(State::materialize)
+    }
+}
+
+impl ModuleDisplayDefault for FakeQuantize {
+    fn content(&self, content: Content) -> Option<Content> {
+        content.add_formatted(&self.to_string()).optional()
+    }
+}
+
+impl ModuleDisplay for FakeQuantize {}

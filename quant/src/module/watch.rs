@@ -1,0 +1,137 @@
+//! A look at what passes through the quantizers of a model, from outside.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
+
+use crate::format::groups::Groups;
+use crate::model::effective::Effective;
+use crate::module::listener::{Listener, listening, lock};
+use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
+
+/// One pass of a tensor through a quantizer that quantized it.
+pub(crate) struct Seen<'a> {
+    /// Path of the quantizer.
+    pub(crate) path: &'a str,
+    pub(crate) scheme: &'a Scheme,
+    pub(crate) groups: Groups,
+    pub(crate) shape: Vec<usize>,
+    /// What came in; F32, flat, without gradient.
+    pub(crate) x: Tensor<1>,
+    /// What went out; likewise.
+    pub(crate) y: Tensor<1>,
+    /// Scale of each element.
+    pub(crate) scale: Tensor<1>,
+    /// Zero point of each element.
+    pub(crate) zero_point: Tensor<1>,
+}
+
+impl Seen<'_> {
+    /// The quantized numbers: integers as floats.
+    pub(crate) fn codes(&self) -> Tensor<1> {
+        (self.y.clone() / self.scale.clone()).round() + self.zero_point.clone()
+    }
+}
+
+/// Called with every tensor that a quantizer quantizes.
+pub(crate) type Watcher = Box<dyn FnMut(&Seen<'_>) + Send>;
+
+/// Shows `watcher` every weight that carries a quantizer, as it is quantized.
+///
+/// It is what the quantizer is given, behind what acts on the stored weight before it.
+pub(crate) fn watch_weights<M: Module>(model: &M, watcher: impl FnMut(&Seen<'_>) + Send + 'static) {
+    let listener = Listener::Watcher(Arc::new(Mutex::new(Box::new(watcher))));
+    visit_weights(&listening(model, &listener), &mut Quantize);
+}
+
+/// What is done with a weight, of any rank, and its quantizer.
+pub(crate) trait WeightVisitor {
+    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Weight<D>);
+}
+
+/// A weight.
+pub(crate) struct Weight<const D: usize> {
+    pub(crate) id: ParamId,
+    /// What its quantizer is given, without gradient; what is stored, if that is quantized.
+    pub(crate) value: Tensor<D>,
+}
+
+/// Shows `visitor` every weight that carries a quantizer which is switched on.
+pub(crate) fn visit_weights<M: Module>(model: &M, visitor: &mut impl WeightVisitor) {
+    let on = quantizers(model)
+        .into_iter()
+        .filter(|located| located.site == Site::Weight && located.quantizer.is_enabled());
+    let quantizers = on.filter_map(|located| Some((located.parameter?, located.quantizer)));
+    let mut weights = Weights {
+        quantizers: quantizers.collect(),
+        effective: Effective::of(model),
+        visitor,
+    };
+    visit_floats(model, &mut weights);
+}
+
+/// Burn hides from visitors what a parameter carries, so quantizers are found by path.
+struct Weights<'a, V> {
+    quantizers: HashMap<String, FakeQuantize>,
+    effective: Effective,
+    visitor: &'a mut V,
+}
+
+impl<V: WeightVisitor> FloatVisitor for Weights<'_, V> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if let Some(quantizer) = self.quantizers.get(path) {
+            let weight = Weight {
+                id: param.id,
+                value: self.effective.given(path, param.base().without_autodiff()),
+            };
+            self.visitor.visit(path, quantizer, weight);
+        }
+    }
+}
+
+/// Quantizes each weight, for a watcher.
+struct Quantize;
+
+impl WeightVisitor for Quantize {
+    fn visit<const D: usize>(&mut self, _path: &str, quantizer: &FakeQuantize, weight: Weight<D>) {
+        if !matches!(weight.value.dtype(), DType::QFloat(_)) {
+            let _ = quantizer.forward(weight.value);
+        }
+    }
+}
+
+/// Shows the watcher what became of `x` in the quantizer with this path and scheme.
+pub(crate) fn show<const D: usize>(
+    watcher: &Mutex<Watcher>,
+    (path, scheme): (&str, &Scheme),
+    (x, y): (&Tensor<D>, &Tensor<D>),
+    qparams: &QuantParams,
+) {
+    let shape = x.dims();
+    let Ok(groups) = Groups::new(&scheme.granularity, &shape) else {
+        return;
+    };
+    let flat = |tensor: &Tensor<D>| {
+        let tensor = tensor.clone().without_autodiff().cast(FloatDType::F32);
+        tensor.flatten::<1>(0, D - 1)
+    };
+    let elements = [shape.iter().product::<usize>()];
+    let spread = |values: &Tensor<1>| {
+        let values = values.clone().without_autodiff();
+        groups.expand(values, elements)
+    };
+    let seen = Seen {
+        path,
+        scheme,
+        shape: shape.to_vec(),
+        x: flat(x),
+        y: flat(y),
+        scale: spread(&qparams.scale),
+        zero_point: spread(&qparams.zero_point),
+        groups,
+    };
+    lock(watcher)(&seen);
+}

@@ -1,0 +1,78 @@
+//! What a prepared weight carries: its own quantizer, and those of the layer around it.
+
+use burn::module::{Module, Param, Reparameterization};
+use burn::tensor::{DType, Tensor};
+use burn_lean_reparam::find;
+
+use crate::FakeQuantize;
+use crate::model::effective;
+
+/// The quantizers of a layer, carried by its weight.
+///
+/// [`Param::val`] gives the fake-quantized weight; of a [converted](crate::ConvertConfig) one, the
+/// values that its codes stand for, in the dtype that it had before. The other quantizers wait for the layer to be
+/// called with [`forward_q`](crate::ForwardQ::forward_q), which finds them here: the layer's own
+/// type, and with it the model's, does not change.
+///
+/// Its state is visited under `weight.quant.weight…`, `weight.quant.input…` and so on.
+#[derive(Module, Debug)]
+pub struct WeightQuantizer {
+    /// Of the weight. Switched off where only activations are quantized.
+    pub weight: FakeQuantize,
+    /// Of the layer's input.
+    pub input: Option<FakeQuantize>,
+    /// Of the layer's output.
+    pub output: Option<FakeQuantize>,
+    /// Of the attention weights, if this is the query projection of an attention.
+    pub attention: Option<FakeQuantize>,
+}
+
+impl WeightQuantizer {
+    /// The quantizers that a parameter carries, also inside of a
+    /// [`Chain`](burn_lean_reparam::Chain).
+    pub fn of<const D: usize>(parameter: &Param<Tensor<D>>) -> Option<&Self> {
+        find(parameter)
+    }
+
+    /// The layer's input, observed and quantized where there is a quantizer for it. In training,
+    /// `x` must be on the autodiff device to be observed.
+    pub fn quantize_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        optional(self.input.as_ref(), x)
+    }
+
+    /// The layer's output, observed and quantized where there is a quantizer for it.
+    pub fn quantize_output<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        optional(self.output.as_ref(), x)
+    }
+}
+
+pub(crate) fn optional<const D: usize>(
+    quantizer: Option<&FakeQuantize>,
+    x: Tensor<D>,
+) -> Tensor<D> {
+    match quantizer {
+        Some(quantizer) => quantizer.forward(x),
+        None => x,
+    }
+}
+
+impl Reparameterization for WeightQuantizer {
+    const NAME: &'static str = "quant";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let is_stored =
+            matches!(base.dtype(), DType::QFloat(_)) || self.weight.is_stored_as_codes();
+        match is_stored {
+            // Converted: it is quantized for good. Burn's layers get its values, not the quantized
+            // tensor: reshaping blocks quantizes them anew on flex, and the quantized matrix
+            // product needs more shared memory than some GPUs have.
+            true => self
+                .weight
+                .resident(base, |base| self.weight.stored_values(base)),
+            false => {
+                effective::given(self.weight.path(), &base);
+                self.weight.resident(base, |base| self.weight.forward(base))
+            }
+        }
+    }
+}

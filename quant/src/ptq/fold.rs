@@ -1,0 +1,360 @@
+//! Batch normalization folded into the layer before it.
+//!
+//! In inference a batch normalization is a multiplication and an addition per channel, so that a
+//! layer and its normalization deploy as one layer
+//!
+//! ```text
+//! W' = W · γ / √(σ² + ε)          per output channel
+//! b' = (b − µ) · γ / √(σ² + ε) + β
+//! ```
+//!
+//! Quantizing `W` instead of `W'` would quantize a weight that no device ever sees. [`fold`] writes
+//! `W'` and `b'` into the unchanged structs of the model and leaves the normalization as the exact
+//! identity (or, after a layer without bias, as the addition of `b'`), frozen.
+//!
+//! [Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
+//! Jacob et al., 2018](https://arxiv.org/abs/1712.05877), section 3.2.
+
+mod channel_layout;
+
+use std::collections::HashMap;
+
+use burn::module::{Flag, Module, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorData};
+use burn_lean_reparam::Rejected;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use channel_layout::ChannelLayout;
+
+use crate::QuantError;
+use crate::model::float_parameters::{self, FloatParameter, HostTensor};
+use crate::model::record::settle;
+
+/// A layer and the batch normalization that directly follows it, by their paths in the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FoldPair {
+    /// Path of the linear, convolution or transposed convolution, for example `block.0.conv`.
+    pub layer: String,
+    /// Path of the batch normalization, for example `block.0.norm`.
+    pub batch_norm: String,
+    /// The normalization's ε, as its config has it (`BatchNorm::epsilon`). A module visitor cannot see
+    /// it, and a wrong one is off without a word: there is no default.
+    pub epsilon: f64,
+}
+
+impl FoldPair {
+    /// A layer, and the normalization that follows it with its ε.
+    pub fn new(layer: impl Into<String>, batch_norm: impl Into<String>, epsilon: f64) -> Self {
+        Self {
+            layer: layer.into(),
+            batch_norm: batch_norm.into(),
+            epsilon,
+        }
+    }
+}
+
+/// Folds each batch normalization of `pairs` into its layer.
+///
+/// The folded model computes what `model` computes in inference, up to F32 rounding. Fold a trained
+/// model *before* [`prepare`](crate::QatConfig::prepare), so that the observers see the weights
+/// that will be deployed. The running statistics of clones of `model` stay as they are.
+///
+/// The layer is a `Linear`, `Conv1d/2d/3d` (grouped or not) or `ConvTranspose1d/2d/3d`. Where it
+/// has a bias, the normalization becomes the identity and none of its parameters is trained any
+/// more; where it has none, `b'` becomes the normalization's β, which stays trainable.
+///
+/// A `Linear`'s outputs must be the axis that is normalized, so its input must be of two axes,
+/// `[batch, features]`; a path does not tell. [`Audit::fold_pairs`](crate::Audit::fold_pairs)
+/// looks at what the forward pass does and names only pairs that can be folded.
+///
+/// # Errors
+///
+/// Each with the model inside: [`QuantError::UnknownParameter`] when a path names no layer or no batch
+/// normalization, [`QuantError::UnsupportedLayer`] for a layer of another kind or one that carries
+/// a reparameterization, [`QuantError::ChannelMismatch`], [`QuantError::NonFinite`] when γ/√(σ²+ε)
+/// or a folded number is not finite, [`QuantError::InvalidConfig`] for a bad epsilon or a
+/// normalization that is named twice.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::conv::{Conv1d, Conv1dConfig};
+/// use burn::nn::{BatchNorm, BatchNormConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_quant::{FoldPair, fold};
+///
+/// #[derive(Module, Debug)]
+/// struct Block {
+///     conv: Conv1d,
+///     norm: BatchNorm,
+/// }
+///
+/// let device = Device::flex();
+/// let block = Block {
+///     conv: Conv1dConfig::new(1, 2, 1).init(&device),
+///     norm: BatchNormConfig::new(2).init(&device),
+/// };
+/// let x = Tensor::<3>::from_data([[[1.0, -2.0]]], &device);
+/// let before = block.norm.forward(block.conv.forward(x.clone()));
+/// let block = fold(block.clone(), &[FoldPair::new("conv", "norm", block.norm.epsilon)]).unwrap();
+/// let after = block.conv.forward(x);
+/// assert!((after.clone() - before).abs().max().into_scalar::<f32>() < 1e-6);
+/// // What is left of the normalization is the exact identity.
+/// assert_eq!(block.norm.forward(after.clone()).into_data(), after.into_data());
+/// ```
+pub fn fold<M: Module>(model: M, pairs: &[FoldPair]) -> Result<M, Rejected<M, QuantError>> {
+    settle(&model);
+    let plan = match plan(&model, pairs) {
+        Ok(plan) => plan,
+        Err(error) => return Err(Rejected::new(model, error)),
+    };
+    let model = float_parameters::replace(float_parameters::isolate(model), plan.values);
+    Ok(model.map(&mut Freezer {
+        path: Vec::new(),
+        frozen: plan.frozen,
+    }))
+}
+
+/// `W'` and `b'` of one layer, on the host.
+///
+/// `weight` holds the layer's weight in row-major order; `channel_of` gives the output channel of
+/// each of its elements. `bias` may be empty: no bias.
+#[derive(Debug, Clone, PartialEq)]
+struct Folded {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+struct BatchNormValues<'a> {
+    gamma: &'a [f32],
+    beta: &'a [f32],
+    mean: &'a [f32],
+    variance: &'a [f32],
+    epsilon: f64,
+}
+
+fn fold_values(
+    weight: &[f32],
+    channel_of: impl Fn(usize) -> usize,
+    bias: Option<&[f32]>,
+    norm: &BatchNormValues<'_>,
+) -> Folded {
+    // In F64: folding is done once, and its rounding would otherwise add to the quantization's.
+    let factor: Vec<f64> = norm
+        .gamma
+        .iter()
+        .zip(norm.variance)
+        .map(|(gamma, variance)| f64::from(*gamma) / (f64::from(*variance) + norm.epsilon).sqrt())
+        .collect();
+    let folded_weight = weight
+        .iter()
+        .enumerate()
+        .map(|(index, w)| (f64::from(*w) * factor[channel_of(index)]) as f32);
+    let folded_bias = (0..factor.len()).map(|channel| {
+        let bias = bias.map_or(0.0, |bias| f64::from(bias[channel]));
+        let centred = bias - f64::from(norm.mean[channel]);
+        (centred * factor[channel] + f64::from(norm.beta[channel])) as f32
+    });
+    Folded {
+        weight: folded_weight.collect(),
+        bias: folded_bias.collect(),
+    }
+}
+
+struct Plan {
+    values: HashMap<String, TensorData>,
+    /// Parameters and flags to freeze, by path.
+    frozen: Vec<String>,
+}
+
+fn plan<M: Module>(model: &M, pairs: &[FoldPair]) -> Result<Plan, QuantError> {
+    let parameters = float_parameters::list(model);
+    let mut plan = Plan {
+        values: HashMap::new(),
+        frozen: Vec::new(),
+    };
+    for pair in pairs {
+        fold_pair(model, &parameters, pair, &mut plan)?;
+    }
+    Ok(plan)
+}
+
+fn fold_pair<M: Module>(
+    model: &M,
+    parameters: &[FloatParameter],
+    pair: &FoldPair,
+    plan: &mut Plan,
+) -> Result<(), QuantError> {
+    if !(pair.epsilon > 0.0 && pair.epsilon.is_finite()) {
+        return Err(QuantError::InvalidConfig {
+            field: "epsilon",
+            value: pair.epsilon.to_string(),
+            expected: "positive and finite",
+        });
+    }
+    let of_norm = |field: &str| format!("{}.{field}", pair.batch_norm);
+    let weight_path = format!("{}.weight", pair.layer);
+    let bias_path = format!("{}.bias", pair.layer);
+    let [gamma, beta, mean, variance] =
+        ["gamma", "beta", "running_mean", "running_var"].map(of_norm);
+    if plan.values.contains_key(&gamma) || plan.values.contains_key(&weight_path) {
+        return Err(QuantError::InvalidConfig {
+            field: "pairs",
+            value: format!("`{}` and `{}`", pair.layer, pair.batch_norm),
+            expected: "layers and normalizations that no other pair names",
+        });
+    }
+    let weight_parameter = float_parameters::find(parameters, &weight_path)?.clone();
+    let layout = ChannelLayout::of(&weight_parameter)?;
+    refuse_reparameterized(parameters, &weight_path)?;
+    let has_bias = parameters.iter().any(|p| p.path == bias_path);
+    let mut paths = vec![
+        weight_path.clone(),
+        gamma.clone(),
+        beta.clone(),
+        mean.clone(),
+        variance.clone(),
+    ];
+    if has_bias {
+        paths.push(bias_path.clone());
+    }
+    let read = float_parameters::read(model, &paths)?;
+    let of = |path: &String| -> &HostTensor { &read[path] };
+
+    let channels = of(&gamma).values.len();
+    if !layout.fits(&weight_parameter.shape, channels) {
+        return Err(QuantError::ChannelMismatch {
+            path: weight_path,
+            found: layout.channels(&weight_parameter.shape),
+            other: gamma,
+            expected: channels,
+        });
+    }
+    let norm = BatchNormValues {
+        gamma: &of(&gamma).values,
+        beta: &of(&beta).values,
+        mean: &of(&mean).values,
+        variance: &of(&variance).values,
+        epsilon: pair.epsilon,
+    };
+    for (path, values) in [(&gamma, norm.gamma), (&variance, norm.variance)] {
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(QuantError::NonFinite { what: "value" }.at(path));
+        }
+    }
+    if norm
+        .variance
+        .iter()
+        .any(|v| f64::from(*v) + pair.epsilon <= 0.0)
+    {
+        return Err(QuantError::NonFinite {
+            what: "root of a negative variance",
+        }
+        .at(variance));
+    }
+    let shape = weight_parameter.shape.clone();
+    let bias = has_bias.then(|| of(&bias_path).values.as_slice());
+    let folded = fold_values(
+        &of(&weight_path).values,
+        |index| layout.channel_of(index, &shape, channels),
+        bias,
+        &norm,
+    );
+    for (path, values) in [(&weight_path, &folded.weight), (&bias_path, &folded.bias)] {
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(QuantError::NonFinite {
+                what: "folded value",
+            }
+            .at(path));
+        }
+    }
+    let vector = |values: Vec<f32>| TensorData::new(values, [channels]);
+    let zeros = || vector(vec![0.0; channels]);
+    plan.values
+        .insert(weight_path, TensorData::new(folded.weight, shape));
+    plan.values
+        .insert(gamma.clone(), vector(vec![1.0; channels]));
+    plan.values.insert(mean, zeros());
+    plan.values.insert(
+        variance,
+        vector(vec![neutral_variance(pair.epsilon); channels]),
+    );
+    plan.frozen.push(gamma);
+    plan.frozen.push(of_norm("training"));
+    match has_bias {
+        true => {
+            plan.values.insert(bias_path, vector(folded.bias));
+            plan.values.insert(beta.clone(), zeros());
+            plan.frozen.push(beta);
+        }
+        // β is the layer's bias from now on, and goes on training as one.
+        false => {
+            plan.values.insert(beta, vector(folded.bias));
+        }
+    }
+    Ok(())
+}
+
+/// The variance with `√(variance + ε) = 1` exactly in F32, so that nothing is left of the division.
+fn neutral_variance(epsilon: f64) -> f32 {
+    let exact = (1.0 - epsilon) as f32;
+    let is_neutral = |v: &f32| *v + epsilon as f32 == 1.0;
+    let neighbours = [exact, exact.next_up(), exact.next_down()];
+    // Only an epsilon far above 1 has no neutral variance next to 1 − ε; the nearest one is then
+    // off by a rounding of the sum.
+    neighbours.into_iter().find(is_neutral).unwrap_or(exact)
+}
+
+pub(crate) fn refuse_reparameterized(
+    parameters: &[FloatParameter],
+    weight: &str,
+) -> Result<(), QuantError> {
+    let prefix = format!("{weight}.");
+    match parameters
+        .iter()
+        .any(|p| p.nested && p.path.starts_with(&prefix))
+    {
+        false => Ok(()),
+        true => Err(QuantError::UnsupportedLayer {
+            path: weight.to_string(),
+            reason:
+                "it carries a reparameterization; do this before `prepare`, or `materialize` first"
+                    .into(),
+        }),
+    }
+}
+
+/// Turns gradients and training behaviour off, by path.
+struct Freezer {
+    path: Vec<String>,
+    frozen: Vec<String>,
+}
+
+impl Freezer {
+    fn is_frozen(&self) -> bool {
+        self.frozen.contains(&self.path.join("."))
+    }
+}
+
+impl ModuleMapper for Freezer {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.is_frozen() {
+            true => param.set_require_grad(false),
+            false => param,
+        }
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        match self.is_frozen() {
+            true => flag.with_value(false),
+            false => flag,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The inputs of a model's layers, collected while it runs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use burn::module::{Module, Param};
+use burn::nn::conv::{Conv1d, Conv2d};
+use burn::nn::{PaddingConfig1d, PaddingConfig2d};
+use burn::tensor::Tensor;
+use burn::tensor::module::unfold4d;
+use burn::tensor::ops::{PadMode, UnfoldOptions};
+
+use crate::module::listener::{Listener, collecting, lock};
+use crate::{InputStatistics, QuantError, WeightQuantizer};
+
+/// [`InputStatistics`] of the layers of a model, by the paths of their weights.
+///
+/// A linear layer has one; a convolution one for each group of channels, over its patches. They
+/// are taken behind the layer's input quantizer: what the quantized layer will see.
+#[derive(Debug, Clone, Default)]
+pub struct LayerInputs {
+    layers: BTreeMap<String, Vec<InputStatistics>>,
+    error: Option<QuantError>,
+}
+
+impl LayerInputs {
+    /// The inputs of every prepared [`Linear`](burn::nn::Linear), [`Conv1d`] and [`Conv2d`] of
+    /// `model` that `run` calls with [`forward_q`](crate::ForwardQ::forward_q), also those of
+    /// attentions, transformers and recurrent layers. Reads each from the device.
+    ///
+    /// `run` gets a copy of the model as it is after training ([`valid`](Module::valid)), and may
+    /// call it, or clones of it, on any thread.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::NonFinite`] of the layer whose input is not finite, [`QuantError::Device`],
+    /// [`QuantError::NoData`] when no such layer was called.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_quant::{ForwardQ, LayerInputs, QatConfig};
+    ///
+    /// let device = Device::flex();
+    /// let model = LinearConfig::new(2, 3).init(&device);
+    /// let model = QatConfig::new().with_activation(None).prepare(model)?;
+    /// let inputs = LayerInputs::collect(&model, |model| {
+    ///     model.forward_q(Tensor::<2>::from_data([[1.0, -3.0], [3.0, 1.0]], &device));
+    /// })?;
+    /// assert_eq!(inputs.of("weight").unwrap()[0].mean(), [2.0, -1.0]);
+    /// # Ok::<(), burn_lean_quant::QuantError>(())
+    /// ```
+    pub fn collect<M: Module>(model: &M, run: impl FnOnce(&M)) -> Result<Self, QuantError> {
+        let collected = Arc::new(Mutex::new(Self::default()));
+        run(&collecting(model, &collected));
+        let collected = std::mem::take(&mut *lock(&collected));
+        match collected.error {
+            Some(error) => Err(error),
+            None if collected.layers.is_empty() => Err(QuantError::NoData {
+                what: "the collection of layer inputs".into(),
+            }),
+            None => Ok(collected),
+        }
+    }
+
+    /// The statistics of the layer whose weight has this path, one for each group.
+    pub fn of(&self, weight: &str) -> Option<&[InputStatistics]> {
+        self.layers.get(weight).map(Vec::as_slice)
+    }
+
+    /// Paths of the weights, in alphabetical order.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.layers.keys().map(String::as_str)
+    }
+
+    /// Adds statistics of a layer that was called otherwise.
+    pub fn insert(&mut self, weight: impl Into<String>, statistics: Vec<InputStatistics>) {
+        self.layers.insert(weight.into(), statistics);
+    }
+
+    fn observe(&mut self, weight: &str, groups: Vec<Tensor<2>>) {
+        if self.error.is_some() {
+            return;
+        }
+        let statistics = self.layers.entry(weight.to_string()).or_insert_with(|| {
+            let features = groups.iter().map(|group| group.dims()[1]);
+            features.map(InputStatistics::new).collect()
+        });
+        for (statistics, samples) in statistics.iter_mut().zip(groups) {
+            if let Err(error) = statistics.observe(samples) {
+                self.error = Some(error.at(weight));
+                return;
+            }
+        }
+    }
+}
+
+/// Called by `forward_q` with what a linear layer multiplies.
+pub(crate) fn linear<const D: usize>(weight: &Param<Tensor<2>>, x: &Tensor<D>) {
+    offer(weight, || {
+        let features = x.dims()[D - 1];
+        let rows = x.shape().num_elements() / features.max(1);
+        vec![x.clone().without_autodiff().reshape([rows, features])]
+    });
+}
+
+/// Called by `forward_q` with what a convolution slides over.
+pub(crate) fn conv1d(layer: &Conv1d, x: &Tensor<3>) {
+    offer(&layer.weight, || {
+        patches_1d(layer, x.clone().without_autodiff())
+    });
+}
+
+/// As [`conv1d`].
+pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) {
+    offer(&layer.weight, || {
+        patches(layer, x.clone().without_autodiff())
+    });
+}
+
+fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec<Tensor<2>>) {
+    let quantizers = WeightQuantizer::of(weight);
+    let listener = quantizers.and_then(|quantizers| quantizers.weight.listener());
+    if let Some(Listener::Inputs { into, weight }) = listener {
+        let groups = groups();
+        lock(into).observe(weight, groups);
+    }
+}
+
+/// What each output position of a convolution sees: for each group of channels
+/// `[batch · positions, channels_in / groups · height · width]`, in the order of the weight.
+pub fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
+    let [_, _, height, width] = x.dims();
+    let (top, bottom, left, right) = padding(layer, height, width);
+    let x = x.pad((left, right, top, bottom), PadMode::Constant(0.0));
+    let options = UnfoldOptions::new(layer.stride, [0, 0], layer.dilation);
+    of_groups(unfold4d(x, layer.kernel_size, options), layer.groups)
+}
+
+/// As [`patches`]: for each group of channels
+/// `[batch · positions, channels_in / groups · length]`.
+pub fn patches_1d(layer: &Conv1d, x: Tensor<3>) -> Vec<Tensor<2>> {
+    let [_, _, length] = x.dims();
+    let (left, right) = match layer.padding {
+        PaddingConfig1d::Valid => (0, 0),
+        PaddingConfig1d::Explicit(left, right) => (left, right),
+        PaddingConfig1d::Same => same_padding(length, layer.kernel_size, layer.stride),
+    };
+    // A sequence is an image of one row.
+    let x: Tensor<4> = x.unsqueeze_dim(2);
+    let x = x.pad((left, right, 0, 0), PadMode::Constant(0.0));
+    let options = UnfoldOptions::new([1, layer.stride], [0, 0], [1, layer.dilation]);
+    of_groups(unfold4d(x, [1, layer.kernel_size], options), layer.groups)
+}
+
+/// `[batch, features, positions]`, the features of a group side by side, as one matrix for each
+/// group.
+fn of_groups(unfolded: Tensor<3>, groups: usize) -> Vec<Tensor<2>> {
+    let [batch, features, positions] = unfolded.dims();
+    let per_group = features / groups.max(1);
+    (0..groups)
+        .map(|group| {
+            let of_group = unfolded.clone().narrow(1, group * per_group, per_group);
+            of_group
+                .swap_dims(1, 2)
+                .reshape([batch * positions, per_group])
+        })
+        .collect()
+}
+
+/// Zeros at the top, bottom, left and right, as the layer itself counts them.
+fn padding(layer: &Conv2d, height: usize, width: usize) -> (usize, usize, usize, usize) {
+    let same = |axis: usize, len| same_padding(len, layer.kernel_size[axis], layer.stride[axis]);
+    match layer.padding {
+        PaddingConfig2d::Valid => (0, 0, 0, 0),
+        PaddingConfig2d::Explicit(top, left, bottom, right) => (top, bottom, left, right),
+        PaddingConfig2d::Same => {
+            let (top, bottom) = same(0, height);
+            let (left, right) = same(1, width);
+            (top, bottom, left, right)
+        }
+    }
+}
+
+/// Zeros before and after an axis, as Burn counts them for `Same`.
+fn same_padding(len: usize, kernel_size: usize, stride: usize) -> (usize, usize) {
+    let needed = (len.div_ceil(stride).max(1) - 1) * stride + kernel_size;
+    let total = needed.saturating_sub(len);
+    (total / 2, total - total / 2)
+}

@@ -1,0 +1,396 @@
+//! Quantizing a trained model without training it.
+
+pub(crate) mod equalization;
+pub(crate) mod fold;
+pub(crate) mod layer_inputs;
+pub(crate) mod rescale;
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+
+use burn::config::Config;
+use burn::module::Module;
+use burn_lean_reparam::Rejected;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+
+use crate::inspect::health::{QuantizerHealth, health};
+use crate::model::unobserved::{LeftFloat, Unobserved, leave_float, without_range};
+use crate::qat::training::calibrated;
+use crate::range::observer::ObserverConfig;
+use crate::{LayerInputs, QatConfig, QuantError, Range, RangeMethod, Rounding, RoundingConfig};
+use crate::{RoundingReport, Site, WeightConfig, map_quantizers, quantizers};
+
+mod report;
+mod weight_range;
+
+pub use report::{ActivationRange, PtqReport};
+
+/// Which numbers are quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum PtqMode {
+    /// Weights. Needs calibration data for better rounding only.
+    WeightOnly,
+    /// Weights, and activations with the range of the values at hand. Likewise; where there is data,
+    /// its first batch tells whether the forward pass comes by every quantizer.
+    Dynamic,
+    /// Weights, and activations with ranges from calibration data.
+    #[default]
+    Static,
+}
+
+/// How the range of a weight is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum WeightRange {
+    /// From the lowest to the highest value: nothing is clipped.
+    #[default]
+    MinMax,
+    /// A share of that, for each group the one with the least squared error: for 4 bits and fewer.
+    LeastSquares,
+}
+
+fn nearest() -> RoundingConfig {
+    RoundingConfig::new()
+        .with_rounding(Rounding::Nearest)
+        .with_bias_correction(false)
+}
+
+/// Post-training quantization: calibration, the choice of ranges, rounding, bias correction.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_lean_quant::{ForwardQ, PtqConfig, PtqMode};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(8, 4).init(&device);
+/// let data = Tensor::<2>::random([32, 8], Distribution::Default, &device);
+///
+/// let config = PtqConfig::new().with_mode(PtqMode::Static);
+/// let (model, report) = config.quantize(
+///     model,
+///     || data.clone().chunk(4, 0),
+///     |model, batch| {
+///         model.forward_q(batch);
+///     },
+/// )?;
+/// assert_eq!(report.batches, 4);
+/// // Eight bits: about 40 dB and more.
+/// assert!(report.activations[0].sqnr > 35.0);
+/// # let _ = model;
+/// # Ok::<(), burn_lean_quant::QuantError>(())
+/// ```
+#[derive(Config, Debug)]
+pub struct PtqConfig {
+    /// What is quantized, and how. The mode decides about the observers of activations; the
+    /// schedule must quantize from step 0 on. Default: that of [`QatConfig`].
+    #[config(default = "QatConfig::new()")]
+    pub quantize: QatConfig,
+    /// Which numbers are quantized. Default: weights, and activations with static ranges.
+    #[config(default = "PtqMode::Static")]
+    pub mode: PtqMode,
+    /// Ways to choose the range of an activation, in static mode; of several, each quantizer takes
+    /// the one with the least squared error. Default: the lowest to the highest value, or what a
+    /// histogram says is best.
+    #[config(
+        default = "vec![ObserverConfig::MinMax, ObserverConfig::histogram(RangeMethod::Search)]"
+    )]
+    pub observers: Vec<ObserverConfig>,
+    /// How the ranges of weights are chosen. Default: from the lowest to the highest value.
+    #[config(default = "WeightRange::MinMax")]
+    pub weight_range: WeightRange,
+    /// How weights are rounded, and whether biases make up for what is left. Default: to the
+    /// nearest code, and no.
+    #[config(default = "nearest()")]
+    pub rounding: RoundingConfig,
+    /// What to do with an activation that has no useful range: no batch came by its quantizer, or
+    /// only one value did (all zeros, for example). Default: refuse.
+    #[config(default = "Unobserved::Refuse")]
+    pub unobserved: Unobserved,
+    /// Whether a progress bar is shown, on a terminal. Default: yes.
+    #[config(default = true)]
+    pub progress: bool,
+}
+
+impl PtqConfig {
+    /// Quantizes a trained float model.
+    ///
+    /// `batches` gives the calibration data, from the start each time it is called: a few hundred
+    /// samples are enough. With a data loader of Burn's it is `|| loader.iter()`. `forward` runs a
+    /// batch through the model, with `forward_q`.
+    ///
+    /// Fold the masks of a pruned model in first ([`Module::materialize`]): its zeros stay exactly
+    /// zero, whatever the rounding.
+    ///
+    /// The result is a prepared model with its ranges, ready for
+    /// [`convert`](crate::ConvertConfig::convert). Weights that were rounded other than to nearest
+    /// lie on their grid already.
+    ///
+    /// # Errors
+    ///
+    /// Each with the model inside, as it was: [`QuantError::NoData`] where calibration data is
+    /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`](crate::calibrate) and
+    /// [`RoundingConfig::apply`];
+    /// [`QuantError::InvalidConfig`] in static mode without observers or with the memoryless one,
+    /// and for a schedule that does not quantize from step 0 on. In dynamic mode, where there is data,
+    /// [`QuantError::NeverCalled`] for an activation that the first batch did not come by.
+    pub fn quantize<M: Module, I: IntoIterator>(
+        &self,
+        model: M,
+        batches: impl Fn() -> I,
+        forward: impl Fn(&M, I::Item),
+    ) -> Result<(M, PtqReport), Rejected<M, QuantError>> {
+        let pass = Pass {
+            batches,
+            forward,
+            count: Cell::new(0),
+            progress: self.progress,
+        };
+        match self.try_quantize(&model, &pass) {
+            Ok(quantized) => Ok(quantized),
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    fn try_quantize<M: Module>(
+        &self,
+        model: &M,
+        data: &impl Data<M>,
+    ) -> Result<(M, PtqReport), QuantError> {
+        self.quantize.schedule.refuse_delay()?;
+        let (mut prepared, activations, left_float) = match self.mode {
+            PtqMode::Static => self.with_static_ranges(model, data)?,
+            PtqMode::WeightOnly => (
+                self.qat_config().prepare(model.clone())?,
+                Vec::new(),
+                Vec::new(),
+            ),
+            PtqMode::Dynamic => {
+                let prepared = self.qat_config().prepare(model.clone())?;
+                let left = match data.run_first(&prepared.valid()) {
+                    // What a model calls past its quantizers would stay float without a word.
+                    true => self
+                        .unobserved
+                        .judge(without_range(&quantizers(&prepared), None))?,
+                    false => Vec::new(),
+                };
+                (leave_float(prepared, &left), Vec::new(), left)
+            }
+        };
+        if self.has_static_weights() {
+            prepared = weight_range::choose(prepared, self.weight_range)?;
+        }
+        let mut rounding = RoundingReport::default();
+        if self.rounding != nearest() {
+            // Weights are float meanwhile, so that a layer's inputs do not depend on how those
+            // before it are rounded.
+            let float_weights = map_quantizers(prepared.valid(), |located| match located.site {
+                Site::Weight => located.quantizer.with_enabled(false),
+                _ => located.quantizer,
+            });
+            let inputs = data.run("inputs of layers", |run| {
+                LayerInputs::collect(&float_weights, |model| run(model))
+            })??;
+            (prepared, rounding) = self.rounding.apply(prepared, &inputs)?;
+        }
+        let report = PtqReport {
+            batches: data.count(),
+            activations,
+            left_float,
+            rounding,
+        };
+        Ok((prepared, report))
+    }
+
+    /// What prepares a model like the ones that [`quantize`](Self::quantize) returns: for those who
+    /// load a saved one.
+    pub fn qat_config(&self) -> QatConfig {
+        self.config(match self.mode {
+            PtqMode::WeightOnly => None,
+            PtqMode::Dynamic => Some(ObserverConfig::Memoryless),
+            PtqMode::Static => Some(ObserverConfig::MinMax),
+        })
+    }
+
+    /// Whether weights keep the range that is chosen here, instead of that of their values: after
+    /// rounding, the largest value need not be there any more.
+    fn has_static_weights(&self) -> bool {
+        self.weight_range != WeightRange::MinMax || self.rounding.rounding != Rounding::Nearest
+    }
+
+    /// The config with this observer for all activations; `None` for weights only.
+    fn config(&self, observer: Option<ObserverConfig>) -> QatConfig {
+        let mut config = self.quantize.clone();
+        let weights = |weight: &mut WeightConfig| {
+            if self.has_static_weights() {
+                weight.observer = ObserverConfig::MinMax;
+            }
+        };
+        weights(&mut config.weight);
+        match (observer, &mut config.activation) {
+            (Some(observer), Some(activation)) => activation.observer = observer,
+            (None, activation) => {
+                *activation = None;
+                config.outputs = false;
+            }
+            (Some(_), None) => {}
+        }
+        for choice in &mut config.overrides {
+            choice.weight.iter_mut().for_each(weights);
+            match (observer, &mut choice.activation) {
+                (Some(observer), Some(activation)) => activation.observer = observer,
+                (None, activation) => {
+                    *activation = None;
+                    choice.activation_bits = None;
+                    choice.outputs = None;
+                }
+                (Some(_), None) => {}
+            }
+        }
+        config
+    }
+
+    /// Prepared and calibrated, each activation with the best of the observers.
+    fn with_static_ranges<M: Module>(
+        &self,
+        model: &M,
+        data: &impl Data<M>,
+    ) -> Result<(M, Vec<ActivationRange>, Vec<LeftFloat>), QuantError> {
+        if self.observers.is_empty() {
+            return Err(QuantError::InvalidConfig {
+                field: "observers",
+                value: "empty".into(),
+                expected: "at least one way to choose a range",
+            });
+        }
+        if !self.observers.iter().all(ObserverConfig::has_memory) {
+            return Err(QuantError::InvalidConfig {
+                field: "observers",
+                value: format!("{:?}", self.observers),
+                expected: "ones that keep a range; for that of the values at hand choose the mode \
+                           `PtqMode::Dynamic` instead of `Static`",
+            });
+        }
+        let mut best: HashMap<String, (ActivationRange, Range)> = HashMap::new();
+        let mut left: Vec<LeftFloat> = Vec::new();
+        for observer in &self.observers {
+            let prepared = self.config(Some(*observer)).prepare(model.clone())?;
+            let (calibrated, without_range) = data.run("calibration", |run| {
+                calibrated(&prepared, |_| true, self.unobserved, run)
+            })??;
+            left.extend(without_range);
+            let health = data.run("comparing ranges", |run| health(&calibrated, run))??;
+            let found = health.quantizers.into_iter();
+            let mut found: HashMap<String, QuantizerHealth> = found
+                .map(|quantizer| (quantizer.path.clone(), quantizer))
+                .collect();
+            for located in quantizers(&calibrated) {
+                let Some(found) = found.remove(&located.path) else {
+                    continue;
+                };
+                // Of the model's own, one may take the range of the values at hand.
+                let has_range = located.quantizer.has_static_range();
+                if located.site == Site::Weight || !has_range {
+                    continue;
+                }
+                let is_better = best
+                    .get(&located.path)
+                    .is_none_or(|(range, _)| found.sqnr > range.sqnr);
+                if is_better {
+                    let range = ActivationRange {
+                        path: located.path.clone(),
+                        scheme: located.quantizer.scheme().to_string(),
+                        observer: located.quantizer.config().observer,
+                        sqnr: found.sqnr,
+                        clipped: found.clipped,
+                    };
+                    best.insert(located.path, (range, located.quantizer.range()?));
+                }
+            }
+        }
+        // Another observer may have found a range.
+        left.retain(|left| !best.contains_key(&left.path));
+        let mut seen = HashSet::new();
+        left.retain(|left| seen.insert(left.path.clone()));
+        let mut ranges = Vec::new();
+        let prepared = self.qat_config().prepare(model.clone())?;
+        let model = map_quantizers(prepared, |located| match best.remove(&located.path) {
+            Some((report, range)) => {
+                ranges.push(report);
+                located.quantizer.with_range(range)
+            }
+            None => located.quantizer,
+        });
+        Ok((leave_float(model, &left), ranges, left))
+    }
+}
+
+/// Calibration data that can be run through a model.
+trait Data<M> {
+    /// Calls `with` with a function that runs all batches through a model.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::NoData`] if there was no batch.
+    fn run<O>(&self, name: &str, with: impl FnOnce(&dyn Fn(&M)) -> O) -> Result<O, QuantError>;
+
+    /// Runs the first batch through `model`, if there is one.
+    fn run_first(&self, model: &M) -> bool;
+
+    /// Number of batches in a pass; 0 before the first.
+    fn count(&self) -> usize;
+}
+
+struct Pass<B, F> {
+    batches: B,
+    forward: F,
+    count: Cell<usize>,
+    progress: bool,
+}
+
+impl<M, I, B, F> Data<M> for Pass<B, F>
+where
+    I: IntoIterator,
+    B: Fn() -> I,
+    F: Fn(&M, I::Item),
+{
+    fn run<O>(&self, name: &str, with: impl FnOnce(&dyn Fn(&M)) -> O) -> Result<O, QuantError> {
+        let run = |model: &M| {
+            let batches = (self.batches)().into_iter();
+            let bar = match (self.progress, batches.size_hint()) {
+                (false, _) => ProgressBar::hidden(),
+                (true, (_, Some(len))) => ProgressBar::new(len as u64),
+                (true, _) => ProgressBar::no_length(),
+            };
+            if let Ok(style) = ProgressStyle::with_template("{prefix:>22} {wide_bar} {pos}/{len}") {
+                bar.set_style(style);
+            }
+            bar.set_prefix(name.to_string());
+            let mut count = 0;
+            for batch in batches {
+                (self.forward)(model, batch);
+                count += 1;
+                bar.inc(1);
+            }
+            bar.finish_and_clear();
+            self.count.set(count);
+        };
+        let output = with(&run);
+        match self.count.get() {
+            0 => Err(QuantError::NoData {
+                what: "the calibration".into(),
+            }),
+            _ => Ok(output),
+        }
+    }
+
+    fn run_first(&self, model: &M) -> bool {
+        let first = (self.batches)().into_iter().next();
+        first.map(|batch| (self.forward)(model, batch)).is_some()
+    }
+
+    fn count(&self) -> usize {
+        self.count.get()
+    }
+}

@@ -1,0 +1,384 @@
+//! Preparing a model for quantization-aware training or calibration.
+
+use std::any::Any;
+use std::collections::HashMap;
+
+use burn::config::Config;
+use burn::module::{Module, Param, ParamGroup, Reparameterizer};
+use burn::tensor::{Device, Tensor};
+use burn_lean_reparam::{Rejected, attach};
+
+use crate::audit;
+use crate::model::column_layout;
+use crate::model::layers::{Layers, Weight};
+use crate::model::unobserved::{Unobserved, without_range};
+use crate::qat::overrides::Override;
+use crate::{FakeQuantize, FakeQuantizeConfig, Granularity, NumberFormat, QuantError, Schedule};
+use crate::{Scheme, WeightConfig, WeightQuantizer, map_quantizers, quantizers};
+
+/// Quantization-aware training of a model, or its calibration.
+///
+/// By default: weights of linear layers, convolutions, transposed convolutions and embeddings in
+/// INT8 per output channel, and the inputs of these layers in UINT8 with a moving average of their
+/// range. Biases and norms stay in F32.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_quant::{ForwardQ, QatConfig, WeightConfig, advance};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).init(&device);
+/// let config = QatConfig::new().with_weight(WeightConfig::int(4));
+/// let model = config.prepare(model)?;
+///
+/// // The training loop: `forward_q` instead of `forward`, and `advance` after each step.
+/// let y = model.forward_q(Tensor::<2>::ones([3, 4], &device));
+/// let grads = y.sum().backward();
+/// assert!(model.weight.base().grad(&grads).is_some());
+/// let model = advance(model);
+/// # let _ = model;
+/// # Ok::<(), burn_lean_quant::QuantError>(())
+/// ```
+///
+/// It is a [`Config`]: it can be saved, loaded and printed as JSON.
+#[derive(Config, Debug)]
+pub struct QatConfig {
+    /// How weights are quantized. Default: INT8, symmetric, per output channel.
+    #[config(default = "WeightConfig::new()")]
+    pub weight: WeightConfig,
+    /// How the inputs of layers are quantized, and what else is a site for activations. `None` for
+    /// weights only. Default: UINT8, affine, moving averages.
+    #[config(default = "Some(FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8())))")]
+    pub activation: Option<FakeQuantizeConfig>,
+    /// Whether the outputs of layers are quantized too. Default: no.
+    #[config(default = false)]
+    pub outputs: bool,
+    /// Whether the operands of both products of an attention (queries, keys, values and attention
+    /// weights) are quantized. Default: yes, where activations are.
+    #[config(default = true)]
+    pub attention: bool,
+    /// The weights to prepare. Default: all that can be.
+    #[config(default = "None")]
+    pub group: Option<ParamGroup>,
+    /// What differs for some layers; of several that match, the last that says something about a
+    /// choice decides it. Default: nothing.
+    #[config(default = "Vec::new()")]
+    pub overrides: Vec<Override>,
+    /// When quantizers observe and quantize. Default: both from the first step on, without end.
+    #[config(default = "Schedule::new()")]
+    pub schedule: Schedule,
+}
+
+impl QatConfig {
+    /// The model with quantizers attached to its weights.
+    ///
+    /// Parameters, their identities and the float behaviour of the model stay. Quantizers that the
+    /// model has as modules of its own get the schedule too.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error: choices that contradict each other or do not fit a
+    /// weight's shape, blocks of activations that do not divide the inputs or outputs of a linear
+    /// layer, a group or an override that matches nothing, a weight that already carries a
+    /// reparameterization (a second `prepare`, for example).
+    pub fn prepare<M: Module>(&self, model: M) -> Result<M, Rejected<M, QuantError>> {
+        let quantizers = match self.reparameterizer(&model) {
+            Ok(quantizers) => quantizers,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        match attach(model, quantizers) {
+            Ok(model) => Ok(map_quantizers(model, |located| {
+                let quantizer = located.quantizer.with_schedule(self.schedule);
+                quantizer.with_path(located.path)
+            })),
+            Err(rejected) => {
+                let (model, error) = rejected.into_parts();
+                Err(Rejected::new(model, error.into()))
+            }
+        }
+    }
+
+    /// As [`prepare`](Self::prepare), and checks that the model's forward pass comes by every
+    /// quantizer of an activation.
+    ///
+    /// `forward` gets the model and the device to create its inputs on, as in [`audit()`]; nothing
+    /// is computed. A layer that is called past its quantizer is found before the training, instead
+    /// of at the [conversion](crate::ConvertConfig).
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare); [`QuantError::NeverCalled`] of each activation whose quantizer
+    /// the forward pass does not come by, of several as [`QuantError::Several`];
+    /// [`QuantError::Audit`].
+    pub fn prepare_with<M: Module, O: Any>(
+        &self,
+        model: M,
+        forward: impl Fn(&M, &Device) -> O,
+    ) -> Result<M, Rejected<M, QuantError>> {
+        let prepared = self.prepare(model.clone())?;
+        let checked = audit(&prepared, forward).and_then(|audit| {
+            let mut found = without_range(&quantizers(&prepared), Some(&audit.unused));
+            found.retain(|(located, _)| audit.unused.contains(&located.path));
+            Unobserved::Refuse.judge(found)
+        });
+        match checked {
+            Ok(_) => Ok(prepared),
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    /// The quantizers for the weights of `model`, to be attached together with something else.
+    ///
+    /// In a [`ChainReparameterizer`](burn_lean_reparam::ChainReparameterizer), after a pruning
+    /// mask; or in `AutocastConfig::prepare_with`, before the cast.
+    ///
+    /// ```
+    /// use burn::module::Lora;
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::Device;
+    /// use burn_lean_quant::{QatConfig, WeightQuantizer};
+    /// use burn_lean_reparam::{ChainReparameterizer, attach};
+    ///
+    /// let model = LinearConfig::new(4, 2).init(&Device::flex());
+    /// let quantizers = QatConfig::new().reparameterizer(&model)?;
+    /// let model = attach(model, ChainReparameterizer::new(Lora::new(1, 1.0), quantizers)).unwrap();
+    /// assert!(WeightQuantizer::of(&model.weight).is_some());
+    /// # Ok::<(), burn_lean_quant::QuantError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare), except for what is attached already.
+    pub fn reparameterizer<M: Module>(&self, model: &M) -> Result<AttachQuantizers, QuantError> {
+        self.validate()?;
+        let layers = Layers::of(model);
+        for choice in &self.overrides {
+            let matches = |weight: &&Weight| choice.matches(&weight.path);
+            if !layers.weights.iter().any(|weight| matches(&weight)) {
+                return Err(QuantError::UnknownPath {
+                    pattern: choice.pattern.clone(),
+                    known: layers.paths(),
+                });
+            }
+        }
+        let mut quantizers = HashMap::new();
+        let mut in_group = false;
+        for weight in &layers.weights {
+            let group = self.group.as_ref();
+            if group.is_some_and(|group| !group.matches(&weight.id, Some(&weight.path))) {
+                continue;
+            }
+            in_group = true;
+            let quantizer = self.quantizer(weight);
+            if let Some(quantizer) = quantizer.map_err(|error| error.at(&weight.path))? {
+                quantizers.insert(weight.path.clone(), quantizer);
+            }
+        }
+        match (in_group, quantizers.is_empty()) {
+            (false, _) => Err(QuantError::NothingInGroup {
+                known: layers.paths(),
+            }),
+            (true, true) => Err(QuantError::NothingToQuantize),
+            (true, false) => Ok(AttachQuantizers { quantizers }),
+        }
+    }
+
+    /// # Errors
+    ///
+    /// [`QuantError`] if choices contradict each other.
+    pub fn validate(&self) -> Result<(), QuantError> {
+        self.schedule.validate()?;
+        let shape = [1, 1];
+        let weight = |weight: &WeightConfig| weight.quantizer(&shape, 1, 0).validate();
+        weight(&self.weight)?;
+        self.activation
+            .iter()
+            .try_for_each(FakeQuantizeConfig::validate)?;
+        for choice in &self.overrides {
+            choice.validate()?;
+            choice.weight.iter().try_for_each(weight)?;
+            choice
+                .activation
+                .iter()
+                .try_for_each(FakeQuantizeConfig::validate)?;
+        }
+        let overrides = || self.overrides.iter();
+        let any =
+            self.activation.is_some() || overrides().any(|choice| choice.activation.is_some());
+        let wanted = match () {
+            _ if any => None,
+            _ if self.outputs => Some("outputs are quantized".to_string()),
+            _ => overrides()
+                .find(|choice| choice.wants_activations())
+                .map(|choice| format!("`{}` chooses outputs or bits", choice.pattern)),
+        };
+        match wanted {
+            None => Ok(()),
+            Some(wanted) => Err(QuantError::InvalidConfig {
+                field: "activation",
+                value: format!("None, while {wanted}"),
+                expected: "set, or no choices about activations made",
+            }),
+        }
+    }
+
+    /// The quantizers of one weight; none if it is left out.
+    fn quantizer(&self, weight: &Weight) -> Result<Option<WeightQuantizer>, QuantError> {
+        let choices = Choices::of(self, &weight.path);
+        let Some(axis) = choices.axis.or(weight.axis) else {
+            return Ok(None);
+        };
+        if choices.skip || (choices.skip_weight && choices.activation.is_none()) {
+            return Ok(None);
+        }
+        if axis >= weight.shape.len() {
+            return Err(QuantError::AxisOutOfRange {
+                axis,
+                shape: weight.shape.clone(),
+            });
+        }
+        let named = |quantizer: FakeQuantize, site: &str| {
+            let path = format!("{}.quant.{site}", weight.path);
+            quantizer.with_schedule(self.schedule).with_path(path)
+        };
+        let input_axis = match axis {
+            0 => 1.min(weight.shape.len() - 1),
+            _ => 0,
+        };
+        let of_weight = choices.weight.quantizer(&weight.shape, axis, input_axis);
+        let of_weight = of_weight.init_for(&weight.shape, &weight.device)?;
+        let activation = |site: &str, wanted: bool, width| match &choices.activation {
+            Some(config) if wanted => {
+                check_blocks(&config.scheme, width)?;
+                let quantizer = config.init(&weight.device)?;
+                Ok(Some(named(quantizer, site)))
+            }
+            _ => Ok::<_, QuantError>(None),
+        };
+        let output = choices.outputs || (weight.attention_operand && self.attention);
+        let attention = weight.attention_query && self.attention;
+        Ok(Some(WeightQuantizer {
+            weight: named(of_weight.with_enabled(!choices.skip_weight), "weight"),
+            input: activation("input", weight.float_input, weight.input_width)?,
+            output: activation("output", output, weight.output_width)?,
+            attention: activation("attention", attention, None)?,
+        }))
+    }
+}
+
+/// Refuses blocks that do not divide the last axis of an activation. How long its other axes are,
+/// only the activation tells.
+fn check_blocks(scheme: &Scheme, width: Option<usize>) -> Result<(), QuantError> {
+    match (&scheme.granularity, width) {
+        (Granularity::PerBlock { extents }, Some(width)) => {
+            let last = extents.last().copied().into_iter().collect();
+            let of_last_axis = Granularity::PerBlock { extents: last };
+            let scheme = scheme.clone().with_granularity(of_last_axis);
+            scheme.validate(&[width])
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the config and its overrides come to for one weight.
+struct Choices {
+    weight: WeightConfig,
+    activation: Option<FakeQuantizeConfig>,
+    outputs: bool,
+    axis: Option<usize>,
+    skip: bool,
+    skip_weight: bool,
+    skip_activation: bool,
+}
+
+impl Choices {
+    fn of(config: &QatConfig, path: &str) -> Self {
+        let mut choices = Self {
+            weight: config.weight.clone(),
+            activation: config.activation.clone(),
+            outputs: config.outputs,
+            axis: None,
+            skip: false,
+            skip_weight: false,
+            skip_activation: false,
+        };
+        for choice in config
+            .overrides
+            .iter()
+            .filter(|choice| choice.matches(path))
+        {
+            choices.apply(choice);
+        }
+        if choices.skip_activation {
+            choices.activation = None;
+        }
+        choices
+    }
+
+    fn apply(&mut self, choice: &Override) {
+        if let Some(weight) = &choice.weight {
+            self.weight = weight.clone();
+        }
+        if let Some(activation) = &choice.activation {
+            self.activation = Some(activation.clone());
+            self.skip_activation = false;
+        }
+        if let Some(bits) = choice.weight_bits {
+            self.weight.format = with_bits(self.weight.format, bits);
+        }
+        if let Some(bits) = choice.activation_bits
+            && let Some(activation) = &mut self.activation
+        {
+            activation.scheme.format = with_bits(activation.scheme.format, bits);
+        }
+        self.outputs = choice.outputs.unwrap_or(self.outputs);
+        self.axis = choice.axis.or(self.axis);
+        self.skip = choice.skip.unwrap_or(self.skip);
+        self.skip_weight = choice.skip_weight.unwrap_or(self.skip_weight);
+        self.skip_activation = choice.skip_activation.unwrap_or(self.skip_activation);
+    }
+}
+
+/// Integers of other width; signed ones for what is no integer.
+fn with_bits(format: NumberFormat, bits: u8) -> NumberFormat {
+    match format {
+        NumberFormat::Int {
+            signed,
+            narrow_range,
+            ..
+        } => NumberFormat::Int {
+            bits,
+            signed,
+            narrow_range,
+        },
+        _ => NumberFormat::int(bits).narrow(),
+    }
+}
+
+/// Attaches the quantizers that a [`QatConfig`] made for a model.
+#[derive(Debug)]
+pub struct AttachQuantizers {
+    quantizers: HashMap<String, WeightQuantizer>,
+}
+
+impl Reparameterizer for AttachQuantizers {
+    type Reparam = WeightQuantizer;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<WeightQuantizer>) {
+        let Some(mut quantizer) = self.quantizers.remove(path) else {
+            return (param, None);
+        };
+        let dtype = param.base().dtype();
+        if dtype.is_float() {
+            quantizer.weight = quantizer.weight.with_dtype(dtype.into());
+        }
+        let param = column_layout::quantizable(param, quantizer.weight.scheme());
+        (param, Some(quantizer))
+    }
+}

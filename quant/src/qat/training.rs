@@ -1,0 +1,222 @@
+//! What happens to the quantizers of a model between forward passes.
+
+use std::collections::HashMap;
+
+use burn::module::{Flag, Module, ModuleMapper, Param};
+use burn_lean_reparam::Rejected;
+
+use crate::model::unobserved::{LeftFloat, Unobserved, leave_float};
+use crate::model::walk::{Site, map_quantizers, quantizers, replace};
+use crate::{FakeQuantize, QuantError, Schedule};
+
+/// Moves the model's quantizers on by one training step, and freezes BatchNorm statistics when
+/// their step has come.
+///
+/// Call it once after each step of the optimizer, in a loop or in a callback. Computes nothing on the
+/// device.
+///
+/// After the first step it warns (by `tracing`) of quantizers of activations that no value came by:
+/// their layers are called past them, and would stay float.
+pub fn advance<M: Module>(model: M) -> M {
+    let mut uncalled = Vec::new();
+    let model = map_quantizers(model, |located| {
+        let is_first = located.quantizer.step() == 0;
+        let is_activation = located.site != Site::Weight && located.quantizer.is_enabled();
+        if is_first && is_activation && !located.quantizer.was_called() {
+            uncalled.push(located.name());
+        }
+        located.quantizer.advanced()
+    });
+    if !uncalled.is_empty() {
+        tracing::warn!(
+            "no value came by the quantizers of {} in the first step: call these layers with \
+             `forward_q`, or leave them out with an override",
+            uncalled.join(", ")
+        );
+    }
+    apply_schedule(model)
+}
+
+/// Freezes BatchNorm statistics if the schedule says so for the current step.
+///
+/// [`advance`] does this. Burn does not record whether a BatchNorm is frozen: call this after a
+/// record of the middle of a training was loaded without [`load_record`](crate::load_record).
+///
+/// It never thaws one: whether a frozen one was frozen by the schedule or by the model's author
+/// cannot be told. After a record of an earlier step, load into a model that was not frozen yet.
+pub fn apply_schedule<M: Module>(model: M) -> M {
+    let frozen = quantizers(&model).iter().any(|located| {
+        let quantizer = &located.quantizer;
+        quantizer.schedule().freezes_batch_norm(quantizer.step())
+    });
+    match frozen {
+        true => model.map(&mut FreezeBatchNorm { inside: false }),
+        false => model,
+    }
+}
+
+/// The model with another schedule, in step 0.
+///
+/// BatchNorms that the last schedule froze stay frozen; those of a model that was prepared anew are
+/// not.
+///
+/// # Errors
+///
+/// [`QuantError::InvalidConfig`] if it contradicts itself, [`QuantError::NotPrepared`] if the
+/// model has no quantizers. The model comes back in the error.
+pub fn set_schedule<M: Module>(model: M, schedule: Schedule) -> Result<M, Rejected<M, QuantError>> {
+    if let Err(error) = schedule.validate() {
+        return Err(Rejected::new(model, error));
+    }
+    if quantizers(&model).is_empty() {
+        return Err(Rejected::new(model, QuantError::NotPrepared));
+    }
+    Ok(map_quantizers(model, |located| {
+        located.quantizer.with_schedule(schedule)
+    }))
+}
+
+/// The model with the ranges that its quantizers observe while `run` calls it.
+///
+/// `run` gets a copy as it is after training ([`valid`](Module::valid)): batch normalization uses
+/// its running statistics and leaves them as they are, dropout does nothing, whatever device the
+/// batches are on. Nothing is quantized. What clones of that copy observe counts, too, on any thread.
+///
+/// What was observed before is forgotten, and learned scales start anew from the new ranges.
+/// Quantizers that are switched off take no part.
+///
+/// # Errors
+///
+/// The model comes back in the error, as it was: [`QuantError::NotPrepared`] without quantizers;
+/// for each quantizer that has no useful range, why, with its path (of several as
+/// [`QuantError::Several`]): nothing was observed, or values that are not finite, or one value only.
+pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejected<M, QuantError>> {
+    match calibrated(&model, |_| true, Unobserved::Refuse, run) {
+        Ok((calibrated, _)) => Ok(calibrated),
+        Err(error) => Err(Rejected::new(model, error)),
+    }
+}
+
+/// As [`calibrate`], for those quantizers only that have no range yet.
+///
+/// The others keep what they observed and learned, and quantize meanwhile. For a model in which some
+/// layers were called past their quantizers while it was trained: correct the calls, give those
+/// quantizers their ranges, and convert; nothing has to be trained again.
+///
+/// # Errors
+///
+/// As [`calibrate`].
+pub fn calibrate_unobserved<M: Module>(
+    model: M,
+    run: impl FnOnce(&M),
+) -> Result<M, Rejected<M, QuantError>> {
+    let has_none = |quantizer: &FakeQuantize| !quantizer.has_range();
+    match calibrated(&model, has_none, Unobserved::Refuse, run) {
+        Ok((calibrated, _)) => Ok(calibrated),
+        Err(error) => Err(Rejected::new(model, error)),
+    }
+}
+
+/// A calibrated copy of `model`, and what was left float of it.
+pub(crate) fn calibrated<M: Module>(
+    model: &M,
+    chosen: impl Fn(&FakeQuantize) -> bool,
+    unobserved: Unobserved,
+    run: impl FnOnce(&M),
+) -> Result<(M, Vec<LeftFloat>), QuantError> {
+    if quantizers(model).is_empty() {
+        return Err(QuantError::NotPrepared);
+    }
+    // A clone would share its running statistics with `model`, and change them on an autodiff device.
+    let calibrating = map_quantizers(model.valid(), |located| match chosen(&located.quantizer) {
+        true => located.quantizer.calibrating(),
+        false => located.quantizer,
+    });
+    run(&calibrating);
+    let mut calibrated = HashMap::new();
+    let mut without_range = Vec::new();
+    for (located, observed) in quantizers(model).into_iter().zip(quantizers(&calibrating)) {
+        if !chosen(&located.quantizer) {
+            continue;
+        }
+        let checked = observed.quantizer.calibrated().and_then(|quantizer| {
+            if !quantizer.is_enabled() || !quantizer.config().observer.has_memory() {
+                return Ok(quantizer);
+            }
+            let first = quantizer.qparams()?;
+            Ok(quantizer.started(first))
+        });
+        match checked {
+            Ok(quantizer) => {
+                let quantizer = located.quantizer.with_state_of(&quantizer);
+                calibrated.insert(located.path, quantizer);
+            }
+            Err(error) => without_range.push((located, error)),
+        };
+    }
+    let left = unobserved.judge(without_range)?;
+    let model = replace(model.clone(), calibrated);
+    Ok((leave_float(model, &left), left))
+}
+
+/// The model with the ranges that its replicas observed.
+///
+/// Replicas on other devices observe for themselves, each its share of a batch. This takes the
+/// widest of their ranges, or the mean of moving averages. A replica counts if it observed; the
+/// model's own range is replaced.
+///
+/// Burn's learner makes its replicas itself, anew in each step of a multi-device training, and
+/// drops what they observed: [`calibrate`] the model before, and freeze its observers from step 0
+/// on. In distributed training each process observes its own share, as in PyTorch.
+///
+/// # Errors
+///
+/// [`QuantError::OtherQuantizers`] if a replica has quantizers at other paths. The model comes
+/// back in the error.
+pub fn merge_observers<M: Module>(model: M, replicas: &[M]) -> Result<M, Rejected<M, QuantError>> {
+    let mut seen: HashMap<String, Vec<_>> = HashMap::new();
+    for located in replicas.iter().flat_map(quantizers) {
+        let of_path = seen.entry(located.path).or_default();
+        of_path.push(located.quantizer);
+    }
+    let mut merged = HashMap::new();
+    for located in quantizers(&model) {
+        let others = seen.remove(&located.path).unwrap_or_default();
+        let outcome = match others.len() == replicas.len() {
+            true => located.quantizer.merged(&others),
+            false => Err(QuantError::OtherQuantizers {
+                path: located.path.clone(),
+            }),
+        };
+        match outcome {
+            Ok(quantizer) => merged.insert(located.path, quantizer),
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+    }
+    if let Some(path) = seen.into_keys().min() {
+        return Err(Rejected::new(model, QuantError::OtherQuantizers { path }));
+    }
+    Ok(replace(model, merged))
+}
+
+/// Switches the training flag of BatchNorm layers off.
+struct FreezeBatchNorm {
+    inside: bool,
+}
+
+impl ModuleMapper for FreezeBatchNorm {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.inside = container_type == "Struct:BatchNorm";
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.inside = false;
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        match self.inside {
+            true => flag.with_value(false),
+            false => flag,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Choosing a range from a histogram.
+
+use crate::range::histogram::Histogram;
+use crate::{NumberFormat, Scheme};
+
+/// The largest code for magnitudes: all codes of the scheme if nothing is negative, else those of
+/// one side of zero.
+pub(crate) fn largest_code(scheme: &Scheme, lowest: f32) -> f32 {
+    let codes = scheme.quant_max() - scheme.quant_min();
+    match scheme.mapping.is_symmetric() || lowest < 0.0 {
+        true if scheme.format.is_int() => (codes / 2.0).floor(),
+        true => scheme.quant_max(),
+        false => codes,
+    }
+}
+
+/// The lower edge of the first bin up to which `percent` of the values lie.
+///
+/// At 100 percent the upper end of the histogram.
+pub fn percentile(magnitudes: &Histogram, percent: f64) -> f32 {
+    let total: f64 = magnitudes.counts().iter().sum();
+    let mut reached = 0.0;
+    if percent < 100.0 {
+        for (index, count) in magnitudes.counts().iter().enumerate() {
+            reached += count / total;
+            if reached >= percent / 100.0 {
+                return magnitudes.edge(index);
+            }
+        }
+    }
+    magnitudes.max()
+}
+
+/// The centre of the bin that, as the largest magnitude, gives the least squared error of
+/// quantization; tried from bin `start_bin` on.
+///
+/// `largest` is the code of the largest magnitude, 127 for INT8.
+pub fn mse(magnitudes: &Histogram, format: NumberFormat, largest: f32, start_bin: usize) -> f32 {
+    let bins = magnitudes.counts().len();
+    let centre = |index| (magnitudes.edge(index) + magnitudes.edge(index + 1)) / 2.0;
+    let centres: Vec<f32> = (0..bins).map(centre).collect();
+    let round = |x: f32| match format.is_int() {
+        true => x.round_ties_even().min(largest),
+        false => format.round(x),
+    };
+    let error = |highest: f32| -> f64 {
+        let scale = largest / highest;
+        let errors = centres.iter().zip(magnitudes.counts());
+        errors
+            .map(|(centre, count)| {
+                let error = f64::from(round(centre * scale) / scale - centre);
+                error * error * count
+            })
+            .sum()
+    };
+    let candidates = centres.iter().skip(start_bin).copied();
+    let best = candidates.map(|highest| (highest, error(highest)));
+    let best = best.reduce(|best, next| if next.1 < best.1 { next } else { best });
+    best.map_or(magnitudes.max(), |(highest, _)| highest)
+}
+
+/// The edge at which clipping and quantizing to `levels` numbers gives the least relative entropy
+/// (Kullback–Leibler divergence) to the values; tried from bin `start_bin` on, the last of equals.
+///
+/// The first bin counts as much as the second, so that a crowd of zeros does not decide.
+///
+/// # Panics
+///
+/// Without levels.
+pub fn entropy(magnitudes: &Histogram, levels: usize, start_bin: usize) -> f32 {
+    assert!(levels > 0, "there is at least one level to quantize to");
+    let mut counts = magnitudes.counts().to_vec();
+    if let [first, second, ..] = counts.as_mut_slice() {
+        *first = *second;
+    }
+    let mut best = None;
+    for end in start_bin.max(1)..=counts.len() {
+        let (kept, clipped) = counts.split_at(end);
+        let mut reference = kept.to_vec();
+        reference[end - 1] += clipped.iter().sum::<f64>();
+        let divergence = relative_entropy(&reference, &merged(kept, levels));
+        // NaN, of a histogram without values, is never best.
+        if best.is_none_or(|(_, least)| divergence <= least) {
+            best = Some((end, divergence));
+        }
+    }
+    best.map_or(magnitudes.max(), |(end, _)| magnitudes.edge(end))
+}
+
+/// The counts after quantization: each level's, evenly over those of its bins that had any.
+fn merged(counts: &[f64], levels: usize) -> Vec<f64> {
+    let width = counts.len() as f64 / levels as f64;
+    let level = |bin: usize| {
+        let mut level = (bin as f64 / width) as usize;
+        while (level + 1) as f64 * width <= bin as f64 {
+            level += 1;
+        }
+        while level as f64 * width > bin as f64 {
+            level -= 1;
+        }
+        level.min(levels - 1)
+    };
+    let mut totals = vec![(0.0, 0usize); levels];
+    let filled = || {
+        counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count != 0.0)
+    };
+    for (bin, count) in filled() {
+        let total = &mut totals[level(bin)];
+        total.0 += count;
+        total.1 += 1;
+    }
+    let mut quantized = vec![0.0; counts.len()];
+    for (bin, _) in filled() {
+        let (total, bins) = totals[level(bin)];
+        quantized[bin] = total / bins as f64;
+    }
+    quantized
+}
+
+/// Σ p ln(p/q) of two histograms, each scaled to sum 1.
+fn relative_entropy(p: &[f64], q: &[f64]) -> f64 {
+    let (p_sum, q_sum): (f64, f64) = (p.iter().sum(), q.iter().sum());
+    let pairs = p.iter().map(|p| p / p_sum).zip(q.iter().map(|q| q / q_sum));
+    pairs
+        .map(|(p, q)| match (p > 0.0, q > 0.0) {
+            (true, true) => p * (p / q).ln(),
+            (true, false) => f64::INFINITY,
+            _ => 0.0,
+        })
+        .sum()
+}
+
+/// Step of the quantiles that [`search`] moves by.
+const QUANTILE_STEP: f64 = 1e-5;
+
+/// The range with the least expected squared error that narrowing from both ends leads to.
+///
+/// In each round the end moves in that has the emptier bins before it; it ends when the error
+/// grows. PyTorch's `HistogramObserver._non_linear_param_search`.
+pub fn search(histogram: &Histogram, scheme: &Scheme) -> (f32, f32) {
+    let counts = histogram.counts();
+    if histogram.is_empty() || histogram.min() == histogram.max() {
+        return (histogram.min(), histogram.max());
+    }
+    let width = (histogram.max() - histogram.min()) / counts.len() as f32;
+    let codes = f64::exp2(f64::from(scheme.format.bits()));
+    let cumulative: Vec<f64> = counts
+        .iter()
+        .scan(0.0, |sum, count| {
+            *sum += count;
+            Some(*sum)
+        })
+        .collect();
+    let total = cumulative.last().copied().unwrap_or(0.0);
+
+    let (mut first, mut last) = (0, counts.len() - 1);
+    let (mut lower, mut upper) = (0.0, 1.0);
+    let mut least = f64::INFINITY;
+    while lower < upper {
+        let (next_lower, next_upper) = (lower + QUANTILE_STEP, upper - QUANTILE_STEP);
+        let (mut from, mut to) = (first, last);
+        while from < last && cumulative[from] < next_lower * total {
+            from += 1;
+        }
+        while to > first && cumulative[to] > next_upper * total {
+            to -= 1;
+        }
+        let next = match from - first > last - to {
+            true => {
+                lower = next_lower;
+                (from, last)
+            }
+            false => {
+                upper = next_upper;
+                (first, to)
+            }
+        };
+        if next == (first, last) {
+            continue;
+        }
+        let error = expected_error(counts, f64::from(width), next, codes);
+        if error > least {
+            break;
+        }
+        least = error;
+        (first, last) = next;
+    }
+    (
+        histogram.min() + width * first as f32,
+        histogram.min() + width * (last + 1) as f32,
+    )
+}
+
+/// ∫ (x − quantized x)² over the density of the histogram, when the bins from `first` to `last`
+/// are cut into `codes` intervals, each of which is quantized to its middle.
+fn expected_error(counts: &[f64], width: f64, (first, last): (usize, usize), codes: f64) -> f64 {
+    let interval = width * (last - first + 1) as f64 / codes;
+    if interval == 0.0 {
+        return 0.0;
+    }
+    // ∫ x² from `from` to `to`
+    let squares = |from: f64, to: f64| (to.powi(3) - from.powi(3)) / 3.0;
+    let code = |x: f64| (x / interval).floor().clamp(0.0, codes - 1.0);
+    let half = interval / 2.0;
+    counts
+        .iter()
+        .enumerate()
+        .filter(|(_, count)| **count != 0.0)
+        .map(|(bin, count)| {
+            let begin = (bin as f64 - first as f64) * width;
+            let end = begin + width;
+            let (begin_code, end_code) = (code(begin), code(end));
+            let within = squares(begin - (begin_code + 0.5) * interval, half)
+                + (end_code - begin_code - 1.0) * squares(-half, half)
+                + squares(-half, end - (end_code + 0.5) * interval);
+            count / width * within
+        })
+        .sum()
+}

@@ -1,0 +1,408 @@
+//! Weight rounding better than nearest, and corrected biases, in a prepared model.
+
+pub(crate) mod adaround;
+pub(crate) mod gptq;
+pub(crate) mod input_statistics;
+pub(crate) mod weight_grid;
+
+use std::collections::HashMap;
+use std::fmt;
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::TensorData;
+use burn_lean_reparam::Rejected;
+use comfy_table::{Table, presets};
+use faer::Mat;
+use serde::{Deserialize, Serialize};
+
+use crate::adaround;
+use crate::deploy::convert::quantized_weights;
+use crate::deploy::quantized_tensor::{code_range, group_index};
+use crate::gptq;
+use crate::model::effective::Effective;
+use crate::model::float_parameters::{self, FloatParameter};
+use crate::model::walk::{self, Site, quantizers};
+use crate::ptq::fold::ChannelLayout;
+use crate::ptq::layer_inputs::LayerInputs;
+use crate::{
+    AdaRoundConfig, GptqConfig, InputStatistics, QuantError, QuantizedTensor, Scheme, WeightGrid,
+};
+
+/// How weights are rounded to their codes.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Rounding {
+    /// To the nearest code.
+    #[default]
+    Nearest,
+    /// By [`gptq`].
+    Gptq(GptqConfig),
+    /// By [`adaround`].
+    AdaRound(AdaRoundConfig),
+}
+
+/// Rounds the weights of a prepared model with calibration data.
+///
+/// For 4 bits and below; at 8 bits nearest rounding is hardly worse. Quantize activations first:
+/// the inputs that a layer is rounded for are then the ones it will see.
+#[derive(Config, Debug, PartialEq)]
+pub struct RoundingConfig {
+    /// How. Default: by GPTQ with its defaults.
+    #[config(default = "Rounding::Gptq(GptqConfig::new())")]
+    pub rounding: Rounding,
+    /// Whether the mean error that is left moves into the bias, where there is one. Default: yes.
+    #[config(default = true)]
+    pub bias_correction: bool,
+}
+
+impl Default for RoundingConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One weight in a [`RoundingReport`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RoundedWeight {
+    /// Its path.
+    pub path: String,
+    /// Mean squared error of the layer's output with nearest rounding.
+    pub nearest_error: f64,
+    /// And with the codes chosen, before the bias is corrected.
+    pub error: f64,
+    /// Codes that differ from nearest rounding, as a fraction.
+    pub changed: f64,
+    /// Largest change of a bias; `None` where none was corrected.
+    pub bias_correction: Option<f32>,
+}
+
+/// What [`RoundingConfig::apply`] did. Prints as a table.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct RoundingReport {
+    /// The weights, in module order.
+    pub weights: Vec<RoundedWeight>,
+}
+
+impl RoundingConfig {
+    /// Rounds the weight of every layer that `inputs` knows, and keeps its scales from now on.
+    ///
+    /// The stored weight becomes the rounded one, of which fake quantization gives exactly the same
+    /// values; so convert, or go on training. A weight quantizer without memory keeps today's range
+    /// from now on, in records too, so that the scale does not follow the rounded weight.
+    ///
+    /// # Errors
+    ///
+    /// Each with the model inside, as it was: [`QuantError::UnknownParameter`] when `inputs` names a
+    /// weight that the model lacks or that is not fake-quantized,
+    /// [`QuantError::UnsupportedLayer`] for one that is neither linear nor a convolution or already
+    /// converted, [`QuantError::UnsupportedScheme`] for float formats, and those of
+    /// [`gptq`] and [`adaround`], of the parameter at fault.
+    pub fn apply<M: Module>(
+        &self,
+        model: M,
+        inputs: &LayerInputs,
+    ) -> Result<(M, RoundingReport), Rejected<M, QuantError>> {
+        match self.plan(&model, inputs) {
+            Ok(plan) => {
+                let report = RoundingReport {
+                    weights: plan.report,
+                };
+                let model = walk::replace(model, plan.quantizers);
+                let isolated = float_parameters::isolate(model);
+                Ok((float_parameters::replace(isolated, plan.values), report))
+            }
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    fn plan<M: Module>(&self, model: &M, inputs: &LayerInputs) -> Result<Plan, QuantError> {
+        let parameters = float_parameters::list(model);
+        let weights: HashMap<String, QuantizedTensor> =
+            quantized_weights(model)?.into_iter().collect();
+        for path in inputs.paths() {
+            float_parameters::find(&parameters, path)?;
+            if !weights.contains_key(path) {
+                return Err(QuantError::UnsupportedLayer {
+                    path: path.to_string(),
+                    reason: "it is not fake-quantized".into(),
+                });
+            }
+        }
+        let effective = Effective::of(model);
+        let mut plan = Plan::default();
+        for parameter in &parameters {
+            let (Some(groups), Some(weight)) =
+                (inputs.of(&parameter.path), weights.get(&parameter.path))
+            else {
+                continue;
+            };
+            self.round(
+                (model, &effective),
+                &parameters,
+                parameter,
+                weight,
+                groups,
+                &mut plan,
+            )
+            .map_err(|error| match error {
+                located @ QuantError::Parameter { .. } => located,
+                error => error.at(&parameter.path),
+            })?;
+        }
+        plan.quantizers = kept_ranges(model, &plan.values)?;
+        Ok(plan)
+    }
+
+    fn round<M: Module>(
+        &self,
+        (model, effective): (&M, &Effective),
+        parameters: &[FloatParameter],
+        parameter: &FloatParameter,
+        weight: &QuantizedTensor,
+        groups: &[InputStatistics],
+        plan: &mut Plan,
+    ) -> Result<(), QuantError> {
+        let path = &parameter.path;
+        if !weight.scheme().format.is_int() {
+            return Err(QuantError::UnsupportedScheme {
+                scheme: weight.scheme().to_string(),
+                reason: "only integers are rounded; leave this weight out",
+            });
+        }
+        let bias_path = path
+            .strip_suffix("weight")
+            .map(|prefix| format!("{prefix}bias"))
+            .filter(|bias| self.bias_correction && parameters.iter().any(|p| p.path == *bias));
+        let mut paths = vec![path.clone()];
+        paths.extend(bias_path.clone());
+        let mut stored = float_parameters::read(model, &paths)?;
+        if let Some(stored) = stored.get_mut(path) {
+            effective.replace_masked(path, stored)?;
+        }
+        let layout = MatrixLayout::new(parameter, groups.len())?;
+        let values = &stored[path].values;
+        let mut rounded = values.clone();
+        let mut correction = Vec::new();
+        let mut report = RoundedWeight {
+            path: path.clone(),
+            nearest_error: 0.0,
+            error: 0.0,
+            changed: 0.0,
+            bias_correction: None,
+        };
+        for (group, inputs) in groups.iter().enumerate() {
+            let indices = layout.indices(group);
+            let grid = grid(values, weight, &indices, layout.rows, layout.columns)?;
+            let nearest = grid.nearest();
+            let codes = match &self.rounding {
+                Rounding::Nearest => nearest.clone(),
+                Rounding::Gptq(config) => gptq(&grid, inputs, config)?,
+                Rounding::AdaRound(config) => adaround(&grid, inputs, config)?,
+            };
+            let share = 1.0 / groups.len() as f64;
+            report.nearest_error += share * grid.output_error(&nearest, inputs)?;
+            report.error += share * grid.output_error(&codes, inputs)?;
+            let changed = codes.iter().zip(&nearest).filter(|(a, b)| a != b).count();
+            report.changed += changed as f64 / values.len().max(1) as f64;
+            let new = grid.values(&codes);
+            correction.extend(bias_correction(&grid, &codes, inputs)?);
+            for (index, value) in indices.iter().zip(new) {
+                rounded[*index] = value;
+            }
+        }
+        if let Some(bias_path) = bias_path {
+            let bias = &stored[&bias_path].values;
+            if bias.len() == correction.len() {
+                let corrected: Vec<f32> =
+                    bias.iter().zip(&correction).map(|(b, c)| b + c).collect();
+                let largest = correction
+                    .iter()
+                    .fold(0.0_f32, |largest, c| largest.max(c.abs()));
+                report.bias_correction = Some(largest);
+                let shape = stored[&bias_path].shape.clone();
+                plan.values
+                    .insert(bias_path, TensorData::new(corrected, shape));
+            }
+        }
+        let shape = stored[path].shape.clone();
+        plan.values
+            .insert(path.clone(), TensorData::new(rounded, shape));
+        plan.report.push(report);
+        Ok(())
+    }
+}
+
+/// What to add to each bias, `[outputs]`, so that the mean output over `inputs` stays what it was
+/// before the weight became `codes`: `−E[(W̃ − W) x]`.
+///
+/// [Data-Free Quantization Through Weight Equalization and Bias Correction, Nagel et al.,
+/// 2019](https://arxiv.org/abs/1906.04721), with the mean input from data.
+///
+/// # Errors
+///
+/// [`QuantError::NoData`], [`QuantError::LengthMismatch`].
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_quant::{InputStatistics, WeightGrid, bias_correction};
+///
+/// let mut inputs = InputStatistics::new(1);
+/// inputs.observe(Tensor::from_data([[2.0], [4.0]], &Device::flex())).unwrap();
+/// let grid = WeightGrid::new([1, 1], vec![0.75], vec![0.5], vec![0.0], (-7, 7)).unwrap();
+/// // 1.0 instead of 0.75, over a mean input of 3
+/// assert_eq!(bias_correction(&grid, &[2], &inputs).unwrap(), [-0.75]);
+/// ```
+pub fn bias_correction(
+    grid: &WeightGrid,
+    codes: &[i32],
+    inputs: &InputStatistics,
+) -> Result<Vec<f32>, QuantError> {
+    grid.expect_inputs(inputs)?;
+    let [outputs, features] = grid.shape();
+    if codes.len() != outputs * features {
+        return Err(QuantError::LengthMismatch {
+            what: "codes".into(),
+            expected: outputs * features,
+            found: codes.len(),
+        });
+    }
+    let error = Mat::from_fn(outputs, features, |row, column| {
+        let index = row * features + column;
+        grid.value(index, codes[index]) - grid.weight(index)
+    });
+    let mean = inputs.mean();
+    let mean = Mat::from_fn(features, 1, |row, _| f64::from(mean[row]));
+    let off = error * mean;
+    Ok((0..outputs).map(|row| -off[(row, 0)] as f32).collect())
+}
+
+#[derive(Default)]
+struct Plan {
+    values: HashMap<String, TensorData>,
+    quantizers: HashMap<String, crate::FakeQuantize>,
+    report: Vec<RoundedWeight>,
+}
+
+/// The grid of some elements of a weight, as a matrix of their order.
+fn grid(
+    values: &[f32],
+    weight: &QuantizedTensor,
+    indices: &[usize],
+    rows: usize,
+    columns: usize,
+) -> Result<WeightGrid, QuantError> {
+    let groups = weight.scheme().group_shape(weight.shape())?;
+    let group = |index: &usize| group_index(*index, weight.shape(), &groups);
+    WeightGrid::new(
+        [rows, columns],
+        indices.iter().map(|index| values[*index]).collect(),
+        indices.iter().map(|i| weight.scale()[group(i)]).collect(),
+        indices
+            .iter()
+            .map(|i| weight.zero_point()[group(i)])
+            .collect(),
+        code_range(weight.scheme()),
+    )
+}
+
+/// Where the elements of a layer's matrices are in its weight.
+struct MatrixLayout {
+    layout: ChannelLayout,
+    shape: Vec<usize>,
+    /// Outputs of a group.
+    rows: usize,
+    /// Inputs of a group.
+    columns: usize,
+}
+
+impl MatrixLayout {
+    fn new(parameter: &FloatParameter, groups: usize) -> Result<Self, QuantError> {
+        let layout = ChannelLayout::of(parameter)?;
+        let shape = parameter.shape.clone();
+        let unsupported = |reason: &str| QuantError::UnsupportedLayer {
+            path: parameter.path.clone(),
+            reason: reason.to_string(),
+        };
+        let (rows, columns) = match layout {
+            ChannelLayout::Linear if groups == 1 => (shape[1], shape[0]),
+            ChannelLayout::Conv if groups > 0 && shape[0].is_multiple_of(groups) => {
+                (shape[0] / groups, shape[1..].iter().product())
+            }
+            ChannelLayout::ConvTranspose => {
+                return Err(unsupported(
+                    "transposed convolutions are rounded to nearest",
+                ));
+            }
+            _ => return Err(unsupported("its inputs are of another number of groups")),
+        };
+        Ok(Self {
+            layout,
+            shape,
+            rows,
+            columns,
+        })
+    }
+
+    /// Row-major elements of the matrix `[outputs, inputs]` of a group.
+    fn indices(&self, group: usize) -> Vec<usize> {
+        let place = |element: usize| match self.layout {
+            ChannelLayout::Linear => {
+                element % self.columns * self.shape[1] + element / self.columns
+            }
+            _ => group * self.rows * self.columns + element,
+        };
+        (0..self.rows * self.columns).map(place).collect()
+    }
+}
+
+/// The quantizers of rounded weights that would follow the rounded values, made to keep the range.
+fn kept_ranges<M: Module>(
+    model: &M,
+    rounded: &HashMap<String, TensorData>,
+) -> Result<HashMap<String, crate::FakeQuantize>, QuantError> {
+    let memoryless = quantizers(model).into_iter().filter(|located| {
+        located.site == Site::Weight
+            && !located.quantizer.has_static_range()
+            && !located.quantizer.is_learning()
+    });
+    let schemes: HashMap<String, Scheme> = memoryless
+        .filter_map(|located| Some((located.parameter?, located.quantizer.scheme().clone())))
+        .filter(|(path, _)| rounded.contains_key(path))
+        .collect();
+    let ranges = float_parameters::ranges(model, &schemes)?;
+    let replaced = quantizers(model).into_iter().filter_map(|located| {
+        let path = located.parameter.clone()?;
+        let range = ranges.get(&path).filter(|_| located.site == Site::Weight)?;
+        Some((located.path, located.quantizer.with_range(range.clone())))
+    });
+    Ok(replaced.collect())
+}
+
+impl fmt::Display for RoundingReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header([
+            "weight",
+            "nearest",
+            "chosen",
+            "ratio",
+            "changed",
+            "bias moved by",
+        ]);
+        for weight in &self.weights {
+            table.add_row([
+                weight.path.clone(),
+                format!("{:.3e}", weight.nearest_error),
+                format!("{:.3e}", weight.error),
+                format!("{:.3}", weight.error / weight.nearest_error),
+                format!("{:.1} %", 100.0 * weight.changed),
+                weight
+                    .bias_correction
+                    .map_or("-".to_string(), |moved| format!("{moved:.3e}")),
+            ]);
+        }
+        write!(f, "{table}")
+    }
+}
