@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn::config::Config;
+use serde::{Deserialize, Serialize};
 
 use crate::OneShotError;
 use crate::error::invalid;
@@ -60,7 +61,7 @@ pub struct Prune {
 }
 
 /// How many weights of a matrix become zero, and in which shape.
-#[derive(Config, Debug, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Pattern {
     /// A fraction of every weight matrix, wherever they are.
     PerLayer(f64),

@@ -32,7 +32,7 @@ pub(crate) struct Group {
 
 /// What divides the features that a group reads: parameters with one number for each of them, and
 /// rows of a matrix.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Producer {
     pub(crate) vectors: Vec<String>,
     pub(crate) matrix: Option<Box<Product>>,

@@ -2,6 +2,7 @@
 
 mod align;
 mod lane;
+mod parameters;
 mod product;
 mod rows;
 mod script;
