@@ -8,3 +8,4 @@ mod models;
 mod observer;
 mod refuses;
 mod rules;
+mod walk;

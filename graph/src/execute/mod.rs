@@ -21,6 +21,9 @@ use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors};
 pub use observe::{Observed, Observer};
 use tensors::Alive;
 
+pub(crate) use tensors::upload;
+pub(crate) use write_back::store;
+
 impl<O: Tensors> Recording<O> {
     /// Executes the recording with these values of parameters and inputs, on the device of
     /// `model`.
@@ -75,7 +78,7 @@ impl<O: Tensors> Recording<O> {
 }
 
 /// A result of this form with these tensors.
-fn fill<O: Tensors>(form: &O, tensors: Vec<DispatchTensor>) -> O {
+pub(crate) fn fill<O: Tensors>(form: &O, tensors: Vec<DispatchTensor>) -> O {
     struct Fill(std::vec::IntoIter<DispatchTensor>);
     impl Fill {
         fn next(&mut self) -> DispatchTensor {
@@ -107,22 +110,10 @@ impl Graph {
         rules: &impl Rules,
         observer: &mut impl Observer,
     ) -> Result<Vec<DispatchTensor>, GraphError> {
+        let device = device_of(model, inputs)?;
         let (values, carried) = Values::with_hooks(model);
         self.check_hooks(&carried)?;
-        let device = model
-            .devices()
-            .first()
-            .map(|device| device.as_dispatch().clone())
-            .or_else(|| inputs.first().map(TensorMetadata::device))
-            .ok_or(GraphError::NoDevice)?;
-        let mut given = Vec::with_capacity(self.parameters.len());
-        for parameter in &self.parameters {
-            let value = values.get(parameter).ok_or_else(|| GraphError::Mismatch {
-                recorded: format!("`{}` of shape {:?}", parameter.path, parameter.shape),
-                found: "a model without it".into(),
-            })?;
-            given.push(value.clone());
-        }
+        let given = values_of(&values, self)?;
         let mut alive = self.run(&given, inputs, device, rules, Some(&carried), observer)?;
         hooks::sharing(|| write_back::write_back(model, &self.parameters, &mut alive));
         let results = rules.results();
@@ -239,6 +230,30 @@ impl Graph {
         alive.set(output, made);
         Ok(())
     }
+}
+
+/// Where a model or, without one, its inputs are.
+pub(crate) fn device_of<M: Module>(
+    model: &M,
+    inputs: &[DispatchTensor],
+) -> Result<DispatchDevice, GraphError> {
+    let of_model = model.devices().into_iter().next();
+    of_model
+        .map(|device| device.as_dispatch().clone())
+        .or_else(|| inputs.first().map(TensorMetadata::device))
+        .ok_or(GraphError::NoDevice)
+}
+
+/// The values that a model has for the parameters of a graph, in their order.
+pub(crate) fn values_of(values: &Values, graph: &Graph) -> Result<Vec<DispatchTensor>, GraphError> {
+    let of = |parameter| {
+        let value: Option<&DispatchTensor> = values.get(parameter);
+        value.cloned().ok_or_else(|| GraphError::Mismatch {
+            recorded: format!("`{}` of shape {:?}", parameter.path, parameter.shape),
+            found: "a model without it".into(),
+        })
+    };
+    graph.parameters.iter().map(of).collect()
 }
 
 /// A cast that is recorded only where it changes something.

@@ -224,7 +224,8 @@ impl Operands for Alive<'_> {
     }
 }
 
-fn upload(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
+/// A tensor of any kind on a device.
+pub(crate) fn upload(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
     let dtype = data.dtype();
     if dtype.is_float() {
         Dispatch::float_from_data(data, device)
