@@ -86,6 +86,9 @@ struct Cli {
     /// Tokens to generate before and after; 0 for none.
     #[arg(long, default_value_t = 64)]
     generate: usize,
+    /// Writes the compressed model (one method only).
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Keeps finished blocks here, and goes on after the last one (one method only).
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
@@ -202,8 +205,8 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
     let presets = cli.presets();
-    if cli.state.is_some() && presets.len() > 1 {
-        return Err("--state keeps the blocks of one method: name one".into());
+    if (cli.state.is_some() || cli.out.is_some()) && presets.len() > 1 {
+        return Err("--state and --out are of one method: name one".into());
     }
     let (model, calibration, eval) = match (&cli.checkpoint, &cli.tokens) {
         (Some(checkpoint), Some(tokens)) => {
@@ -261,6 +264,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         let perplexity = perplexity(&done.model, &eval, cli.batch, &device);
         if let Some((text, rate)) = speed(&done.model, cli.generate, &device) {
             println!("{name}: {rate:.0} tokens/s: {}", shown(cli, &text));
+        }
+        if let Some(file) = &cli.out {
+            done.save(file)?;
         }
         let quantize = preset.quantize.as_ref();
         let integer = |number: Option<usize>| Cell::optional_integer(number.map(|n| n as u64));

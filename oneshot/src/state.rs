@@ -71,6 +71,7 @@ struct Shape {
     path: String,
     outputs: usize,
     inputs: usize,
+    transposed: bool,
     /// Bits, group, symmetric.
     grid: Option<(u8, usize, bool)>,
 }
@@ -127,7 +128,7 @@ impl TensorMapper for Checksum {
     }
 }
 
-fn failed(file: &Path, reason: impl ToString) -> OneShotError {
+pub(crate) fn failed(file: &Path, reason: impl ToString) -> OneShotError {
     OneShotError::File {
         file: file.display().to_string(),
         reason: reason.to_string(),
@@ -240,6 +241,7 @@ impl State {
                     path: shape.path.clone(),
                     outputs: shape.outputs,
                     inputs: shape.inputs,
+                    transposed: shape.transposed,
                     values: Vec::new(),
                     grid: None,
                 };
@@ -292,6 +294,7 @@ impl Shape {
             path: weight.path.clone(),
             outputs: weight.outputs,
             inputs: weight.inputs,
+            transposed: weight.transposed,
             grid: weight.grid.as_ref().map(|one| (one.bits, one.group, one.symmetric)),
         }
     }
