@@ -122,7 +122,8 @@ enum Method {
 
 impl Method {
     fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().into())
     }
 
     fn prunes(self) -> Option<PruneMethod> {
@@ -147,7 +148,10 @@ impl Cli {
             ([], Some(_)) => vec![Method::BestSubset],
             (methods, _) => methods.to_vec(),
         };
-        methods.iter().map(|method| (method.name(), self.of_method(*method))).collect()
+        methods
+            .iter()
+            .map(|method| (method.name(), self.of_method(*method)))
+            .collect()
     }
 
     fn of_method(&self, method: Method) -> Preset {
@@ -216,7 +220,11 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             let model = checkpoint::load(checkpoint, cli.heads, positions, &device)?;
             (model, calibration, eval)
         }
-        _ => (own::train(cli.steps, cli.seed, &device)?, own::windows(), own::windows()),
+        _ => (
+            own::train(cli.steps, cli.seed, &device)?,
+            own::windows(),
+            own::windows(),
+        ),
     };
     let all = calibration.count();
     let windows = cli.windows.unwrap_or(all).min(all);
@@ -257,7 +265,8 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             bar.inc(1);
         });
         let inputs = batches.iter().map(|(inputs, _)| inputs.clone());
-        let done = oneshot.compress(model.clone(), inputs, |model, tokens| model.forward(tokens))?;
+        let done =
+            oneshot.compress(model.clone(), inputs, |model, tokens| model.forward(tokens))?;
         bar.finish_and_clear();
         let seconds = start.elapsed().as_secs_f64();
         let peak = memory.bytes();

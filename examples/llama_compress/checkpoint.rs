@@ -40,27 +40,37 @@ pub(crate) fn load(
     let find = |ends: [&str; 2]| -> Result<Vec<usize>, String> {
         let mut names: Vec<&str> = file.names().into_iter().collect();
         names.sort();
-        let name = names.into_iter().find(|name| ends.iter().any(|end| name.ends_with(end)));
+        let name = names
+            .into_iter()
+            .find(|name| ends.iter().any(|end| name.ends_with(end)));
         let name = name.ok_or_else(|| named(&format!("no tensor ends in {}", ends[0])))?;
-        Ok(file.tensor(name).map_err(|error| named(&error))?.shape().to_vec())
+        Ok(file
+            .tensor(name)
+            .map_err(|error| named(&error))?
+            .shape()
+            .to_vec())
     };
     let embedding = find(["tok_embeddings.weight", "embed_tokens.weight"])?;
     let hidden = find(["w1.weight", "gate_proj.weight"])?[0];
     let query = find(["wq.weight", "q_proj.weight"])?[0];
     let key = find(["wk.weight", "k_proj.weight"])?[0];
-    let number = |name: &str| -> Option<usize> {
-        metadata.metadata().as_ref()?.get(name)?.parse().ok()
-    };
+    let number =
+        |name: &str| -> Option<usize> { metadata.metadata().as_ref()?.get(name)?.parse().ok() };
     let heads = heads.or_else(|| number("n_heads"));
     let heads = heads.ok_or_else(|| {
         named(&"the number of attention heads is not in its metadata: give --heads")
     })?;
     if heads == 0 || !query.is_multiple_of(heads) || !key.is_multiple_of(query / heads) {
-        return Err(named(&format!("{heads} heads do not divide {query} and {key} features")).into());
+        return Err(named(&format!(
+            "{heads} heads do not divide {query} and {key} features"
+        ))
+        .into());
     }
     let names = file.names();
     let is_hugging_face = names.iter().any(|name| name.contains("self_attn"));
-    let layers = names.iter().filter(|name| name.ends_with("wq.weight") || name.ends_with("q_proj.weight"));
+    let layers = names
+        .iter()
+        .filter(|name| name.ends_with("wq.weight") || name.ends_with("q_proj.weight"));
     let sizes = Sizes {
         vocabulary: embedding[0],
         width: embedding[1],
@@ -69,7 +79,9 @@ pub(crate) fn load(
         heads,
         kv_heads: key / (query / heads),
         positions: number("max_seq_len").unwrap_or(positions).max(positions),
-        own_head: names.iter().any(|name| matches!(name.as_ref(), "output.weight" | "lm_head.weight")),
+        own_head: names
+            .iter()
+            .any(|name| matches!(name.as_ref(), "output.weight" | "lm_head.weight")),
     };
     let mut model = sizes.init(device);
     let mut store = SafetensorsStore::from_file(path).with_from_adapter(PyTorchToBurnAdapter);
@@ -119,7 +131,9 @@ impl Windows {
         let numbers = tensor.data().chunks_exact(4);
         Ok(Self {
             length,
-            tokens: numbers.map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            tokens: numbers
+                .map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
         })
     }
 }

@@ -69,7 +69,11 @@ pub(crate) struct Cache {
 impl Sizes {
     pub(crate) fn init(&self, device: &Device) -> Llama {
         let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
-        let norm = || RmsNormConfig::new(self.width).with_epsilon(1e-5).init(device);
+        let norm = || {
+            RmsNormConfig::new(self.width)
+                .with_epsilon(1e-5)
+                .init(device)
+        };
         let head = self.width / self.heads;
         let block = |_| Block {
             attention_norm: norm(),
@@ -164,7 +168,8 @@ impl Attention {
         let [batch, count, _] = x.dims();
         let split = |x: Tensor<3>, heads: usize| {
             let [_, _, width] = x.dims();
-            x.reshape([batch, count, heads, width / heads]).swap_dims(1, 2)
+            x.reshape([batch, count, heads, width / heads])
+                .swap_dims(1, 2)
         };
         let query = rotary.apply(split(self.wq.forward(x.clone()), self.heads), start);
         let mut keys = rotary.apply(split(self.wk.forward(x.clone()), self.kv_heads), start);
@@ -196,6 +201,7 @@ impl Attention {
 
 impl FeedForward {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.w2.forward(silu(self.w1.forward(x.clone())) * self.w3.forward(x))
+        self.w2
+            .forward(silu(self.w1.forward(x.clone())) * self.w3.forward(x))
     }
 }

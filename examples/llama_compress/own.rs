@@ -27,7 +27,9 @@ pub(crate) fn alphabet() -> Vec<char> {
 /// Windows for calibration and for evaluation, the same text: the model is to have learnt it.
 pub(crate) fn windows() -> Windows {
     let letters = alphabet();
-    let tokens = TEXT.chars().map(|letter| letters.binary_search(&letter).unwrap_or(0) as i32);
+    let tokens = TEXT
+        .chars()
+        .map(|letter| letters.binary_search(&letter).unwrap_or(0) as i32);
     let mut tokens: Vec<i32> = tokens.collect();
     tokens.truncate(tokens.len() / LENGTH * LENGTH);
     Windows {
@@ -67,7 +69,9 @@ pub(crate) fn train(steps: usize, seed: u64, device: &Device) -> Result<Llama, B
         let tokens = Tensor::<2, Int>::from_data(tokens, &training);
         let logits = model.forward(tokens.clone().slice([0..BATCH, 0..LENGTH]));
         let [_, _, vocabulary] = logits.dims();
-        let targets = tokens.slice([0..BATCH, 1..LENGTH + 1]).reshape([BATCH * LENGTH]);
+        let targets = tokens
+            .slice([0..BATCH, 1..LENGTH + 1])
+            .reshape([BATCH * LENGTH]);
         let loss = CrossEntropyLossConfig::new()
             .init(&training)
             .forward(logits.reshape([BATCH * LENGTH, vocabulary]), targets);

@@ -53,7 +53,11 @@ pub(crate) fn collect<O: Tensors>(
     let features = first.inputs;
     let outputs = match target {
         Target::OwnInputs => 0,
-        Target::Original => group.layers.iter().map(|one| one.product.outputs_per_group()).sum(),
+        Target::Original => group
+            .layers
+            .iter()
+            .map(|one| one.product.outputs_per_group())
+            .sum(),
     };
     let mut sums = Sums {
         grams: vec![Gram::with_targets(features, outputs); first.groups],
@@ -71,7 +75,10 @@ pub(crate) fn collect<O: Tensors>(
                 Target::Original => rows(step, group, batch, Pass::Original, part)?,
             };
             let mut start = 0;
-            for (at, x) in rows(step, group, batch, Pass::Replaced, part)?.into_iter().enumerate() {
+            for (at, x) in rows(step, group, batch, Pass::Replaced, part)?
+                .into_iter()
+                .enumerate()
+            {
                 let count = x.dims()[0];
                 sums.note_magnitudes(&x);
                 let targets = match originals.get(at) {
@@ -110,8 +117,14 @@ impl Sums {
         let x = x.clone().abs();
         let sum = floats(x.clone().sum_dim(0));
         let max = floats(x.max_dim(0));
-        self.mean_abs.iter_mut().zip(sum).for_each(|(all, one)| *all += f64::from(one));
-        self.max_abs.iter_mut().zip(max).for_each(|(all, one)| *all = all.max(one));
+        self.mean_abs
+            .iter_mut()
+            .zip(sum)
+            .for_each(|(all, one)| *all += f64::from(one));
+        self.max_abs
+            .iter_mut()
+            .zip(max)
+            .for_each(|(all, one)| *all = all.max(one));
     }
 }
 
@@ -124,7 +137,11 @@ fn rows<O: Tensors>(
     part: usize,
 ) -> Result<Vec<Tensor<2>>, GraphError> {
     let product = &group.layers[0].product;
-    let chunk = if product.is_convolution() { CHUNK } else { usize::MAX / 2 };
+    let chunk = if product.is_convolution() {
+        CHUNK
+    } else {
+        usize::MAX / 2
+    };
     let mut rows = Vec::new();
     step.rows(product, batch, pass, part, chunk, |x| rows.push(x))?;
     Ok(rows)

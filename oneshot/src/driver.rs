@@ -76,10 +76,7 @@ impl<'a> OneShot<'a> {
     }
 
     /// Calls `progress` after each block, with its number from 1 on and how many there are.
-    pub fn with_progress(
-        mut self,
-        progress: impl FnMut(&BlockReport, usize, usize) + 'a,
-    ) -> Self {
+    pub fn with_progress(mut self, progress: impl FnMut(&BlockReport, usize, usize) + 'a) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
@@ -247,7 +244,10 @@ impl<O: Tensors> Work<'_, O> {
         };
         let sums = collect(&mut step, group, self.preset.target)?;
         let block = &mut self.done.block;
-        block.activation_bytes = block.activation_bytes.max(bytes).max(self.walk.live_bytes());
+        block.activation_bytes = block
+            .activation_bytes
+            .max(bytes)
+            .max(self.walk.live_bytes());
         block.gram_bytes = block.gram_bytes.max(sums.bytes());
         Ok(sums)
     }
@@ -333,7 +333,9 @@ impl<O: Tensors> Work<'_, O> {
 fn unit(inputs: usize, path: &str) -> Result<Gram, OneShotError> {
     let mut gram = Gram::new(inputs);
     for at in 0..inputs {
-        let row: Vec<f32> = (0..inputs).map(|j| if j == at { 1.0 } else { 0.0 }).collect();
+        let row: Vec<f32> = (0..inputs)
+            .map(|j| if j == at { 1.0 } else { 0.0 })
+            .collect();
         gram.add(&row).map_err(|source| OneShotError::Layer {
             path: path.into(),
             source,
@@ -343,15 +345,14 @@ fn unit(inputs: usize, path: &str) -> Result<Gram, OneShotError> {
 }
 
 /// A finished block in the place of the original one.
-fn put<O: Tensors>(
-    walk: &mut Walk<O>,
-    block: &Block,
-    done: &Finished,
-) -> Result<(), OneShotError> {
+fn put<O: Tensors>(walk: &mut Walk<O>, block: &Block, done: &Finished) -> Result<(), OneShotError> {
     for (path, values) in &done.vectors {
         let old = walk.parameter::<1>(path, Pass::Replaced)?;
         let values = TensorData::from(values.as_slice());
-        walk.replace(path, Tensor::<1>::from_data(values, (&old.device(), old.dtype())))?;
+        walk.replace(
+            path,
+            Tensor::<1>::from_data(values, (&old.device(), old.dtype())),
+        )?;
     }
     for layer in block.layers() {
         if let Some(weight) = done.weights.iter().find(|one| one.path == layer.path()) {

@@ -92,7 +92,10 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
     let bytes = std::fs::read(file).map_err(|error| error.to_string())?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| error.to_string())?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| error.to_string())?;
-    let headers = metadata.metadata().as_ref().and_then(|all| all.get("weights"));
+    let headers = metadata
+        .metadata()
+        .as_ref()
+        .and_then(|all| all.get("weights"));
     let headers = headers.ok_or("it is not a file of a compressed model")?;
     let headers: Vec<Header> = serde_json::from_str(headers).map_err(|error| error.to_string())?;
     let bytes_of = |name: String| -> Result<&[u8], String> {
@@ -107,7 +110,8 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
     }
     for name in tensors.names() {
         let is_part = headers.iter().any(|header| {
-            name.strip_prefix(&header.path).is_some_and(|rest| rest.starts_with('.'))
+            name.strip_prefix(&header.path)
+                .is_some_and(|rest| rest.starts_with('.'))
         });
         if !is_part {
             values.insert(name.to_string(), numbers(bytes_of(name.to_string())?));
@@ -119,7 +123,10 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
         match values.get(path) {
             None => return Err(format!("it has no `{path}`")),
             Some(found) if found.len() != *size => {
-                return Err(format!("`{path}` has {} numbers, the model {size}", found.len()));
+                return Err(format!(
+                    "`{path}` has {} numbers, the model {size}",
+                    found.len()
+                ));
             }
             Some(_) => {}
         }
@@ -179,7 +186,11 @@ fn unpacked<'a>(
     let damaged = || format!("`{}` is damaged", header.path);
     let count = header.outputs * header.inputs;
     let kept: Vec<bool> = match header.sparse {
-        true => unpack(named("mask")?, 1, count).ok_or_else(damaged)?.iter().map(|bit| *bit == 1).collect(),
+        true => unpack(named("mask")?, 1, count)
+            .ok_or_else(damaged)?
+            .iter()
+            .map(|bit| *bit == 1)
+            .collect(),
         false => vec![true; count],
     };
     let places: Vec<usize> = (0..count).filter(|at| kept[*at]).collect();
@@ -190,7 +201,10 @@ fn unpacked<'a>(
             if stored.len() != places.len() {
                 return Err(damaged());
             }
-            places.iter().zip(stored).for_each(|(at, value)| values[*at] = value);
+            places
+                .iter()
+                .zip(stored)
+                .for_each(|(at, value)| values[*at] = value);
         }
         Some(of) => {
             if !(2..=8).contains(&of.bits) || of.group == 0 {
@@ -203,7 +217,10 @@ fn unpacked<'a>(
             };
             let stored = unpack(named("codes")?, of.bits, places.len()).ok_or_else(damaged)?;
             let mut codes = vec![0; count];
-            places.iter().zip(stored).for_each(|(at, code)| codes[*at] = code);
+            places
+                .iter()
+                .zip(stored)
+                .for_each(|(at, code)| codes[*at] = code);
             let grid = Grid {
                 bits: of.bits,
                 group: of.group,
@@ -228,7 +245,9 @@ fn unpacked<'a>(
 /// `[columns, rows]` of `[rows, columns]`.
 pub(crate) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
     let rows = values.len() / columns.max(1);
-    (0..values.len()).map(|at| values[at % rows.max(1) * columns + at / rows.max(1)]).collect()
+    (0..values.len())
+        .map(|at| values[at % rows.max(1) * columns + at / rows.max(1)])
+        .collect()
 }
 
 /// Numbers of some bits, the lowest bits of a byte first.
@@ -259,7 +278,9 @@ fn unpack(bytes: &[u8], bits: u8, count: usize) -> Option<Vec<u8>> {
     let value = |at: usize| {
         let first = at * usize::from(bits);
         let low = u16::from(bytes[first / 8]);
-        let high = bytes.get(first / 8 + 1).map_or(0, |byte| u16::from(*byte) << 8);
+        let high = bytes
+            .get(first / 8 + 1)
+            .map_or(0, |byte| u16::from(*byte) << 8);
         (((low | high) >> (first % 8)) & mask) as u8
     };
     Some((0..count).map(value).collect())
@@ -267,7 +288,9 @@ fn unpack(bytes: &[u8], bits: u8, count: usize) -> Option<Vec<u8>> {
 
 fn numbers(bytes: &[u8]) -> Vec<f32> {
     let numbers = bytes.chunks_exact(4);
-    numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    numbers
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect()
 }
 
 /// Parameters that are not compressed.
@@ -281,7 +304,8 @@ impl FloatVisitor for Plain<'_> {
         if !self.compressed.contains(&path) {
             let value = param.base();
             let shape = value.dims().to_vec();
-            self.tensors.push((path.into(), Raw::shaped(&floats(value), shape)));
+            self.tensors
+                .push((path.into(), Raw::shaped(&floats(value), shape)));
         }
     }
 }

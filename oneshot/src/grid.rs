@@ -42,7 +42,11 @@ impl Range {
     /// The range for values, each of which counts as much as its `weight` says; with a search, of
     /// those inside of the one of all values the one of least squared error.
     pub(crate) fn of(values: &[f64], weights: &[f64], quantize: &Quantize) -> Self {
-        let low = values.iter().copied().fold(f64::INFINITY, f64::min).min(0.0);
+        let low = values
+            .iter()
+            .copied()
+            .fold(f64::INFINITY, f64::min)
+            .min(0.0);
         let high = values.iter().copied().fold(0.0, f64::max);
         let whole = Self::between(low, high, quantize);
         if !quantize.search_range || low == high {

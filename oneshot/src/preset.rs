@@ -173,19 +173,25 @@ impl Preset {
     /// 8-bit weights, one scale for each output, rounded to nearest.
     pub fn w8a16() -> Self {
         Self::new().with_quantize(Some(
-            Quantize::new(8).with_search_range(false).with_rounding(Rounding::Nearest),
+            Quantize::new(8)
+                .with_search_range(false)
+                .with_rounding(Rounding::Nearest),
         ))
     }
 
     /// 4-bit weights with a scale and a zero point for every `group` inputs.
     pub fn w4a16(group: usize) -> Self {
-        let quantize = Quantize::new(4).with_group(Some(group)).with_symmetric(false);
+        let quantize = Quantize::new(4)
+            .with_group(Some(group))
+            .with_symmetric(false);
         Self::new().with_quantize(Some(quantize))
     }
 
     /// 3-bit weights with a scale and a zero point for every `group` inputs.
     pub fn w3a16(group: usize) -> Self {
-        let quantize = Quantize::new(3).with_group(Some(group)).with_symmetric(false);
+        let quantize = Quantize::new(3)
+            .with_group(Some(group))
+            .with_symmetric(false);
         Self::new().with_quantize(Some(quantize))
     }
 
@@ -320,7 +326,10 @@ impl FromStr for Preset {
             if part == "sparse" {
                 let pattern: Pattern = parts.next().unwrap_or("").parse()?;
                 preset.prune = Some(Prune::new(pattern, PruneMethod::BestSubset));
-            } else if let Some(bits) = part.strip_prefix('w').and_then(|rest| rest.strip_suffix("a16")) {
+            } else if let Some(bits) = part
+                .strip_prefix('w')
+                .and_then(|rest| rest.strip_suffix("a16"))
+            {
                 let Some(bits) = number(Some(bits)) else {
                     return invalid("preset", text, expected);
                 };

@@ -95,7 +95,9 @@ impl RoundingProblem<'_> {
         let d = self.inputs;
         let optimum = &self.optimum[row * d..(row + 1) * d];
         let all = vec![true; d];
-        let kept = self.kept.map_or(&all[..], |kept| &kept[row * d..(row + 1) * d]);
+        let kept = self
+            .kept
+            .map_or(&all[..], |kept| &kept[row * d..(row + 1) * d]);
         let own = match shared {
             Some(_) if d <= OWN_FACTOR && kept.contains(&false) => {
                 let places = (0..d).filter(|at| kept[*at]);
@@ -105,14 +107,25 @@ impl RoundingProblem<'_> {
         };
         let mut ranges = self.ranges(optimum);
         let mut codes: Vec<u8> = (0..d).map(|at| ranges[at / self.group()].zero).collect();
-        let Rounding::Compensated { activation_order, sweeps } = self.quantize.rounding else {
+        let Rounding::Compensated {
+            activation_order,
+            sweeps,
+        } = self.quantize.rounding
+        else {
             for at in (0..d).filter(|at| kept[*at]) {
                 codes[at] = ranges[at / self.group()].code(optimum[at]);
             }
             return Ok((codes, ranges));
         };
         if let Some(compensation) = own.as_ref().or(shared) {
-            self.pass(compensation, optimum, kept, activation_order, &mut codes, &mut ranges);
+            self.pass(
+                compensation,
+                optimum,
+                kept,
+                activation_order,
+                &mut codes,
+                &mut ranges,
+            );
         }
         self.refine(optimum, kept, sweeps, &mut codes, &mut ranges);
         Ok((codes, ranges))
@@ -131,13 +144,19 @@ impl RoundingProblem<'_> {
         let group = self.group();
         let diagonal: Vec<f64> = (0..self.inputs).map(|at| self.diagonal(at)).collect();
         let parts = weights.chunks(group).zip(diagonal.chunks(group));
-        parts.map(|(part, by)| Range::of(part, by, self.quantize)).collect()
+        parts
+            .map(|(part, by)| Range::of(part, by, self.quantize))
+            .collect()
     }
 
     /// These inputs in the order of rounding.
     fn order(&self, places: impl Iterator<Item = usize>) -> Vec<usize> {
         let mut order: Vec<usize> = places.collect();
-        if let Rounding::Compensated { activation_order: true, .. } = self.quantize.rounding {
+        if let Rounding::Compensated {
+            activation_order: true,
+            ..
+        } = self.quantize.rounding
+        {
             order.sort_by(|a, b| self.diagonal(*b).total_cmp(&self.diagonal(*a)));
         }
         order
@@ -155,7 +174,11 @@ impl RoundingProblem<'_> {
         let inverse = matrix.llt(Side::Lower).map_err(failed)?.inverse();
         let lower = inverse.llt(Side::Lower).map_err(failed)?;
         let lower = lower.L();
-        let upper = |i: usize| (0..size).map(|j| if j < i { 0.0 } else { lower[(j, i)] }).collect();
+        let upper = |i: usize| {
+            (0..size)
+                .map(|j| if j < i { 0.0 } else { lower[(j, i)] })
+                .collect()
+        };
         Ok(Compensation {
             order: order.to_vec(),
             upper: (0..size).map(upper).collect(),
@@ -235,7 +258,10 @@ impl RoundingProblem<'_> {
                 codes[at] = code;
                 changed = true;
                 let column = &self.hessian[at * d..(at + 1) * d];
-                gradient.iter_mut().zip(column).for_each(|(g, h)| *g += step * h);
+                gradient
+                    .iter_mut()
+                    .zip(column)
+                    .for_each(|(g, h)| *g += step * h);
             }
             let rescaled = self.rescale(optimum, kept, codes, ranges);
             if !(changed || rescaled) || (sweep > 0 && !changed) {
@@ -252,7 +278,9 @@ impl RoundingProblem<'_> {
             true => f64::from(codes[at]) - f64::from(ranges[at / group].zero),
             false => 0.0,
         };
-        let masked: Vec<f64> = (0..d).map(|at| if kept[at] { optimum[at] } else { 0.0 }).collect();
+        let masked: Vec<f64> = (0..d)
+            .map(|at| if kept[at] { optimum[at] } else { 0.0 })
+            .collect();
         let right = self.times(&masked);
         // H B, a column for each group.
         let mut columns = vec![vec![0.0; d]; groups];
@@ -302,6 +330,7 @@ impl RoundingProblem<'_> {
     /// H v.
     fn times(&self, vector: &[f64]) -> Vec<f64> {
         let rows = self.hessian.chunks_exact(self.inputs);
-        rows.map(|row| row.iter().zip(vector).map(|(h, v)| h * v).sum()).collect()
+        rows.map(|row| row.iter().zip(vector).map(|(h, v)| h * v).sum())
+            .collect()
     }
 }

@@ -35,7 +35,10 @@ pub(crate) fn scale<O: Tensors>(
     };
     let inputs = factors.len();
     for (layer, values) in group.layers.iter().zip(weights) {
-        let scaled = values.iter().enumerate().map(|(at, w)| (f64::from(*w) * factors[at % inputs]) as f32);
+        let scaled = values
+            .iter()
+            .enumerate()
+            .map(|(at, w)| (f64::from(*w) * factors[at % inputs]) as f32);
         let shape = [layer.product.outputs, inputs];
         let old = walk.weight(&layer.product, Pass::Replaced)?;
         let scaled = TensorData::new(scaled.collect::<Vec<f32>>(), shape);
@@ -48,7 +51,10 @@ pub(crate) fn scale<O: Tensors>(
     if let Some(product) = &producer.matrix {
         let old = walk.weight(product, Pass::Replaced)?;
         let (device, dtype) = (old.device(), old.dtype());
-        let by = TensorData::new(factors.iter().map(|f| *f as f32).collect::<Vec<f32>>(), [inputs, 1]);
+        let by = TensorData::new(
+            factors.iter().map(|f| *f as f32).collect::<Vec<f32>>(),
+            [inputs, 1],
+        );
         walk.replace_weight(product, old / Tensor::from_data(by, (&device, dtype)))?;
     }
     Ok(true)
@@ -59,10 +65,15 @@ fn smoothed(sums: &Sums, weights: &[Vec<f32>], alpha: f64) -> Vec<f64> {
     let inputs = sums.max_abs.len();
     (0..inputs)
         .map(|at| {
-            let of_weight = weights.iter().flat_map(|one| one.iter().skip(at).step_by(inputs));
+            let of_weight = weights
+                .iter()
+                .flat_map(|one| one.iter().skip(at).step_by(inputs));
             let largest = of_weight.fold(0.0f32, |most, w| most.max(w.abs()));
             match sums.max_abs[at] > 0.0 {
-                true => f64::from(sums.max_abs[at]).powf(alpha) / f64::from(largest).powf(1.0 - alpha).max(1e-5),
+                true => {
+                    f64::from(sums.max_abs[at]).powf(alpha)
+                        / f64::from(largest).powf(1.0 - alpha).max(1e-5)
+                }
                 false => 1.0,
             }
         })
@@ -89,15 +100,20 @@ fn searched(
             let mut error = 0.0;
             for (layer, weight) in group.layers.iter().zip(weights) {
                 let scaled = weight.iter().enumerate();
-                let scaled: Vec<f64> =
-                    scaled.map(|(at, w)| f64::from(*w) * factors[at % inputs]).collect();
+                let scaled: Vec<f64> = scaled
+                    .map(|(at, w)| f64::from(*w) * factors[at % inputs])
+                    .collect();
                 let rounded = nearest(&scaled, &hessian, inputs, quantize).map_err(|source| {
                     OneShotError::Layer {
                         path: layer.path().into(),
                         source,
                     }
                 })?;
-                let off: Vec<f64> = rounded.iter().zip(&scaled).map(|(q, w)| f64::from(*q) - w).collect();
+                let off: Vec<f64> = rounded
+                    .iter()
+                    .zip(&scaled)
+                    .map(|(q, w)| f64::from(*q) - w)
+                    .collect();
                 error += output_error(&off, &hessian, inputs);
             }
             Ok((error, factors))
@@ -109,8 +125,16 @@ fn searched(
 
 /// Around 1, and 1 for features that are dead.
 fn factors_of(mean_abs: &[f64], exponent: f64) -> Vec<f64> {
-    let raw: Vec<f64> = mean_abs.iter().map(|x| x.powf(exponent).max(1e-4)).collect();
-    let live = || raw.iter().zip(mean_abs).filter(|(_, x)| **x > 0.0).map(|(f, _)| *f);
+    let raw: Vec<f64> = mean_abs
+        .iter()
+        .map(|x| x.powf(exponent).max(1e-4))
+        .collect();
+    let live = || {
+        raw.iter()
+            .zip(mean_abs)
+            .filter(|(_, x)| **x > 0.0)
+            .map(|(f, _)| *f)
+    };
     let middle = (live().fold(0.0, f64::max) * live().fold(f64::INFINITY, f64::min)).sqrt();
     let factor = |(f, x): (&f64, &f64)| match *x > 0.0 && middle.is_finite() {
         true => f / middle,
@@ -123,9 +147,10 @@ fn factors_of(mean_abs: &[f64], exponent: f64) -> Vec<f64> {
 fn output_error(off: &[f64], hessian: &[f64], inputs: usize) -> f64 {
     let rows = off.chunks_exact(inputs);
     rows.map(|row| {
-        let quadratic = hessian.chunks_exact(inputs).zip(row).map(|(h, e)| {
-            e * h.iter().zip(row).map(|(h, other)| h * other).sum::<f64>()
-        });
+        let quadratic = hessian
+            .chunks_exact(inputs)
+            .zip(row)
+            .map(|(h, e)| e * h.iter().zip(row).map(|(h, other)| h * other).sum::<f64>());
         quadratic.sum::<f64>()
     })
     .sum()
@@ -140,7 +165,10 @@ impl<O: Tensors> DivideVector for Walk<O> {
     fn divide_vector(&mut self, path: &str, factors: &[f64]) -> Result<(), OneShotError> {
         let old = self.parameter::<1>(path, Pass::Replaced)?;
         let by: Vec<f32> = factors.iter().map(|f| *f as f32).collect();
-        let by = Tensor::<1>::from_data(TensorData::from(by.as_slice()), (&old.device(), old.dtype()));
+        let by = Tensor::<1>::from_data(
+            TensorData::from(by.as_slice()),
+            (&old.device(), old.dtype()),
+        );
         Ok(self.replace(path, old / by)?)
     }
 }

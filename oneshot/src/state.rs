@@ -141,10 +141,18 @@ pub(crate) fn write_atomically(file: &Path, bytes: &[u8]) -> Result<(), OneShotE
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let mut beside = tempfile::NamedTempFile::new_in(folder).map_err(|error| failed(file, error))?;
-    beside.write_all(bytes).map_err(|error| failed(file, error))?;
-    beside.as_file().sync_all().map_err(|error| failed(file, error))?;
-    beside.persist(file).map_err(|error| failed(file, error.error))?;
+    let mut beside =
+        tempfile::NamedTempFile::new_in(folder).map_err(|error| failed(file, error))?;
+    beside
+        .write_all(bytes)
+        .map_err(|error| failed(file, error))?;
+    beside
+        .as_file()
+        .sync_all()
+        .map_err(|error| failed(file, error))?;
+    beside
+        .persist(file)
+        .map_err(|error| failed(file, error.error))?;
     Ok(())
 }
 
@@ -161,7 +169,11 @@ impl State {
                     () if found.preset != manifest.preset => "another preset",
                     () if found.model != manifest.model => "other parameters of the model",
                     () if found.batches != manifest.batches => "other calibration batches",
-                    () => return Ok(Self { folder: folder.into() }),
+                    () => {
+                        return Ok(Self {
+                            folder: folder.into(),
+                        });
+                    }
                 };
                 Err(failed(
                     &file,
@@ -171,7 +183,9 @@ impl State {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let bytes = serde_json::to_vec_pretty(&manifest).map_err(|e| failed(&file, e))?;
                 write_atomically(&file, &bytes)?;
-                Ok(Self { folder: folder.into() })
+                Ok(Self {
+                    folder: folder.into(),
+                })
             }
             Err(error) => Err(failed(&file, error)),
         }
@@ -219,12 +233,17 @@ impl State {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(&file, error)),
         };
-        let damaged = |why: String| failed(&file, format!("{why}. Remove it to do its block again"));
+        let damaged =
+            |why: String| failed(&file, format!("{why}. Remove it to do its block again"));
         let read = || -> Result<Finished, String> {
             let text = |error: &dyn std::fmt::Display| error.to_string();
             let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| text(&e))?;
-            let header = metadata.metadata().as_ref().and_then(|all| all.get("block"));
-            let header: Header = serde_json::from_str(header.ok_or("no header")?).map_err(|e| text(&e))?;
+            let header = metadata
+                .metadata()
+                .as_ref()
+                .and_then(|all| all.get("block"));
+            let header: Header =
+                serde_json::from_str(header.ok_or("no header")?).map_err(|e| text(&e))?;
             let tensors = SafeTensors::deserialize(&bytes).map_err(|e| text(&e))?;
             let bytes_of = |name: &str| -> Result<Vec<u8>, String> {
                 Ok(tensors.tensor(name).map_err(|e| text(&e))?.data().to_vec())
@@ -232,7 +251,9 @@ impl State {
             let floats = |name: &str| -> Result<Vec<f32>, String> {
                 let bytes = bytes_of(name)?;
                 let numbers = bytes.chunks_exact(4);
-                Ok(numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+                Ok(numbers
+                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                    .collect())
             };
             let mut weights = Vec::new();
             for shape in header.weights {
@@ -283,7 +304,10 @@ impl State {
         let done = read().map_err(damaged)?;
         match done.block.path == path {
             true => Ok(Some(done)),
-            false => Err(failed(&file, format!("is of block `{}`, not `{path}`", done.block.path))),
+            false => Err(failed(
+                &file,
+                format!("is of block `{}`, not `{path}`", done.block.path),
+            )),
         }
     }
 }
@@ -295,7 +319,10 @@ impl Shape {
             outputs: weight.outputs,
             inputs: weight.inputs,
             transposed: weight.transposed,
-            grid: weight.grid.as_ref().map(|one| (one.bits, one.group, one.symmetric)),
+            grid: weight
+                .grid
+                .as_ref()
+                .map(|one| (one.bits, one.group, one.symmetric)),
         }
     }
 }
@@ -324,7 +351,10 @@ impl Raw {
         Self {
             dtype: Dtype::F32,
             shape,
-            data: values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            data: values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
         }
     }
 }

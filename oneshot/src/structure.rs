@@ -73,7 +73,10 @@ pub(crate) fn blocks<O: Tensors>(
     };
     let chosen: Vec<&Product> = products.iter().filter(is_compressed).collect();
     for (path, nodes) in walk.shared_weights() {
-        let own: Vec<_> = chosen.iter().filter(|one| nodes.contains(&one.node)).collect();
+        let own: Vec<_> = chosen
+            .iter()
+            .filter(|one| nodes.contains(&one.node))
+            .collect();
         if own.len() > 1 {
             let mut names: Vec<String> = own
                 .iter()
@@ -95,7 +98,9 @@ pub(crate) fn blocks<O: Tensors>(
             continue;
         };
         // What reads the same is solved together.
-        let last = blocks.last().and_then(|block| Some((&block.path, block.groups.last()?)));
+        let last = blocks
+            .last()
+            .and_then(|block| Some((&block.path, block.groups.last()?)));
         let path = match last {
             Some((path, group))
                 if preset.blocks.is_none()
@@ -155,7 +160,11 @@ pub(crate) fn blocks<O: Tensors>(
         }
     }
     for skipped in &preset.skip {
-        if !graph.parameters().iter().any(|one| is_under(&one.path, skipped)) {
+        if !graph
+            .parameters()
+            .iter()
+            .any(|one| is_under(&one.path, skipped))
+        {
             return Err(OneShotError::NeverCalled {
                 path: skipped.clone(),
             });
@@ -169,7 +178,8 @@ pub(crate) fn blocks<O: Tensors>(
 
 /// Whether a parameter is in a module, or is the one that is named.
 fn is_under(path: &str, module: &str) -> bool {
-    path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    path.strip_prefix(module)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// The block of a parameter; `None` where blocks are named and it is in none.
@@ -219,14 +229,20 @@ impl<'a> Structure<'a> {
     }
 
     fn node(&self, index: usize) -> Node<'a> {
-        self.graph.nodes().nth(index).expect("makers are operations")
+        self.graph
+            .nodes()
+            .nth(index)
+            .expect("makers are operations")
     }
 
     /// The only operation that reads the results of another one, if it is no output.
     fn only_reader(&self, node: Node<'a>) -> Option<Node<'a>> {
         let mut readers = node.readers();
         let first = readers.next()?;
-        let is_output = node.operation().outputs().any(|one| self.graph.outputs().contains(&one.id));
+        let is_output = node
+            .operation()
+            .outputs()
+            .any(|one| self.graph.outputs().contains(&one.id));
         (readers.next().is_none() && !is_output).then_some(first)
     }
 
@@ -260,8 +276,12 @@ impl<'a> Structure<'a> {
             if self.weights.contains_key(&other.id) {
                 continue;
             }
-            let earlier = self.makers.get(&other.id).is_none_or(|maker| *maker < product.node);
-            return (earlier && other.shape == a.shape && other.shape == b.shape).then_some(other.id);
+            let earlier = self
+                .makers
+                .get(&other.id)
+                .is_none_or(|maker| *maker < product.node);
+            return (earlier && other.shape == a.shape && other.shape == b.shape)
+                .then_some(other.id);
         }
     }
 
@@ -277,7 +297,11 @@ impl<'a> Structure<'a> {
         // All that read it, through views, are of the group.
         let mut open: Vec<Node<'a>> = vec![at];
         while let Some(node) = open.pop() {
-            if node.operation().outputs().any(|one| self.graph.outputs().contains(&one.id)) {
+            if node
+                .operation()
+                .outputs()
+                .any(|one| self.graph.outputs().contains(&one.id))
+            {
                 return None;
             }
             for reader in node.readers() {
@@ -306,16 +330,25 @@ impl<'a> Structure<'a> {
             let next = match at.name() {
                 "reshape" | "relu" => first,
                 "layer_norm" => {
-                    vectors.extend(inputs.map(|one| self.weights.get(&one.id).map(|p| p.to_string())).collect::<Option<Vec<_>>>()?);
-                    return Some(Producer { vectors, matrix: None, first: at.index() });
+                    vectors.extend(
+                        inputs
+                            .map(|one| self.weights.get(&one.id).map(|p| p.to_string()))
+                            .collect::<Option<Vec<_>>>()?,
+                    );
+                    return Some(Producer {
+                        vectors,
+                        matrix: None,
+                        first: at.index(),
+                    });
                 }
                 "mul" | "add" => {
                     let second = inputs.next()?.id;
-                    let (weight, other) = match (self.weights.get(&first), self.weights.get(&second)) {
-                        (Some(path), None) => (Some(path), second),
-                        (None, Some(path)) => (Some(path), first),
-                        _ => (None, first),
-                    };
+                    let (weight, other) =
+                        match (self.weights.get(&first), self.weights.get(&second)) {
+                            (Some(path), None) => (Some(path), second),
+                            (None, Some(path)) => (Some(path), first),
+                            _ => (None, first),
+                        };
                     match weight {
                         Some(path) => {
                             if self.size(path) != features {
@@ -323,13 +356,18 @@ impl<'a> Structure<'a> {
                             }
                             vectors.push(path.to_string());
                             if at.name() == "mul" {
-                                return Some(Producer { vectors, matrix: None, first: at.index() });
+                                return Some(Producer {
+                                    vectors,
+                                    matrix: None,
+                                    first: at.index(),
+                                });
                             }
                             other
                         }
                         // A gate: one of the factors comes straight from a product.
                         None if at.name() == "mul" => {
-                            let straight = [second, first].into_iter().find(|id| self.is_straight(*id));
+                            let straight =
+                                [second, first].into_iter().find(|id| self.is_straight(*id));
                             straight?
                         }
                         None => return None,
@@ -365,11 +403,19 @@ impl<'a> Structure<'a> {
 
     fn is_shared(&self, product: &Product) -> bool {
         let id = product.parameter.id;
-        self.products.values().filter(|one| one.parameter.id == id).count() > 1
+        self.products
+            .values()
+            .filter(|one| one.parameter.id == id)
+            .count()
+            > 1
     }
 
     fn size(&self, path: &str) -> usize {
-        let mut found = self.graph.parameters().iter().filter(|one| one.path == path);
+        let mut found = self
+            .graph
+            .parameters()
+            .iter()
+            .filter(|one| one.path == path);
         found.next().map_or(0, |one| one.shape.iter().product())
     }
 }

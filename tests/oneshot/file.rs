@@ -13,10 +13,18 @@ fn a_model_comes_back_bit_by_bit_from_a_smaller_file() {
     each_device(|target| {
         let device = &target.device;
         let folder = tempfile::tempdir().unwrap();
-        for name in ["w4a16-g6", "w3a16", "sparse-0.7", "sparse-2:4-w4a16-g8", "w8a16"] {
+        for name in [
+            "w4a16-g6",
+            "w3a16",
+            "sparse-0.7",
+            "sparse-2:4-w4a16-g8",
+            "w8a16",
+        ] {
             let preset: Preset = name.parse().unwrap();
             let done = OneShot::new(preset)
-                .compress(small_llama(device), tokens(device), |model, x| model.forward(x))
+                .compress(small_llama(device), tokens(device), |model, x| {
+                    model.forward(x)
+                })
                 .unwrap();
             let file = folder.path().join(format!("{name}.safetensors"));
             done.save(&file).unwrap();
@@ -28,7 +36,10 @@ fn a_model_comes_back_bit_by_bit_from_a_smaller_file() {
             let stored = 4 * (done.model.num_params() - compressed) + done.report.bytes();
             let bytes = fs::metadata(&file).unwrap().len() as usize;
             let header = bytes - stored;
-            assert!((8..16_000).contains(&header), "{name}: {bytes} bytes, {stored} of numbers");
+            assert!(
+                (8..16_000).contains(&header),
+                "{name}: {bytes} bytes, {stored} of numbers"
+            );
         }
     });
 }
@@ -42,7 +53,9 @@ fn files_that_do_not_fit_are_refused_with_the_model() {
     assert!(matches!(error.error(), OneShotError::File { .. }));
 
     let done = OneShot::new(Preset::w4a16(8))
-        .compress(small_llama(&device), tokens(&device), |model, x| model.forward(x))
+        .compress(small_llama(&device), tokens(&device), |model, x| {
+            model.forward(x)
+        })
         .unwrap();
     done.save(&file).unwrap();
     let bytes = fs::read(&file).unwrap();

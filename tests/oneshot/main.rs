@@ -3,11 +3,15 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../../examples/llama_compress/checkpoint.rs"]
+#[allow(dead_code)]
+mod checkpoint;
 #[path = "../../examples/llama_compress/llama.rs"]
 #[allow(dead_code)]
 mod llama;
 
 mod blocks;
+mod checkpoints;
 mod file;
 mod methods;
 mod presets;
@@ -48,8 +52,15 @@ pub(crate) fn tokens(device: &Device) -> Vec<Tensor<2, Int>> {
 pub(crate) fn logit_error(one: &Llama, other: &Llama, device: &Device) -> f32 {
     let mut sum = (0.0, 0);
     for batch in tokens(device) {
-        let (a, b) = (values(one.forward(batch.clone())), values(other.forward(batch)));
-        sum.0 += a.iter().zip(&b).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
+        let (a, b) = (
+            values(one.forward(batch.clone())),
+            values(other.forward(batch)),
+        );
+        sum.0 += a
+            .iter()
+            .zip(&b)
+            .map(|(a, b)| (a - b) * (a - b))
+            .sum::<f32>();
         sum.1 += a.len();
     }
     (sum.0 / sum.1 as f32).sqrt()

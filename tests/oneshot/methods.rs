@@ -16,7 +16,12 @@ const INPUTS: usize = 12;
 const OUTPUTS: usize = 5;
 
 fn layer(device: &Device) -> Linear {
-    with_numbers(LinearConfig::new(INPUTS, OUTPUTS).with_bias(false).init(device), 3)
+    with_numbers(
+        LinearConfig::new(INPUTS, OUTPUTS)
+            .with_bias(false)
+            .init(device),
+        3,
+    )
 }
 
 /// Inputs with something in common, so that one can make good for another.
@@ -34,7 +39,8 @@ fn inputs(device: &Device) -> Vec<Tensor<2>> {
 }
 
 fn compressed(device: &Device, preset: Preset) -> Compressed<Linear> {
-    let done = OneShot::new(preset).compress(layer(device), inputs(device), |layer, x| layer.forward(x));
+    let done =
+        OneShot::new(preset).compress(layer(device), inputs(device), |layer, x| layer.forward(x));
     done.unwrap()
 }
 
@@ -56,7 +62,10 @@ fn gram() -> Vec<Vec<f64>> {
 /// The weight by outputs.
 fn rows(layer: &Linear) -> Vec<Vec<f64>> {
     let weight = values(layer.weight.val().transpose());
-    weight.chunks_exact(INPUTS).map(|row| row.iter().map(|w| f64::from(*w)).collect()).collect()
+    weight
+        .chunks_exact(INPUTS)
+        .map(|row| row.iter().map(|w| f64::from(*w)).collect())
+        .collect()
 }
 
 /// ½ Σ (q − w)ᵀ H (q − w).
@@ -98,7 +107,12 @@ fn range(values: &[f64], bits: u32, symmetric: bool) -> (f64, f64, f64, f64) {
     let high = values.iter().copied().fold(0.0, f64::max);
     if symmetric {
         let most = f64::from((1 << (bits - 1)) - 1);
-        return (f64::from((low.abs().max(high) / most) as f32), 0.0, -most, most);
+        return (
+            f64::from((low.abs().max(high) / most) as f32),
+            0.0,
+            -most,
+            most,
+        );
     }
     let most = f64::from((1 << bits) - 1);
     let scale = f64::from(((high - low) / most) as f32);
@@ -139,7 +153,10 @@ fn gptq_by_hand(bits: u32, group: usize, symmetric: bool) -> Vec<Vec<f64>> {
 fn near(expected: &[Vec<f64>], model: &Linear, what: &str) {
     for (row, (expected, found)) in expected.iter().zip(rows(model)).enumerate() {
         for (at, (e, f)) in expected.iter().zip(found).enumerate() {
-            assert!((e - f).abs() < 1e-5, "{what} [{row}, {at}]: {f} instead of {e}");
+            assert!(
+                (e - f).abs() < 1e-5,
+                "{what} [{row}, {at}]: {f} instead of {e}"
+            );
         }
     }
 }
@@ -156,7 +173,12 @@ fn grid(bits: u8, group: Option<usize>, symmetric: bool, rounding: Rounding) -> 
 fn nearest_rounding_is_that_of_each_group_by_hand() {
     each_device(|target| {
         // 5 does not divide 12: groups of 5, 5 and 2.
-        for (group, symmetric) in [(None, true), (Some(5), true), (Some(5), false), (Some(4), false)] {
+        for (group, symmetric) in [
+            (None, true),
+            (Some(5), true),
+            (Some(5), false),
+            (Some(4), false),
+        ] {
             let preset = Preset::new()
                 .with_quantize(Some(grid(4, group, symmetric, Rounding::Nearest)))
                 .as_published();
@@ -167,12 +189,18 @@ fn nearest_rounding_is_that_of_each_group_by_hand() {
                     parts
                         .flat_map(|part| {
                             let on = range(part, 4, symmetric);
-                            part.iter().map(move |w| nearest(*w, on)).collect::<Vec<_>>()
+                            part.iter()
+                                .map(move |w| nearest(*w, on))
+                                .collect::<Vec<_>>()
                         })
                         .collect()
                 })
                 .collect();
-            near(&expected, &compressed(&target.device, preset).model, "nearest");
+            near(
+                &expected,
+                &compressed(&target.device, preset).model,
+                "nearest",
+            );
         }
     });
 }
@@ -212,7 +240,9 @@ fn the_order_of_activations_rounds_the_largest_inputs_first() {
     let nearest = compressed(&device, nearest).model;
     // The input with the largest second moment is rounded as it is, to its group's own range.
     let gram = gram();
-    let first = (0..INPUTS).max_by(|a, b| gram[*a][*a].total_cmp(&gram[*b][*b])).unwrap();
+    let first = (0..INPUTS)
+        .max_by(|a, b| gram[*a][*a].total_cmp(&gram[*b][*b]))
+        .unwrap();
     assert_ne!(first, 0);
     for (a, b) in rows(&model(true)).iter().zip(rows(&nearest)) {
         assert_eq!(a[first], b[first]);
@@ -244,7 +274,10 @@ fn sweeps_and_searched_ranges_lower_the_error_and_the_report_says_it() {
             }
         }
         let reported = done.report.layers[0].relative_error;
-        assert!((reported - error / whole).abs() < 1e-4 * reported.max(1e-9), "{reported}");
+        assert!(
+            (reported - error / whole).abs() < 1e-4 * reported.max(1e-9),
+            "{reported}"
+        );
         error
     };
     let plain = error(false, 0);
@@ -304,9 +337,16 @@ fn magnitude_and_wanda_keep_what_they_say_as_it_was() {
 #[test]
 fn best_subsets_are_not_worse_than_sparse_gpt_nor_that_than_magnitude() {
     let device = Device::flex();
-    for pattern in [Pattern::PerLayer(0.5), Pattern::PerOutput(0.7), Pattern::NOfM { n: 2, m: 4 }] {
+    for pattern in [
+        Pattern::PerLayer(0.5),
+        Pattern::PerOutput(0.7),
+        Pattern::NOfM { n: 2, m: 4 },
+    ] {
         let error = |method| output_error(&pruned(&device, pattern, method).model);
-        let (best, one_pass) = (error(PruneMethod::BestSubset), error(PruneMethod::SparseGpt));
+        let (best, one_pass) = (
+            error(PruneMethod::BestSubset),
+            error(PruneMethod::SparseGpt),
+        );
         let magnitude = error(PruneMethod::Magnitude);
         assert!(best <= one_pass * 1.001, "{pattern:?}: {best} {one_pass}");
         assert!(one_pass < magnitude, "{pattern:?}: {one_pass} {magnitude}");
@@ -316,7 +356,12 @@ fn best_subsets_are_not_worse_than_sparse_gpt_nor_that_than_magnitude() {
 #[test]
 fn two_of_four_are_kept_in_every_group() {
     each_device(|target| {
-        for method in [PruneMethod::Magnitude, PruneMethod::Wanda, PruneMethod::SparseGpt, PruneMethod::BestSubset] {
+        for method in [
+            PruneMethod::Magnitude,
+            PruneMethod::Wanda,
+            PruneMethod::SparseGpt,
+            PruneMethod::BestSubset,
+        ] {
             let done = pruned(&target.device, Pattern::NOfM { n: 2, m: 4 }, method);
             for row in rows(&done.model) {
                 for group in row.chunks_exact(4) {
@@ -332,7 +377,9 @@ fn zeros_and_grid_points_together_beat_one_after_the_other() {
     let device = Device::flex();
     let quantize = grid(3, Some(4), true, Rounding::refined());
     let prune = Prune::new(Pattern::PerLayer(0.5), PruneMethod::BestSubset);
-    let mut both = Preset::new().with_prune(Some(prune)).with_quantize(Some(quantize.clone()));
+    let mut both = Preset::new()
+        .with_prune(Some(prune))
+        .with_quantize(Some(quantize.clone()));
     both.target = Target::OwnInputs;
     let together = compressed(&device, both.clone());
     let grid = together.weights[0].grid.as_ref().unwrap();
@@ -341,7 +388,10 @@ fn zeros_and_grid_points_together_beat_one_after_the_other() {
 
     let mut nearest = both;
     nearest.quantize.as_mut().unwrap().rounding = Rounding::Nearest;
-    let (one, other) = (output_error(&together.model), output_error(&compressed(&device, nearest).model));
+    let (one, other) = (
+        output_error(&together.model),
+        output_error(&compressed(&device, nearest).model),
+    );
     assert!(one < 0.95 * other, "{one} against {other}");
 }
 
@@ -387,24 +437,37 @@ fn factors_move_without_a_change_of_the_model() {
             down: linear(10, 6),
             head: linear(6, 3),
         };
-        let model = with_numbers(Stack { layers: vec![model] }, 5);
+        let model = with_numbers(
+            Stack {
+                layers: vec![model],
+            },
+            5,
+        );
         let spread = Tensor::<1>::from_floats([9.0, 1.0, 0.2, 1.0, 4.0, 1.0, 1.0, 0.5], device);
         let x = tensor::<2>(7, [64, 8], device) * spread.unsqueeze();
         for scaling in [Scaling::SmoothQuant { alpha: 0.5 }, Scaling::Awq] {
             // At 8 bits hardly anything is rounded: what is left is what the factors do.
             let preset = Preset::w8a16().with_scaling(Some(scaling));
-            let done = OneShot::new(preset).compress(model.clone(), [x.clone()], |model, x| model.forward(x));
+            let done = OneShot::new(preset)
+                .compress(model.clone(), [x.clone()], |model, x| model.forward(x));
             let done = done.unwrap().model;
-            for path in ["norm.gamma", "up.bias", "down.bias"].map(|one| format!("layers.0.{one}")) {
+            for path in ["norm.gamma", "up.bias", "down.bias"].map(|one| format!("layers.0.{one}"))
+            {
                 let path = path.as_str();
                 assert_ne!(parameter(&model, path), parameter(&done, path), "{path}");
             }
             let gate = "layers.0.gate.bias";
             assert_eq!(parameter(&model, gate), parameter(&done, gate));
-            let (before, after) = (values(model.forward(x.clone())), values(done.forward(x.clone())));
+            let (before, after) = (
+                values(model.forward(x.clone())),
+                values(done.forward(x.clone())),
+            );
             let size = before.iter().fold(0.0f32, |most, y| most.max(y.abs()));
             for (before, after) in before.iter().zip(after) {
-                assert!((before - after).abs() < 0.03 * size, "{after} instead of {before}");
+                assert!(
+                    (before - after).abs() < 0.03 * size,
+                    "{after} instead of {before}"
+                );
             }
         }
     });
@@ -420,19 +483,29 @@ fn awq_beats_plain_rounding_where_inputs_differ_in_size() {
         down: LinearConfig::new(10, 6).init(&device),
         head: LinearConfig::new(6, 3).init(&device),
     };
-    let mut model = with_numbers(Stack { layers: vec![model] }, 5);
+    let mut model = with_numbers(
+        Stack {
+            layers: vec![model],
+        },
+        5,
+    );
     // Two channels are much larger than the rest.
-    let gain: Vec<f32> = (0..16).map(|at| if at % 8 == 0 { 8.0 } else { 0.3 }).collect();
+    let gain: Vec<f32> = (0..16)
+        .map(|at| if at % 8 == 0 { 8.0 } else { 0.3 })
+        .collect();
     let gain = Tensor::<1>::from_floats(gain.as_slice(), &device);
     let norm = &mut model.layers[0].norm;
     norm.gamma = norm.gamma.clone().map(|_| gain);
     let x = tensor::<2>(7, [128, 16], &device);
     let error = |scaling: Option<Scaling>| {
         let quantize = grid(3, None, true, Rounding::Nearest);
-        let mut preset = Preset::new().with_quantize(Some(quantize)).with_scaling(scaling);
+        let mut preset = Preset::new()
+            .with_quantize(Some(quantize))
+            .with_scaling(scaling);
         preset.target = Target::OwnInputs;
         preset.order = Order::Block;
-        let done = OneShot::new(preset).compress(model.clone(), [x.clone()], |model, x| model.forward(x));
+        let done =
+            OneShot::new(preset).compress(model.clone(), [x.clone()], |model, x| model.forward(x));
         let done = done.unwrap().model;
         let off = model.forward(x.clone()) - done.forward(x.clone());
         values(off).iter().map(|e| e * e).sum::<f32>()

@@ -17,7 +17,9 @@ struct Net {
 
 impl Net {
     fn new(device: &Device) -> Self {
-        let layers = (0..2).map(|_| LinearConfig::new(8, 8).init(device)).collect();
+        let layers = (0..2)
+            .map(|_| LinearConfig::new(8, 8).init(device))
+            .collect();
         with_numbers(Self { layers }, 3)
     }
 
@@ -34,7 +36,9 @@ fn refused<M: Module>(
     forward: impl Fn(&M, Tensor<2>) -> Tensor<2>,
 ) -> OneShotError {
     let before = parameters(&model);
-    let rejected = OneShot::new(preset).compress(model, [x], forward).unwrap_err();
+    let rejected = OneShot::new(preset)
+        .compress(model, [x], forward)
+        .unwrap_err();
     assert_eq!(before, parameters(rejected.value()));
     rejected.into_error()
 }
@@ -45,27 +49,44 @@ fn a_block_or_path_that_is_never_called() {
     let x = tensor(1, [20, 8], &device);
     let named = |blocks: Option<Vec<String>>, skip: Vec<String>| {
         let preset = Preset::w8a16().with_blocks(blocks).with_skip(skip);
-        refused(Net::new(&device), preset, x.clone(), |model, x| model.layers[0].forward(x))
+        refused(Net::new(&device), preset, x.clone(), |model, x| {
+            model.layers[0].forward(x)
+        })
     };
     let never = |path: &str| OneShotError::NeverCalled { path: path.into() };
     let blocks = vec!["layers.0".into(), "layers.1".into()];
     assert_eq!(named(Some(blocks), Vec::new()), never("layers.1"));
     assert_eq!(named(None, vec!["layers.2".into()]), never("layers.2"));
-    assert_eq!(named(None, vec!["layers.0".into()]), OneShotError::NothingToCompress);
+    assert_eq!(
+        named(None, vec!["layers.0".into()]),
+        OneShotError::NothingToCompress
+    );
 }
 
 #[test]
 fn calibration_that_is_too_short() {
     let device = Device::flex();
-    let error = refused(Net::new(&device), Preset::w4a16(4), tensor(1, [7, 8], &device), Net::forward);
+    let error = refused(
+        Net::new(&device),
+        Preset::w4a16(4),
+        tensor(1, [7, 8], &device),
+        Net::forward,
+    );
     let expected = OneShotError::TooFewRows {
         path: "layers.0.weight".into(),
         rows: 7,
         inputs: 8,
     };
     assert_eq!(error, expected);
-    let none = OneShot::new(Preset::w8a16()).compress(Net::new(&device), Vec::<Tensor<2>>::new(), Net::forward);
-    assert_eq!(*none.unwrap_err().error(), OneShotError::Graph(GraphError::NoBatch));
+    let none = OneShot::new(Preset::w8a16()).compress(
+        Net::new(&device),
+        Vec::<Tensor<2>>::new(),
+        Net::forward,
+    );
+    assert_eq!(
+        *none.unwrap_err().error(),
+        OneShotError::Graph(GraphError::NoBatch)
+    );
 }
 
 #[test]
@@ -83,7 +104,10 @@ fn a_weight_that_blocks_share() {
     assert_eq!(error, expected);
     // Skipped at both paths there is nothing left; the tied head of the Llama is no such case.
     let skip = Preset::w8a16().with_skip(vec!["layers".into()]);
-    assert_eq!(refused(model, skip, x, Net::forward), OneShotError::NothingToCompress);
+    assert_eq!(
+        refused(model, skip, x, Net::forward),
+        OneShotError::NothingToCompress
+    );
 }
 
 #[test]
@@ -97,7 +121,10 @@ fn duplicate_inputs_need_damping_which_the_error_names() {
         panic!("{error}");
     };
     assert_eq!(path, "layers.0.weight");
-    assert!(matches!(source, LayerwiseError::NotPositiveDefinite { .. }), "{error}");
+    assert!(
+        matches!(source, LayerwiseError::NotPositiveDefinite { .. }),
+        "{error}"
+    );
     let done = OneShot::new(Preset::sparse(0.5)).compress(Net::new(&device), [x], Net::forward);
     assert!(done.unwrap().report.layers[0].relative_error < 0.1);
 }
@@ -109,14 +136,22 @@ fn dead_inputs_are_counted_and_cost_nothing() {
     let x = tensor::<2>(1, [20, 8], &device) * mask.unsqueeze();
     let model = Net::new(&device);
     for preset in [Preset::sparse(0.25), Preset::w4a16(4)] {
-        let done = OneShot::new(preset).compress(model.clone(), [x.clone()], Net::forward).unwrap();
+        let done = OneShot::new(preset)
+            .compress(model.clone(), [x.clone()], Net::forward)
+            .unwrap();
         assert_eq!(done.report.layers[0].dead_inputs, 2);
-        assert!(values(done.model.forward(x.clone())).iter().all(|y| y.is_finite()));
+        assert!(
+            values(done.model.forward(x.clone()))
+                .iter()
+                .all(|y| y.is_finite())
+        );
     }
     // A quarter of the weights belong to dead inputs: without them nothing changes.
     let mut preset = Preset::sparse(0.25);
     preset.target = Target::OwnInputs;
-    let done = OneShot::new(preset).compress(model, [x], Net::forward).unwrap();
+    let done = OneShot::new(preset)
+        .compress(model, [x], Net::forward)
+        .unwrap();
     assert!(done.report.layers[0].relative_error < 1e-9);
 }
 
@@ -125,7 +160,11 @@ fn numbers_that_are_not_finite() {
     let device = Device::flex();
     let x = tensor::<2>(1, [20, 8], &device) / Tensor::<2>::zeros([20, 8], &device);
     let error = refused(Net::new(&device), Preset::w4a16(4), x, Net::forward);
-    let OneShotError::Layer { path, source: LayerwiseError::NotFinite { .. } } = &error else {
+    let OneShotError::Layer {
+        path,
+        source: LayerwiseError::NotFinite { .. },
+    } = &error
+    else {
         panic!("{error}");
     };
     assert_eq!(path, "layers.0.weight");
@@ -135,7 +174,12 @@ fn numbers_that_are_not_finite() {
 fn patterns_that_do_not_divide() {
     let device = Device::flex();
     let preset: Preset = "sparse-1:3".parse().unwrap();
-    let error = refused(Net::new(&device), preset, tensor(1, [20, 8], &device), Net::forward);
+    let error = refused(
+        Net::new(&device),
+        preset,
+        tensor(1, [20, 8], &device),
+        Net::forward,
+    );
     let OneShotError::DoesNotFit { path, .. } = &error else {
         panic!("{error}");
     };
@@ -145,8 +189,15 @@ fn patterns_that_do_not_divide() {
 #[test]
 fn a_model_in_training() {
     let device = Device::flex().autodiff();
-    let rejected = OneShot::new(Preset::w8a16()).compress(small_llama(&device), tokens(&device), |model, x| model.forward(x));
-    assert_eq!(*rejected.unwrap_err().error(), OneShotError::Graph(GraphError::Training));
+    let rejected = OneShot::new(Preset::w8a16()).compress(
+        small_llama(&device),
+        tokens(&device),
+        |model, x| model.forward(x),
+    );
+    assert_eq!(
+        *rejected.unwrap_err().error(),
+        OneShotError::Graph(GraphError::Training)
+    );
 }
 
 #[test]
@@ -154,6 +205,10 @@ fn a_model_of_embeddings_alone() {
     let device = Device::flex();
     let table: Embedding = EmbeddingConfig::new(6, 4).init(&device);
     let indices = Tensor::<2, Int>::zeros([1, 3], &device);
-    let rejected = OneShot::new(Preset::w8a16()).compress(table, [indices], |table, x| table.forward(x));
-    assert_eq!(*rejected.unwrap_err().error(), OneShotError::NothingToCompress);
+    let rejected =
+        OneShot::new(Preset::w8a16()).compress(table, [indices], |table, x| table.forward(x));
+    assert_eq!(
+        *rejected.unwrap_err().error(),
+        OneShotError::NothingToCompress
+    );
 }

@@ -18,7 +18,9 @@ fn compress(preset: &Preset, state: Option<&Path>) -> Result<Compressed<Llama>, 
         oneshot = oneshot.with_state(folder);
     }
     oneshot
-        .compress(small_llama(&device), tokens(&device), |model, x| model.forward(x))
+        .compress(small_llama(&device), tokens(&device), |model, x| {
+            model.forward(x)
+        })
         .map_err(|rejected| rejected.into_error())
 }
 
@@ -29,7 +31,9 @@ fn interrupted(preset: &Preset, folder: &Path) {
         OneShot::new(preset.clone())
             .with_state(folder)
             .with_progress(|_, _, _| panic!("killed"))
-            .compress(small_llama(&device), tokens(&device), |model, x| model.forward(x))
+            .compress(small_llama(&device), tokens(&device), |model, x| {
+                model.forward(x)
+            })
     }));
     assert!(ended.is_err());
 }
@@ -44,12 +48,25 @@ fn the_model_is_that_of_an_uninterrupted_run() {
         // What a kill in the middle of writing leaves behind.
         fs::write(folder.path().join(".tmpAbCdEf"), b"half a block").unwrap();
         let resumed = compress(&preset, Some(folder.path())).unwrap();
-        let flags: Vec<bool> = resumed.report.blocks.iter().map(|one| one.resumed).collect();
+        let flags: Vec<bool> = resumed
+            .report
+            .blocks
+            .iter()
+            .map(|one| one.resumed)
+            .collect();
         assert_eq!(flags, [true, false], "{}", preset.name());
-        assert_eq!(parameters(&whole.model), parameters(&resumed.model), "{}", preset.name());
+        assert_eq!(
+            parameters(&whole.model),
+            parameters(&resumed.model),
+            "{}",
+            preset.name()
+        );
         assert_eq!(whole.weights, resumed.weights);
         for (one, other) in whole.report.layers.iter().zip(&resumed.report.layers) {
-            assert_eq!((&one.path, one.zeros, one.rows), (&other.path, other.zeros, other.rows));
+            assert_eq!(
+                (&one.path, one.zeros, one.rows),
+                (&other.path, other.zeros, other.rows)
+            );
             // A decimal number may be read back one bit off.
             let off = (one.relative_error - other.relative_error).abs();
             assert!(off <= 1e-12 * one.relative_error);
@@ -72,7 +89,10 @@ fn a_state_of_something_else_is_refused() {
     let one = tokens(&device).into_iter().take(1);
     let error = oneshot.compress(small_llama(&device), one, |model, x| model.forward(x));
     let error = error.unwrap_err();
-    assert!(error.to_string().contains("other calibration batches"), "{error}");
+    assert!(
+        error.to_string().contains("other calibration batches"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -83,5 +103,8 @@ fn a_damaged_block_is_named() {
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
     let error = compress(&Preset::w4a16(8), Some(folder.path())).unwrap_err();
-    assert!(error.to_string().contains("block-0000.safetensors"), "{error}");
+    assert!(
+        error.to_string().contains("block-0000.safetensors"),
+        "{error}"
+    );
 }
