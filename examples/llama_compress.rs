@@ -209,6 +209,9 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
     let presets = cli.presets();
+    for (_, preset) in &presets {
+        preset.validate()?;
+    }
     if (cli.state.is_some() || cli.out.is_some()) && presets.len() > 1 {
         return Err("--state and --out are of one method: name one".into());
     }
@@ -302,7 +305,8 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     Ok(table.publish(cli.json.as_deref())?)
 }
 
-/// Inputs and targets `[windows, tokens − 1]` in batches.
+/// Inputs and targets `[windows, tokens − 1]` in batches of `size` at most, all of one size: Burn
+/// computes a batch of one by other operations, and a walk is over batches of the same ones.
 fn batches(
     windows: &Windows,
     count: usize,
@@ -310,6 +314,10 @@ fn batches(
     device: &Device,
 ) -> Vec<(Tensor<2, Int>, Tensor<2, Int>)> {
     let length = windows.length;
+    let size = (1..=size.min(count))
+        .rev()
+        .find(|size| count.is_multiple_of(*size));
+    let size = size.unwrap_or(1);
     let parts = windows.tokens[..count * length].chunks(size * length);
     parts
         .map(|part| {

@@ -141,8 +141,17 @@ pub(crate) fn write_atomically(file: &Path, bytes: &[u8]) -> Result<(), OneShotE
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let mut beside =
-        tempfile::NamedTempFile::new_in(folder).map_err(|error| failed(file, error))?;
+    #[allow(unused_mut)]
+    let mut how = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        // As any other file, not for its owner alone.
+        use std::os::unix::fs::PermissionsExt;
+        how.permissions(fs::Permissions::from_mode(0o666));
+    }
+    let mut beside = how
+        .tempfile_in(folder)
+        .map_err(|error| failed(file, error))?;
     beside
         .write_all(bytes)
         .map_err(|error| failed(file, error))?;
