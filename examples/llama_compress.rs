@@ -86,6 +86,9 @@ struct Cli {
     /// Tokens to generate before and after; 0 for none.
     #[arg(long, default_value_t = 64)]
     generate: usize,
+    /// Writes the compressed model (one method only).
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Keeps finished blocks here, and goes on after the last one (one method only).
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
@@ -206,8 +209,11 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
     let presets = cli.presets();
-    if cli.state.is_some() && presets.len() > 1 {
-        return Err("--state keeps the blocks of one method: name one".into());
+    for (_, preset) in &presets {
+        preset.validate()?;
+    }
+    if (cli.state.is_some() || cli.out.is_some()) && presets.len() > 1 {
+        return Err("--state and --out are of one method: name one".into());
     }
     let (model, calibration, eval) = match (&cli.checkpoint, &cli.tokens) {
         (Some(checkpoint), Some(tokens)) => {
@@ -271,6 +277,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         if let Some((text, rate)) = speed(&done.model, cli.generate, &device) {
             println!("{name}: {rate:.0} tokens/s: {}", shown(cli, &text));
         }
+        if let Some(file) = &cli.out {
+            done.save(file)?;
+        }
         let quantize = preset.quantize.as_ref();
         let integer = |number: Option<usize>| Cell::optional_integer(number.map(|n| n as u64));
         table.push([
@@ -296,7 +305,8 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     Ok(table.publish(cli.json.as_deref())?)
 }
 
-/// Inputs and targets `[windows, tokens − 1]` in batches.
+/// Inputs and targets `[windows, tokens − 1]` in batches of `size` at most, all of one size: Burn
+/// computes a batch of one by other operations, and a walk is over batches of the same ones.
 fn batches(
     windows: &Windows,
     count: usize,
@@ -304,6 +314,10 @@ fn batches(
     device: &Device,
 ) -> Vec<(Tensor<2, Int>, Tensor<2, Int>)> {
     let length = windows.length;
+    let size = (1..=size.min(count))
+        .rev()
+        .find(|size| count.is_multiple_of(*size));
+    let size = size.unwrap_or(1);
     let parts = windows.tokens[..count * length].chunks(size * length);
     parts
         .map(|part| {

@@ -66,17 +66,6 @@ pub(crate) struct Cache {
     positions: usize,
 }
 
-impl Cache {
-    /// Bytes of keys and values.
-    pub(crate) fn bytes(&self) -> usize {
-        let of = |tensor: &Tensor<4>| tensor.dims().iter().product::<usize>() * 4;
-        self.blocks
-            .iter()
-            .map(|(keys, values)| of(keys) + of(values))
-            .sum()
-    }
-}
-
 impl Sizes {
     pub(crate) fn init(&self, device: &Device) -> Llama {
         let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);

@@ -13,7 +13,7 @@ use crate::collect::{Sums, collect, floats};
 use crate::scaling::scale;
 use crate::solve::compress;
 use crate::state::{Finished, State, fingerprint};
-use crate::structure::{Block, Group, blocks};
+use crate::structure::{Block, Group, Layer, blocks};
 use crate::{
     BlockReport, CompressedWeight, LayerReport, OneShotError, Order, Preset, Report, Target,
 };
@@ -133,7 +133,9 @@ impl<'a> OneShot<'a> {
         let mut weights = Vec::new();
         for (number, block) in blocks.iter().enumerate() {
             let start = Instant::now();
-            walk.advance(|node| node.index() >= block.first)?;
+            if !self.preset.is_blind() {
+                walk.advance(|node| node.index() >= block.first)?;
+            }
             let stored = match &state {
                 Some(state) => state.load(number, &block.path)?,
                 None => None,
@@ -191,6 +193,10 @@ impl<O: Tensors> Work<'_, O> {
             return Ok(());
         }
         let mark = self.walk.mark();
+        // The first operation of the block may be its first product: it is to be shown again.
+        self.walk.rewind(&mark);
+        let again = self.preset.scaling.is_some() || self.preset.order == Order::Block;
+        let mark = again.then_some(mark);
         if self.preset.scaling.is_some() {
             let mut collected = Vec::new();
             for group in &block.groups {
@@ -201,7 +207,7 @@ impl<O: Tensors> Work<'_, O> {
                     self.note_vectors(group)?;
                 }
             }
-            self.walk.rewind(&mark);
+            mark.iter().for_each(|mark| self.walk.rewind(mark));
         }
         match self.preset.order {
             Order::Layer => {
@@ -213,8 +219,6 @@ impl<O: Tensors> Work<'_, O> {
                         put_weight(self.walk, &layer.product, weight)?;
                     }
                 }
-                // What follows is as it would be after a resumption.
-                self.walk.rewind(&mark);
             }
             Order::Block => {
                 let mut collected = Vec::new();
@@ -224,7 +228,7 @@ impl<O: Tensors> Work<'_, O> {
                 for (group, sums) in block.groups.iter().zip(&collected) {
                     self.solve(group, Some(sums), Pass::Replaced)?;
                 }
-                self.walk.rewind(&mark);
+                mark.iter().for_each(|mark| self.walk.rewind(mark));
             }
         }
         Ok(())
@@ -246,6 +250,14 @@ impl<O: Tensors> Work<'_, O> {
             .max(self.walk.live_bytes());
         block.gram_bytes = block.gram_bytes.max(sums.bytes());
         Ok(sums)
+    }
+
+    /// Whether the parameter of a layer, `dense` by outputs, lies by inputs.
+    fn is_transposed(&self, layer: &Layer, dense: &[f32], pass: Pass) -> bool {
+        let parameter = self.walk.parameter::<2>(layer.path(), pass).map(floats);
+        parameter.is_ok_and(|own| {
+            own != dense && own == crate::file::transposed(dense, layer.product.inputs)
+        })
     }
 
     /// Parameters with one dimension that scaling has changed.
@@ -273,6 +285,7 @@ impl<O: Tensors> Work<'_, O> {
                 path: path.into(),
                 outputs: product.outputs,
                 inputs: product.inputs,
+                transposed: self.is_transposed(layer, &dense, pass),
                 values: Vec::new(),
                 grid: None,
             };
@@ -341,8 +354,7 @@ fn put<O: Tensors>(walk: &mut Walk<O>, block: &Block, done: &Finished) -> Result
             Tensor::<1>::from_data(values, (&old.device(), old.dtype())),
         )?;
     }
-    let layers = block.groups.iter().flat_map(|group| &group.layers);
-    for layer in layers {
+    for layer in block.layers() {
         if let Some(weight) = done.weights.iter().find(|one| one.path == layer.path()) {
             put_weight(walk, &layer.product, weight)?;
         }

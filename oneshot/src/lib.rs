@@ -39,6 +39,7 @@
 mod collect;
 mod driver;
 mod error;
+mod file;
 mod grid;
 mod preset;
 mod report;
@@ -51,6 +52,7 @@ mod weight;
 
 pub use driver::{Compressed, OneShot};
 pub use error::OneShotError;
+pub use file::load_compressed;
 pub use preset::{Order, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling, Target};
 pub use report::{BlockReport, LayerReport, Report};
 pub use weight::{CompressedWeight, Grid};

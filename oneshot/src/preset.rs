@@ -247,7 +247,13 @@ impl Preset {
         }
     }
 
-    pub(crate) fn validate(&self) -> Result<(), OneShotError> {
+    /// Looks for what is out of range or contradicts itself, as [`compress`](crate::OneShot::compress)
+    /// does first.
+    ///
+    /// # Errors
+    ///
+    /// [`OneShotError::Invalid`].
+    pub fn validate(&self) -> Result<(), OneShotError> {
         if !(self.damping >= 0.0 && self.damping.is_finite()) {
             return invalid("damping", self.damping, "a finite number, at least 0");
         }

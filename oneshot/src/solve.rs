@@ -97,7 +97,13 @@ fn solve_problem(
         let method = match prune.method {
             PruneMethod::Magnitude => Method::Magnitude,
             PruneMethod::Wanda => Method::Wanda,
-            PruneMethod::SparseGpt => Method::SparseGpt { block: 128 },
+            PruneMethod::SparseGpt => Method::SparseGpt {
+                // As published: 128 inputs at a time, of patterns each group when it is reached.
+                block: match prune.pattern {
+                    Pattern::NOfM { m, .. } => m,
+                    _ => 128,
+                },
+            },
             PruneMethod::BestSubset => Method::best_subset(),
         };
         let solution = solve(problem, &keep, &method)?;

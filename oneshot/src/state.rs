@@ -71,6 +71,7 @@ struct Shape {
     path: String,
     outputs: usize,
     inputs: usize,
+    transposed: bool,
     /// Bits, group, symmetric.
     grid: Option<(u8, usize, bool)>,
 }
@@ -127,7 +128,7 @@ impl TensorMapper for Checksum {
     }
 }
 
-fn failed(file: &Path, reason: impl ToString) -> OneShotError {
+pub(crate) fn failed(file: &Path, reason: impl ToString) -> OneShotError {
     OneShotError::File {
         file: file.display().to_string(),
         reason: reason.to_string(),
@@ -140,8 +141,17 @@ pub(crate) fn write_atomically(file: &Path, bytes: &[u8]) -> Result<(), OneShotE
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let mut beside =
-        tempfile::NamedTempFile::new_in(folder).map_err(|error| failed(file, error))?;
+    #[allow(unused_mut)]
+    let mut how = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        // As any other file, not for its owner alone.
+        use std::os::unix::fs::PermissionsExt;
+        how.permissions(fs::Permissions::from_mode(0o666));
+    }
+    let mut beside = how
+        .tempfile_in(folder)
+        .map_err(|error| failed(file, error))?;
     beside
         .write_all(bytes)
         .map_err(|error| failed(file, error))?;
@@ -261,6 +271,7 @@ impl State {
                     path: shape.path.clone(),
                     outputs: shape.outputs,
                     inputs: shape.inputs,
+                    transposed: shape.transposed,
                     values: Vec::new(),
                     grid: None,
                 };
@@ -316,6 +327,7 @@ impl Shape {
             path: weight.path.clone(),
             outputs: weight.outputs,
             inputs: weight.inputs,
+            transposed: weight.transposed,
             grid: weight
                 .grid
                 .as_ref()

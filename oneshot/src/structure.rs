@@ -36,6 +36,8 @@ pub(crate) struct Group {
 pub(crate) struct Producer {
     pub(crate) vectors: Vec<String>,
     pub(crate) matrix: Option<Box<Product>>,
+    /// The first operation that reads one of them.
+    pub(crate) first: usize,
 }
 
 /// Layers under one path.
@@ -45,6 +47,12 @@ pub(crate) struct Block {
     pub(crate) groups: Vec<Group>,
     /// The first operation that reads a parameter of it.
     pub(crate) first: usize,
+}
+
+impl Block {
+    pub(crate) fn layers(&self) -> impl Iterator<Item = &Layer> {
+        self.groups.iter().flat_map(|group| &group.layers)
+    }
 }
 
 /// The blocks, in order.
@@ -89,6 +97,19 @@ pub(crate) fn blocks<O: Tensors>(
         let Some(path) = block_of(&product.parameter.path, preset) else {
             continue;
         };
+        // What reads the same is solved together.
+        let last = blocks
+            .last()
+            .and_then(|block| Some((&block.path, block.groups.last()?)));
+        let path = match last {
+            Some((path, group))
+                if preset.blocks.is_none()
+                    && group.layers[0].product.input_id() == product.input_id() =>
+            {
+                path.clone()
+            }
+            _ => path,
+        };
         if blocks.last().is_none_or(|block| block.path != path) {
             let first = graph.nodes().find(|node| {
                 node.index() == product.node
@@ -116,8 +137,20 @@ pub(crate) fn blocks<O: Tensors>(
             }),
         }
     }
-    for group in blocks.iter_mut().flat_map(|block| &mut block.groups) {
-        group.producer = structure.producer(group);
+    let mut before = None;
+    for block in &mut blocks {
+        let own: HashSet<usize> = block.layers().map(|layer| layer.product.node).collect();
+        for group in &mut block.groups {
+            // What was compressed with an earlier block stays as it is.
+            group.producer = structure.producer(group).filter(|producer| {
+                let matrix = producer.matrix.as_ref();
+                matrix.is_none_or(|product| own.contains(&product.node))
+                    && before.is_none_or(|before| producer.first > before)
+            });
+            let first = group.producer.as_ref().map(|producer| producer.first);
+            block.first = block.first.min(first.unwrap_or(block.first));
+        }
+        before = own.into_iter().max();
     }
     for named in preset.blocks.iter().flatten() {
         if !blocks.iter().any(|block| block.path == *named) {
@@ -288,6 +321,7 @@ impl<'a> Structure<'a> {
                     && !self.is_shared(product);
                 return usable.then(|| Producer {
                     vectors,
+                    first: at.index(),
                     matrix: Some(Box::new((*product).clone())),
                 });
             }
@@ -304,6 +338,7 @@ impl<'a> Structure<'a> {
                     return Some(Producer {
                         vectors,
                         matrix: None,
+                        first: at.index(),
                     });
                 }
                 "mul" | "add" => {
@@ -324,6 +359,7 @@ impl<'a> Structure<'a> {
                                 return Some(Producer {
                                     vectors,
                                     matrix: None,
+                                    first: at.index(),
                                 });
                             }
                             other

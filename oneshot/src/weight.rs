@@ -11,6 +11,8 @@ pub struct CompressedWeight {
     pub outputs: usize,
     /// Columns.
     pub inputs: usize,
+    /// Whether the parameter is `[inputs, outputs]`.
+    pub transposed: bool,
     /// The values, row by row.
     pub values: Vec<f32>,
     /// Their grid, where they are on one.
@@ -56,20 +58,32 @@ impl CompressedWeight {
     /// like codes where the grid is not symmetric; without a grid F32 values. Where a bit for each
     /// weight that says whether it is zero pays, those, and the others' values or codes.
     pub fn stored_bytes(&self) -> usize {
-        let count = self.values.len();
-        let (bits, rest) = match &self.grid {
-            None => (32, 0),
+        let rest = match &self.grid {
+            None => 0,
             Some(grid) => {
-                let bits = usize::from(grid.bits);
                 let zero_points = match grid.symmetric {
                     true => 0,
-                    false => (grid.zero_points.len() * bits).div_ceil(8),
+                    false => (grid.zero_points.len() * usize::from(grid.bits)).div_ceil(8),
                 };
-                (bits, 4 * grid.scales.len() + zero_points)
+                4 * grid.scales.len() + zero_points
             }
         };
+        let (dense, sparse) = self.dense_and_sparse();
+        dense.min(sparse) + rest
+    }
+
+    /// Whether zeros are left out of a file.
+    pub(crate) fn stores_sparsely(&self) -> bool {
+        let (dense, sparse) = self.dense_and_sparse();
+        sparse < dense
+    }
+
+    /// Bytes of values or codes with zeros and without.
+    fn dense_and_sparse(&self) -> (usize, usize) {
+        let bits = self.grid.as_ref().map_or(32, |grid| usize::from(grid.bits));
+        let count = self.values.len();
         let dense = (count * bits).div_ceil(8);
         let sparse = count.div_ceil(8) + ((count - self.zeros()) * bits).div_ceil(8);
-        dense.min(sparse) + rest
+        (dense, sparse)
     }
 }
