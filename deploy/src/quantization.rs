@@ -36,7 +36,8 @@ pub struct Quantization {
     pub(crate) weights: BTreeMap<String, QuantizedTensor>,
     pub(crate) inputs: HashMap<String, ActivationQuantization>,
     pub(crate) edges: HashMap<Edge, ActivationQuantization>,
-    pub(crate) left_float: Vec<String>,
+    /// Path and reason.
+    pub(crate) left_float: Vec<(String, String)>,
 }
 
 impl Quantization {
@@ -47,7 +48,8 @@ impl Quantization {
 
     /// What the quantizers of a [prepared](burn_lean_quant::QatConfig) or
     /// [converted](burn_lean_quant::ConvertConfig) model say: of its weights, and of the inputs of the
-    /// layers that have one. Other quantizers are in [`left_float`](Self::left_float).
+    /// layers that have one. [`Export::record`](crate::Export::record) adds the other edges that it
+    /// sees; until then they are in [`left_float`](Self::left_float).
     ///
     /// # Errors
     ///
@@ -69,10 +71,9 @@ impl Quantization {
                 .clone()
                 .filter(|_| located.site == Site::Input)
             else {
-                found.left_float.push(format!(
-                    "{}: only weights and the inputs of layers are exported quantized",
-                    located.name()
-                ));
+                let why = "the recording does not show it, or not as one grid of integers";
+                let why = format!("{}: {why}", located.name());
+                found.left_float.push((located.path, why));
                 continue;
             };
             let scheme = quantizer.scheme();
@@ -92,7 +93,10 @@ impl Quantization {
                 Ok(how) => {
                     found.inputs.insert(path, how);
                 }
-                Err(why) => found.left_float.push(format!("{}: {why}", located.name())),
+                Err(why) => {
+                    let why = format!("{}: {why}", located.name());
+                    found.left_float.push((located.path, why));
+                }
             }
         }
         found.left_float.sort();
@@ -125,8 +129,8 @@ impl Quantization {
     }
 
     /// Quantizers of the model that an export leaves out, each with the reason.
-    pub fn left_float(&self) -> &[String] {
-        &self.left_float
+    pub fn left_float(&self) -> impl Iterator<Item = &str> {
+        self.left_float.iter().map(|(_, why)| why.as_str())
     }
 
     /// Whether nothing is quantized.

@@ -12,8 +12,8 @@ use burn_lean::deploy::{
 };
 use burn_lean::quant::{
     ConvGeometry, ConvertConfig, ForwardQ, Grid, IntegerConv2d, IntegerLinear, NumberFormat,
-    PtqConfig, PtqMode, QatConfig, QuantParams, QuantizedTensor, Scheme, Unsupported, WeightConfig,
-    WeightGranularity, WeightRange, quantized_weights, quantizers,
+    PtqConfig, PtqMode, QatConfig, QuantParams, QuantizedForward, QuantizedTensor, Scheme, Site,
+    Unsupported, WeightConfig, WeightGranularity, WeightRange, quantized_weights, quantizers,
 };
 
 use crate::judge::{close, operators};
@@ -380,20 +380,45 @@ fn the_fastest_form_gives_close_numbers_and_says_what_it_chose() {
 }
 
 #[test]
-fn quantizers_that_a_file_has_no_place_for_are_listed() {
+fn products_of_activations_and_their_probabilities_are_quantized_in_the_file() {
     let device = Device::flex().autodiff();
     let config = burn::nn::attention::MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
     let attention = QatConfig::new().prepare(config.init(&device)).unwrap();
-    let x = tensor::<3>(11, [2, 4, 8], &device);
-    let input = |x: Tensor<3>| burn_lean::quant::MhaInput::self_attn(x);
-    let _ = attention.forward_q(input(x.clone())).context;
-    let quantization = Quantization::of(&attention.valid()).unwrap();
-    let known = quantizers(&attention);
-    assert!(known.len() > quantization.weights().count());
-    for name in quantization.left_float() {
-        assert!(
-            name.contains("only weights and the inputs of layers"),
-            "{name}"
-        );
-    }
+    let x = tensor::<3>(11, [2, 4, 8], &device.clone().inner());
+    let forward = |attention: &burn::nn::attention::MultiHeadAttention, x: Tensor<3>| {
+        attention
+            .forward(burn::nn::attention::MhaInput::self_attn(x))
+            .context
+    };
+    let quantized = QuantizedForward::new();
+    let attention = quantized
+        .calibrate(attention, [x.clone()], forward)
+        .unwrap()
+        .valid();
+    // From the model alone only weights and inputs are known.
+    assert!(
+        Quantization::of(&attention)
+            .unwrap()
+            .left_float()
+            .next()
+            .is_some()
+    );
+    let export = Export::record(&attention, &x, forward).unwrap();
+    let left: Vec<_> = export.quantization().left_float().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let exported = export.to_onnx(Form::Qdq).unwrap();
+    let all = operators(&exported);
+    let count = |operator| all.iter().filter(|one| **one == operator).count();
+    // Query, key and value have an input each, of three ranges; then the two products, and the output.
+    let expected = quantizers(&attention)
+        .iter()
+        .filter(|one| one.site != Site::Weight)
+        .count();
+    assert_eq!(count("QuantizeLinear"), expected);
+    // The same numbers as with the quantizers in Burn, up to the border of two codes.
+    let engine = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let found = engine.compile(export).unwrap().run(&x).unwrap();
+    let own = quantized.run(&attention, x, forward).unwrap();
+    let off = (found - own).abs().max().into_scalar::<f32>();
+    assert!(off < 2e-2, "{off}");
 }

@@ -1,6 +1,6 @@
 //! Which layers compute in integers: where they can, and where that is faster.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,10 @@ pub(crate) fn choose<O: Tensors>(
     if arithmetic == Arithmetic::Integer || candidates.is_empty() {
         return Ok(integer);
     }
+    let refused = integer.layers.iter().filter(|layer| !is_integer(layer));
+    let mut refused: HashMap<usize, String> = refused
+        .filter_map(|layer| Some((layer.node, layer.reason.clone()?)))
+        .collect();
     let mut slower: HashMap<usize, String> = HashMap::new();
     let mut known: HashMap<String, Option<String>> = HashMap::new();
     for layer in &candidates {
@@ -47,13 +51,19 @@ pub(crate) fn choose<O: Tensors>(
             slower.insert(layer.node, reason);
         }
     }
-    let form = |node: usize| match slower.contains_key(&node) {
-        true => Form::Float,
-        false => Form::Integer,
+    let faster: HashSet<usize> = candidates
+        .iter()
+        .map(|layer| layer.node)
+        .filter(|node| !slower.contains_key(node))
+        .collect();
+    let form = |node: usize| match faster.contains(&node) {
+        true => Form::Integer,
+        false => Form::Float,
     };
     let mut mixed = export.write(&weights, &form, limits)?;
     for layer in &mut mixed.layers {
-        layer.reason = slower.remove(&layer.node).or(layer.reason.take());
+        let refused = refused.remove(&layer.node);
+        layer.reason = slower.remove(&layer.node).or(refused);
     }
     if !mixed.layers.iter().any(is_integer) {
         return Ok(mixed);

@@ -4,6 +4,7 @@ mod batch;
 mod data;
 mod lower;
 mod products;
+mod quantizers;
 mod weights;
 mod writer;
 
@@ -92,8 +93,8 @@ impl<O: Tensors> Export<O> {
     ///
     /// The model is recorded in evaluation mode, with what its
     /// [reparameterizations](burn::module::Reparameterization) make of its weights: masks, adapters
-    /// and fake quantization are folded in. Its weight quantizers, and those of the inputs of layers,
-    /// become the [`Quantization`] of the export.
+    /// and fake quantization are folded in. Its quantizers, wherever the recording shows them, become
+    /// the [`Quantization`] of the export.
     ///
     /// `forward` runs twice, with two sizes of the first axis of all inputs, to see what depends on
     /// it: what does not compute with it is exported for any batch.
@@ -107,10 +108,12 @@ impl<O: Tensors> Export<O> {
         inputs: &I,
         forward: impl Fn(&M, I) -> O,
     ) -> Result<Self, DeployError> {
-        let quantization = Quantization::of(model)?;
+        let model = model.valid();
+        let given = batch::without_autodiff(inputs);
         // On this copy alone: what hangs on the weights is folded into them.
-        let plain = model.valid().materialize();
-        let recording = record(&plain, &batch::without_autodiff(inputs), &forward)?;
+        let plain = model.clone().materialize();
+        let recording = record(&plain, &given, &forward)?;
+        let quantization = quantizers::quantization(&model, &given, &forward, recording.graph())?;
         let batch = Batch::find(&plain, inputs, &forward, recording.graph());
         let parameters = recording.graph().parameter_values(&plain)?;
         let constants = constants(recording.graph(), &parameters, batch.as_ref().ok())?;
@@ -128,6 +131,11 @@ impl<O: Tensors> Export<O> {
     pub fn with_quantization(mut self, quantization: Quantization) -> Self {
         self.quantization = quantization;
         self
+    }
+
+    /// Which of its weights and edges are quantized.
+    pub fn quantization(&self) -> &Quantization {
+        &self.quantization
     }
 
     /// The operations.

@@ -3,6 +3,8 @@
 use burn::backend::ir::{BaseOperationIr, ScalarIr, TensorIr};
 use burn::tensor::{DType, IndexingUpdateOp, Slice};
 
+use burn_lean_graph::Node;
+
 use super::{Unwritten, Written, to_ints};
 use crate::export::batch::is_whole;
 use crate::export::writer::scalar_bytes;
@@ -11,7 +13,7 @@ use crate::onnx::Attribute;
 use crate::{Dimension, ElementType};
 
 impl Writer<'_> {
-    pub(super) fn base(&mut self, op: &BaseOperationIr) -> Written {
+    pub(super) fn base(&mut self, op: &BaseOperationIr, node: Node<'_>) -> Written {
         use BaseOperationIr::*;
         match op {
             Reshape(o) => {
@@ -106,8 +108,9 @@ impl Writer<'_> {
                 self.put("Tile", inputs, &o.out, vec![]);
             }
             Cat(o) => {
-                let parts: Vec<&TensorIr> = o.tensors.iter().collect();
-                let inputs = self.operands(&parts)?;
+                let parts = o.tensors.iter().enumerate();
+                let inputs = parts.map(|(k, part)| self.activation_operand(node, k, part));
+                let inputs = inputs.collect::<Result<_, _>>()?;
                 let axis = vec![Attribute::Int("axis", o.dim as i64)];
                 self.put("Concat", inputs, &o.out, axis);
             }

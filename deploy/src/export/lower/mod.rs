@@ -48,10 +48,10 @@ impl<'a> Writer<'a> {
         }
         let written = match operation {
             OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
-                self.base(op)
+                self.base(op, node)
             }
-            OperationIr::NumericFloat(_, op) => self.numeric(op, true),
-            OperationIr::NumericInt(_, op) => self.numeric(op, false),
+            OperationIr::NumericFloat(_, op) => self.numeric(op, true, node),
+            OperationIr::NumericInt(_, op) => self.numeric(op, false, node),
             OperationIr::Float(_, op) => self.float(op, node),
             OperationIr::Int(op) => self.int(op),
             OperationIr::Bool(op) => self.boolean(op),

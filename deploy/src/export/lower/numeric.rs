@@ -3,16 +3,28 @@
 use burn::backend::ir::{DimOpIr, NumericOperationIr, PadModeIr, ScalarIr, ScalarOpIr, TensorIr};
 use burn::tensor::DType;
 
+use burn_lean_graph::Node;
+
 use super::Written;
 use crate::ElementType;
 use crate::export::{Writer, element};
 use crate::onnx::Attribute;
 
 impl Writer<'_> {
-    pub(super) fn numeric(&mut self, op: &NumericOperationIr, float: bool) -> Written {
+    pub(super) fn numeric(
+        &mut self,
+        op: &NumericOperationIr,
+        float: bool,
+        node: Node<'_>,
+    ) -> Written {
         use NumericOperationIr::*;
         match op {
-            Add(o) => self.binary("Add", &o.lhs, &o.rhs, &o.out),
+            Add(o) => {
+                let lhs = self.activation_operand(node, 0, &o.lhs)?;
+                let rhs = self.activation_operand(node, 1, &o.rhs)?;
+                self.put("Add", vec![lhs, rhs], &o.out, vec![]);
+                Ok(())
+            }
             AddScalar(o) => self.scalar_op("Add", o),
             Sub(o) => self.binary("Sub", &o.lhs, &o.rhs, &o.out),
             SubScalar(o) => self.scalar_op("Sub", o),
