@@ -233,6 +233,17 @@ impl Gram {
         values.collect()
     }
 
+    /// Second moment E y² of each target, `[o]`; about the mean if `centered`.
+    pub fn target_squares(&self, centered: bool) -> Vec<f64> {
+        let (_, dy) = self.offsets(centered);
+        let n = self.rows as f64;
+        let values = (0..self.outputs).map(|k| {
+            let sum = self.yy[k] + 2.0 * dy[k] * self.y[k] + n * dy[k] * dy[k];
+            sum.max(0.0) / n.max(1.0)
+        });
+        values.collect()
+    }
+
     /// XᵀX/n `[d, d]`; about the mean if `centered`.
     pub fn matrix(&self, centered: bool) -> Vec<f64> {
         let moments = self.moments(centered);
@@ -277,12 +288,10 @@ impl Gram {
             let sum = self.xy[(j, k)];
             (sum + dx[j] * self.y[k] + self.x[j] * dy[k] + n * dx[j] * dy[k]) * per_row
         });
-        let yy = (0..self.outputs)
-            .map(|k| (self.yy[k] + 2.0 * dy[k] * self.y[k] + n * dy[k] * dy[k]).max(0.0) * per_row);
         Moments {
             xx,
             xy,
-            yy: yy.collect(),
+            yy: self.target_squares(centered),
         }
     }
 }

@@ -65,6 +65,7 @@
 
 mod error;
 mod fisher;
+mod layerwise;
 mod masks;
 mod model;
 mod problem;
@@ -77,6 +78,10 @@ mod statistics;
 pub use error::PruneError;
 pub use fisher::gradient_matrix::GradientMatrix;
 pub use fisher::{Fisher, FisherConfig, FisherReport, GradientMethod};
+pub use layerwise::candidates::{Candidate, JudgedCandidate};
+pub use layerwise::report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
+pub use layerwise::shares::Shares;
+pub use layerwise::{Pruner, SupportMethod};
 pub use masks::attach::AttachMasks;
 pub use masks::mask::Mask;
 pub use masks::rewind::rewind;
