@@ -7,7 +7,7 @@ use faer::{Accum, Mat, MatRef, get_global_parallelism};
 use crate::error::{LayerwiseError, finite, same};
 
 /// Rows whose products are summed in F32.
-const CHUNK: usize = 256;
+const CHUNK: usize = 1024;
 
 /// The sums XᵀX `[d, d]`, Σx, and with targets XᵀY `[d, o]`, Σy, Σy², over rows that come in parts.
 ///

@@ -33,6 +33,7 @@
 //!
 //! # From a model to a pruned one
 //!
+//! - [`Pruner`]: layer by layer, from inputs alone: where to begin;
 //! - [`PrunerConfig`]: one stage (CHITA) or several with fresh gradients (CHITA++), each to a target
 //!   of its [`Schedule`]; [`GradualConfig`] trains in between;
 //! - [`Batch`]: what a loader yields; tuples of tensors are one already;

@@ -4,6 +4,7 @@ mod align;
 mod lane;
 mod product;
 mod rows;
+mod sample;
 mod script;
 mod step;
 

@@ -66,14 +66,14 @@ impl Product {
         matches!(self.kind, Kind::Patches(_))
     }
 
-    /// Whether the parameter holds the transpose of `W`, `[inputs, outputs]`.
-    pub fn is_transposed(&self) -> bool {
-        self.is_transposed
-    }
-
     /// Outputs of one group.
     pub fn outputs_per_group(&self) -> usize {
         self.outputs / self.groups
+    }
+
+    /// Whether the parameter holds the transpose of `W`, `[inputs, outputs]`.
+    pub fn is_transposed(&self) -> bool {
+        self.is_transposed
     }
 
     /// A value of the parameter as `W`.

@@ -1,6 +1,7 @@
 //! One walk through the network that leaves every layer pruned and, where asked, fitted.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -161,7 +162,9 @@ impl Setting<'_> {
             let rows_of_group = first..first + product.outputs_per_group();
             let own = original.clone().slice([rows_of_group]);
             let order = order.as_deref();
+            let start = Instant::now();
             let gram = rows::sum(step, product, group, &own, differs, order, self.sampling)?;
+            let summed = start.elapsed();
             let flat = group * per_group..(group + 1) * per_group;
             let located = |source| PruneError::LayerSystem {
                 path: path.clone(),
@@ -178,6 +181,13 @@ impl Setting<'_> {
                     group,
                 )
                 .map_err(located)?;
+            tracing::debug!(
+                path,
+                group,
+                summed = summed.as_secs_f64(),
+                solved = start.elapsed().as_secs_f64() - summed.as_secs_f64(),
+                "layer"
+            );
             errors += solved.error;
             scales += solved.scale;
             layer.weights.extend(solved.weights);

@@ -3,13 +3,12 @@
 use burn::tensor::Tensor;
 use burn_lean_graph::{Pass, Product, Step, Tensors};
 use burn_lean_layerwise::Gram;
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, get_global_parallelism};
 
 use crate::PruneError;
 use crate::fisher::gradient_matrix::read;
 use crate::layerwise::failed;
-
-/// Rows that are unfolded at once.
-const CHUNK: usize = 16_384;
 
 /// Which rows take part.
 #[derive(Debug, Clone, Copy)]
@@ -34,56 +33,53 @@ pub(crate) fn sum<O: Tensors>(
 ) -> Result<Gram, PruneError> {
     let [outputs, inputs] = dense.dims();
     let mut gram = Gram::with_targets(inputs, outputs);
-    let stride = stride(step, product, group, sampling)?;
-    let transposed = dense.clone().transpose();
+    let mut total = 0;
     for batch in 0..sampling.batches {
-        let mut rows = |pass| -> Result<Vec<Tensor<2>>, PruneError> {
-            let mut parts = Vec::new();
-            // Others in each batch, so that no place of an image is left out.
-            let mut first = batch % stride;
-            step.rows(product, batch, pass, group, CHUNK, |x| {
-                let [count, width] = x.dims();
-                if first < count {
-                    let places = (count - first).div_ceil(stride);
-                    parts.push(every(x, first, stride, places, width));
-                    first += places * stride;
-                }
-                first -= count;
-            })
+        total += step
+            .row_count(product, batch, Pass::Replaced)
             .map_err(failed)?;
-            Ok(parts)
+    }
+    // Odd, so that it passes over the columns of an image.
+    let stride = total.div_ceil(sampling.rows.max(1)).max(1) | 1;
+    let weights = read(dense.clone())?;
+    for batch in 0..sampling.batches {
+        // Others in each batch, so that no place of an image is left out.
+        let first = batch % stride;
+        let mut rows = |pass| {
+            let rows = step.sampled_rows(product, batch, pass, group, first, stride);
+            rows.map_err(failed)
         };
         let now = rows(Pass::Replaced)?;
-        let before = match differs {
-            true => rows(Pass::Original)?,
-            false => now.clone(),
+        let targets = match differs {
+            true => products(&rows(Pass::Original)?, &weights, inputs),
+            false => products(&now, &weights, inputs),
         };
-        for (x, original) in now.into_iter().zip(before) {
-            let targets = read(original.matmul(transposed.clone()))?;
-            let mut inputs = read(x)?;
-            if let Some(order) = order {
-                inputs = reordered(&inputs, order);
-            }
-            let added = gram.add_with_targets(&inputs, &targets);
-            added.map_err(|source| PruneError::LayerSystem {
-                path: product.parameter.path.clone(),
-                source,
-            })?;
-        }
+        let now = match order {
+            Some(order) => reordered(&now, order),
+            None => now,
+        };
+        let added = gram.add_with_targets(&now, &targets);
+        added.map_err(|source| PruneError::LayerSystem {
+            path: product.parameter.path.clone(),
+            source,
+        })?;
     }
     Ok(gram)
 }
 
-/// `places` rows from `first` on, `stride` apart.
-fn every(x: Tensor<2>, first: usize, stride: usize, places: usize, width: usize) -> Tensor<2> {
-    if stride == 1 {
-        return x;
-    }
-    let last = first + (places - 1) * stride + 1;
-    x.slice([
-        burn::tensor::Slice::new(first as isize, Some(last as isize), stride as isize),
-        burn::tensor::Slice::new(0, Some(width as isize), 1),
-    ])
+/// X Wᵀ `[rows, outputs]`.
+fn products(rows: &[f32], weights: &[f32], inputs: usize) -> Vec<f32> {
+    let (count, outputs) = (rows.len() / inputs, weights.len() / inputs);
+    let mut targets = vec![0.0; count * outputs];
+    matmul(
+        MatMut::from_row_major_slice_mut(&mut targets, count, outputs),
+        Accum::Replace,
+        MatRef::from_row_major_slice(rows, count, inputs),
+        MatRef::from_row_major_slice(weights, outputs, inputs).transpose(),
+        1.0,
+        get_global_parallelism(),
+    );
+    targets
 }
 
 /// Rows `[n, d]` with their places in another order: `order[new]` is the old one.
@@ -91,22 +87,4 @@ pub(crate) fn reordered(rows: &[f32], order: &[usize]) -> Vec<f32> {
     let rows = rows.chunks_exact(order.len());
     rows.flat_map(|row| order.iter().map(|place| row[*place]))
         .collect()
-}
-
-/// How far apart the rows are that take part; odd, so that they pass over rows of an image.
-fn stride<O: Tensors>(
-    step: &mut Step<'_, O>,
-    product: &Product,
-    group: usize,
-    sampling: Sampling,
-) -> Result<usize, PruneError> {
-    let mut total = 0;
-    // Batches have about the same size.
-    step.rows(product, 0, Pass::Replaced, group, CHUNK, |x| {
-        total += x.dims()[0]
-    })
-    .map_err(failed)?;
-    total *= sampling.batches;
-    let stride = total.div_ceil(sampling.rows.max(1)).max(1);
-    Ok(stride | 1)
 }
