@@ -7,7 +7,7 @@ use faer::{Accum, Mat, MatRef, get_global_parallelism};
 use crate::error::{LayerwiseError, finite, same};
 
 /// Rows whose products are summed in F32.
-const CHUNK: usize = 256;
+const CHUNK: usize = 1024;
 
 /// The sums XᵀX `[d, d]`, Σx, and with targets XᵀY `[d, o]`, Σy, Σy², over rows that come in parts.
 ///
@@ -254,6 +254,17 @@ impl Gram {
         values.collect()
     }
 
+    /// Second moment E y² of each target, `[o]`; about the mean if `centered`.
+    pub fn target_squares(&self, centered: bool) -> Vec<f64> {
+        let (_, dy) = self.offsets(centered);
+        let n = self.rows as f64;
+        let values = (0..self.outputs).map(|k| {
+            let sum = self.yy[k] + 2.0 * dy[k] * self.y[k] + n * dy[k] * dy[k];
+            sum.max(0.0) / n.max(1.0)
+        });
+        values.collect()
+    }
+
     /// XᵀX/n `[d, d]`; about the mean if `centered`.
     pub fn matrix(&self, centered: bool) -> Vec<f64> {
         let moments = self.moments(centered);
@@ -298,12 +309,10 @@ impl Gram {
             let sum = self.xy[(j, k)];
             (sum + dx[j] * self.y[k] + self.x[j] * dy[k] + n * dx[j] * dy[k]) * per_row
         });
-        let yy = (0..self.outputs)
-            .map(|k| (self.yy[k] + 2.0 * dy[k] * self.y[k] + n * dy[k] * dy[k]).max(0.0) * per_row);
         Moments {
             xx,
             xy,
-            yy: yy.collect(),
+            yy: self.target_squares(centered),
         }
     }
 }

@@ -38,7 +38,7 @@
 //!
 //! # Arithmetic
 //!
-//! Products of up to 256 rows are summed in F32, everything else in F64. Rows are solved in parallel
+//! Products of up to 1,024 rows are summed in F32, everything else in F64. Rows are solved in parallel
 //! on rayon's pool; the result does not depend on the number of threads.
 
 mod budgets;

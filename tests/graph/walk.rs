@@ -396,6 +396,24 @@ fn an_embedding_counts_its_indices() {
     });
 }
 
+/// Every third row from the second on of each batch, without the others.
+fn sampled_are_the_same(
+    step: &mut burn_lean::graph::Step<'_, Tensor<3>>,
+    product: &Product,
+    group: usize,
+    all: &[f32],
+) {
+    let mut all: Vec<&[f32]> = all.chunks_exact(product.inputs).collect();
+    for batch in 0..step.batches() {
+        let count = step.row_count(product, batch, Pass::Replaced).unwrap();
+        let own: Vec<&[f32]> = all.drain(..count).collect();
+        let sampled = step.sampled_rows(product, batch, Pass::Replaced, group, 1, 3);
+        let expected: Vec<&[f32]> = own.into_iter().skip(1).step_by(3).collect();
+        assert_eq!(sampled.unwrap(), expected.concat());
+    }
+    assert!(all.is_empty());
+}
+
 /// `X Wᵀ` of each group, as the convolution returns it: `[examples, outputs, positions]`.
 fn by_rows(
     step: &mut burn_lean::graph::Step<'_, Tensor<3>>,
@@ -407,6 +425,7 @@ fn by_rows(
     let per_group = product.outputs_per_group();
     let groups = (0..product.groups).map(|group| {
         let x = all_rows(step, product, group, chunk);
+        sampled_are_the_same(step, product, group, &values(x.clone()));
         let own = weight
             .clone()
             .slice([group * per_group..(group + 1) * per_group]);

@@ -8,6 +8,7 @@ mod fisher;
 mod fisher_checks;
 mod gradient_matrix;
 mod gradual_chains;
+mod layerwise;
 mod many_samples;
 mod mask;
 mod nm;

@@ -5,6 +5,7 @@ mod lane;
 mod parameters;
 mod product;
 mod rows;
+mod sample;
 mod script;
 mod step;
 
@@ -18,10 +19,10 @@ use burn::tensor::{DType, FloatDType};
 use tempfile::TempDir;
 
 use crate::execute::{device_of, fill, store, values_of};
-use crate::record::placeholders::Values;
 use crate::interpret::Operands;
 use crate::passes::operands;
 use crate::record::Given;
+use crate::record::placeholders::Values;
 use crate::{Graph, GraphError, Node, Recording, Tensors, record};
 use lane::{Lane, Live};
 use script::{Script, Weights, compute};

@@ -76,6 +76,11 @@ impl Product {
         self.outputs / self.groups
     }
 
+    /// Whether the parameter holds the transpose of `W`, `[inputs, outputs]`.
+    pub fn is_transposed(&self) -> bool {
+        self.is_transposed
+    }
+
     /// A value of the parameter as `W`.
     pub(super) fn matrix(&self, value: DispatchTensor) -> Tensor<2> {
         let (outputs, inputs) = (self.outputs, self.inputs);
