@@ -57,7 +57,7 @@ impl Variants<'_> {
     pub(crate) fn fp32(&self) -> Result<(Variant, AcousticModel)> {
         let start = Instant::now();
         let autocast = Autocast::new(FloatDType::F32);
-        let training = self.from_scratch("fp32");
+        let training = self.training("fp32");
         let model = self.speech.train(self.new_model(), &autocast, &training)?;
         let seconds = start.elapsed().as_secs_f64();
         let file = self.file("fp32.bpk");
@@ -84,7 +84,7 @@ impl Variants<'_> {
         let config = self.options.autocast(dtype);
         // A recording for each length of a batch.
         let autocast = config.init(&self.speech.device)?.cached();
-        let training = self.from_scratch("amp");
+        let training = self.training("amp");
         let model = self.speech.train(self.new_model(), &autocast, &training)?;
         let seconds = start.elapsed().as_secs_f64();
 
@@ -189,7 +189,7 @@ impl Variants<'_> {
         })
     }
 
-    fn from_scratch(&self, name: &'static str) -> Training {
+    fn training(&self, name: &'static str) -> Training {
         Training {
             name,
             epochs: self.epochs,

@@ -217,17 +217,17 @@ impl Gram {
                 self.xx[(i, j)] +=
                     other.xx[(i, j)] + dx[i] * other.x[j] + other.x[i] * dx[j] + n * dx[i] * dx[j];
             }
-            for k in 0..self.outputs {
+            for (k, dy) in dy.iter().enumerate() {
                 self.xy[(j, k)] +=
-                    other.xy[(j, k)] + dx[j] * other.y[k] + other.x[j] * dy[k] + n * dx[j] * dy[k];
+                    other.xy[(j, k)] + dx[j] * other.y[k] + other.x[j] * dy + n * dx[j] * dy;
             }
         }
-        for k in 0..self.outputs {
-            self.yy[k] += other.yy[k] + 2.0 * dy[k] * other.y[k] + n * dy[k] * dy[k];
-            self.y[k] += other.y[k] + n * dy[k];
+        for (k, dy) in dy.iter().enumerate() {
+            self.yy[k] += other.yy[k] + 2.0 * dy * other.y[k] + n * dy * dy;
+            self.y[k] += other.y[k] + n * dy;
         }
-        for j in 0..self.features {
-            self.x[j] += other.x[j] + n * dx[j];
+        for (j, dx) in dx.iter().enumerate() {
+            self.x[j] += other.x[j] + n * dx;
         }
         self.rows += other.rows;
         Ok(())

@@ -264,7 +264,7 @@ impl RoundingProblem<'_> {
                     .for_each(|(g, h)| *g += step * h);
             }
             let rescaled = self.rescale(optimum, kept, codes, ranges);
-            if !(changed || rescaled) || (sweep > 0 && !changed) {
+            if !changed && (sweep > 0 || !rescaled) {
                 break;
             }
         }

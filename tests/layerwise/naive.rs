@@ -10,7 +10,6 @@ pub(crate) struct Layer {
     pub(crate) w: Vec<f32>,
     pub(crate) n: usize,
     pub(crate) d: usize,
-    pub(crate) o: usize,
 }
 
 impl Layer {
@@ -28,7 +27,7 @@ impl Layer {
             }));
         }
         let w = (0..o * d).map(|_| number()).collect();
-        Self { x, w, n, d, o }
+        Self { x, w, n, d }
     }
 
     pub(crate) fn gram(&self) -> Gram {
@@ -115,9 +114,9 @@ pub(crate) fn gauss(mut a: Vec<Vec<f64>>, mut b: Vec<f64>) -> Vec<f64> {
         b.swap(k, pivot);
         for i in k + 1..size {
             let factor = a[i][k] / a[k][k];
-            for j in k..size {
-                a[i][j] -= factor * a[k][j];
-            }
+            let row = a[k].clone();
+            let rest = a[i].iter_mut().zip(row).skip(k);
+            rest.for_each(|(x, y)| *x -= factor * y);
             b[i] -= factor * b[k];
         }
     }

@@ -236,7 +236,7 @@ fn a_budget_goes_where_it_matters() {
         });
         lost.sum()
     };
-    let best = (0..=20.min(24))
+    let best = (0..=20)
         .filter(|first| 20 - first <= 24)
         .map(|first| lost(&[first, 20 - first]));
     let best = best.fold(f64::INFINITY, f64::min);

@@ -94,9 +94,8 @@ fn inverse(matrix: &[Vec<f64>]) -> Vec<Vec<f64>> {
         a[i].iter_mut().for_each(|x| *x /= pivot);
         for k in (0..n).filter(|k| *k != i) {
             let by = a[k][i];
-            for j in 0..2 * n {
-                a[k][j] -= by * a[i][j];
-            }
+            let row = a[i].clone();
+            a[k].iter_mut().zip(row).for_each(|(x, y)| *x -= by * y);
         }
     }
     a.into_iter().map(|row| row[n..].to_vec()).collect()
