@@ -248,3 +248,40 @@ fn masked_weights_stay_masked() {
         assert_eq!(zeros(&model), before);
     });
 }
+
+/// Counts what is reported at the level of a warning.
+#[derive(Clone, Default)]
+struct Warnings(std::sync::Arc<std::sync::atomic::AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN && metadata.target().starts_with("burn_lean_amp")
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+#[allow(deprecated)] // `Device::ndarray`: the backend without half precision.
+fn a_fallback_is_reported_once_and_not_in_every_step() {
+    let device = Device::ndarray();
+    let model = Net::new(&device);
+    let autocast = emulating(FloatDType::F16);
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        for _ in 0..3 {
+            let x = tensor::<2>(5, [7, 6], &device);
+            let run = autocast.clone().run(&model, x, |model, x| model.forward(x));
+            run.unwrap();
+        }
+    });
+    assert_eq!(warnings.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+}

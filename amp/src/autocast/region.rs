@@ -7,11 +7,14 @@ use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
 use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
-use crate::autocast::KeepDtype;
+use crate::Fallback;
+use crate::autocast::config::KeepDtype;
+use crate::autocast::lists::Lists;
+use crate::autocast::run::Memory;
+use crate::autocast::weight_cast;
+use crate::autocast::weight_cast::Cache;
 use crate::device::device_name;
-use crate::lists::Lists;
-use crate::weight_cast::Cache;
-use crate::{Fallback, emulation, weight_cast};
+use crate::device::emulation;
 
 /// The dtype of an autocast region, and how it is reached on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,6 +186,7 @@ pub struct Autocast {
     pub(crate) fallback: Fallback,
     pub(crate) output_dtype: FloatDType,
     pub(crate) lists: Arc<Lists>,
+    pub(crate) memory: Arc<Memory>,
     pub(crate) recordings: Recordings,
 }
 
@@ -211,6 +215,7 @@ impl Autocast {
             fallback: Fallback::Error,
             output_dtype: FloatDType::F32,
             lists: Arc::default(),
+            memory: Arc::default(),
             recordings: Recordings::default(),
         }
     }

@@ -8,7 +8,7 @@ use burn_lean_reparam::with_capture_device;
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::region::{Compute, Entered};
+use crate::autocast::region::{Compute, Entered};
 
 /// Why a parameter of a prepared model stays in F32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,5 +1,7 @@
 //! What a device really does with a dtype: its own word, and a self-test.
 
+pub(crate) mod emulation;
+
 use std::sync::{Mutex, PoisonError};
 
 use burn::backend::{Backend, Dispatch};
@@ -7,8 +9,8 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
+use crate::autocast::region::Compute;
 use crate::gradients::{non_finite_flag, read};
-use crate::region::Compute;
 
 /// What to do where a device cannot compute in the requested dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -239,7 +241,7 @@ pub(crate) fn unsupported(device: &Device, dtype: FloatDType) -> AmpError {
         dtype,
         device: device_name(device),
         supported: supported_dtypes(device),
-        emulation: crate::emulation::is_available(device),
+        emulation: crate::device::emulation::is_available(device),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Walks over gradients: unscale them, find what is not finite, measure and clip their norm.
 
+pub(crate) mod forensics;
+
 use std::collections::HashSet;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -9,7 +11,7 @@ use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::AmpError;
 use crate::device::is_cpu_backend;
-use crate::report::OverflowingParameter;
+use crate::scaler::report::OverflowingParameter;
 
 /// Gradients divided by the loss scale, with what is needed to decide on the step.
 ///

@@ -15,10 +15,11 @@ use burn::module::{
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach};
 
+use crate::autocast::precision::KeptParameters;
+use crate::autocast::region::{self, Compute};
+use crate::device::emulation;
 use crate::device::{Fallback, self_test_compute, unsupported};
-use crate::precision::KeptParameters;
-use crate::region::{self, Compute};
-use crate::{AmpError, Autocast, KeptBecause, Precision, emulation};
+use crate::{AmpError, Autocast, KeptBecause, Precision};
 
 /// How a model computes in half precision.
 ///

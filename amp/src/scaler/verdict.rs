@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Tensor, TensorData, Transaction};
 
 use crate::gradients::{Unscaled, overflowing, read, same_device};
-use crate::report::SkipCause;
+use crate::scaler::report::SkipCause;
 use crate::{AmpError, LossScale};
 
 /// A read that decides on a step, not yet made.

@@ -1,5 +1,7 @@
 //! Checkpoints of a plain training loop that survive being killed at any moment.
 
+pub(crate) mod resumable_optimizer;
+
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -14,8 +14,8 @@ use burn::tensor::{ExecutionError, Tensor, TensorData, read_sync};
 use burn_lean_reparam::Rejected;
 
 use crate::gradients::Unscaled;
-use crate::running_statistics::RunningStatistics;
-use crate::verdict::{Reading, Verdict};
+use crate::scaler::running_statistics::RunningStatistics;
+use crate::scaler::verdict::{Reading, Verdict};
 use crate::{AmpError, GradScaler, StepReport};
 
 /// A training loop's model, optimizer and scaler, stepped without waiting for the device.

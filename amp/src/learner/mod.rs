@@ -16,9 +16,9 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use burn_lean_reparam::{AttachError, Rejected};
 
-use crate::grad_scaler::check_loss;
 use crate::gradients::{self, InverseScale, Unscaled};
-use crate::running_statistics::RunningStatistics;
+use crate::scaler::grad_scaler::check_loss;
+use crate::scaler::running_statistics::RunningStatistics;
 use crate::{AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, LossScaleState};
 
 pub use after_step::AfterStep;

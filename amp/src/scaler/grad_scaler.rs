@@ -8,9 +8,9 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_reparam::Rejected;
 
 use crate::gradients::{self, Check, InverseScale, Unscaled};
-use crate::report::{Overflow, SkipCause, StepReport};
-use crate::running_statistics::RunningStatistics;
-use crate::verdict::{Reading, Verdict};
+use crate::scaler::report::{Overflow, SkipCause, StepReport};
+use crate::scaler::running_statistics::RunningStatistics;
+use crate::scaler::verdict::{Reading, Verdict};
 use crate::{AmpError, LossScale, LossScaleState};
 
 /// Configuration of a [`GradScaler`].

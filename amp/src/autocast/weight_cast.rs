@@ -23,8 +23,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::emulation::RoundToHalf;
-use crate::region::Compute;
+use crate::autocast::region::Compute;
+use crate::device::emulation::RoundToHalf;
 
 /// The cast of an F32 weight, with the numbers of the region's copy if there is one.
 pub(crate) fn cast<const D: usize>(x: Tensor<D>, compute: Compute) -> Tensor<D> {

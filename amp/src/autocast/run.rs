@@ -1,19 +1,26 @@
 //! Mixed precision operation by operation, without editing the model.
 
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
 use burn_lean_graph::{Arithmetic, GraphError, Precision, Tensors, record};
 
-use crate::autocast::resolve;
+use crate::autocast::config::resolve;
+use crate::autocast::lists::{Except, OnDevice};
+use crate::autocast::region::Compute;
 use crate::device::backend_name;
-use crate::emulation::RoundToHalf;
-use crate::lists::{Except, OnDevice};
-use crate::region::Compute;
+use crate::device::emulation::RoundToHalf;
 use crate::{AmpError, Autocast, Fallback};
+
+/// What an [`Autocast`] and its clones remember of devices.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// What the dtype came to on which devices: a device is looked at once.
+    resolved: Mutex<Vec<(Fallback, Vec<Device>, Compute)>>,
+}
 
 /// What [`Autocast::run`] does with one operation.
 #[derive(Debug, Clone, PartialEq)]
@@ -240,8 +247,30 @@ impl Autocast {
     fn compute_on(&self, devices: &[Device]) -> Result<Compute, AmpError> {
         match self.resolved {
             true => Ok(self.compute),
-            false => resolve(self.compute.dtype, self.fallback, devices),
+            false => self
+                .memory
+                .resolve(self.compute.dtype, self.fallback, devices),
         }
+    }
+}
+
+impl Memory {
+    fn resolve(
+        &self,
+        dtype: FloatDType,
+        fallback: Fallback,
+        devices: &[Device],
+    ) -> Result<Compute, AmpError> {
+        let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = resolved
+            .iter()
+            .find(|(by, on, _)| *by == fallback && on == devices);
+        if let Some((_, _, compute)) = known {
+            return Ok(*compute);
+        }
+        let compute = resolve(dtype, fallback, devices)?;
+        resolved.push((fallback, devices.to_vec(), compute));
+        Ok(compute)
     }
 }
 
