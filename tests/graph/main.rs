@@ -7,3 +7,4 @@ mod follows;
 mod models;
 mod refuses;
 mod rules;
+mod sites;
