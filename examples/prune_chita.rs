@@ -32,8 +32,8 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, FisherConfig, GradientMethod, IhtConfig, Masks, Method, Problem,
-    PruneError, PruneReport, PrunerConfig, RidgeChoice, RunningStatistics, Selection, SolverConfig,
-    StageReport, activation_norms, flops, mean_loss, solve_with_ridge,
+    PruneError, PruneReport, Pruner, PrunerConfig, RidgeChoice, RunningStatistics, Selection,
+    SolverConfig, StageReport, activation_norms, flops, mean_loss, solve_with_ridge,
 };
 use clap::Parser;
 use network::{Network, loss};
@@ -159,8 +159,8 @@ impl<'a, M: Network> Run<'a, M> {
         };
         pruned?;
         published?;
-        match self.cli.fine_tune {
-            Some(0) => Ok(()),
+        match self.cli.fine_tuning() {
+            0 => Ok(()),
             _ => self.fine_tune(),
         }
     }
@@ -169,8 +169,18 @@ impl<'a, M: Network> Run<'a, M> {
     fn prune(&mut self) -> Result<(), Box<dyn Error>> {
         let methods = self.cli.methods().into_iter();
         let (staged, single): (Vec<_>, Vec<_>) = methods.partition(|method| method.is_staged());
-        if !single.is_empty() {
-            self.single_stage(&single)?;
+        let free = single.iter().all(|method| method.is_without_gradients());
+        match free && self.cli.has_default() {
+            true => self.without_gradients(&single)?,
+            false => {
+                let (free, single): (Vec<_>, Vec<_>) = single
+                    .into_iter()
+                    .partition(|method| *method == MethodName::Default);
+                self.without_gradients(&free)?;
+                if !single.is_empty() {
+                    self.single_stage(&single)?;
+                }
+            }
         }
         match staged.is_empty() {
             true => Ok(()),
@@ -224,6 +234,58 @@ impl<'a, M: Network> Run<'a, M> {
             let batches = self.images.train.shuffled(seed, size, &self.device);
             batches.filter(move |batch| batch.labels.dims()[0] >= m)
         })
+    }
+
+    /// `magnitude` and `default`, which look at no gradient.
+    fn without_gradients(&mut self, methods: &[MethodName]) -> Result<(), Box<dyn Error>> {
+        let layout = self.selection.layout().clone();
+        for name in methods {
+            for sparsity in self.cli.sparsities() {
+                let memory = PeakMemory::start();
+                let start = Instant::now();
+                let model = self.model.clone();
+                let (model, nonzeros) = if *name == MethodName::Magnitude {
+                    let weights = self.selection.flatten(&model)?.into_data();
+                    let weights: Vec<f32> = weights.iter::<f32>().map(f32::abs).collect();
+                    let mut largest: Vec<usize> = (0..weights.len()).collect();
+                    largest.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
+                    largest.truncate(Budget::kept_count(sparsity, weights.len())?);
+                    let masks = Masks::from_support(&layout, &largest)?;
+                    let nonzeros = masks.nonzeros();
+                    (masks.attach(model)?.materialize(), nonzeros)
+                } else {
+                    let mut pruner = Pruner::new(Budget::Sparsity(sparsity));
+                    pruner.recalibrate = !self.cli.no_recalibration;
+                    pruner.group = self.cli.group(&self.selection);
+                    let inputs = self.loader(self.cli.seed).map(|batch| batch.images);
+                    let pruned = pruner.prune(model, |model, x| model.logits(x), inputs)?;
+                    println!("{}", options::layerwise(&pruned.report));
+                    (pruned.model, pruned.masks.nonzeros())
+                };
+                let seconds = start.elapsed().as_secs_f64();
+                let peak = memory.bytes();
+                let model = match M::HAS_BATCH_NORM && !self.cli.no_recalibration {
+                    true => network::normalized(model, &self.images, &self.device)?,
+                    false => model,
+                };
+                let accuracy = self.accuracy(&model);
+                self.plot(&name.to_string(), sparsity, accuracy);
+                self.table.push([
+                    name.to_string().into(),
+                    Cell::Integer(1),
+                    Cell::Number(sparsity, 4),
+                    Cell::Number(accuracy, 2),
+                    Cell::Empty,
+                    Cell::Integer(nonzeros as u64),
+                    Cell::Number(0.0, 2),
+                    Cell::Number(seconds, 3),
+                    Cell::optional_integer(peak),
+                    Cell::Empty,
+                    Cell::Empty,
+                ]);
+            }
+        }
+        Ok(())
     }
 
     /// All methods on one collection of gradients.
@@ -406,7 +468,7 @@ impl<'a, M: Network> Run<'a, M> {
     fn method(&self, name: MethodName) -> Result<Method, PruneError> {
         Ok(match name {
             MethodName::Random => Method::Random,
-            MethodName::Magnitude => Method::Magnitude,
+            MethodName::Magnitude | MethodName::Default => Method::Magnitude,
             MethodName::Obd => Method::DiagonalFisher,
             MethodName::WoodFisher => Method::WoodFisher { block_size: 50 },
             MethodName::BackSolve => Method::BackSolve,
@@ -453,7 +515,7 @@ impl<'a, M: Network> Run<'a, M> {
             .prune(self.model.clone(), loss::<M>, |seed| self.loader(seed))?;
         let before = self.accuracy(&pruned.model);
         let masked = pruned.masks.attach(pruned.model)?;
-        let epochs = self.cli.fine_tune.unwrap_or(5);
+        let epochs = self.cli.fine_tuning();
         let tuned = network::fine_tune(masked, &self.images, self.cli, epochs, &self.device)?;
         let tuned = tuned.materialize();
         let after = network::accuracy(&tuned, &self.images, &self.device);

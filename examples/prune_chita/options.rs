@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use burn::module::ParamGroup;
 use burn_lean::prune::{
-    Budget, DeadColumns, FisherReport, PruneError, RidgeChoice, RunningStatistics, Schedule,
-    Selection, StageReport,
+    Budget, DeadColumns, FisherReport, LayerwiseReport, PruneError, RidgeChoice, RunningStatistics,
+    Schedule, Selection, StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -94,9 +94,12 @@ pub(crate) struct Cli {
     /// Move and mirror the training images at random, as is usual for CIFAR-10.
     #[arg(long)]
     augment: bool,
-    /// BatchNorm statistics of a pruned network.
-    #[arg(long, value_enum, default_value_t = StatisticsName::Judged)]
-    running_statistics: StatisticsName,
+    /// BatchNorm statistics of a pruned network [default: judged; recomputed beside `default`].
+    #[arg(long, value_enum)]
+    running_statistics: Option<StatisticsName>,
+    /// BatchNorm statistics of the dense network for every method.
+    #[arg(long, conflicts_with = "running_statistics")]
+    pub(crate) no_recalibration: bool,
     /// Take the last tenth of the training images for the test images, to choose settings on.
     #[arg(long)]
     validate: bool,
@@ -112,7 +115,7 @@ pub(crate) struct Cli {
     /// Epochs of training after pruning to the highest sparsity, with the mask; 0 for none
     /// [default: 5].
     #[arg(long)]
-    pub(crate) fine_tune: Option<usize>,
+    fine_tune: Option<usize>,
     /// Learning rate of AdamW.
     #[arg(long, default_value_t = 3e-3)]
     pub(crate) learning_rate: f64,
@@ -147,6 +150,8 @@ enum StatisticsName {
 pub(crate) enum MethodName {
     Random,
     Magnitude,
+    /// `Pruner` with nothing chosen: layer by layer, without labels.
+    Default,
     /// Optimal Brain Damage: the diagonal of the Fisher.
     Obd,
     /// Inverted blocks of the Fisher.
@@ -169,12 +174,20 @@ impl MethodName {
     pub(crate) fn is_staged(self) -> bool {
         self == Self::ChitaPlusPlus
     }
+
+    /// Whether its support and values need no gradient.
+    pub(crate) fn is_without_gradients(self) -> bool {
+        matches!(self, Self::Magnitude | Self::Default)
+    }
 }
 
 impl MethodName {
     /// Whether its solution depends on a ridge.
     pub(crate) fn has_ridge(self) -> bool {
-        !matches!(self, Self::Random | Self::Magnitude | Self::Wanda)
+        !matches!(
+            self,
+            Self::Random | Self::Magnitude | Self::Wanda | Self::Default
+        )
     }
 }
 
@@ -213,6 +226,16 @@ impl Cli {
         }
     }
 
+    pub(crate) fn has_default(&self) -> bool {
+        self.methods().contains(&MethodName::Default)
+    }
+
+    /// Epochs of fine-tuning; beside `default` only where they are asked for.
+    pub(crate) fn fine_tuning(&self) -> usize {
+        let default = if self.has_default() { 0 } else { 5 };
+        self.fine_tune.unwrap_or(default)
+    }
+
     pub(crate) fn sparsities(&self) -> Vec<f64> {
         match self.sparsities.is_empty() {
             true => vec![0.5, 0.7, 0.8, 0.9],
@@ -246,9 +269,11 @@ impl Cli {
 
     pub(crate) fn running_statistics(&self) -> RunningStatistics {
         match self.running_statistics {
-            StatisticsName::Judged => RunningStatistics::Judged,
-            StatisticsName::Recomputed => RunningStatistics::Recomputed,
-            StatisticsName::Kept => RunningStatistics::Kept,
+            _ if self.no_recalibration => RunningStatistics::Kept,
+            None if self.has_default() => RunningStatistics::Recomputed,
+            None | Some(StatisticsName::Judged) => RunningStatistics::Judged,
+            Some(StatisticsName::Recomputed) => RunningStatistics::Recomputed,
+            Some(StatisticsName::Kept) => RunningStatistics::Kept,
         }
     }
 
@@ -403,6 +428,30 @@ pub(crate) fn gradients(report: &FisherReport) -> String {
         "gradients: {} rows of {} examples in {:.2} s ({how}), {} bytes, mean loss {:.4}, {zeros} \
          weights without any gradient",
         report.samples, report.batch_size, report.seconds, report.bytes, report.loss
+    )
+}
+
+/// One line on how candidates compare.
+pub(crate) fn layerwise(report: &LayerwiseReport) -> String {
+    let judged = report.candidates.iter().map(|one| {
+        format!(
+            "{:?} {:.5} (disagrees in {:.2} %)",
+            one.candidate,
+            one.divergence,
+            100.0 * one.disagreement
+        )
+    });
+    let judged: Vec<String> = judged.collect();
+    let sure = if report.can_tell {
+        ""
+    } else {
+        ", within the noise"
+    };
+    format!(
+        "layer by layer: {:?} of {} in {:.1} s{sure}",
+        report.chosen,
+        judged.join(", "),
+        report.seconds
     )
 }
 

@@ -16,6 +16,7 @@ mod options;
 #[cfg(feature = "train")]
 mod progress_renderer;
 mod res_net;
+mod res_net8;
 mod table;
 
 use std::error::Error;
@@ -26,7 +27,7 @@ use burn_lean::amp::Autocast;
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use bars::{Bar, write_bars};
-pub(crate) use cifar::{CifarFiles, read as read_cifar};
+pub(crate) use cifar::{CifarFiles, read as read_cifar, read_part as read_cifar_part};
 pub(crate) use conv_net::ConvNet;
 pub(crate) use curve::{Axes, Curve, Values, write_csv, write_svg, write_svg_over};
 pub(crate) use idx::IdxError;
@@ -37,6 +38,7 @@ pub(crate) use options::{DeviceName, Dtype, Options};
 #[cfg(feature = "train")]
 pub(crate) use progress_renderer::ProgressRenderer;
 pub(crate) use res_net::ResNet20;
+pub(crate) use res_net8::ResNet8;
 pub(crate) use table::{Cell, Table};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.

@@ -82,4 +82,55 @@ pub enum GraphError {
         /// What came.
         found: String,
     },
+    /// A walk needs at least one batch.
+    #[error("there is no batch to walk over: give at least one")]
+    NoBatch,
+    /// A walk is over an evaluation, but the model or an input is on an autodiff device.
+    #[error(
+        "a walk is over an evaluation, but the recording is of a training pass: give it \
+         `model.valid()`, and inputs on a device without autodiff"
+    )]
+    Training,
+    /// The forward pass did something else for another batch.
+    #[error(
+        "the forward pass of batch {batch} differs from that of batch 0: {found} instead of \
+         {expected}. Batches may differ in shape, not in what is computed: walk over them in \
+         groups of one kind"
+    )]
+    Differs {
+        /// The batch.
+        batch: usize,
+        /// What it does.
+        found: String,
+        /// What the first one does.
+        expected: String,
+    },
+    /// The result of a walk was asked for before its end.
+    #[error("the walk is not at its end: call `finish` before asking for results")]
+    Unfinished,
+    /// Activations could not be written to a file or read back.
+    #[error("activations cannot be kept in files: {reason}. Free space there, or choose a folder")]
+    Spill {
+        /// What the system said.
+        reason: String,
+    },
+    /// An operand or result that is not there, or of another kind.
+    #[error("tensor {index} of operation `{operation}` cannot be shown: {why}")]
+    Operand {
+        /// Name of the operation.
+        operation: &'static str,
+        /// The position that was asked for.
+        index: usize,
+        /// What is there.
+        why: String,
+    },
+    /// A parameter that the recorded operations do not read.
+    #[error(
+        "no operation of the recording reads a parameter `{path}` of this rank: check the path, \
+         and that the forward pass calls its module"
+    )]
+    Parameter {
+        /// The path that was asked for.
+        path: String,
+    },
 }

@@ -55,7 +55,7 @@ pub(crate) fn as_recorded(
 }
 
 /// Notes who reads what, and when for the last time.
-fn describe(graph: &mut Graph) {
+pub(crate) fn describe(graph: &mut Graph) {
     graph.reads = reads(graph);
     graph.lifetimes = lifetimes(graph);
     for (index, operation) in graph.operations.iter().enumerate() {
@@ -78,6 +78,11 @@ impl IrVisitorMut for Rename<'_> {
     }
 }
 
+/// Gives the tensors of an operation other names.
+pub(crate) fn rename(operation: &mut OperationIr, names: &HashMap<TensorId, TensorId>) {
+    operation.visit_mut(&mut Rename(names));
+}
+
 /// One operation instead of several equal ones on parameters and constants: a recurrence cuts its
 /// weights in each of its steps.
 fn share_views(graph: &mut Graph) {
@@ -92,7 +97,7 @@ fn share_views(graph: &mut Graph) {
     let mut first: HashMap<u64, Vec<(OperationIr, TensorId)>> = HashMap::new();
     let mut kept = Vec::with_capacity(graph.operations.len());
     for mut operation in std::mem::take(&mut graph.operations) {
-        operation.visit_mut(&mut Rename(&renamed));
+        rename(&mut operation, &renamed);
         let outputs: Vec<TensorId> = operation.outputs().map(|tensor| tensor.id).collect();
         let shareable = operation.inputs().next().is_some()
             && operation.inputs().all(|tensor| known.contains(&tensor.id))
@@ -101,7 +106,7 @@ fn share_views(graph: &mut Graph) {
             let output = outputs[0];
             let mut key = operation.clone();
             let anonymous = HashMap::from([(output, TensorId::new(u64::MAX))]);
-            key.visit_mut(&mut Rename(&anonymous));
+            rename(&mut key, &anonymous);
             let mut hasher = DefaultHasher::new();
             key.hash(&mut hasher);
             let equal = first.entry(hasher.finish()).or_default();

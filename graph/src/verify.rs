@@ -143,6 +143,7 @@ impl Backward {
             device,
             &AsRecorded,
             None,
+            &mut (),
         )?;
         self.gradients
             .iter()
@@ -190,6 +191,7 @@ impl Backward {
             device,
             &AsRecorded,
             None,
+            &mut (),
         )?;
         let total = alive.output(*graph.outputs.first().unwrap_or(&self.total))?;
         let grads = <Dispatch as AutodiffBackend>::backward(total);

@@ -1,6 +1,8 @@
 //! What can go wrong, with what to do about it.
 
 use burn::tensor::{DType, FloatDType};
+use burn_lean_graph::GraphError;
+use burn_lean_layerwise::LayerwiseError;
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::RecordFault;
@@ -191,8 +193,8 @@ pub enum PruneError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The forward pass cannot be recorded.
-    #[error("the forward pass cannot be recorded: {reason}")]
+    /// The operations of the loss cannot be known.
+    #[error("the operations of the loss cannot be known: {reason}")]
     Trace {
         /// What stopped it.
         reason: String,
@@ -440,6 +442,43 @@ pub enum PruneError {
     CannotShrink {
         /// What stands in the way.
         reason: String,
+    },
+    /// The forward pass cannot be recorded, or not be executed from its recording.
+    #[error(
+        "pruning layer by layer needs a recorded forward pass: {source}. Without one, \
+         `PrunerConfig` prunes from gradients of a loss (CHITA)"
+    )]
+    NotRecorded {
+        /// What stands in the way.
+        source: GraphError,
+    },
+    /// The system of a layer cannot be solved.
+    #[error("`{path}`: {source}")]
+    LayerSystem {
+        /// Path of the weight.
+        path: String,
+        /// What is wrong.
+        source: LayerwiseError,
+    },
+    /// A weight to be pruned layer by layer carries a reparameterization.
+    #[error(
+        "`{path}` carries `{name}`: pruning layer by layer replaces weights as they are used, so fold it \
+         in first (`materialize`) and attach it again afterwards"
+    )]
+    CarriesReparameterization {
+        /// Path of the weight.
+        path: String,
+        /// What it carries.
+        name: String,
+    },
+    /// A pattern or budget that pruning layer by layer does not know.
+    #[error(
+        "pruning layer by layer does not know {what}: `PrunerConfig` prunes to it from gradients of a \
+         loss (CHITA)"
+    )]
+    NotLayerwise {
+        /// What it does not know.
+        what: String,
     },
     /// Attaching masks failed.
     #[error(transparent)]

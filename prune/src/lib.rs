@@ -33,6 +33,7 @@
 //!
 //! # From a model to a pruned one
 //!
+//! - [`Pruner`]: layer by layer, from inputs alone: where to begin;
 //! - [`PrunerConfig`]: one stage (CHITA) or several with fresh gradients (CHITA++), each to a target
 //!   of its [`Schedule`]; [`GradualConfig`] trains in between;
 //! - [`Batch`]: what a loader yields; tuples of tensors are one already;
@@ -65,6 +66,7 @@
 
 mod error;
 mod fisher;
+mod layerwise;
 mod masks;
 mod model;
 mod problem;
@@ -77,6 +79,10 @@ mod statistics;
 pub use error::PruneError;
 pub use fisher::gradient_matrix::GradientMatrix;
 pub use fisher::{Fisher, FisherConfig, FisherReport, GradientMethod};
+pub use layerwise::candidates::{Candidate, JudgedCandidate};
+pub use layerwise::report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
+pub use layerwise::shares::Shares;
+pub use layerwise::{Pruner, SupportMethod};
 pub use masks::attach::AttachMasks;
 pub use masks::mask::Mask;
 pub use masks::rewind::rewind;

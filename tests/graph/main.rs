@@ -5,6 +5,8 @@ mod support;
 
 mod follows;
 mod models;
+mod observer;
 mod refuses;
 mod rules;
 mod sites;
+mod walk;

@@ -10,7 +10,7 @@ use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 use crate::Fallback;
 use crate::autocast::config::KeepDtype;
 use crate::autocast::lists::Lists;
-use crate::autocast::run::Memory;
+use crate::autocast::run::Resolved;
 use crate::autocast::weight_cast;
 use crate::autocast::weight_cast::Cache;
 use crate::device::device_name;
@@ -186,7 +186,7 @@ pub struct Autocast {
     pub(crate) fallback: Fallback,
     pub(crate) output_dtype: FloatDType,
     pub(crate) lists: Arc<Lists>,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) devices: Arc<Resolved>,
     pub(crate) recordings: Recordings,
 }
 
@@ -215,7 +215,7 @@ impl Autocast {
             fallback: Fallback::Error,
             output_dtype: FloatDType::F32,
             lists: Arc::default(),
-            memory: Arc::default(),
+            devices: Arc::default(),
             recordings: Recordings::default(),
         }
     }

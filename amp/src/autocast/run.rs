@@ -15,11 +15,11 @@ use crate::device::backend_name;
 use crate::device::emulation::RoundToHalf;
 use crate::{AmpError, Autocast, Fallback};
 
-/// What an [`Autocast`] and its clones remember of devices.
+/// What an [`Autocast`] and its clones know of devices.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct Resolved {
     /// What the dtype came to on which devices: a device is looked at once.
-    resolved: Mutex<Vec<(Fallback, Vec<Device>, Compute)>>,
+    devices: Mutex<Vec<(Fallback, Vec<Device>, Compute)>>,
 }
 
 /// What [`Autocast::run`] does with one operation.
@@ -250,28 +250,28 @@ impl Autocast {
         match self.resolved {
             true => Ok(self.compute),
             false => self
-                .memory
+                .devices
                 .resolve(self.compute.dtype, self.fallback, devices),
         }
     }
 }
 
-impl Memory {
+impl Resolved {
     fn resolve(
         &self,
         dtype: FloatDType,
         fallback: Fallback,
         devices: &[Device],
     ) -> Result<Compute, AmpError> {
-        let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = resolved
+        let mut known = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known
             .iter()
             .find(|(by, on, _)| *by == fallback && on == devices);
-        if let Some((_, _, compute)) = known {
+        if let Some((_, _, compute)) = found {
             return Ok(*compute);
         }
         let compute = resolve(dtype, fallback, devices)?;
-        resolved.push((fallback, devices.to_vec(), compute));
+        known.push((fallback, devices.to_vec(), compute));
         Ok(compute)
     }
 }

@@ -1,5 +1,7 @@
 //! Running a graph on a device, under rules.
 
+mod constants;
+mod observe;
 mod tensors;
 mod write_back;
 
@@ -16,7 +18,11 @@ use crate::record::placeholders::Values;
 use crate::rules::is_castable;
 use crate::verify::instead_of_random;
 use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors};
+pub use observe::{Observed, Observer};
 use tensors::Alive;
+
+pub(crate) use tensors::upload;
+pub(crate) use write_back::store;
 
 impl<O: Tensors> Recording<O> {
     /// Executes the recording with these values of parameters and inputs, on the device of
@@ -39,6 +45,25 @@ impl<O: Tensors> Recording<O> {
         inputs: &I,
         rules: &impl Rules,
     ) -> Result<O, GraphError> {
+        self.execute_observed(model, inputs, rules, &mut ())
+    }
+
+    /// [`execute`](Self::execute), with somebody who looks at each operation.
+    ///
+    /// # Errors
+    ///
+    /// As [`execute`](Self::execute).
+    ///
+    /// # Panics
+    ///
+    /// As [`execute`](Self::execute).
+    pub fn execute_observed<M: Module, I: Tensors>(
+        &self,
+        model: &M,
+        inputs: &I,
+        rules: &impl Rules,
+        observer: &mut impl Observer,
+    ) -> Result<O, GraphError> {
         let mut given = Given::default();
         let _ = inputs.map_tensors(&mut given);
         if given.signature != self.inputs {
@@ -47,13 +72,13 @@ impl<O: Tensors> Recording<O> {
                 found: format!("{:?}", given.signature),
             });
         }
-        let results = self.graph.execute(model, &given.tensors, rules)?;
+        let results = self.graph.execute(model, &given.tensors, rules, observer)?;
         Ok(fill(&self.form, results))
     }
 }
 
 /// A result of this form with these tensors.
-fn fill<O: Tensors>(form: &O, tensors: Vec<DispatchTensor>) -> O {
+pub(crate) fn fill<O: Tensors>(form: &O, tensors: Vec<DispatchTensor>) -> O {
     struct Fill(std::vec::IntoIter<DispatchTensor>);
     impl Fill {
         fn next(&mut self) -> DispatchTensor {
@@ -83,24 +108,13 @@ impl Graph {
         model: &M,
         inputs: &[DispatchTensor],
         rules: &impl Rules,
+        observer: &mut impl Observer,
     ) -> Result<Vec<DispatchTensor>, GraphError> {
+        let device = device_of(model, inputs)?;
         let (values, carried) = Values::with_hooks(model);
         self.check_hooks(&carried)?;
-        let device = model
-            .devices()
-            .first()
-            .map(|device| device.as_dispatch().clone())
-            .or_else(|| inputs.first().map(TensorMetadata::device))
-            .ok_or(GraphError::NoDevice)?;
-        let mut given = Vec::with_capacity(self.parameters.len());
-        for parameter in &self.parameters {
-            let value = values.get(parameter).ok_or_else(|| GraphError::Mismatch {
-                recorded: format!("`{}` of shape {:?}", parameter.path, parameter.shape),
-                found: "a model without it".into(),
-            })?;
-            given.push(value.clone());
-        }
-        let mut alive = self.run(&given, inputs, device, rules, Some(&carried))?;
+        let given = values_of(&values, self)?;
+        let mut alive = self.run(&given, inputs, device, rules, Some(&carried), observer)?;
         hooks::sharing(|| write_back::write_back(model, &self.parameters, &mut alive));
         let results = rules.results();
         self.outputs
@@ -141,11 +155,13 @@ impl Graph {
         device: DispatchDevice,
         rules: &impl Rules,
         hooks: Option<&[Carried]>,
+        observer: &mut impl Observer,
     ) -> Result<Alive<'a>, GraphError> {
         let mut alive = Alive::new(self, parameters, inputs, device, rules.arithmetic());
         let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments) {
             alive.begin(node.index(), assignment, node.is_view());
+            observer.before(&node, &Observed(&mut alive));
             let operation = node.operation();
             if hooks.is_none()
                 && let Some(value) = instead_of_random(operation, &alive.device())
@@ -183,6 +199,7 @@ impl Graph {
                     })?
                 }
             }
+            observer.after(&node, &mut Observed(&mut alive));
             alive.end(node.index());
         }
         Ok(alive)
@@ -213,6 +230,30 @@ impl Graph {
         alive.set(output, made);
         Ok(())
     }
+}
+
+/// Where a model or, without one, its inputs are.
+pub(crate) fn device_of<M: Module>(
+    model: &M,
+    inputs: &[DispatchTensor],
+) -> Result<DispatchDevice, GraphError> {
+    let of_model = model.devices().into_iter().next();
+    of_model
+        .map(|device| device.as_dispatch().clone())
+        .or_else(|| inputs.first().map(TensorMetadata::device))
+        .ok_or(GraphError::NoDevice)
+}
+
+/// The values that a model has for the parameters of a graph, in their order.
+pub(crate) fn values_of(values: &Values, graph: &Graph) -> Result<Vec<DispatchTensor>, GraphError> {
+    let of = |parameter| {
+        let value: Option<&DispatchTensor> = values.get(parameter);
+        value.cloned().ok_or_else(|| GraphError::Mismatch {
+            recorded: format!("`{}` of shape {:?}", parameter.path, parameter.shape),
+            found: "a model without it".into(),
+        })
+    };
+    graph.parameters.iter().map(of).collect()
 }
 
 /// A cast that is recorded only where it changes something.

@@ -104,6 +104,10 @@ impl<'a> Alive<'a> {
         self.values.remove(&id)
     }
 
+    pub(crate) fn insert(&mut self, id: TensorId, value: DispatchTensor) {
+        self.values.insert(id, value);
+    }
+
     /// The float operand of a hook: also one that is stored quantized, as it is.
     pub(crate) fn stored(&mut self, tensor: &TensorIr) -> DispatchTensor {
         match self.values.get(&tensor.id).map(TensorMetadata::dtype) {
@@ -220,7 +224,8 @@ impl Operands for Alive<'_> {
     }
 }
 
-fn upload(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
+/// A tensor of any kind on a device.
+pub(crate) fn upload(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
     let dtype = data.dtype();
     if dtype.is_float() {
         Dispatch::float_from_data(data, device)

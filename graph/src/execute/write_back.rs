@@ -22,18 +22,36 @@ pub(crate) fn write_back<M: Module>(model: &M, parameters: &[Parameter], alive: 
         })
         .collect();
     if !updates.is_empty() {
-        let _ = model.clone().map(&mut WriteBack {
-            path: Vec::new(),
-            occurrences: HashMap::new(),
-            updates,
-        });
+        let _ = model.clone().map(&mut WriteBack::new(updates));
     }
+}
+
+/// The model with these values of parameters; the rest of it stays.
+pub(crate) fn store<'a, M: Module>(
+    model: M,
+    values: impl IntoIterator<Item = (&'a Parameter, DispatchTensor)>,
+) -> M {
+    let updates = values
+        .into_iter()
+        .map(|(parameter, value)| ((parameter.path.clone(), parameter.occurrence), value))
+        .collect();
+    model.map(&mut WriteBack::new(updates))
 }
 
 struct WriteBack {
     path: Vec<String>,
     occurrences: HashMap<String, usize>,
     updates: HashMap<(String, usize), DispatchTensor>,
+}
+
+impl WriteBack {
+    fn new(updates: HashMap<(String, usize), DispatchTensor>) -> Self {
+        Self {
+            path: Vec::new(),
+            occurrences: HashMap::new(),
+            updates,
+        }
+    }
 }
 
 impl ModuleMapper for WriteBack {
@@ -63,6 +81,7 @@ impl ModuleMapper for WriteBack {
             true => Tensor::from_inner(value),
             false => value,
         };
+        let value = value.set_require_grad(old.is_require_grad());
         Param::from_mapped_value(id, value, mapper)
     }
 }

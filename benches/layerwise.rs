@@ -1,0 +1,190 @@
+//! Pruning layer by layer: what each part of it adds, on a trained network.
+//!
+//! ```sh
+//! cargo bench --bench layerwise -- --arch resnet20 --data path/to/cifar10 \
+//!     --checkpoint resnet20_cifar10.safetensors --sparsity 0.8,0.9 --seed 0,1,2 --json FILE
+//! ```
+//!
+//! A row is a support rule, with dense or fitted values, with the BatchNorm statistics of the dense
+//! network or new ones, and a rule for how many weights each layer keeps; its accuracy is on test
+//! images, its divergence from the dense network on training images that no layer was fitted to. The
+//! seed draws and augments the training images.
+
+#[path = "../examples/support/mod.rs"]
+mod support;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use burn::module::Module;
+use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{Budget, Pruner, Shares, SupportMethod, recompute_batch_norm};
+use clap::{Parser, ValueEnum};
+use support::{Cell, CifarFiles, DeviceName, ImageSet, MlpNet, ResNet20, Table};
+
+/// What each part of layer-wise pruning adds.
+#[derive(Debug, Parser)]
+struct Cli {
+    /// The network.
+    #[arg(long, value_enum, default_value_t = Arch::Mlpnet)]
+    arch: Arch,
+    /// Folder with MNIST (mlpnet) or CIFAR-10 (resnet20).
+    #[arg(long)]
+    data: PathBuf,
+    /// Which files of CIFAR-10.
+    #[arg(long, value_enum, default_value_t = CifarFiles::Original)]
+    cifar_files: CifarFiles,
+    /// A checkpoint with PyTorch's names.
+    #[arg(long, value_name = "FILE.safetensors")]
+    checkpoint: PathBuf,
+    /// Fractions of zeros.
+    #[arg(long, value_delimiter = ',', default_value = "0.8,0.9")]
+    sparsity: Vec<f64>,
+    /// Seeds of the training images.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    seed: Vec<u64>,
+    /// Only what a pruner with nothing chosen does, and magnitude.
+    #[arg(long)]
+    ends_only: bool,
+    /// Training images that layers are fitted to.
+    #[arg(long)]
+    examples: Option<usize>,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
+    device: DeviceName,
+    /// Also write the table to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// What `cargo bench` adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Arch {
+    /// Three linear layers.
+    Mlpnet,
+    /// A residual network of 20 layers.
+    Resnet20,
+}
+
+/// Support, fitted values, new statistics, shares.
+type Parts = (SupportMethod, bool, bool, Shares);
+
+const PARTS: [Parts; 11] = {
+    use SupportMethod::{BestSubset, Magnitude, Obs, SparseGpt, Wanda};
+    [
+        (Magnitude, false, false, Shares::Magnitude),
+        (Magnitude, false, true, Shares::Magnitude),
+        (Magnitude, true, false, Shares::Magnitude),
+        (Magnitude, true, true, Shares::Magnitude),
+        (Wanda, true, true, Shares::Magnitude),
+        (SparseGpt, true, true, Shares::Magnitude),
+        (Obs, true, true, Shares::Magnitude),
+        (BestSubset, true, false, Shares::Magnitude),
+        (BestSubset, true, true, Shares::Uniform),
+        (BestSubset, true, true, Shares::Losses),
+        (BestSubset, true, true, Shares::Magnitude),
+    ]
+};
+
+fn main() -> ExitCode {
+    support::init_tracing();
+    support::exit(run(&Cli::parse()))
+}
+
+fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let device = cli.device.open()?;
+    match cli.arch {
+        Arch::Mlpnet => {
+            let images = ImageSet::load(Some(&cli.data))?.normalized_as(&[0.1307], &[0.3081]);
+            let model = load(MlpNet::new(images.train.side(), &device), cli)?;
+            study(cli, &images, &device, model, |model, x| model.forward(x))
+        }
+        Arch::Resnet20 => {
+            let images = support::read_cifar(&cli.data, cli.cifar_files)?;
+            let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
+            let mut images = images.normalized_as(&mean, &deviation);
+            images.train = images.train.augmented();
+            let model = load(ResNet20::new(&device), cli)?;
+            let inputs = images.train.shuffled(0, 500, &device).take(10);
+            let model = recompute_batch_norm(
+                model,
+                |model, x: &Tensor<4>| model.forward(x.clone()),
+                inputs.map(|batch| batch.images),
+            )?;
+            study(cli, &images, &device, model, |model, x| model.forward(x))
+        }
+    }
+}
+
+fn load<M: Module + 'static>(mut model: M, cli: &Cli) -> Result<M, Box<dyn Error>> {
+    let mut store = SafetensorsStore::from_file(&cli.checkpoint)
+        .with_from_adapter(PyTorchToBurnAdapter)
+        .with_key_remapping(r"downsample\.0\.", "downsample.conv.")
+        .with_key_remapping(r"downsample\.1\.", "downsample.norm.");
+    model
+        .load_from(&mut store)
+        .map_err(|error| format!("cannot load {}: {error}", cli.checkpoint.display()))?;
+    Ok(model)
+}
+
+fn study<M: Module + 'static>(
+    cli: &Cli,
+    images: &ImageSet,
+    device: &Device,
+    model: M,
+    forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
+) -> Result<(), Box<dyn Error>> {
+    let accuracy = |model: &M| support::accuracy(&images.test, device, |x| forward(model, x));
+    let mut table = Table::new(
+        format!("{}: dense {:.2} %", images.name, accuracy(&model)),
+        &[
+            "support",
+            "values",
+            "statistics",
+            "shares",
+            "sparsity",
+            "seed",
+            "accuracy",
+            "divergence",
+            "disagreement",
+            "seconds",
+        ],
+    );
+    let ends = [PARTS[1], PARTS[10]];
+    let parts: &[Parts] = if cli.ends_only { &ends } else { &PARTS };
+    for sparsity in &cli.sparsity {
+        for seed in &cli.seed {
+            for (support, refit, recalibrate, shares) in parts {
+                let mut pruner = Pruner::new(Budget::Sparsity(*sparsity));
+                pruner.support = *support;
+                pruner.refit = *refit;
+                pruner.recalibrate = *recalibrate;
+                pruner.shares = *shares;
+                pruner.candidates = false;
+                pruner.examples = cli.examples.unwrap_or(pruner.examples);
+                let inputs = images.train.shuffled(*seed, 256, device);
+                let inputs = inputs.map(|batch| batch.images);
+                let pruned = pruner.prune(model.clone(), &forward, inputs)?;
+                let judged = pruned.report.candidates[0];
+                table.push([
+                    format!("{support:?}").as_str().into(),
+                    if *refit { "fitted" } else { "dense" }.into(),
+                    if *recalibrate { "new" } else { "dense" }.into(),
+                    format!("{shares:?}").as_str().into(),
+                    Cell::Number(*sparsity, 2),
+                    Cell::Integer(*seed),
+                    Cell::Number(accuracy(&pruned.model), 2),
+                    Cell::Number(judged.divergence, 5),
+                    Cell::Number(judged.disagreement, 4),
+                    Cell::Number(pruned.report.seconds, 1),
+                ]);
+            }
+        }
+    }
+    table.publish(cli.json.as_deref())?;
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! Recordings of several batches in one naming: operation 17 of one is operation 17 of all.
+
+use std::collections::HashMap;
+
+use burn::backend::ir::TensorId;
+
+use crate::interpret::name;
+use crate::passes::{describe, operands, rename};
+use crate::{Graph, GraphError};
+
+/// The graph with its tensors numbered in the order in which they are first named, so that equal
+/// forward passes are equal graphs.
+pub(super) fn canonical(mut graph: Graph) -> Graph {
+    let mut names: HashMap<TensorId, TensorId> = HashMap::new();
+    let mut note = |id: TensorId| {
+        let next = TensorId::new(names.len() as u64);
+        names.entry(id).or_insert(next);
+    };
+    for parameter in &graph.parameters {
+        note(parameter.tensor);
+    }
+    graph.inputs.iter().for_each(|id| note(*id));
+    for operation in &graph.operations {
+        operands(&graph, operation).into_iter().for_each(&mut note);
+        operation.outputs().for_each(|tensor| note(tensor.id));
+    }
+    graph.outputs.iter().for_each(|id| note(*id));
+
+    let named = |id: &TensorId| names[id];
+    for parameter in &mut graph.parameters {
+        parameter.tensor = named(&parameter.tensor);
+    }
+    graph.inputs = graph.inputs.iter().map(named).collect();
+    graph.outputs = graph.outputs.iter().map(named).collect();
+    let constants = std::mem::take(&mut graph.constants).into_iter();
+    graph.constants = constants
+        .filter_map(|(id, data)| Some((*names.get(&id)?, data)))
+        .collect();
+    for operation in &mut graph.operations {
+        rename(operation, &names);
+    }
+    graph.readers.clear();
+    describe(&mut graph);
+    graph
+}
+
+/// Refuses a recording whose operations are not those of the first one, both canonical.
+pub(super) fn check(first: &Graph, other: &Graph, batch: usize) -> Result<(), GraphError> {
+    let differs = |found: String, expected: String| {
+        Err(GraphError::Differs {
+            batch,
+            found,
+            expected,
+        })
+    };
+    for (one, two) in first.nodes().zip(other.nodes()) {
+        let (a, b) = (one.operation(), two.operation());
+        let same = name(a) == name(b)
+            && operands(first, a) == operands(other, b)
+            && a.outputs()
+                .map(|out| out.id)
+                .eq(b.outputs().map(|out| out.id));
+        if !same {
+            let say = |node: crate::Node<'_>| format!("operation {}, {node:?}", node.index());
+            return differs(say(two), say(one));
+        }
+    }
+    let count = |graph: &Graph| format!("{} operations", graph.operations.len());
+    if first.operations.len() != other.operations.len() {
+        return differs(count(other), count(first));
+    }
+    let paths = |graph: &Graph| -> Vec<(String, usize)> {
+        let parameters = graph.parameters.iter();
+        parameters
+            .map(|one| (one.path.clone(), one.occurrence))
+            .collect()
+    };
+    if paths(first) != paths(other)
+        || first.inputs != other.inputs
+        || first.outputs != other.outputs
+    {
+        return differs(
+            "other parameters or inputs".into(),
+            "those of batch 0".into(),
+        );
+    }
+    Ok(())
+}

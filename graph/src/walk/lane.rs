@@ -1,0 +1,142 @@
+//! The tensors of one batch between two operations, in memory or in a file.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::backend::ir::TensorId;
+use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use tempfile::NamedTempFile;
+
+use super::Pass;
+use crate::GraphError;
+use crate::execute::upload;
+
+/// Tensors by name and pass: of the replaced pass those alone that differ from the original one.
+pub(super) type Live = HashMap<(TensorId, Pass), DispatchTensor>;
+
+/// What is alive of a batch.
+#[derive(Debug, Clone)]
+pub(super) enum Lane {
+    Memory(Live),
+    Disk(Arc<Spilled>),
+}
+
+/// Tensors in a file, which goes with the last lane that names it.
+#[derive(Debug)]
+pub(super) struct Spilled {
+    file: NamedTempFile,
+    entries: HashMap<(TensorId, Pass), Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    offset: u64,
+    bytes: usize,
+    shape: Vec<usize>,
+    dtype: DType,
+}
+
+impl Lane {
+    /// All tensors, in memory.
+    pub(super) fn load(&self, device: &DispatchDevice) -> Result<Live, GraphError> {
+        match self {
+            Self::Memory(live) => Ok(live.clone()),
+            Self::Disk(spilled) => {
+                let entries = spilled.entries.iter();
+                entries
+                    .map(|(key, entry)| Ok((*key, spilled.read(entry, device)?)))
+                    .collect()
+            }
+        }
+    }
+
+    /// Takes the tensors out, where they are in memory.
+    pub(super) fn take(&mut self, device: &DispatchDevice) -> Result<Live, GraphError> {
+        match self {
+            Self::Memory(live) => Ok(std::mem::take(live)),
+            Self::Disk(_) => self.load(device),
+        }
+    }
+
+    pub(super) fn get(
+        &self,
+        id: TensorId,
+        pass: Pass,
+        device: &DispatchDevice,
+    ) -> Result<Option<DispatchTensor>, GraphError> {
+        match self {
+            Self::Memory(live) => Ok(live.get(&(id, pass)).cloned()),
+            Self::Disk(spilled) => match spilled.entries.get(&(id, pass)) {
+                Some(entry) => spilled.read(entry, device).map(Some),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// Bytes of the tensors that it holds in memory.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Memory(live) => live.values().map(bytes_of).sum(),
+            Self::Disk(_) => 0,
+        }
+    }
+
+    pub(super) fn spill(live: Live, folder: &Path) -> Result<Self, GraphError> {
+        let mut file = NamedTempFile::new_in(folder).map_err(failed)?;
+        let mut entries = HashMap::new();
+        let mut offset = 0;
+        let mut writer = BufWriter::new(file.as_file_mut());
+        for (key, tensor) in live {
+            let data = host(tensor);
+            writer.write_all(data.as_bytes()).map_err(failed)?;
+            let entry = Entry {
+                offset,
+                bytes: data.as_bytes().len(),
+                shape: data.shape().to_vec(),
+                dtype: data.dtype(),
+            };
+            offset += entry.bytes as u64;
+            entries.insert(key, entry);
+        }
+        writer.flush().map_err(failed)?;
+        drop(writer);
+        Ok(Self::Disk(Arc::new(Spilled { file, entries })))
+    }
+}
+
+impl Spilled {
+    fn read(&self, entry: &Entry, device: &DispatchDevice) -> Result<DispatchTensor, GraphError> {
+        let mut file = File::open(self.file.path()).map_err(failed)?;
+        file.seek(SeekFrom::Start(entry.offset)).map_err(failed)?;
+        let mut bytes = vec![0; entry.bytes];
+        file.read_exact(&mut bytes).map_err(failed)?;
+        let data = TensorData::from_bytes_vec(bytes, entry.shape.clone(), entry.dtype);
+        Ok(upload(data, device))
+    }
+}
+
+pub(super) fn bytes_of(tensor: &DispatchTensor) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
+}
+
+/// The values of a tensor of any kind; a dispatch tensor knows its shape.
+fn host(tensor: DispatchTensor) -> TensorData {
+    let dtype = tensor.dtype();
+    if dtype.is_bool() {
+        Tensor::<1, Bool>::from_dispatch(tensor).into_data()
+    } else if dtype.is_int() || dtype.is_uint() {
+        Tensor::<1, Int>::from_dispatch(tensor).into_data()
+    } else {
+        Tensor::<1>::from_dispatch(tensor).into_data()
+    }
+}
+
+pub(super) fn failed(error: std::io::Error) -> GraphError {
+    GraphError::Spill {
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,523 @@
+//! A forward pass over several batches in lockstep: operation by operation, all batches at each.
+
+mod align;
+mod lane;
+mod parameters;
+mod product;
+mod rows;
+mod sample;
+mod script;
+mod step;
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use burn::backend::ir::{TensorId, TensorIr};
+use burn::backend::{DispatchDevice, DispatchTensor};
+use burn::module::Module;
+use burn::tensor::{DType, FloatDType};
+use tempfile::TempDir;
+
+use crate::execute::{device_of, fill, store, values_of};
+use crate::interpret::Operands;
+use crate::passes::operands;
+use crate::record::Given;
+use crate::record::placeholders::Values;
+use crate::{Graph, GraphError, Node, Recording, Tensors, record};
+use lane::{Lane, Live};
+use script::{Script, Weights, compute};
+
+pub use product::Product;
+pub use step::{Mark, Step};
+
+/// Which values of the parameters: where only one is carried, both are that one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Those of the model.
+    Original,
+    /// Those that [`Step::replace`] has put in their place.
+    Replaced,
+}
+
+/// One forward pass over several batches, all of them at the same operation.
+///
+/// Layer-wise methods look at what arrives at a layer over all batches, give it other weights, and
+/// go on with what it then returns. [`advance`](Self::advance) computes up to the next operation
+/// that is asked for; the [`Step`] that it returns shows the operands of all batches and replaces
+/// parameters for the rest of the walk. Parameters, and what is computed from them alone, are held
+/// once; of each batch, what later operations read.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_graph::{Pass, Walk};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(2, 2).with_bias(false).init(&device);
+/// let batches = [[[1.0, 2.0]], [[3.0, 4.0]]].map(|x| Tensor::<2>::from_data(x, &device));
+/// let mut walk = Walk::record(&model, batches, |model, x| model.forward(x))?.with_original();
+///
+/// // The Gram matrix of what arrives at the only product, over both batches.
+/// let mut step = walk.next_product()?.expect("a linear layer");
+/// let product = step.product().expect("it is one");
+/// assert_eq!(product.parameter.path, "weight");
+/// let mut gram = Tensor::<2>::zeros([2, 2], &device);
+/// for batch in 0..step.batches() {
+///     step.rows(&product, batch, Pass::Replaced, 0, 1024, |x| {
+///         gram = gram.clone() + x.clone().transpose().matmul(x);
+///     })?;
+/// }
+/// assert_eq!(gram.to_data(), Tensor::<2>::from_data([[10.0, 14.0], [14.0, 20.0]], &device).to_data());
+///
+/// // Other weights from here on: `outputs × inputs`.
+/// step.replace_weight(&product, Tensor::from_data([[1.0, 0.0], [0.0, 2.0]], &device))?;
+/// walk.finish()?;
+/// let second = walk.result(1, Pass::Replaced)?;
+/// assert_eq!(second.to_data(), Tensor::<2>::from_data([[3.0, 8.0]], &device).to_data());
+/// let model = walk.into_model(model);
+/// # Ok::<(), burn_lean_graph::GraphError>(())
+/// ```
+#[derive(Debug)]
+pub struct Walk<O> {
+    scripts: Vec<Script>,
+    lanes: Vec<(usize, Lane)>,
+    forms: Vec<O>,
+    weights: Weights,
+    device: DispatchDevice,
+    /// Carries original values beside replaced ones.
+    forks: bool,
+    /// Tensors whose values differ in the two passes.
+    differing: HashSet<TensorId>,
+    /// Which parameters were replaced.
+    touched: HashSet<usize>,
+    /// The next operation to be computed.
+    position: usize,
+    /// It was shown in a step.
+    shown: bool,
+    folder: Option<TempDir>,
+}
+
+impl<O: Tensors> Walk<O> {
+    /// Records `forward` for each batch.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`record`] and [`new`](Self::new).
+    pub fn record<M: Module, I: Tensors>(
+        model: &M,
+        batches: impl IntoIterator<Item = I>,
+        forward: impl Fn(&M, I) -> O,
+    ) -> Result<Self, GraphError> {
+        let recorded = batches.into_iter().map(|batch| {
+            let recording = record(model, &batch, |model, batch| forward(model, batch))?;
+            Ok((recording, batch))
+        });
+        Self::collect(model, recorded)
+    }
+
+    /// A walk over recordings of the evaluation of `model`, each with its inputs.
+    ///
+    /// Batches may differ in shape, not in their operations.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::NoBatch`] without a recording, [`GraphError::Training`] for one of a training
+    /// pass, [`GraphError::Differs`] where operations are not those of the first batch, and
+    /// [`GraphError::Mismatch`] where model or inputs are not the recorded ones.
+    pub fn new<M: Module, I: Tensors>(
+        model: &M,
+        recordings: impl IntoIterator<Item = (Recording<O>, I)>,
+    ) -> Result<Self, GraphError> {
+        Self::collect(model, recordings.into_iter().map(Ok))
+    }
+
+    fn collect<M: Module, I: Tensors>(
+        model: &M,
+        recorded: impl Iterator<Item = Result<(Recording<O>, I), GraphError>>,
+    ) -> Result<Self, GraphError> {
+        let mut scripts: Vec<Script> = Vec::new();
+        let mut lanes = Vec::new();
+        let mut forms = Vec::new();
+        let mut device = None;
+        for (batch, recorded) in recorded.enumerate() {
+            let (recording, inputs) = recorded?;
+            let mut given = Given::default();
+            let _ = inputs.map_tensors(&mut given);
+            if given.signature != recording.inputs {
+                return Err(GraphError::Mismatch {
+                    recorded: format!("inputs {:?}", recording.inputs),
+                    found: format!("{:?} in batch {batch}", given.signature),
+                });
+            }
+            let trains = recording
+                .graph
+                .parameters
+                .iter()
+                .any(|one| one.update.is_some());
+            if trains || given.autodiff || model.devices().iter().any(|one| one.is_autodiff()) {
+                return Err(GraphError::Training);
+            }
+            if device.is_none() {
+                device = Some(device_of(model, &given.tensors)?);
+            }
+            let graph = align::canonical(recording.graph);
+            if let Some(first) = scripts.first() {
+                align::check(&first.graph, &graph, batch)?;
+            }
+            let ids = graph.inputs.iter().map(|id| (*id, Pass::Original));
+            let live: Live = ids.zip(given.tensors).collect();
+            let same = scripts.iter().position(|script| {
+                script.graph.operations == graph.operations
+                    && script.graph.constants == graph.constants
+            });
+            let script = same.unwrap_or_else(|| {
+                scripts.push(Script::new(graph));
+                scripts.len() - 1
+            });
+            lanes.push((script, Lane::Memory(live)));
+            forms.push(recording.form);
+        }
+        let first = scripts.first().ok_or(GraphError::NoBatch)?;
+        let original = values_of(&Values::of(model), &first.graph)?;
+        Ok(Self {
+            weights: Weights {
+                original,
+                replaced: HashMap::new(),
+            },
+            scripts,
+            lanes,
+            forms,
+            device: device.ok_or(GraphError::NoDevice)?,
+            forks: false,
+            differing: HashSet::new(),
+            touched: HashSet::new(),
+            position: 0,
+            shown: false,
+            folder: None,
+        })
+    }
+
+    /// Carries the original values beside the replaced ones, for [`Pass::Original`]: what depends
+    /// on a replaced parameter is computed twice from then on.
+    pub fn with_original(mut self) -> Self {
+        self.forks = true;
+        self
+    }
+
+    /// Between two steps, keeps what is alive of each batch in files of a temporary folder in
+    /// `folder`: only one batch is in memory at a time.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Spill`] where the folder cannot be written.
+    pub fn spilling_to(mut self, folder: impl AsRef<Path>) -> Result<Self, GraphError> {
+        self.folder = Some(TempDir::new_in(folder).map_err(lane::failed)?);
+        Ok(self)
+    }
+
+    /// The operations, those of the first batch.
+    pub fn graph(&self) -> &Graph {
+        &self.scripts[0].graph
+    }
+
+    /// The number of batches.
+    pub fn batches(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// All products with a weight, in order.
+    pub fn products(&self) -> Vec<Product> {
+        let script = &self.scripts[0];
+        let nodes = 0..script.graph.operations.len();
+        nodes
+            .filter_map(|node| product::product(script, node))
+            .collect()
+    }
+
+    /// Weights that several products read, with the operations: what is replaced at the first is
+    /// replaced at all. One weight may have several paths, where modules hold clones of it.
+    pub fn shared_weights(&self) -> Vec<(String, Vec<usize>)> {
+        let mut readers: Vec<(Product, Vec<usize>)> = Vec::new();
+        for product in self.products() {
+            let id = product.parameter.id;
+            match readers.iter_mut().find(|(one, _)| one.parameter.id == id) {
+                Some((_, nodes)) => nodes.push(product.node),
+                None => readers.push((product.clone(), vec![product.node])),
+            }
+        }
+        readers.retain(|(_, nodes)| nodes.len() > 1);
+        let named = readers.into_iter();
+        named
+            .map(|(product, nodes)| (product.parameter.path, nodes))
+            .collect()
+    }
+
+    /// Bytes of activations that are in memory now, over all batches.
+    pub fn live_bytes(&self) -> usize {
+        self.lanes.iter().map(|(_, lane)| lane.bytes()).sum()
+    }
+
+    /// Computes up to the next operation of which `stop` says so; that one is computed by the next
+    /// call. `None` after the last operation.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Operation`] for an operation that cannot be executed, [`GraphError::Spill`]
+    /// for files that cannot be written or read.
+    pub fn advance(
+        &mut self,
+        stop: impl Fn(&Node<'_>) -> bool,
+    ) -> Result<Option<Step<'_, O>>, GraphError> {
+        let first = self.position + usize::from(self.shown);
+        let graph = &self.scripts[0].graph;
+        let count = graph.operations.len();
+        let target = (first..count).find(|index| stop(&graph.node(*index)));
+        self.compute_until(target.unwrap_or(count))?;
+        self.shown = target.is_some();
+        Ok(target.map(|node| Step { walk: self, node }))
+    }
+
+    /// [`advance`](Self::advance) to the next product with a weight.
+    ///
+    /// # Errors
+    ///
+    /// As [`advance`](Self::advance).
+    pub fn next_product(&mut self) -> Result<Option<Step<'_, O>>, GraphError> {
+        let nodes: HashSet<usize> = self.products().iter().map(|one| one.node).collect();
+        self.advance(|node| nodes.contains(&node.index()))
+    }
+
+    /// Computes what is left.
+    ///
+    /// # Errors
+    ///
+    /// As [`advance`](Self::advance).
+    pub fn finish(&mut self) -> Result<(), GraphError> {
+        self.advance(|_| false).map(|_| ())
+    }
+
+    /// The result for a batch, once the walk is finished.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Unfinished`] before that.
+    pub fn result(&mut self, batch: usize, pass: Pass) -> Result<O, GraphError> {
+        if self.position < self.graph().operations.len() {
+            return Err(GraphError::Unfinished);
+        }
+        let outputs = self.graph().outputs.clone();
+        let tensors = outputs.iter().map(|id| self.value(batch, *id, pass));
+        let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+        Ok(fill(&self.forms[batch], tensors))
+    }
+
+    /// `model` with the parameters that were replaced. What was not keeps its value.
+    pub fn into_model<M: Module>(self, model: M) -> M {
+        let weights = &self.weights;
+        let touched = self.touched.iter().map(|index| {
+            let value = weights.replaced.get(index);
+            let value = value.unwrap_or(&weights.original[*index]).clone();
+            (&self.graph().parameters[*index], value)
+        });
+        store(model, touched)
+    }
+
+    /// A place to come back to.
+    pub fn mark(&self) -> Mark {
+        Mark {
+            lanes: self.lanes.clone(),
+            differing: self.differing.clone(),
+            position: self.position,
+        }
+    }
+
+    /// Goes back to `mark`, with the parameters as they are now: the operation that was shown
+    /// when it was made is the next one.
+    pub fn rewind(&mut self, mark: &Mark) {
+        self.lanes = mark.lanes.clone();
+        self.differing = mark.differing.clone();
+        self.position = mark.position;
+        self.shown = false;
+    }
+
+    /// The value of a tensor that is alive.
+    fn value(
+        &mut self,
+        batch: usize,
+        id: TensorId,
+        pass: Pass,
+    ) -> Result<DispatchTensor, GraphError> {
+        let (script, lane) = &self.lanes[batch];
+        let script = &mut self.scripts[*script];
+        if script.is_fixed(id) {
+            return script.fixed(id, pass, &self.weights, &self.device);
+        }
+        let pass = match self.differing.contains(&id) {
+            true => pass,
+            false => Pass::Original,
+        };
+        let value = lane.get(id, pass, &self.device)?;
+        value.ok_or_else(|| GraphError::Capture {
+            reason: format!("tensor {id} is not alive at operation {}", self.position),
+        })
+    }
+
+    fn compute_until(&mut self, end: usize) -> Result<(), GraphError> {
+        if end <= self.position {
+            return Ok(());
+        }
+        // Which operations have other results in the replaced pass: the same for all batches.
+        let mut twice = HashSet::new();
+        let script = &self.scripts[0];
+        for index in self.position..end {
+            let operation = &script.graph.operations[index];
+            let differs = |id: &TensorId| {
+                self.differing.contains(id) || script.is_replaced(*id, &self.weights)
+            };
+            let fixed = operation.outputs().all(|output| script.is_fixed(output.id));
+            if !fixed && self.forks && operands(&script.graph, operation).iter().any(differs) {
+                twice.insert(index);
+                self.differing
+                    .extend(operation.outputs().map(|output| output.id));
+            }
+        }
+        for (script, lane) in &mut self.lanes {
+            let script = &mut self.scripts[*script];
+            let mut live = lane.take(&self.device)?;
+            for index in self.position..end {
+                compute_one(
+                    script,
+                    index,
+                    &mut live,
+                    &self.weights,
+                    &self.device,
+                    twice.contains(&index),
+                )?;
+            }
+            *lane = match &self.folder {
+                Some(folder) => Lane::spill(live, folder.path())?,
+                None => Lane::Memory(live),
+            };
+        }
+        self.position = end;
+        for script in &mut self.scripts {
+            script.forget_before(end);
+        }
+        Ok(())
+    }
+
+    /// Gives parameters other values, in all their places.
+    fn put(&mut self, index: usize, value: DispatchTensor) {
+        let id = self.graph().parameters[index].id;
+        let parameters = self.graph().parameters.iter().enumerate();
+        let same: HashSet<usize> = parameters
+            .filter(|(_, one)| one.id == id && product::fits(&value, one))
+            .map(|(index, _)| index)
+            .collect();
+        for index in &same {
+            match self.forks {
+                true => self
+                    .weights
+                    .replaced
+                    .insert(*index, value.clone())
+                    .map_or((), drop),
+                false => self.weights.original[*index] = value.clone(),
+            }
+        }
+        for script in &mut self.scripts {
+            script.forget(&same);
+        }
+        self.touched.extend(same);
+    }
+}
+
+/// One operation of a batch, in one pass or two.
+fn compute_one(
+    script: &mut Script,
+    index: usize,
+    live: &mut Live,
+    weights: &Weights,
+    device: &DispatchDevice,
+    twice: bool,
+) -> Result<(), GraphError> {
+    let operation = &script.graph.operations[index];
+    // Computed when something asks for it, whatever the batch.
+    if operation.outputs().all(|output| script.is_fixed(output.id)) {
+        return Ok(());
+    }
+    let ids: Vec<TensorId> = operation.inputs().map(|operand| operand.id).collect();
+    // The replaced pass first: the original one moves what nothing reads afterwards.
+    let passes = [Pass::Replaced, Pass::Original];
+    for pass in &passes[usize::from(!twice)..] {
+        let mut fixed = HashMap::new();
+        for id in &ids {
+            if script.is_fixed(*id) {
+                fixed.insert(*id, script.fixed(*id, *pass, weights, device)?);
+            }
+        }
+        let node = script.graph.node(index);
+        let lifetime = &script.graph.lifetimes[index];
+        let moved = |id: &TensorId| lifetime.moved.contains(id);
+        let mut operands = Present {
+            fixed,
+            live,
+            pass: *pass,
+            moved: &moved,
+            device,
+        };
+        compute(node, &mut operands)?;
+    }
+    for id in &script.graph.lifetimes[index].freed {
+        live.remove(&(*id, Pass::Original));
+        live.remove(&(*id, Pass::Replaced));
+    }
+    Ok(())
+}
+
+/// The operands of an operation, out of what is alive.
+struct Present<'a> {
+    fixed: HashMap<TensorId, DispatchTensor>,
+    live: &'a mut Live,
+    pass: Pass,
+    moved: &'a dyn Fn(&TensorId) -> bool,
+    device: &'a DispatchDevice,
+}
+
+impl Present<'_> {
+    fn take(&mut self, id: TensorId) -> DispatchTensor {
+        if let Some(value) = self.fixed.get(&id) {
+            return value.clone();
+        }
+        let own = (id, self.pass);
+        let key = match self.live.contains_key(&own) {
+            true => own,
+            false => (id, Pass::Original),
+        };
+        let value = match (self.moved)(&id) && key == own {
+            true => self.live.remove(&key),
+            false => self.live.get(&key).cloned(),
+        };
+        value.unwrap_or_else(|| panic!("tensor {id} is not alive: a defect of the graph"))
+    }
+}
+
+impl Operands for Present<'_> {
+    fn float(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        self.take(tensor.id)
+    }
+    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        self.take(tensor.id)
+    }
+    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        self.take(tensor.id)
+    }
+    fn set(&mut self, tensor: &TensorIr, value: DispatchTensor) {
+        self.live.insert((tensor.id, self.pass), value);
+    }
+    fn device(&self) -> DispatchDevice {
+        self.device.clone()
+    }
+    fn made(&self, declared: DType) -> FloatDType {
+        declared.into()
+    }
+}

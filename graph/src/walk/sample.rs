@@ -1,0 +1,158 @@
+//! Some of the rows of a product, on the host.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{FloatDType, Shape, Tensor};
+
+use super::product::{Kernel, Kind, Product};
+use super::rows::rows;
+use super::{Pass, Step};
+use crate::{GraphError, Tensors};
+
+impl<O: Tensors> Step<'_, O> {
+    /// The number of rows of a product in a batch, for each group.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Spill`] where the operand cannot be read back.
+    pub fn row_count(
+        &mut self,
+        product: &Product,
+        batch: usize,
+        pass: Pass,
+    ) -> Result<usize, GraphError> {
+        let shape = self.walk.value(batch, product.input.id, pass)?.shape();
+        Ok(match &product.kind {
+            Kind::Patches(kernel) => shape[0] * positions(kernel, &shape).iter().product::<usize>(),
+            Kind::OneHot => shape.num_elements(),
+            _ => shape.num_elements() / product.inputs,
+        })
+    }
+
+    /// Rows `first`, `first + stride`, … of a product in a batch, `[n, inputs]` row by row in F32:
+    /// those of [`rows`](Self::rows) without unfolding the others.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Spill`] where the operand cannot be read back, [`GraphError::Capture`] where
+    /// the device cannot be read.
+    pub fn sampled_rows(
+        &mut self,
+        product: &Product,
+        batch: usize,
+        pass: Pass,
+        group: usize,
+        first: usize,
+        stride: usize,
+    ) -> Result<Vec<f32>, GraphError> {
+        let value = self.walk.value(batch, product.input.id, pass)?;
+        let stride = stride.max(1);
+        if let Kind::Patches(kernel) = &product.kind {
+            let shape = value.shape();
+            let values = host(value)?;
+            return Ok(patches(
+                product, kernel, &shape, &values, group, first, stride,
+            ));
+        }
+        let mut all = Vec::new();
+        let mut failed = None;
+        rows(
+            product,
+            value,
+            group,
+            usize::MAX,
+            &mut |x| match host(x.into_dispatch()) {
+                Ok(values) => all.extend(values),
+                Err(error) => failed = Some(error),
+            },
+        );
+        let some = all.chunks_exact(product.inputs).skip(first).step_by(stride);
+        match failed {
+            Some(error) => Err(error),
+            None if (first, stride) == (0, 1) => Ok(all),
+            None => Ok(some.flatten().copied().collect()),
+        }
+    }
+}
+
+/// The values of a float tensor in F32.
+fn host(tensor: DispatchTensor) -> Result<Vec<f32>, GraphError> {
+    let count = tensor.shape().num_elements();
+    let flat = Dispatch::float_reshape(tensor, Shape::new([count]));
+    let flat = Tensor::<1>::from_dispatch(Dispatch::float_cast(flat, FloatDType::F32));
+    let failed = |reason: String| GraphError::Capture { reason };
+    let data = flat
+        .try_into_data()
+        .map_err(|error| failed(error.to_string()))?;
+    data.try_into_vec::<f32>()
+        .map_err(|error| failed(format!("{error:?}")))
+}
+
+/// Places of the kernel along each dimension.
+fn positions(kernel: &Kernel, shape: &Shape) -> Vec<usize> {
+    (0..kernel.size.len())
+        .map(|d| {
+            let (before, after) = kernel.padding[d];
+            let reach = kernel.dilation[d] * (kernel.size[d] - 1) + 1;
+            (shape[d + 2] + before + after - reach) / kernel.stride[d] + 1
+        })
+        .collect()
+}
+
+fn patches(
+    product: &Product,
+    kernel: &Kernel,
+    shape: &Shape,
+    values: &[f32],
+    group: usize,
+    first: usize,
+    stride: usize,
+) -> Vec<f32> {
+    let places: usize = kernel.size.iter().product();
+    let channels = product.inputs / places;
+    let out = positions(kernel, shape);
+    let per_example: usize = out.iter().product();
+    let area: usize = shape[2..].iter().product();
+    let count = (shape[0] * per_example)
+        .saturating_sub(first)
+        .div_ceil(stride);
+    let mut all = vec![0.0; count * product.inputs];
+    for (at, row) in all.chunks_exact_mut(product.inputs).enumerate() {
+        let position = first + at * stride;
+        let example = position / per_example;
+        let start = (example * shape[1] + group * channels) * area;
+        for place in 0..places {
+            let Some(offset) = offset(kernel, shape, &out, position % per_example, place) else {
+                continue;
+            };
+            let from = values[start + offset..].iter().step_by(area);
+            let to = row[place..].iter_mut().step_by(places);
+            to.zip(from).for_each(|(to, from)| *to = *from);
+        }
+    }
+    all
+}
+
+/// Where a place of the kernel reads in a channel; `None` in the padding.
+fn offset(
+    kernel: &Kernel,
+    shape: &Shape,
+    out: &[usize],
+    mut position: usize,
+    mut place: usize,
+) -> Option<usize> {
+    let (mut offset, mut scale) = (0, 1);
+    for d in (0..out.len()).rev() {
+        let start = position % out[d] * kernel.stride[d];
+        let at = start + place % kernel.size[d] * kernel.dilation[d];
+        let at = at.checked_sub(kernel.padding[d].0)?;
+        if at >= shape[d + 2] {
+            return None;
+        }
+        offset += at * scale;
+        scale *= shape[d + 2];
+        position /= out[d];
+        place /= kernel.size[d];
+    }
+    Some(offset)
+}

@@ -1,0 +1,349 @@
+//! Optimal brain surgeon: weights leave one at a time, the cheapest first, and the others make it good.
+//!
+//! With P = [H_S]⁻¹ of a row, removing w_k and solving again costs ½ w_k²/P_kk; after that
+//! w ← w − P_·k w_k/P_kk and P ← P − P_·k P_k·/P_kk
+//! ([Hassibi & Stork, 1993](https://papers.nips.cc/paper/1992/hash/303ed4c69846ab36c2904d3ba8573050-Abstract.html);
+//! [Frantar et al., 2022](https://arxiv.org/abs/2208.11580) for layers). Rows do not depend on each
+//! other, so that the cheapest weight of a layer is always the next one of some row: d³/3 operations
+//! a row give the order for every number of weights to keep.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use faer::Mat;
+use rayon::prelude::*;
+
+use crate::dense::{Factor, principal};
+use crate::error::{LayerwiseError, same};
+use crate::support::places;
+use crate::{Keep, LayerProblem, Support};
+
+/// A share of removed weights at which a row's system is made smaller.
+const COMPACT_AT: usize = 4;
+
+/// The order in which the weights of a layer leave, and what each of them costs.
+#[derive(Debug, Clone)]
+pub struct Elimination {
+    start: Support,
+    unit: usize,
+    /// Row, unit within the row, loss.
+    sequence: Vec<(usize, usize, f64)>,
+}
+
+impl Elimination {
+    /// From a support, or from all weights, down to none; `unit` consecutive weights of a row leave
+    /// together (1 for single weights).
+    ///
+    /// # Errors
+    ///
+    /// [`LayerwiseError::Mismatch`] for a support of another size, [`LayerwiseError::DoesNotDivide`]
+    /// for units that do not divide a row, [`LayerwiseError::NotPositiveDefinite`].
+    pub fn new(
+        problem: &LayerProblem,
+        start: Option<&Support>,
+        unit: usize,
+    ) -> Result<Self, LayerwiseError> {
+        let d = problem.features();
+        if unit == 0 || !d.is_multiple_of(unit) {
+            return Err(LayerwiseError::DoesNotDivide {
+                group: unit,
+                features: d,
+            });
+        }
+        let full = Support::full(problem.outputs(), d);
+        let start = start.unwrap_or(&full);
+        same(
+            "weights of the support",
+            full.kept().len(),
+            start.kept().len(),
+        )?;
+        let rows = each_row(problem, start, |row| {
+            row.unit = unit;
+            row.eliminate(0, |_| true)
+        })?;
+        Ok(Self {
+            start: start.clone(),
+            unit,
+            sequence: merge(problem, rows),
+        })
+    }
+
+    /// What removing one unit after the other costs, in their order: the increase of the objective.
+    pub fn losses(&self) -> impl ExactSizeIterator<Item = f64> + '_ {
+        self.sequence.iter().map(|(_, _, loss)| *loss)
+    }
+
+    /// Weights that leave together.
+    pub(crate) fn unit(&self) -> usize {
+        self.unit
+    }
+
+    /// Weights before any is removed that can be.
+    pub fn weights(&self) -> usize {
+        self.sequence.len() * self.unit
+    }
+
+    /// What is left when so many weights are kept (a multiple of the unit; more are kept where it is
+    /// not).
+    pub fn support(&self, weights: usize) -> Support {
+        let kept = weights.div_ceil(self.unit).min(self.sequence.len());
+        let mut support = self.start.clone();
+        for row in 0..support.outputs() {
+            support.row_mut(row).fill(false);
+        }
+        for (row, unit, _) in &self.sequence[self.sequence.len() - kept..] {
+            support.row_mut(*row)[unit * self.unit..(unit + 1) * self.unit].fill(true);
+        }
+        support
+    }
+}
+
+/// The support that optimal brain surgeon leaves from all weights.
+pub(crate) fn obs(problem: &LayerProblem, keep: &Keep) -> Result<Support, LayerwiseError> {
+    let (o, d) = (problem.outputs(), problem.features());
+    let full = Support::full(o, d);
+    let removed = match *keep {
+        Keep::Weights(count) => return Ok(Elimination::new(problem, None, 1)?.support(count)),
+        Keep::Blocks { size, count } => {
+            return Ok(Elimination::new(problem, None, size)?.support(count * size));
+        }
+        Keep::PerRow(count) => each_row(problem, &full, |row| row.eliminate(count, |_| true))?,
+        Keep::NOfM { n, m } => each_row(problem, &full, |row| {
+            let mut left = vec![m; d / m];
+            row.eliminate(d / m * n, |place: usize| {
+                let may_leave = left[place / m] > n;
+                left[place / m] -= usize::from(may_leave);
+                may_leave
+            })
+        })?,
+    };
+    let mut support = full;
+    for (row, removed) in removed.into_iter().enumerate() {
+        for (unit, _) in removed {
+            support.row_mut(row)[unit] = false;
+        }
+    }
+    Ok(support)
+}
+
+/// Shows each row's system, in parallel.
+fn each_row<T: Send>(
+    problem: &LayerProblem,
+    start: &Support,
+    see: impl Fn(&mut Row) -> T + Sync,
+) -> Result<Vec<T>, LayerwiseError> {
+    let d = problem.features();
+    let is_full = start.kept().iter().all(|kept| *kept);
+    let shared = is_full.then(|| (problem.factor().inverse(), problem.unconstrained()));
+    (0..problem.outputs())
+        .into_par_iter()
+        .map(|row| {
+            let places = places(start.row(row));
+            let mut system = match &shared {
+                Some((inverse, weights)) => {
+                    Row::new(places, inverse, weights[row * d..(row + 1) * d].to_vec())
+                }
+                None => {
+                    let matrix = principal(problem.matrix(), &places);
+                    let factor = Factor::new(matrix.as_ref(), problem.damping())?;
+                    let linear = problem.linear(row);
+                    let right = Mat::from_fn(places.len(), 1, |at, _| linear[places[at]]);
+                    let weights = factor.solve(&right).col_as_slice(0).to_vec();
+                    Row::new(places, &factor.inverse(), weights)
+                }
+            };
+            Ok(see(&mut system))
+        })
+        .collect()
+}
+
+/// The greedy order over all rows.
+fn merge(problem: &LayerProblem, rows: Vec<Vec<(usize, f64)>>) -> Vec<(usize, usize, f64)> {
+    let next = |row: usize, at: usize| {
+        let (unit, loss) = *rows[row].get(at)?;
+        Some(Next {
+            loss: problem.importance(row) * loss,
+            row,
+            at,
+            unit,
+        })
+    };
+    let mut heap: BinaryHeap<Next> = (0..rows.len()).filter_map(|row| next(row, 0)).collect();
+    let mut sequence = Vec::with_capacity(rows.iter().map(Vec::len).sum());
+    while let Some(first) = heap.pop() {
+        sequence.push((first.row, first.unit, first.loss));
+        heap.extend(next(first.row, first.at + 1));
+    }
+    sequence
+}
+
+/// The next weight of a row; the greatest is the cheapest, of equal ones the first.
+struct Next {
+    loss: f64,
+    row: usize,
+    at: usize,
+    unit: usize,
+}
+
+impl Ord for Next {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let loss = other.loss.total_cmp(&self.loss);
+        loss.then(other.row.cmp(&self.row))
+    }
+}
+
+impl PartialOrd for Next {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Next {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Next {}
+
+/// The kept weights of one row and the inverse of their system.
+struct Row {
+    /// Feature of each weight.
+    places: Vec<usize>,
+    alive: Vec<bool>,
+    weights: Vec<f64>,
+    /// P, of which the lower triangle counts.
+    inverse: Vec<Vec<f64>>,
+    unit: usize,
+}
+
+impl Row {
+    fn new(places: Vec<usize>, inverse: &Mat<f64>, weights: Vec<f64>) -> Self {
+        let rows = (0..places.len()).map(|i| (0..=i).map(|j| inverse[(i, j)]).collect());
+        Self {
+            alive: vec![true; places.len()],
+            inverse: rows.collect(),
+            weights,
+            places,
+            unit: 1,
+        }
+    }
+
+    /// Removes the cheapest unit until `stop` are left, and says which in their order with their
+    /// losses. `may_leave` is asked, by feature, about the one that is to be next; one that may not is
+    /// never asked about again.
+    fn eliminate(
+        &mut self,
+        stop: usize,
+        mut may_leave: impl FnMut(usize) -> bool,
+    ) -> Vec<(usize, f64)> {
+        let unit = self.unit;
+        let whole = |place: &usize| place / unit;
+        let mut fixed = vec![false; self.places.last().map_or(0, |last| last / unit + 1)];
+        // Units of which the start has a part only cannot leave as a whole.
+        let mut members = vec![0; fixed.len()];
+        self.places
+            .iter()
+            .for_each(|place| members[whole(place)] += 1);
+        let mut left = members.iter().filter(|count| **count == unit).count();
+        let mut removed = Vec::new();
+        while left > stop {
+            let cheapest = (0..self.places.len())
+                .filter(|k| self.alive[*k])
+                .filter(|k| self.places[*k].is_multiple_of(unit))
+                .filter(|k| members[whole(&self.places[*k])] == unit)
+                .filter(|k| !fixed[whole(&self.places[*k])])
+                .map(|k| (k, self.cost(k)))
+                .min_by(|a, b| a.1.total_cmp(&b.1));
+            let Some((first, _)) = cheapest else { break };
+            let place = self.places[first];
+            if !may_leave(place) {
+                fixed[place / unit] = true;
+                continue;
+            }
+            let loss = (first..first + unit).map(|k| self.remove(k)).sum();
+            removed.push((place / unit, loss));
+            left -= 1;
+            self.compact();
+        }
+        removed
+    }
+
+    fn at(&self, i: usize, j: usize) -> f64 {
+        self.inverse[i.max(j)][i.min(j)]
+    }
+
+    /// What removing the unit that begins there costs.
+    fn cost(&self, first: usize) -> f64 {
+        if self.unit == 1 {
+            return 0.5 * self.weights[first] * self.weights[first] / self.inverse[first][first];
+        }
+        let mut weights = self.weights[first..first + self.unit].to_vec();
+        let mut inverse: Vec<Vec<f64>> = (0..self.unit)
+            .map(|i| {
+                (0..self.unit)
+                    .map(|j| self.at(first + i, first + j))
+                    .collect()
+            })
+            .collect();
+        let mut cost = 0.0;
+        for k in 0..self.unit {
+            let pivot = inverse[k].clone();
+            let step = weights[k] / pivot[k];
+            cost += 0.5 * weights[k] * step;
+            for i in k + 1..self.unit {
+                weights[i] -= pivot[i] * step;
+                let factor = pivot[i] / pivot[k];
+                let row = inverse[i].iter_mut().zip(&pivot);
+                row.for_each(|(value, p)| *value -= factor * p);
+            }
+        }
+        cost
+    }
+
+    /// Removes a weight; what it costs.
+    fn remove(&mut self, k: usize) -> f64 {
+        let column: Vec<f64> = (0..self.places.len()).map(|i| self.at(i, k)).collect();
+        let pivot = column[k];
+        let step = self.weights[k] / pivot;
+        let loss = 0.5 * self.weights[k] * step;
+        for (i, row) in self.inverse.iter_mut().enumerate() {
+            if column[i] == 0.0 {
+                continue;
+            }
+            let factor = column[i] / pivot;
+            self.weights[i] -= step * column[i];
+            let values = row.iter_mut().zip(&column);
+            values.for_each(|(value, c)| *value -= factor * c);
+            if let Some(value) = row.get_mut(k) {
+                *value = 0.0;
+            }
+        }
+        self.weights[k] = 0.0;
+        self.alive[k] = false;
+        loss
+    }
+
+    /// Leaves out the rows and columns of removed weights, once they are many.
+    fn compact(&mut self) {
+        let size = self.places.len();
+        let alive: Vec<usize> = (0..size).filter(|k| self.alive[*k]).collect();
+        if (size - alive.len()) * COMPACT_AT < size {
+            return;
+        }
+        for (to, from) in alive.iter().enumerate() {
+            self.places[to] = self.places[*from];
+            self.weights[to] = self.weights[*from];
+            let mut row = std::mem::take(&mut self.inverse[*from]);
+            for (at, k) in alive[..=to].iter().enumerate() {
+                row[at] = row[*k];
+            }
+            row.truncate(to + 1);
+            self.inverse[to] = row;
+        }
+        self.places.truncate(alive.len());
+        self.weights.truncate(alive.len());
+        self.inverse.truncate(alive.len());
+        self.alive = vec![true; alive.len()];
+    }
+}

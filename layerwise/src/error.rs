@@ -1,0 +1,89 @@
+//! What is wrong with a layer's data, and what to do.
+
+/// Why a layer cannot be solved. It knows no path: who calls adds the parameter's.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerwiseError {
+    /// Two sizes that should agree do not.
+    #[error("{what}: expected {expected}, found {found}")]
+    Mismatch {
+        /// What was counted.
+        what: &'static str,
+        /// What it should be.
+        expected: usize,
+        /// What it is.
+        found: usize,
+    },
+    /// No row was added to a Gram matrix.
+    #[error("the Gram matrix has no rows: add calibration inputs before solving")]
+    NoRows,
+    /// A NaN or an infinity.
+    #[error("{what} has a value that is not finite, at index {index}")]
+    NotFinite {
+        /// Where.
+        what: &'static str,
+        /// Its index there.
+        index: usize,
+    },
+    /// The system of a row has no Cholesky factor.
+    #[error(
+        "the Gram matrix is not positive definite at feature {feature} with damping {damping:e}: \
+         raise the damping, or calibrate with more rows"
+    )]
+    NotPositiveDefinite {
+        /// The feature at which factoring stopped.
+        feature: usize,
+        /// What was added to the diagonal.
+        damping: f64,
+    },
+    /// A value of a config is out of range.
+    #[error("{field} is {value}, expected {expected}")]
+    Invalid {
+        /// The field.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// More weights are to be kept than there are.
+    #[error("{keep} weights are to be kept of {weights}")]
+    KeepsTooMany {
+        /// To be kept.
+        keep: usize,
+        /// There are.
+        weights: usize,
+    },
+    /// A pattern does not divide the features.
+    #[error("groups of {group} weights do not divide the {features} features of a row")]
+    DoesNotDivide {
+        /// Size of a group.
+        group: usize,
+        /// Weights of a row.
+        features: usize,
+    },
+}
+
+/// Refuses what is not finite.
+pub(crate) fn finite(what: &'static str, values: &[f32]) -> Result<(), LayerwiseError> {
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(index) => Err(LayerwiseError::NotFinite { what, index }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a size that is not the expected one.
+pub(crate) fn same(
+    what: &'static str,
+    expected: usize,
+    found: usize,
+) -> Result<(), LayerwiseError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(LayerwiseError::Mismatch {
+            what,
+            expected,
+            found,
+        }),
+    }
+}

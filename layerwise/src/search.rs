@@ -1,0 +1,206 @@
+//! Best-subset search in one row: exchanges, then splicing.
+//!
+//! An exchange takes one weight out and another one in; each is priced exactly, so that where none is
+//! left no single exchange improves. *Splicing* goes further: the m most useful features enter, then
+//! the m cheapest weights leave, one after the other, with all others solved for again, or the other
+//! way round; m is halved where neither improves
+//! ([ABESS, Zhu et al., 2020](https://www.pnas.org/doi/10.1073/pnas.2014241117)).
+
+use crate::Keep;
+use crate::error::LayerwiseError;
+use crate::tableau::Tableau;
+
+/// How far a search goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SearchConfig {
+    /// Exchanges in a row of the layer, at most; 0 for none. Default 1000.
+    pub max_exchanges: usize,
+    /// Features that a splice begins with; 0 for no splicing. Default 8.
+    pub splice: usize,
+    /// Rounds in which rows of a [`Keep::Weights`] layer give weights to each other. Default 3.
+    pub transfers: usize,
+    /// Moves count that lower the objective of a row by this fraction. Default 1e-5.
+    pub tolerance: f64,
+}
+
+impl SearchConfig {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self {
+            max_exchanges: 1000,
+            splice: 8,
+            transfers: 3,
+            tolerance: 1e-5,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), LayerwiseError> {
+        match self.tolerance >= 0.0 && self.tolerance.is_finite() {
+            true => Ok(()),
+            false => Err(LayerwiseError::Invalid {
+                field: "tolerance",
+                value: self.tolerance.to_string(),
+                expected: "finite and at least 0",
+            }),
+        }
+    }
+}
+
+impl Default for SearchConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Improves the support of a row, of which f is ½ `constant` more than the tableau says.
+pub(crate) fn improve(
+    mut tableau: Tableau,
+    keep: &Keep,
+    constant: f64,
+    config: &SearchConfig,
+) -> Tableau {
+    let mut exchanges = config.max_exchanges;
+    let mut splice = match keep {
+        // One of a group can only be exchanged with one of the same group.
+        Keep::NOfM { .. } => 0,
+        _ => config.splice,
+    };
+    loop {
+        let least = |tableau: &Tableau| {
+            let value = tableau.objective() + 0.5 * constant;
+            config.tolerance * value.max(0.0) + 1e-12 * constant
+        };
+        while exchanges > 0
+            && keep.unit() == 1
+            && let Some((i, j, gain)) = best_exchange(&tableau, keep)
+            && gain > least(&tableau)
+        {
+            tableau.leave(i);
+            tableau.enter(j);
+            exchanges -= 1;
+        }
+        loop {
+            let units = tableau.size() / keep.unit();
+            let kept = tableau.kept().iter().filter(|kept| **kept).count() / keep.unit();
+            splice = splice.min(kept).min(units - kept);
+            if splice == 0 {
+                return tableau;
+            }
+            let better = [true, false].into_iter().find_map(|enter_first| {
+                let spliced = spliced(&tableau, keep.unit(), splice, enter_first);
+                let gained = tableau.objective() - spliced.objective();
+                (gained > least(&tableau)).then_some(spliced)
+            });
+            if let Some(better) = better {
+                tableau = better;
+                break;
+            }
+            splice /= 2;
+        }
+    }
+}
+
+/// The exchange that gains most: what leaves, what enters, and the gain.
+fn best_exchange(tableau: &Tableau, keep: &Keep) -> Option<(usize, usize, f64)> {
+    let size = tableau.size();
+    let kept = tableau.kept();
+    let group = match keep {
+        Keep::NOfM { m, .. } => *m,
+        _ => size,
+    };
+    let diagonal: Vec<f64> = (0..size).map(|at| tableau.diagonal(at)).collect();
+    let gradient = tableau.gradient();
+    let mut best: Option<(usize, usize, f64)> = None;
+    for i in (0..size).filter(|i| kept[*i]) {
+        let factor = tableau.weight(i) / diagonal[i];
+        let cost = tableau.cost(i);
+        let per_pivot = 1.0 / diagonal[i];
+        let row = tableau.row(i);
+        let first = i / group * group;
+        for j in first..first + group {
+            if kept[j] {
+                continue;
+            }
+            let r = gradient[j] - row[j] * factor;
+            let gain = 0.5 * r * r / (diagonal[j] + row[j] * row[j] * per_pivot) - cost;
+            if best.is_none_or(|(_, _, most)| gain > most) {
+                best = Some((i, j, gain));
+            }
+        }
+    }
+    best
+}
+
+/// After that many of the best units have entered and as many of the cheapest have left, in this order
+/// or in the other one.
+fn spliced(tableau: &Tableau, unit: usize, count: usize, enter_first: bool) -> Tableau {
+    let mut tableau = tableau.clone();
+    for enter in [enter_first, !enter_first] {
+        for _ in 0..count {
+            if enter && let Some((first, _)) = best_entry(&tableau, unit) {
+                (first..first + unit).for_each(|at| tableau.enter(at));
+            }
+            if !enter && let Some((first, _)) = cheapest(&tableau, unit) {
+                (first..first + unit).for_each(|at| tableau.leave(at));
+            }
+        }
+    }
+    tableau
+}
+
+/// The unit that gains most by entering, by its first feature.
+pub(crate) fn best_entry(tableau: &Tableau, unit: usize) -> Option<(usize, f64)> {
+    let units = (0..tableau.size()).step_by(unit);
+    units
+        .filter(|first| !tableau.kept()[*first])
+        .map(|first| (first, entry(tableau, first, unit)))
+        .max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))
+}
+
+/// The unit that costs least by leaving, by its first feature.
+pub(crate) fn cheapest(tableau: &Tableau, unit: usize) -> Option<(usize, f64)> {
+    let units = (0..tableau.size()).step_by(unit);
+    units
+        .filter(|first| tableau.kept()[*first])
+        .map(|first| (first, exit(tableau, first, unit)))
+        .min_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)))
+}
+
+fn entry(tableau: &Tableau, first: usize, unit: usize) -> f64 {
+    match unit {
+        1 => tableau.gain(first),
+        _ => quadratic(tableau, first, &tableau.gradient()[first..first + unit]),
+    }
+}
+
+fn exit(tableau: &Tableau, first: usize, unit: usize) -> f64 {
+    match unit {
+        1 => tableau.cost(first),
+        _ => {
+            let weights: Vec<f64> = (first..first + unit).map(|at| tableau.weight(at)).collect();
+            quadratic(tableau, first, &weights)
+        }
+    }
+}
+
+/// ½ vᵀ T⁻¹ v over the square of a unit on the diagonal.
+fn quadratic(tableau: &Tableau, first: usize, v: &[f64]) -> f64 {
+    let size = v.len();
+    let mut v = v.to_vec();
+    let mut square: Vec<Vec<f64>> = (first..first + size)
+        .map(|at| tableau.row(at)[first..first + size].to_vec())
+        .collect();
+    let mut value = 0.0;
+    for k in 0..size {
+        let pivot = square[k].clone();
+        let step = v[k] / pivot[k];
+        value += 0.5 * v[k] * step;
+        for i in k + 1..size {
+            v[i] -= pivot[i] * step;
+            let factor = pivot[i] / pivot[k];
+            let row = square[i].iter_mut().zip(&pivot);
+            row.for_each(|(value, p)| *value -= factor * p);
+        }
+    }
+    value
+}

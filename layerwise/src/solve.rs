@@ -1,0 +1,259 @@
+//! From a problem to a support and the values on it.
+
+use std::collections::HashMap;
+
+use faer::Mat;
+use rayon::prelude::*;
+
+use crate::dense::{Factor, principal};
+use crate::elimination::obs;
+use crate::error::{LayerwiseError, same};
+use crate::search::{best_entry, cheapest, improve};
+use crate::sparse_gpt::sparse_gpt;
+use crate::support::places;
+use crate::tableau::Tableau;
+use crate::{Keep, LayerProblem, SearchConfig, Support, scores};
+
+/// How the support of a layer is chosen, and where its values come from.
+///
+/// | method | support | values |
+/// |---|---|---|
+/// | `Magnitude` | largest \|w₀\| | dense |
+/// | `Wanda` | largest \|w₀\|·‖x‖ | dense |
+/// | `SparseGpt` | w²/\[H⁻¹\] in one pass over the columns | of that pass |
+/// | `Obs` | one weight after the other, the cheapest first | exact |
+/// | `BestSubset` | the best of those above, exact on each, then exchanges and splicing | exact |
+///
+/// The objective of `BestSubset` is not above that of any other one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Method {
+    /// The largest weights.
+    Magnitude,
+    /// Magnitude times the norm of the input; with [`Keep::PerRow`] as in the paper
+    /// ([Sun et al., 2023](https://arxiv.org/abs/2306.11695)).
+    Wanda,
+    /// One pass over the columns ([Frantar & Alistarh, 2023](https://arxiv.org/abs/2301.00774)).
+    SparseGpt {
+        /// Columns whose support is decided together; the paper has 128.
+        block: usize,
+    },
+    /// Optimal brain surgeon, see [`Elimination`](crate::Elimination): d³/3 operations for each row.
+    Obs,
+    /// Local search from the best start.
+    BestSubset(SearchConfig),
+}
+
+impl Method {
+    /// [`BestSubset`](Self::BestSubset) with the defaults.
+    pub fn best_subset() -> Self {
+        Self::BestSubset(SearchConfig::new())
+    }
+}
+
+/// Weights of a layer, on a support.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerSolution {
+    /// `[o, d]` row by row, 0 where not kept.
+    pub weights: Vec<f32>,
+    /// Which are kept.
+    pub support: Support,
+    /// f at the weights.
+    pub objective: f64,
+}
+
+/// Chooses a support and finds its values.
+///
+/// # Errors
+///
+/// [`LayerwiseError::DoesNotDivide`] and [`LayerwiseError::KeepsTooMany`] where `keep` does not fit,
+/// [`LayerwiseError::Invalid`], [`LayerwiseError::NotPositiveDefinite`].
+pub fn solve(
+    problem: &LayerProblem,
+    keep: &Keep,
+    method: &Method,
+) -> Result<LayerSolution, LayerwiseError> {
+    let d = problem.features();
+    keep.check(problem.outputs(), d)?;
+    match method {
+        Method::Magnitude => Ok(masked(problem, keep.select(&scores::magnitude(problem), d))),
+        Method::Wanda => Ok(masked(problem, keep.select(&scores::wanda(problem), d))),
+        Method::SparseGpt { block } => {
+            let (weights, support) = sparse_gpt(problem, keep, *block)?;
+            Ok(solution(problem, weights, support))
+        }
+        Method::Obs => back_solve(problem, &obs(problem, keep)?),
+        Method::BestSubset(config) => {
+            config.check()?;
+            let mut best = back_solve(problem, &obs(problem, keep)?)?;
+            let starts = [
+                sparse_gpt(problem, keep, 128)?.1,
+                keep.select(&scores::magnitude(problem), d),
+                keep.select(&scores::wanda(problem), d),
+            ];
+            for start in starts {
+                let other = back_solve(problem, &start)?;
+                if other.objective < best.objective {
+                    best = other;
+                }
+            }
+            let found = back_solve(problem, &search(problem, keep, &best.support, config)?)?;
+            Ok(match found.objective < best.objective {
+                true => found,
+                false => best,
+            })
+        }
+    }
+}
+
+/// The minimum of the problem on a support: a Cholesky factor for each set of features that some
+/// rows keep.
+///
+/// # Errors
+///
+/// [`LayerwiseError::Mismatch`] for a support of another size,
+/// [`LayerwiseError::NotPositiveDefinite`].
+pub fn back_solve(
+    problem: &LayerProblem,
+    support: &Support,
+) -> Result<LayerSolution, LayerwiseError> {
+    let (o, d) = (problem.outputs(), problem.features());
+    same("weights of the support", o * d, support.kept().len())?;
+    let mut sharing: HashMap<&[bool], Vec<usize>> = HashMap::new();
+    for row in 0..o {
+        sharing.entry(support.row(row)).or_default().push(row);
+    }
+    let solved: Result<Vec<_>, LayerwiseError> = sharing
+        .into_par_iter()
+        .map(|(kept, rows)| {
+            let places = places(kept);
+            if places.is_empty() {
+                return Ok(Vec::new());
+            }
+            let right = Mat::from_fn(places.len(), rows.len(), |at, row| {
+                problem.linear(rows[row])[places[at]]
+            });
+            let solved = match places.len() == d {
+                true => problem.factor().solve(&right),
+                false => {
+                    let matrix = principal(problem.matrix(), &places);
+                    let factor = Factor::new(matrix.as_ref(), problem.damping());
+                    let factor = factor.map_err(|error| named(error, &places))?;
+                    factor.solve(&right)
+                }
+            };
+            let rows = rows.into_iter().enumerate();
+            let rows =
+                rows.map(|(at, row)| (row, places.clone(), solved.col_as_slice(at).to_vec()));
+            Ok(rows.collect())
+        })
+        .collect();
+    let mut weights = vec![0.0; o * d];
+    for (row, places, values) in solved?.into_iter().flatten() {
+        for (place, value) in places.into_iter().zip(values) {
+            weights[row * d + place] = value;
+        }
+    }
+    Ok(solution(problem, weights, support.clone()))
+}
+
+/// The error of a part of the system, by the feature of the whole one.
+fn named(error: LayerwiseError, places: &[usize]) -> LayerwiseError {
+    match error {
+        LayerwiseError::NotPositiveDefinite { feature, damping } => {
+            LayerwiseError::NotPositiveDefinite {
+                feature: places.get(feature).copied().unwrap_or(feature),
+                damping,
+            }
+        }
+        other => other,
+    }
+}
+
+/// The dense weights on a support.
+fn masked(problem: &LayerProblem, support: Support) -> LayerSolution {
+    let pairs = problem.dense().iter().zip(support.kept());
+    let weights = pairs.map(|(w, kept)| f64::from(*w) * f64::from(u8::from(*kept)));
+    let weights = weights.collect();
+    solution(problem, weights, support)
+}
+
+fn solution(problem: &LayerProblem, weights: Vec<f64>, support: Support) -> LayerSolution {
+    // Rounded as they will be used.
+    let weights: Vec<f32> = weights.iter().map(|w| *w as f32).collect();
+    let exact: Vec<f64> = weights.iter().map(|w| f64::from(*w)).collect();
+    LayerSolution {
+        objective: problem.value(&exact),
+        weights,
+        support,
+    }
+}
+
+/// What a row can still gain or give.
+struct Searched {
+    kept: Vec<bool>,
+    cheapest: Option<(usize, f64)>,
+    best_entry: Option<(usize, f64)>,
+}
+
+/// Best-subset search from a support: every row by itself, then weights go from rows that miss them
+/// least to rows that gain most by them, and those rows are searched again.
+fn search(
+    problem: &LayerProblem,
+    keep: &Keep,
+    start: &Support,
+    config: &SearchConfig,
+) -> Result<Support, LayerwiseError> {
+    let unit = keep.unit();
+    let mut support = start.clone();
+    let mut dirty: Vec<usize> = (0..problem.outputs()).collect();
+    let mut rows: Vec<Option<Searched>> = dirty.iter().map(|_| None).collect();
+    let free_rows = matches!(keep, Keep::Weights(_) | Keep::Blocks { .. });
+    for round in 0..=config.transfers {
+        let searched: Result<Vec<(usize, Searched)>, LayerwiseError> = dirty
+            .par_iter()
+            .map(|row| {
+                let tableau = Tableau::new(problem, *row, support.row(*row))?;
+                let tableau = improve(tableau, keep, problem.constant(*row), config);
+                let weigh = |(at, value)| (at, problem.importance(*row) * value);
+                let searched = Searched {
+                    kept: tableau.kept().to_vec(),
+                    cheapest: cheapest(&tableau, unit).map(weigh),
+                    best_entry: best_entry(&tableau, unit).map(weigh),
+                };
+                Ok((*row, searched))
+            })
+            .collect();
+        for (row, searched) in searched? {
+            support.row_mut(row).copy_from_slice(&searched.kept);
+            rows[row] = Some(searched);
+        }
+        dirty.clear();
+        if !free_rows || round == config.transfers {
+            break;
+        }
+        // The rows that gain most against those that lose least, one unit each.
+        let mut takers: Vec<(f64, usize, usize)> = Vec::new();
+        let mut givers: Vec<(f64, usize, usize)> = Vec::new();
+        for (row, searched) in rows.iter().enumerate() {
+            let Some(searched) = searched else { continue };
+            takers.extend(searched.best_entry.map(|(at, gain)| (gain, row, at)));
+            givers.extend(searched.cheapest.map(|(at, cost)| (cost, row, at)));
+        }
+        takers.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        givers.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for ((gain, taker, entering), (cost, giver, leaving)) in takers.into_iter().zip(givers) {
+            let is_taken = dirty.contains(&taker) || dirty.contains(&giver) || taker == giver;
+            if is_taken || gain <= cost * (1.0 + config.tolerance) {
+                break;
+            }
+            support.row_mut(taker)[entering..entering + unit].fill(true);
+            support.row_mut(giver)[leaving..leaving + unit].fill(false);
+            dirty.extend([taker, giver]);
+        }
+        if dirty.is_empty() {
+            break;
+        }
+    }
+    Ok(support)
+}

@@ -1,0 +1,384 @@
+//! One walk through the network that leaves every layer pruned and, where asked, fitted.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn_lean_graph::{Pass, Step, Tensors, Walk};
+use burn_lean_layerwise::{
+    LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, solve,
+};
+
+use crate::fisher::gradient_matrix::read;
+use crate::layerwise::candidates::Divergences;
+use crate::layerwise::rows::{Sampling, reordered};
+use crate::layerwise::stops::{Site, Stop, stops};
+use crate::layerwise::{failed, norm, rows, shares};
+use crate::{Candidate, LayerwiseLayer, PruneError, Pruner, Refitted, Selection, SparsityPattern};
+
+/// What all candidates share.
+pub(crate) struct Setting<'a> {
+    pub(crate) pruner: &'a Pruner,
+    pub(crate) selection: &'a Selection,
+    /// By magnitude, in the order of the layout.
+    pub(crate) magnitude: &'a [bool],
+    /// Weights that each layer keeps.
+    pub(crate) counts: &'a HashMap<String, usize>,
+    pub(crate) sampling: Sampling,
+    /// Batches that judge, behind those that layers are fitted to.
+    pub(crate) judges: std::ops::Range<usize>,
+}
+
+/// A pruned network.
+pub(crate) struct Attempt<M> {
+    pub(crate) model: M,
+    /// In the order of the layout.
+    pub(crate) kept: Vec<bool>,
+    pub(crate) divergences: Divergences,
+    pub(crate) layers: Vec<LayerwiseLayer>,
+    pub(crate) recalibrated: usize,
+}
+
+/// What one layer became.
+struct Layer {
+    /// `[outputs, inputs]`
+    weights: Vec<f32>,
+    kept: Vec<bool>,
+    intercept: Option<Vec<f32>>,
+    report: LayerwiseLayer,
+}
+
+impl Setting<'_> {
+    /// Walks through a recorded network.
+    pub(crate) fn attempt<M: Module, O: Tensors>(
+        &self,
+        model: M,
+        walk: Walk<O>,
+        candidate: Candidate,
+    ) -> Result<Attempt<M>, PruneError> {
+        let mut walk = walk.with_original();
+        let stops = stops(&walk, self.selection);
+        let mut kept = self.magnitude.to_vec();
+        let mut layers = Vec::new();
+        let mut recalibrated = 0;
+        let mut differs = false;
+        while let Some(mut step) = walk
+            .advance(|node| stops.contains_key(&node.index()))
+            .map_err(failed)?
+        {
+            match &stops[&step.node().index()] {
+                Stop::Norm(paths) => {
+                    if self.pruner.recalibrate {
+                        let done = norm::recalibrate(&mut step, paths, self.sampling.batches)?;
+                        recalibrated += usize::from(done);
+                    }
+                }
+                Stop::Product(site) => {
+                    let layer = self.layer(&mut step, site, candidate, differs)?;
+                    self.write_kept(site, &layer.kept, &mut kept);
+                    self.replace(&mut step, site, &layer)?;
+                    layers.push(layer.report);
+                    differs = true;
+                }
+            }
+        }
+        let mut divergences = Divergences::default();
+        for batch in self.judges.clone() {
+            let dense = walk.result(batch, Pass::Original).map_err(failed)?;
+            let pruned = walk.result(batch, Pass::Replaced).map_err(failed)?;
+            divergences.add(&dense, &pruned)?;
+        }
+        let model = walk.into_model(model);
+        // What no product reads has dense values so far.
+        let weights = self.selection.flatten(&model)?;
+        let mask: Vec<f32> = kept.iter().map(|kept| f32::from(u8::from(*kept))).collect();
+        let mask = Tensor::<1>::from_data(&mask[..], &weights.device());
+        let model = self.selection.unflatten(model, weights * mask)?;
+        for layer in self.selection.layout().layers() {
+            if !layers.iter().any(|done| done.path == layer.path) {
+                let kept = kept[layer.range()].iter().filter(|kept| **kept).count();
+                layers.push(unfitted(
+                    &layer.path,
+                    layer.len(),
+                    kept,
+                    Refitted::NoProduct,
+                ));
+            }
+        }
+        Ok(Attempt {
+            model,
+            kept,
+            divergences,
+            layers,
+            recalibrated,
+        })
+    }
+
+    /// The weights of a layer by a candidate.
+    fn layer<O: Tensors>(
+        &self,
+        step: &mut Step<'_, O>,
+        site: &Site,
+        candidate: Candidate,
+        differs: bool,
+    ) -> Result<Layer, PruneError> {
+        let product = &site.product;
+        let path = &self.selection.layout().layers()[site.layer].path;
+        let original = step.weight(product, Pass::Original).map_err(failed)?;
+        let dense = read(original.clone())?;
+        let magnitude = self.read_kept(site);
+        let how = match candidate {
+            _ if site.is_shared => Refitted::Shared,
+            _ if product.is_embedding() => Refitted::NoProduct,
+            Candidate::Magnitude => Refitted::Dense,
+            _ => Refitted::Fitted,
+        };
+        if how != Refitted::Fitted {
+            let pairs = dense.iter().zip(&magnitude);
+            let weights = pairs.map(|(w, kept)| w * f32::from(u8::from(*kept)));
+            let count = magnitude.iter().filter(|kept| **kept).count();
+            return Ok(Layer {
+                weights: weights.collect(),
+                report: unfitted(path, dense.len(), count, how),
+                kept: magnitude,
+                intercept: None,
+            });
+        }
+        let order = match &self.pruner.pattern {
+            SparsityPattern::NM { .. } => site.order(self.selection),
+            _ => None,
+        };
+        let per_group = product.outputs_per_group() * product.inputs;
+        let mut layer = Layer {
+            weights: Vec::with_capacity(dense.len()),
+            kept: Vec::with_capacity(dense.len()),
+            intercept: site.bias.is_some().then(Vec::new),
+            report: unfitted(path, dense.len(), 0, how),
+        };
+        let (mut errors, mut scales) = (0.0, 0.0);
+        for group in 0..product.groups {
+            let first = group * product.outputs_per_group();
+            let rows_of_group = first..first + product.outputs_per_group();
+            let own = original.clone().slice([rows_of_group]);
+            let order = order.as_deref();
+            let start = Instant::now();
+            let gram = rows::sum(step, product, group, &own, differs, order, self.sampling)?;
+            let summed = start.elapsed();
+            let flat = group * per_group..(group + 1) * per_group;
+            let located = |source| PruneError::LayerSystem {
+                path: path.clone(),
+                source,
+            };
+            let solved = self
+                .solve(
+                    site,
+                    candidate,
+                    &gram,
+                    &dense[flat.clone()],
+                    &magnitude[flat],
+                    order,
+                    group,
+                )
+                .map_err(located)?;
+            tracing::debug!(
+                path,
+                group,
+                summed = summed.as_secs_f64(),
+                solved = start.elapsed().as_secs_f64() - summed.as_secs_f64(),
+                "layer"
+            );
+            errors += solved.error;
+            scales += solved.scale;
+            layer.weights.extend(solved.weights);
+            layer.kept.extend(solved.kept);
+            if let (Some(all), Some(own)) = (&mut layer.intercept, solved.intercept) {
+                all.extend(own);
+            }
+            layer.report.damping = layer.report.damping.max(solved.damping);
+            layer.report.dead_features += gram.dead_features(self.is_centered(site)).len();
+            layer.report.rows += gram.rows();
+        }
+        layer.report.kept = layer.kept.iter().filter(|kept| **kept).count();
+        layer.report.error = Some(errors / f64::max(scales, f64::MIN_POSITIVE));
+        Ok(layer)
+    }
+
+    fn is_centered(&self, site: &Site) -> bool {
+        site.bias.is_some() || site.is_normalized && self.pruner.recalibrate
+    }
+
+    /// One group of a layer.
+    #[allow(clippy::too_many_arguments)]
+    fn solve(
+        &self,
+        site: &Site,
+        candidate: Candidate,
+        gram: &burn_lean_layerwise::Gram,
+        dense: &[f32],
+        magnitude: &[bool],
+        order: Option<&[usize]>,
+        group: usize,
+    ) -> Result<Solved, LayerwiseError> {
+        let product = &site.product;
+        let d = product.inputs;
+        let centered = self.is_centered(site);
+        let dense = match order {
+            Some(order) => reordered(dense, order),
+            None => dense.to_vec(),
+        };
+        let variances = gram.target_squares(centered);
+        // Outputs that are normalized count by what they vary.
+        let mean = variances.iter().sum::<f64>() / variances.len().max(1) as f64;
+        let importance = (site.is_normalized && mean > 0.0)
+            .then(|| variances.iter().map(|v| 1.0 / (v + 1e-3 * mean)).collect());
+        let config = ProblemConfig {
+            damping: self.pruner.damping,
+            centered,
+            pull: Pull::Zero,
+            importance,
+        };
+        let problem = LayerProblem::new(gram, &dense, &config)?;
+        let in_order = |kept: &[bool]| -> Vec<bool> {
+            match order {
+                Some(order) => kept
+                    .chunks_exact(d)
+                    .flat_map(|row| order.iter().map(|place| row[*place]))
+                    .collect(),
+                None => kept.to_vec(),
+            }
+        };
+        let solution = match candidate {
+            Candidate::MagnitudeFitted => {
+                back_solve(&problem, &Support::new(d, in_order(magnitude))?)?
+            }
+            _ => {
+                let whole = magnitude.iter().filter(|kept| **kept).count();
+                let count = match self.counts.get(&product.parameter.path) {
+                    Some(count) if product.groups == 1 => *count,
+                    Some(count) if self.pruner.shares != crate::Shares::Magnitude => {
+                        count * (group + 1) / product.groups - count * group / product.groups
+                    }
+                    _ => whole,
+                };
+                let keep = shares::keep(&self.pruner.pattern, count);
+                let method = self.pruner.support.method();
+                let found = solve(&problem, &keep, &method)?;
+                match self.pruner.refit {
+                    true => back_solve(&problem, &found.support)?,
+                    false => masked(&problem, &dense, found.support)?,
+                }
+            }
+        };
+        let intercept = problem.intercept(&solution.weights);
+        let back = |at: usize| match order {
+            Some(order) => {
+                let place = order
+                    .iter()
+                    .position(|old| *old == at % d)
+                    .unwrap_or(at % d);
+                at / d * d + place
+            }
+            None => at,
+        };
+        let places = 0..solution.weights.len();
+        let kept = solution.support.kept();
+        Ok(Solved {
+            weights: places
+                .clone()
+                .map(|at| solution.weights[back(at)])
+                .collect(),
+            kept: places.map(|at| kept[back(at)]).collect(),
+            intercept,
+            error: solution.objective,
+            scale: problem.scale(),
+            damping: problem.damping(),
+        })
+    }
+
+    fn replace<O: Tensors>(
+        &self,
+        step: &mut Step<'_, O>,
+        site: &Site,
+        layer: &Layer,
+    ) -> Result<(), PruneError> {
+        let product = &site.product;
+        let original = step.weight(product, Pass::Original).map_err(failed)?;
+        let shape = [product.outputs, product.inputs];
+        let device = original.device();
+        let weights = Tensor::<1>::from_data(&layer.weights[..], &device).reshape(shape);
+        let weights = weights.cast(burn::tensor::FloatDType::from(original.dtype()));
+        step.replace_weight(product, weights).map_err(failed)?;
+        if let (Some(path), Some(intercept)) = (&site.bias, &layer.intercept) {
+            let bias = step.parameter::<1>(path, Pass::Original).map_err(failed)?;
+            let dtype = burn::tensor::FloatDType::from(bias.dtype());
+            let change = Tensor::<1>::from_data(&intercept[..], &device).cast(dtype);
+            step.replace(path, bias + change).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Which of the kept weights of the layout are which place of W.
+    fn read_kept(&self, site: &Site) -> Vec<bool> {
+        let range = self.selection.layout().layers()[site.layer].range();
+        let own = &self.magnitude[range];
+        (0..own.len()).map(|at| own[native(site, at)]).collect()
+    }
+
+    fn write_kept(&self, site: &Site, from: &[bool], kept: &mut [bool]) {
+        let range = self.selection.layout().layers()[site.layer].range();
+        let own = &mut kept[range];
+        for (at, from) in from.iter().enumerate() {
+            own[native(site, at)] = *from;
+        }
+    }
+}
+
+/// The place in the parameter of a place in W.
+fn native(site: &Site, at: usize) -> usize {
+    let product = &site.product;
+    match product.is_transposed() {
+        true => at % product.inputs * product.outputs + at / product.inputs,
+        false => at,
+    }
+}
+
+/// The dense weights on a support.
+fn masked(
+    problem: &LayerProblem,
+    dense: &[f32],
+    support: Support,
+) -> Result<burn_lean_layerwise::LayerSolution, LayerwiseError> {
+    let pairs = dense.iter().zip(support.kept());
+    let weights: Vec<f32> = pairs
+        .map(|(w, kept)| w * f32::from(u8::from(*kept)))
+        .collect();
+    Ok(burn_lean_layerwise::LayerSolution {
+        objective: problem.objective(&weights)?,
+        weights,
+        support,
+    })
+}
+
+/// A group of a layer, in the order of its parameter's places.
+struct Solved {
+    weights: Vec<f32>,
+    kept: Vec<bool>,
+    intercept: Option<Vec<f32>>,
+    error: f64,
+    scale: f64,
+    damping: f64,
+}
+
+fn unfitted(path: &str, weights: usize, kept: usize, refitted: Refitted) -> LayerwiseLayer {
+    LayerwiseLayer {
+        path: path.into(),
+        weights,
+        kept,
+        refitted,
+        error: None,
+        damping: 0.0,
+        dead_features: 0,
+        rows: 0,
+    }
+}

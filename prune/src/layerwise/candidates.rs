@@ -1,0 +1,131 @@
+//! Ways to prune the same network, and the judge between them, who needs no labels.
+
+use burn::tensor::{Bool, Int, Tensor};
+use burn_lean_graph::{TensorMapper, Tensors};
+
+use crate::PruneError;
+use crate::fisher::gradient_matrix::read;
+
+/// A way to prune a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Candidate {
+    /// As the pruner is configured.
+    Configured,
+    /// The support of magnitude, its values fitted.
+    MagnitudeFitted,
+    /// Magnitude, dense values.
+    Magnitude,
+}
+
+/// How a candidate did on held-out examples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct JudgedCandidate {
+    /// Which.
+    pub candidate: Candidate,
+    /// Mean divergence from the dense network: of the softmax over the last axis of the first output
+    /// (Kullback–Leibler, nats), or half the squared distance where that axis has one place.
+    pub divergence: f64,
+    /// Standard error of it.
+    pub standard_error: f64,
+    /// Fraction of places where the largest output is another one than the dense network's.
+    pub disagreement: f64,
+}
+
+impl JudgedCandidate {
+    /// From the divergences of single places and the number of those that disagree.
+    pub(crate) fn new(candidate: Candidate, judged: &Divergences) -> Self {
+        let n = judged.each.len().max(1) as f64;
+        let mean = judged.each.iter().sum::<f64>() / n;
+        let squares: f64 = judged.each.iter().map(|each| (each - mean).powi(2)).sum();
+        Self {
+            candidate,
+            divergence: mean,
+            standard_error: (squares / (n - 1.0).max(1.0) / n).sqrt(),
+            disagreement: judged.disagree as f64 / n,
+        }
+    }
+}
+
+/// Divergences of one candidate, place by place.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Divergences {
+    pub(crate) each: Vec<f64>,
+    pub(crate) disagree: usize,
+}
+
+impl Divergences {
+    /// Adds the outputs of one batch.
+    pub(crate) fn add<O: Tensors>(&mut self, dense: &O, pruned: &O) -> Result<(), PruneError> {
+        let (dense, width) = first_output(dense)?;
+        let (pruned, _) = first_output(pruned)?;
+        for (p, q) in dense.chunks_exact(width).zip(pruned.chunks_exact(width)) {
+            self.each.push(match width {
+                1 => 0.5 * f64::from(p[0] - q[0]).powi(2),
+                _ => kullback_leibler(p, q),
+            });
+            self.disagree += usize::from(largest(p) != largest(q));
+        }
+        Ok(())
+    }
+
+    /// Mean and standard error of how much more another candidate diverges, place by place.
+    pub(crate) fn behind(&self, other: &Self) -> (f64, f64) {
+        let pairs = other.each.iter().zip(&self.each);
+        let differences: Vec<f64> = pairs.map(|(other, own)| other - own).collect();
+        let n = differences.len().max(1) as f64;
+        let mean = differences.iter().sum::<f64>() / n;
+        let squares: f64 = differences.iter().map(|each| (each - mean).powi(2)).sum();
+        (mean, (squares / (n - 1.0).max(1.0) / n).sqrt())
+    }
+
+    pub(crate) fn mean(&self) -> f64 {
+        self.each.iter().sum::<f64>() / self.each.len().max(1) as f64
+    }
+}
+
+/// KL of the softmax of `q` from that of `p`.
+fn kullback_leibler(p: &[f32], q: &[f32]) -> f64 {
+    let log_softmax = |values: &[f32]| -> Vec<f64> {
+        let most = values
+            .iter()
+            .fold(f32::NEG_INFINITY, |most, v| most.max(*v));
+        let shifted: Vec<f64> = values.iter().map(|v| f64::from(*v - most)).collect();
+        let total = shifted.iter().map(|v| v.exp()).sum::<f64>().ln();
+        shifted.iter().map(|v| v - total).collect()
+    };
+    let pairs = log_softmax(p).into_iter().zip(log_softmax(q));
+    pairs.map(|(p, q)| p.exp() * (p - q)).sum()
+}
+
+fn largest(values: &[f32]) -> Option<usize> {
+    (0..values.len()).max_by(|a, b| values[*a].total_cmp(&values[*b]).then(b.cmp(a)))
+}
+
+/// The first float tensor of an output, and its last axis.
+fn first_output(output: &impl Tensors) -> Result<(Vec<f32>, usize), PruneError> {
+    struct First(Option<(Result<Vec<f32>, PruneError>, usize)>);
+    impl TensorMapper for First {
+        fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+            self.0.get_or_insert_with(|| {
+                let width = tensor.dims()[D - 1].max(1);
+                (read(tensor.clone().without_autodiff()), width)
+            });
+            tensor.clone()
+        }
+        fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+            tensor.clone()
+        }
+        fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+            tensor.clone()
+        }
+    }
+    let mut first = First(None);
+    let _ = output.map_tensors(&mut first);
+    match first.0 {
+        Some((values, width)) => Ok((values?, width)),
+        None => Err(PruneError::NotLayerwise {
+            what: "a forward pass without a float output to compare by".into(),
+        }),
+    }
+}

@@ -1,0 +1,365 @@
+//! Pruning layer by layer: each layer's weights are fitted to what the dense layer returns.
+
+mod attempt;
+pub(crate) mod candidates;
+mod losses;
+mod norm;
+pub(crate) mod report;
+mod rows;
+pub(crate) mod shares;
+mod stops;
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use burn::module::{Module, ParamGroup};
+use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_lean_graph::{GraphError, TensorMapper, Tensors, Walk};
+use burn_lean_layerwise::{Method, SearchConfig};
+use burn_lean_reparam::{Rejected, attached};
+
+use crate::layerwise::attempt::{Attempt, Setting};
+use crate::layerwise::candidates::{Candidate, JudgedCandidate};
+use crate::layerwise::report::{LayerwisePruned, LayerwiseReport};
+use crate::layerwise::rows::Sampling;
+use crate::layerwise::shares::Shares;
+use crate::model::checks;
+use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
+
+/// How the weights of a layer that stay are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SupportMethod {
+    /// The largest.
+    Magnitude,
+    /// Magnitude times the deviation of the input, over the whole layer
+    /// ([Wanda](https://arxiv.org/abs/2306.11695)).
+    Wanda,
+    /// One pass over the columns ([SparseGPT](https://arxiv.org/abs/2301.00774)).
+    SparseGpt,
+    /// Optimal brain surgeon, one weight after the other.
+    Obs,
+    /// The best of those as a start, then exchanges and splicing.
+    BestSubset,
+}
+
+impl SupportMethod {
+    fn method(self) -> Method {
+        match self {
+            Self::Magnitude => Method::Magnitude,
+            Self::Wanda => Method::Wanda,
+            Self::SparseGpt => Method::SparseGpt { block: 128 },
+            Self::Obs => Method::Obs,
+            Self::BestSubset => Method::BestSubset(SearchConfig::new()),
+        }
+    }
+}
+
+/// Prunes a network from inputs alone: no labels, no loss, no gradients.
+///
+/// The network is walked through once, all calibration examples at each layer. A layer gets the
+/// weights that best reproduce the dense layer's outputs from the inputs that the layers before it,
+/// pruned already, give: the support by best-subset search on XᵀX, its values by least squares. Biases
+/// follow, and the running statistics of BatchNorm are measured anew on the way. How many weights a
+/// layer keeps is what magnitude over the whole network would leave it.
+///
+/// Magnitude, with and without fitted values, is a candidate, too. Held-out examples judge: who
+/// diverges least from the dense network's outputs is taken.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_lean_prune::{Budget, Pruner};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(8, 4).init(&device);
+/// let batches = [64, 32].map(|examples| {
+///     Tensor::<2>::random([examples, 8], Distribution::Normal(0.0, 1.0), &device)
+/// });
+/// let pruner = Pruner::new(Budget::Sparsity(0.75));
+/// let pruned = pruner.prune(model, |model, x: Tensor<2>| model.forward(x), batches)?;
+/// assert_eq!(pruned.masks.nonzeros(), 8);
+/// assert_eq!(pruned.report.held_out_examples, 32);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+///
+/// Every model that can be recorded ([`Walk`]) will do. [`PrunerConfig`](crate::PrunerConfig) prunes
+/// the others, from the gradients of a loss (CHITA); it also knows groups and budgets of operations.
+#[derive(Debug, Clone)]
+pub struct Pruner {
+    /// How many weights remain.
+    pub budget: Budget,
+    /// The shape of the zeros: single weights (the default), or N:M with [`Budget::Pattern`].
+    pub pattern: SparsityPattern,
+    /// How supports are chosen. Default: best-subset search.
+    pub support: SupportMethod,
+    /// Whether values are fitted. Default: yes.
+    pub refit: bool,
+    /// Whether running statistics of BatchNorm are measured anew. Default: yes.
+    pub recalibrate: bool,
+    /// How many weights each layer keeps. Default: as magnitude says.
+    pub shares: Shares,
+    /// Whether magnitude, with and without fitted values, are candidates beside what is configured.
+    /// Default: yes.
+    pub candidates: bool,
+    /// Examples that layers are fitted to, at most. Default 1024.
+    pub examples: usize,
+    /// Examples after those that judge candidates, at most. Default 512.
+    pub held_out: usize,
+    /// Rows that XᵀX of a layer is summed over, about, at most: of a convolution, places of images.
+    /// Default 131,072.
+    pub rows: usize,
+    /// Ridge of a layer, as a fraction of the mean of the diagonal of XᵀX. Default 0.01.
+    pub damping: f64,
+    /// The parameters to prune. Default: see [`Selection::of`].
+    pub group: Option<ParamGroup>,
+}
+
+impl Pruner {
+    /// With the defaults.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            pattern: SparsityPattern::Unstructured,
+            support: SupportMethod::BestSubset,
+            refit: true,
+            recalibrate: true,
+            shares: Shares::Magnitude,
+            candidates: true,
+            examples: 1024,
+            held_out: 512,
+            rows: 131_072,
+            damping: 0.01,
+            group: None,
+        }
+    }
+
+    /// Prunes `model`.
+    ///
+    /// `forward` gives the outputs, logits for example, of a batch of inputs; `batches` are inputs like
+    /// those of training: the first ones up to [`examples`](Self::examples) for the layers, then up to
+    /// [`held_out`](Self::held_out) to judge by; of a single batch, both. The model is taken as it is
+    /// deployed (evaluation mode) and comes back on its devices.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error, unchanged.
+    /// - [`PruneError::NotRecorded`] where the forward pass cannot be recorded,
+    ///   [`PruneError::NotLayerwise`] for patterns and budgets that mean nothing layer by layer: both
+    ///   name the way that is left.
+    /// - [`PruneError::LayerSystem`] with the path of a layer whose inputs are not finite, or whose
+    ///   system is singular; [`PruneError::CarriesReparameterization`].
+    /// - [`PruneError::NoSamples`] without a batch, [`PruneError::InvalidConfig`], and what
+    ///   [`Selection::of`] and the budget refuse.
+    pub fn prune<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: M,
+        forward: impl Fn(&M, I) -> O,
+        batches: impl IntoIterator<Item = I>,
+    ) -> Result<LayerwisePruned<M>, Rejected<M, PruneError>> {
+        match self.pruned(&model, forward, batches) {
+            Ok((pruned, masks, selection, report)) => {
+                let has_autodiff = model.devices().iter().any(Device::is_autodiff);
+                Ok(LayerwisePruned {
+                    model: if has_autodiff { pruned.train() } else { pruned },
+                    masks,
+                    selection,
+                    report,
+                })
+            }
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    fn pruned<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: &M,
+        forward: impl Fn(&M, I) -> O,
+        batches: impl IntoIterator<Item = I>,
+    ) -> Result<(M, Masks, Selection, LayerwiseReport), PruneError> {
+        let start = Instant::now();
+        self.check()?;
+        let selection = Selection::for_pattern(model, self.group.as_ref(), &self.pattern)?;
+        for carrier in attached(model) {
+            if selection.ids().contains(&carrier.id) {
+                return Err(PruneError::CarriesReparameterization {
+                    path: carrier.path,
+                    name: carrier.name,
+                });
+            }
+        }
+        let layout = selection.layout();
+        let weights = selection.finite_weights(model)?;
+        let magnitude = shares::magnitude(&weights, &self.pattern, &self.budget, layout)?;
+        // A copy, of running statistics, too.
+        let dense = model.valid();
+        let device = dense.devices().into_iter().next();
+        let (batches, fitted, examples, held_out) = self.split(batches, device.as_ref())?;
+        let judges = match held_out {
+            0 => 0..fitted,
+            _ => fitted..batches.len(),
+        };
+        let record = || {
+            let again = batches.iter().map(|batch| batch.map_tensors(&mut Again));
+            Walk::record(&dense, again, &forward).map_err(failed)
+        };
+        let sampling = Sampling {
+            batches: fitted,
+            rows: self.rows,
+        };
+        let keep = magnitude.iter().filter(|kept| **kept).count();
+        let counts: HashMap<String, usize> = match self.shares {
+            Shares::Magnitude => shares::counts(&magnitude, layout),
+            Shares::Uniform => shares::uniform(layout, keep),
+            Shares::Losses => losses::shares(self, record()?, &selection, &magnitude, sampling)?,
+        };
+        let setting = Setting {
+            pruner: self,
+            selection: &selection,
+            magnitude: &magnitude,
+            counts: &counts,
+            sampling,
+            judges,
+        };
+        let mut tried = vec![Candidate::Configured];
+        if self.candidates {
+            tried.extend([Candidate::MagnitudeFitted, Candidate::Magnitude]);
+        }
+        let mut best: Option<(Candidate, Attempt<M>)> = None;
+        let mut judged = Vec::new();
+        let mut divergences = Vec::new();
+        for candidate in tried {
+            let attempt = setting.attempt(dense.valid(), record()?, candidate)?;
+            let result = JudgedCandidate::new(candidate, &attempt.divergences);
+            tracing::info!(?candidate, divergence = result.divergence, "candidate");
+            judged.push(result);
+            divergences.push((candidate, attempt.divergences.clone()));
+            let is_better = best
+                .as_ref()
+                .is_none_or(|(_, best)| attempt.divergences.mean() < best.divergences.mean());
+            if is_better {
+                best = Some((candidate, attempt));
+            }
+        }
+        let Some((chosen, attempt)) = best else {
+            return Err(PruneError::NoSamples);
+        };
+        let can_tell = divergences.iter().all(|(candidate, other)| {
+            let (behind, error) = attempt.divergences.behind(other);
+            *candidate == chosen || behind > 2.0 * error
+        });
+        let support: Vec<usize> = (0..layout.len()).filter(|at| attempt.kept[*at]).collect();
+        let masks = Masks::from_support(layout, &support)?;
+        let report = LayerwiseReport {
+            chosen,
+            candidates: judged,
+            can_tell,
+            calibration_examples: examples,
+            held_out_examples: held_out,
+            layers: attempt.layers,
+            recalibrated: attempt.recalibrated,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        Ok((attempt.model, masks, selection, report))
+    }
+
+    fn check(&self) -> Result<(), PruneError> {
+        shares::check(&self.pattern, &self.budget)?;
+        checks::accept(self.examples > 0, "examples", self.examples, "at least 1")?;
+        checks::accept(self.rows > 0, "rows", self.rows, "at least 1")?;
+        let fits = self.damping >= 0.0 && self.damping.is_finite();
+        checks::accept(fits, "damping", self.damping, "finite and at least 0")
+    }
+
+    /// The batches without autodiff on the model's device; how many of them are for fitting, with how
+    /// many examples, and how many examples judge.
+    #[allow(clippy::type_complexity)]
+    fn split<I: Tensors>(
+        &self,
+        batches: impl IntoIterator<Item = I>,
+        device: Option<&Device>,
+    ) -> Result<(Vec<I>, usize, usize, usize), PruneError> {
+        let mut taken = Vec::new();
+        let (mut fitted, mut examples, mut held_out) = (0, 0, 0);
+        for batch in batches {
+            let batch = batch.map_tensors(&mut Plain(device));
+            let count = burn_lean_graph::shapes(&batch)
+                .first()
+                .and_then(|shape| shape.first().copied())
+                .unwrap_or(1);
+            if examples < self.examples {
+                examples += count;
+                fitted += 1;
+            } else if held_out < self.held_out {
+                held_out += count;
+            } else {
+                break;
+            }
+            taken.push(batch);
+        }
+        // Where the batches end early, the last one judges.
+        if held_out == 0 && fitted > 1 && self.held_out > 0 {
+            fitted -= 1;
+            held_out = burn_lean_graph::shapes(&taken[fitted])
+                .first()
+                .and_then(|shape| shape.first().copied())
+                .unwrap_or(1);
+            examples -= held_out;
+        }
+        match taken.is_empty() {
+            true => Err(PruneError::NoSamples),
+            false => Ok((taken, fitted, examples, held_out)),
+        }
+    }
+}
+
+/// What a recording or a walk refuses.
+pub(crate) fn failed(source: GraphError) -> PruneError {
+    PruneError::NotRecorded { source }
+}
+
+/// Tensors without autodiff, on a device.
+struct Plain<'a>(Option<&'a Device>);
+
+impl TensorMapper for Plain<'_> {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        let tensor = tensor.clone().without_autodiff();
+        match self.0 {
+            Some(device) if tensor.device() != *device => tensor.to_device(device),
+            _ => tensor,
+        }
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        let tensor = tensor.clone().without_autodiff();
+        match self.0 {
+            Some(device) if tensor.device() != *device => tensor.to_device(device),
+            _ => tensor,
+        }
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        let tensor = tensor.clone().without_autodiff();
+        match self.0 {
+            Some(device) if tensor.device() != *device => tensor.to_device(device),
+            _ => tensor,
+        }
+    }
+}
+
+/// The same tensors.
+struct Again;
+
+impl TensorMapper for Again {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        tensor.clone()
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        tensor.clone()
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        tensor.clone()
+    }
+}

@@ -1,0 +1,74 @@
+//! What came of pruning layer by layer.
+
+use crate::{Candidate, JudgedCandidate, Masks, Selection};
+
+/// A model that was pruned layer by layer.
+#[derive(Debug, Clone)]
+pub struct LayerwisePruned<M> {
+    /// The model, with zeros; nothing holds them yet. `masks.attach(model)` does.
+    pub model: M,
+    /// Which weights were kept.
+    pub masks: Masks,
+    /// Which parameters were pruned, and why others were not.
+    pub selection: Selection,
+    /// What was done.
+    pub report: LayerwiseReport,
+}
+
+/// What was done, layer by layer, and how the candidates compare.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerwiseReport {
+    /// The candidate that was taken.
+    pub chosen: Candidate,
+    /// All of them as they were judged, in the order in which they were tried.
+    pub candidates: Vec<JudgedCandidate>,
+    /// Whether the held-out examples tell the chosen candidate from every other one: their mean
+    /// divergences differ by more than two standard errors. True where there is only one candidate.
+    pub can_tell: bool,
+    /// Examples that layers were fitted to.
+    pub calibration_examples: usize,
+    /// Examples that only judged.
+    pub held_out_examples: usize,
+    /// The layers of the chosen candidate, in the order of the forward pass.
+    pub layers: Vec<LayerwiseLayer>,
+    /// BatchNorm layers with new running statistics.
+    pub recalibrated: usize,
+    /// Wall clock, all candidates together.
+    pub seconds: f64,
+}
+
+/// What happened to one weight.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerwiseLayer {
+    /// Path of the parameter.
+    pub path: String,
+    /// Weights of it.
+    pub weights: usize,
+    /// Weights kept.
+    pub kept: usize,
+    /// How its values were found.
+    pub refitted: Refitted,
+    /// Its outputs' squared error on the calibration examples, as a fraction of what they vary by;
+    /// `None` where it was not fitted.
+    pub error: Option<f64>,
+    /// λ, what was added to the diagonal of XᵀX/n.
+    pub damping: f64,
+    /// Features that are 0 (or constant, where a bias can take them over) in all examples.
+    pub dead_features: usize,
+    /// Rows that XᵀX was summed over.
+    pub rows: usize,
+}
+
+/// How the values of a layer were found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refitted {
+    /// Fitted to the outputs of the dense layer.
+    Fitted,
+    /// Dense values, as the candidate says.
+    Dense,
+    /// Dense values: several operations read the weight.
+    Shared,
+    /// Dense values: the weight is looked up in, or takes part in no product with a matrix of rows.
+    NoProduct,
+}

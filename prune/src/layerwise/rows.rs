@@ -1,0 +1,90 @@
+//! XᵀX and XᵀY of a product, from the rows of all batches.
+
+use burn::tensor::Tensor;
+use burn_lean_graph::{Pass, Product, Step, Tensors};
+use burn_lean_layerwise::Gram;
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, get_global_parallelism};
+
+use crate::PruneError;
+use crate::fisher::gradient_matrix::read;
+use crate::layerwise::failed;
+
+/// Which rows take part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sampling {
+    /// Batches that layers are fitted to: the first ones.
+    pub(crate) batches: usize,
+    /// Rows to sum over, about, at most.
+    pub(crate) rows: usize,
+}
+
+/// Sums over the rows of `group`: inputs as they are now, targets of the dense network, of which the
+/// weights of the group are `dense`, `[outputs, inputs]`. `differs` says whether the dense inputs are
+/// others, `order` in which order the inputs are counted.
+pub(crate) fn sum<O: Tensors>(
+    step: &mut Step<'_, O>,
+    product: &Product,
+    group: usize,
+    dense: &Tensor<2>,
+    differs: bool,
+    order: Option<&[usize]>,
+    sampling: Sampling,
+) -> Result<Gram, PruneError> {
+    let [outputs, inputs] = dense.dims();
+    let mut gram = Gram::with_targets(inputs, outputs);
+    let mut total = 0;
+    for batch in 0..sampling.batches {
+        total += step
+            .row_count(product, batch, Pass::Replaced)
+            .map_err(failed)?;
+    }
+    // Odd, so that it passes over the columns of an image.
+    let stride = total.div_ceil(sampling.rows.max(1)).max(1) | 1;
+    let weights = read(dense.clone())?;
+    for batch in 0..sampling.batches {
+        // Others in each batch, so that no place of an image is left out.
+        let first = batch % stride;
+        let mut rows = |pass| {
+            let rows = step.sampled_rows(product, batch, pass, group, first, stride);
+            rows.map_err(failed)
+        };
+        let now = rows(Pass::Replaced)?;
+        let targets = match differs {
+            true => products(&rows(Pass::Original)?, &weights, inputs),
+            false => products(&now, &weights, inputs),
+        };
+        let now = match order {
+            Some(order) => reordered(&now, order),
+            None => now,
+        };
+        let added = gram.add_with_targets(&now, &targets);
+        added.map_err(|source| PruneError::LayerSystem {
+            path: product.parameter.path.clone(),
+            source,
+        })?;
+    }
+    Ok(gram)
+}
+
+/// X Wᵀ `[rows, outputs]`.
+fn products(rows: &[f32], weights: &[f32], inputs: usize) -> Vec<f32> {
+    let (count, outputs) = (rows.len() / inputs, weights.len() / inputs);
+    let mut targets = vec![0.0; count * outputs];
+    matmul(
+        MatMut::from_row_major_slice_mut(&mut targets, count, outputs),
+        Accum::Replace,
+        MatRef::from_row_major_slice(rows, count, inputs),
+        MatRef::from_row_major_slice(weights, outputs, inputs).transpose(),
+        1.0,
+        get_global_parallelism(),
+    );
+    targets
+}
+
+/// Rows `[n, d]` with their places in another order: `order[new]` is the old one.
+pub(crate) fn reordered(rows: &[f32], order: &[usize]) -> Vec<f32> {
+    let rows = rows.chunks_exact(order.len());
+    rows.flat_map(|row| order.iter().map(|place| row[*place]))
+        .collect()
+}

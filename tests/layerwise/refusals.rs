@@ -1,0 +1,186 @@
+//! Every error, provoked.
+
+use burn_lean::layerwise::{
+    Elimination, Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, SearchConfig,
+    Support, back_solve, share_budget, solve,
+};
+
+use crate::naive::Layer;
+
+#[test]
+fn rows_that_do_not_fit_are_refused_whole() {
+    let mut gram = Gram::new(3);
+    let error = gram.add(&[1.0; 4]).unwrap_err();
+    assert!(matches!(
+        error,
+        LayerwiseError::Mismatch {
+            expected: 3,
+            found: 4,
+            ..
+        }
+    ));
+    let error = gram.add(&[1.0, f32::NAN, 2.0]).unwrap_err();
+    assert!(
+        matches!(error, LayerwiseError::NotFinite { index: 1, .. }),
+        "{error}"
+    );
+    assert_eq!(gram.rows(), 0);
+    let mut targets = Gram::with_targets(3, 2);
+    assert!(matches!(
+        targets.add(&[1.0; 3]),
+        Err(LayerwiseError::Mismatch { .. })
+    ));
+    let error = targets.add_with_targets(&[1.0; 6], &[1.0; 3]).unwrap_err();
+    assert!(matches!(
+        error,
+        LayerwiseError::Mismatch {
+            expected: 4,
+            found: 3,
+            ..
+        }
+    ));
+    assert!(targets.merge(&gram).is_err());
+}
+
+#[test]
+fn a_gram_matrix_without_rows_is_no_problem() {
+    let config = ProblemConfig::new();
+    let error = LayerProblem::new(&Gram::new(2), &[1.0, 2.0], &config).unwrap_err();
+    assert_eq!(error, LayerwiseError::NoRows);
+}
+
+/// Two equal features without damping.
+#[test]
+fn a_singular_system_names_feature_and_damping() {
+    let mut gram = Gram::new(2);
+    gram.add(&[1.0, 1.0, 2.0, 2.0]).unwrap();
+    let config = ProblemConfig {
+        damping: 0.0,
+        ..ProblemConfig::new()
+    };
+    let error = LayerProblem::new(&gram, &[1.0, 1.0], &config).unwrap_err();
+    let expected = LayerwiseError::NotPositiveDefinite {
+        feature: 1,
+        damping: 0.0,
+    };
+    assert_eq!(error, expected);
+    assert!(error.to_string().contains("raise the damping"), "{error}");
+    assert!(LayerProblem::new(&gram, &[1.0, 1.0], &ProblemConfig::new()).is_ok());
+}
+
+#[test]
+fn configs_out_of_range_are_refused() {
+    let layer = Layer::random(20, 4, 2, 41);
+    let gram = layer.gram();
+    let refused = |config: ProblemConfig| LayerProblem::new(&gram, &layer.w, &config).unwrap_err();
+    for damping in [-1.0, f64::NAN, f64::INFINITY] {
+        let error = refused(ProblemConfig {
+            damping,
+            ..ProblemConfig::new()
+        });
+        assert!(matches!(
+            error,
+            LayerwiseError::Invalid {
+                field: "damping",
+                ..
+            }
+        ));
+    }
+    let importance = |values: &[f64]| ProblemConfig {
+        importance: Some(values.to_vec()),
+        ..ProblemConfig::new()
+    };
+    let error = refused(importance(&[1.0, 0.0]));
+    assert!(matches!(
+        error,
+        LayerwiseError::Invalid {
+            field: "importance",
+            ..
+        }
+    ));
+    assert!(matches!(
+        refused(importance(&[1.0])),
+        LayerwiseError::Mismatch { .. }
+    ));
+    let config = SearchConfig {
+        tolerance: f64::NAN,
+        ..SearchConfig::new()
+    };
+    let error = solve(
+        &layer.problem(),
+        &Keep::PerRow(1),
+        &Method::BestSubset(config),
+    );
+    assert!(matches!(
+        error,
+        Err(LayerwiseError::Invalid {
+            field: "tolerance",
+            ..
+        })
+    ));
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused() {
+    let problem = Layer::random(20, 6, 2, 42).problem();
+    let refused = |keep: Keep| solve(&problem, &keep, &Method::Magnitude).unwrap_err();
+    let error = refused(Keep::NOfM { n: 2, m: 4 });
+    assert_eq!(
+        error,
+        LayerwiseError::DoesNotDivide {
+            group: 4,
+            features: 6
+        }
+    );
+    assert!(matches!(
+        refused(Keep::NOfM { n: 0, m: 0 }),
+        LayerwiseError::DoesNotDivide { .. }
+    ));
+    let error = refused(Keep::Weights(13));
+    assert_eq!(
+        error,
+        LayerwiseError::KeepsTooMany {
+            keep: 13,
+            weights: 12
+        }
+    );
+    assert!(matches!(
+        refused(Keep::PerRow(7)),
+        LayerwiseError::KeepsTooMany { .. }
+    ));
+    assert!(matches!(
+        refused(Keep::NOfM { n: 4, m: 3 }),
+        LayerwiseError::KeepsTooMany { .. }
+    ));
+    let blocks = Keep::Blocks { size: 4, count: 1 };
+    assert!(matches!(
+        refused(blocks),
+        LayerwiseError::DoesNotDivide { .. }
+    ));
+    assert!(Elimination::new(&problem, None, 5).is_err());
+    assert!(Support::new(6, vec![true; 13]).is_err());
+    let small = Support::full(1, 6);
+    assert!(matches!(
+        back_solve(&problem, &small),
+        Err(LayerwiseError::Mismatch { .. })
+    ));
+    assert!(Elimination::new(&problem, Some(&small), 1).is_err());
+    assert!(problem.objective(&[0.0; 5]).is_err());
+}
+
+#[test]
+fn budgets_that_do_not_fit_are_refused() {
+    let problem = Layer::random(20, 6, 2, 43).problem();
+    let layer = Elimination::new(&problem, None, 1).unwrap();
+    let error = share_budget(&[&layer], &[1.0], 13).unwrap_err();
+    assert_eq!(
+        error,
+        LayerwiseError::KeepsTooMany {
+            keep: 13,
+            weights: 12
+        }
+    );
+    assert!(share_budget(&[&layer], &[], 3).is_err());
+    assert!(share_budget(&[&layer], &[f64::NAN], 3).is_err());
+    assert_eq!(share_budget(&[&layer], &[1.0], 3), Ok(vec![3]));
+}

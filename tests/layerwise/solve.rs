@@ -1,0 +1,257 @@
+//! Supports and values against their definitions.
+
+use burn_lean::layerwise::{
+    Elimination, Keep, LayerProblem, Method, ProblemConfig, SearchConfig, Support, back_solve,
+    share_budget, solve,
+};
+
+use crate::naive::{Layer, close, dot, gauss, times};
+
+pub(crate) const METHODS: [Method; 5] = [
+    Method::Magnitude,
+    Method::Wanda,
+    Method::SparseGpt { block: 4 },
+    Method::Obs,
+    Method::BestSubset(SearchConfig {
+        max_exchanges: 1000,
+        splice: 8,
+        transfers: 3,
+        tolerance: 1e-5,
+    }),
+];
+
+/// Every row's values are those of its own normal equations, also where rows share a support.
+#[test]
+fn the_back_solve_is_the_minimum_on_the_support() {
+    let layer = Layer::random(80, 9, 4, 11);
+    let mut kept: Vec<bool> = (0..36).map(|at| at % 3 != 0).collect();
+    kept[27..36].fill(false);
+    let support = Support::new(9, kept.clone()).unwrap();
+    let solution = back_solve(&layer.problem(), &support).unwrap();
+    let mut total = 0.0;
+    for row in 0..4 {
+        let (best, loss) = layer.best(row, &kept[row * 9..row * 9 + 9]);
+        total += loss;
+        for (found, expected) in solution.weights[row * 9..].iter().zip(best) {
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-5,
+                "{found} {expected}"
+            );
+        }
+    }
+    assert!(
+        close(solution.objective, total, 1e-4),
+        "{} {total}",
+        solution.objective
+    );
+}
+
+/// Greedy removal with everything solved again each time, at every number of weights.
+#[test]
+fn elimination_is_greedy_optimal_brain_surgeon() {
+    let layer = Layer::random(60, 8, 3, 12);
+    let elimination = Elimination::new(&layer.problem(), None, 1).unwrap();
+    let mut kept = vec![true; 24];
+    let losses: Vec<f64> = elimination.losses().collect();
+    assert_eq!(losses.len(), 24);
+    for (removed, loss) in losses.iter().enumerate() {
+        assert_eq!(elimination.support(24 - removed).kept(), kept, "{removed}");
+        let cost = |at: usize| {
+            let row = at / 8;
+            let mut without = kept[row * 8..row * 8 + 8].to_vec();
+            let before = layer.best(row, &without).1;
+            without[at % 8] = false;
+            layer.best(row, &without).1 - before
+        };
+        let alive: Vec<usize> = (0..24).filter(|at| kept[*at]).collect();
+        let costs: Vec<(usize, f64)> = alive.into_iter().map(|at| (at, cost(at))).collect();
+        let least = costs.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        assert!(close(*loss, least.1, 1e-3), "{removed}: {loss} {}", least.1);
+        kept[least.0] = false;
+    }
+}
+
+/// Pairs of weights leave together at the cost of both.
+#[test]
+fn units_leave_together() {
+    let layer = Layer::random(60, 8, 2, 13);
+    let elimination = Elimination::new(&layer.problem(), None, 2).unwrap();
+    let losses: Vec<f64> = elimination.losses().collect();
+    assert_eq!(losses.len(), 8);
+    let costs = (0..8).map(|unit| {
+        let mut kept = vec![true; 8];
+        kept[unit % 4 * 2..unit % 4 * 2 + 2].fill(false);
+        layer.best(unit / 4, &kept).1
+    });
+    let least = costs.fold(f64::INFINITY, f64::min);
+    assert!(close(losses[0], least, 1e-3), "{} {least}", losses[0]);
+    let all: f64 = losses.iter().sum();
+    let nothing: f64 = (0..2).map(|row| layer.loss(row, &[0.0; 8])).sum();
+    assert!(close(all, nothing, 1e-4), "{all} {nothing}");
+    for weights in (0..=16).step_by(2) {
+        let support = elimination.support(weights);
+        assert!(
+            support
+                .kept()
+                .chunks_exact(2)
+                .all(|unit| unit[0] == unit[1])
+        );
+        assert_eq!(support.count(), weights);
+    }
+}
+
+/// From a support, what it lacks stays away.
+#[test]
+fn an_elimination_starts_where_it_is_told() {
+    let layer = Layer::random(60, 6, 2, 14);
+    let start = Support::new(6, (0..12).map(|at| at % 4 != 1).collect()).unwrap();
+    let elimination = Elimination::new(&layer.problem(), Some(&start), 1).unwrap();
+    assert_eq!(elimination.weights(), 9);
+    for weights in 0..=9 {
+        let support = elimination.support(weights);
+        assert_eq!(support.count(), weights);
+        let pairs = support.kept().iter().zip(start.kept());
+        assert!(pairs.clone().all(|(kept, start)| !kept || *start));
+    }
+    let before = back_solve(&layer.problem(), &start).unwrap().objective;
+    let after = back_solve(&layer.problem(), &elimination.support(4))
+        .unwrap()
+        .objective;
+    let lost: f64 = elimination.losses().take(5).sum();
+    assert!(close(after - before, lost, 1e-3), "{after} {before} {lost}");
+}
+
+/// Column by column with an explicit inverse: what SparseGPT's Cholesky factor stands for.
+#[test]
+fn sparse_gpt_updates_what_is_right_of_a_pruned_weight() {
+    let layer = Layer::random(60, 8, 3, 15);
+    let keep = Keep::NOfM { n: 2, m: 4 };
+    let solution = solve(&layer.problem(), &keep, &Method::SparseGpt { block: 4 }).unwrap();
+    for row in 0..3 {
+        let mut w = layer.dense(row);
+        for first in [0, 4] {
+            // Scores of the group with the weights as they are by then.
+            let inverse = |from: usize| -> Vec<Vec<f64>> {
+                let h = layer.hessian();
+                let part: Vec<Vec<f64>> = h[from..].iter().map(|r| r[from..].to_vec()).collect();
+                (0..8 - from)
+                    .map(|k| {
+                        let unit = (0..8 - from).map(|j| f64::from(u8::from(j == k))).collect();
+                        gauss(part.clone(), unit)
+                    })
+                    .collect()
+            };
+            let scores: Vec<f64> = (first..first + 4)
+                .map(|j| w[j] * w[j] / inverse(j)[0][0])
+                .collect();
+            let mut order: Vec<usize> = (0..4).collect();
+            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+            for j in first..first + 4 {
+                if order[..2].contains(&(j - first)) {
+                    continue;
+                }
+                let p = inverse(j);
+                let error = w[j] / p[0][0];
+                for k in j..8 {
+                    w[k] -= error * p[0][k - j];
+                }
+                w[j] = 0.0;
+            }
+        }
+        for (found, expected) in solution.weights[row * 8..].iter().zip(w) {
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-4,
+                "{found} {expected}"
+            );
+        }
+    }
+}
+
+/// Every method keeps what it is told to, in the shape it is told, with zeros elsewhere, and says
+/// what its weights cost.
+#[test]
+fn all_methods_obey_all_shapes() {
+    let layer = Layer::random(60, 12, 5, 16);
+    let problem = layer.problem();
+    for keep in [
+        Keep::Weights(23),
+        Keep::Weights(0),
+        Keep::Weights(60),
+        Keep::PerRow(5),
+        Keep::NOfM { n: 2, m: 4 },
+        Keep::NOfM { n: 1, m: 3 },
+        Keep::Blocks { size: 3, count: 7 },
+    ] {
+        for method in METHODS {
+            let solution = solve(&problem, &keep, &method).unwrap();
+            let kept = solution.support.kept();
+            assert_eq!(
+                solution.support.count(),
+                keep.count(5, 12),
+                "{keep:?} {method:?}"
+            );
+            let pairs = solution.weights.iter().zip(kept);
+            assert!(pairs.clone().all(|(w, kept)| *kept || *w == 0.0));
+            let count = |part: &[bool]| part.iter().filter(|kept| **kept).count();
+            match keep {
+                Keep::PerRow(n) => assert!(kept.chunks(12).all(|row| count(row) == n)),
+                Keep::NOfM { n, m } => assert!(kept.chunks(m).all(|group| count(group) == n)),
+                Keep::Blocks { size, .. } => {
+                    assert!(kept.chunks(size).all(|block| count(block) % size == 0));
+                }
+                Keep::Weights(_) => {}
+            }
+            let rows = solution.weights.chunks(12).enumerate();
+            let loss: f64 = rows
+                .map(|(row, w)| {
+                    let w: Vec<f64> = w.iter().map(|w| f64::from(*w)).collect();
+                    layer.loss(row, &w)
+                })
+                .sum();
+            let error = (solution.objective - loss).abs();
+            assert!(error <= 1e-4 * loss + 1e-9, "{} {loss}", solution.objective);
+        }
+    }
+}
+
+/// Two layers, one of which matters a hundred times more.
+#[test]
+fn a_budget_goes_where_it_matters() {
+    let one = Layer::random(60, 6, 4, 17);
+    let two = Layer::random(60, 8, 3, 18);
+    let eliminations =
+        [&one, &two].map(|layer| Elimination::new(&layer.problem(), None, 1).unwrap());
+    let layers: Vec<&Elimination> = eliminations.iter().collect();
+    let even = share_budget(&layers, &[1.0, 1.0], 20).unwrap();
+    assert_eq!(even.iter().sum::<usize>(), 20);
+    let skewed = share_budget(&layers, &[100.0, 1.0], 20).unwrap();
+    assert_eq!(skewed.iter().sum::<usize>(), 20);
+    assert!(skewed[0] > even[0], "{even:?} {skewed:?}");
+    // No shift of one weight would be cheaper, where losses rise.
+    let lost = |kept: &[usize]| -> f64 {
+        let pairs = eliminations.iter().zip(kept);
+        let lost = pairs.map(|(layer, kept)| {
+            let removed = layer.weights() - kept;
+            layer.losses().take(removed).sum::<f64>()
+        });
+        lost.sum()
+    };
+    let best = (0..=20.min(24))
+        .filter(|first| 20 - first <= 24)
+        .map(|first| lost(&[first, 20 - first]));
+    let best = best.fold(f64::INFINITY, f64::min);
+    assert!(lost(&even) <= 1.1 * best, "{} {best}", lost(&even));
+}
+
+/// The objective of the dense weights is 0, and `scale` that of none.
+#[test]
+fn scale_is_the_objective_of_nothing() {
+    let layer = Layer::random(60, 6, 2, 19);
+    let problem = LayerProblem::new(&layer.gram(), &layer.w, &ProblemConfig::new()).unwrap();
+    let none: f64 = (0..2).map(|row| layer.loss(row, &[0.0; 6])).sum();
+    assert!(close(problem.scale(), none, 1e-4));
+    assert!(problem.objective(&layer.w).unwrap().abs() < 1e-6 * none);
+    let h = layer.hessian();
+    let w = layer.dense(0);
+    assert!(dot(&w, &times(&h, &w)) > 0.0);
+}
