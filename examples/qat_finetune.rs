@@ -31,7 +31,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{ConvertConfig, QuantError, Unsupported, compare, save_safetensors};
 use clap::Parser;
-use recipe::{Bits, Training, quantize_after_training, quantize_in_training, train};
+use recipe::{Bits, Training, logits, quantize_after_training, quantize_in_training, train};
 use support::{Axes, Cell, ConvNet, Curve, DeviceName, ImageSet, Images, Table, Values};
 
 /// Quantize a small convolutional network after training and in training, at several precisions.
@@ -199,7 +199,9 @@ impl Experiment<'_> {
 
     fn accuracy(&self, model: &ConvNet, images: &Images) -> f64 {
         let model = model.valid();
-        support::accuracy(images, &self.device, |images| model.forward(images))
+        support::accuracy(images, &self.device, |images| {
+            logits(&model, images).expect("what was trained can be evaluated")
+        })
     }
 
     /// Of a float model.
@@ -243,7 +245,7 @@ impl Experiment<'_> {
             .map(|batch| batch.images)
             .collect();
         compare(&mut report, &model, &converted, samples, |model, images| {
-            model.forward(images.clone())
+            logits(model, images.clone())
         })?;
         let name = format!("{}_{bits}.safetensors", how.to_lowercase());
         Ok(Outcome {

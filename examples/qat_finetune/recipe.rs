@@ -5,10 +5,11 @@ use std::fmt;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::Tensor;
 use burn_lean::quant::{
     AdaRoundConfig, FakeQuantizeConfig, GptqConfig, Learned, NumberFormat, ObserverConfig,
-    PtqConfig, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, Schedule, Scheme,
-    WeightConfig, WeightRange, advance, learned_parameters,
+    PtqConfig, QatConfig, QuantError, QuantizedForward, RangeMethod, Rounding, RoundingConfig,
+    Schedule, Scheme, WeightConfig, WeightRange, learned_parameters,
 };
 
 use crate::support::{self, ConvNet, Images};
@@ -81,8 +82,14 @@ impl Training {
     }
 }
 
-/// A plain training loop. What quantization adds to it is `advance`, and an optimizer of their own
-/// for learned scales, which want no weight decay.
+/// Logits `[batch, 10]`, with the quantizers that the model carries, if any.
+pub(crate) fn logits(model: &ConvNet, images: Tensor<4>) -> Result<Tensor<2>, QuantError> {
+    QuantizedForward::new().run(model, images, |model, images| model.forward(images))
+}
+
+/// A plain training loop. What quantization adds to it is that the forward pass is run with the
+/// quantizers of the model, and an optimizer of their own for learned scales, which want no weight
+/// decay.
 pub(crate) fn train(
     mut model: ConvNet,
     training: &Training,
@@ -95,15 +102,17 @@ pub(crate) fn train(
     let scales = AdamWConfig::new().with_weight_decay(0.0).build();
     let mut optimizer = optimizer.with_group(learned_parameters(), scales, None);
     let cross_entropy = CrossEntropyLossConfig::new().init(&device);
+    let quantized = QuantizedForward::new();
     let steps = training.steps(images);
     let bar = support::progress(steps, format!("{name}, seed {}", seed as u32));
     let mut step = 0;
     for epoch in 0..training.epochs as u64 {
         for batch in images.shuffled(seed.wrapping_add(epoch), BATCH_SIZE, &device) {
-            let loss = cross_entropy.forward(model.forward(batch.images), batch.labels);
+            let logits =
+                quantized.run(&model, batch.images, |model, images| model.forward(images))?;
+            let loss = cross_entropy.forward(logits, batch.labels);
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             model = optimizer.step(training.rate(step, steps), model, grads);
-            model = advance(model);
             step += 1;
             bar.inc(1);
         }
@@ -160,9 +169,7 @@ pub(crate) fn quantize_after_training(
             let (quantized, _) = config.quantize(
                 model.clone(),
                 || images.ordered(BATCH_SIZE, &device),
-                |model, batch| {
-                    model.forward(batch.images);
-                },
+                |model, batch| logits(model, batch.images),
             )?;
             let accuracy = validate(&quantized);
             if best.as_ref().is_none_or(|(best, ..)| accuracy > *best) {

@@ -1,5 +1,4 @@
-//! The network that most examples train: an ordinary Burn model. The attribute on its `impl` block
-//! is for those that quantize it.
+//! The network that most examples train: an ordinary Burn model.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -7,7 +6,6 @@ use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::quantize_calls;
 
 /// Two convolutions and a linear layer.
 #[derive(Module, Debug)]
@@ -18,7 +16,6 @@ pub(crate) struct ConvNet {
     head: Linear,
 }
 
-#[quantize_calls(crate = burn_lean::quant)]
 impl ConvNet {
     pub(crate) fn new(side: usize, device: &Device) -> Self {
         let conv = |from, to| {

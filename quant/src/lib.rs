@@ -11,8 +11,10 @@
 //! # Models
 //!
 //! - [`QatConfig`]: attaches quantizers to the weights of a model, with [`Override`]s by path;
-//! - [`ForwardQ`]: calls a layer with the quantizers of its activations; the attribute
-//!   [`quantize_calls`] writes it for a whole `impl` block;
+//! - [`QuantizedForward`]: runs a forward pass with all of them, without an edit of the model;
+//!   [`QatConfig::prepare_for`] adds those of operations that only the forward pass shows;
+//! - [`ForwardQ`]: calls a layer with the quantizers of its activations, where a forward pass cannot
+//!   be recorded; the attribute [`quantize_calls`] writes it for a whole `impl` block;
 //! - [`FakeQuantize`]: a quantizer to stand anywhere in a model, after a sum for example;
 //! - [`Schedule`] and [`advance`]: when to observe, quantize and freeze;
 //! - [`Unobserved`], [`QatConfig::prepare_with`] and [`ConvertConfig::convert_with`]: activations that
@@ -33,6 +35,7 @@
 //!   [`smooth_quant`] and [`awq`]: factors for [`rescale`];
 //! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales, their float values computed
 //!   once or at every use ([`Dequantize`]); [`compare`]: how close the converted model is;
+//! - [`QuantizedGraph`]: scale and zero point of every operand of a recorded forward pass;
 //! - [`save_safetensors`] and [`LoadConfig`]: files with as many bits as the codes have.
 //!
 //! # Feature flags

@@ -8,4 +8,5 @@ mod models;
 mod observer;
 mod refuses;
 mod rules;
+mod sites;
 mod walk;

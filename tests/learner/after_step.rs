@@ -13,7 +13,9 @@ use burn::train::{
     TrainStep, TrainingStrategy,
 };
 use burn_lean::prune::{LayerKind, Layout, Masks};
-use burn_lean::quant::{ForwardQ, Phase, QatConfig, Schedule, advance, quantizers};
+use burn_lean::quant::{
+    ForwardQ, Phase, QatConfig, QuantizedForward, Schedule, advance, quantizers,
+};
 use burn_lean::reparam::ChainReparameterizer;
 use burn_lean_amp::{
     AfterStep, Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback,
@@ -73,6 +75,44 @@ impl TrainStep for Net {
 }
 
 impl InferenceStep for Net {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, _batch: Batch) {}
+}
+
+/// The same net with plain calls: its forward pass is run with the quantizers that it carries.
+#[derive(Module, Debug)]
+struct Unedited {
+    net: Net,
+    #[module(skip)]
+    quantized: QuantizedForward,
+}
+
+impl Unedited {
+    fn new(device: &Device) -> Self {
+        Self {
+            net: quant().prepare(Net::new(device)).unwrap(),
+            quantized: QuantizedForward::new(),
+        }
+    }
+}
+
+impl TrainStep for Unedited {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, batch: Batch) -> TrainOutput<()> {
+        let plain = |net: &Net, (x, y): (Tensor<2>, Tensor<2>)| {
+            let output: Tensor<2> = net.second.forward(relu(net.first.forward(x)));
+            (output - y).square().mean()
+        };
+        let loss = self.quantized.run(&self.net, (batch.x, batch.y), plain);
+        TrainOutput::new(self, loss.unwrap().backward(), ())
+    }
+}
+
+impl InferenceStep for Unedited {
     type Input = Batch;
     type Output = ();
 
@@ -206,6 +246,25 @@ fn quantizers_advance_in_a_plain_learner() {
             "{}",
             target.name
         );
+    });
+}
+
+#[test]
+fn quantizers_of_an_unedited_model_advance_by_themselves() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let mut learner = Learner::new(Unedited::new(&device), SgdConfig::new().init(), 0.1);
+        let mut expected = quant().prepare(Net::new(&device)).unwrap();
+        let mut optim = SgdConfig::new().init();
+        for step in 0..6 {
+            assert_eq!(step_of(&learner.model().net).0, step);
+            take_step(&mut learner, &samples(4), &device);
+            let output = TrainStep::step(&expected, batch(&samples(4), &device));
+            expected = advance(optim.step(0.1, expected, output.grads));
+        }
+        assert_eq!(step_of(&learner.model().net), (6, Phase::Quantize));
+        let found = learner.model().net.clone();
+        assert_eq!(bits(&found), bits(&expected), "{}", target.name);
     });
 }
 

@@ -110,7 +110,9 @@ impl Autocast {
     ///
     /// Gradients arrive at the FP32 parameters of `model`, so optimizers, schedulers, adapters,
     /// the [`GradScaler`](crate::GradScaler) and checkpoints stay as they are. `model` may be a
-    /// plain model, on an autodiff device or not; running statistics are updated as always.
+    /// plain model, on an autodiff device or not; running statistics are updated as always. The
+    /// quantizers of a model that is prepared for quantization act where they do in a run of its own,
+    /// before the casts.
     ///
     /// [`forward`](Self::forward) is the other way: a region for a prepared model, where memory
     /// counts more than edits, and for what cannot be recorded.

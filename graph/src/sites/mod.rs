@@ -129,12 +129,12 @@ pub struct SiteUse {
     /// Whether the tensor is nothing but zeros that the forward pass makes: the state that a
     /// recurrence starts from.
     pub is_zero: bool,
-    /// The [`Hook`](crate::Hook) whose result the tensor is, through views at most; its position
+    /// The [`Hook`](crate::hooks::Hook) whose result the tensor is, through views at most; its position
     /// in [`Graph::hooks`].
     pub hook: Option<usize>,
 }
 
-/// A [`Hook`](crate::Hook) of the recorded model.
+/// A [`Hook`](crate::hooks::Hook) of the recorded model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookInfo {
     /// Path of the module that offered it, for example `fc1.weight.quant.input`.
