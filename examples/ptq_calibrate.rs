@@ -7,6 +7,8 @@
 //!     --checkpoint mlpnet_mnist.safetensors --arch mlpnet --weight-bits 4 --rounding gptq
 //! cargo run --release --example ptq_calibrate -- --data path/to/cifar10 \
 //!     --checkpoint resnet20_cifar10.safetensors --arch resnet20 --weight-bits 4 --mixed
+//! cargo run --release --example ptq_calibrate -- --data path/to/cifar10 \
+//!     --checkpoint resnet8_cifar10.safetensors --arch resnet8 --onnx resnet8.onnx
 //! ```
 //!
 //! The steps: load the checkpoint, fold its batch norms, calibrate on training images, audit what
@@ -17,6 +19,8 @@
 mod network;
 #[path = "ptq_calibrate/options.rs"]
 mod options;
+#[path = "ptq_calibrate/resnet8.rs"]
+mod resnet8;
 mod support;
 
 use std::error::Error;
@@ -39,6 +43,12 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    if cli.arch == Arch::Resnet8 {
+        return resnet8::run(cli);
+    }
+    if cli.onnx.is_some() {
+        return Err("`--onnx` is for `--arch resnet8`".into());
+    }
     let device = cli.device.open()?;
     let images = cli.images()?;
     device.seed(cli.seed);
@@ -49,6 +59,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             Run::new(cli, images, device).run(|| MlpNet::new(side, &training))
         }
         Arch::Resnet20 => Run::new(cli, images, device).run(|| ResNet20::new(&training)),
+        Arch::Resnet8 => resnet8::run(cli),
     }
 }
 

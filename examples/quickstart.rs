@@ -1,27 +1,28 @@
-//! The whole of burn-lean in one file: a small convolution and attention network learns handwritten
-//! digits in FP32 and then, from the same initial weights and over the same batches, with AMP. The
-//! FP32 model is then fine-tuned with fake quantization and converted to INT8, and pruned with CHITA
-//! and fine-tuned with its zeros held.
+//! The whole way in one file: a small convolution and attention network learns handwritten digits in
+//! FP32 and, from the same initial weights and over the same batches, with automatic mixed precision;
+//! nine of ten of its weights are pruned with CHITA; and what is left is quantized to INT8 and INT4,
+//! each fine-tuned for a moment.
 //!
 //! ```sh
 //! cargo run --release --example quickstart
 //! cargo run --release --example quickstart -- --dtype f16
 //! ```
 //!
-//! What AMP adds to a training loop are the lines marked 1 to 4, quantization those marked 5 to 8,
-//! pruning those marked 9 to 11. `qat_finetune` and `prune_chita` go deeper. The 1,797 digits are
-//! part of the binary; `--data` trains on a folder with MNIST instead. On a CPU half precision saves
-//! memory, not time: flex widens BF16, the default there, to F32, and computes F16 element by element
-//! in software. `--dtype f16` shows the loss scale at work.
+//! Each line of the table is a file on the disk (`--out`), beside a picture of them. Mixed precision
+//! is the lines marked 1 to 3, pruning those marked 4 to 6, quantization those marked 7 to 10.
+//! `amp_custom_loop`, `prune_chita` and `qat_finetune` go deeper, each into one of them. The 1,797
+//! digits are part of the binary; `--data` trains on a folder with MNIST instead. On a CPU half
+//! precision saves memory, not time. `--dtype f16` shows the loss scale at work.
 
 mod support;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -29,15 +30,16 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use burn_lean::amp::{AmpError, Autocast, GradScalerConfig, Memory, audit};
-use burn_lean::prune::{Budget, FisherConfig, PrunerConfig, SolverConfig, SparseRecord};
+use burn_lean::amp::{Autocast, GradScalerConfig};
+use burn_lean::prune::{Budget, FisherConfig, Masks, PrunerConfig, SolverConfig, SparseRecord};
 use burn_lean::quant::{
-    ConvertConfig, MhaInput, QatConfig, Unsupported, advance, quantize_calls, save_safetensors,
+    ConvertConfig, MhaInput, QatConfig, Unsupported, WeightConfig, advance, quantize_calls,
 };
+use burn_lean::reparam::{ChainReparameterizer, FloatVisitor, attach, visit_plain_floats};
 use clap::Parser;
-use support::{Cell, ImageSet, Options, Table};
+use support::{Bar, Cell, ImageSet, Options, Table, median_ms, write_bars};
 
-/// Train a small convolution and attention network in FP32 and with mixed precision.
+/// Train a small network, prune it and quantize it.
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(flatten)]
@@ -45,6 +47,9 @@ struct Cli {
     /// Folder with the four MNIST files; without it, the embedded 8×8 digits.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// Folder for the models and the picture of them.
+    #[arg(long, value_name = "DIR", default_value = "out/quickstart")]
+    out: PathBuf,
     /// Passes over the training images.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
@@ -70,45 +75,66 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.options.device()?;
     let mut images = ImageSet::load(cli.data.as_deref())?;
     images.train = images.train.take(cli.limit);
-
-    let mut table = Table::new(
-        format!(
-            "{}: {} training and {} test images, {} epochs, seed {}",
-            images.name,
-            images.train.len(),
-            images.test.len(),
-            cli.epochs,
-            cli.options.seed
+    fs::create_dir_all(&cli.out)
+        .map_err(|error| format!("cannot make the folder {}: {error}", cli.out.display()))?;
+    let mut way = Way {
+        cli,
+        images: &images,
+        device: &device,
+        table: Table::new(
+            format!(
+                "{}: {} training and {} test images, {} epochs, seed {}",
+                images.name,
+                images.train.len(),
+                images.test.len(),
+                cli.epochs,
+                cli.options.seed
+            ),
+            &[
+                "stage",
+                "accuracy",
+                "bytes",
+                "nonzeros",
+                "latency_ms",
+                "seconds",
+            ],
         ),
-        &[
-            "dtype",
-            "test accuracy [%]",
-            "final loss scale",
-            "skipped steps",
-            "weights [bytes]",
-            "activations [bytes]",
-            "time [s]",
-        ],
-    );
-    let (row, model) = train(cli, FloatDType::F32, &images, &device)?;
-    table.push(row);
-    table.push(train(cli, cli.options.dtype(&device), &images, &device)?.0);
-    table.publish(cli.options.json.as_deref())?;
+        bars: Vec::new(),
+    };
 
-    let mut table = Table::new(
-        "The FP32 model, quantized and pruned",
-        &["model", "test accuracy [%]", "file to ship [bytes]"],
-    );
-    let bytes = model.valid().into_record().into_bytes()?.len();
-    let accuracy = accuracy(&model, &images, &device);
-    table.push([
-        "FP32".into(),
-        Cell::Number(accuracy, 2),
-        Cell::Integer(bytes as u64),
-    ]);
-    table.push(quantize(cli, model.clone(), &images, &device)?);
-    table.push(prune(cli, model, &images, &device)?);
-    table.publish(None)?;
+    device.seed(cli.options.seed);
+    let initial = Network::new(images.train.side(), &device);
+    let epochs = u64::from(cli.epochs);
+    way.stage("FP32", |way| {
+        let model = way.train(initial.clone(), FloatDType::F32, epochs, LEARNING_RATE)?;
+        way.dense(model)
+    })?;
+    let half = cli.options.dtype(&device);
+    let name = format!("AMP {half:?}");
+    let model = way.stage(&name, |way| {
+        let model = way.train(initial, half, epochs, LEARNING_RATE)?;
+        way.dense(model)
+    })?;
+    let mut masks = None;
+    let model = way.stage("pruned 90 %", |way| {
+        let (stage, found) = way.prune(model, half)?;
+        masks = Some(found);
+        Ok(stage)
+    })?;
+    let masks = masks.expect("the stage has run");
+    for (name, weight) in [
+        ("W8A8", WeightConfig::int(8)),
+        ("W4A8", WeightConfig::int(4)),
+    ] {
+        way.stage(&format!("pruned 90 %, {name}"), |way| {
+            way.quantize(model.clone(), &masks, weight)
+        })?;
+    }
+
+    way.table.publish(cli.options.json.as_deref())?;
+    let picture = cli.out.join("quickstart.svg");
+    write_bars(&picture, "Bytes on disk", &way.bars)?;
+    println!("models and picture: {}", cli.out.display());
     Ok(())
 }
 
@@ -129,8 +155,8 @@ const FEATURES: usize = 32;
 /// Positions along each side of the image.
 const GRID: usize = 4;
 
-// 5. The attribute lets the layers called below quantize what they are given. In a model that is
-// not prepared for that, it changes nothing.
+// The attribute lets the layers called below quantize what they are given. In a model that is not
+// prepared for that, it changes nothing.
 #[quantize_calls(crate = burn_lean::quant)]
 impl Network {
     fn new(side: usize, device: &Device) -> Self {
@@ -170,171 +196,194 @@ impl Network {
 
 const BATCH_SIZE: usize = 32;
 const LEARNING_RATE: f64 = 3e-3;
+/// Passes over the training images to fine-tune with, and its learning rate.
+const FINE_TUNING: u64 = 10;
+const FINE_TUNING_RATE: f64 = 1e-3;
 
-/// Trains in `dtype` and returns the row of the table, and the model.
-fn train(
-    cli: &Cli,
-    dtype: FloatDType,
-    images: &ImageSet,
-    device: &Device,
-) -> Result<([Cell; 7], Network), AmpError> {
-    device.seed(cli.options.seed);
-    let model = Network::new(images.train.side(), device);
-
-    // 1. Prepare the model: its parameters become FP32 master weights.
-    let (mut model, autocast) = cli.options.autocast(dtype).prepare(model)?;
-    // 2. A scaler for the loss: dynamic for F16, and one that does nothing for BF16 and F32.
-    let mut scaler = GradScalerConfig::for_dtype(autocast.dtype()).init()?;
-
-    let mut optim = AdamWConfig::new().init();
-    let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    let memory = memory(&model, &autocast, images.train.side())?;
-    let batches = images.train.len().div_ceil(BATCH_SIZE);
-    let bar = support::progress(cli.epochs as usize * batches, format!("{dtype:?}"));
-    let start = Instant::now();
-
-    for epoch in 0..u64::from(cli.epochs) {
-        let order = cli.options.seed.wrapping_add(epoch);
-        for batch in images.train.shuffled(order, BATCH_SIZE, device) {
-            // 3. Run the forward pass in half precision; the loss is computed in F32, outside.
-            let logits = autocast.forward(batch.images, |images| model.forward(images));
-            let loss = cross_entropy.forward(logits, batch.labels);
-            // 4. Scale the loss, go backward, and let the scaler step or skip.
-            let grads = scaler.scale(loss)?.backward();
-            let grads = GradientsParams::from_grads(grads, &model);
-            model = scaler.step(&mut optim, LEARNING_RATE, model, grads)?;
-            bar.inc(1);
-        }
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    bar.finish_and_clear();
-
-    let valid = model.valid();
-    let accuracy = support::accuracy(&images.test, &device.clone().inner(), |images| {
-        autocast.forward(images, |images| valid.forward(images))
-    });
-    let row = [
-        support::dtype_name(&autocast).into(),
-        Cell::Number(accuracy, 2),
-        match scaler.is_disabled() {
-            true => Cell::Empty,
-            false => Cell::Number(scaler.loss_scale().into(), 0),
-        },
-        Cell::Integer(scaler.state().skipped_steps),
-        Cell::Integer((memory.master_weights + memory.cast_weights) as u64),
-        Cell::Integer(memory.activations as u64),
-        Cell::Number(seconds, 1),
-    ];
-    // Without the casts: the FP32 master weights.
-    Ok((row, model.materialize()))
-}
-
-/// Passes over the training images to fine-tune with.
-const FINE_TUNING: u64 = 3;
-
-/// A plain training loop at a tenth of the learning rate; `after_step` is where quantization has
-/// its say.
-fn fine_tune(
-    cli: &Cli,
-    mut model: Network,
-    images: &ImageSet,
-    device: &Device,
-    after_step: impl Fn(Network) -> Network,
-) -> Network {
-    let mut optim = AdamWConfig::new().init();
-    let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    for epoch in 0..FINE_TUNING {
-        let order = cli.options.seed.wrapping_add(1000 + epoch);
-        for batch in images.train.shuffled(order, BATCH_SIZE, device) {
-            let loss = cross_entropy.forward(model.forward(batch.images), batch.labels);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = after_step(optim.step(0.1 * LEARNING_RATE, model, grads));
-        }
-    }
-    model
-}
-
-/// Fine-tunes with fake quantization, 8 bits for weights and activations, and converts.
-fn quantize(
-    cli: &Cli,
+/// A model as it is after a stage, and the file that it is shipped in.
+struct Stage {
     model: Network,
-    images: &ImageSet,
-    device: &Device,
-) -> Result<[Cell; 3], Box<dyn Error>> {
-    // 6. Attach quantizers to the weights; they hold those of the activations, too.
-    let model = QatConfig::new().prepare(model)?;
-    // 7. Train, and tell the quantizers when a step is done.
-    let model = fine_tune(cli, model, images, device, advance);
-    // 8. Convert: the weights become integers, with the scales of the training; those that the
-    // device cannot hold as integers stay as they are.
-    let (model, _) = ConvertConfig::new()
-        .with_unsupported(Unsupported::KeepFakeQuantized)
-        .convert(model)?;
-    // A file has the integers with as many bits as they have, whatever holds them on the device.
-    let name = format!("quickstart-{}.safetensors", std::process::id());
-    let file = std::env::temp_dir().join(name);
-    let bytes = save_safetensors(&model, &file);
-    std::fs::remove_file(&file).ok();
-    Ok([
-        "INT8 weights and activations".into(),
-        Cell::Number(accuracy(&model, images, device), 2),
-        Cell::Integer(bytes?),
-    ])
+    file: Vec<u8>,
 }
 
-/// Removes four of five weights and fine-tunes the others.
-fn prune(
-    cli: &Cli,
-    model: Network,
-    images: &ImageSet,
-    device: &Device,
-) -> Result<[Cell; 3], Box<dyn Error>> {
-    let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    // 9. Choose the weights whose loss costs least, by the gradients of 256 images, or of half of
-    // what there are; of the others some judge the ridge.
-    let solver = SolverConfig::new(Budget::Sparsity(0.8));
-    let fisher = FisherConfig::new(256.min(images.train.len() / 2));
-    let pruned = PrunerConfig::new(solver, fisher).prune(
-        model,
-        |model, (images, labels): &(Tensor<4>, Tensor<1, Int>)| {
-            cross_entropy.forward(model.forward(images.clone()), labels.clone())
-        },
-        |seed| {
-            let batches = images.train.shuffled(seed, BATCH_SIZE, device);
-            batches.map(|batch| (batch.images, batch.labels))
-        },
-    )?;
-    // 10. Hold the zeros while the other weights are trained.
-    let model = pruned.masks.attach(pruned.model)?;
-    let model = fine_tune(cli, model, images, device, |model| model);
-    // 11. Fold the masks in, and ship without the zeros.
-    let model = model.valid().materialize();
-    let bytes = SparseRecord::from_module(&model)?.to_bytes()?.len();
-    Ok([
-        "80 % of the weights pruned".into(),
-        Cell::Number(accuracy(&model, images, device), 2),
-        Cell::Integer(bytes as u64),
-    ])
+/// What the stages share, and what they have shown so far.
+struct Way<'a> {
+    cli: &'a Cli,
+    images: &'a ImageSet,
+    device: &'a Device,
+    table: Table,
+    bars: Vec<Bar>,
 }
 
-fn accuracy(model: &Network, images: &ImageSet, device: &Device) -> f64 {
-    let model = model.valid();
-    support::accuracy(&images.test, &device.clone().inner(), |images| {
-        model.forward(images)
-    })
+impl Way<'_> {
+    /// Runs a stage, measures its model and writes its file; gives the model to go on with.
+    fn stage(
+        &mut self,
+        name: &str,
+        stage: impl FnOnce(&Self) -> Result<Stage, Box<dyn Error>>,
+    ) -> Result<Network, Box<dyn Error>> {
+        let start = Instant::now();
+        let Stage { model, file } = stage(self)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let path = self.cli.out.join(format!("{}.model", slug(name)));
+        let bytes = write(&path, &file)?;
+        let valid = model.valid();
+        let device = self.device.clone().inner();
+        let accuracy =
+            support::accuracy(&self.images.test, &device, |images| valid.forward(images));
+        let side = self.images.test.side();
+        let latency = median_ms(31, || {
+            let image = Tensor::<4>::zeros([1, 1, side, side], &device);
+            valid.forward(image).into_data();
+        });
+        let mut nonzeros = Nonzeros::default();
+        visit_plain_floats(&valid, &mut nonzeros);
+        self.table.push([
+            name.into(),
+            Cell::Number(accuracy, 2),
+            Cell::Integer(bytes),
+            Cell::Integer(nonzeros.0),
+            Cell::Number(latency, 3),
+            Cell::Number(seconds, 1),
+        ]);
+        self.bars.push(Bar {
+            name: name.into(),
+            value: bytes as f64,
+            label: format!("{:.1} kB, {accuracy:.2} %", bytes as f64 / 1000.0),
+        });
+        Ok(model)
+    }
+
+    /// A plain training loop in `dtype`.
+    fn train(
+        &self,
+        mut model: Network,
+        dtype: FloatDType,
+        epochs: u64,
+        learning_rate: f64,
+    ) -> Result<Network, Box<dyn Error>> {
+        // 1. Which precision, and a scaler for the loss: dynamic for F16, and one that does nothing
+        // for BF16 and F32. The model stays as it is.
+        let autocast = Autocast::new(dtype).with_fallback(self.cli.options.fallback());
+        let mut scaler = GradScalerConfig::for_dtype(dtype).init()?;
+        let mut optim = AdamWConfig::new().init();
+        let cross_entropy = CrossEntropyLossConfig::new().init(self.device);
+        let batches = self.images.train.len().div_ceil(BATCH_SIZE);
+        let bar = support::progress(epochs as usize * batches, format!("{dtype:?}"));
+        for epoch in 0..epochs {
+            for batch in self.shuffled(epoch) {
+                // 2. Each operation runs in the precision that it needs.
+                let loss = autocast.run(&model, batch, |model, (images, labels)| {
+                    cross_entropy.forward(model.forward(images), labels)
+                })?;
+                // 3. Scale the loss, go backward, and let the scaler step or skip.
+                let grads = scaler.scale(loss)?.backward();
+                let grads = GradientsParams::from_grads(grads, &model);
+                model = scaler.step(&mut optim, learning_rate, model, grads)?;
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(model)
+    }
+
+    /// Removes nine of ten weights and fine-tunes the others in mixed precision.
+    fn prune(&self, model: Network, half: FloatDType) -> Result<(Stage, Masks), Box<dyn Error>> {
+        let cross_entropy = CrossEntropyLossConfig::new().init(self.device);
+        // 4. Choose the weights whose loss costs least, by the gradients of 256 images, or of half
+        // of what there are; of the others some judge the ridge.
+        let solver = SolverConfig::new(Budget::Sparsity(0.9));
+        let fisher = FisherConfig::new(256.min(self.images.train.len() / 2));
+        let pruned = PrunerConfig::new(solver, fisher).prune(
+            model,
+            |model, (images, labels): &(Tensor<4>, Tensor<1, Int>)| {
+                cross_entropy.forward(model.forward(images.clone()), labels.clone())
+            },
+            |seed| self.shuffled(seed),
+        )?;
+        // 5. Hold the zeros while the other weights are trained.
+        let masks = pruned.masks;
+        let model = masks.attach(pruned.model)?;
+        let model = self.train(model, half, FINE_TUNING, FINE_TUNING_RATE)?;
+        // 6. Fold the masks in, and ship without the zeros.
+        let model = model.materialize();
+        let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
+        Ok((Stage { model, file }, masks))
+    }
+
+    /// Fine-tunes with fake quantization, the zeros held, and converts.
+    fn quantize(
+        &self,
+        model: Network,
+        masks: &Masks,
+        weight: WeightConfig,
+    ) -> Result<Stage, Box<dyn Error>> {
+        let cross_entropy = CrossEntropyLossConfig::new().init(self.device);
+        // 7. Attach masks and quantizers to the weights, one after the other; those of the
+        // activations live there, too.
+        let chain = ChainReparameterizer::new(
+            masks.reparameterizer(&model)?,
+            QatConfig::new()
+                .with_weight(weight)
+                .reparameterizer(&model)?,
+        );
+        let mut model = attach(model, chain)?;
+        let mut optim = AdamWConfig::new().init();
+        for epoch in 0..FINE_TUNING {
+            for (images, labels) in self.shuffled(epoch) {
+                // 8. Train as always …
+                let loss = cross_entropy.forward(model.forward(images), labels);
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                model = optim.step(FINE_TUNING_RATE, model, grads);
+                // 9. … and tell the quantizers when a step is done.
+                model = advance(model);
+            }
+        }
+        // 10. Convert: the weights become integers, with the scales of the training; those that the
+        // device cannot hold as integers stay as they are. The file has the codes of what is kept.
+        let (model, _) = ConvertConfig::new()
+            .with_unsupported(Unsupported::KeepFakeQuantized)
+            .convert(model)?;
+        let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
+        Ok(Stage { model, file })
+    }
+
+    /// The model and its record as Burn writes it.
+    fn dense(&self, model: Network) -> Result<Stage, Box<dyn Error>> {
+        let file = model.valid().into_record().into_bytes()?.to_vec();
+        Ok(Stage { model, file })
+    }
+
+    /// The training images in the order of a seed, in batches.
+    fn shuffled(&self, seed: u64) -> impl Iterator<Item = (Tensor<4>, Tensor<1, Int>)> {
+        let seed = self.cli.options.seed.wrapping_add(seed);
+        let batches = self.images.train.shuffled(seed, BATCH_SIZE, self.device);
+        batches.map(|batch| (batch.images, batch.labels))
+    }
 }
 
-/// Bytes of the weights and of what one batch keeps for the backward pass, by the audit.
-fn memory(model: &Network, autocast: &Autocast, side: usize) -> Result<Memory, AmpError> {
-    let audit = audit(model, autocast, |model, autocast, device| {
-        let images = Tensor::zeros([BATCH_SIZE, 1, side, side], device);
-        let labels = Tensor::<1, Int>::zeros([BATCH_SIZE], device);
-        let logits = autocast.forward(images, |images| model.forward(images));
-        CrossEntropyLossConfig::new()
-            .init(device)
-            .forward(logits, labels)
-    })?;
-    // No operation mixes dtypes, and the device can compute in all of them.
-    audit.check()?;
-    Ok(audit.memory)
+/// Counts the numbers of a model that are not zero.
+#[derive(Default)]
+struct Nonzeros(u64);
+
+impl FloatVisitor for Nonzeros {
+    fn visit<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
+        let values = param.val().into_data();
+        self.0 += values.iter::<f32>().filter(|value| *value != 0.0).count() as u64;
+    }
+}
+
+/// Writes a file and says how many bytes the disk has of it.
+fn write(path: &Path, file: &[u8]) -> Result<u64, String> {
+    fs::write(path, file)
+        .and_then(|()| fs::metadata(path))
+        .map(|metadata| metadata.len())
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))
+}
+
+/// The name of a stage as that of a file.
+fn slug(name: &str) -> String {
+    let words = name.split(|letter: char| !letter.is_alphanumeric());
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    words.join("-").to_lowercase()
 }

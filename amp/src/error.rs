@@ -3,7 +3,7 @@
 use burn::tensor::FloatDType;
 use burn_lean_reparam::{AttachError, Rejected};
 
-use crate::report::SkipCause;
+use crate::scaler::report::SkipCause;
 
 /// Every error of this crate.
 ///

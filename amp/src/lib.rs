@@ -109,46 +109,34 @@ mod audit;
 mod autocast;
 mod checkpoint;
 mod device;
-mod emulation;
 mod error;
-mod forensics;
-mod grad_scaler;
 mod gradients;
 #[cfg(feature = "train")]
 mod learner;
-mod lists;
-mod loss_scale;
-mod precision;
-mod record;
-mod region;
-mod report;
-mod resumable_optimizer;
-mod run;
-mod running_statistics;
-mod speculative;
-mod verdict;
-mod weight_cast;
+mod scaler;
 
 pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
-pub use autocast::{AutocastConfig, MasterWeight};
+pub use autocast::config::{AutocastConfig, MasterWeight};
+pub use autocast::precision::{KeptBecause, ParameterPrecision, parameter_precision};
+pub use autocast::region::{Autocast, full_precision, region_dtype, to_region};
+pub use autocast::run::AssignedOperation;
 pub use burn_lean_graph::{GraphError, Precision, TensorMapper, Tensors, tensors};
 pub use checkpoint::Checkpoints;
+pub use checkpoint::resumable_optimizer::ResumableOptimizer;
+pub use device::emulation::round_to;
 pub use device::{Fallback, MixedMatmul, SelfTest, self_test, supported_dtypes};
-pub use emulation::round_to;
 pub use error::AmpError;
-pub use forensics::{ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients};
-pub use grad_scaler::{GradScaler, GradScalerConfig};
 pub use gradients::Unscaled;
+pub use gradients::forensics::{
+    ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients,
+};
 #[cfg(feature = "train")]
 pub use learner::{
     AfterStep, Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
     ResumedDataLoader, SkippedStepsMetric,
 };
-pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
-pub use precision::{KeptBecause, ParameterPrecision, parameter_precision};
-pub use record::GradScalerRecord;
-pub use region::{Autocast, full_precision, region_dtype, to_region};
-pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
-pub use resumable_optimizer::ResumableOptimizer;
-pub use run::AssignedOperation;
-pub use speculative::Speculative;
+pub use scaler::grad_scaler::{GradScaler, GradScalerConfig};
+pub use scaler::loss_scale::{DynamicLossScale, LossScale, LossScaleState};
+pub use scaler::record::GradScalerRecord;
+pub use scaler::report::{Overflow, ParameterOverflow, SkipCause, StepReport};
+pub use scaler::speculative::Speculative;

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_lean::prune::recompute_batch_norm;
 
 use crate::support::{self, Batch, Images, MlpNet, ResNet20};
@@ -40,14 +40,17 @@ impl Network for ResNet20 {
 pub(crate) fn loss<M: Network>(model: &M, batch: &Batch) -> Tensor<1> {
     let device = model.devices().remove(0);
     let logits = model.logits(batch.images.clone().to_device(&device));
-    let labels = batch.labels.clone().to_device(&device);
+    cross_entropy(logits, batch.labels.clone().to_device(&device))
+}
+
+pub(crate) fn cross_entropy(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     CrossEntropyLossConfig::new()
-        .init(&device)
+        .init(&logits.device())
         .forward(logits, labels)
 }
 
 /// Loads a checkpoint with PyTorch's names and layouts.
-pub(crate) fn load<M: Network>(mut model: M, path: &Path) -> Result<M, Box<dyn Error>> {
+pub(crate) fn load<M: Module>(mut model: M, path: &Path) -> Result<M, Box<dyn Error>> {
     let mut store = SafetensorsStore::from_file(path)
         .with_from_adapter(PyTorchToBurnAdapter)
         .with_key_remapping(r"downsample\.0\.", "downsample.conv.")

@@ -74,6 +74,9 @@ pub(crate) struct Cli {
         default_value = "out/ptq_calibrate.safetensors"
     )]
     pub(crate) output: PathBuf,
+    /// Write the quantized network of `--arch resnet8` to this file, as ONNX.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) onnx: Option<PathBuf>,
     /// Also write the last table to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -85,6 +88,8 @@ pub(crate) enum Arch {
     Mlpnet,
     /// ResNet20 for CIFAR-10.
     Resnet20,
+    /// ResNet8 for CIFAR-10, of MLPerf Tiny: on two test sets, and as ONNX.
+    Resnet8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -116,6 +121,20 @@ impl Cli {
 
     fn of_activations(&self) -> u8 {
         self.activation_bits.unwrap_or(8)
+    }
+
+    /// Weights of these bits with a scale for each channel, and activations of 8 bits.
+    pub(crate) fn ptq_of(&self, weight_bits: u8) -> PtqConfig {
+        let activation = Scheme::affine(NumberFormat::uint8());
+        let quantize = QatConfig::new()
+            .with_weight(WeightConfig::int(weight_bits))
+            .with_activation(Some(FakeQuantizeConfig::new(activation)));
+        PtqConfig::new()
+            .with_quantize(quantize)
+            .with_weight_range(match weight_bits {
+                0..=4 => WeightRange::LeastSquares,
+                _ => WeightRange::MinMax,
+            })
     }
 
     pub(crate) fn ptq(&self) -> PtqConfig {
@@ -157,6 +176,7 @@ impl Cli {
                 .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
         }
         let mut images = match (self.arch, &self.data) {
+            (Arch::Resnet8, _) => return Err("`--arch resnet8` reads its images by itself".into()),
             (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
             (Arch::Resnet20, Some(dir)) => support::read_cifar(dir, support::CifarFiles::Standard)?
                 .normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010]),

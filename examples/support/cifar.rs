@@ -33,6 +33,11 @@ pub(crate) fn read(dir: &Path, files: CifarFiles) -> Result<ImageSet, String> {
     })
 }
 
+/// The images of all files in `dir` whose name begins with `prefix`, in the order of their names.
+pub(crate) fn read_part(dir: &Path, prefix: &str) -> Result<Images, String> {
+    images(dir, prefix)
+}
+
 /// All files in `dir` whose name begins with `prefix`, in the order of their names.
 fn images(dir: &Path, prefix: &str) -> Result<Images, String> {
     let failed = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());

@@ -151,6 +151,18 @@ impl Images {
         self
     }
 
+    /// With pixels from 0 to 255, as the files have them.
+    pub(crate) fn in_bytes(mut self) -> Self {
+        for pixel in &mut self.pixels {
+            *pixel = (*pixel * 255.0).round();
+        }
+        self
+    }
+
+    pub(crate) fn labels(&self) -> &[i64] {
+        &self.labels
+    }
+
     /// From now on shuffled images are moved by up to 4 pixels and mirrored, at random.
     pub(crate) fn augmented(mut self) -> Self {
         self.augmented = true;

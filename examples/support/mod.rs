@@ -3,6 +3,7 @@
 // Every example compiles this module for itself and uses a part of it.
 #![allow(dead_code, unused_imports)]
 
+mod bars;
 mod cifar;
 mod conv_net;
 mod curve;
@@ -12,17 +13,21 @@ pub(crate) mod learner_checkpoint;
 mod memory;
 mod mlp_net;
 mod options;
+#[cfg(feature = "train")]
 mod progress_renderer;
 mod res_net;
+mod res_net8;
 mod table;
 
 use std::error::Error;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use burn_lean::amp::Autocast;
 use indicatif::{ProgressBar, ProgressStyle};
 
-pub(crate) use cifar::{CifarFiles, read as read_cifar};
+pub(crate) use bars::{Bar, write_bars};
+pub(crate) use cifar::{CifarFiles, read as read_cifar, read_part as read_cifar_part};
 pub(crate) use conv_net::ConvNet;
 pub(crate) use curve::{Axes, Curve, Values, write_csv, write_svg, write_svg_over};
 pub(crate) use idx::IdxError;
@@ -30,8 +35,10 @@ pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
 pub(crate) use memory::PeakMemory;
 pub(crate) use mlp_net::MlpNet;
 pub(crate) use options::{DeviceName, Dtype, Options};
+#[cfg(feature = "train")]
 pub(crate) use progress_renderer::ProgressRenderer;
 pub(crate) use res_net::ResNet20;
+pub(crate) use res_net8::ResNet8;
 pub(crate) use table::{Cell, Table};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.
@@ -99,4 +106,18 @@ pub(crate) fn not_negative(text: &str) -> Result<f64, String> {
         Ok(_) => Err("must be at least 0".into()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// The median time of `calls` calls in milliseconds, after one that does not count.
+pub(crate) fn median_ms(calls: usize, mut call: impl FnMut()) -> f64 {
+    call();
+    let mut times: Vec<f64> = (0..calls)
+        .map(|_| {
+            let start = Instant::now();
+            call();
+            1e3 * start.elapsed().as_secs_f64()
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[calls / 2]
 }

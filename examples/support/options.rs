@@ -61,11 +61,16 @@ impl Options {
 
     /// Autocast in `dtype`, with the fallback that was asked for.
     pub(crate) fn autocast(&self, dtype: FloatDType) -> AutocastConfig {
-        AutocastConfig::new(dtype).with_fallback(match self.fallback {
+        AutocastConfig::new(dtype).with_fallback(self.fallback())
+    }
+
+    /// The fallback that was asked for.
+    pub(crate) fn fallback(&self) -> Fallback {
+        match self.fallback {
             FallbackName::Error => Fallback::Error,
             FallbackName::F32 => Fallback::F32,
             FallbackName::Emulate => Fallback::Emulate,
-        })
+        }
     }
 }
 
@@ -102,7 +107,7 @@ pub(crate) enum DeviceName {
     Ndarray,
     /// Burn's CPU backend flex.
     Flex,
-    /// The default GPU through WebGPU.
+    /// The default GPU through WebGPU (cargo feature `wgpu`).
     Wgpu,
     /// The default GPU through Vulkan (cargo feature `vulkan`).
     Vulkan,
@@ -118,11 +123,14 @@ impl DeviceName {
             #[allow(deprecated)]
             Self::Ndarray => Ok(Device::ndarray()),
             Self::Flex => Ok(Device::flex()),
+            #[cfg(feature = "wgpu")]
             Self::Wgpu => probe(self, || {
                 Device::wgpu_options()
                     .init()
                     .map_err(|error| error.to_string())
             }),
+            #[cfg(not(feature = "wgpu"))]
+            Self::Wgpu => Err(DeviceError::NotCompiled("wgpu")),
             #[cfg(feature = "vulkan")]
             Self::Vulkan => probe(self, || Ok(Device::vulkan(Default::default()))),
             #[cfg(not(feature = "vulkan"))]

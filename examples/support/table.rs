@@ -12,6 +12,7 @@ pub(crate) enum Cell {
     /// A number and how many decimals of it are printed; JSON gets all.
     Number(f64, usize),
     Integer(u64),
+    Flag(bool),
     /// Not known, or not applicable.
     Empty,
 }
@@ -46,6 +47,7 @@ impl Cell {
             Self::Number(number, _) if !number.is_finite() => json!(number.to_string()),
             Self::Number(number, _) => json!(number),
             Self::Integer(integer) => json!(integer),
+            Self::Flag(flag) => json!(flag),
             Self::Empty => Value::Null,
         }
     }
@@ -57,6 +59,7 @@ impl fmt::Display for Cell {
             Self::Text(text) => f.write_str(text),
             Self::Number(number, decimals) => write!(f, "{number:.decimals$}"),
             Self::Integer(integer) => write!(f, "{integer}"),
+            Self::Flag(flag) => write!(f, "{flag}"),
             Self::Empty => f.write_str("-"),
         }
     }

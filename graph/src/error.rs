@@ -28,6 +28,12 @@ pub enum GraphError {
     /// The model has no parameters, and the inputs no tensors: there is no device to run on.
     #[error("neither the model nor the inputs have a tensor, so there is no device to run on")]
     NoDevice,
+    /// The result of the closure holds no tensor.
+    #[error(
+        "the recorded closure gives no tensor, so that nothing of it has to be computed: return \
+         what it computes"
+    )]
+    NoResult,
     /// Burn's capture refused the recording.
     #[error("Burn's capture device refused the recording: {reason}")]
     Capture {
@@ -45,6 +51,14 @@ pub enum GraphError {
         /// The module it belongs to, as far as it is known.
         module: String,
         /// What is missing.
+        why: String,
+    },
+    /// An operation that the model carries, a fake quantizer say, refused a tensor.
+    #[error("`{path}` cannot be applied: {why}")]
+    Hook {
+        /// Path of the module in the model.
+        path: String,
+        /// What it said.
         why: String,
     },
     /// Gradients of the recording differ from those of the model: something inside of the forward

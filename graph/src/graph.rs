@@ -10,6 +10,7 @@ use burn::tensor::TensorData;
 
 use crate::Parameter;
 use crate::interpret::name;
+use crate::sites::HookInfo;
 
 /// The operations of a forward pass, in order: what no result needs is left out.
 #[derive(Debug, Clone)]
@@ -26,6 +27,10 @@ pub struct Graph {
     /// For each tensor, which operations read it.
     pub(crate) readers: HashMap<TensorId, Vec<usize>>,
     pub(crate) lifetimes: Vec<Lifetime>,
+    /// The hooks of the recorded model.
+    pub(crate) hooks: Vec<HookInfo>,
+    /// The tensors that hooks make, with the positions of the hooks.
+    pub(crate) hooked: HashMap<TensorId, usize>,
 }
 
 /// What happens to tensors at one operation.
@@ -56,6 +61,8 @@ impl Graph {
             reads: Vec::new(),
             readers: HashMap::new(),
             lifetimes: Vec::new(),
+            hooks: Vec::new(),
+            hooked: HashMap::new(),
         }
     }
 
@@ -86,6 +93,15 @@ impl Graph {
     /// Tensors that the forward pass made from numbers of its own, and plain tensors of modules.
     pub fn constants(&self) -> impl Iterator<Item = (TensorId, &TensorData)> {
         self.constants.iter().map(|(id, data)| (*id, data))
+    }
+
+    /// The position of the hook that an operation stands for.
+    pub(crate) fn hook_of(&self, operation: &OperationIr) -> Option<usize> {
+        if self.hooked.is_empty() {
+            return None;
+        }
+        let output = operation.outputs().next()?;
+        self.hooked.get(&output.id).copied()
     }
 
     /// The batch normalization of a training pass at an operation, as one operation.
@@ -127,10 +143,18 @@ impl<'a> Node<'a> {
 
     /// What it computes: `matmul`, `conv2d`, `softmax`…
     pub fn name(&self) -> &'static str {
-        match self.graph.batch_norm(self.operation()) {
-            Some(_) => "batch_norm_train",
-            None => name(self.operation()),
+        let operation = self.operation();
+        match (self.hook(), self.graph.batch_norm(operation)) {
+            (Some(hook), _) => hook.name,
+            (None, Some(_)) => "batch_norm_train",
+            (None, None) => name(operation),
         }
+    }
+
+    /// The hook of the model that computes it, if it stands for one.
+    pub fn hook(&self) -> Option<&'a HookInfo> {
+        let position = self.graph.hook_of(self.operation())?;
+        self.graph.hooks.get(position)
     }
 
     /// The parameters that it reads, through views and casts.

@@ -10,12 +10,17 @@
 //! - [`Recording::execute`] runs it under [`Rules`], which say in which precision each operation
 //!   runs; gradients arrive at the parameters of the model, so optimizers, schedulers,
 //!   checkpoints and adapters stay as they are;
+//! - an [`Observer`] looks at each operation of an execution, and may replace what it computes;
 //! - [`Graph::assign`] says what the rules come to without running anything;
 //! - [`Recording::verify_gradients`] compares the gradients with those of a recorded backward
 //!   pass, which shows where a forward pass stops them;
 //! - [`Walk`] runs it over several batches in lockstep, shows what arrives at each operation and
 //!   replaces parameters on the way, for methods that compress layer by layer;
-//! - [`Tensors`] is what such a closure can take and return.
+//! - [`Tensors`] is what such a closure can take and return;
+//! - [`Graph::sites`] says where numbers are quantized: inputs of layers, operands of attentions,
+//!   sums and concatenations, each a [`Site`] of a parameter's path and a [`Role`];
+//! - a [`Hook`](hooks::Hook) is an operation that a model carries, a fake quantizer say: a
+//!   recording shows it as one node, and an execution calls it.
 //!
 //! # What a recording cannot follow
 //!
@@ -33,20 +38,26 @@
 mod error;
 mod execute;
 mod graph;
+pub mod hooks;
 mod interpret;
 mod passes;
 mod record;
+mod recordings;
 mod rules;
+mod sites;
 mod tensors;
 mod verify;
 mod walk;
 
 pub use error::GraphError;
+pub use execute::{Observed, Observer};
 pub use graph::{Graph, Node, scalars};
 pub use interpret::name as operation_name;
 pub use record::placeholders::Parameter;
 pub use record::{Recording, record};
+pub use recordings::Recordings;
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};
+pub use sites::{HookInfo, Place, Role, Site, SiteUse};
 pub use tensors::{TensorMapper, Tensors, shapes, signature};
 pub use verify::{Verified, record_with_backward};
 pub use walk::{Mark, Pass, Product, Step, Walk};

@@ -9,20 +9,33 @@ use burn::backend::ir::{
 use burn::tensor::TensorData;
 
 use crate::graph::Lifetime;
+use crate::sites::{HookInfo, insert};
 use crate::{Graph, Parameter};
 
-/// A graph of what the outputs and running statistics need, with equal views of parameters shared.
+/// What hooks are there, and which tensors stand for what they make.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Hooked {
+    pub(crate) hooks: Vec<HookInfo>,
+    pub(crate) stand_ins: Vec<(TensorId, usize)>,
+}
+
+/// A graph of what the outputs and running statistics need, with equal views of parameters shared
+/// and hooks at their sites.
 pub(crate) fn simplify(
     operations: Vec<OperationIr>,
     constants: HashMap<TensorId, TensorData>,
     parameters: Vec<Parameter>,
     inputs: Vec<TensorId>,
     outputs: Vec<TensorId>,
+    hooked: Hooked,
 ) -> Graph {
     let mut graph = Graph::new(operations, constants, parameters, inputs, outputs);
+    graph.hooks = hooked.hooks;
+    graph.hooked = hooked.stand_ins.into_iter().collect();
     share_views(&mut graph);
     find_updates(&mut graph);
     keep(&mut graph, true);
+    insert(&mut graph);
     describe(&mut graph);
     graph
 }
@@ -97,7 +110,11 @@ fn share_views(graph: &mut Graph) {
             let mut hasher = DefaultHasher::new();
             key.hash(&mut hasher);
             let equal = first.entry(hasher.finish()).or_default();
-            if let Some((_, same)) = equal.iter().find(|(other, _)| *other == key) {
+            let of_hook = |id: &TensorId| graph.hooked.get(id);
+            let same = equal
+                .iter()
+                .find(|(other, same)| *other == key && of_hook(same) == of_hook(&output));
+            if let Some((_, same)) = same {
                 renamed.insert(output, *same);
                 continue;
             }
@@ -205,9 +222,9 @@ fn reads(graph: &Graph) -> Vec<Vec<usize>> {
             .filter_map(|id| origin.get(id).copied())
             .collect();
         found.dedup();
-        if let ([parameter], OperationIr::BaseFloat(base)) = (&found[..], operation)
-            && matches!(
-                base,
+        let is_view = matches!(
+            operation,
+            OperationIr::BaseFloat(
                 BaseOperationIr::Reshape(_)
                     | BaseOperationIr::SwapDims(_)
                     | BaseOperationIr::Permute(_)
@@ -215,6 +232,9 @@ fn reads(graph: &Graph) -> Vec<Vec<usize>> {
                     | BaseOperationIr::Slice(_)
                     | BaseOperationIr::Cast(_)
             )
+        );
+        if let [parameter] = &found[..]
+            && (is_view || graph.hook_of(operation).is_some())
         {
             for output in operation.outputs() {
                 origin.insert(output.id, *parameter);

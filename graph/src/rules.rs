@@ -100,8 +100,14 @@ impl Graph {
     /// What `rules` come to: for each operation the dtypes that it would run in, without running
     /// it. `inputs` are in the dtypes in which they were recorded.
     pub fn assign(&self, rules: &impl Rules) -> Vec<Assignment> {
-        let mut precisions: Vec<Precision> =
-            self.nodes().map(|node| rules.precision(&node)).collect();
+        let mut precisions: Vec<Precision> = self
+            .nodes()
+            .map(|node| match node.hook() {
+                // A hook takes what comes, and gives it back in its dtype.
+                Some(_) => Precision::Widest,
+                None => rules.precision(&node),
+            })
+            .collect();
         for index in (0..precisions.len()).rev() {
             if precisions[index] == Precision::Follow {
                 let full = self.is_read_by(self.node(index), |reader| {

@@ -142,7 +142,8 @@ impl Backward {
             inputs,
             device,
             &AsRecorded,
-            true,
+            None,
+            &mut (),
         )?;
         self.gradients
             .iter()
@@ -169,6 +170,7 @@ impl Backward {
             self.parameters.clone(),
             recording.graph.inputs.clone(),
             vec![self.total],
+            passes::Hooked::default(),
         );
         let leaves: Vec<_> = weights
             .iter()
@@ -188,7 +190,8 @@ impl Backward {
             inputs,
             device,
             &AsRecorded,
-            true,
+            None,
+            &mut (),
         )?;
         let total = alive.output(*graph.outputs.first().unwrap_or(&self.total))?;
         let grads = <Dispatch as AutodiffBackend>::backward(total);

@@ -171,6 +171,27 @@ impl Gram {
         }
     }
 
+    /// The same inputs, with some of the targets.
+    ///
+    /// # Panics
+    ///
+    /// For outputs that it does not have.
+    pub fn of_outputs(&self, outputs: std::ops::Range<usize>) -> Self {
+        let count = outputs.len();
+        Self {
+            features: self.features,
+            outputs: count,
+            rows: self.rows,
+            shift: self.shift.clone(),
+            target_shift: self.target_shift[outputs.clone()].to_vec(),
+            xx: self.xx.clone(),
+            x: self.x.clone(),
+            xy: self.xy.as_ref().subcols(outputs.start, count).to_owned(),
+            y: self.y[outputs.clone()].to_vec(),
+            yy: self.yy[outputs].to_vec(),
+        }
+    }
+
     /// Adds all rows of another one.
     ///
     /// # Errors

@@ -215,6 +215,16 @@ impl LayerProblem {
         &self.dense
     }
 
+    /// H, `[d, d]` row by row: dead features have 1 + λ on the diagonal, and nothing else.
+    pub fn hessian(&self) -> &[f64] {
+        &self.hessian
+    }
+
+    /// The minimum without any zero, H⁻¹ g, `[o, d]`.
+    pub fn optimum(&self) -> Vec<f64> {
+        self.unconstrained()
+    }
+
     /// f at these weights, `[o, d]`.
     ///
     /// # Errors

@@ -193,8 +193,8 @@ pub enum PruneError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The forward pass cannot be recorded.
-    #[error("the forward pass cannot be recorded: {reason}")]
+    /// The operations of the loss cannot be known.
+    #[error("the operations of the loss cannot be known: {reason}")]
     Trace {
         /// What stopped it.
         reason: String,

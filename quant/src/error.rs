@@ -18,6 +18,9 @@ pub enum QuantError {
         #[source]
         error: Box<QuantError>,
     },
+    /// A forward pass that cannot be recorded or executed as a graph.
+    #[error(transparent)]
+    Graph(#[from] burn_lean_graph::GraphError),
     /// This crate was built without the operations for the backend of the model or tensor.
     #[error(
         "burn-lean was built without the operations for the backend {backend}: give `burn-lean` \

@@ -54,6 +54,7 @@ mod qat;
 mod range;
 mod rounding;
 
+pub use burn_lean_graph::{GraphError, Role, TensorMapper, Tensors, tensors};
 /// ```
 /// use burn::module::Module;
 /// use burn::nn::{Linear, LinearConfig};
@@ -87,6 +88,7 @@ pub use deploy::conversion_report::{
     ActivationMismatch, ConversionReport, ConvertedWeight, Mismatch, Outcome,
 };
 pub use deploy::convert::{ConvertConfig, Unsupported, quantized_weights};
+pub use deploy::graph::{HostQuantParams, QuantizedGraph, QuantizedOperand};
 pub use deploy::quantized_tensor::QuantizedTensor;
 pub use deploy::safetensors_file::{LoadConfig, load_safetensors, save_safetensors};
 pub use deploy::storage::Storage;
@@ -109,6 +111,7 @@ pub use integer::requantize::{
     Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
 };
 pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
+pub use model::outcome::{RunOutcome, TensorOutcome};
 pub use model::record::{float_record, load_float_record, load_record};
 pub use model::unobserved::{LeftFloat, Unobserved};
 pub use model::walk::{Located, Site, map_quantizers, quantizers};
@@ -116,6 +119,7 @@ pub use module::config::{FakeQuantizeConfig, Learned, learned_parameters};
 pub use module::quantizer::FakeQuantize;
 pub use module::resident::Dequantize;
 pub use module::schedule::{Phase, Schedule};
+pub use module::sites::SiteQuantizers;
 pub use module::weight::WeightQuantizer;
 pub use module::weight_config::{WeightConfig, WeightGranularity};
 pub use ptq::equalization::{AwqSearch, awq, smooth_quant};
@@ -129,6 +133,7 @@ pub use qat::forward_q::{ForwardQ, MhaInput, TransformerDecoderInput, Transforme
 pub use qat::overrides::Override;
 #[doc(hidden)]
 pub use qat::probe::{ForwardOfEncoderLayer, ForwardOfOneInput, ForwardOfSequence, OfOneInput};
+pub use qat::run::QuantizedForward;
 pub use qat::training::{
     advance, apply_schedule, calibrate, calibrate_unobserved, merge_observers, set_schedule,
 };

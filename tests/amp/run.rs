@@ -10,7 +10,7 @@ use burn_lean::amp::{
     AmpError, Autocast, AutocastConfig, Fallback, GradScalerConfig, GraphError, Precision,
 };
 use burn_lean::prune::Masks;
-use burn_lean::quant::QatConfig;
+use burn_lean::quant::{QatConfig, QuantizedForward, quantizers};
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
@@ -192,14 +192,28 @@ fn numbers_that_f16_does_not_have_do_not_become_infinities() {
 }
 
 #[test]
-fn a_model_with_fake_quantization_is_refused_and_not_trained_without_it() {
+fn a_model_with_fake_quantization_runs_with_all_of_it() {
     let device = Device::flex().autodiff();
-    let model = QatConfig::new().prepare(Net::new(&device)).unwrap();
+    let model = with_numbers(Net::new(&device), 3);
+    let prepared = QatConfig::new().prepare(model.clone()).unwrap();
     let x = tensor::<2>(5, [7, 6], &device);
+    let forward = |model: &Net, x: Tensor<2>| model.forward(x).square().mean();
     let autocast = Autocast::new(FloatDType::BF16);
-    let error = autocast.run(&model, x, |model, x| model.forward(x).square().mean());
-    let error = error.unwrap_err();
-    assert!(matches!(error, AmpError::Graph(_)), "{error}");
+    let loss = autocast.run(&prepared, x.clone(), forward).unwrap();
+    let all = quantizers(&prepared);
+    assert!(!all.is_empty());
+    assert!(all.iter().all(|located| located.quantizer.is_observed()));
+    let [found, float] = [
+        loss.clone(),
+        autocast.run(&model, x.clone(), forward).unwrap(),
+    ]
+    .map(|loss| loss.into_scalar::<f32>());
+    let exact = QuantizedForward::new().run(&prepared, x, forward).unwrap();
+    let exact = exact.into_scalar::<f32>();
+    assert_ne!(found, float);
+    assert!((found - exact).abs() < 2e-2 * exact, "{found} for {exact}");
+    let grads = GradientsParams::from_grads(loss.backward(), &prepared);
+    assert!(grads.len() >= 4, "{} gradients", grads.len());
 }
 
 #[test]
@@ -233,4 +247,41 @@ fn masked_weights_stay_masked() {
         assert!(before > 10);
         assert_eq!(zeros(&model), before);
     });
+}
+
+/// Counts what is reported at the level of a warning.
+#[derive(Clone, Default)]
+struct Warnings(std::sync::Arc<std::sync::atomic::AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN && metadata.target().starts_with("burn_lean_amp")
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+#[allow(deprecated)] // `Device::ndarray`: the backend without half precision.
+fn a_fallback_is_reported_once_and_not_in_every_step() {
+    let device = Device::ndarray();
+    let model = Net::new(&device);
+    let autocast = emulating(FloatDType::F16);
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        for _ in 0..3 {
+            let x = tensor::<2>(5, [7, 6], &device);
+            let run = autocast.clone().run(&model, x, |model, x| model.forward(x));
+            run.unwrap();
+        }
+    });
+    assert_eq!(warnings.0.load(std::sync::atomic::Ordering::Relaxed), 1);
 }

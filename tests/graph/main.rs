@@ -5,6 +5,7 @@ mod support;
 
 mod follows;
 mod models;
+mod observer;
 mod refuses;
 mod rules;
 mod walk;

@@ -13,6 +13,7 @@ mod many_samples;
 mod mask;
 mod nm;
 mod per_example;
+mod per_example_models;
 mod pruner;
 mod pruner_blocks;
 mod pruner_start;

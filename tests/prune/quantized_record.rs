@@ -142,6 +142,8 @@ fn codes_that_contradict_their_entry_are_refused() {
     for (from, to) in [
         ("\"bits\":8", "\"bits\":4"),
         ("\"bits\":8", "\"bits\":3"),
+        ("\"bits\":8", "\"bits\":8,\"stored_bits\":3"),
+        ("\"bits\":8", "\"bits\":8,\"stored_bits\":4"),
         ("\"count\":65536", "\"count\":65535"),
         ("\"count\":65536", "\"count\":99999999999999"),
         ("\"scales\":", "\"scales\":9"),
@@ -163,6 +165,7 @@ fn codes_that_contradict_their_entry_are_refused() {
 
 /// The record with something else in its header, and a length and checksum that fit.
 fn with_header(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let bytes = &crate::sparse_record::with_plain_header(bytes);
     let length = u64::from_le_bytes(bytes[20..28].try_into().unwrap()) as usize;
     let header = std::str::from_utf8(&bytes[28..28 + length]).unwrap();
     assert!(header.contains(from), "{header}");
@@ -172,6 +175,27 @@ fn with_header(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
     changed.extend(header.as_bytes());
     changed.extend(&bytes[28 + length..]);
     crate::sparse_record::sealed(changed)
+}
+
+#[test]
+fn codes_take_as_many_bits_in_the_file_as_their_format_has() {
+    let device = Device::flex();
+    let bytes = |bits| {
+        let model = converted(bits, Storage::Native, &device);
+        let sizes = SparseRecord::from_module(&model).unwrap().sizes().unwrap();
+        let weight = sizes.tensors.into_iter().find(|one| one.path == "weight");
+        let weight = weight.unwrap();
+        // Without the places of the codes that are not zero.
+        (weight.nonzeros, weight.sparse_bytes - weight.nonzeros)
+    };
+    // Half a byte or a quarter for a code, and a scale for each 128 of a column.
+    let scales = 4 * SIDE * SIDE / 128;
+    let (nonzeros, rest) = bytes(4);
+    assert_eq!(rest, nonzeros.div_ceil(2) + scales);
+    let (nonzeros, rest) = bytes(2);
+    // A few gaps are longer than a byte says.
+    let long = rest - (nonzeros.div_ceil(4) + scales);
+    assert!(long < 8, "{long}");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Sparse records: small, exact, and never mistaken.
 
+use std::io::Read;
+
 use burn::module::{Module, Param, ParamId};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
@@ -379,10 +381,10 @@ fn every_fault_is_told_apart() {
     foreign[0] = b'X';
     assert_eq!(fault(&foreign), RecordFault::NotARecord);
     let mut newer = bytes.clone();
-    newer[8] = 3;
+    newer[8] = 4;
     let expected = RecordFault::Version {
-        found: 3,
-        supported: 2,
+        found: 4,
+        supported: 3,
     };
     assert_eq!(fault(&newer), expected);
     let mut damaged = bytes.clone();
@@ -392,9 +394,40 @@ fn every_fault_is_told_apart() {
     assert_eq!(sealed(bytes.clone()), bytes);
 }
 
+/// The file as version 2 had it, with its header as text.
+pub(crate) fn with_plain_header(bytes: &[u8]) -> Vec<u8> {
+    let length = u64::from_le_bytes(bytes[20..28].try_into().unwrap()) as usize;
+    let (header, rest) = bytes[28..].split_at(length);
+    let mut text = Vec::new();
+    flate2::read::ZlibDecoder::new(header)
+        .read_to_end(&mut text)
+        .unwrap();
+    let mut plain = bytes[..28].to_vec();
+    plain[8..12].copy_from_slice(&2u32.to_le_bytes());
+    plain[20..28].copy_from_slice(&(text.len() as u64).to_le_bytes());
+    plain.extend(text);
+    plain.extend(rest);
+    sealed(plain)
+}
+
+#[test]
+fn files_of_the_version_before_still_load() {
+    let record = small();
+    let plain = with_plain_header(&record.to_bytes().unwrap());
+    assert_eq!(SparseRecord::from_bytes(&plain).unwrap(), record);
+}
+
+#[test]
+fn a_header_that_is_not_compressed_soundly_is_refused() {
+    let mut bytes = small().to_bytes().unwrap();
+    bytes[28] ^= 0xff;
+    let fault = fault(&sealed(bytes));
+    assert!(matches!(fault, RecordFault::Header { .. }), "{fault}");
+}
+
 #[test]
 fn contradictions_behind_a_correct_checksum_are_refused() {
-    let bytes = small().to_bytes().unwrap();
+    let bytes = with_plain_header(&small().to_bytes().unwrap());
     let start = bytes.windows(2).position(|two| two == b"[{").unwrap();
     let header_length = u64::from_le_bytes(bytes[20..28].try_into().unwrap()) as usize;
     let header = std::str::from_utf8(&bytes[start..start + header_length]).unwrap();

@@ -31,6 +31,8 @@ mod residency;
 mod rounding;
 mod scheme;
 mod sensitivity;
+mod sites;
+mod sites_models;
 mod storage;
 mod stored;
 mod threads;

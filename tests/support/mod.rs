@@ -7,13 +7,11 @@
 pub(crate) mod lifecycle;
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::backend::AutoGraphicsApi;
-use burn::backend::wgpu::{RuntimeOptions, WgpuDevice, try_init_setup};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, DeviceKind, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
 /// A device of the test matrix.
 #[derive(Debug, Clone)]
@@ -24,7 +22,7 @@ pub(crate) struct Target {
     pub(crate) device: Device,
 }
 
-/// The devices to test: flex, ndarray, and wgpu where there is an adapter.
+/// The devices to test: flex, ndarray, and, with the feature `wgpu`, wgpu where there is an adapter.
 ///
 /// `BURN_DEVICE` restricts the list to one of them. With `REQUIRE_WGPU=1` a missing adapter is a
 /// failure instead of a line `skipped: no adapter`.
@@ -72,7 +70,7 @@ fn wgpu_or_skip() -> Option<Device> {
     match wgpu() {
         Ok(device) => Some(device),
         Err(error) if std::env::var("REQUIRE_WGPU").is_ok_and(|value| value == "1") => {
-            panic!("REQUIRE_WGPU=1, but wgpu has no adapter: {error}")
+            panic!("REQUIRE_WGPU=1, but there is no wgpu adapter: {error}")
         }
         Err(error) => {
             println!("skipped: no adapter ({error})");
@@ -81,8 +79,19 @@ fn wgpu_or_skip() -> Option<Device> {
     }
 }
 
-/// The default wgpu device, or why there is none.
+#[cfg(not(feature = "wgpu"))]
 fn wgpu() -> Result<Device, String> {
+    Err("these tests were built without it: run cargo with `--features wgpu`".into())
+}
+
+/// The default wgpu device, or why there is none.
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Result<Device, String> {
+    use burn::backend::AutoGraphicsApi;
+    use burn::backend::wgpu::{RuntimeOptions, WgpuDevice, try_init_setup};
+    use burn::tensor::DeviceKind;
+    use std::sync::OnceLock;
+
     // A selector can be set up once in a process.
     static SETUP: OnceLock<Result<(), String>> = OnceLock::new();
     SETUP

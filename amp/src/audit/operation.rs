@@ -7,7 +7,7 @@ use burn::backend::ir::{
 use burn::tensor::DType;
 
 use super::Finding;
-use crate::lists::{fits_f16, is_range_sensitive};
+use crate::autocast::lists::{fits_f16, is_range_sensitive};
 
 /// Whether the output shares memory with the input.
 pub(super) fn is_alias(operation: &OperationIr) -> bool {

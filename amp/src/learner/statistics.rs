@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 
-use crate::running_statistics::RunningStatistics;
+use crate::scaler::running_statistics::RunningStatistics;
 
 /// Those of before the first forward pass since the last step.
 ///

@@ -1,20 +1,24 @@
 //! Running a graph on a device, under rules.
 
+mod constants;
+mod observe;
 mod tensors;
 mod write_back;
 
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::module::Module;
-use burn::tensor::{Bool, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
+use crate::hooks::{self, Carried, HookedAt};
 use crate::interpret::{Operands, run};
 use crate::record::Given;
 use crate::record::capture::signature;
 use crate::record::placeholders::Values;
 use crate::rules::is_castable;
 use crate::verify::instead_of_random;
-use crate::{Graph, GraphError, Recording, Rules, TensorMapper, Tensors};
+use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors};
+pub use observe::{Observed, Observer};
 use tensors::Alive;
 
 pub(crate) use tensors::upload;
@@ -41,6 +45,25 @@ impl<O: Tensors> Recording<O> {
         inputs: &I,
         rules: &impl Rules,
     ) -> Result<O, GraphError> {
+        self.execute_observed(model, inputs, rules, &mut ())
+    }
+
+    /// [`execute`](Self::execute), with somebody who looks at each operation.
+    ///
+    /// # Errors
+    ///
+    /// As [`execute`](Self::execute).
+    ///
+    /// # Panics
+    ///
+    /// As [`execute`](Self::execute).
+    pub fn execute_observed<M: Module, I: Tensors>(
+        &self,
+        model: &M,
+        inputs: &I,
+        rules: &impl Rules,
+        observer: &mut impl Observer,
+    ) -> Result<O, GraphError> {
         let mut given = Given::default();
         let _ = inputs.map_tensors(&mut given);
         if given.signature != self.inputs {
@@ -49,7 +72,7 @@ impl<O: Tensors> Recording<O> {
                 found: format!("{:?}", given.signature),
             });
         }
-        let results = self.graph.execute(model, &given.tensors, rules)?;
+        let results = self.graph.execute(model, &given.tensors, rules, observer)?;
         Ok(fill(&self.form, results))
     }
 }
@@ -85,11 +108,14 @@ impl Graph {
         model: &M,
         inputs: &[DispatchTensor],
         rules: &impl Rules,
+        observer: &mut impl Observer,
     ) -> Result<Vec<DispatchTensor>, GraphError> {
         let device = device_of(model, inputs)?;
-        let given = values_of(model, self)?;
-        let mut alive = self.run(&given, inputs, device, rules, false)?;
-        write_back::write_back(model, &self.parameters, &mut alive);
+        let (values, carried) = Values::with_hooks(model);
+        self.check_hooks(&carried)?;
+        let given = values_of(&values, self)?;
+        let mut alive = self.run(&given, inputs, device, rules, Some(&carried), observer)?;
+        hooks::sharing(|| write_back::write_back(model, &self.parameters, &mut alive));
         let results = rules.results();
         self.outputs
             .iter()
@@ -103,26 +129,53 @@ impl Graph {
             .collect()
     }
 
+    /// Whether these are the hooks of the recorded model.
+    pub(crate) fn check_hooks(&self, carried: &[Carried]) -> Result<(), GraphError> {
+        let recorded = self.hooks.iter().map(|hook| hook.path.as_str());
+        match recorded.eq(carried.iter().map(|one| one.path.as_str())) {
+            true => Ok(()),
+            false => Err(GraphError::Mismatch {
+                recorded: format!(
+                    "a model with {} quantizers or other hooks",
+                    self.hooks.len()
+                ),
+                found: format!("one with {} at other paths", carried.len()),
+            }),
+        }
+    }
+
     /// All operations, with these values of parameters and inputs; what is alive afterwards.
-    /// `without_random` puts the same numbers in the place of random ones each time.
+    ///
+    /// Without hooks they let their operands pass, and the same numbers are put in the place of
+    /// random ones each time: for a comparison of two executions.
     pub(crate) fn run<'a>(
         &'a self,
         parameters: &[DispatchTensor],
         inputs: &[DispatchTensor],
         device: DispatchDevice,
         rules: &impl Rules,
-        without_random: bool,
+        hooks: Option<&[Carried]>,
+        observer: &mut impl Observer,
     ) -> Result<Alive<'a>, GraphError> {
         let mut alive = Alive::new(self, parameters, inputs, device, rules.arithmetic());
         let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments) {
             alive.begin(node.index(), assignment, node.is_view());
+            observer.before(&node, &Observed(&mut alive));
             let operation = node.operation();
-            if without_random
+            if hooks.is_none()
                 && let Some(value) = instead_of_random(operation, &alive.device())
                 && let Some(out) = operation.outputs().next()
             {
                 alive.set(out, value);
+                continue;
+            }
+            if let Some(carried) = self
+                .hook_of(operation)
+                .and_then(|position| hooks?.get(position))
+            {
+                self.call(carried, node, &mut alive)?;
+                alive.end(node.index());
                 continue;
             }
             match self.batch_norm(operation) {
@@ -146,9 +199,36 @@ impl Graph {
                     })?
                 }
             }
+            observer.after(&node, &mut Observed(&mut alive));
             alive.end(node.index());
         }
         Ok(alive)
+    }
+
+    /// Has a hook of the model compute its node.
+    fn call(
+        &self,
+        carried: &Carried,
+        node: Node<'_>,
+        alive: &mut Alive<'_>,
+    ) -> Result<(), GraphError> {
+        let operation = node.operation();
+        let (Some(input), Some(output)) = (operation.inputs().next(), operation.outputs().next())
+        else {
+            return Ok(());
+        };
+        let value = alive.stored(input);
+        let at = HookedAt {
+            node,
+            device: Device::new(alive.device()),
+        };
+        let made = carried.hook.apply(value, &at);
+        let made = made.map_err(|why| GraphError::Hook {
+            path: carried.path.clone(),
+            why,
+        })?;
+        alive.set(output, made);
+        Ok(())
     }
 }
 
@@ -165,11 +245,7 @@ pub(crate) fn device_of<M: Module>(
 }
 
 /// The values that a model has for the parameters of a graph, in their order.
-pub(crate) fn values_of<M: Module>(
-    model: &M,
-    graph: &Graph,
-) -> Result<Vec<DispatchTensor>, GraphError> {
-    let values = Values::of(model);
+pub(crate) fn values_of(values: &Values, graph: &Graph) -> Result<Vec<DispatchTensor>, GraphError> {
     let of = |parameter| {
         let value: Option<&DispatchTensor> = values.get(parameter);
         value.cloned().ok_or_else(|| GraphError::Mismatch {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{TensorId, TensorIr};
-use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps, QTensorOps};
 use burn::backend::{
     Dispatch, DispatchDevice, DispatchTensor, TensorMetadata, get_device_settings,
 };
@@ -104,6 +104,18 @@ impl<'a> Alive<'a> {
         self.values.remove(&id)
     }
 
+    pub(crate) fn insert(&mut self, id: TensorId, value: DispatchTensor) {
+        self.values.insert(id, value);
+    }
+
+    /// The float operand of a hook: also one that is stored quantized, as it is.
+    pub(crate) fn stored(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        match self.values.get(&tensor.id).map(TensorMetadata::dtype) {
+            Some(DType::QFloat(_)) => self.take(tensor),
+            _ => self.float(tensor),
+        }
+    }
+
     fn is_last_read(&self, id: TensorId) -> bool {
         self.graph.lifetimes[self.index].moved.contains(&id)
     }
@@ -158,6 +170,11 @@ impl Operands for Alive<'_> {
             Some(value) => value.dtype(),
             None => tensor.dtype,
         };
+        if matches!(dtype, DType::QFloat(_)) && tensor.dtype.is_float() {
+            // Where nothing says how, in the dtype that was recorded.
+            let to = self.assignment.operands.unwrap_or(tensor.dtype.into());
+            return Dispatch::dequantize(self.take(tensor), to);
+        }
         let Some(form) = self.form(tensor.id, dtype) else {
             return self.take(tensor);
         };

@@ -8,11 +8,12 @@ use std::collections::HashMap;
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData};
 
 use crate::interpret::name;
-use crate::passes;
-use crate::{Graph, GraphError, Parameter, TensorMapper, Tensors};
+use crate::passes::{self, Hooked};
+use crate::sites::{HookInfo, Site};
+use crate::{Graph, GraphError, Parameter, TensorMapper, Tensors, hooks};
 use burn_lean_reparam::{catch_quietly, with_capture_device_like};
 use capture::{as_autodiff, autodiff_primitive, id, placeholder, signature};
 use placeholders::{Mode, Placeholders};
@@ -112,12 +113,18 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
         (true, true) => Mode::TrainWithBackward,
     };
     let mut recorder = Recorder::new(device);
+    let ((), carried) = hooks::collecting(|| model.visit(&mut placeholders::Hooks));
+    let hooked = carried.iter().map(info).collect();
+    let mut stand_ins = Vec::new();
+    // The first tensor after the forward pass.
+    let mut backward_from = None;
     let mut result = None;
     let captured = device.capture_scope(|scope| {
         let done = catch_quietly(|| {
-            let model = recorder.with_placeholders(model, mode);
+            let model = hooks::sharing(|| recorder.with_placeholders(model, mode));
             let inputs = inputs.map_tensors(&mut recorder);
-            let form = forward(&model, inputs);
+            let (form, made) = hooks::recording(carried, || forward(&model, inputs));
+            stand_ins = made;
             let mut results = Results::default();
             let _ = form.map_tensors(&mut results);
             (form, results)
@@ -125,7 +132,11 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
         match done {
             Ok((form, results)) => {
                 let backward = (mode == Mode::TrainWithBackward)
-                    .then(|| recorder.backward(&results.tensors))
+                    .then(|| {
+                        let mark = placeholder(Shape::new([1]), DType::F32, device);
+                        backward_from = id(&mark);
+                        recorder.backward(&results.tensors)
+                    })
                     .flatten();
                 let completed = scope.complete([], []);
                 result = Some(Ok((form, results, backward)));
@@ -161,12 +172,24 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
         parameters: recorder.parameters.clone(),
         constants: constants.clone(),
     });
+    let mut operations = captured.graph.operations;
+    let is_mark = |operation: &OperationIr| {
+        let mut outputs = operation.outputs();
+        outputs.any(|output| Some(output.id) == backward_from)
+    };
+    if let Some(end) = operations.iter().position(is_mark) {
+        operations.truncate(end);
+    }
     let graph = passes::simplify(
-        captured.graph.operations,
+        operations,
         constants,
         recorder.parameters,
         recorder.inputs,
         outputs,
+        Hooked {
+            hooks: hooked,
+            stand_ins,
+        },
     );
     Ok(Recording {
         graph,
@@ -174,6 +197,20 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
         inputs: given.signature,
         backward,
     })
+}
+
+fn info(carried: &hooks::Carried) -> HookInfo {
+    let of_parameter = carried.parameter.clone().zip(carried.hook.role());
+    HookInfo {
+        path: carried.path.clone(),
+        site: of_parameter.map(|(path, (role, ordinal))| Site {
+            path,
+            role,
+            ordinal,
+        }),
+        name: carried.hook.name(),
+        takes_zeros: carried.hook.takes_zeros(),
+    }
 }
 
 impl<O> Recording<O> {

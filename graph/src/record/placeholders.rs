@@ -8,6 +8,7 @@ use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 
 use super::capture::{as_autodiff, as_leaf, id, placeholder};
+use crate::hooks::{self, Carried};
 
 /// A parameter of the recorded model, or a buffer of it.
 #[derive(Debug, Clone)]
@@ -93,7 +94,12 @@ impl ModuleMapper for Placeholders<'_> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, value, mapper) = param.consume();
-        let (tensor, running) = self.stand_in(value.shape(), value.dtype(), id);
+        let dtype = match value.dtype() {
+            // The capture device holds no quantized tensors: an execution dequantizes them.
+            DType::QFloat(_) => DType::F32,
+            dtype => dtype,
+        };
+        let (tensor, running) = self.stand_in(value.shape(), dtype, id);
         let tensor = match self.mode {
             // Buffers take part without gradients.
             Mode::Train | Mode::TrainWithBackward if running => tensor,
@@ -138,9 +144,14 @@ pub(crate) struct Values {
 
 impl Values {
     pub(crate) fn of<M: Module>(model: &M) -> Self {
+        Self::with_hooks(model).0
+    }
+
+    /// And the hooks that the model offers.
+    pub(crate) fn with_hooks<M: Module>(model: &M) -> (Self, Vec<Carried>) {
         let mut values = Self::default();
-        model.visit(&mut values);
-        values
+        let ((), hooks) = hooks::collecting(|| model.visit(&mut values));
+        (values, hooks)
     }
 
     fn insert(&mut self, value: DispatchTensor) {
@@ -157,12 +168,27 @@ impl Values {
     }
 }
 
+/// Follows a walk for hooks, and looks at nothing else.
+pub(crate) struct Hooks;
+
+impl ModuleVisitor for Hooks {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        hooks::entered(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        hooks::exited();
+    }
+}
+
 impl ModuleVisitor for Values {
-    fn enter_module(&mut self, name: &str, _container: &str) {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        hooks::entered(name, container);
         self.path.push(name.into());
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
+        hooks::exited();
         self.path.pop();
     }
 

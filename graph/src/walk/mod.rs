@@ -2,6 +2,7 @@
 
 mod align;
 mod lane;
+mod parameters;
 mod product;
 mod rows;
 mod sample;
@@ -21,6 +22,7 @@ use crate::execute::{device_of, fill, store, values_of};
 use crate::interpret::Operands;
 use crate::passes::operands;
 use crate::record::Given;
+use crate::record::placeholders::Values;
 use crate::{Graph, GraphError, Node, Recording, Tensors, record};
 use lane::{Lane, Live};
 use script::{Script, Weights, compute};
@@ -176,7 +178,7 @@ impl<O: Tensors> Walk<O> {
             forms.push(recording.form);
         }
         let first = scripts.first().ok_or(GraphError::NoBatch)?;
-        let original = values_of(model, &first.graph)?;
+        let original = values_of(&Values::of(model), &first.graph)?;
         Ok(Self {
             weights: Weights {
                 original,

@@ -1,6 +1,6 @@
 //! A linear operation with a weight: products with a matrix, convolutions, embeddings.
 
-use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
+use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
@@ -64,6 +64,11 @@ impl Product {
     /// Whether it is a convolution.
     pub fn is_convolution(&self) -> bool {
         matches!(self.kind, Kind::Patches(_))
+    }
+
+    /// The operand that is multiplied by the weight: products with the same one read the same rows.
+    pub fn input_id(&self) -> TensorId {
+        self.input.id
     }
 
     /// Outputs of one group.

@@ -2,15 +2,16 @@
 
 use std::collections::HashSet;
 
-use burn::backend::TensorMetadata;
 use burn::backend::ir::TensorId;
-use burn::tensor::Tensor;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
 
 use super::lane::Lane;
-use super::product::{Product, fits, product};
+use super::product::{Product, product};
 use super::rows::rows;
 use super::{Pass, Walk};
-use crate::{GraphError, Node, Parameter, Tensors};
+use crate::{GraphError, Node, Tensors};
 
 /// An operation that is about to be computed.
 #[derive(Debug)]
@@ -112,6 +113,39 @@ impl<O: Tensors> Step<'_, O> {
         Ok(Tensor::from_dispatch(value))
     }
 
+    /// The value of a float tensor that is alive here, whatever reads it.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Operand`] where it is not alive, or of another rank.
+    pub fn tensor<const D: usize>(
+        &mut self,
+        batch: usize,
+        id: TensorId,
+        pass: Pass,
+    ) -> Result<Tensor<D>, GraphError> {
+        self.float(batch, Some(id), 0, pass)
+    }
+
+    /// The last dimension of a float tensor that is alive here as columns, all others as rows.
+    ///
+    /// # Errors
+    ///
+    /// As [`tensor`](Self::tensor).
+    pub fn tensor_rows(
+        &mut self,
+        batch: usize,
+        id: TensorId,
+        pass: Pass,
+    ) -> Result<Tensor<2>, GraphError> {
+        let value = self.walk.value(batch, id, pass)?;
+        let shape = value.shape();
+        let columns = shape.to_vec().last().copied().unwrap_or(1);
+        let rows = shape.num_elements() / columns.max(1);
+        let value = Dispatch::float_reshape(value, Shape::new([rows, columns]));
+        Ok(Tensor::from_dispatch(value))
+    }
+
     /// Calls `each` with the rows `X` of a product in a batch, at most `chunk` of them at a time,
     /// each of shape `[rows, inputs]`; of a convolution, those of one group, and whole examples.
     ///
@@ -133,94 +167,51 @@ impl<O: Tensors> Step<'_, O> {
         Ok(())
     }
 
-    /// The weight of a product, `[outputs, inputs]`.
+    /// [`Walk::weight`].
     ///
     /// # Errors
     ///
-    /// [`GraphError::Parameter`] where the graph has no such parameter.
-    pub fn weight(&mut self, product: &Product, pass: Pass) -> Result<Tensor<2>, GraphError> {
-        let index = self.index(&product.parameter.path)?;
-        let weights = &self.walk.weights;
-        let replaced = weights
-            .replaced
-            .get(&index)
-            .filter(|_| pass == Pass::Replaced);
-        Ok(product.matrix(replaced.unwrap_or(&weights.original[index]).clone()))
+    /// As there.
+    pub fn weight(&self, product: &Product, pass: Pass) -> Result<Tensor<2>, GraphError> {
+        self.walk.weight(product, pass)
     }
 
-    /// Puts `matrix`, `[outputs, inputs]`, in the place of the weight of a product.
+    /// [`Walk::replace_weight`], with this operation as the first that sees it.
     ///
     /// # Errors
     ///
-    /// [`GraphError::Mismatch`] where it has another shape.
+    /// As there.
     pub fn replace_weight(
         &mut self,
         product: &Product,
         matrix: Tensor<2>,
     ) -> Result<(), GraphError> {
-        let expected = [product.outputs, product.inputs];
-        if matrix.dims() != expected {
-            return Err(GraphError::Mismatch {
-                recorded: format!("`{}` as {expected:?}", product.parameter.path),
-                found: format!("{:?}", matrix.dims()),
-            });
-        }
-        let index = self.index(&product.parameter.path)?;
-        self.walk.put(index, product.value(matrix));
-        Ok(())
+        self.walk.replace_weight(product, matrix)
     }
 
-    /// Puts another value in the place of a parameter, for this operation and all that follow, and
-    /// for what is computed from it alone. Wherever else the same parameter is read, too.
+    /// [`Walk::replace`], with this operation as the first that sees it.
     ///
     /// # Errors
     ///
-    /// [`GraphError::Parameter`] where the graph does not read it, [`GraphError::Mismatch`] where
-    /// it has another shape.
+    /// As there.
     pub fn replace<const D: usize>(
         &mut self,
         path: &str,
         value: Tensor<D>,
     ) -> Result<(), GraphError> {
-        let index = self.index(path)?;
-        let parameter = &self.walk.graph().parameters()[index];
-        let value = value.into_dispatch();
-        if !fits(&value, parameter) {
-            return Err(GraphError::Mismatch {
-                recorded: format!("`{path}` of shape {:?}", parameter.shape),
-                found: format!("{:?}", value.shape().to_vec()),
-            });
-        }
-        self.walk.put(index, value);
-        Ok(())
+        self.walk.replace(path, value)
     }
 
-    /// The value of a parameter.
+    /// [`Walk::parameter`].
     ///
     /// # Errors
     ///
-    /// [`GraphError::Parameter`] where the graph does not read it, or it has another rank.
+    /// As there.
     pub fn parameter<const D: usize>(
         &self,
         path: &str,
         pass: Pass,
     ) -> Result<Tensor<D>, GraphError> {
-        let index = self.index(path)?;
-        let weights = &self.walk.weights;
-        let replaced = weights
-            .replaced
-            .get(&index)
-            .filter(|_| pass == Pass::Replaced);
-        let value = replaced.unwrap_or(&weights.original[index]).clone();
-        if value.shape().num_dims() != D {
-            return Err(GraphError::Parameter { path: path.into() });
-        }
-        Ok(Tensor::from_dispatch(value))
-    }
-
-    fn index(&self, path: &str) -> Result<usize, GraphError> {
-        let named = |one: &Parameter| one.path == path;
-        let index = self.walk.graph().parameters().iter().position(named);
-        index.ok_or_else(|| GraphError::Parameter { path: path.into() })
+        self.walk.parameter(path, pass)
     }
 }

@@ -16,13 +16,13 @@ use burn::tensor::Tensor;
 use burn::tensor::ops::{PadMode, UnfoldOptions};
 
 /// How examples, channels and kernel of a convolution are split.
+#[derive(Debug, Clone)]
 pub(crate) struct KernelShape {
     pub(crate) kernel: [usize; 2],
     pub(crate) options: UnfoldOptions,
     /// Groups of channels.
     pub(crate) split: usize,
-    /// Groups of examples, of this size.
-    pub(crate) groups: usize,
+    /// Examples in each group of them.
     pub(crate) size: usize,
 }
 
@@ -30,7 +30,8 @@ pub(crate) struct KernelShape {
 /// `[examples, channels, height, width]` and `delta` `[examples, outputs, height, width]`.
 pub(crate) fn kernel_rows(input: Tensor<4>, delta: Tensor<4>, shape: &KernelShape) -> Tensor<2> {
     let [_, channels, ..] = input.dims();
-    let [_, outputs, high, wide] = delta.dims();
+    let [examples, outputs, high, wide] = delta.dims();
+    let groups = examples / shape.size;
     let [stride_y, stride_x] = shape.options.stride;
     let (phases, [lines, line]) = phases(input, [high, wide], shape);
     // What lies behind the last gradient of the last image is not read.
@@ -40,7 +41,7 @@ pub(crate) fn kernel_rows(input: Tensor<4>, delta: Tensor<4>, shape: &KernelShap
         PadMode::Constant(0.0),
     );
     let delta = join(delta, shape).slice([
-        0..shape.groups,
+        0..groups,
         0..shape.split,
         0..outputs / shape.split,
         0..length,
@@ -52,7 +53,7 @@ pub(crate) fn kernel_rows(input: Tensor<4>, delta: Tensor<4>, shape: &KernelShap
             let phase = &phases[(y % stride_y) * stride_x + x % stride_x];
             let offset = (y / stride_y) * line + x / stride_x;
             let shifted = phase.clone().slice([
-                0..shape.groups,
+                0..groups,
                 0..shape.split,
                 0..channels / shape.split,
                 offset..offset + length,
@@ -63,7 +64,7 @@ pub(crate) fn kernel_rows(input: Tensor<4>, delta: Tensor<4>, shape: &KernelShap
     }
     let weights = outputs * channels / shape.split * kernel_y * kernel_x;
     let products = Tensor::cat(products, 0);
-    products.swap_dims(0, 1).reshape([shape.groups, weights])
+    products.swap_dims(0, 1).reshape([groups, weights])
 }
 
 /// The padded input, each pixel of a stride in an image of its own, as lines `[groups, split,
@@ -112,13 +113,9 @@ fn phases(
 
 /// `[examples, channels, height, width]` as `[groups, split, channels / split, size · pixels]`.
 fn join(images: Tensor<4>, shape: &KernelShape) -> Tensor<4> {
-    let [_, channels, height, width] = images.dims();
-    let KernelShape {
-        split,
-        groups,
-        size,
-        ..
-    } = *shape;
+    let [examples, channels, height, width] = images.dims();
+    let KernelShape { split, size, .. } = *shape;
+    let groups = examples / size;
     let pixels = height * width;
     let joined = match size {
         1 => images.reshape([groups, channels, pixels]),

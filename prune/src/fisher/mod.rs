@@ -5,13 +5,15 @@
 //! running statistics, as the deployed model does. GᵀG/n `[p, p]` is never formed.
 
 pub(crate) mod collection;
-pub(crate) mod executor;
+pub(crate) mod factors;
+pub(crate) mod finder;
 pub(crate) mod gradient_matrix;
 pub(crate) mod kernel_rows;
 pub(crate) mod per_example;
 pub(crate) mod plain_rows;
-pub(crate) mod product;
-pub(crate) mod trace;
+pub(crate) mod taps;
+pub(crate) mod uses;
+pub(crate) mod view;
 
 use std::ops::Range;
 

@@ -14,24 +14,21 @@
 //! is checked in every pass, on some rows at random, against plain backward passes: a mean over the
 //! tokens of a batch, say, is one over its examples only where all of them are equally long.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
-use burn::backend::ir::{OperationIr, TensorId};
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
-use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn_lean_graph::{AsRecorded, GraphError};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use crate::fisher::collection::Put;
-use crate::fisher::executor::{Observer, Tensors, execute};
+use crate::fisher::factors::Factors;
+use crate::fisher::finder::uses;
 use crate::fisher::gradient_matrix::{in_host_memory, read};
 use crate::fisher::plain_rows::{PlainRows, check_number};
-use crate::fisher::product::{Product, Products};
-use crate::fisher::trace::Trace;
+use crate::fisher::taps::Taps;
+use crate::model::recorded::record_loss;
 use crate::{Batch, PruneError, Selection};
 
 /// Rows of the first pass that are compared with plain backward passes, at most.
@@ -55,7 +52,6 @@ pub(crate) struct PerExample<'a, M, B> {
     selection: &'a Selection,
     columns: Range<usize>,
     loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
-    parameters: HashMap<String, DispatchTensor>,
     lengths: Lengths,
     /// Whether rows of a pass with several of them were compared.
     compared_together: bool,
@@ -86,14 +82,11 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         columns: Range<usize>,
         loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
     ) -> Self {
-        let model = model.valid();
-        let parameters = bases(&model);
         Self {
-            model,
+            model: model.valid(),
             selection,
             columns,
             loss,
-            parameters,
             lengths: Lengths::default(),
             compared_together: false,
             random: StdRng::seed_from_u64(0),
@@ -109,17 +102,17 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         plain: &mut PlainRows<'a, M, B>,
         put: Put<'_>,
     ) -> Result<Result<Tensor<1>, GivenUp>, PruneError> {
-        let uses = match self.uses(batch, batch_size) {
-            Ok(uses) => uses,
+        let pass = match self.pass(batch, batch_size) {
+            Ok(pass) => pass,
             Err(reason) => return Ok(Err(reason.into())),
         };
-        for row in self.rows_to_check(uses.groups) {
+        for row in self.rows_to_check(pass.groups) {
             let examples = batch.slice(row * batch_size..(row + 1) * batch_size);
             let expected = self.row(|put| {
                 plain.rows(&examples, batch_size, put)?;
                 Ok(())
             })?;
-            let found = self.row(|put| self.put(&uses, row..row + 1, put))?;
+            let found = self.row(|put| self.put(&pass, row..row + 1, put))?;
             if let Some(reason) = self.lengths.difference(row, &found, &expected) {
                 return Ok(Err(GivenUp {
                     reason,
@@ -127,8 +120,8 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
                 }));
             }
         }
-        self.put(&uses, 0..uses.groups, put)?;
-        Ok(Ok(uses.loss))
+        self.put(&pass, 0..pass.groups, put)?;
+        Ok(Ok(pass.loss))
     }
 
     /// Some of the rows of a pass. One that is alone has none to mix with: it is compared once, and
@@ -145,72 +138,62 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
     }
 
     /// One forward and one backward pass.
-    fn uses(&self, batch: &B, batch_size: usize) -> Result<Uses, String> {
-        let trace = Trace::record(&self.model, self.loss, batch)?;
-        let device = self.selection.device();
-        let mut taps = Taps {
-            products: Products::new(&trace, self.selection, &self.columns, batch.examples()),
-            device: device.clone().autodiff(),
-            taps: Vec::new(),
-        };
-        let loss = execute(
-            &trace,
-            &by_tensor(&trace, &self.parameters),
-            device,
-            &mut taps,
+    fn pass(&self, batch: &B, batch_size: usize) -> Result<Pass, String> {
+        let of_graph = |error: GraphError| error.to_string();
+        let recording = record_loss(&self.model, self.loss, batch).map_err(of_graph)?;
+        let uses = uses(
+            recording.graph(),
+            self.selection,
+            &self.columns,
+            batch.examples(),
         )?;
-        let loss = Tensor::<1>::from_dispatch(loss);
+        let mut taps = Taps::of(uses);
+        let loss = recording.execute_observed(&self.model, &(), &AsRecorded, &mut taps);
+        let loss = loss.map_err(of_graph)?;
         check_number(&loss).map_err(|error| error.to_string())?;
         let groups = batch.examples() / batch_size;
-        let mut layers: Vec<Vec<(Product, Tensor<1>)>> = Vec::new();
+        // Whether a loss may depend on no weight is decided by the plain rows that these are
+        // compared with.
+        let factors = match loss.is_tracked() {
+            true => taps.factors(loss.clone().mul_scalar(groups as f64), groups),
+            false => Vec::new(),
+        };
+        let mut layers: Vec<Vec<Factors>> = Vec::new();
         layers.resize_with(self.selection.ids().len(), Vec::new);
-        if !loss.is_tracked() {
-            // Whether that may be is decided by the plain rows that these are compared with.
-            return Ok(Uses {
-                layers,
-                groups,
-                size: batch_size,
-                loss,
-            });
+        for factors in factors {
+            layers[factors.layer].push(factors);
         }
-        let mut grads = loss.backward();
-        for tap in taps.taps {
-            if let Some(delta) = tap.zero.grad_remove(&mut grads) {
-                let delta = delta.mul_scalar(groups as f64);
-                let product = tap.product.without_autodiff();
-                layers[product.layer].push((product, delta));
-            }
-        }
-        Ok(Uses {
-            layers,
+        Ok(Pass {
+            layers: layers.into_iter().map(Factors::joined).collect(),
             groups,
-            size: batch_size,
             loss: loss.without_autodiff(),
         })
     }
 
     /// Puts some rows, a few at a time.
-    fn put(&self, uses: &Uses, rows: Range<usize>, put: Put<'_>) -> Result<(), PruneError> {
+    fn put(&self, pass: &Pass, rows: Range<usize>, put: Put<'_>) -> Result<(), PruneError> {
         let layers = self.selection.layout().layers();
         let bytes = match in_host_memory(self.selection.device()) {
             true => HOST_PART_BYTES,
             false => DEVICE_PART_BYTES,
         };
-        for (layer, uses_of_layer) in layers.iter().zip(&uses.layers) {
-            let Some((product, _)) = uses_of_layer.first() else {
-                continue;
-            };
+        for (layer, factors) in layers.iter().zip(&pass.layers) {
             let range = layer.range();
             let start = range.start.max(self.columns.start);
             let end = range.end.min(self.columns.end);
-            let columns = start - range.start..end - range.start;
-            let made = product.made(columns.len(), layer.len());
+            let columns = start - range.start..end.max(start) - range.start;
+            let made = factors
+                .iter()
+                .map(|one| one.made(columns.len(), layer.len()));
+            let Some(made) = made.max() else {
+                continue;
+            };
             let step = (bytes / (4 * made)).max(1);
             for first in rows.clone().step_by(step) {
                 let part = first..rows.end.min(first + step);
-                let sums = uses_of_layer.iter().map(|(product, delta)| {
-                    product.rows(delta, part.clone(), columns.clone(), uses)
-                });
+                let sums = factors
+                    .iter()
+                    .map(|one| one.rows(part.clone(), columns.clone()));
                 let Some(sum) = sums.reduce(|sum, other| sum + other) else {
                     continue;
                 };
@@ -264,72 +247,12 @@ impl Lengths {
     }
 }
 
-/// The uses of all prunable weights in one pass: what rows are made from.
-pub(crate) struct Uses {
-    /// Per parameter of the layout, each use with the flat gradient in its output, times the number
-    /// of groups.
-    layers: Vec<Vec<(Product, Tensor<1>)>>,
+/// What the rows of one pass are made from.
+struct Pass {
+    /// Per parameter of the layout.
+    layers: Vec<Vec<Factors>>,
     /// Rows.
-    pub(crate) groups: usize,
-    /// Examples per row.
-    pub(crate) size: usize,
+    groups: usize,
     /// Mean loss, `[1]`.
     loss: Tensor<1>,
-}
-
-/// A use of a prunable weight, and the zero `[elements]` that was added to its output.
-struct Tap {
-    product: Product,
-    zero: Tensor<1>,
-}
-
-/// Puts taps where prunable weights are used.
-struct Taps {
-    products: Products,
-    device: Device,
-    taps: Vec<Tap>,
-}
-
-impl Observer for Taps {
-    fn observe(
-        &mut self,
-        operation: &OperationIr,
-        tensors: &Tensors,
-        output: DispatchTensor,
-    ) -> Result<DispatchTensor, String> {
-        let Some(product) = self.products.find(operation, tensors)? else {
-            return Ok(output);
-        };
-        let shape = output.shape();
-        let zero = Tensor::<1>::zeros([shape.num_elements()], &self.device).require_grad();
-        let tap = Dispatch::float_reshape(zero.clone().into_dispatch(), shape);
-        self.taps.push(Tap { product, zero });
-        Ok(Dispatch::float_add(output, tap))
-    }
-}
-
-/// The stored parameters of a model on its own device, by path.
-pub(crate) fn bases<M: Module>(model: &M) -> HashMap<String, DispatchTensor> {
-    struct Bases(HashMap<String, DispatchTensor>);
-    impl FloatVisitor for Bases {
-        fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-            let base = param.base().without_autodiff();
-            self.0.insert(path.to_string(), base.into_dispatch());
-        }
-    }
-    let mut bases = Bases(HashMap::new());
-    visit_plain_floats(model, &mut bases);
-    bases.0
-}
-
-/// Parameters by the tensors that stand for them in a trace.
-pub(crate) fn by_tensor(
-    trace: &Trace,
-    parameters: &HashMap<String, DispatchTensor>,
-) -> HashMap<TensorId, DispatchTensor> {
-    let found = trace.parameters.iter().filter_map(|(id, path)| {
-        let tensor = parameters.get(path)?;
-        Some((*id, tensor.clone()))
-    });
-    found.collect()
 }

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
-use crate::fisher::trace::Trace;
+use crate::model::recorded::record_loss;
 use crate::{Batch, PruneError};
 
 /// Floating-point operations that one nonzero weight of each parameter costs per example, by the
@@ -43,12 +44,21 @@ pub fn flops<M: Module, B: Batch>(
 ) -> Result<HashMap<String, f64>, PruneError> {
     batch.check()?;
     let examples = batch.examples().max(1) as f64;
-    let trace =
-        Trace::record(model, &loss, batch).map_err(|reason| PruneError::Trace { reason })?;
-    let mut origin = trace.parameters.clone();
-    let parameters = trace.parameters.values();
-    let mut counted: HashMap<String, f64> = parameters.map(|path| (path.clone(), 0.0)).collect();
-    for operation in &trace.operations {
+    let recording = record_loss(&model.valid(), &loss, batch);
+    let recording = recording.map_err(|error| PruneError::Trace {
+        reason: error.to_string(),
+    })?;
+    let graph = recording.graph();
+    let mut counted = Counted::default();
+    visit_plain_floats(model, &mut counted);
+    let Counted(mut counted) = counted;
+    let parameters = graph.parameters().iter();
+    let mut origin: HashMap<TensorId, String> = parameters
+        .filter(|parameter| counted.contains_key(&parameter.path))
+        .map(|parameter| (parameter.tensor, parameter.path.clone()))
+        .collect();
+    for node in graph.nodes() {
+        let operation = node.operation();
         if let Some(product) = Product::of(operation) {
             for weight in product.operands {
                 if let Some(path) = origin.get(&weight.id) {
@@ -61,6 +71,16 @@ pub fn flops<M: Module, B: Batch>(
         }
     }
     Ok(counted)
+}
+
+/// A zero for each parameter.
+#[derive(Default)]
+struct Counted(HashMap<String, f64>);
+
+impl FloatVisitor for Counted {
+    fn visit<const D: usize>(&mut self, path: &str, _param: &Param<Tensor<D>>) {
+        self.0.insert(path.to_string(), 0.0);
+    }
 }
 
 /// An operation that multiplies weights with something.

@@ -6,5 +6,6 @@ pub(crate) mod evaluation;
 pub(crate) mod flatten;
 pub(crate) mod flops;
 pub(crate) mod layout;
+pub(crate) mod recorded;
 pub(crate) mod report;
 pub(crate) mod selection;

@@ -2,7 +2,8 @@
 //!
 //! Burn writes codes one after the other, several to a word where they are small, and scales behind
 //! them. A pruned weight has the code 0, so that codes are stored without their zeros, as elements of
-//! other tensors are. Nothing depends on which bytes are which: all of them come back.
+//! other tensors are, and in as many bits as their format has, also where Burn keeps each in a byte.
+//! Nothing depends on which bytes are which: all of them come back.
 
 use burn::tensor::Shape;
 use burn::tensor::quantization::{
@@ -16,8 +17,11 @@ use super::encoding::{self, Layout, Width};
 /// How the bytes of a quantized tensor are split.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Codes {
-    /// Bits of a code.
+    /// Bits of a code in the tensor.
     bits: usize,
+    /// Bits of a code in the file, where they are fewer: the others repeat its sign.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stored_bits: Option<usize>,
     /// Codes, with those that fill up the last word.
     count: usize,
     /// Bytes of the scales, which are stored as they are.
@@ -35,6 +39,7 @@ impl Codes {
         };
         Some(Self {
             bits,
+            stored_bits: None,
             count: length.checked_sub(scales)? * 8 / bits,
             scales,
         })
@@ -42,6 +47,11 @@ impl Codes {
 
     fn width(&self) -> Width {
         Width::of_bits(self.bits)
+    }
+
+    /// The width in the file.
+    fn stored(&self) -> Width {
+        Width::of_bits(self.stored_bits.unwrap_or(self.bits))
     }
 
     /// Bytes of the tensor.
@@ -71,12 +81,25 @@ pub(crate) fn encode(
     shape: &Shape,
     bytes: &[u8],
 ) -> Option<(Codes, Layout, Vec<u8>)> {
-    let codes = Codes::of(scheme, shape, bytes.len()).filter(|codes| codes.bits <= 8)?;
+    let mut codes = Codes::of(scheme, shape, bytes.len()).filter(|codes| codes.bits <= 8)?;
     let (values, scales) = bytes.split_at(bytes.len() - codes.scales);
-    let width = codes.width();
-    let (layout, mut encoded) = encoding::encode(&width.unpack(values, codes.count), width);
+    let mut values = codes.width().unpack(values, codes.count);
+    let fewer = scheme.value.size_bits();
+    if codes.bits == 8
+        && matches!(fewer, 2 | 4)
+        && values.iter().all(|code| signed(*code, fewer) == *code)
+    {
+        codes.stored_bits = Some(fewer);
+        values.iter_mut().for_each(|code| *code &= (1 << fewer) - 1);
+    }
+    let (layout, mut encoded) = encoding::encode(&values, codes.stored());
     encoded.extend(scales);
     Some((codes, layout, encoded))
+}
+
+/// The byte whose upper bits repeat the highest one of the lower `bits`.
+fn signed(code: u8, bits: usize) -> u8 {
+    ((code << (8 - bits)) as i8 >> (8 - bits)) as u8
 }
 
 /// The bytes that [`encode`] was given, or what is wrong.
@@ -89,15 +112,24 @@ pub(crate) fn decode(
 ) -> Result<Vec<u8>, String> {
     check_length(scheme, shape, codes.bytes())?;
     let split = encoded.len().checked_sub(codes.scales);
-    let Some(split) = split.filter(|_| matches!(codes.bits, 1 | 2 | 4 | 8)) else {
+    let sound = matches!(
+        (codes.bits, codes.stored_bits),
+        (1 | 2 | 4 | 8, None) | (8, Some(2 | 4))
+    );
+    let Some(split) = split.filter(|_| sound) else {
         return Err(format!(
             "{} codes of {} bits do not fit",
             codes.count, codes.bits
         ));
     };
     let (values, scales) = encoded.split_at(split);
-    let width = codes.width();
-    let mut bytes = width.pack(&encoding::decode(layout, values, codes.count, width)?);
+    let mut values = encoding::decode(layout, values, codes.count, codes.stored())?;
+    if let Some(bits) = codes.stored_bits {
+        values
+            .iter_mut()
+            .for_each(|code| *code = signed(*code, bits));
+    }
+    let mut bytes = codes.width().pack(&values);
     bytes.extend(scales);
     Ok(bytes)
 }

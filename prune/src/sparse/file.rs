@@ -4,24 +4,56 @@
 //! "BLSPARSE"  version u32  length u64  header length u64  header  tensors …  crc32 u32
 //! ```
 //! Integers are little-endian. The length is that of everything; the checksum covers everything
-//! before it. The header is a JSON list with one entry per tensor, in the order of their bytes.
+//! before it. The header is a JSON list with one entry per tensor, in the order of their bytes,
+//! compressed as a zlib stream: of a small model it would be most of the file.
+
+use std::borrow::Cow;
+use std::io::{Read, Write};
+
+use flate2::Compression;
+use flate2::read::ZlibDecoder;
+use flate2::write::ZlibEncoder;
 
 use super::RecordFault;
 
 const MAGIC: &[u8; 8] = b"BLSPARSE";
 /// The version that this release writes; it reads those before, too. From 2 on quantized tensors are
-/// stored without their zeros.
-const VERSION: u32 = 2;
+/// stored without their zeros, from 3 on the header is compressed.
+const VERSION: u32 = 3;
+/// The version before the header was compressed.
+const PLAIN_HEADER: u32 = 2;
+/// Bytes that a header may have: those of a model of a million tensors.
+const LARGEST_HEADER: u64 = 1 << 28;
 const HEADER_AT: usize = 8 + 4 + 8 + 8;
 const CHECKSUM: usize = 4;
 
 /// Bytes that a file has besides its tensors.
 pub(crate) fn overhead(header: &[u8]) -> usize {
-    HEADER_AT + header.len() + CHECKSUM
+    HEADER_AT + compress(header).len() + CHECKSUM
+}
+
+fn compress(header: &[u8]) -> Vec<u8> {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+    let compressed = encoder.write_all(header).and_then(|()| encoder.finish());
+    compressed.expect("writing to memory does not fail")
+}
+
+fn decompress(compressed: &[u8]) -> Result<Vec<u8>, RecordFault> {
+    let mut header = Vec::new();
+    let read = ZlibDecoder::new(compressed)
+        .take(LARGEST_HEADER + 1)
+        .read_to_end(&mut header);
+    let reason = match read {
+        Ok(_) if header.len() as u64 <= LARGEST_HEADER => return Ok(header),
+        Ok(_) => format!("it has more than {LARGEST_HEADER} bytes"),
+        Err(error) => error.to_string(),
+    };
+    Err(RecordFault::Header { reason })
 }
 
 /// Puts header and tensors together.
 pub(crate) fn pack<'a>(header: &[u8], tensors: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
+    let header = &compress(header);
     let mut bytes = Vec::new();
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
@@ -37,7 +69,7 @@ pub(crate) fn pack<'a>(header: &[u8], tensors: impl Iterator<Item = &'a [u8]>) -
 }
 
 /// Header and tensors of intact bytes.
-pub(crate) fn unpack(bytes: &[u8]) -> Result<(&[u8], &[u8]), RecordFault> {
+pub(crate) fn unpack(bytes: &[u8]) -> Result<(Cow<'_, [u8]>, &[u8]), RecordFault> {
     let found = bytes.len() as u64;
     if !bytes.starts_with(MAGIC) {
         return Err(RecordFault::NotARecord);
@@ -67,12 +99,16 @@ pub(crate) fn unpack(bytes: &[u8]) -> Result<(&[u8], &[u8]), RecordFault> {
         });
     }
     let header = u64::from_le_bytes(*at(bytes, 20).ok_or(cut(HEADER_AT))?);
-    usize::try_from(header)
+    let (header, tensors) = usize::try_from(header)
         .ok()
         .and_then(|header| bytes.get(HEADER_AT..content)?.split_at_checked(header))
         .ok_or_else(|| RecordFault::Header {
             reason: format!("it is said to have {header} bytes"),
-        })
+        })?;
+    match version > PLAIN_HEADER {
+        true => Ok((decompress(header)?.into(), tensors)),
+        false => Ok((header.into(), tensors)),
+    }
 }
 
 fn at<const N: usize>(bytes: &[u8], start: usize) -> Option<&[u8; N]> {

@@ -192,7 +192,7 @@ impl SparseRecord {
 
     fn parse(bytes: &[u8]) -> Result<Self, RecordFault> {
         let (header, mut rest) = file::unpack(bytes)?;
-        let entries: Vec<Entry> = serde_json::from_slice(header).map_err(unreadable)?;
+        let entries: Vec<Entry> = serde_json::from_slice(&header).map_err(unreadable)?;
         let mut tensors = Vec::with_capacity(entries.len());
         for entry in entries {
             let Some((bytes, after)) = rest.split_at_checked(entry.bytes) else {

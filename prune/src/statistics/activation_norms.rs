@@ -1,15 +1,16 @@
 //! How large the inputs are that each weight meets, for Wanda.
 
-use burn::backend::DispatchTensor;
-use burn::backend::ir::OperationIr;
+use std::collections::HashMap;
+
 use burn::module::Module;
 use burn::tensor::Tensor;
+use burn_lean_graph::{AsRecorded, GraphError, Node, Observed, Observer};
 
-use crate::fisher::executor::{Observer, Tensors, execute};
+use crate::fisher::finder::uses;
 use crate::fisher::gradient_matrix::read;
-use crate::fisher::per_example::{bases, by_tensor};
-use crate::fisher::product::{Products, Spread};
-use crate::fisher::trace::Trace;
+use crate::fisher::uses::Use;
+use crate::model::layout::Layout;
+use crate::model::recorded::record_loss;
 use crate::{Batch, PruneError, Selection};
 
 /// For each prunable weight the L2 norm of its input over all examples and positions of `batches`,
@@ -39,8 +40,8 @@ use crate::{Batch, PruneError, Selection};
 /// # Errors
 ///
 /// [`PruneError::NoSamples`] without batches, [`PruneError::Mismatch`] where the parts of one have
-/// other numbers of examples, [`PruneError::Trace`] where the forward pass cannot be recorded or has
-/// an operation that is not known.
+/// other numbers of examples, [`PruneError::Trace`] where the forward pass cannot be recorded or
+/// executed, or uses a weight in a way that is not known.
 pub fn activation_norms<M: Module, B: Batch>(
     model: &M,
     selection: &Selection,
@@ -48,74 +49,60 @@ pub fn activation_norms<M: Module, B: Batch>(
     batches: impl IntoIterator<Item = B>,
 ) -> Result<Vec<f32>, PruneError> {
     let model = model.valid();
-    let parameters = bases(&model);
-    let layers = selection.layout().layers();
-    let mut sums: Vec<Vec<(Tensor<1>, Spread)>> = layers.iter().map(|_| Vec::new()).collect();
+    let layout = selection.layout();
+    let mut squares = Squares {
+        layout,
+        uses: HashMap::new(),
+        sums: vec![None; layout.layers().len()],
+    };
     let mut any = false;
     for batch in batches {
         any = true;
         batch.check()?;
-        let batch = batch.to_device(selection.device());
         let failed = |reason: String| PruneError::Trace { reason };
-        let trace = Trace::record(&model, &loss, &batch).map_err(failed)?;
-        let mut squares = Squares {
-            products: Products::new(
-                &trace,
-                selection,
-                &(0..selection.layout().len()),
-                batch.examples(),
-            ),
-            sums: &mut sums,
-        };
-        execute(
-            &trace,
-            &by_tensor(&trace, &parameters),
-            selection.device(),
-            &mut squares,
-        )
-        .map_err(failed)?;
+        let of_graph = |error: GraphError| failed(error.to_string());
+        let recording = record_loss(&model, &loss, &batch).map_err(of_graph)?;
+        let all = 0..layout.len();
+        let graph = recording.graph();
+        // Sums over examples need not tell them apart.
+        squares.uses = uses(graph, selection, &all, 1).map_err(failed)?;
+        recording
+            .execute_observed(&model, &(), &AsRecorded, &mut squares)
+            .map_err(of_graph)?;
     }
     if !any {
         return Err(PruneError::NoSamples);
     }
-    let mut norms = Vec::with_capacity(selection.layout().len());
-    for (layer, uses) in layers.iter().zip(sums) {
-        let mut total = vec![0.0; layer.len()];
-        for (squares, spread) in uses {
-            let squares = spread.over(&read(squares)?, layer.len());
-            total
-                .iter_mut()
-                .zip(squares)
-                .for_each(|(total, square)| *total += square);
+    let mut norms = Vec::with_capacity(layout.len());
+    for (layer, sum) in layout.layers().iter().zip(squares.sums) {
+        match sum {
+            Some(sum) => norms.extend(read(sum)?.into_iter().map(f32::sqrt)),
+            None => norms.extend(std::iter::repeat_n(0.0, layer.len())),
         }
-        norms.extend(total.into_iter().map(f32::sqrt));
     }
     Ok(norms)
 }
 
-/// Sums squares of what meets each weight: per layer one sum for each use, on the device.
+/// Sums squares of what meets each weight.
 struct Squares<'a> {
-    products: Products,
-    sums: &'a mut Vec<Vec<(Tensor<1>, Spread)>>,
+    layout: &'a Layout,
+    uses: HashMap<usize, Use>,
+    /// Per layer, `[weights]`.
+    sums: Vec<Option<Tensor<1>>>,
 }
 
 impl Observer for Squares<'_> {
-    fn observe(
-        &mut self,
-        operation: &OperationIr,
-        tensors: &Tensors,
-        output: DispatchTensor,
-    ) -> Result<DispatchTensor, String> {
-        if let Some(product) = self.products.find(operation, tensors)? {
-            let layer = product.layer;
-            let (squares, spread) = product.squares();
-            let uses = &mut self.sums[layer];
-            match uses.pop() {
-                // One sum per layer: its uses see as many features.
-                Some((sum, spread)) => uses.push((sum + squares, spread)),
-                None => uses.push((squares, spread)),
-            }
+    fn before(&mut self, node: &Node<'_>, tensors: &Observed<'_, '_>) {
+        if let Some(of_weight) = self.uses.get(&node.index())
+            && let Some(operand) = tensors.get(of_weight.operand)
+        {
+            let layer = of_weight.layer;
+            let squares = of_weight.squares(operand, self.layout.layers()[layer].len());
+            let sum = &mut self.sums[layer];
+            *sum = Some(match sum.take() {
+                Some(sum) => sum + squares,
+                None => squares,
+            });
         }
-        Ok(output)
     }
 }

@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
-use burn::tensor::Tensor;
 
 use crate::deploy::conversion_report::{ActivationMismatch, ConversionReport, Mismatch};
 use crate::deploy::convert::quantized_weights;
 use crate::model::walk::{Site, quantizers};
 use crate::module::listener::{Listener, listening, lock};
 use crate::module::tap::Tap;
-use crate::{QuantError, QuantizedTensor};
+use crate::{QuantError, QuantizedTensor, TensorOutcome};
 
 /// Runs the prepared and the converted model over `samples` and writes into `report` by how much
 /// they differ: weight codes, and the codes of quantized activations, for each layer and each
@@ -25,12 +24,12 @@ use crate::{QuantError, QuantizedTensor};
 /// [`QuantError::NoData`] without samples, [`QuantError::LengthMismatch`] when the models' outputs
 /// or calls differ in number, as those of two different models do, and what
 /// [`quantized_weights`] finds.
-pub fn compare<M: Module, X, const D: usize>(
+pub fn compare<M: Module, X, R: TensorOutcome<D>, const D: usize>(
     report: &mut ConversionReport,
     prepared: &M,
     converted: &M,
     samples: impl IntoIterator<Item = X>,
-    forward: impl Fn(&M, &X) -> Tensor<D>,
+    forward: impl Fn(&M, &X) -> R,
 ) -> Result<(), QuantError> {
     let (tap_prepared, prepared) = tapped(prepared);
     let (tap_converted, converted) = tapped(converted);
@@ -40,7 +39,7 @@ pub fn compare<M: Module, X, const D: usize>(
     let mut output_difference = None;
     for sample in samples {
         let run = |model: &M, tap: &Mutex<Tap>| -> Result<(Vec<f32>, Calls), QuantError> {
-            let output = forward(model, &sample);
+            let output = forward(model, &sample).tensor()?;
             let data = output.try_into_data().map_err(|error| QuantError::Device {
                 reason: error.to_string(),
             })?;

@@ -12,7 +12,7 @@ use crate::format::groups::Groups;
 use crate::inspect::table::{decibels, percent, table};
 use crate::module::listener::{Listener, listening, lock};
 use crate::module::watch::Seen;
-use crate::{Granularity, QuantError, Scheme, Site, quantizers};
+use crate::{Granularity, QuantError, RunOutcome, Scheme, Site, quantizers};
 
 /// What [`health`] found: one entry for each quantizer that saw data, in module order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,7 +73,10 @@ pub struct QuantizerHealth {
 /// # Errors
 ///
 /// [`QuantError::NoData`] if no value passed through any quantizer that quantizes.
-pub fn health<M: Module>(model: &M, run: impl FnOnce(&M)) -> Result<Health, QuantError> {
+pub fn health<M: Module, R: RunOutcome>(
+    model: &M,
+    run: impl FnOnce(&M) -> R,
+) -> Result<Health, QuantError> {
     let sums = Arc::new(Mutex::new(BTreeMap::<String, Sums>::new()));
     let watched = sums.clone();
     let watcher = move |seen: &Seen<'_>| {
@@ -87,7 +90,7 @@ pub fn health<M: Module>(model: &M, run: impl FnOnce(&M)) -> Result<Health, Quan
     };
     let listener = Listener::Watcher(Arc::new(Mutex::new(Box::new(watcher))));
     let model = listening(model, &listener);
-    run(&model);
+    run(&model).outcome()?;
     let sums = std::mem::take(&mut *lock(&sums));
     if sums.is_empty() {
         return Err(QuantError::NoData {

@@ -4,14 +4,13 @@ use std::fmt;
 
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::Tensor;
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use crate::inspect::sensitivity::{Sensitivity, sensitivity};
 use crate::inspect::table::table;
 use crate::{FakeQuantizeConfig, Located, Override, QatConfig, QuantError, WeightConfig};
-use crate::{calibrate, map_quantizers, quantizers};
+use crate::{RunOutcome, TensorOutcome, calibrate, map_quantizers, quantizers};
 
 /// What the more sensitive layers are kept at.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -118,11 +117,11 @@ impl MixedPrecisionConfig {
     /// Those of [`QatConfig::prepare`] and [`calibrate`], with the model as it was;
     /// [`QuantError::InvalidConfig`] for a bound that is negative or no number, and for a schedule
     /// that does not quantize from step 0 on.
-    pub fn allocate<M: Module, const D: usize>(
+    pub fn allocate<M: Module, R: RunOutcome, T: TensorOutcome<D>, const D: usize>(
         &self,
         model: M,
-        run: impl Fn(&M),
-        output: impl Fn(&M) -> Tensor<D>,
+        run: impl Fn(&M) -> R,
+        output: impl Fn(&M) -> T,
         evaluate: impl Fn(&M) -> f64,
     ) -> Result<Allocation<M>, Rejected<M, QuantError>> {
         match self.try_allocate(&model, run, output, evaluate) {
@@ -131,11 +130,11 @@ impl MixedPrecisionConfig {
         }
     }
 
-    fn try_allocate<M: Module, const D: usize>(
+    fn try_allocate<M: Module, R: RunOutcome, T: TensorOutcome<D>, const D: usize>(
         &self,
         model: &M,
-        run: impl Fn(&M),
-        output: impl Fn(&M) -> Tensor<D>,
+        run: impl Fn(&M) -> R,
+        output: impl Fn(&M) -> T,
         evaluate: impl Fn(&M) -> f64,
     ) -> Result<Allocation<M>, QuantError> {
         if !(self.max_drop >= 0.0) {

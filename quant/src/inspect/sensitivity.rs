@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::health;
 use crate::inspect::table::{decibels, table};
 use crate::module::watch::{Weight, WeightVisitor, visit_weights};
-use crate::{FakeQuantize, Located, QuantError, Site, map_quantizers, quantizers};
+use crate::{FakeQuantize, Located, QuantError, Site, TensorOutcome, map_quantizers, quantizers};
 
 /// What [`sensitivity`] found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,9 +77,9 @@ pub struct LayerSensitivity {
 ///
 /// [`QuantError::NotPrepared`] if the model has no quantizer that is switched on,
 /// [`QuantError::Device`].
-pub fn sensitivity<M: Module, const D: usize>(
+pub fn sensitivity<M: Module, R: TensorOutcome<D>, const D: usize>(
     model: &M,
-    output: impl Fn(&M) -> Tensor<D>,
+    output: impl Fn(&M) -> R,
     evaluate: impl Fn(&M) -> f64,
 ) -> Result<Sensitivity, QuantError> {
     let model = model.valid();
@@ -88,11 +88,9 @@ pub fn sensitivity<M: Module, const D: usize>(
         return Err(QuantError::NotPrepared);
     }
     let float_model = quantized_only(&model, |_| false);
-    let reference = output(&float_model);
+    let reference = output(&float_model).tensor()?;
     let mut sqnr: BTreeMap<String, Vec<(Site, f64)>> = BTreeMap::new();
-    let report = health(&model, |model| {
-        output(model);
-    })?;
+    let report = health(&model, |model| output(model).tensor())?;
     for quantizer in &report.quantizers {
         let of_layer = sqnr.entry(quantizer.layer.clone()).or_default();
         of_layer.push((quantizer.site, quantizer.sqnr));
@@ -103,7 +101,7 @@ pub fn sensitivity<M: Module, const D: usize>(
         found.push(LayerSensitivity {
             schemes,
             sqnr: sqnr.remove(&layer).unwrap_or_default(),
-            output_sqnr: signal_to_noise(&reference, output(&alone))?,
+            output_sqnr: signal_to_noise(&reference, output(&alone).tensor()?)?,
             quantized_alone: evaluate(&alone),
             first_order: None,
             second_order: None,

@@ -21,6 +21,8 @@ pub(crate) struct Weight {
     pub(crate) attention_operand: bool,
     /// Whether it is the query projection of an attention.
     pub(crate) attention_query: bool,
+    /// Whether it is of a gate of a recurrent layer.
+    pub(crate) recurrent: bool,
 }
 
 /// The weights of a model, in module order.
@@ -102,10 +104,12 @@ impl ModuleVisitor for Layers {
             Some(&"weight") => output_axis(container, D),
             _ => None,
         };
-        let projection = match out.next() {
+        let above = out.next();
+        let projection = match above {
             Some((name, parent)) if parent == "Struct:MultiHeadAttention" => name,
             _ => "",
         };
+        let recurrent = above.is_some_and(|(_, parent)| parent == "Struct:GateController");
         let shape = param.base().shape().to_vec();
         let (input_width, output_width) = widths(container, &shape);
         self.weights.push(Weight {
@@ -120,6 +124,7 @@ impl ModuleVisitor for Layers {
             output_width,
             attention_operand: matches!(projection, "query" | "key" | "value"),
             attention_query: projection == "query",
+            recurrent,
         });
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod column_layout;
 pub(crate) mod effective;
 pub(crate) mod float_parameters;
 pub(crate) mod layers;
+pub(crate) mod outcome;
 pub(crate) mod record;
 pub(crate) mod unobserved;
 pub(crate) mod walk;

@@ -24,6 +24,8 @@ pub enum Site {
     Output,
     /// The attention weights, after the softmax, of the attention whose query weight carries it.
     Attention,
+    /// An operation without a weight, after the layer whose weight carries it.
+    Operation,
     /// A module of the model's own.
     Standalone,
 }
@@ -36,6 +38,7 @@ impl Site {
             Self::Input => "input",
             Self::Output => "output",
             Self::Attention => "attention",
+            Self::Operation => "operation",
             Self::Standalone => "standalone",
         }
     }
@@ -62,6 +65,10 @@ impl Located {
             Site::Input => "input",
             Site::Output => "output",
             Site::Attention => "attention",
+            Site::Operation => {
+                let role = self.quantizer.role();
+                role.map_or("operation", |(role, _)| role.name())
+            }
             Site::Standalone => return self.path.clone(),
         };
         let parameter = self.parameter.as_deref().unwrap_or_default();
@@ -77,6 +84,16 @@ pub fn quantizers<M: Module>(model: &M) -> Vec<Located> {
     model.visit(&mut Follow);
     match scope.leave() {
         Task::Find(found) => found,
+        _ => Vec::new(),
+    }
+}
+
+/// The quantizers of a model themselves: what is done to them reaches the model.
+pub(crate) fn own_quantizers<M: Module>(model: &M) -> Vec<FakeQuantize> {
+    let scope = Scope::enter(Task::Own(Vec::new()));
+    model.visit(&mut Follow);
+    match scope.leave() {
+        Task::Own(found) => found,
         _ => Vec::new(),
     }
 }
@@ -120,6 +137,7 @@ pub(crate) fn is_hidden() -> bool {
 
 enum Task {
     Find(Vec<Located>),
+    Own(Vec<FakeQuantize>),
     Replace(HashMap<String, FakeQuantize>),
     Hide,
 }
@@ -139,8 +157,10 @@ thread_local! {
 pub(crate) fn visited(quantizer: &FakeQuantize) {
     WALK.with_borrow_mut(|walk| {
         let Some(walk) = walk else { return };
-        let Task::Find(found) = &mut walk.task else {
-            return;
+        let found = match &mut walk.task {
+            Task::Find(found) => found,
+            Task::Own(found) => return found.push(quantizer.handle()),
+            Task::Replace(_) | Task::Hide => return,
         };
         let parameter = walk.parameter.map(|len| walk.path[..len].join("."));
         let site = match (&parameter, walk.path.last().map(String::as_str)) {
@@ -148,6 +168,7 @@ pub(crate) fn visited(quantizer: &FakeQuantize) {
             (Some(_), Some("input")) => Site::Input,
             (Some(_), Some("output")) => Site::Output,
             (Some(_), Some("attention")) => Site::Attention,
+            (Some(_), Some(_)) if quantizer.role().is_some() => Site::Operation,
             _ => Site::Standalone,
         };
         found.push(Located {

@@ -32,6 +32,8 @@ const SCHEME: usize = 13;
 pub(crate) struct Control {
     pub(crate) schedule: Schedule,
     pub(crate) step: u64,
+    /// Whether the last step was counted by the run of a recorded forward pass.
+    pub(crate) advanced_by_run: bool,
     pub(crate) mode: Mode,
     /// Whether there is a range.
     pub(crate) observed: bool,
@@ -64,6 +66,7 @@ impl Control {
         Self {
             schedule,
             step: 0,
+            advanced_by_run: false,
             mode: Mode::Scheduled,
             observed: false,
             exact: false,

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
+use burn_lean_graph::Role;
 
 use crate::model::float_parameters::on_tape;
 use crate::module::control::{Control, Mode};
@@ -64,6 +65,8 @@ pub struct FakeQuantize {
     /// The values of the converted weight that carries it.
     resident: Resident,
     listener: Option<Listener>,
+    /// What it quantizes, at the weight that carries it, and which of several.
+    role: Option<(Role, usize)>,
 }
 
 /// Everything that changes.
@@ -133,6 +136,7 @@ impl FakeQuantize {
             training: Param::from_bool(true),
             resident: Resident::default(),
             listener: None,
+            role: None,
             state: Arc::new(Mutex::new(State {
                 control: Control::new(&config.scheme, Schedule::new(), device),
                 observer: Observer::new(config.observer, groups, device),
@@ -254,8 +258,48 @@ impl FakeQuantize {
         self
     }
 
+    /// As what it acts in a recorded forward pass.
+    pub(crate) fn with_role(mut self, role: Role, ordinal: usize) -> Self {
+        self.role = Some((role, ordinal));
+        self
+    }
+
+    pub(crate) fn role(&self) -> Option<(Role, usize)> {
+        self.role
+    }
+
+    /// The same for copies that share its state, and for no other quantizer.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.state) as usize
+    }
+
     pub(crate) fn advanced(self) -> Self {
-        self.edit(|state| state.control.step = state.control.step.saturating_add(1))
+        self.edit(|state| {
+            let is_done = std::mem::take(&mut state.control.advanced_by_run);
+            if !is_done {
+                state.control.step = state.control.step.saturating_add(1);
+            }
+        })
+    }
+
+    /// Moves on by one step, which [`advance`](crate::advance) then does not do again.
+    pub(crate) fn advance_by_run(&self) {
+        let mut state = self.lock();
+        state.control.step = state.control.step.saturating_add(1);
+        state.control.advanced_by_run = true;
+    }
+
+    /// This very quantizer: what it observes, the original has observed.
+    pub(crate) fn handle(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+            path: self.path.clone(),
+            training: self.training.clone(),
+            state: self.state.clone(),
+            resident: self.resident.clone(),
+            listener: self.listener.clone(),
+            role: self.role,
+        }
     }
 
     /// Ready for a calibration, without what was observed so far.

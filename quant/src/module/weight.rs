@@ -1,11 +1,11 @@
 //! What a prepared weight carries: its own quantizer, and those of the layer around it.
 
 use burn::module::{Module, Param, Reparameterization};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_lean_reparam::find;
 
 use crate::FakeQuantize;
-use crate::model::effective;
+use crate::module::sites::SiteQuantizers;
 
 /// The quantizers of a layer, carried by its weight.
 ///
@@ -25,6 +25,8 @@ pub struct WeightQuantizer {
     pub output: Option<FakeQuantize>,
     /// Of the attention weights, if this is the query projection of an attention.
     pub attention: Option<FakeQuantize>,
+    /// Of the operations without a weight that follow the layer.
+    pub sites: SiteQuantizers,
 }
 
 impl WeightQuantizer {
@@ -60,19 +62,9 @@ impl Reparameterization for WeightQuantizer {
     const NAME: &'static str = "quant";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let is_stored =
-            matches!(base.dtype(), DType::QFloat(_)) || self.weight.is_stored_as_codes();
-        match is_stored {
-            // Converted: it is quantized for good. Burn's layers get its values, not the quantized
-            // tensor: reshaping blocks quantizes them anew on flex, and the quantized matrix
-            // product needs more shared memory than some GPUs have.
-            true => self
-                .weight
-                .resident(base, |base| self.weight.stored_values(base)),
-            false => {
-                effective::given(self.weight.path(), &base);
-                self.weight.resident(base, |base| self.weight.forward(base))
-            }
+        match self.weight.stand_in(&base) {
+            Some(stand_in) => stand_in,
+            None => self.weight.weight_values(base),
         }
     }
 }

@@ -9,9 +9,10 @@ use burn::nn::{PaddingConfig1d, PaddingConfig2d};
 use burn::tensor::Tensor;
 use burn::tensor::module::unfold4d;
 use burn::tensor::ops::{PadMode, UnfoldOptions};
+use burn_lean_graph::hooks;
 
 use crate::module::listener::{Listener, collecting, lock};
-use crate::{InputStatistics, QuantError, WeightQuantizer};
+use crate::{InputStatistics, QuantError, RunOutcome, WeightQuantizer};
 
 /// [`InputStatistics`] of the layers of a model, by the paths of their weights.
 ///
@@ -50,9 +51,12 @@ impl LayerInputs {
     /// assert_eq!(inputs.of("weight").unwrap()[0].mean(), [2.0, -1.0]);
     /// # Ok::<(), burn_lean_quant::QuantError>(())
     /// ```
-    pub fn collect<M: Module>(model: &M, run: impl FnOnce(&M)) -> Result<Self, QuantError> {
+    pub fn collect<M: Module, R: RunOutcome>(
+        model: &M,
+        run: impl FnOnce(&M) -> R,
+    ) -> Result<Self, QuantError> {
         let collected = Arc::new(Mutex::new(Self::default()));
-        run(&collecting(model, &collected));
+        run(&collecting(model, &collected)).outcome()?;
         let collected = std::mem::take(&mut *lock(&collected));
         match collected.error {
             Some(error) => Err(error),
@@ -78,7 +82,7 @@ impl LayerInputs {
         self.layers.insert(weight.into(), statistics);
     }
 
-    fn observe(&mut self, weight: &str, groups: Vec<Tensor<2>>) {
+    pub(crate) fn observe(&mut self, weight: &str, groups: Vec<Tensor<2>>) {
         if self.error.is_some() {
             return;
         }
@@ -119,6 +123,10 @@ pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) {
 }
 
 fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec<Tensor<2>>) {
+    // In a recording there are no values; the execution shows them.
+    if hooks::is_active() {
+        return;
+    }
     let quantizers = WeightQuantizer::of(weight);
     let listener = quantizers.and_then(|quantizers| quantizers.weight.listener());
     if let Some(Listener::Inputs { into, weight }) = listener {
@@ -132,9 +140,34 @@ fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec
 pub fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
     let [_, _, height, width] = x.dims();
     let (top, bottom, left, right) = padding(layer, height, width);
-    let x = x.pad((left, right, top, bottom), PadMode::Constant(0.0));
-    let options = UnfoldOptions::new(layer.stride, [0, 0], layer.dilation);
-    of_groups(unfold4d(x, layer.kernel_size, options), layer.groups)
+    let slide = Slide {
+        kernel: layer.kernel_size,
+        stride: layer.stride,
+        dilation: layer.dilation,
+        groups: layer.groups,
+        padding: [(top, bottom), (left, right)],
+    };
+    slide.patches(x)
+}
+
+/// How a convolution slides over an image.
+pub(crate) struct Slide {
+    pub(crate) kernel: [usize; 2],
+    pub(crate) stride: [usize; 2],
+    pub(crate) dilation: [usize; 2],
+    pub(crate) groups: usize,
+    /// Zeros before and after rows and columns.
+    pub(crate) padding: [(usize, usize); 2],
+}
+
+impl Slide {
+    /// As [`patches`].
+    pub(crate) fn patches(&self, x: Tensor<4>) -> Vec<Tensor<2>> {
+        let [(top, bottom), (left, right)] = self.padding;
+        let x = x.pad((left, right, top, bottom), PadMode::Constant(0.0));
+        let options = UnfoldOptions::new(self.stride, [0, 0], self.dilation);
+        of_groups(unfold4d(x, self.kernel, options), self.groups)
+    }
 }
 
 /// As [`patches`]: for each group of channels
@@ -147,10 +180,14 @@ pub fn patches_1d(layer: &Conv1d, x: Tensor<3>) -> Vec<Tensor<2>> {
         PaddingConfig1d::Same => same_padding(length, layer.kernel_size, layer.stride),
     };
     // A sequence is an image of one row.
-    let x: Tensor<4> = x.unsqueeze_dim(2);
-    let x = x.pad((left, right, 0, 0), PadMode::Constant(0.0));
-    let options = UnfoldOptions::new([1, layer.stride], [0, 0], [1, layer.dilation]);
-    of_groups(unfold4d(x, [1, layer.kernel_size], options), layer.groups)
+    let slide = Slide {
+        kernel: [1, layer.kernel_size],
+        stride: [1, layer.stride],
+        dilation: [1, layer.dilation],
+        groups: layer.groups,
+        padding: [(0, 0), (left, right)],
+    };
+    slide.patches(x.unsqueeze_dim(2))
 }
 
 /// `[batch, features, positions]`, the features of a group side by side, as one matrix for each

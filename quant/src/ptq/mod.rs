@@ -18,10 +18,13 @@ use crate::inspect::health::{QuantizerHealth, health};
 use crate::model::unobserved::{LeftFloat, Unobserved, leave_float, without_range};
 use crate::qat::training::calibrated;
 use crate::range::observer::ObserverConfig;
-use crate::{LayerInputs, QatConfig, QuantError, Range, RangeMethod, Rounding, RoundingConfig};
+use crate::{
+    LayerInputs, QatConfig, QuantError, Range, RangeMethod, Rounding, RoundingConfig, RunOutcome,
+};
 use crate::{RoundingReport, Site, WeightConfig, map_quantizers, quantizers};
 
 mod report;
+pub(crate) mod shown_inputs;
 mod weight_range;
 
 pub use report::{ActivationRange, PtqReport};
@@ -135,11 +138,11 @@ impl PtqConfig {
     /// [`QuantError::InvalidConfig`] in static mode without observers or with the memoryless one,
     /// and for a schedule that does not quantize from step 0 on. In dynamic mode, where there is data,
     /// [`QuantError::NeverCalled`] for an activation that the first batch did not come by.
-    pub fn quantize<M: Module, I: IntoIterator>(
+    pub fn quantize<M: Module, I: IntoIterator, R: RunOutcome>(
         &self,
         model: M,
         batches: impl Fn() -> I,
-        forward: impl Fn(&M, I::Item),
+        forward: impl Fn(&M, I::Item) -> R,
     ) -> Result<(M, PtqReport), Rejected<M, QuantError>> {
         let pass = Pass {
             batches,
@@ -168,7 +171,7 @@ impl PtqConfig {
             ),
             PtqMode::Dynamic => {
                 let prepared = self.qat_config().prepare(model.clone())?;
-                let left = match data.run_first(&prepared.valid()) {
+                let left = match data.run_first(&prepared.valid())? {
                     // What a model calls past its quantizers would stay float without a word.
                     true => self
                         .unobserved
@@ -326,6 +329,9 @@ impl PtqConfig {
     }
 }
 
+/// Runs all batches through a model.
+type Run<'a, M> = &'a dyn Fn(&M) -> Result<(), QuantError>;
+
 /// Calibration data that can be run through a model.
 trait Data<M> {
     /// Calls `with` with a function that runs all batches through a model.
@@ -333,10 +339,10 @@ trait Data<M> {
     /// # Errors
     ///
     /// [`QuantError::NoData`] if there was no batch.
-    fn run<O>(&self, name: &str, with: impl FnOnce(&dyn Fn(&M)) -> O) -> Result<O, QuantError>;
+    fn run<O>(&self, name: &str, with: impl FnOnce(Run<'_, M>) -> O) -> Result<O, QuantError>;
 
     /// Runs the first batch through `model`, if there is one.
-    fn run_first(&self, model: &M) -> bool;
+    fn run_first(&self, model: &M) -> Result<bool, QuantError>;
 
     /// Number of batches in a pass; 0 before the first.
     fn count(&self) -> usize;
@@ -349,13 +355,14 @@ struct Pass<B, F> {
     progress: bool,
 }
 
-impl<M, I, B, F> Data<M> for Pass<B, F>
+impl<M, I, B, F, R> Data<M> for Pass<B, F>
 where
     I: IntoIterator,
     B: Fn() -> I,
-    F: Fn(&M, I::Item),
+    F: Fn(&M, I::Item) -> R,
+    R: RunOutcome,
 {
-    fn run<O>(&self, name: &str, with: impl FnOnce(&dyn Fn(&M)) -> O) -> Result<O, QuantError> {
+    fn run<O>(&self, name: &str, with: impl FnOnce(Run<'_, M>) -> O) -> Result<O, QuantError> {
         let run = |model: &M| {
             let batches = (self.batches)().into_iter();
             let bar = match (self.progress, batches.size_hint()) {
@@ -367,14 +374,14 @@ where
                 bar.set_style(style);
             }
             bar.set_prefix(name.to_string());
-            let mut count = 0;
+            self.count.set(0);
             for batch in batches {
-                (self.forward)(model, batch);
-                count += 1;
+                self.count.set(self.count.get() + 1);
+                (self.forward)(model, batch).outcome()?;
                 bar.inc(1);
             }
             bar.finish_and_clear();
-            self.count.set(count);
+            Ok(())
         };
         let output = with(&run);
         match self.count.get() {
@@ -385,9 +392,10 @@ where
         }
     }
 
-    fn run_first(&self, model: &M) -> bool {
+    fn run_first(&self, model: &M) -> Result<bool, QuantError> {
         let first = (self.batches)().into_iter().next();
-        first.map(|batch| (self.forward)(model, batch)).is_some()
+        let run = first.map(|batch| (self.forward)(model, batch).outcome());
+        Ok(run.transpose()?.is_some())
     }
 
     fn count(&self) -> usize {

@@ -6,15 +6,18 @@ use std::collections::HashMap;
 use burn::config::Config;
 use burn::module::{Module, Param, ParamGroup, Reparameterizer};
 use burn::tensor::{Device, Tensor};
+use burn_lean_graph::{Role, Tensors, record};
 use burn_lean_reparam::{Rejected, attach};
 
 use crate::audit;
 use crate::model::column_layout;
 use crate::model::layers::{Layers, Weight};
 use crate::model::unobserved::{Unobserved, without_range};
+use crate::module::sites;
+use crate::qat::found::Found;
 use crate::qat::overrides::Override;
 use crate::{FakeQuantize, FakeQuantizeConfig, Granularity, NumberFormat, QuantError, Schedule};
-use crate::{Scheme, WeightConfig, WeightQuantizer, map_quantizers, quantizers};
+use crate::{Scheme, SiteQuantizers, WeightConfig, WeightQuantizer, map_quantizers, quantizers};
 
 /// Quantization-aware training of a model, or its calibration.
 ///
@@ -59,6 +62,10 @@ pub struct QatConfig {
     /// weights) are quantized. Default: yes, where activations are.
     #[config(default = true)]
     pub attention: bool,
+    /// Whether the branches of sums, as in residual connections, and the parts of concatenations
+    /// are quantized, where [`prepare_for`](Self::prepare_for) finds them. Default: no.
+    #[config(default = false)]
+    pub sums: bool,
     /// The weights to prepare. Default: all that can be.
     #[config(default = "None")]
     pub group: Option<ParamGroup>,
@@ -84,7 +91,67 @@ impl QatConfig {
     /// layer, a group or an override that matches nothing, a weight that already carries a
     /// reparameterization (a second `prepare`, for example).
     pub fn prepare<M: Module>(&self, model: M) -> Result<M, Rejected<M, QuantError>> {
-        let quantizers = match self.reparameterizer(&model) {
+        self.prepare_found(model, &Found::default())
+    }
+
+    /// As [`prepare`](Self::prepare), and with quantizers for what only the forward pass shows.
+    ///
+    /// These are weights that are multiplied outside of Burn's layers, products of two computed
+    /// tensors outside of its attention (queries and keys after a rotation, say), and, if
+    /// [`sums`](Self::sums) is set, sums and concatenations. `forward` is recorded as in
+    /// [`QuantizedForward::run`](crate::QuantizedForward::run), which is how all of these
+    /// quantizers act; nothing is computed.
+    ///
+    /// ```
+    /// use burn::module::{Module, Param};
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_lean_quant::{QatConfig, QuantizedForward, quantizers};
+    ///
+    /// /// Not a layer of Burn's.
+    /// #[derive(Module, Debug)]
+    /// struct Own {
+    ///     matrix: Param<Tensor<2>>,
+    /// }
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let matrix = Tensor::random([4, 2], Distribution::Default, &device);
+    /// let model = Own { matrix: Param::from_tensor(matrix) };
+    /// let x = Tensor::<2>::random([3, 4], Distribution::Default, &device);
+    /// let forward = |model: &Own, x: Tensor<2>| x.matmul(model.matrix.val());
+    ///
+    /// let model = QatConfig::new().prepare_for(model, x.clone(), forward)?;
+    /// QuantizedForward::new().run(&model, x, forward)?;
+    /// let names: Vec<_> = quantizers(&model).iter().map(|located| located.name()).collect();
+    /// assert_eq!(names, ["matrix", "input of `matrix`"]);
+    /// assert!(quantizers(&model)[1].quantizer.is_observed());
+    /// # Ok::<(), burn_lean_quant::QuantError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare); [`QuantError::Graph`] where the forward pass cannot be
+    /// recorded.
+    pub fn prepare_for<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: M,
+        input: I,
+        forward: impl FnOnce(&M, I) -> O,
+    ) -> Result<M, Rejected<M, QuantError>> {
+        match record(&model, &input, forward) {
+            Ok(recording) => {
+                let found = Found::of(recording.graph(), self.attention, self.sums);
+                self.prepare_found(model, &found)
+            }
+            Err(error) => Err(Rejected::new(model, error.into())),
+        }
+    }
+
+    fn prepare_found<M: Module>(
+        &self,
+        model: M,
+        found: &Found,
+    ) -> Result<M, Rejected<M, QuantError>> {
+        let quantizers = match self.reparameterizer_found(&model, found) {
             Ok(quantizers) => quantizers,
             Err(error) => return Err(Rejected::new(model, error)),
         };
@@ -152,8 +219,19 @@ impl QatConfig {
     ///
     /// As [`prepare`](Self::prepare), except for what is attached already.
     pub fn reparameterizer<M: Module>(&self, model: &M) -> Result<AttachQuantizers, QuantError> {
+        self.reparameterizer_found(model, &Found::default())
+    }
+
+    fn reparameterizer_found<M: Module>(
+        &self,
+        model: &M,
+        found: &Found,
+    ) -> Result<AttachQuantizers, QuantError> {
         self.validate()?;
-        let layers = Layers::of(model);
+        let mut layers = Layers::of(model);
+        for weight in &mut layers.weights {
+            weight.axis = weight.axis.or(found.axis(&weight.path));
+        }
         for choice in &self.overrides {
             let matches = |weight: &&Weight| choice.matches(&weight.path);
             if !layers.weights.iter().any(|weight| matches(&weight)) {
@@ -171,7 +249,7 @@ impl QatConfig {
                 continue;
             }
             in_group = true;
-            let quantizer = self.quantizer(weight);
+            let quantizer = self.quantizer(weight, found);
             if let Some(quantizer) = quantizer.map_err(|error| error.at(&weight.path))? {
                 quantizers.insert(weight.path.clone(), quantizer);
             }
@@ -225,7 +303,11 @@ impl QatConfig {
     }
 
     /// The quantizers of one weight; none if it is left out.
-    fn quantizer(&self, weight: &Weight) -> Result<Option<WeightQuantizer>, QuantError> {
+    fn quantizer(
+        &self,
+        weight: &Weight,
+        found: &Found,
+    ) -> Result<Option<WeightQuantizer>, QuantError> {
         let choices = Choices::of(self, &weight.path);
         let Some(axis) = choices.axis.or(weight.axis) else {
             return Ok(None);
@@ -239,9 +321,10 @@ impl QatConfig {
                 shape: weight.shape.clone(),
             });
         }
-        let named = |quantizer: FakeQuantize, site: &str| {
+        let named = |quantizer: FakeQuantize, site: &str, role: Role, ordinal: usize| {
             let path = format!("{}.quant.{site}", weight.path);
-            quantizer.with_schedule(self.schedule).with_path(path)
+            let quantizer = quantizer.with_schedule(self.schedule).with_path(path);
+            quantizer.with_role(role, ordinal)
         };
         let input_axis = match axis {
             0 => 1.min(weight.shape.len() - 1),
@@ -249,21 +332,41 @@ impl QatConfig {
         };
         let of_weight = choices.weight.quantizer(&weight.shape, axis, input_axis);
         let of_weight = of_weight.init_for(&weight.shape, &weight.device)?;
-        let activation = |site: &str, wanted: bool, width| match &choices.activation {
+        let activation = |site: &str, wanted: bool, role, ordinal, width| match &choices.activation
+        {
             Some(config) if wanted => {
                 check_blocks(&config.scheme, width)?;
                 let quantizer = config.init(&weight.device)?;
-                Ok(Some(named(quantizer, site)))
+                Ok(Some(named(quantizer, site, role, ordinal)))
             }
             _ => Ok::<_, QuantError>(None),
         };
-        let output = choices.outputs || (weight.attention_operand && self.attention);
-        let attention = weight.attention_query && self.attention;
+        let found = match weight.recurrent {
+            // Its sums and products are those of its gates.
+            true => &[][..],
+            false => found.sites(&weight.path),
+        };
+        let has = |role| found.contains(&(role, 0));
+        let attends = self.attention;
+        let output = choices.outputs || (weight.attention_operand && attends) || has(Role::Output);
+        let attention = (weight.attention_query && attends) || has(Role::Probabilities);
+        let mut others = SiteQuantizers::default();
+        for (role, ordinal) in found.iter().copied() {
+            let is_field = matches!(role, Role::Output | Role::Probabilities);
+            if !(is_field && ordinal == 0) {
+                let site = format!("sites.{}", sites::name(role, ordinal));
+                let quantizer = activation(&site, true, role, ordinal, None)?;
+                quantizer.into_iter().for_each(|one| others.push(one));
+            }
+        }
+        let of_weight = of_weight.with_enabled(!choices.skip_weight);
+        let (input, width) = (weight.float_input, weight.input_width);
         Ok(Some(WeightQuantizer {
-            weight: named(of_weight.with_enabled(!choices.skip_weight), "weight"),
-            input: activation("input", weight.float_input, weight.input_width)?,
-            output: activation("output", output, weight.output_width)?,
-            attention: activation("attention", attention, None)?,
+            weight: named(of_weight, "weight", Role::Weight, 0),
+            input: activation("input", input, Role::Input, 0, width)?,
+            output: activation("output", output, Role::Output, 0, weight.output_width)?,
+            attention: activation("attention", attention, Role::Probabilities, 0, None)?,
+            sites: others,
         }))
     }
 }

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use burn::module::{Flag, Module, ModuleMapper, Param};
 use burn_lean_reparam::Rejected;
 
+use crate::model::outcome::RunOutcome;
 use crate::model::unobserved::{LeftFloat, Unobserved, leave_float};
-use crate::model::walk::{Site, map_quantizers, quantizers, replace};
+use crate::model::walk::{Site, map_quantizers, own_quantizers, quantizers, replace};
 use crate::{FakeQuantize, QuantError, Schedule};
 
 /// Moves the model's quantizers on by one training step, and freezes BatchNorm statistics when
@@ -45,14 +46,21 @@ pub fn advance<M: Module>(model: M) -> M {
 /// It never thaws one: whether a frozen one was frozen by the schedule or by the model's author
 /// cannot be told. After a record of an earlier step, load into a model that was not frozen yet.
 pub fn apply_schedule<M: Module>(model: M) -> M {
-    let frozen = quantizers(&model).iter().any(|located| {
-        let quantizer = &located.quantizer;
-        quantizer.schedule().freezes_batch_norm(quantizer.step())
-    });
-    match frozen {
-        true => model.map(&mut FreezeBatchNorm { inside: false }),
+    match freezes_batch_norm(&model) {
+        true => freeze_batch_norm(model),
         false => model,
     }
+}
+
+/// Whether the schedule says that BatchNorm statistics are frozen in the current step.
+pub(crate) fn freezes_batch_norm<M: Module>(model: &M) -> bool {
+    own_quantizers(model)
+        .iter()
+        .any(|quantizer| quantizer.schedule().freezes_batch_norm(quantizer.step()))
+}
+
+pub(crate) fn freeze_batch_norm<M: Module>(model: M) -> M {
+    model.map(&mut FreezeBatchNorm { inside: false })
 }
 
 /// The model with another schedule, in step 0.
@@ -90,7 +98,10 @@ pub fn set_schedule<M: Module>(model: M, schedule: Schedule) -> Result<M, Reject
 /// The model comes back in the error, as it was: [`QuantError::NotPrepared`] without quantizers;
 /// for each quantizer that has no useful range, why, with its path (of several as
 /// [`QuantError::Several`]): nothing was observed, or values that are not finite, or one value only.
-pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejected<M, QuantError>> {
+pub fn calibrate<M: Module, R: RunOutcome>(
+    model: M,
+    run: impl FnOnce(&M) -> R,
+) -> Result<M, Rejected<M, QuantError>> {
     match calibrated(&model, |_| true, Unobserved::Refuse, run) {
         Ok((calibrated, _)) => Ok(calibrated),
         Err(error) => Err(Rejected::new(model, error)),
@@ -106,9 +117,9 @@ pub fn calibrate<M: Module>(model: M, run: impl FnOnce(&M)) -> Result<M, Rejecte
 /// # Errors
 ///
 /// As [`calibrate`].
-pub fn calibrate_unobserved<M: Module>(
+pub fn calibrate_unobserved<M: Module, R: RunOutcome>(
     model: M,
-    run: impl FnOnce(&M),
+    run: impl FnOnce(&M) -> R,
 ) -> Result<M, Rejected<M, QuantError>> {
     let has_none = |quantizer: &FakeQuantize| !quantizer.has_range();
     match calibrated(&model, has_none, Unobserved::Refuse, run) {
@@ -118,11 +129,11 @@ pub fn calibrate_unobserved<M: Module>(
 }
 
 /// A calibrated copy of `model`, and what was left float of it.
-pub(crate) fn calibrated<M: Module>(
+pub(crate) fn calibrated<M: Module, R: RunOutcome>(
     model: &M,
     chosen: impl Fn(&FakeQuantize) -> bool,
     unobserved: Unobserved,
-    run: impl FnOnce(&M),
+    run: impl FnOnce(&M) -> R,
 ) -> Result<(M, Vec<LeftFloat>), QuantError> {
     if quantizers(model).is_empty() {
         return Err(QuantError::NotPrepared);
@@ -132,7 +143,7 @@ pub(crate) fn calibrated<M: Module>(
         true => located.quantizer.calibrating(),
         false => located.quantizer,
     });
-    run(&calibrating);
+    run(&calibrating).outcome()?;
     let mut calibrated = HashMap::new();
     let mut without_range = Vec::new();
     for (located, observed) in quantizers(model).into_iter().zip(quantizers(&calibrating)) {

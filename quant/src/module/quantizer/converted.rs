@@ -64,6 +64,21 @@ impl FakeQuantize {
         self.lock().control.dequantize
     }
 
+    /// What a weight that is stored as `base` is worth: its values if it is converted, and fake
+    /// quantized if it is not.
+    pub(crate) fn weight_values<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        match matches!(base.dtype(), DType::QFloat(_)) || self.is_stored_as_codes() {
+            // Converted: it is quantized for good. Burn's layers get its values, not the quantized
+            // tensor: reshaping blocks quantizes them anew on flex, and the quantized matrix
+            // product needs more shared memory than some GPUs have.
+            true => self.resident(base, |base| self.stored_values(base)),
+            false => {
+                effective::given(self.path(), &base);
+                self.resident(base, |base| self.forward(base))
+            }
+        }
+    }
+
     /// The values of the weight that is stored as `base`, computed once where it is converted so.
     pub(crate) fn resident<const D: usize>(
         &self,

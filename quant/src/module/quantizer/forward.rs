@@ -31,17 +31,31 @@ impl FakeQuantize {
     /// If the scheme cannot quantize the shape of `x`, or its groups are not as many as the
     /// quantizer was made for.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if let Some(stand_in) = self.stand_in(&x) {
+            return stand_in;
+        }
+        self.try_forward(x)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// # Errors
+    ///
+    /// Where [`forward`](Self::forward) panics.
+    pub(crate) fn try_forward<const D: usize>(
+        &self,
+        x: Tensor<D>,
+    ) -> Result<Tensor<D>, QuantError> {
         if x.dims().contains(&0) {
-            return x;
+            return Ok(x);
         }
         self.tap(&x);
         let mut state = self.lock();
         let phase = state.control.phase();
         if let Some(stand_in) = audit::stand_in(&x, &self.path, &self.config.scheme, phase) {
-            return stand_in;
+            return Ok(stand_in);
         }
         if phase == Phase::Off {
-            return x;
+            return Ok(x);
         }
         state.control.call();
         let training = self.training.is_enabled() && x.is_autodiff();
@@ -52,7 +66,7 @@ impl FakeQuantize {
         });
         drop(state);
         let scheme = &self.config.scheme;
-        match chosen.unwrap_or_else(|error| panic!("{}", error.at(&self.path))) {
+        Ok(match chosen.map_err(|error| error.at(&self.path))? {
             Chosen::Nothing => x,
             Chosen::Fixed(qparams) => {
                 self.shown(x, &qparams, |x| fake_quantize(x, &qparams, scheme))
@@ -60,7 +74,7 @@ impl FakeQuantize {
             Chosen::Learned(qparams, gradient) => self.shown(x, &qparams, |x| {
                 fake_quantize_learned(x, &qparams, scheme, gradient)
             }),
-        }
+        })
     }
 
     /// Quantizes `x`, and shows whoever watches what came of it.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault};
 use burn::module::{ModuleMapper, ModuleVisitor};
 use burn::tensor::Device;
+use burn_lean_graph::hooks;
 
 use super::{FakeQuantize, State};
 use crate::model::walk;
@@ -13,18 +14,16 @@ use crate::module::resident::Resident;
 
 impl Clone for FakeQuantize {
     fn clone(&self) -> Self {
-        // What a copy observes in a calibration (the model's `valid`, for example) counts.
         let state = self.lock();
-        let shared = state.control.mode == Mode::Calibrating;
-        let own = (!shared).then(|| Arc::new(Mutex::new(state.clone())));
-        drop(state);
-        Self {
-            config: self.config.clone(),
-            path: self.path.clone(),
-            training: self.training.clone(),
-            state: own.unwrap_or_else(|| self.state.clone()),
-            resident: self.resident.clone(),
-            listener: self.listener.clone(),
+        let copy = self.handle();
+        // What a copy observes in a calibration (the model's `valid`, for example) counts, and in a
+        // recording, which is one of this very model.
+        match state.control.mode == Mode::Calibrating || hooks::is_active() {
+            true => copy,
+            false => Self {
+                state: Arc::new(Mutex::new(state.clone())),
+                ..copy
+            },
         }
     }
 }
@@ -85,7 +84,7 @@ const CONTAINER: &str = "Struct:FakeQuantize";
 impl Module for FakeQuantize {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         walk::visited(self);
-        if walk::is_hidden() {
+        if walk::is_hidden() || self.offer() {
             return;
         }
         visitor.enter_module("training", CONTAINER);
@@ -100,6 +99,9 @@ impl Module for FakeQuantize {
         if let Some(replacement) = walk::replacement() {
             return replacement;
         }
+        if hooks::is_active() {
+            return self;
+        }
         if walk::is_hidden() {
             return self.map_state(|state| state);
         }
@@ -113,19 +115,32 @@ impl Module for FakeQuantize {
     }
 
     fn to_device(self, device: &Device) -> Self {
+        if hooks::is_active() {
+            return self;
+        }
         self.map_state(|state| state.to_device(device))
     }
 
     fn fork(self, device: &Device) -> Self {
+        if hooks::is_active() {
+            return self;
+        }
         self.map_state(|state| state.fork(device))
     }
 
     fn collect_devices(&self, devices: Devices) -> Devices {
+        // In a recording its state stays where it is.
+        if hooks::is_active() {
+            return devices;
+        }
         self.lock().collect_devices(devices)
     }
 
     fn valid(&self) -> Self {
         let copy = self.clone();
+        if hooks::is_active() {
+            return copy;
+        }
         let training = self.training.valid();
         match Arc::ptr_eq(&copy.state, &self.state) {
             true => Self { training, ..copy },
@@ -138,6 +153,9 @@ impl Module for FakeQuantize {
     }
 
     fn train(self) -> Self {
+        if hooks::is_active() {
+            return self;
+        }
         Self {
             training: self.training.clone().train(),
             ..self.map_state(State::train)
@@ -145,6 +163,9 @@ impl Module for FakeQuantize {
     }
 
     fn materialize(self) -> Self {
+        if hooks::is_active() {
+            return self;
+        }
         self.map_state(State::materialize)
     }
 }

@@ -1,0 +1,8 @@
+//! Where the forward pass is in half precision: operation by operation, or as a region.
+
+pub(crate) mod config;
+pub(crate) mod lists;
+pub(crate) mod precision;
+pub(crate) mod region;
+pub(crate) mod run;
+pub(crate) mod weight_cast;

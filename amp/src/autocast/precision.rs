@@ -1,0 +1,209 @@
+//! Which parameters compute in half precision, and why others do not.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_lean_reparam::with_capture_device;
+use serde::{Deserialize, Serialize};
+
+use crate::AmpError;
+use crate::autocast::region::{Compute, Entered};
+
+/// Why a parameter of a prepared model stays in F32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum KeptBecause {
+    /// It belongs to a BatchNorm, whose running statistics are F32 and do not mix with half.
+    BatchNorm,
+    /// It belongs to a recurrent cell, whose initial state is F32 and does not mix with half.
+    Recurrent,
+    /// [`AutocastConfig::full_precision`](crate::AutocastConfig::full_precision) names it.
+    Requested,
+    /// It was not prepared, or is neither F32 nor half.
+    NotPrepared,
+}
+
+/// How one parameter takes part in autocast.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ParameterPrecision {
+    /// Path of the parameter.
+    pub path: String,
+    /// Elements.
+    pub elements: usize,
+    /// `None` if the parameter is cast in a region; otherwise why it stays in F32.
+    pub kept: Option<KeptBecause>,
+}
+
+/// Says for every floating-point parameter of a prepared model whether it is cast.
+///
+/// The factors of an adapter are listed too, as not prepared: they compute in F32, and their
+/// product is cast with the weight. Costs a copy of the weights on the host, and no computation.
+pub fn parameter_precision<M: Module>(model: &M) -> Vec<ParameterPrecision> {
+    let cast = cast_parameters(model);
+    let kept = KeptParameters::of(model, None);
+    kept.all
+        .into_iter()
+        .map(|(id, mut parameter)| {
+            if cast.contains(&id) {
+                parameter.kept = None;
+            } else if parameter.kept.is_none() {
+                parameter.kept = Some(KeptBecause::NotPrepared);
+            }
+            parameter
+        })
+        .collect()
+}
+
+/// The parameters whose effective value is half inside of a region.
+///
+/// What a chain of reparameterizations holds is not visible from outside; what comes out of it is.
+/// On the capture device asking for it computes nothing.
+fn cast_parameters<M: Module>(model: &M) -> HashSet<ParamId> {
+    let mut cast = HalfParameters(HashSet::new());
+    let captured = with_capture_device(|capture| {
+        capture.capture_scope(|scope| {
+            let _region = Entered::enter(Some(Compute::native(FloatDType::F16)));
+            // `valid` copies running statistics: `to_device` would move the original's in place.
+            let effective = model.valid().to_device(capture).materialize();
+            effective.visit(&mut cast);
+            scope.complete([], [])
+        })
+    });
+    debug_assert!(captured.is_ok(), "{captured:?}");
+    cast.0
+}
+
+struct HalfParameters(HashSet<ParamId>);
+
+impl ModuleVisitor for HalfParameters {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.base().dtype() == DType::F16 {
+            self.0.insert(param.id);
+        }
+    }
+}
+
+/// Which structs of a model, by path, are Burn's own.
+///
+/// A visitor learns the name of a struct and those of its fields, and a model may have a struct of
+/// the same name: it is Burn's if it has the fields, too.
+#[derive(Default)]
+struct BurnStructs {
+    path: Vec<String>,
+    /// Struct and fields by path.
+    fields: HashMap<String, (String, Vec<String>)>,
+}
+
+impl BurnStructs {
+    const BATCH_NORM: [&str; 4] = ["gamma", "beta", "running_mean", "running_var"];
+    /// All of Burn's recurrent cells keep their weights in gate controllers.
+    const GATE_CONTROLLER: [&str; 2] = ["input_transform", "hidden_transform"];
+
+    fn of<M: Module>(model: &M) -> Self {
+        let mut found = Self::default();
+        model.visit(&mut found);
+        found
+    }
+
+    /// Why the parameters inside of the struct at `path` stay in F32.
+    fn reason(&self, path: &str) -> Option<KeptBecause> {
+        let (name, fields) = self.fields.get(path)?;
+        let has = |wanted: &[&str]| {
+            let mut wanted = wanted.iter();
+            wanted.all(|wanted| fields.iter().any(|field| field == wanted))
+        };
+        match name.as_str() {
+            "Struct:BatchNorm" if has(&Self::BATCH_NORM) => Some(KeptBecause::BatchNorm),
+            "Struct:GateController" if has(&Self::GATE_CONTROLLER) => Some(KeptBecause::Recurrent),
+            _ => None,
+        }
+    }
+}
+
+impl ModuleVisitor for BurnStructs {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        let container = (container_type.to_string(), Vec::new());
+        let (_, fields) = self.fields.entry(self.path.join(".")).or_insert(container);
+        fields.push(name.to_string());
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+}
+
+/// Finds what stays in F32 by the modules that surround a parameter.
+pub(crate) struct KeptParameters {
+    requested: Option<ParamGroup>,
+    structs: BurnStructs,
+    path: Vec<String>,
+    all: Vec<(ParamId, ParameterPrecision)>,
+    pub(crate) kept: HashMap<ParamId, KeptBecause>,
+    /// The first parameter that is in half precision itself.
+    pub(crate) error: Option<AmpError>,
+}
+
+impl KeptParameters {
+    pub(crate) fn of<M: Module>(model: &M, requested: Option<ParamGroup>) -> Self {
+        let mut kept = Self {
+            requested,
+            structs: BurnStructs::of(model),
+            path: Vec::new(),
+            all: Vec::new(),
+            kept: HashMap::new(),
+            error: None,
+        };
+        model.visit(&mut kept);
+        kept
+    }
+
+    fn reason(&self, id: &ParamId, path: &str) -> Option<KeptBecause> {
+        let mut surrounding = (0..self.path.len()).map(|depth| self.path[..depth].join("."));
+        if let Some(reason) = surrounding.find_map(|path| self.structs.reason(&path)) {
+            return Some(reason);
+        }
+        let requested = self.requested.as_ref();
+        requested
+            .is_some_and(|group| group.matches(id, Some(path)))
+            .then_some(KeptBecause::Requested)
+    }
+}
+
+impl ModuleVisitor for KeptParameters {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        let dtype = param.base().dtype();
+        let mut reason = self.reason(&param.id, &path);
+        match dtype {
+            DType::F32 => {}
+            DType::F16 | DType::BF16 | DType::Flex32 if self.error.is_none() => {
+                self.error = Some(AmpError::ParameterDtype {
+                    path: path.clone(),
+                    dtype,
+                });
+            }
+            _ => reason = reason.or(Some(KeptBecause::NotPrepared)),
+        }
+        if let Some(reason) = reason {
+            self.kept.insert(param.id, reason);
+        }
+        self.all.push((
+            param.id,
+            ParameterPrecision {
+                path,
+                elements: param.lazy_shape().num_elements(),
+                kept: reason,
+            },
+        ));
+    }
+}

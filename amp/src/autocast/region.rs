@@ -1,0 +1,383 @@
+//! The autocast region: where weights are worth their half-precision copies.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
+use burn_lean_graph::{Recordings, TensorMapper, Tensors};
+
+use crate::Fallback;
+use crate::autocast::config::KeepDtype;
+use crate::autocast::lists::Lists;
+use crate::autocast::run::Resolved;
+use crate::autocast::weight_cast;
+use crate::autocast::weight_cast::Cache;
+use crate::device::device_name;
+use crate::device::emulation;
+
+/// The dtype of an autocast region, and how it is reached on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Compute {
+    pub(crate) dtype: FloatDType,
+    /// F32 tensors holding half values, for devices without the dtype.
+    pub(crate) emulated: bool,
+}
+
+impl Compute {
+    pub(crate) fn native(dtype: FloatDType) -> Self {
+        Self {
+            dtype,
+            emulated: false,
+        }
+    }
+
+    pub(crate) fn emulated(dtype: FloatDType) -> Self {
+        Self {
+            dtype,
+            emulated: true,
+        }
+    }
+
+    pub(crate) fn is_half(self) -> bool {
+        matches!(self.dtype, FloatDType::F16 | FloatDType::BF16)
+    }
+
+    /// Some devices compute garbage in a dtype that they lack, without a word.
+    fn assert_supported(self, device: &Device) {
+        assert!(
+            self.emulated || !self.is_half() || device.supports_dtype(self.dtype),
+            "{} cannot compute in {:?}: the model was prepared on another device. Move it there \
+             before `AutocastConfig::prepare`, which checks the device",
+            device_name(device),
+            self.dtype
+        );
+    }
+
+    /// Casts F32 and half tensors; F64 and quantized tensors are left alone.
+    pub(crate) fn cast<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        if !is_castable(x.dtype()) {
+            return x;
+        }
+        if self.emulated {
+            return emulation::round(cast_to(x, FloatDType::F32), self.dtype);
+        }
+        cast_to(x, self.dtype)
+    }
+
+    /// As [`cast`](Self::cast), once per parameter and region: see [`weight_cast`].
+    pub(crate) fn cast_weight<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        // A frozen weight is not kept: its copy is of no use after the operation that reads it.
+        match x.dtype() == DType::F32 && self.is_half() && x.is_require_grad() {
+            true if emulation::is_available(&x.device()) => weight_cast::cast(x, self),
+            _ => self.cast(x),
+        }
+    }
+}
+
+fn is_castable(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16)
+}
+
+/// A cast that is recorded only where it changes something.
+pub(crate) fn cast_to<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+    match !is_castable(x.dtype()) || x.dtype() == dtype.into() {
+        true => x,
+        false => x.cast(dtype),
+    }
+}
+
+thread_local! {
+    /// The region this thread is in. A spawned thread starts outside, as with PyTorch.
+    static REGION: Cell<Option<Compute>> = const { Cell::new(None) };
+}
+
+/// The region this thread is in.
+pub(crate) fn current() -> Option<Compute> {
+    REGION.get()
+}
+
+/// The dtype that float tensors have in the autocast region this thread is in; `None` outside of
+/// one, and in [`full_precision`].
+///
+/// For a model that makes tensors of its own in its forward pass; [`to_region`] casts them. Where
+/// half precision is emulated, tensors are F32, and so is this.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, FloatDType};
+/// use burn_lean_amp::{AutocastConfig, full_precision, region_dtype};
+///
+/// let model = LinearConfig::new(4, 2).init(&Device::flex());
+/// let (_, autocast) = AutocastConfig::new(FloatDType::BF16).prepare(model)?;
+/// autocast.forward((), |()| {
+///     assert_eq!(region_dtype(), Some(FloatDType::BF16));
+///     full_precision((), |()| assert_eq!(region_dtype(), None));
+/// });
+/// assert_eq!(region_dtype(), None);
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+pub fn region_dtype() -> Option<FloatDType> {
+    current().map(|compute| match compute.emulated {
+        true => FloatDType::F32,
+        false => compute.dtype,
+    })
+}
+
+/// A value that the model made itself, as the autocast region this thread is in needs it; unchanged
+/// outside of one, and in [`full_precision`].
+///
+/// Tensors that a forward pass makes (a position, a mask, a constant) have the dtype of the device,
+/// and do not mix with half precision.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_lean_amp::{AutocastConfig, to_region};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(4, 2).init(&device);
+/// let (model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
+/// let y = autocast.forward(Tensor::<2>::ones([3, 4], &device), |x| {
+///     let offset = to_region(Tensor::<2>::full([1, 2], 0.5, &x.device()));
+///     model.forward(x) + offset
+/// });
+/// assert_eq!(y.dims(), [3, 2]);
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+pub fn to_region<T: Tensors>(value: T) -> T {
+    match current() {
+        Some(compute) => value.map_tensors(&mut Caster(Edge::In(compute))),
+        None => value,
+    }
+}
+
+/// Restores the surrounding region, also when the forward pass panics.
+pub(crate) struct Entered {
+    previous: Option<Compute>,
+    /// The casts of weights, in the outermost region with casts.
+    _cache: Option<Cache>,
+}
+
+impl Entered {
+    pub(crate) fn enter(compute: Option<Compute>) -> Self {
+        Self {
+            previous: REGION.replace(compute),
+            _cache: compute.and_then(|_| Cache::open()),
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        REGION.set(self.previous);
+    }
+}
+
+/// Mixed precision for forward passes: [`run`](Self::run) for any model, operation by operation;
+/// [`forward`](Self::forward) as a region for a [prepared](crate::AutocastConfig::prepare) model.
+///
+/// Clones share what [`run`](Self::run) remembers between steps.
+#[derive(Debug, Clone)]
+pub struct Autocast {
+    pub(crate) compute: Compute,
+    /// The device has been looked at.
+    pub(crate) resolved: bool,
+    pub(crate) fallback: Fallback,
+    pub(crate) output_dtype: FloatDType,
+    pub(crate) lists: Arc<Lists>,
+    pub(crate) devices: Arc<Resolved>,
+    pub(crate) recordings: Recordings,
+}
+
+impl PartialEq for Autocast {
+    fn eq(&self, other: &Self) -> bool {
+        self.compute == other.compute && self.output_dtype == other.output_dtype
+    }
+}
+
+impl Autocast {
+    /// For devices that were found able.
+    pub(crate) fn resolved(compute: Compute, output_dtype: FloatDType) -> Self {
+        Self {
+            compute,
+            resolved: true,
+            output_dtype,
+            ..Self::unresolved(compute.dtype)
+        }
+    }
+
+    /// For devices that are not known yet.
+    pub(crate) fn unresolved(dtype: FloatDType) -> Self {
+        Self {
+            compute: Compute::native(dtype),
+            resolved: false,
+            fallback: Fallback::Error,
+            output_dtype: FloatDType::F32,
+            lists: Arc::default(),
+            devices: Arc::default(),
+            recordings: Recordings::default(),
+        }
+    }
+
+    /// Runs `forward` in half precision: casts the input, switches the casts of the weights on,
+    /// and casts the output.
+    ///
+    /// `input` and the result are tensors, or anything made of them ([`Tensors`]); integer
+    /// and boolean tensors pass unchanged, as do F64 tensors. Compute the loss outside, in F32.
+    /// The region is of this thread only: a thread that `forward` spawns is outside of it. Inside
+    /// of another region the output has the dtype of that one.
+    ///
+    /// A weight that is trained is cast once in a region, however often it is used there; the copies
+    /// live until the outermost region ends. The gradients of all uses are summed in F32. A weight
+    /// with another reparameterization before the cast is computed, and cast, for each use.
+    ///
+    /// # Panics
+    ///
+    /// When the input is on a device that cannot compute in the dtype, which
+    /// [`prepare`](crate::AutocastConfig::prepare) has refused for the devices of the model.
+    pub fn forward<I: Tensors, O: Tensors>(&self, input: I, forward: impl FnOnce(I) -> O) -> O {
+        let surrounding = current();
+        let input = input.map_tensors(&mut Caster(Edge::In(self.compute)));
+        let output = {
+            let _region = Entered::enter(Some(self.compute));
+            forward(input)
+        };
+        output.map_tensors(&mut Caster(match surrounding {
+            Some(outer) => Edge::Between(self.compute, outer),
+            None => Edge::Out(self.compute, self.output_dtype),
+        }))
+    }
+
+    /// The model with its weights stored in the compute dtype, for inference: half the bytes, and no
+    /// cast in a call.
+    ///
+    /// Casting the weights is most of the work of a forward pass over few examples. Call the result
+    /// inside of [`forward`](Self::forward), as the prepared model. What stays in F32 in a prepared
+    /// model (BatchNorm, recurrent layers, what was asked for) stays so here, and reparameterizations
+    /// are folded in. Its record holds half-precision weights: it is for shipping, not for training
+    /// on. To load one, export a fresh prepared model and load it there.
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{DType, Device, FloatDType, Tensor};
+    /// use burn_lean_amp::AutocastConfig;
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(4, 2).init(&device);
+    /// let (model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
+    /// let x = Tensor::<2>::ones([1, 4], &Device::flex());
+    /// let expected = autocast.forward(x.clone(), |x| model.valid().forward(x));
+    ///
+    /// let shipped = autocast.export(&model);
+    /// assert_eq!(shipped.weight.val().dtype(), DType::F16);
+    /// let y = autocast.forward(x, |x| shipped.forward(x));
+    /// assert_eq!(y.into_data(), expected.into_data());
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    pub fn export<M: Module>(&self, model: &M) -> M {
+        let _region = Entered::enter(Some(self.compute));
+        model.valid().materialize().map(&mut KeepDtype)
+    }
+
+    /// The same region without any cast.
+    pub(crate) fn in_full_precision(&self) -> Self {
+        Self::resolved(Compute::native(FloatDType::F32), FloatDType::F32)
+    }
+
+    /// The dtype that the forward pass computes in (or emulates).
+    pub fn dtype(&self) -> FloatDType {
+        self.compute.dtype
+    }
+
+    /// Whether the dtype is emulated with rounded F32 tensors.
+    pub fn is_emulated(&self) -> bool {
+        self.compute.emulated
+    }
+}
+
+/// Runs `body` in F32 inside an autocast region, and casts its result back.
+///
+/// For what must not run in half: modules that Burn cannot run in it (BatchNorm, recurrent cells,
+/// positional encodings), or a sum that would overflow. `input` arrives in F32, weights are the
+/// FP32 master weights, the result is cast to the dtype of the region. Outside of a region `body`
+/// just runs, so a model that contains this call is unchanged without autocast.
+///
+/// ```
+/// use burn::nn::{BatchNormConfig, LinearConfig};
+/// use burn::tensor::{DType, Device, FloatDType, Tensor};
+/// use burn_lean_amp::{AutocastConfig, full_precision};
+///
+/// let device = Device::flex();
+/// let linear = LinearConfig::new(4, 2).init(&device);
+/// let norm = BatchNormConfig::new(2).init(&device);
+/// let (model, autocast) = AutocastConfig::new(FloatDType::BF16).prepare((linear, norm))?;
+///
+/// let y = autocast.forward(Tensor::<2>::ones([3, 4], &device), |x| {
+///     let h = model.0.forward(x);
+///     let h = full_precision(h.unsqueeze_dim::<3>(2), |h| {
+///         assert_eq!(h.dtype(), DType::F32);
+///         model.1.forward(h)
+///     });
+///     assert_eq!(h.dtype(), DType::BF16);
+///     h
+/// });
+/// assert_eq!(y.dims(), [3, 2, 1]);
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+pub fn full_precision<I: Tensors, O: Tensors>(input: I, body: impl FnOnce(I) -> O) -> O {
+    let Some(compute) = current() else {
+        return body(input);
+    };
+    let input = input.map_tensors(&mut Caster(Edge::Out(compute, FloatDType::F32)));
+    let output = {
+        let _region = Entered::enter(None);
+        body(input)
+    };
+    output.map_tensors(&mut Caster(Edge::In(compute)))
+}
+
+/// The cast at the edge of a region.
+#[derive(Debug, Clone, Copy)]
+struct Caster(Edge);
+
+#[derive(Debug, Clone, Copy)]
+enum Edge {
+    /// Into a region.
+    In(Compute),
+    /// Out of a region, to this dtype.
+    Out(Compute, FloatDType),
+    /// Out of a region into the one around it.
+    Between(Compute, Compute),
+}
+
+impl TensorMapper for Caster {
+    /// Casts one tensor of any rank; the cast is tracked by autodiff.
+    fn float<const D: usize>(&mut self, x: &Tensor<D>) -> Tensor<D> {
+        let x = x.clone();
+        match self.0 {
+            Edge::In(compute) => {
+                compute.assert_supported(&x.device());
+                compute.cast(x)
+            }
+            Edge::Out(compute, dtype) if compute.emulated => {
+                // What leaves a half region is half, and so is the gradient that enters it.
+                cast_to(compute.cast(x), dtype)
+            }
+            Edge::Out(_, dtype) => cast_to(x, dtype),
+            Edge::Between(inner, outer) if inner.emulated && inner != outer => {
+                outer.cast(inner.cast(x))
+            }
+            Edge::Between(_, outer) => outer.cast(x),
+        }
+    }
+
+    fn int<const D: usize>(&mut self, x: &Tensor<D, Int>) -> Tensor<D, Int> {
+        x.clone()
+    }
+
+    fn bool<const D: usize>(&mut self, x: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        x.clone()
+    }
+}

@@ -1,0 +1,291 @@
+//! Mixed precision operation by operation, without editing the model.
+
+use std::panic::Location;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::module::{Module, ParamGroup};
+use burn::tensor::{DType, Device, FloatDType};
+use burn_lean_graph::{Arithmetic, GraphError, Precision, Tensors, record};
+
+use crate::autocast::config::resolve;
+use crate::autocast::lists::{Except, OnDevice};
+use crate::autocast::region::Compute;
+use crate::device::backend_name;
+use crate::device::emulation::RoundToHalf;
+use crate::{AmpError, Autocast, Fallback};
+
+/// What an [`Autocast`] and its clones know of devices.
+#[derive(Debug, Default)]
+pub(crate) struct Resolved {
+    /// What the dtype came to on which devices: a device is looked at once.
+    devices: Mutex<Vec<(Fallback, Vec<Device>, Compute)>>,
+}
+
+/// What [`Autocast::run`] does with one operation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AssignedOperation {
+    /// What it computes: `matmul`, `conv2d`, `softmax`…
+    pub name: &'static str,
+    /// Paths of the parameters that it reads.
+    pub parameters: Vec<String>,
+    /// The rule of the lists.
+    pub precision: Precision,
+    /// What its float operands are cast to; `None` leaves them as they come.
+    pub operands: Option<FloatDType>,
+    /// Dtype of its float results, if it has any. Where half is emulated they are F32 tensors.
+    pub result: Option<DType>,
+}
+
+impl Autocast {
+    /// Mixed precision in `dtype`, F16 or BF16, for [`run`](Self::run): no model is prepared.
+    ///
+    /// F32 computes as without autocast. Whether the device computes in the dtype is found out
+    /// when it is used.
+    pub fn new(dtype: FloatDType) -> Self {
+        Self::unresolved(dtype)
+    }
+
+    /// What to do where a device cannot compute in the dtype. Default: [`Fallback::Error`].
+    pub fn with_fallback(mut self, fallback: Fallback) -> Self {
+        self.fallback = fallback;
+        self
+    }
+
+    /// Runs the operations of this name in another precision than the [lists](crate::modules) say:
+    /// `matmul`, `conv2d`, `softmax`, `gelu`, `div`… as [`Autocast::explain`] lists them.
+    ///
+    /// ```
+    /// use burn::tensor::FloatDType;
+    /// use burn_lean_amp::{Autocast, Precision};
+    ///
+    /// let autocast = Autocast::new(FloatDType::BF16).with_operation("gelu", Precision::Widest);
+    /// ```
+    pub fn with_operation(self, name: impl Into<String>, precision: Precision) -> Self {
+        self.with_exception(Except::Operation(name.into()), precision)
+    }
+
+    /// Runs the operations that read a parameter of this group in another precision than the
+    /// lists say.
+    pub fn with_module(self, group: ParamGroup, precision: Precision) -> Self {
+        self.with_exception(Except::Module(group), precision)
+    }
+
+    fn with_exception(mut self, except: Except, precision: Precision) -> Self {
+        let mut lists = (*self.lists).clone();
+        lists.exceptions.push((except, precision));
+        self.lists = Arc::new(lists);
+        self
+    }
+
+    /// Records each forward pass once for the shapes of its inputs, not in every step.
+    ///
+    /// Saves the time of recording, 0.5 to 5 ms a step. Numbers that the forward pass makes on the
+    /// host (a counter, a random choice, a branch on a configuration that changes) stay as they
+    /// were recorded. A recording belongs to the place in the program that calls
+    /// [`run`](Self::run).
+    pub fn cached(mut self) -> Self {
+        self.recordings.caches = true;
+        self
+    }
+
+    /// Leaves out the comparison of gradients at the first training step of each forward pass.
+    ///
+    /// It takes the time of two F32 steps, and refuses models that stop gradients inside
+    /// (`detach`), whose gradients would be wrong without a word.
+    pub fn without_verification(mut self) -> Self {
+        self.recordings.verifies = false;
+        self
+    }
+
+    /// Runs `forward` in mixed precision, operation by operation, as `torch.autocast` does: no
+    /// edit of the model, no casts in it, no region.
+    ///
+    /// `forward` gets the model and the input, and returns the loss or whatever the step needs; it
+    /// is recorded first and computes nothing by itself. Then its operations run on the device of
+    /// `model`: products (linear layers, convolutions, attention, matrix products) in half
+    /// precision; norms, the softmax family, exponentials, powers, divisions, sums and losses in
+    /// F32; the rest in the widest dtype of its operands; scalars that F16 does not have keep their
+    /// operation in F32. Each weight is cast once. Float results are F32.
+    ///
+    /// Gradients arrive at the FP32 parameters of `model`, so optimizers, schedulers, adapters,
+    /// the [`GradScaler`](crate::GradScaler) and checkpoints stay as they are. `model` may be a
+    /// plain model, on an autodiff device or not; running statistics are updated as always.
+    ///
+    /// [`forward`](Self::forward) is the other way: a region for a prepared model, where memory
+    /// counts more than edits, and for what cannot be recorded.
+    ///
+    /// ```
+    /// use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+    /// use burn::module::Module;
+    /// use burn::optim::{AdamWConfig, GradientsParams};
+    /// use burn::tensor::{DType, Device, FloatDType, Tensor};
+    /// use burn_lean_amp::{Autocast, GradScalerConfig};
+    ///
+    /// #[derive(Module, Debug)]
+    /// struct Net {
+    ///     linear: Linear,
+    ///     norm: BatchNorm,
+    /// }
+    ///
+    /// impl Net {
+    ///     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    ///         self.norm.forward(self.linear.forward(x))
+    ///     }
+    /// }
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let mut model = Net {
+    ///     linear: LinearConfig::new(4, 2).init(&device),
+    ///     norm: BatchNormConfig::new(2).init(&device),
+    /// };
+    /// let autocast = Autocast::new(FloatDType::BF16);
+    /// let mut scaler = GradScalerConfig::for_dtype(FloatDType::BF16).init()?;
+    /// let mut optim = AdamWConfig::new().init();
+    /// let x = Tensor::<2>::from_floats([[1., 2., 3., 4.], [4., 3., 1., 0.]], &device);
+    ///
+    /// let loss = autocast.run(&model, x, |model, x| model.forward(x).abs().mean())?;
+    /// assert_eq!(loss.dtype(), DType::F32);
+    /// assert!((loss.clone().into_scalar::<f32>() - 1.0).abs() < 1e-2);
+    /// let grads = GradientsParams::from_grads(scaler.scale(loss)?.backward(), &model);
+    /// model = scaler.step(&mut optim, 0.1, model, grads)?;
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::Graph`]: the forward pass cannot be recorded (it reads a value, say) or stops
+    ///   gradients; use [`forward`](Self::forward) there.
+    /// - [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`]:
+    ///   the device cannot do it.
+    #[track_caller]
+    pub fn run<M, I, O>(
+        &self,
+        model: &M,
+        input: I,
+        forward: impl FnOnce(&M, I) -> O,
+    ) -> Result<O, AmpError>
+    where
+        M: Module,
+        I: Tensors,
+        O: Tensors + Send + Sync + 'static,
+    {
+        let devices = model.devices();
+        let Some(device) = devices.first() else {
+            return Err(GraphError::NoDevice.into());
+        };
+        let compute = self.compute_on(&devices)?;
+        if !compute.is_half() {
+            return Ok(forward(model, input));
+        }
+        let rules = self.rules(compute, device);
+        let recording = self
+            .recordings
+            .recording(model, &input, forward, Location::caller(), 0)?;
+        Ok(recording.execute(model, &input, &rules)?)
+    }
+
+    /// Says in which precision [`run`](Self::run) would run each operation of `forward`, without
+    /// computing anything.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::activation::softmax;
+    /// use burn::tensor::{DType, Device, FloatDType, Tensor};
+    /// use burn_lean_amp::Autocast;
+    ///
+    /// let device = Device::flex();
+    /// let model = LinearConfig::new(4, 2).with_bias(false).init(&device);
+    /// let x = Tensor::<2>::ones([3, 4], &device);
+    /// let operations = Autocast::new(FloatDType::BF16)
+    ///     .explain(&model, x, |model, x| softmax(model.forward(x), 1))?;
+    /// let of = |name| operations.iter().find(|operation| operation.name == name).unwrap();
+    /// assert_eq!(of("matmul").operands, Some(FloatDType::BF16));
+    /// assert_eq!(of("matmul").parameters, ["weight"]);
+    /// assert_eq!(of("softmax").result, Some(DType::F32));
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), but for the comparison of gradients, which is not made.
+    pub fn explain<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: &M,
+        input: I,
+        forward: impl FnOnce(&M, I) -> O,
+    ) -> Result<Vec<AssignedOperation>, AmpError> {
+        let devices = model.devices();
+        let Some(device) = devices.first() else {
+            return Err(GraphError::NoDevice.into());
+        };
+        let rules = self.rules(self.compute_on(&devices)?, device);
+        let recording = record(model, &input, forward)?;
+        let graph = recording.graph();
+        let assigned = graph.nodes().zip(graph.assign(&rules));
+        Ok(assigned
+            .map(|(node, assignment)| AssignedOperation {
+                name: node.name(),
+                parameters: node.parameters().map(|one| one.path.clone()).collect(),
+                precision: assignment.precision,
+                operands: assignment.operands,
+                result: assignment.results,
+            })
+            .collect())
+    }
+
+    fn rules(&self, compute: Compute, device: &Device) -> OnDevice<'_> {
+        OnDevice {
+            lists: &self.lists,
+            half: compute.dtype,
+            arithmetic: arithmetic(compute, device),
+            results: self.output_dtype,
+        }
+    }
+
+    /// What the dtype comes to on these devices.
+    fn compute_on(&self, devices: &[Device]) -> Result<Compute, AmpError> {
+        match self.resolved {
+            true => Ok(self.compute),
+            false => self
+                .devices
+                .resolve(self.compute.dtype, self.fallback, devices),
+        }
+    }
+}
+
+impl Resolved {
+    fn resolve(
+        &self,
+        dtype: FloatDType,
+        fallback: Fallback,
+        devices: &[Device],
+    ) -> Result<Compute, AmpError> {
+        let mut known = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known
+            .iter()
+            .find(|(by, on, _)| *by == fallback && on == devices);
+        if let Some((_, _, compute)) = found {
+            return Ok(*compute);
+        }
+        let compute = resolve(dtype, fallback, devices)?;
+        known.push((fallback, devices.to_vec(), compute));
+        Ok(compute)
+    }
+}
+
+/// How the device computes in the dtype, for [`Autocast::run`].
+fn arithmetic(compute: Compute, device: &Device) -> Arithmetic {
+    if compute.emulated {
+        return Arithmetic::Emulated(round);
+    }
+    // Burn's CPU backend converts each half number in software, again for each of its uses.
+    match backend_name(device).contains("flex") {
+        true => Arithmetic::Widened,
+        false => Arithmetic::Native,
+    }
+}
+
+fn round(tensor: DispatchTensor, dtype: FloatDType) -> DispatchTensor {
+    Dispatch::round_to_half(tensor, dtype == FloatDType::BF16)
+}

@@ -1,0 +1,457 @@
+//! Checkpoints of a plain training loop that survive being killed at any moment.
+
+pub(crate) mod resumable_optimizer;
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::store::ModuleRecord;
+use burn::tensor::Bytes;
+use burn_lean_reparam::Rejected;
+use serde::{Deserialize, Serialize};
+
+use crate::{AmpError, GradScaler, GradScalerRecord};
+
+/// A folder of checkpoints: model, optimizer and grad scaler of one step each.
+///
+/// A checkpoint is written to a folder of another name, flushed to the disk, and renamed when it
+/// is complete: after a crash or a kill the newest complete one loads as if nothing had happened,
+/// and a half-written one is never seen. One of the same step is replaced in the same way: at any
+/// moment the old or the new one is there. Every file carries a checksum.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::optim::AdamWConfig;
+/// use burn::tensor::Device;
+/// use burn_lean_amp::{Checkpoints, GradScalerConfig, LossScale};
+///
+/// let folder = tempfile::tempdir()?;
+/// let checkpoints = Checkpoints::new(folder.path()).keep(2);
+/// let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+/// let scaler = GradScalerConfig::new(LossScale::Static(8.0)).init()?;
+/// for step in [10, 20, 30] {
+///     checkpoints.save(step, &model, &AdamWConfig::new().init(), &scaler)?;
+/// }
+/// assert_eq!(checkpoints.steps()?, [20, 30]);
+/// let (model, optim, scaler) = checkpoints.load(30, model, AdamWConfig::new().init())?;
+/// assert_eq!(scaler.loss_scale(), 8.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    folder: PathBuf,
+    keep: usize,
+}
+
+const MODEL: &str = "model.bpk";
+const OPTIMIZER: &str = "optimizer.bpk";
+const SCALER: &str = "scaler.json";
+const MANIFEST: &str = "manifest.json";
+/// A complete checkpoint.
+const STEP: &str = "step-";
+/// A complete checkpoint that takes the place of the one of its step, which may still be there.
+const REPLACEMENT: &str = "replacement-";
+/// What is being written or removed.
+const PARTIAL: &str = "partial-";
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    step: u64,
+    files: Vec<ManifestFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ManifestFile {
+    name: String,
+    bytes: usize,
+    crc32: u32,
+}
+
+impl ManifestFile {
+    /// Reads the file once, in pieces.
+    fn of(folder: &Path, name: &str) -> Result<Self, AmpError> {
+        let path = folder.join(name);
+        let listed = File::open(&path).and_then(|file| {
+            let mut reader = BufReader::with_capacity(1 << 20, file);
+            let mut hasher = crc32fast::Hasher::new();
+            let mut bytes = 0;
+            loop {
+                let piece = reader.fill_buf()?;
+                if piece.is_empty() {
+                    break;
+                }
+                hasher.update(piece);
+                let read = piece.len();
+                bytes += read;
+                reader.consume(read);
+            }
+            Ok(Self {
+                name: name.into(),
+                bytes,
+                crc32: hasher.finalize(),
+            })
+        });
+        listed.map_err(|error| io_error("cannot read back", &path, &error))
+    }
+}
+
+impl Checkpoints {
+    /// Checkpoints in `folder`, which is created when the first is saved. Keeps the newest two.
+    pub fn new(folder: impl AsRef<Path>) -> Self {
+        Self {
+            folder: folder.as_ref().to_path_buf(),
+            keep: 2,
+        }
+    }
+
+    /// Keeps the newest `count` checkpoints (at least one) and removes older ones.
+    pub fn keep(mut self, count: usize) -> Self {
+        self.keep = count.max(1);
+        self
+    }
+
+    /// Steps of the complete checkpoints, ascending.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Io`] when the folder exists but cannot be read.
+    pub fn steps(&self) -> Result<Vec<u64>, AmpError> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
+        };
+        let mut steps: Vec<u64> = entries
+            .filter_map(|entry| {
+                let name = entry.ok()?.file_name();
+                let name = name.to_str()?;
+                let step = name
+                    .strip_prefix(STEP)
+                    .or_else(|| name.strip_prefix(REPLACEMENT))?;
+                step.parse().ok()
+            })
+            .filter(|step| is_complete(&self.path(*step)))
+            .collect();
+        steps.sort_unstable();
+        steps.dedup();
+        Ok(steps)
+    }
+
+    /// Writes a checkpoint; it replaces one of the same step.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LaterCheckpoint`] if there is one of a later step: training went back, and what
+    /// came after must be given up with [`discard_after`](Self::discard_after) first.
+    /// [`AmpError::Io`] or [`AmpError::Record`]; earlier checkpoints are untouched.
+    pub fn save<M: Module>(
+        &self,
+        step: u64,
+        model: &M,
+        optim: &ModuleOptimizer,
+        scaler: &GradScaler,
+    ) -> Result<(), AmpError> {
+        if let Some(latest) = self.latest()?
+            && latest > step
+        {
+            return Err(AmpError::LaterCheckpoint { step, latest });
+        }
+        self.tidy()?;
+        // Burn keeps the BatchNorm statistics of the last step apart until the next one; this takes
+        // them in, so that they are in the record.
+        let _ = model.valid();
+        let partial = self.named(PARTIAL, step);
+        fs::create_dir_all(&partial)
+            .map_err(|error| io_error("cannot create", &partial, &error))?;
+        // One after the other, so that only one of them is in memory at a time.
+        let path = partial.join(MODEL);
+        let written = model.clone().into_record().save(&path);
+        written.map_err(|error| not_written(&path, &error))?;
+        let path = partial.join(OPTIMIZER);
+        let written = optim.to_record().save(&path);
+        written.map_err(|error| not_written(&path, &error))?;
+        let path = partial.join(SCALER);
+        let scaler = serde_json::to_vec_pretty(&scaler.to_record())
+            .map_err(|error| not_written(&path, &error))?;
+        write(&path, &scaler)?;
+
+        let files = [MODEL, OPTIMIZER, SCALER].map(|name| ManifestFile::of(&partial, name));
+        let manifest = Manifest {
+            version: VERSION,
+            step,
+            files: files.into_iter().collect::<Result<_, _>>()?,
+        };
+        let path = partial.join(MANIFEST);
+        let manifest =
+            serde_json::to_vec_pretty(&manifest).map_err(|error| not_written(&path, &error))?;
+        write(&path, &manifest)?;
+        sync_folder(&partial)?;
+        match self.named(STEP, step).exists() {
+            // No rename goes over a folder that is not empty.
+            true => {
+                self.rename(&partial, &self.named(REPLACEMENT, step))?;
+                self.replace(step)?;
+            }
+            false => self.rename(&partial, &self.named(STEP, step))?,
+        }
+
+        let steps = self.steps()?;
+        for old in &steps[..steps.len().saturating_sub(self.keep)] {
+            self.discard(*old)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the checkpoints of steps after `step`: training goes on from there instead.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Io`].
+    pub fn discard_after(&self, step: u64) -> Result<(), AmpError> {
+        let steps = self.steps()?;
+        steps
+            .into_iter()
+            .filter(|later| *later > step)
+            .try_for_each(|later| self.discard(later))
+    }
+
+    fn discard(&self, step: u64) -> Result<(), AmpError> {
+        [STEP, REPLACEMENT]
+            .map(|prefix| self.named(prefix, step))
+            .iter()
+            .filter(|folder| folder.exists())
+            .try_for_each(|folder| self.remove_complete(folder, step))
+    }
+
+    fn remove_complete(&self, folder: &Path, step: u64) -> Result<(), AmpError> {
+        // Renamed first: a removal that is cut short must not leave half a checkpoint behind.
+        let doomed = self.named(PARTIAL, step);
+        remove(&doomed)?;
+        self.rename(folder, &doomed)?;
+        remove(&doomed)
+    }
+
+    /// Puts a replacement in its place.
+    fn replace(&self, step: u64) -> Result<(), AmpError> {
+        let old = self.named(STEP, step);
+        if old.exists() {
+            self.remove_complete(&old, step)?;
+        }
+        self.rename(&self.named(REPLACEMENT, step), &old)
+    }
+
+    /// Ends what a save or a removal left behind that was cut short.
+    fn tidy(&self) -> Result<(), AmpError> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_str().unwrap_or_default();
+            if name.starts_with(PARTIAL) {
+                remove(&entry.path())?;
+            } else if let Some(step) = name.strip_prefix(REPLACEMENT)
+                && let Ok(step) = step.parse()
+            {
+                match is_complete(&entry.path()) {
+                    true => self.replace(step)?,
+                    false => remove(&entry.path())?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest complete checkpoint, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`steps`](Self::steps).
+    pub fn latest(&self) -> Result<Option<u64>, AmpError> {
+        Ok(self.steps()?.pop())
+    }
+
+    /// Loads a checkpoint into a prepared model and a fresh optimizer.
+    ///
+    /// Burn loads the state of an optimizer on its default device, whatever the model is on, and
+    /// moves it with the next step. Where a GPU backend is compiled in and there is no GPU, that is
+    /// [`AmpError::OptimizerState`]: set the environment variable `BURN_DEVICE` to the device that
+    /// is there (`flex`, `ndarray`), or make the optimizer with a
+    /// [`ResumableOptimizer`](crate::ResumableOptimizer).
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Io`] for a file that cannot be read, [`AmpError::Record`] for one that is
+    /// damaged, of another version, of another model or another kind of optimizer, and
+    /// [`AmpError::OptimizerState`]. The model comes back in the error, unchanged.
+    pub fn load<M: Module>(
+        &self,
+        step: u64,
+        model: M,
+        optim: ModuleOptimizer,
+    ) -> Result<(M, ModuleOptimizer, GradScaler), Rejected<M, AmpError>> {
+        let loaded = self.read(step).and_then(|(record, state, mut scaler)| {
+            let folder = self.path(step);
+            let optim = load_state(optim, state, &folder.join(OPTIMIZER))?;
+            let refused = |error| damaged(&folder.join(MODEL), &error);
+            // Clones share running statistics, which a record replaces in place, so a record that
+            // is refused half way would change the caller's. `valid` copies them.
+            let trial = model.valid().try_load_record(record.clone());
+            trial.map_err(refused)?;
+            let loaded = model.clone().try_load_record(record).map_err(refused)?;
+            scaler.remember_statistics(&loaded);
+            Ok((loaded, optim, scaler))
+        });
+        loaded.map_err(|error| Rejected::new(model, error))
+    }
+
+    fn read(&self, step: u64) -> Result<(ModuleRecord, OptimizerRecord, GradScaler), AmpError> {
+        let folder = self.path(step);
+        let path = folder.join(MANIFEST);
+        let manifest: Manifest =
+            serde_json::from_slice(&read(&path)?).map_err(|error| damaged(&path, &error))?;
+        if manifest.version != VERSION {
+            return Err(damaged(
+                &path,
+                &format!("version {} instead of {VERSION}", manifest.version),
+            ));
+        }
+        let checked = |name: &str| {
+            let path = folder.join(name);
+            let bytes = read(&path)?;
+            match manifest.files.iter().find(|file| file.name == name) {
+                Some(file)
+                    if file.bytes == bytes.len() && file.crc32 == crc32fast::hash(&bytes) =>
+                {
+                    Ok((path, bytes))
+                }
+                _ => Err(damaged(&path, &"its checksum does not match the manifest")),
+            }
+        };
+        let (path, bytes) = checked(MODEL)?;
+        let model = ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes))
+            .map_err(|error| damaged(&path, &error))?;
+        let (path, bytes) = checked(OPTIMIZER)?;
+        let optim = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes))
+            .map_err(|error| damaged(&path, &error))?;
+        let (path, bytes) = checked(SCALER)?;
+        let scaler: GradScalerRecord =
+            serde_json::from_slice(&bytes).map_err(|error| damaged(&path, &error))?;
+        Ok((model, optim, GradScaler::from_record(scaler)?))
+    }
+
+    /// Where a complete checkpoint is.
+    fn path(&self, step: u64) -> PathBuf {
+        let replacement = self.named(REPLACEMENT, step);
+        match is_complete(&replacement) {
+            true => replacement,
+            false => self.named(STEP, step),
+        }
+    }
+
+    fn named(&self, prefix: &str, step: u64) -> PathBuf {
+        self.folder.join(format!("{prefix}{step}"))
+    }
+
+    /// Renames a checkpoint, for good.
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), AmpError> {
+        fs::rename(from, to).map_err(|error| io_error("cannot rename", from, &error))?;
+        sync_folder(&self.folder)
+    }
+}
+
+/// The manifest is written last: without it, a folder of this name is no checkpoint.
+fn is_complete(folder: &Path) -> bool {
+    folder.join(MANIFEST).is_file()
+}
+
+/// Loads the state of an optimizer, and checks that it is one of this kind of optimizer: Burn
+/// leaves out what does not fit.
+fn load_state(
+    optim: ModuleOptimizer,
+    state: OptimizerRecord,
+    path: &Path,
+) -> Result<ModuleOptimizer, AmpError> {
+    let expected = state.len();
+    // Burn panics where its default device does not come up.
+    let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(state)));
+    let optim = loaded.map_err(|panic| AmpError::OptimizerState {
+        reason: match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
+            (Some(reason), _) => reason.clone(),
+            (_, Some(reason)) => reason.to_string(),
+            _ => "it panicked".into(),
+        },
+    })?;
+    match optim.to_record().len() {
+        found if found == expected => Ok(optim),
+        found => Err(damaged(
+            path,
+            &format!(
+                "of its {expected} tensors, {found} fit this optimizer: it is the state of another \
+                 kind. Load it into an optimizer of that kind"
+            ),
+        )),
+    }
+}
+
+fn not_written(path: &Path, error: &dyn std::fmt::Display) -> AmpError {
+    AmpError::Io {
+        action: "cannot write",
+        path: path.display().to_string(),
+        reason: error.to_string(),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, AmpError> {
+    fs::read(path).map_err(|error| io_error("cannot read", path, &error))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), AmpError> {
+    let written = File::create(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|error| io_error("cannot write", path, &error))
+}
+
+fn remove(folder: &Path) -> Result<(), AmpError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io_error("cannot remove", folder, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a rename or a new file durable; Windows has no such thing for folders.
+fn sync_folder(folder: &Path) -> Result<(), AmpError> {
+    if cfg!(windows) {
+        return Ok(());
+    }
+    File::open(folder)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|error| io_error("cannot flush", folder, &error))
+}
+
+fn io_error(action: &'static str, path: &Path, error: &io::Error) -> AmpError {
+    AmpError::Io {
+        action,
+        path: path.display().to_string(),
+        reason: error.to_string(),
+    }
+}
+
+fn damaged(path: &Path, error: &dyn std::fmt::Display) -> AmpError {
+    AmpError::Record {
+        what: path.display().to_string(),
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,142 @@
+//! What a step is decided on: the one read from the device, and what it says.
+
+use burn::module::Module;
+use burn::tensor::{Tensor, TensorData, Transaction};
+
+use crate::gradients::{Unscaled, overflowing, read, same_device};
+use crate::scaler::report::SkipCause;
+use crate::{AmpError, LossScale};
+
+/// A read that decides on a step, not yet made.
+pub(crate) struct Reading {
+    pub(crate) transaction: Transaction,
+    pub(crate) paths: Vec<String>,
+    has_norm: bool,
+    losses: usize,
+}
+
+impl Reading {
+    /// Collects the flags, the norm and the losses.
+    pub(crate) fn of(unscaled: &Unscaled, losses: &[Tensor<1>]) -> Self {
+        let mut reading = Self {
+            transaction: Transaction::default(),
+            paths: Vec::with_capacity(unscaled.flags.len()),
+            has_norm: false,
+            losses: 0,
+        };
+        let Some(first) = unscaled.flags.iter().flatten().next() else {
+            return reading;
+        };
+        let device = first.device();
+        let mut register = |tensor: Tensor<1>| {
+            let tensor = same_device(tensor, &device);
+            reading.transaction = std::mem::take(&mut reading.transaction).register(tensor);
+        };
+        for ((_, path), flag) in unscaled.parameters.iter().zip(&unscaled.flags) {
+            if let Some(flag) = flag {
+                register(flag.clone());
+                reading.paths.push(path.clone());
+            }
+        }
+        if let Some(norm) = &unscaled.norm {
+            register(norm.clone());
+            reading.has_norm = true;
+        }
+        for loss in losses {
+            register(loss.clone().sum());
+            reading.losses += 1;
+        }
+        reading
+    }
+
+    /// Reads and waits; free when there is nothing to read.
+    pub(crate) fn wait(mut self) -> Result<Verdict, AmpError> {
+        if self.paths.is_empty() {
+            return Ok(Verdict::default());
+        }
+        let data = read(std::mem::take(&mut self.transaction))?;
+        Ok(self.verdict(&data))
+    }
+
+    pub(crate) fn verdict(self, data: &[TensorData]) -> Verdict {
+        let mut numbers = data
+            .iter()
+            .map(|data| data.iter::<f32>().next().unwrap_or(0.0));
+        let overflowing = self
+            .paths
+            .into_iter()
+            .zip(&mut numbers)
+            .filter(|(_, flag)| !flag.is_finite())
+            .map(|(path, _)| path)
+            .collect();
+        let norm = if self.has_norm { numbers.next() } else { None };
+        Verdict {
+            overflowing,
+            norm,
+            losses: numbers.take(self.losses).collect(),
+        }
+    }
+}
+
+/// What the read said.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) overflowing: Vec<String>,
+    pub(crate) norm: Option<f32>,
+    /// Of every loss that may be one of this step.
+    losses: Vec<f32>,
+}
+
+impl Verdict {
+    /// Says which gradients are not finite where sums of squares served as flags: a sum may overflow
+    /// by itself. Reads only where one of them is not finite.
+    pub(crate) fn exact<M: Module>(
+        mut self,
+        model: &M,
+        unscaled: &Unscaled,
+    ) -> Result<Self, AmpError> {
+        if unscaled.flags_are_squares && !self.overflowing.is_empty() {
+            self.overflowing = overflowing(model, &unscaled.grads, &self.overflowing)?;
+        }
+        Ok(self)
+    }
+
+    /// Whether a loss can be one of this step: a loss that is not finite gives no finite gradients,
+    /// and where there is one, it is the cause of those that are not.
+    fn is_of_this_step(&self, loss: f32) -> bool {
+        let fits = |loss: f32| loss.is_finite() == self.overflowing.is_empty();
+        fits(loss) || !self.losses.iter().any(|loss| fits(*loss))
+    }
+
+    /// Those of `losses`, which were read, that belong to another optimizer's step.
+    pub(crate) fn not_of_this_step(&self, losses: &[Tensor<1>]) -> Vec<Tensor<1>> {
+        let read = losses.iter().zip(&self.losses);
+        read.filter(|(_, value)| !self.is_of_this_step(**value))
+            .map(|(loss, _)| loss.clone())
+            .collect()
+    }
+
+    /// Mean of the losses of this step.
+    pub(crate) fn loss(&self) -> Option<f32> {
+        let own = self
+            .losses
+            .iter()
+            .filter(|loss| self.is_of_this_step(**loss));
+        let (sum, count) = own.fold((0.0, 0), |(sum, count), loss| (sum + loss, count + 1));
+        (count > 0).then(|| sum / count as f32)
+    }
+
+    pub(crate) fn cause(&self, rule: &LossScale, scale: f32) -> Option<SkipCause> {
+        if !self.overflowing.is_empty() {
+            return Some(match self.loss() {
+                Some(loss) if !loss.is_finite() => SkipCause::LossNotFinite,
+                _ if rule.at_floor(scale) => SkipCause::ScaleAtFloor,
+                _ => SkipCause::ScaleTooHigh,
+            });
+        }
+        match self.norm {
+            Some(norm) if !norm.is_finite() => Some(SkipCause::NormNotFinite),
+            _ => None,
+        }
+    }
+}

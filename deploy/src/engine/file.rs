@@ -1,0 +1,59 @@
+//! An ONNX file, whoever wrote it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
+use rten::ThreadPool;
+
+use super::EngineConfig;
+use super::program::Program;
+use super::values::{to_data, to_value};
+use crate::DeployError;
+
+/// An ONNX file that is ready to run.
+#[derive(Debug)]
+pub struct OnnxFile {
+    program: Program,
+}
+
+impl EngineConfig {
+    /// Loads an ONNX file, as it is: [`arithmetic`](Self::arithmetic) does not matter.
+    ///
+    /// # Errors
+    ///
+    /// [`DeployError::File`] where it cannot be read, [`DeployError::Load`] for a file that is no
+    /// ONNX, or that has operators or dtypes that the engine lacks.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<OnnxFile, DeployError> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path).map_err(|error| DeployError::File {
+            path: path.to_path_buf(),
+            reason: error.to_string(),
+        })?;
+        let pool = Arc::new(ThreadPool::with_num_threads(self.threads.max(1)));
+        let program = Program::from_bytes(bytes, pool)?;
+        Ok(OnnxFile { program })
+    }
+}
+
+impl OnnxFile {
+    /// Its outputs, in the order of the file, for these inputs, in the order of the file.
+    ///
+    /// Integers are computed as I32, bools are I32, and come back so.
+    ///
+    /// # Errors
+    ///
+    /// [`DeployError::Mismatch`] for another number of inputs, [`DeployError::Run`] where the engine
+    /// fails.
+    pub fn run(&self, inputs: Vec<TensorData>) -> Result<Vec<TensorData>, DeployError> {
+        if inputs.len() != self.program.input_count() {
+            return Err(DeployError::Mismatch {
+                compiled: format!("{} inputs", self.program.input_count()),
+                found: format!("{} inputs", inputs.len()),
+            });
+        }
+        let values = inputs.into_iter().map(to_value).collect::<Result<_, _>>();
+        let values = values.map_err(|reason| DeployError::Run { reason })?;
+        self.program.run(values)?.into_iter().map(to_data).collect()
+    }
+}

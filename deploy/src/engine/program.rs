@@ -1,0 +1,84 @@
+//! An ONNX model, loaded.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rten::{Model, ModelOptions, NodeId, RunOptions, ThreadPool, Value};
+
+use crate::{DeployError, OnnxModel};
+
+/// A loaded model.
+pub(crate) struct Program {
+    model: Model,
+    inputs: Vec<NodeId>,
+    outputs: Vec<NodeId>,
+    pool: Arc<ThreadPool>,
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Program")
+    }
+}
+
+impl Program {
+    pub(crate) fn load(onnx: &OnnxModel, pool: Arc<ThreadPool>) -> Result<Self, DeployError> {
+        let names = |infos: &[crate::ValueInfo]| -> Vec<String> {
+            infos.iter().map(|info| info.name.clone()).collect()
+        };
+        let (inputs, outputs) = (names(&onnx.inputs), names(&onnx.outputs));
+        let model = open(onnx.to_bytes()?)?;
+        let find = |names: &[String]| -> Result<Vec<NodeId>, DeployError> {
+            let ids = names.iter().map(|name| model.node_id(name));
+            ids.map(|id| id.map_err(failed)).collect()
+        };
+        Ok(Self {
+            inputs: find(&inputs)?,
+            outputs: find(&outputs)?,
+            model,
+            pool,
+        })
+    }
+
+    /// A model with the inputs and outputs that its file names.
+    pub(crate) fn from_bytes(bytes: Vec<u8>, pool: Arc<ThreadPool>) -> Result<Self, DeployError> {
+        let model = open(bytes)?;
+        Ok(Self {
+            inputs: model.input_ids().to_vec(),
+            outputs: model.output_ids().to_vec(),
+            model,
+            pool,
+        })
+    }
+
+    pub(crate) fn input_count(&self) -> usize {
+        self.inputs.len()
+    }
+
+    pub(crate) fn run(&self, values: Vec<Value>) -> Result<Vec<Value>, DeployError> {
+        let inputs = self.inputs.iter().copied();
+        let inputs = inputs
+            .zip(values)
+            .map(|(id, value)| (id, value.into()))
+            .collect();
+        let options = RunOptions::default().with_thread_pool(Some(self.pool.clone()));
+        let run = self.model.run(inputs, &self.outputs, Some(options));
+        run.map_err(|error| DeployError::Run {
+            reason: error.to_string(),
+        })
+    }
+}
+
+fn open(bytes: Vec<u8>) -> Result<Model, DeployError> {
+    // Packed copies of the weights would double them, and were not faster.
+    let model = ModelOptions::with_all_ops()
+        .prepack_weights(false)
+        .load(bytes);
+    model.map_err(failed)
+}
+
+fn failed(error: impl fmt::Display) -> DeployError {
+    DeployError::Load {
+        reason: error.to_string(),
+    }
+}

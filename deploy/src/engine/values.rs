@@ -1,0 +1,182 @@
+//! Burn's tensors as the engine's values, and back.
+
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, get_device_settings};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn_lean_graph::{TensorMapper, Tensors};
+use rten::Value;
+use rten_tensor::prelude::*;
+
+use crate::{DeployError, ElementType, ValueInfo};
+
+/// Inputs as the engine takes them.
+pub(crate) struct Given {
+    pub(crate) values: Vec<Value>,
+    /// Of the first of them.
+    pub(crate) device: DispatchDevice,
+}
+
+/// Reads the tensors of a value to the host.
+pub(crate) fn given<I: Tensors>(inputs: &I) -> Result<Given, DeployError> {
+    let mut reader = Reader::default();
+    let _ = inputs.map_tensors(&mut reader);
+    if let Some(reason) = reader.error {
+        return Err(DeployError::Run { reason });
+    }
+    let device = reader
+        .device
+        .ok_or(DeployError::Graph(burn_lean_graph::GraphError::NoDevice))?;
+    Ok(Given {
+        values: reader.values,
+        device,
+    })
+}
+
+#[derive(Default)]
+struct Reader {
+    values: Vec<Value>,
+    device: Option<DispatchDevice>,
+    error: Option<String>,
+}
+
+impl Reader {
+    fn push(&mut self, data: Result<TensorData, impl std::fmt::Display>) {
+        let value = data.map_err(|error| error.to_string()).and_then(to_value);
+        match value {
+            Ok(value) => self.values.push(value),
+            Err(error) => self.error = Some(error),
+        }
+    }
+
+    fn on(&mut self, device: DispatchDevice) {
+        self.device.get_or_insert(device);
+    }
+}
+
+impl TensorMapper for Reader {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        let inner = tensor.clone().without_autodiff();
+        self.on(inner.device().as_dispatch().clone());
+        self.push(inner.try_into_data());
+        tensor.clone()
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        let inner = tensor.clone().without_autodiff();
+        self.on(inner.device().as_dispatch().clone());
+        self.push(inner.try_into_data());
+        tensor.clone()
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        let inner = tensor.clone().without_autodiff();
+        self.on(inner.device().as_dispatch().clone());
+        self.push(inner.try_into_data());
+        tensor.clone()
+    }
+}
+
+/// The engine has F32, I32 and bytes; its bools are I32.
+pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
+    let shape = data.shape().to_vec();
+    let dtype = data.dtype();
+    if dtype == DType::F32 {
+        let values = data
+            .try_to_vec::<f32>()
+            .map_err(|error| format!("{error:?}"))?;
+        Value::from_shape(shape, values).map_err(|error| error.to_string())
+    } else if dtype.is_bool() {
+        let values = data.iter::<bool>().map(i32::from).collect();
+        Value::from_shape::<i32>(shape, values).map_err(|error| error.to_string())
+    } else if dtype.is_float() {
+        Err(format!("the engine computes in F32, not in {dtype:?}"))
+    } else {
+        let values = data
+            .iter::<i64>()
+            .map(i32::try_from)
+            .collect::<Result<_, _>>();
+        let values = values.map_err(|_| "an integer of the input does not fit I32")?;
+        Value::from_shape::<i32>(shape, values).map_err(|error| error.to_string())
+    }
+}
+
+/// The engine's results as tensors on a device.
+pub(crate) fn results(
+    values: Vec<Value>,
+    outputs: &[ValueInfo],
+    device: &DispatchDevice,
+) -> Result<Vec<DispatchTensor>, DeployError> {
+    values
+        .into_iter()
+        .zip(outputs)
+        .map(|(value, info)| {
+            let tensor = match value {
+                Value::FloatTensor(x) => {
+                    let shape = x.shape().to_vec();
+                    let data = TensorData::new(x.into_data(), shape);
+                    Dispatch::float_from_data(data, device)
+                }
+                Value::Int32Tensor(x) => {
+                    let shape = x.shape().to_vec();
+                    let data = TensorData::new(x.into_data(), shape);
+                    match info.element {
+                        ElementType::Bool => {
+                            let store = get_device_settings::<Dispatch>(device).bool_dtype;
+                            let data = data.convert_dtype(store.into());
+                            Dispatch::bool_from_data(data, device)
+                        }
+                        other => {
+                            Dispatch::int_from_data(data.convert_dtype(int_dtype(other)), device)
+                        }
+                    }
+                }
+                other => {
+                    return Err(DeployError::Run {
+                        reason: format!("`{}` came as {:?}", info.name, other.dtype()),
+                    });
+                }
+            };
+            Ok(tensor)
+        })
+        .collect()
+}
+
+fn int_dtype(element: ElementType) -> DType {
+    match element {
+        ElementType::I64 => DType::I64,
+        ElementType::I16 => DType::I16,
+        ElementType::I8 => DType::I8,
+        ElementType::U64 => DType::U64,
+        ElementType::U32 => DType::U32,
+        ElementType::U16 => DType::U16,
+        ElementType::U8 => DType::U8,
+        _ => DType::I32,
+    }
+}
+
+/// A result of the engine on the host.
+pub(crate) fn to_data(value: Value) -> Result<TensorData, DeployError> {
+    Ok(match value {
+        Value::FloatTensor(x) => {
+            let shape = x.shape().to_vec();
+            TensorData::new(x.into_data(), shape)
+        }
+        Value::Int32Tensor(x) => {
+            let shape = x.shape().to_vec();
+            TensorData::new(x.into_data(), shape)
+        }
+        Value::Int8Tensor(x) => {
+            let shape = x.shape().to_vec();
+            TensorData::new(x.into_data(), shape)
+        }
+        Value::UInt8Tensor(x) => {
+            let shape = x.shape().to_vec();
+            TensorData::new(x.into_data(), shape)
+        }
+        other => {
+            return Err(DeployError::Run {
+                reason: format!("a result came as {:?}", other.dtype()),
+            });
+        }
+    })
+}

@@ -1,0 +1,58 @@
+//! Activation functions.
+
+use burn::backend::ir::{ActivationOperationIr, DimOpIr};
+
+use super::Written;
+use crate::export::Writer;
+use crate::onnx::Attribute;
+
+impl Writer<'_> {
+    pub(super) fn activation(&mut self, op: &ActivationOperationIr) -> Written {
+        use ActivationOperationIr::*;
+        match op {
+            Relu(o) => self.unary("Relu", &o.input, &o.out),
+            LeakyRelu(o) => {
+                let x = self.operand(&o.lhs)?;
+                let alpha = vec![Attribute::Float("alpha", o.rhs.elem())];
+                self.put("LeakyRelu", vec![x], &o.out, alpha);
+                Ok(())
+            }
+            PRelu(o) => self.binary("PRelu", &o.lhs, &o.rhs, &o.out),
+            Gelu(o) => self.unary("Gelu", &o.input, &o.out),
+            Sigmoid(o) => self.unary("Sigmoid", &o.input, &o.out),
+            HardSigmoid(o) => {
+                let x = self.operand(&o.tensor)?;
+                let alpha = Attribute::Float("alpha", o.alpha.elem());
+                let beta = Attribute::Float("beta", o.beta.elem());
+                self.put("HardSigmoid", vec![x], &o.out, vec![alpha, beta]);
+                Ok(())
+            }
+            LogSigmoid(o) => {
+                let x = self.operand(&o.input)?;
+                let minus = self.emit("Neg", vec![x], "Neg", vec![]);
+                let softplus = self.emit("Softplus", vec![minus], "Softplus", vec![]);
+                self.put("Neg", vec![softplus], &o.out, vec![]);
+                Ok(())
+            }
+            Softmax(o) => self.softmax("Softmax", o),
+            LogSoftmax(o) => self.softmax("LogSoftmax", o),
+            Softmin(o) => {
+                let x = self.operand(&o.input)?;
+                let minus = self.emit("Neg", vec![x], "Neg", vec![]);
+                let axis = vec![Attribute::Int("axis", o.axis as i64)];
+                self.put("Softmax", vec![minus], &o.out, axis);
+                Ok(())
+            }
+            ReluBackward(_) | GeluBackward(_) | SigmoidBackward(_) | LogSigmoidBackward(_) => {
+                Err("it belongs to a backward pass".into())
+            }
+        }
+    }
+
+    fn softmax(&mut self, operator: &'static str, o: &DimOpIr) -> Written {
+        let x = self.operand(&o.input)?;
+        let axis = vec![Attribute::Int("axis", o.axis as i64)];
+        self.put(operator, vec![x], &o.out, axis);
+        Ok(())
+    }
+}

@@ -1,0 +1,326 @@
+//! How elements are moved, chosen and compared.
+
+use burn::backend::ir::{BaseOperationIr, ScalarIr, TensorIr};
+use burn::tensor::{DType, IndexingUpdateOp, Slice};
+
+use burn_lean_graph::Node;
+
+use super::{Unwritten, Written, to_ints};
+use crate::export::batch::is_whole;
+use crate::export::writer::scalar_bytes;
+use crate::export::{Writer, element};
+use crate::onnx::Attribute;
+use crate::{Dimension, ElementType};
+
+impl Writer<'_> {
+    pub(super) fn base(&mut self, op: &BaseOperationIr, node: Node<'_>) -> Written {
+        use BaseOperationIr::*;
+        match op {
+            Reshape(o) => {
+                let x = self.operand(&o.input)?;
+                let name = self.reshape(x, &o.out);
+                self.set(&o.out, name);
+            }
+            Expand(o) => {
+                let x = self.operand(&o.input)?;
+                // Axes come in front by broadcasting, too.
+                let shape = self.shape(&o.out);
+                self.put("Expand", vec![x, shape], &o.out, vec![]);
+            }
+            SwapDims(o) => {
+                let mut axes: Vec<i64> = (0..o.input.shape.num_dims() as i64).collect();
+                axes.swap(o.dim1, o.dim2);
+                self.transpose(&o.input, axes, &o.out)?;
+            }
+            Permute(o) => self.transpose(&o.input, to_ints(&o.axes), &o.out)?,
+            Flip(o) => {
+                let x = self.operand(&o.input)?;
+                let count = o.axes.len();
+                let name = self.slice(
+                    x,
+                    &vec![-1; count],
+                    &vec![i64::MIN + 1; count],
+                    &to_ints(&o.axes),
+                    &vec![-1; count],
+                );
+                self.set(&o.out, name);
+            }
+            Slice(o) => {
+                let x = self.operand(&o.tensor)?;
+                let name = self.slice_ranges(x, &o.ranges, &o.tensor);
+                self.set(&o.out, name);
+            }
+            SliceAssign(o) => {
+                let (x, value) = (self.operand(&o.tensor)?, self.operand(&o.value)?);
+                let shape: Vec<usize> = o.tensor.shape.to_vec();
+                let mut partial = Vec::new();
+                for (axis, (range, size)) in o.ranges.iter().zip(&shape).enumerate() {
+                    if range.step != 1 {
+                        return Err("it assigns with a step".into());
+                    }
+                    if !is_whole(range, *size) {
+                        let range = range.to_range(*size);
+                        partial.push((axis, range.start as i64, range.end as i64, *size as i64));
+                    }
+                }
+                let name = self.assign(x, value, &partial);
+                self.set(&o.out, name);
+            }
+            Select(o) => {
+                let inputs = vec![self.operand(&o.tensor)?, self.operand(&o.indices)?];
+                let axis = vec![Attribute::Int("axis", o.dim as i64)];
+                self.put("Gather", inputs, &o.out, axis);
+            }
+            Gather(o) => {
+                let inputs = vec![self.operand(&o.tensor)?, self.operand(&o.indices)?];
+                let axis = vec![Attribute::Int("axis", o.dim as i64)];
+                self.put("GatherElements", inputs, &o.out, axis);
+            }
+            Scatter(o) => {
+                let inputs = [&o.tensor, &o.indices, &o.value];
+                let inputs = self.operands(&inputs)?;
+                let mut attributes = vec![Attribute::Int("axis", o.dim as i64)];
+                attributes.extend(reduction(&o.update));
+                self.put("ScatterElements", inputs, &o.out, attributes);
+            }
+            GatherNd(o) => self.binary("GatherND", &o.data, &o.indices, &o.out)?,
+            ScatterNd(o) => {
+                let inputs = self.operands(&[&o.data, &o.indices, &o.values])?;
+                let attributes = reduction(&o.reduction).into_iter().collect();
+                self.put("ScatterND", inputs, &o.out, attributes);
+            }
+            MaskWhere(o) => {
+                let inputs = self.operands(&[&o.mask, &o.value, &o.tensor])?;
+                self.put("Where", inputs, &o.out, vec![]);
+            }
+            MaskFill(o) => {
+                let inputs = vec![
+                    self.operand(&o.mask)?,
+                    self.scalar(o.value, o.tensor.dtype)?,
+                    self.operand(&o.tensor)?,
+                ];
+                self.put("Where", inputs, &o.out, vec![]);
+            }
+            RepeatDim(o) => {
+                let mut times = vec![1; o.tensor.shape.num_dims()];
+                times[o.dim] = o.times as i64;
+                let inputs = vec![self.operand(&o.tensor)?, self.ints(&times)];
+                self.put("Tile", inputs, &o.out, vec![]);
+            }
+            Cat(o) => {
+                let parts = o.tensors.iter().enumerate();
+                let inputs = parts.map(|(k, part)| self.activation_operand(node, k, part));
+                let inputs = inputs.collect::<Result<_, _>>()?;
+                let axis = vec![Attribute::Int("axis", o.dim as i64)];
+                self.put("Concat", inputs, &o.out, axis);
+            }
+            Cast(o) => self.cast(&o.input, &o.out)?,
+            Empty(o) | Zeros(o) => self.full(&o.out, ScalarIr::Int(0))?,
+            Ones(o) => self.full(&o.out, ScalarIr::Int(1))?,
+            Equal(o) => self.binary("Equal", &o.lhs, &o.rhs, &o.out)?,
+            EqualElem(o) => self.with_scalar("Equal", &o.lhs, o.rhs, &o.out)?,
+            NotEqual(o) => {
+                let inputs = self.operands(&[&o.lhs, &o.rhs])?;
+                let equal = self.emit("Equal", inputs, "Equal", vec![]);
+                self.put("Not", vec![equal], &o.out, vec![]);
+            }
+            NotEqualElem(o) => {
+                let inputs = vec![self.operand(&o.lhs)?, self.scalar(o.rhs, o.lhs.dtype)?];
+                let equal = self.emit("Equal", inputs, "Equal", vec![]);
+                self.put("Not", vec![equal], &o.out, vec![]);
+            }
+            All(o) => self.test("ReduceMin", &o.input, None, &o.out)?,
+            Any(o) => self.test("ReduceMax", &o.input, None, &o.out)?,
+            AllDim(o) => self.test("ReduceMin", &o.input, Some(o.axis), &o.out)?,
+            AnyDim(o) => self.test("ReduceMax", &o.input, Some(o.axis), &o.out)?,
+            Unfold(_) | SelectAssign(_) => return Err("this crate does not write it".into()),
+        }
+        Ok(())
+    }
+
+    pub(super) fn operands(&mut self, tensors: &[&TensorIr]) -> Result<Vec<String>, Unwritten> {
+        tensors
+            .iter()
+            .map(|tensor| Ok(self.operand(tensor)?))
+            .collect()
+    }
+
+    /// To the shape of `out`; at most one axis of the batch is found by itself.
+    pub(super) fn reshape(&mut self, x: String, out: &TensorIr) -> String {
+        let dimensions = self.dimensions(out);
+        let open = dimensions
+            .iter()
+            .filter(|d| matches!(d, Dimension::Batch(_)));
+        let has_zero = dimensions.contains(&Dimension::Fixed(0));
+        let shape = match open.count() {
+            1 if !has_zero => {
+                let sizes: Vec<i64> = dimensions
+                    .iter()
+                    .map(|dimension| match dimension {
+                        Dimension::Fixed(size) => *size as i64,
+                        Dimension::Batch(_) => -1,
+                    })
+                    .collect();
+                self.ints(&sizes)
+            }
+            _ => self.shape_of(&dimensions),
+        };
+        self.emit("Reshape", vec![x, shape], "Reshape", vec![])
+    }
+
+    fn transpose(&mut self, x: &TensorIr, axes: Vec<i64>, out: &TensorIr) -> Written {
+        let x = self.operand(x)?;
+        self.put(
+            "Transpose",
+            vec![x],
+            out,
+            vec![Attribute::Ints("perm", axes)],
+        );
+        Ok(())
+    }
+
+    pub(super) fn slice(
+        &mut self,
+        x: String,
+        starts: &[i64],
+        ends: &[i64],
+        axes: &[i64],
+        steps: &[i64],
+    ) -> String {
+        let bounds = [starts, ends, axes, steps].map(|list| self.ints(list));
+        let inputs = std::iter::once(x).chain(bounds).collect();
+        self.emit("Slice", inputs, "Slice", vec![])
+    }
+
+    /// What Burn's ranges take; those of all of an axis are left out.
+    fn slice_ranges(&mut self, x: String, ranges: &[Slice], tensor: &TensorIr) -> String {
+        let mut bounds: [Vec<i64>; 4] = Default::default();
+        for (axis, (range, size)) in ranges.iter().zip(tensor.shape.iter()).enumerate() {
+            if is_whole(range, *size) {
+                continue;
+            }
+            let taken = range.to_range(*size);
+            let (start, end) = match range.step > 0 {
+                true => (taken.start as i64, taken.end as i64),
+                // From the last one down; what is before the first has no number.
+                false => match taken.start {
+                    0 => (taken.end as i64 - 1, i64::MIN + 1),
+                    start => (taken.end as i64 - 1, start as i64 - 1),
+                },
+            };
+            let bound = [start, end, axis as i64, range.step as i64];
+            for (list, value) in bounds.iter_mut().zip(bound) {
+                list.push(value);
+            }
+        }
+        let [starts, ends, axes, steps] = &bounds;
+        match axes.is_empty() {
+            true => x,
+            false => self.slice(x, starts, ends, axes, steps),
+        }
+    }
+
+    /// `x` with a part of it, a range along each of some axes, replaced by `value`: along the first
+    /// of them, what is before, the slab with its own part replaced, and what is after.
+    fn assign(&mut self, x: String, value: String, ranges: &[(usize, i64, i64, i64)]) -> String {
+        let Some(((axis, start, end, size), others)) = ranges.split_first() else {
+            return value;
+        };
+        let axes = [*axis as i64];
+        let slab = match others.is_empty() {
+            true => value,
+            false => {
+                let slab = self.slice(x.clone(), &[*start], &[*end], &axes, &[1]);
+                self.assign(slab, value, others)
+            }
+        };
+        let mut parts = Vec::new();
+        if *start > 0 {
+            parts.push(self.slice(x.clone(), &[0], &[*start], &axes, &[1]));
+        }
+        parts.push(slab);
+        if end < size {
+            parts.push(self.slice(x, &[*end], &[*size], &axes, &[1]));
+        }
+        let axis = vec![Attribute::Int("axis", axes[0])];
+        self.emit("Concat", parts, "Concat", axis)
+    }
+
+    pub(super) fn cast(&mut self, x: &TensorIr, out: &TensorIr) -> Written {
+        let to = element(out.dtype, "the result of a cast")?;
+        let x = self.operand(x)?;
+        let name = self.cast_to(x, to);
+        self.set(out, name);
+        Ok(())
+    }
+
+    pub(crate) fn cast_to(&mut self, x: String, to: ElementType) -> String {
+        self.emit(
+            "Cast",
+            vec![x],
+            "Cast",
+            vec![Attribute::Int("to", to as i64)],
+        )
+    }
+
+    /// A tensor of one number, whose shape depends on the batch.
+    pub(super) fn full(&mut self, out: &TensorIr, value: ScalarIr) -> Written {
+        let element = element(out.dtype, "a constant")?;
+        let shape = self.shape(out);
+        let value = Attribute::Element("value", element, scalar_bytes(value, element));
+        self.put("ConstantOfShape", vec![shape], out, vec![value]);
+        Ok(())
+    }
+
+    /// Whether all, or any, of the elements are not zero, along an axis or at all.
+    fn test(
+        &mut self,
+        reduce: &'static str,
+        x: &TensorIr,
+        axis: Option<usize>,
+        out: &TensorIr,
+    ) -> Written {
+        let mut name = self.operand(x)?;
+        if !matches!(x.dtype, DType::Bool(_)) {
+            name = self.cast_to(name, ElementType::Bool);
+        }
+        name = self.cast_to(name, ElementType::I32);
+        name = self.reduce(reduce, name, axis.map(|axis| vec![axis]).as_deref());
+        name = self.cast_to(name, ElementType::Bool);
+        self.set(out, name);
+        Ok(())
+    }
+
+    /// Along axes, which stay with a size of 1; or of all elements, to a list of one.
+    pub(super) fn reduce(
+        &mut self,
+        operator: &'static str,
+        x: String,
+        axes: Option<&[usize]>,
+    ) -> String {
+        match axes {
+            Some(axes) => {
+                let axes = self.ints(&to_ints(axes));
+                let keep = vec![Attribute::Int("keepdims", 1)];
+                self.emit(operator, vec![x, axes], operator, keep)
+            }
+            None => {
+                let keep = vec![Attribute::Int("keepdims", 0)];
+                let number = self.emit(operator, vec![x], operator, keep);
+                let one = self.ints(&[1]);
+                self.emit("Reshape", vec![number, one], "Reshape", vec![])
+            }
+        }
+    }
+}
+
+fn reduction(update: &IndexingUpdateOp) -> Option<Attribute> {
+    let name = match update {
+        IndexingUpdateOp::Assign => return None,
+        IndexingUpdateOp::Add => "add",
+        IndexingUpdateOp::Mul => "mul",
+        IndexingUpdateOp::Min => "min",
+        IndexingUpdateOp::Max => "max",
+    };
+    Some(Attribute::Text("reduction", name))
+}

@@ -1,0 +1,159 @@
+//! Operations of Burn as operators of ONNX: one file per family.
+
+mod activation;
+mod attention;
+mod base;
+mod convolution;
+mod float;
+mod integer;
+mod numeric;
+mod pool;
+mod resize;
+
+use burn::backend::ir::{ModuleOperationIr, OperationIr, ScalarIr, TensorIr};
+use burn_lean_graph::Node;
+
+use super::Writer;
+use crate::DeployError;
+use crate::onnx::Attribute;
+
+/// Why an operation has no operator.
+pub(crate) enum Unwritten {
+    /// In words.
+    Operator(String),
+    /// Something else failed.
+    Error(DeployError),
+}
+
+impl From<DeployError> for Unwritten {
+    fn from(error: DeployError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<&str> for Unwritten {
+    fn from(why: &str) -> Self {
+        Self::Operator(why.into())
+    }
+}
+
+pub(crate) type Written = Result<(), Unwritten>;
+
+impl<'a> Writer<'a> {
+    /// Writes an operation, unless its results are constants.
+    pub(crate) fn lower(&mut self, node: Node<'a>) -> Result<(), DeployError> {
+        let operation = node.operation();
+        if operation.outputs().all(|out| self.constant(out).is_some()) {
+            return Ok(());
+        }
+        let written = match operation {
+            OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
+                self.base(op, node)
+            }
+            OperationIr::NumericFloat(_, op) => self.numeric(op, true, node),
+            OperationIr::NumericInt(_, op) => self.numeric(op, false, node),
+            OperationIr::Float(_, op) => self.float(op, node),
+            OperationIr::Int(op) => self.int(op),
+            OperationIr::Bool(op) => self.boolean(op),
+            OperationIr::Activation(op) => self.activation(op),
+            OperationIr::Module(op) => self.module(op, node),
+            OperationIr::Init(_) | OperationIr::Drop(_) => Ok(()),
+            OperationIr::Custom(_) | OperationIr::Distributed(_) => {
+                Err("it belongs to a backend".into())
+            }
+        };
+        written.map_err(|error| match error {
+            Unwritten::Error(error) => error,
+            Unwritten::Operator(why) => DeployError::Operator {
+                operation: node.name(),
+                module: match node.module() {
+                    "?" => "a module that is not known".into(),
+                    module => format!("`{module}`"),
+                },
+                why,
+            },
+        })
+    }
+
+    fn module(&mut self, op: &'a ModuleOperationIr, node: Node<'a>) -> Written {
+        use ModuleOperationIr::*;
+        match op {
+            Linear(o) => self.linear(node, &o.x, &o.weight, o.bias.as_ref(), &o.out),
+            Conv1d(o) => self.conv1d(node, o),
+            Conv2d(o) => self.conv2d(node, o),
+            Conv3d(o) => self.conv3d(node, o),
+            ConvTranspose1d(o) => self.conv_transpose1d(o),
+            ConvTranspose2d(o) => self.conv_transpose2d(o),
+            ConvTranspose3d(o) => self.conv_transpose3d(o),
+            BatchNorm(o) => self.batch_norm(o),
+            LayerNorm(o) => {
+                let mut inputs = vec![self.operand(&o.input)?, self.operand(&o.gamma)?];
+                if let Some(beta) = &o.beta {
+                    inputs.push(self.operand(beta)?);
+                }
+                let attributes = vec![
+                    Attribute::Int("axis", -1),
+                    Attribute::Float("epsilon", o.epsilon.elem()),
+                ];
+                self.put("LayerNormalization", inputs, &o.out, attributes);
+                Ok(())
+            }
+            Embedding(o) => {
+                let inputs = vec![self.weight(&o.weights)?, self.operand(&o.indices)?];
+                self.put("Gather", inputs, &o.out, vec![Attribute::Int("axis", 0)]);
+                Ok(())
+            }
+            Attention(o) => self.attention(o, node),
+            AvgPool1d(_) | AvgPool2d(_) | MaxPool1d(_) | MaxPool2d(_) | AdaptiveAvgPool1d(_)
+            | AdaptiveAvgPool2d(_) | AdaptiveAvgPool3d(_) => self.pool(op),
+            Interpolate(o) => self.interpolate(o),
+            _ => Err("ONNX has no operator for it, or this crate does not write it".into()),
+        }
+    }
+
+    /// A node that computes `out`.
+    fn put(
+        &mut self,
+        operator: &'static str,
+        inputs: Vec<String>,
+        out: &TensorIr,
+        attributes: Vec<Attribute>,
+    ) {
+        let name = self.emit(operator, inputs, operator, attributes);
+        self.set(out, name);
+    }
+
+    fn unary(&mut self, operator: &'static str, x: &TensorIr, out: &TensorIr) -> Written {
+        let x = self.operand(x)?;
+        self.put(operator, vec![x], out, vec![]);
+        Ok(())
+    }
+
+    fn binary(
+        &mut self,
+        operator: &'static str,
+        lhs: &TensorIr,
+        rhs: &TensorIr,
+        out: &TensorIr,
+    ) -> Written {
+        let inputs = vec![self.operand(lhs)?, self.operand(rhs)?];
+        self.put(operator, inputs, out, vec![]);
+        Ok(())
+    }
+
+    fn with_scalar(
+        &mut self,
+        operator: &'static str,
+        lhs: &TensorIr,
+        rhs: ScalarIr,
+        out: &TensorIr,
+    ) -> Written {
+        let inputs = vec![self.operand(lhs)?, self.scalar(rhs, lhs.dtype)?];
+        self.put(operator, inputs, out, vec![]);
+        Ok(())
+    }
+}
+
+fn to_ints(values: &[usize]) -> Vec<i64> {
+    values.iter().map(|value| *value as i64).collect()
+}

@@ -1,0 +1,250 @@
+//! Arithmetic, comparisons, reductions, orders.
+
+use burn::backend::ir::{DimOpIr, NumericOperationIr, PadModeIr, ScalarIr, ScalarOpIr, TensorIr};
+use burn::tensor::DType;
+
+use burn_lean_graph::Node;
+
+use super::Written;
+use crate::ElementType;
+use crate::export::{Writer, element};
+use crate::onnx::Attribute;
+
+impl Writer<'_> {
+    pub(super) fn numeric(
+        &mut self,
+        op: &NumericOperationIr,
+        float: bool,
+        node: Node<'_>,
+    ) -> Written {
+        use NumericOperationIr::*;
+        match op {
+            Add(o) => {
+                let lhs = self.activation_operand(node, 0, &o.lhs)?;
+                let rhs = self.activation_operand(node, 1, &o.rhs)?;
+                self.put("Add", vec![lhs, rhs], &o.out, vec![]);
+                Ok(())
+            }
+            AddScalar(o) => self.scalar_op("Add", o),
+            Sub(o) => self.binary("Sub", &o.lhs, &o.rhs, &o.out),
+            SubScalar(o) => self.scalar_op("Sub", o),
+            Mul(o) => self.binary("Mul", &o.lhs, &o.rhs, &o.out),
+            MulScalar(o) => self.scalar_op("Mul", o),
+            Div(o) => self.binary("Div", &o.lhs, &o.rhs, &o.out),
+            DivScalar(o) => self.scalar_op("Div", o),
+            Rem(o) => {
+                let (x, y) = (self.operand(&o.lhs)?, self.operand(&o.rhs)?);
+                let name = self.remainder(x, y, float);
+                self.set(&o.out, name);
+                Ok(())
+            }
+            RemScalar(o) => {
+                let (x, y) = (self.operand(&o.lhs)?, self.scalar(o.rhs, o.lhs.dtype)?);
+                let name = self.remainder(x, y, float);
+                self.set(&o.out, name);
+                Ok(())
+            }
+            Powi(o) => self.binary("Pow", &o.lhs, &o.rhs, &o.out),
+            PowiScalar(o) => self.scalar_op("Pow", o),
+            Abs(o) => self.unary("Abs", &o.input, &o.out),
+            Neg(o) => self.unary("Neg", &o.input, &o.out),
+            Sign(o) => self.unary("Sign", &o.input, &o.out),
+            Full(o) => self.full(&o.out, o.value),
+            Sum(o) => self.reduce_to("ReduceSum", &o.input, None, &o.out),
+            SumDim(o) => self.reduce_to("ReduceSum", &o.input, Some(&[o.axis]), &o.out),
+            SumDims(o) => self.reduce_to("ReduceSum", &o.input, Some(&o.axes), &o.out),
+            Mean(o) => self.reduce_to("ReduceMean", &o.input, None, &o.out),
+            MeanDim(o) => self.reduce_to("ReduceMean", &o.input, Some(&[o.axis]), &o.out),
+            Prod(o) => self.reduce_to("ReduceProd", &o.input, None, &o.out),
+            ProdDim(o) => self.reduce_to("ReduceProd", &o.input, Some(&[o.axis]), &o.out),
+            Max(o) => self.reduce_to("ReduceMax", &o.input, None, &o.out),
+            MaxDim(o) => self.reduce_to("ReduceMax", &o.input, Some(&[o.axis]), &o.out),
+            Min(o) => self.reduce_to("ReduceMin", &o.input, None, &o.out),
+            MinDim(o) => self.reduce_to("ReduceMin", &o.input, Some(&[o.axis]), &o.out),
+            MaxAbs(o) => self.max_abs(&o.input, None, &o.out),
+            MaxAbsDim(o) => self.max_abs(&o.input, Some(&[o.axis]), &o.out),
+            ArgMax(o) => self.arg("ArgMax", &o.input, o.axis, &o.out),
+            ArgMin(o) => self.arg("ArgMin", &o.input, o.axis, &o.out),
+            MaxDimWithIndices(o) => {
+                self.reduce_to("ReduceMax", &o.tensor, Some(&[o.dim]), &o.out)?;
+                self.arg("ArgMax", &o.tensor, o.dim, &o.out_indices)
+            }
+            MinDimWithIndices(o) => {
+                self.reduce_to("ReduceMin", &o.tensor, Some(&[o.dim]), &o.out)?;
+                self.arg("ArgMin", &o.tensor, o.dim, &o.out_indices)
+            }
+            TopK(o) => self.top(
+                &o.input,
+                o.axis,
+                o.accumulator_len,
+                true,
+                Some(&o.out),
+                None,
+            ),
+            ArgTopK(o) => self.top(
+                &o.input,
+                o.axis,
+                o.accumulator_len,
+                true,
+                None,
+                Some(&o.out),
+            ),
+            TopKWithIndices(o) => {
+                let (values, indices) = (Some(&o.out), Some(&o.out_indices));
+                self.top(&o.tensor, o.dim, o.k, true, values, indices)
+            }
+            Sort(o) => {
+                let size = o.input.shape[o.dim];
+                self.top(&o.input, o.dim, size, o.descending, Some(&o.out), None)
+            }
+            ArgSort(o) => {
+                let size = o.input.shape[o.dim];
+                self.top(&o.input, o.dim, size, o.descending, None, Some(&o.out))
+            }
+            SortWithIndices(o) => {
+                let size = o.input.shape[o.dim];
+                let (values, indices) = (Some(&o.out), Some(&o.out_indices));
+                self.top(&o.input, o.dim, size, o.descending, values, indices)
+            }
+            Greater(o) => self.binary("Greater", &o.lhs, &o.rhs, &o.out),
+            GreaterElem(o) => self.scalar_op("Greater", o),
+            GreaterEqual(o) => self.binary("GreaterOrEqual", &o.lhs, &o.rhs, &o.out),
+            GreaterEqualElem(o) => self.scalar_op("GreaterOrEqual", o),
+            Lower(o) => self.binary("Less", &o.lhs, &o.rhs, &o.out),
+            LowerElem(o) => self.scalar_op("Less", o),
+            LowerEqual(o) => self.binary("LessOrEqual", &o.lhs, &o.rhs, &o.out),
+            LowerEqualElem(o) => self.scalar_op("LessOrEqual", o),
+            Clamp(o) => self.clip(&o.tensor, Some(o.min), Some(o.max), &o.out),
+            ClampMin(o) => self.clip(&o.lhs, Some(o.rhs), None, &o.out),
+            ClampMax(o) => self.clip(&o.lhs, None, Some(o.rhs), &o.out),
+            CumSum(DimOpIr { input, out, axis }) => {
+                let inputs = vec![self.operand(input)?, self.ints(&[*axis as i64])];
+                self.put("CumSum", inputs, out, vec![]);
+                Ok(())
+            }
+            Pad(o) => {
+                let before = o.padding.iter().map(|(before, _)| *before as i64);
+                let after = o.padding.iter().map(|(_, after)| *after as i64);
+                let pads: Vec<i64> = before.chain(after).collect();
+                let mut inputs = vec![self.operand(&o.input)?, self.ints(&pads)];
+                let mode = match o.mode {
+                    PadModeIr::Constant(value) => {
+                        inputs.push(self.scalar(value, o.input.dtype)?);
+                        "constant"
+                    }
+                    PadModeIr::Reflect => "reflect",
+                    PadModeIr::Edge => "edge",
+                };
+                self.put("Pad", inputs, &o.out, vec![Attribute::Text("mode", mode)]);
+                Ok(())
+            }
+            CumProd(_) | CumMin(_) | CumMax(_) => Err("ONNX has no operator for it".into()),
+            IntRandom(_) => Err("its values are random".into()),
+        }
+    }
+
+    fn scalar_op(&mut self, operator: &'static str, o: &ScalarOpIr) -> Written {
+        self.with_scalar(operator, &o.lhs, o.rhs, &o.out)
+    }
+
+    /// With the sign of the divisor. ONNX has that for integers alone.
+    fn remainder(&mut self, x: String, y: String, float: bool) -> String {
+        if !float {
+            return self.emit("Mod", vec![x, y], "Mod", vec![]);
+        }
+        let quotient = self.emit("Div", vec![x.clone(), y.clone()], "Div", vec![]);
+        let whole = self.emit("Floor", vec![quotient], "Floor", vec![]);
+        let multiple = self.emit("Mul", vec![whole, y], "Mul", vec![]);
+        self.emit("Sub", vec![x, multiple], "Sub", vec![])
+    }
+
+    fn reduce_to(
+        &mut self,
+        operator: &'static str,
+        x: &TensorIr,
+        axes: Option<&[usize]>,
+        out: &TensorIr,
+    ) -> Written {
+        let x = self.operand(x)?;
+        let name = self.reduce(operator, x, axes);
+        self.set(out, name);
+        Ok(())
+    }
+
+    fn max_abs(&mut self, x: &TensorIr, axes: Option<&[usize]>, out: &TensorIr) -> Written {
+        let x = self.operand(x)?;
+        let abs = self.emit("Abs", vec![x], "Abs", vec![]);
+        let name = self.reduce("ReduceMax", abs, axes);
+        self.set(out, name);
+        Ok(())
+    }
+
+    fn arg(
+        &mut self,
+        operator: &'static str,
+        x: &TensorIr,
+        axis: usize,
+        out: &TensorIr,
+    ) -> Written {
+        let x = self.operand(x)?;
+        let axis = Attribute::Int("axis", axis as i64);
+        let attributes = vec![axis, Attribute::Int("keepdims", 1)];
+        let name = self.emit(operator, vec![x], operator, attributes);
+        let name = self.as_indices(name, out.dtype)?;
+        self.set(out, name);
+        Ok(())
+    }
+
+    /// ONNX gives indices as I64.
+    fn as_indices(&mut self, name: String, dtype: DType) -> Result<String, crate::DeployError> {
+        Ok(match element(dtype, "indices")? {
+            ElementType::I64 => name,
+            other => self.cast_to(name, other),
+        })
+    }
+
+    fn top(
+        &mut self,
+        x: &TensorIr,
+        axis: usize,
+        count: usize,
+        largest: bool,
+        values: Option<&TensorIr>,
+        indices: Option<&TensorIr>,
+    ) -> Written {
+        let inputs = vec![self.operand(x)?, self.ints(&[count as i64])];
+        let attributes = vec![
+            Attribute::Int("axis", axis as i64),
+            Attribute::Int("largest", i64::from(largest)),
+            Attribute::Int("sorted", 1),
+        ];
+        let [top, at] = self.emit_all("TopK", inputs, ["TopK", "TopK_indices"], attributes);
+        if let Some(values) = values {
+            self.set(values, top);
+        }
+        if let Some(indices) = indices {
+            let at = self.as_indices(at, indices.dtype)?;
+            self.set(indices, at);
+        }
+        Ok(())
+    }
+
+    fn clip(
+        &mut self,
+        x: &TensorIr,
+        min: Option<ScalarIr>,
+        max: Option<ScalarIr>,
+        out: &TensorIr,
+    ) -> Written {
+        let mut inputs = vec![self.operand(x)?];
+        inputs.push(match min {
+            Some(min) => self.scalar(min, x.dtype)?,
+            None => String::new(),
+        });
+        if let Some(max) = max {
+            inputs.push(self.scalar(max, x.dtype)?);
+        }
+        self.put("Clip", inputs, out, vec![]);
+        Ok(())
+    }
+}

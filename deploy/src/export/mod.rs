@@ -1,0 +1,305 @@
+//! From a recorded forward pass to ONNX.
+
+mod batch;
+mod data;
+mod lower;
+mod products;
+mod quantizers;
+mod weights;
+mod writer;
+
+use std::collections::HashMap;
+
+use burn::backend::DispatchTensor;
+use burn::backend::ir::TensorId;
+use burn::module::Module;
+use burn::tensor::DType;
+use burn_lean_graph::{Graph, Recording, Tensors, record, signature};
+
+use crate::{DeployError, Dimension, ElementType, OnnxModel, Quantization, ValueInfo};
+use batch::Batch;
+use data::HostTensor;
+pub use products::{Execution, LayerReport};
+pub(crate) use weights::Weights;
+use writer::Writer;
+
+/// How quantized layers are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Form {
+    /// As a float model: quantized weights are floats of the values that their codes stand for,
+    /// activations stay as they are.
+    Float,
+    /// Codes with `DequantizeLinear`, and `QuantizeLinear` and `DequantizeLinear` where an
+    /// activation is quantized. Runtimes fuse them into integer kernels.
+    #[default]
+    Qdq,
+    /// Operators that compute in integers: `MatMulInteger`, `ConvInteger`.
+    Integer,
+}
+
+/// What a runtime's integer kernels cannot do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Limits {
+    /// They add pairs of products of codes in 16 bits.
+    pub(crate) narrow_products: bool,
+    /// Their convolutions are wrong.
+    pub(crate) no_convolutions: bool,
+}
+
+/// A recorded model, ready to be written as ONNX in several forms.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_deploy::{Dimension, Export, Form};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(4, 2).init(&device);
+/// let x = Tensor::<2>::ones([3, 4], &device);
+/// let export = Export::record(&model, &x, |model, x| model.forward(x))?;
+/// let onnx = export.to_onnx(Form::Float)?.model;
+/// let operators: Vec<_> = onnx.nodes().iter().map(|node| node.operator()).collect();
+/// assert_eq!(operators, ["MatMul", "Add"]);
+/// // The batch was 3, and may be any other.
+/// assert_eq!(onnx.outputs()[0].shape, [Dimension::Batch(1), Dimension::Fixed(2)]);
+/// assert!(onnx.to_bytes()?.len() > 40);
+/// # Ok::<(), burn_lean_deploy::DeployError>(())
+/// ```
+#[derive(Debug)]
+pub struct Export<O> {
+    pub(crate) recording: Recording<O>,
+    pub(crate) inputs: Vec<(Vec<usize>, DType)>,
+    /// Values of the parameters, in the graph's order.
+    parameters: Vec<DispatchTensor>,
+    constants: HashMap<TensorId, HostTensor>,
+    batch: Result<Batch, String>,
+    quantization: Quantization,
+}
+
+/// An [`OnnxModel`], and what became of each layer in it.
+#[derive(Debug, Clone)]
+pub struct Exported {
+    /// The model.
+    pub model: OnnxModel,
+    /// Each matrix product and convolution, in order.
+    pub layers: Vec<LayerReport>,
+    /// Why the batch axis has a fixed size; `None` where it has any.
+    pub fixed_batch: Option<String>,
+}
+
+impl<O: Tensors> Export<O> {
+    /// Records what `forward` does with `model` and `inputs`, for inference.
+    ///
+    /// The model is recorded in evaluation mode, with what its
+    /// [reparameterizations](burn::module::Reparameterization) make of its weights: masks, adapters
+    /// and fake quantization are folded in. Its quantizers, wherever the recording shows them, become
+    /// the [`Quantization`] of the export.
+    ///
+    /// `forward` runs twice, with two sizes of the first axis of all inputs, to see what depends on
+    /// it: what does not compute with it is exported for any batch.
+    ///
+    /// # Errors
+    ///
+    /// [`DeployError::Graph`] where the forward pass cannot be recorded, [`DeployError::Quant`] for
+    /// quantizers without a range, [`DeployError::Dtype`].
+    pub fn record<M: Module, I: Tensors>(
+        model: &M,
+        inputs: &I,
+        forward: impl Fn(&M, I) -> O,
+    ) -> Result<Self, DeployError> {
+        let model = model.valid();
+        let given = batch::without_autodiff(inputs);
+        // On this copy alone: what hangs on the weights is folded into them.
+        let plain = model.clone().materialize();
+        let recording = record(&plain, &given, &forward)?;
+        let quantization = quantizers::quantization(&model, &given, &forward, recording.graph())?;
+        let batch = Batch::find(&plain, inputs, &forward, recording.graph());
+        let parameters = recording.graph().parameter_values(&plain)?;
+        let constants = constants(recording.graph(), &parameters, batch.as_ref().ok())?;
+        Ok(Self {
+            inputs: signature(inputs),
+            recording,
+            parameters,
+            constants,
+            batch,
+            quantization,
+        })
+    }
+
+    /// With other quantized edges and weights than the model's own quantizers say.
+    pub fn with_quantization(mut self, quantization: Quantization) -> Self {
+        self.quantization = quantization;
+        self
+    }
+
+    /// Which of its weights and edges are quantized.
+    pub fn quantization(&self) -> &Quantization {
+        &self.quantization
+    }
+
+    /// The operations.
+    pub fn graph(&self) -> &Graph {
+        self.recording.graph()
+    }
+
+    /// As ONNX.
+    ///
+    /// Batch normalizations that follow a float convolution are folded into it. Constants are
+    /// named by the paths of their parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`DeployError::Operator`] for an operation without an operator, [`DeployError::Dtype`],
+    /// [`DeployError::Weight`].
+    pub fn to_onnx(&self, form: Form) -> Result<Exported, DeployError> {
+        let weights = self.weights()?;
+        self.write(&weights, &|_| form, Limits::default())
+    }
+
+    /// The codes of the quantized weights, as the operations read them.
+    pub(crate) fn weights(&self) -> Result<Weights, DeployError> {
+        Weights::of(self.graph(), &self.parameters, &self.quantization)
+    }
+
+    /// With a form for each layer: of the position of its operation.
+    pub(crate) fn write(
+        &self,
+        weights: &Weights,
+        form: &dyn Fn(usize) -> Form,
+        limits: Limits,
+    ) -> Result<Exported, DeployError> {
+        let batch = self.batch.as_ref().ok();
+        let mut writer = self.writer(weights, form, limits);
+        let graph = self.graph();
+        for (id, (shape, dtype)) in graph.inputs().iter().zip(&self.inputs) {
+            let name = writer.name_input(*id);
+            let sizes = batch.map(|batch| batch.input(shape));
+            let fixed = || shape.iter().map(|size| Dimension::Fixed(*size)).collect();
+            writer.inputs.push(ValueInfo {
+                element: element(*dtype, &name)?,
+                name,
+                shape: sizes.unwrap_or_else(fixed),
+            });
+        }
+        for node in graph.nodes() {
+            writer.lower(node)?;
+        }
+        writer.finish(graph.outputs(), self.batch.as_ref().err().cloned())
+    }
+
+    fn writer<'a>(
+        &'a self,
+        weights: &'a Weights,
+        form: &'a dyn Fn(usize) -> Form,
+        limits: Limits,
+    ) -> Writer<'a> {
+        let mut writer = Writer::new(
+            self.graph(),
+            &self.constants,
+            self.batch.as_ref().ok(),
+            &self.quantization,
+            weights,
+            form,
+        );
+        writer.limits = limits;
+        writer
+    }
+
+    /// One operation as a model of its own, for the shapes that were recorded.
+    pub(crate) fn write_one(
+        &self,
+        weights: &Weights,
+        index: usize,
+        form: Form,
+        limits: Limits,
+    ) -> Result<Option<Exported>, DeployError> {
+        let graph = self.graph();
+        let Some(node) = graph.nodes().nth(index) else {
+            return Ok(None);
+        };
+        let form = |_: usize| form;
+        let mut writer = self.writer(weights, &form, limits);
+        for tensor in node.operation().inputs() {
+            if writer.constant(tensor).is_some() {
+                continue;
+            }
+            let name = writer.name_input(tensor.id);
+            writer.inputs.push(ValueInfo {
+                element: element(tensor.dtype, &name)?,
+                shape: tensor
+                    .shape
+                    .iter()
+                    .map(|size| Dimension::Fixed(*size))
+                    .collect(),
+                name,
+            });
+        }
+        writer.lower(node)?;
+        let outputs: Vec<TensorId> = node.operation().outputs().map(|out| out.id).collect();
+        writer.finish(&outputs, None).map(Some)
+    }
+}
+
+/// The values of what does not depend on an input, nor on the size of the batch.
+fn constants(
+    graph: &Graph,
+    parameters: &[DispatchTensor],
+    batch: Option<&Batch>,
+) -> Result<HashMap<TensorId, HostTensor>, DeployError> {
+    if parameters.is_empty() {
+        let constants = graph.constants();
+        return Ok(constants
+            .map(|(id, data)| (id, HostTensor::from_data(data.clone())))
+            .collect());
+    }
+    let values = graph.constant_values(parameters)?;
+    let read = read_by_others(graph, &values);
+    let mut found = HashMap::new();
+    for (id, value) in values {
+        if !read.contains(&id) || batch.is_some_and(|batch| batch.depends(id)) {
+            continue;
+        }
+        found.insert(id, HostTensor::read(value)?);
+    }
+    Ok(found)
+}
+
+/// Constants that something reads which is none, or that are results.
+fn read_by_others(
+    graph: &Graph,
+    values: &HashMap<TensorId, DispatchTensor>,
+) -> std::collections::HashSet<TensorId> {
+    let mut read: std::collections::HashSet<TensorId> = graph.outputs().iter().copied().collect();
+    // Everything: what depends on the batch reads constants, too, and is computed in the file.
+    for node in graph.nodes() {
+        read.extend(node.operation().inputs().map(|input| input.id));
+    }
+    read.retain(|id| values.contains_key(id));
+    read
+}
+
+/// ONNX's type of a dtype of Burn.
+pub(crate) fn element(dtype: DType, what: &str) -> Result<ElementType, DeployError> {
+    Ok(match dtype {
+        DType::F64 => ElementType::F64,
+        DType::F32 | DType::Flex32 => ElementType::F32,
+        DType::F16 => ElementType::F16,
+        DType::BF16 => ElementType::BF16,
+        DType::I64 => ElementType::I64,
+        DType::I32 => ElementType::I32,
+        DType::I16 => ElementType::I16,
+        DType::I8 => ElementType::I8,
+        DType::U64 => ElementType::U64,
+        DType::U32 => ElementType::U32,
+        DType::U16 => ElementType::U16,
+        DType::U8 => ElementType::U8,
+        DType::Bool(_) => ElementType::Bool,
+        DType::QFloat(_) => {
+            return Err(DeployError::Dtype {
+                what: what.into(),
+                dtype: format!("{dtype:?}"),
+            });
+        }
+    })
+}

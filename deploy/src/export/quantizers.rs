@@ -1,0 +1,73 @@
+//! The quantizers of a model at the edges of its recording.
+
+use burn::module::Module;
+use burn_lean_graph::{Graph, Tensors, record};
+use burn_lean_quant::{
+    Granularity, Grid, Mapping, NumberFormat, QuantizedGraph, QuantizedOperand, Site,
+};
+
+use crate::{ActivationQuantization, DeployError, Edge, Quantization};
+
+/// What the quantizers of `model` say of the operations of `plain`, a recording of the same forward
+/// pass without them.
+///
+/// With its quantizers, the recording has the same operations and some more: one for each quantizer.
+pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
+    model: &M,
+    inputs: &I,
+    forward: &impl Fn(&M, I) -> O,
+    plain: &Graph,
+) -> Result<Quantization, DeployError> {
+    let mut found = Quantization::of(model)?;
+    if found.is_empty() && found.left_float.is_empty() {
+        return Ok(found);
+    }
+    let Ok(recorded) = record(model, inputs, forward) else {
+        return Ok(found);
+    };
+    let graph = recorded.graph();
+    let mut positions = vec![None; graph.nodes().len()];
+    let mut count = 0;
+    for node in graph.nodes().filter(|node| node.hook().is_none()) {
+        let same = plain.nodes().nth(count);
+        if same.is_none_or(|same| same.name() != node.name()) {
+            return Ok(found);
+        }
+        positions[node.index()] = Some(count);
+        count += 1;
+    }
+    if count != plain.nodes().len() {
+        return Ok(found);
+    }
+    for operand in QuantizedGraph::of(graph, model)?.operands {
+        let (Some(node), Some(how)) = (positions[operand.node], how(&operand)) else {
+            continue;
+        };
+        found
+            .left_float
+            .retain(|(path, _)| *path != operand.quantizer);
+        let operand = operand.operand;
+        found.edges.insert(Edge { node, operand }, how);
+    }
+    Ok(found)
+}
+
+/// How an operand becomes integers, if ONNX can say it.
+fn how(operand: &QuantizedOperand) -> Option<ActivationQuantization> {
+    let scheme = &operand.scheme;
+    let is_plain = scheme.granularity == Granularity::PerTensor && scheme.format.is_int();
+    if operand.site == Site::Weight || !is_plain {
+        return None;
+    }
+    let Some(qparams) = &operand.qparams else {
+        let is_uint8 = scheme.format == NumberFormat::uint8();
+        let is_dynamic = is_uint8 && scheme.mapping == Mapping::Affine;
+        return is_dynamic.then_some(ActivationQuantization::Dynamic);
+    };
+    Some(ActivationQuantization::Static(Grid {
+        scale: *qparams.scale.first()?,
+        zero_point: *qparams.zero_point.first()? as i32,
+        quant_min: scheme.quant_min() as i32,
+        quant_max: scheme.quant_max() as i32,
+    }))
+}

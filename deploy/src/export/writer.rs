@@ -1,0 +1,407 @@
+//! Nodes, names and constants of a model that is being written.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::backend::ir::{ScalarIr, TensorId, TensorIr};
+use burn::tensor::DType;
+use burn_lean_graph::{Graph, Node};
+
+use super::batch::Batch;
+use super::data::HostTensor;
+use super::products::LayerReport;
+use super::weights::Weights;
+use super::{Exported, Form, Limits, element};
+use crate::onnx::Attribute;
+use crate::{
+    DeployError, Dimension, ElementType, Initializer, OnnxModel, OnnxNode, Quantization, ValueInfo,
+};
+
+/// A model that is being written.
+pub(crate) struct Writer<'a> {
+    pub(crate) graph: &'a Graph,
+    pub(crate) constants: &'a HashMap<TensorId, HostTensor>,
+    pub(crate) quantization: &'a Quantization,
+    pub(crate) weights: &'a Weights,
+    pub(crate) form: &'a dyn Fn(usize) -> Form,
+    pub(crate) inputs: Vec<ValueInfo>,
+    pub(crate) layers: Vec<LayerReport>,
+    /// Results of batch normalizations that are part of the convolution before them.
+    pub(crate) folded: HashSet<TensorId>,
+    pub(crate) limits: Limits,
+    batch: Option<&'a Batch>,
+    nodes: Vec<OnnxNode>,
+    initializers: Vec<Initializer>,
+    /// Names that are taken.
+    names: HashSet<String>,
+    /// Names of tensors of the graph.
+    of: HashMap<TensorId, String>,
+    /// Names of what is written once, by what it is.
+    once: HashMap<String, String>,
+}
+
+impl<'a> Writer<'a> {
+    pub(crate) fn new(
+        graph: &'a Graph,
+        constants: &'a HashMap<TensorId, HostTensor>,
+        batch: Option<&'a Batch>,
+        quantization: &'a Quantization,
+        weights: &'a Weights,
+        form: &'a dyn Fn(usize) -> Form,
+    ) -> Self {
+        Self {
+            graph,
+            constants,
+            quantization,
+            weights,
+            form,
+            inputs: Vec::new(),
+            layers: Vec::new(),
+            folded: HashSet::new(),
+            limits: Limits::default(),
+            batch,
+            nodes: Vec::new(),
+            initializers: Vec::new(),
+            names: HashSet::new(),
+            of: HashMap::new(),
+            once: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn name_input(&mut self, id: TensorId) -> String {
+        let name = self.unique("input");
+        self.of.insert(id, name.clone());
+        name
+    }
+
+    /// `name`, or with a number where it is taken.
+    pub(crate) fn unique(&mut self, name: &str) -> String {
+        let mut unique = name.to_string();
+        let mut count = 1;
+        while !self.names.insert(unique.clone()) {
+            unique = format!("{name}_{count}");
+            count += 1;
+        }
+        unique
+    }
+
+    /// Whether a tensor is a constant of the model.
+    pub(crate) fn constant(&self, tensor: &TensorIr) -> Option<&'a HostTensor> {
+        self.constants.get(&tensor.id)
+    }
+
+    /// The name of an operand; a constant is written at its first use.
+    pub(crate) fn operand(&mut self, tensor: &TensorIr) -> Result<String, DeployError> {
+        if let Some(name) = self.of.get(&tensor.id) {
+            return Ok(name.clone());
+        }
+        let Some(value) = self.constant(tensor) else {
+            return Err(DeployError::Operator {
+                operation: "random",
+                module: "?".into(),
+                why: format!("tensor {} is not computed in the forward pass", tensor.id),
+            });
+        };
+        let name = self.constant_name(tensor.id);
+        let name = self.unique(&name);
+        let (element, bytes) = value.encode(&name)?;
+        self.initializers.push(Initializer {
+            name: name.clone(),
+            element,
+            shape: value.shape.clone(),
+            bytes,
+        });
+        self.of.insert(tensor.id, name.clone());
+        Ok(name)
+    }
+
+    /// The path of a parameter; for what is computed from parameters, of the first of them.
+    pub(crate) fn constant_name(&self, id: TensorId) -> String {
+        let mut parameters = self.graph.parameters().iter();
+        if let Some(parameter) = parameters.find(|parameter| parameter.tensor == id) {
+            return parameter.path.clone();
+        }
+        let makes = |node: &Node<'_>| node.operation().outputs().any(|out| out.id == id);
+        match self.graph.nodes().find(makes) {
+            None => "constant".into(),
+            Some(node) => match node.parameters().next() {
+                Some(parameter) if node.is_view() => parameter.path.clone(),
+                Some(parameter) => format!("{}.{}", parameter.path, node.name()),
+                None => format!("constant.{}", node.name()),
+            },
+        }
+    }
+
+    /// A constant of the file's own; equal ones share a name.
+    pub(crate) fn initializer(
+        &mut self,
+        name: &str,
+        element: ElementType,
+        shape: &[usize],
+        bytes: Vec<u8>,
+    ) -> String {
+        let key = format!("{element:?} {shape:?} {bytes:?}");
+        let small = bytes.len() <= 64;
+        if let (true, Some(same)) = (small, self.once.get(&key)) {
+            return same.clone();
+        }
+        let name = self.unique(name);
+        self.initializers.push(Initializer {
+            name: name.clone(),
+            element,
+            shape: shape.to_vec(),
+            bytes,
+        });
+        if small {
+            self.once.insert(key, name.clone());
+        }
+        name
+    }
+
+    pub(crate) fn ints(&mut self, values: &[i64]) -> String {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+        let bytes = bytes.collect();
+        self.initializer("ints", ElementType::I64, &[values.len()], bytes)
+    }
+
+    pub(crate) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> String {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+        let bytes = bytes.collect();
+        self.initializer(name, ElementType::F32, shape, bytes)
+    }
+
+    /// A number as a tensor without axes, of a dtype.
+    pub(crate) fn scalar(&mut self, value: ScalarIr, dtype: DType) -> Result<String, DeployError> {
+        let element = element(dtype, "a number")?;
+        let bytes = scalar_bytes(value, element);
+        Ok(self.initializer("number", element, &[], bytes))
+    }
+
+    pub(crate) fn number(&mut self, value: f64, dtype: DType) -> Result<String, DeployError> {
+        self.scalar(ScalarIr::Float(value), dtype)
+    }
+
+    /// The sizes of a tensor, those of the batch left open.
+    pub(crate) fn dimensions(&self, tensor: &TensorIr) -> Vec<Dimension> {
+        match self.batch {
+            Some(batch) => batch.dimensions(tensor),
+            None => tensor
+                .shape
+                .iter()
+                .map(|size| Dimension::Fixed(*size))
+                .collect(),
+        }
+    }
+
+    /// A shape as an operand: a constant, or computed from the size of the batch.
+    pub(crate) fn shape(&mut self, tensor: &TensorIr) -> String {
+        let dimensions = self.dimensions(tensor);
+        self.shape_of(&dimensions)
+    }
+
+    pub(crate) fn shape_of(&mut self, dimensions: &[Dimension]) -> String {
+        let fixed: Option<Vec<i64>> = dimensions
+            .iter()
+            .map(|dimension| match dimension {
+                Dimension::Fixed(size) => Some(*size as i64),
+                Dimension::Batch(_) => None,
+            })
+            .collect();
+        if let Some(fixed) = fixed {
+            return self.ints(&fixed);
+        }
+        let mut parts = Vec::new();
+        let mut run = Vec::new();
+        for dimension in dimensions {
+            match dimension {
+                Dimension::Fixed(size) => run.push(*size as i64),
+                Dimension::Batch(times) => {
+                    if !run.is_empty() {
+                        parts.push(self.ints(&std::mem::take(&mut run)));
+                    }
+                    parts.push(self.batch_size(*times));
+                }
+            }
+        }
+        if !run.is_empty() {
+            parts.push(self.ints(&run));
+        }
+        if let [part] = &parts[..] {
+            return part.clone();
+        }
+        let key = format!("shape {parts:?}");
+        if let Some(same) = self.once.get(&key) {
+            return same.clone();
+        }
+        let name = self.emit("Concat", parts, "shape", vec![Attribute::Int("axis", 0)]);
+        self.once.insert(key, name.clone());
+        name
+    }
+
+    /// A multiple of the size of the batch, as a list of one number.
+    fn batch_size(&mut self, times: usize) -> String {
+        let key = format!("batch {times}");
+        if let Some(same) = self.once.get(&key) {
+            return same.clone();
+        }
+        let name = match times {
+            1 => {
+                let input = self.inputs[0].name.clone();
+                let ends = vec![Attribute::Int("start", 0), Attribute::Int("end", 1)];
+                self.emit("Shape", vec![input], "batch", ends)
+            }
+            _ => {
+                let one = self.batch_size(1);
+                let times = self.ints(&[times as i64]);
+                self.emit("Mul", vec![one, times], "batch", vec![])
+            }
+        };
+        self.once.insert(key, name.clone());
+        name
+    }
+
+    /// A node with one result that has a name of its own.
+    pub(crate) fn emit(
+        &mut self,
+        operator: &'static str,
+        inputs: Vec<String>,
+        name: &str,
+        attributes: Vec<Attribute>,
+    ) -> String {
+        self.emit_in("", operator, inputs, name, attributes)
+    }
+
+    /// The same, in a domain of operators.
+    pub(crate) fn emit_in(
+        &mut self,
+        domain: &'static str,
+        operator: &'static str,
+        inputs: Vec<String>,
+        name: &str,
+        attributes: Vec<Attribute>,
+    ) -> String {
+        let output = self.unique(name);
+        self.push(domain, operator, inputs, vec![output.clone()], attributes);
+        output
+    }
+
+    /// A node with several results.
+    pub(crate) fn emit_all<const N: usize>(
+        &mut self,
+        operator: &'static str,
+        inputs: Vec<String>,
+        names: [&str; N],
+        attributes: Vec<Attribute>,
+    ) -> [String; N] {
+        let outputs = names.map(|name| match name {
+            "" => String::new(),
+            name => self.unique(name),
+        });
+        self.push("", operator, inputs, outputs.to_vec(), attributes);
+        outputs
+    }
+
+    fn push(
+        &mut self,
+        domain: &'static str,
+        operator: &'static str,
+        inputs: Vec<String>,
+        outputs: Vec<String>,
+        attributes: Vec<Attribute>,
+    ) {
+        let first = outputs.iter().find(|output| !output.is_empty());
+        let name = format!("{operator} {}", first.map_or("", String::as_str));
+        self.nodes.push(OnnxNode {
+            name,
+            operator,
+            domain,
+            inputs,
+            outputs,
+            attributes,
+        });
+    }
+
+    /// The name of what `write` writes, which it does at the first call with this key.
+    pub(crate) fn written_once(
+        &mut self,
+        key: String,
+        write: impl FnOnce(&mut Self) -> String,
+    ) -> String {
+        if let Some(same) = self.once.get(&key) {
+            return same.clone();
+        }
+        let name = write(self);
+        self.once.insert(key, name.clone());
+        name
+    }
+
+    /// Says under which name the result of an operation is.
+    pub(crate) fn set(&mut self, tensor: &TensorIr, name: String) {
+        self.of.insert(tensor.id, name);
+    }
+
+    /// The model, with its outputs.
+    pub(crate) fn finish(
+        mut self,
+        results: &[TensorId],
+        fixed_batch: Option<String>,
+    ) -> Result<Exported, DeployError> {
+        let mut outputs = Vec::new();
+        let tensors: HashMap<TensorId, TensorIr> = self
+            .graph
+            .nodes()
+            .flat_map(|node| {
+                let operation = node.operation();
+                let tensors: Vec<_> = operation.inputs().chain(operation.outputs()).collect();
+                tensors
+            })
+            .map(|tensor| (tensor.id, tensor.clone()))
+            .collect();
+        for id in results {
+            let found = tensors.get(id).cloned();
+            let tensor = found.ok_or_else(|| DeployError::Operator {
+                operation: "none",
+                module: "?".into(),
+                why: "a result of the forward pass is not computed by any operation".into(),
+            })?;
+            let from = self.operand(&tensor)?;
+            // A name of its own, whatever else reads it.
+            let name = self.emit("Identity", vec![from], "output", vec![]);
+            outputs.push(ValueInfo {
+                element: element(tensor.dtype, &name)?,
+                shape: self.dimensions(&tensor),
+                name,
+            });
+        }
+        let mut model = OnnxModel {
+            nodes: self.nodes,
+            initializers: self.initializers,
+            inputs: self.inputs,
+            outputs,
+        };
+        model.tidy();
+        Ok(Exported {
+            model,
+            layers: self.layers,
+            fixed_batch,
+        })
+    }
+}
+
+/// The bytes of a number as an element.
+pub(crate) fn scalar_bytes(value: ScalarIr, element: ElementType) -> Vec<u8> {
+    match element {
+        ElementType::F32 => value.elem::<f32>().to_le_bytes().to_vec(),
+        ElementType::F64 => value.elem::<f64>().to_le_bytes().to_vec(),
+        ElementType::F16 => burn::tensor::f16::from_f64(value.elem::<f64>())
+            .to_le_bytes()
+            .to_vec(),
+        ElementType::BF16 => burn::tensor::bf16::from_f64(value.elem::<f64>())
+            .to_le_bytes()
+            .to_vec(),
+        ElementType::Bool => vec![u8::from(value.elem::<bool>())],
+        ElementType::I64 | ElementType::U64 => value.elem::<i64>().to_le_bytes().to_vec(),
+        ElementType::I32 | ElementType::U32 => value.elem::<i32>().to_le_bytes().to_vec(),
+        ElementType::I16 | ElementType::U16 => value.elem::<i16>().to_le_bytes().to_vec(),
+        _ => value.elem::<i8>().to_le_bytes().to_vec(),
+    }
+}

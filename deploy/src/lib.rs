@@ -1,0 +1,24 @@
+//! Models written with [Burn](https://burn.dev), out of Burn.
+//!
+//! - [`Export`] records a forward pass and writes it as [ONNX](https://onnx.ai): float, or with the
+//!   codes of quantized weights and the quantized activations of a model;
+//! - [`Engine`] (feature `engine`) runs the same graph on the CPU, with integer kernels where they
+//!   are exact and pay, and takes and returns Burn's tensors;
+//! - [`Quantization`] says which edges of a graph are quantized, and how.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(feature = "engine")]
+mod engine;
+mod error;
+mod export;
+mod onnx;
+mod quantization;
+
+#[cfg(feature = "engine")]
+pub use engine::{
+    Arithmetic, Engine, EngineConfig, EngineReport, IntegerKernels, OnnxFile, integer_kernels,
+};
+pub use error::DeployError;
+pub use export::{Execution, Export, Exported, Form, LayerReport};
+pub use onnx::{Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};
+pub use quantization::{ActivationQuantization, Edge, Quantization};

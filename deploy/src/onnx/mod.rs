@@ -1,0 +1,7 @@
+//! ONNX files: what is in them, and how they are written.
+
+mod model;
+mod protobuf;
+
+pub(crate) use model::{Attribute, MICROSOFT};
+pub use model::{Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};

@@ -1,0 +1,151 @@
+//! Which edges of a graph are quantized, and how.
+
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::Module;
+use burn_lean_quant::{
+    Granularity, Grid, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor, Site,
+    quantized_weights, quantizers,
+};
+
+/// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Edge {
+    /// Position of the operation ([`Node::index`](burn_lean_graph::Node::index)).
+    pub node: usize,
+    /// Position among its tensors, from 0: of a product the left side and the right side, of a
+    /// convolution the input and the weight, of an attention query, key and value.
+    pub operand: usize,
+}
+
+/// How an activation becomes integers, one grid for the tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum ActivationQuantization {
+    /// With a scale and zero point that are known.
+    Static(Grid),
+    /// With those of the values at hand: from min(x, 0) to max(x, 0) in 256 steps.
+    Dynamic,
+}
+
+/// Which weights and activations of a model are quantized.
+///
+/// [`of`](Self::of) reads it from the quantizers that a model carries; edges can be added by hand.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Quantization {
+    pub(crate) weights: BTreeMap<String, QuantizedTensor>,
+    pub(crate) inputs: HashMap<String, ActivationQuantization>,
+    pub(crate) edges: HashMap<Edge, ActivationQuantization>,
+    /// Path and reason.
+    pub(crate) left_float: Vec<(String, String)>,
+}
+
+impl Quantization {
+    /// Nothing quantized.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// What the quantizers of a [prepared](burn_lean_quant::QatConfig) or
+    /// [converted](burn_lean_quant::ConvertConfig) model say: of its weights, and of the inputs of the
+    /// layers that have one. [`Export::record`](crate::Export::record) adds the other edges that it
+    /// sees; until then they are in [`left_float`](Self::left_float).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`quantized_weights`], and of an input quantizer that has no range.
+    pub fn of<M: Module>(model: &M) -> Result<Self, QuantError> {
+        let mut found = Self::none();
+        let all = quantizers(model);
+        if all.is_empty() {
+            return Ok(found);
+        }
+        found.weights = quantized_weights(model)?.into_iter().collect();
+        for located in all {
+            let quantizer = &located.quantizer;
+            if located.site == Site::Weight || !quantizer.is_enabled() {
+                continue;
+            }
+            let Some(path) = located
+                .parameter
+                .clone()
+                .filter(|_| located.site == Site::Input)
+            else {
+                let why = "the recording does not show it, or not as one grid of integers";
+                let why = format!("{}: {why}", located.name());
+                found.left_float.push((located.path, why));
+                continue;
+            };
+            let scheme = quantizer.scheme();
+            let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless
+                && quantizer.qparams().is_err();
+            let is_plain = scheme.granularity == Granularity::PerTensor && scheme.format.is_int();
+            let is_uint8 = scheme.format == NumberFormat::uint8();
+            let how = match (is_plain, is_dynamic) {
+                (false, _) => Err("ONNX's activations are integers with one scale"),
+                (true, true) if is_uint8 && scheme.mapping == Mapping::Affine => {
+                    Ok(ActivationQuantization::Dynamic)
+                }
+                (true, true) => Err("ONNX takes dynamic ranges for affine u8 alone"),
+                (true, false) => Ok(ActivationQuantization::Static(Grid::of(quantizer)?)),
+            };
+            match how {
+                Ok(how) => {
+                    found.inputs.insert(path, how);
+                }
+                Err(why) => {
+                    let why = format!("{}: {why}", located.name());
+                    found.left_float.push((located.path, why));
+                }
+            }
+        }
+        found.left_float.sort();
+        Ok(found)
+    }
+
+    /// With codes for the weight at a path.
+    pub fn with_weight(mut self, path: impl Into<String>, codes: QuantizedTensor) -> Self {
+        self.weights.insert(path.into(), codes);
+        self
+    }
+
+    /// With the input of the layer of the weight at a path quantized.
+    pub fn with_input(mut self, path: impl Into<String>, how: ActivationQuantization) -> Self {
+        self.inputs.insert(path.into(), how);
+        self
+    }
+
+    /// With an operand quantized, whatever it is; before what is said of the layer's input.
+    pub fn with_edge(mut self, edge: Edge, how: ActivationQuantization) -> Self {
+        self.edges.insert(edge, how);
+        self
+    }
+
+    /// The codes of the quantized weights, by path.
+    pub fn weights(&self) -> impl Iterator<Item = (&str, &QuantizedTensor)> {
+        self.weights
+            .iter()
+            .map(|(path, codes)| (path.as_str(), codes))
+    }
+
+    /// Quantizers of the model that an export leaves out, each with the reason.
+    pub fn left_float(&self) -> impl Iterator<Item = &str> {
+        self.left_float.iter().map(|(_, why)| why.as_str())
+    }
+
+    /// Whether nothing is quantized.
+    pub fn is_empty(&self) -> bool {
+        self.weights.is_empty() && self.inputs.is_empty() && self.edges.is_empty()
+    }
+
+    pub(crate) fn activation(
+        &self,
+        edge: Edge,
+        weight: Option<&str>,
+    ) -> Option<ActivationQuantization> {
+        let of_edge = self.edges.get(&edge);
+        of_edge
+            .or_else(|| self.inputs.get(weight?).filter(|_| edge.operand == 0))
+            .copied()
+    }
+}

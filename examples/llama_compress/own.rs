@@ -1,0 +1,85 @@
+//! A small model of characters, trained here, for runs without a checkpoint.
+
+use std::error::Error;
+
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use super::checkpoint::Windows;
+use super::llama::{Llama, Sizes};
+use super::support::progress;
+
+/// Lewis Carroll, Alice's Adventures in Wonderland, 1865: in the public domain.
+const TEXT: &str = include_str!("alice.txt");
+const LENGTH: usize = 64;
+const BATCH: usize = 8;
+
+/// The characters of the text, in order.
+pub(crate) fn alphabet() -> Vec<char> {
+    let mut letters: Vec<char> = TEXT.chars().collect();
+    letters.sort();
+    letters.dedup();
+    letters
+}
+
+/// Windows for calibration and for evaluation, the same text: the model is to have learnt it.
+pub(crate) fn windows() -> Windows {
+    let letters = alphabet();
+    let tokens = TEXT
+        .chars()
+        .map(|letter| letters.binary_search(&letter).unwrap_or(0) as i32);
+    let mut tokens: Vec<i32> = tokens.collect();
+    tokens.truncate(tokens.len() / LENGTH * LENGTH);
+    Windows {
+        length: LENGTH,
+        tokens,
+    }
+}
+
+/// Trains for some steps.
+pub(crate) fn train(steps: usize, seed: u64, device: &Device) -> Result<Llama, Box<dyn Error>> {
+    device.seed(seed);
+    let training = device.clone().autodiff();
+    let sizes = Sizes {
+        vocabulary: alphabet().len(),
+        width: 64,
+        hidden: 160,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        positions: 256,
+        own_head: false,
+    };
+    let mut model = sizes.init(&training);
+    let windows = windows();
+    let mut optimizer = AdamWConfig::new().init();
+    let bar = progress(steps, "training");
+    for step in 0..steps {
+        let tokens: Vec<i32> = (0..BATCH)
+            .flat_map(|at| {
+                // Beginnings that are spread over the text, others in each step.
+                let last = windows.tokens.len() - LENGTH - 1;
+                let start = (step * BATCH + at) * 7919 % last;
+                windows.tokens[start..start + LENGTH + 1].to_vec()
+            })
+            .collect();
+        let tokens = TensorData::new(tokens, [BATCH, LENGTH + 1]);
+        let tokens = Tensor::<2, Int>::from_data(tokens, &training);
+        let logits = model.forward(tokens.clone().slice([0..BATCH, 0..LENGTH]));
+        let [_, _, vocabulary] = logits.dims();
+        let targets = tokens
+            .slice([0..BATCH, 1..LENGTH + 1])
+            .reshape([BATCH * LENGTH]);
+        let loss = CrossEntropyLossConfig::new()
+            .init(&training)
+            .forward(logits.reshape([BATCH * LENGTH, vocabulary]), targets);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let rate = 4e-3 * (1.0 - step as f64 / steps as f64);
+        model = optimizer.step(rate, model, grads);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(model.valid())
+}

@@ -1,0 +1,165 @@
+//! MLPerf Tiny's classifier: quantized with 500 training images, measured on two test sets, and
+//! written as ONNX.
+
+use std::error::Error;
+
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+use burn_lean::deploy::{EngineConfig, Export, Form, OnnxFile};
+use burn_lean::prune::{Budget, FisherConfig, PrunerConfig, SolverConfig};
+use burn_lean::quant::{PtqConfig, audit, fold};
+
+use crate::network;
+use crate::options::Cli;
+use crate::support::{self, Batch, Cell, Images, ResNet8, Table, read_cifar_part};
+
+/// Images per forward pass.
+const BATCH_SIZE: usize = 100;
+
+/// A test set, with what FP32 says of each image.
+struct TestSet {
+    name: &'static str,
+    images: Images,
+    float: Vec<i64>,
+}
+
+pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let (Some(data), Some(checkpoint)) = (&cli.data, &cli.checkpoint) else {
+        return Err("`--arch resnet8` needs `--data` and `--checkpoint`".into());
+    };
+    let device = cli.device.open()?;
+    let training = device.clone().autodiff();
+    let read = |prefix| read_cifar_part(data, prefix).map(Images::in_bytes);
+    let limit = |images: Images| match cli.test_limit {
+        Some(limit) => images.take(limit),
+        None => images,
+    };
+    let train = read("original_train_")?;
+    let tests = [("original", "original_test_"), ("jpeg", "test_batch")];
+    let calibration: Vec<Batch> = train
+        .take(cli.calibration.min(500))
+        .ordered(BATCH_SIZE, &device)
+        .collect();
+
+    let float = network::load(ResNet8::new(&training), checkpoint)?;
+    let run_on =
+        |model: &ResNet8, device: &Device| model.forward(Tensor::ones([1, 3, 32, 32], device));
+    let mut sets = Vec::new();
+    for (name, prefix) in tests {
+        let images = limit(read(prefix)?);
+        let float = predictions(&images, &device, |x| Ok(float.valid().forward(x)))?;
+        sets.push(TestSet {
+            name,
+            images,
+            float,
+        });
+    }
+    let mut table = Table::new(
+        format!(
+            "ResNet8, quantized with {} training images",
+            cli.calibration.min(500)
+        ),
+        &["variant", "data", "accuracy", "agreement"],
+    );
+    let mut measure = |variant: &str,
+                       forward: &dyn Fn(Tensor<4>) -> Result<Tensor<2>, Box<dyn Error>>|
+     -> Result<(), Box<dyn Error>> {
+        for set in &sets {
+            let found = predictions(&set.images, &device, forward)?;
+            table.push([
+                variant.into(),
+                set.name.into(),
+                Cell::Number(agreement(&found, set.images.labels()), 2),
+                Cell::Number(agreement(&found, &set.float), 2),
+            ]);
+        }
+        Ok(())
+    };
+    let evaluated = float.valid();
+    measure("FP32", &|x| Ok(evaluated.forward(x)))?;
+
+    let pairs = audit(&float, run_on)?.fold_pairs();
+    let folded = fold(float.clone(), &pairs)?;
+    let w8a8 = quantize(&cli.ptq_of(8), folded.clone(), &calibration)?;
+    measure("W8A8", &|x| Ok(w8a8.forward(x)))?;
+
+    // The same model out of Burn: as a file, and run by an engine.
+    let one = Tensor::<4>::ones([1, 3, 32, 32], &device);
+    let export = Export::record(&w8a8, &one, |model: &ResNet8, x| model.forward(x))?;
+    if let Some(path) = &cli.onnx {
+        let exported = export.to_onnx(Form::Qdq)?;
+        let bytes = exported.model.save(path)?;
+        println!("{}: {bytes} bytes, opset 21, QDQ", path.display());
+        let file: OnnxFile = EngineConfig::new().open(path)?;
+        measure("W8A8, ONNX file", &|x| {
+            let device = x.device();
+            let logits = file.run(vec![x.into_data()])?.swap_remove(0);
+            Ok(Tensor::from_data(logits, &device))
+        })?;
+    }
+    let engine = EngineConfig::new().compile(export)?;
+    println!("{}", engine.report());
+    measure("W8A8, engine", &|x| Ok(engine.run(&x)?))?;
+
+    let w4a8 = quantize(&cli.ptq_of(4), folded.clone(), &calibration)?;
+    measure("W4A8", &|x| Ok(w4a8.forward(x)))?;
+
+    // Half of the weights, the best ones by CHITA, then 8 bits.
+    let solver = SolverConfig::new(Budget::Sparsity(0.5));
+    let pruner = PrunerConfig::new(solver, FisherConfig::new(cli.calibration.min(500)));
+    let pruned = pruner.prune(
+        folded,
+        |model: &ResNet8, (images, labels): &(Tensor<4>, Tensor<1, Int>)| {
+            network::cross_entropy(model.forward(images.clone()), labels.clone())
+        },
+        |seed| {
+            let batches = train.shuffled(seed, BATCH_SIZE, &training);
+            batches
+                .map(|batch| (batch.images, batch.labels))
+                .collect::<Vec<_>>()
+        },
+    )?;
+    let pruned = quantize(&cli.ptq_of(8), pruned.model, &calibration)?;
+    measure("pruned 50 %, W8A8", &|x| Ok(pruned.forward(x)))?;
+
+    table.publish(cli.json.as_deref())?;
+    Ok(())
+}
+
+/// Scales of the weights for each channel, ranges of the activations from the calibration images.
+fn quantize(
+    config: &PtqConfig,
+    float: ResNet8,
+    calibration: &[Batch],
+) -> Result<ResNet8, Box<dyn Error>> {
+    let (model, _) = config.quantize(
+        float,
+        || calibration.to_vec(),
+        |model, batch| {
+            model.forward(batch.images);
+        },
+    )?;
+    Ok(model.valid())
+}
+
+fn predictions(
+    images: &Images,
+    device: &Device,
+    forward: impl Fn(Tensor<4>) -> Result<Tensor<2>, Box<dyn Error>>,
+) -> Result<Vec<i64>, Box<dyn Error>> {
+    let bar = support::progress(images.len().div_ceil(BATCH_SIZE), "images");
+    let mut found = Vec::with_capacity(images.len());
+    for batch in images.ordered(BATCH_SIZE, device) {
+        let classes = forward(batch.images)?.argmax(1);
+        found.extend(classes.into_data().iter::<i64>());
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(found)
+}
+
+/// How many of two lists of classes are the same [percent].
+fn agreement(found: &[i64], expected: &[i64]) -> f64 {
+    let same = found.iter().zip(expected).filter(|(a, b)| a == b).count();
+    100.0 * same as f64 / found.len().max(1) as f64
+}

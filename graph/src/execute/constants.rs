@@ -1,0 +1,101 @@
+//! What a graph computes from its parameters alone, whatever its inputs are.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::backend::ir::TensorId;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::module::Module;
+
+use super::fill;
+use super::tensors::Alive;
+use crate::interpret::{Operands, run};
+use crate::record::placeholders::Values;
+use crate::verify::instead_of_random;
+use crate::{Arithmetic, AsRecorded, Graph, GraphError, Recording, Tensors};
+
+impl<O: Tensors> Recording<O> {
+    /// A result as the forward pass gave it, with these tensors: one for each of
+    /// [`Graph::outputs`], in their order, computed by whoever runs the graph elsewhere.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer tensors than outputs.
+    pub fn result(&self, tensors: Vec<DispatchTensor>) -> O {
+        fill(&self.form, tensors)
+    }
+}
+
+impl Graph {
+    /// The values of [`parameters`](Self::parameters) in `model`, in their order: the stored ones,
+    /// without what reparameterizations make of them.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Mismatch`] for a model without one of them, or with another shape.
+    pub fn parameter_values<M: Module>(
+        &self,
+        model: &M,
+    ) -> Result<Vec<DispatchTensor>, GraphError> {
+        let values = Values::of(model);
+        let value = |parameter| values.get(parameter).cloned();
+        self.parameters
+            .iter()
+            .map(|parameter| {
+                value(parameter).ok_or_else(|| GraphError::Mismatch {
+                    recorded: format!("`{}` of shape {:?}", parameter.path, parameter.shape),
+                    found: "a model without it".into(),
+                })
+            })
+            .collect()
+    }
+
+    /// The values of all tensors that do not depend on an input or on chance, for these values of
+    /// the parameters: the parameters themselves, constants, and what is computed from them.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::NoDevice`] without any parameter, [`GraphError::Operation`] for an operation
+    /// that cannot be executed.
+    pub fn constant_values(
+        &self,
+        parameters: &[DispatchTensor],
+    ) -> Result<HashMap<TensorId, DispatchTensor>, GraphError> {
+        let device = parameters.first().map(TensorMetadata::device);
+        let device = device.ok_or(GraphError::NoDevice)?;
+        let mut alive = Alive::new(self, parameters, &[], device, Arithmetic::Native);
+        let mut known: HashSet<TensorId> = self.constants.keys().copied().collect();
+        known.extend(self.parameters.iter().map(|parameter| parameter.tensor));
+        let mut values = HashMap::new();
+        for id in &known {
+            values.insert(*id, alive.output(*id)?);
+        }
+        let assignments = self.assign(&AsRecorded);
+        for (node, assignment) in self.nodes().zip(assignments) {
+            let operation = node.operation();
+            let depends = operation.inputs().any(|input| !known.contains(&input.id));
+            if depends || instead_of_random(operation, &alive.device()).is_some() {
+                continue;
+            }
+            alive.begin(node.index(), assignment, node.is_view());
+            // An operand that was given away at its last read is put back.
+            for input in operation.inputs() {
+                if let Some(value) = values.get(&input.id) {
+                    alive.set(input, value.clone());
+                }
+            }
+            run(operation, &mut alive).map_err(|unsupported| GraphError::Operation {
+                operation: unsupported.name,
+                module: match node.module() {
+                    "?" => "a module that is not known".into(),
+                    module => format!("`{module}`"),
+                },
+                why: unsupported.why.into(),
+            })?;
+            for output in operation.outputs() {
+                known.insert(output.id);
+                values.insert(output.id, alive.output(output.id)?);
+            }
+        }
+        Ok(values)
+    }
+}

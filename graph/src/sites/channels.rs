@@ -1,0 +1,90 @@
+//! Which axis of a weight is that of the output channels, from how it is multiplied.
+
+use burn::backend::ir::{
+    BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId,
+};
+
+use super::{Place, Role, SiteUse};
+use crate::Graph;
+
+impl Graph {
+    /// The axis of the output channels of a weight, as it lies in its parameter; `None` where
+    /// something else than views is between them.
+    ///
+    /// `weight` is one of [`Role::Weight`].
+    pub fn output_channels(&self, weight: &SiteUse) -> Option<usize> {
+        let Place::Operand(position) = weight.place else {
+            return None;
+        };
+        if weight.role() != Role::Weight {
+            return None;
+        }
+        let operation = self.node(weight.node).operation();
+        let operand = operation.inputs().nth(position)?;
+        let rank = operand.shape.num_dims();
+        use ModuleOperationIr as Op;
+        let axis = match operation {
+            OperationIr::Float(_, FloatOperationIr::Matmul(_)) if position == 0 => {
+                rank.checked_sub(2)?
+            }
+            OperationIr::Float(_, FloatOperationIr::Matmul(_)) => rank.checked_sub(1)?,
+            // `[in, out]` and `[in, out / groups, ..]`.
+            OperationIr::Module(
+                Op::Linear(_)
+                | Op::ConvTranspose1d(_)
+                | Op::ConvTranspose2d(_)
+                | Op::ConvTranspose3d(_),
+            ) => 1,
+            // `[out, in / groups, ..]` and `[rows, width]`.
+            _ => 0,
+        };
+        self.axis_in_parameter(operand.id, axis)
+    }
+
+    /// Where an axis of a view of a parameter is in the parameter.
+    fn axis_in_parameter(&self, tensor: TensorId, axis: usize) -> Option<usize> {
+        if self.parameters.iter().any(|one| one.tensor == tensor) {
+            return Some(axis);
+        }
+        let maker = self
+            .operations
+            .iter()
+            .find(|operation| operation.outputs().any(|output| output.id == tensor))?;
+        if self.hook_of(maker).is_some() {
+            return self.axis_in_parameter(maker.inputs().next()?.id, axis);
+        }
+        let OperationIr::BaseFloat(view) = maker else {
+            return None;
+        };
+        let (input, axis) = match view {
+            BaseOperationIr::Cast(op) => (op.input.id, axis),
+            BaseOperationIr::Expand(op) => (op.input.id, axis),
+            BaseOperationIr::SwapDims(op) => {
+                let axis = match axis {
+                    axis if axis == op.dim1 => op.dim2,
+                    axis if axis == op.dim2 => op.dim1,
+                    axis => axis,
+                };
+                (op.input.id, axis)
+            }
+            BaseOperationIr::Permute(op) => (op.input.id, *op.axes.get(axis)?),
+            BaseOperationIr::Reshape(op) => {
+                let (from, to) = (&op.out.shape, &op.input.shape);
+                let after: usize = from[axis + 1..].iter().product();
+                let same = |candidate: &usize| {
+                    to[*candidate] == from[axis]
+                        && to[*candidate + 1..].iter().product::<usize>() == after
+                };
+                (op.input.id, (0..to.num_dims()).find(same)?)
+            }
+            _ => return None,
+        };
+        self.axis_in_parameter(input, axis)
+    }
+}
+
+impl SiteUse {
+    fn role(&self) -> Role {
+        self.site.role
+    }
+}

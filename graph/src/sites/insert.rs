@@ -1,0 +1,327 @@
+//! Hooks that act at a site become nodes of the graph.
+
+use std::collections::HashMap;
+
+use burn::backend::ir::{
+    BaseOperationIr, IrVisitorMut, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorId,
+    TensorIr, TensorStatus,
+};
+
+use super::trace::keeps_all;
+use super::{Place, SiteUse};
+use crate::Graph;
+
+/// Puts a node for each hook that acts at a site, and that the forward pass does not call by
+/// itself, between the site's tensors and what reads them there.
+///
+/// A tensor of which a recurrence reads a part in each of its steps is passed through the hook as a
+/// whole, once.
+pub(crate) fn insert(graph: &mut Graph) {
+    let mut hooks: HashMap<_, Vec<usize>> = HashMap::new();
+    for (index, hook) in graph.hooks.iter().enumerate() {
+        let is_called = graph.hooked.values().any(|called| *called == index);
+        if let (false, Some(site)) = (is_called, &hook.site) {
+            hooks.entry(site.clone()).or_default().push(index);
+        }
+    }
+    if hooks.is_empty() {
+        return;
+    }
+    let mut at: Vec<Vec<SiteUse>> = vec![Vec::new(); graph.hooks.len()];
+    for one in graph.sites() {
+        for index in hooks.get(&one.site).into_iter().flatten() {
+            at[*index].push(one.clone());
+        }
+    }
+    let mut insertion = Insertion::new(graph);
+    let mut of_operands = Vec::new();
+    for (hook, uses) in at.into_iter().enumerate() {
+        let (results, operands): (Vec<_>, Vec<_>) =
+            uses.into_iter().partition(|one| one.place == Place::Result);
+        match results.is_empty() {
+            true => of_operands.push((hook, operands)),
+            false => results
+                .iter()
+                .for_each(|one| insertion.after_result(hook, one.node)),
+        }
+    }
+    // Of several at a site, the one that is offered last acts first.
+    for (hook, mut operands) in of_operands.into_iter().rev() {
+        let takes_zeros = insertion.graph.hooks[hook].takes_zeros;
+        operands.retain(|one| takes_zeros || !one.is_zero);
+        insertion.before_operands(hook, &operands);
+    }
+    insertion.finish();
+}
+
+struct Insertion<'a> {
+    graph: &'a mut Graph,
+    /// For each tensor, the operation that makes it.
+    makers: HashMap<TensorId, usize>,
+    before: Vec<Vec<OperationIr>>,
+    after: Vec<Vec<OperationIr>>,
+    next: u64,
+}
+
+impl<'a> Insertion<'a> {
+    fn new(graph: &'a mut Graph) -> Self {
+        let mut makers = HashMap::new();
+        let mut next = 0;
+        let mut note = |id: TensorId| next = next.max(id.value() + 1);
+        for (index, operation) in graph.operations.iter().enumerate() {
+            for output in operation.outputs() {
+                makers.insert(output.id, index);
+                note(output.id);
+            }
+            operation.inputs().for_each(|input| note(input.id));
+        }
+        graph.inputs.iter().copied().for_each(&mut note);
+        graph.constants.keys().copied().for_each(&mut note);
+        graph
+            .parameters
+            .iter()
+            .for_each(|parameter| note(parameter.tensor));
+        let count = graph.operations.len();
+        Self {
+            graph,
+            makers,
+            before: vec![Vec::new(); count],
+            after: vec![Vec::new(); count],
+            next,
+        }
+    }
+
+    /// A tensor like another one.
+    fn tensor(&mut self, like: &TensorIr) -> TensorIr {
+        let id = TensorId::new(self.next);
+        self.next += 1;
+        TensorIr {
+            id,
+            status: TensorStatus::ReadOnly,
+            ..like.clone()
+        }
+    }
+
+    /// The node of a hook, and what it makes of `input`.
+    fn node(&mut self, hook: usize, input: &TensorIr) -> (OperationIr, TensorIr) {
+        let output = self.tensor(input);
+        self.graph.hooked.insert(output.id, hook);
+        let operation = ScalarOpIr {
+            lhs: TensorIr {
+                status: TensorStatus::ReadOnly,
+                ..input.clone()
+            },
+            rhs: ScalarIr::Float(0.0),
+            out: output.clone(),
+        };
+        let operation = NumericOperationIr::AddScalar(operation);
+        (OperationIr::NumericFloat(input.dtype, operation), output)
+    }
+
+    /// All that read the result of an operation read what the hook makes of it.
+    fn after_result(&mut self, hook: usize, index: usize) {
+        let Some(result) = self.graph.operations[index].outputs().next().cloned() else {
+            return;
+        };
+        let (operation, output) = self.node(hook, &result);
+        self.after[index].push(operation);
+        for reader in &mut self.graph.operations[index + 1..] {
+            let count = reader
+                .inputs()
+                .filter(|input| input.id == result.id)
+                .count();
+            for _ in 0..count {
+                reader.visit_mut(&mut Replace::new(result.id, output.id, 0));
+            }
+        }
+        for id in &mut self.graph.outputs {
+            if *id == result.id {
+                *id = output.id;
+            }
+        }
+    }
+
+    /// The operands are what the hook makes of them.
+    fn before_operands(&mut self, hook: usize, uses: &[SiteUse]) {
+        if let Some(root) = self.root_of_parts(uses) {
+            self.at_root(hook, uses, &root);
+            return;
+        }
+        let mut known: HashMap<TensorId, TensorId> = HashMap::new();
+        for one in uses {
+            let Some(operand) = self.operand(one) else {
+                continue;
+            };
+            let replacement = match known.get(&operand.id) {
+                Some(known) => *known,
+                None => {
+                    let (operation, output) = self.node(hook, &operand);
+                    self.before[one.node].push(operation);
+                    known.insert(operand.id, output.id);
+                    output.id
+                }
+            };
+            self.replace(one, operand.id, replacement);
+        }
+    }
+
+    fn operand(&self, one: &SiteUse) -> Option<TensorIr> {
+        let Place::Operand(position) = one.place else {
+            return None;
+        };
+        self.graph.operations[one.node]
+            .inputs()
+            .nth(position)
+            .cloned()
+    }
+
+    fn replace(&mut self, one: &SiteUse, from: TensorId, to: TensorId) {
+        let Place::Operand(position) = one.place else {
+            return;
+        };
+        let operation = &mut self.graph.operations[one.node];
+        // Which of the operands with this tensor.
+        let skip = operation
+            .inputs()
+            .take(position)
+            .filter(|input| input.id == from)
+            .count();
+        operation.visit_mut(&mut Replace::new(from, to, skip));
+    }
+
+    /// The views from a slice of a tensor to an operand, from the operand on; and the tensor.
+    fn way_to_slice(&self, operand: TensorId) -> Option<(Vec<usize>, TensorIr)> {
+        let mut way = Vec::new();
+        let mut id = operand;
+        loop {
+            let index = *self.makers.get(&id)?;
+            let operation = &self.graph.operations[index];
+            way.push(index);
+            if let OperationIr::BaseFloat(BaseOperationIr::Slice(op)) = operation {
+                return Some((way, op.tensor.clone()));
+            }
+            id = keeps_all(operation)?.id;
+        }
+    }
+
+    /// The tensor that several operands are parts of, if together they are all of it.
+    fn root_of_parts(&self, uses: &[SiteUse]) -> Option<TensorIr> {
+        if uses.len() < 2 {
+            return None;
+        }
+        let mut root: Option<TensorIr> = None;
+        let mut slices = Vec::new();
+        let mut elements = 0;
+        for one in uses {
+            let operand = self.operand(one)?;
+            let (way, tensor) = self.way_to_slice(operand.id)?;
+            if root.as_ref().is_some_and(|root| root.id != tensor.id) {
+                return None;
+            }
+            root = Some(tensor);
+            let slice = *way.last()?;
+            // The same part twice is one part.
+            if slices.iter().any(|known| self.same(*known, slice)) {
+                continue;
+            }
+            slices.push(slice);
+            elements += operand.shape.num_elements();
+        }
+        root.filter(|root| root.shape.num_elements() == elements)
+    }
+
+    /// Whether two slices are of the same part.
+    fn same(&self, a: usize, b: usize) -> bool {
+        let ranges = |index: usize| match &self.graph.operations[index] {
+            OperationIr::BaseFloat(BaseOperationIr::Slice(op)) => Some(op.ranges.clone()),
+            _ => None,
+        };
+        ranges(a) == ranges(b)
+    }
+
+    /// Passes the tensor through the hook, and views the result as the operands are viewed.
+    fn at_root(&mut self, hook: usize, uses: &[SiteUse], root: &TensorIr) {
+        let (operation, output) = self.node(hook, root);
+        let ways: Vec<_> = uses
+            .iter()
+            .filter_map(|one| {
+                let operand = self.operand(one)?;
+                let (way, _) = self.way_to_slice(operand.id)?;
+                Some((one, operand, way))
+            })
+            .collect();
+        let first = ways.iter().filter_map(|(.., way)| way.last()).min();
+        let Some(first) = first else { return };
+        self.before[*first].push(operation);
+        let mut views: HashMap<TensorId, TensorId> = HashMap::from([(root.id, output.id)]);
+        for (one, operand, way) in ways {
+            for index in way.into_iter().rev() {
+                let mut view = self.graph.operations[index].clone();
+                let (Some(from), Some(to)) = (
+                    view.inputs().next().map(|input| input.id),
+                    view.outputs().next().cloned(),
+                ) else {
+                    continue;
+                };
+                if views.contains_key(&to.id) {
+                    continue;
+                }
+                let Some(of_view) = views.get(&from).copied() else {
+                    continue;
+                };
+                let new = self.tensor(&to);
+                view.visit_mut(&mut Replace::new(from, of_view, 0));
+                view.visit_mut(&mut Replace::new(to.id, new.id, 0));
+                views.insert(to.id, new.id);
+                self.before[index + 1].push(view);
+            }
+            if let Some(replacement) = views.get(&operand.id).copied() {
+                self.replace(one, operand.id, replacement);
+            }
+        }
+    }
+
+    fn finish(self) {
+        let mut operations = Vec::new();
+        let old = std::mem::take(&mut self.graph.operations);
+        for ((operation, before), after) in old.into_iter().zip(self.before).zip(self.after) {
+            operations.extend(before);
+            operations.push(operation);
+            operations.extend(after);
+        }
+        self.graph.operations = operations;
+    }
+}
+
+/// Puts another tensor in the place of one occurrence of a tensor.
+struct Replace {
+    from: TensorId,
+    to: TensorId,
+    skip: usize,
+    done: bool,
+}
+
+impl Replace {
+    fn new(from: TensorId, to: TensorId, skip: usize) -> Self {
+        Self {
+            from,
+            to,
+            skip,
+            done: false,
+        }
+    }
+}
+
+impl IrVisitorMut for Replace {
+    fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
+        if self.done || tensor.id != self.from {
+            return;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return;
+        }
+        tensor.id = self.to;
+        self.done = true;
+    }
+}

@@ -1,0 +1,177 @@
+//! Where a graph has numbers that quantization, or another operation on operands, is about.
+//!
+//! A tensor is no place: a recurrence unrolls into many tensors of one place, and the next
+//! recording names them anew. A [`Site`] is a parameter and a role, the same in every recording of
+//! a model.
+
+mod channels;
+mod edges;
+mod insert;
+mod product;
+mod trace;
+
+use std::fmt;
+
+pub(crate) use insert::insert;
+
+use crate::Graph;
+
+/// What a tensor is to an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Role {
+    /// A weight, as a product reads it.
+    Weight,
+    /// What is multiplied with the weight.
+    Input,
+    /// The product with the weight, with its bias.
+    Output,
+    /// Queries of an attention, where something is between them and the output of a layer: a
+    /// rotation, say. Queries, keys and values that are the output of a layer are its
+    /// [`Output`](Self::Output).
+    Query,
+    /// Keys of an attention, as [`Query`](Self::Query).
+    Key,
+    /// Values of an attention, as [`Query`](Self::Query).
+    Value,
+    /// The softmax of an attention's scores, before its dropout.
+    Probabilities,
+    /// The first operand of another product of two computed tensors.
+    Left,
+    /// The second operand of another product of two computed tensors.
+    Right,
+    /// The first operand of a sum of two branches, as in a residual connection.
+    SumLeft,
+    /// The second operand of a sum of two branches.
+    SumRight,
+    /// The parts of a concatenation: integer arithmetic needs one scale for all of them.
+    Concatenation,
+}
+
+impl Role {
+    /// Its name in paths and tables: `input`, `query`, `sum_left`…
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Weight => "weight",
+            Self::Input => "input",
+            Self::Output => "output",
+            Self::Query => "query",
+            Self::Key => "key",
+            Self::Value => "value",
+            Self::Probabilities => "probabilities",
+            Self::Left => "left",
+            Self::Right => "right",
+            Self::SumLeft => "sum_left",
+            Self::SumRight => "sum_right",
+            Self::Concatenation => "concatenation",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A place in a model, the same in each of its recordings and however often it runs in one of them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Site {
+    /// Path of the weight of the layer; of an operation without a weight, that of the layer that
+    /// ran last of those before it.
+    pub path: String,
+    /// What the tensor is there.
+    pub role: Role,
+    /// Which of the operations without a weight after that layer, from 0. Of a layer 0.
+    pub ordinal: usize,
+}
+
+impl Site {
+    /// The site of a layer.
+    pub fn new(path: impl Into<String>, role: Role) -> Self {
+        Self {
+            path: path.into(),
+            role,
+            ordinal: 0,
+        }
+    }
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let layer = self.path.strip_suffix(".weight").unwrap_or(&self.path);
+        write!(f, "{} of `{layer}`", self.role)?;
+        match self.ordinal {
+            0 => Ok(()),
+            ordinal => write!(f, " ({ordinal})"),
+        }
+    }
+}
+
+/// The end of an edge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// The operand of this position: that in [`OperationIr::inputs`](burn::backend::ir::OperationIr::inputs).
+    Operand(usize),
+    /// The first result.
+    Result,
+}
+
+/// One edge of a graph at a site.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SiteUse {
+    /// The site.
+    pub site: Site,
+    /// Position of the node.
+    pub node: usize,
+    /// Which of its operands, or its result.
+    pub place: Place,
+    /// Whether the tensor is nothing but zeros that the forward pass makes: the state that a
+    /// recurrence starts from.
+    pub is_zero: bool,
+    /// The [`Hook`](crate::Hook) whose result the tensor is, through views at most; its position
+    /// in [`Graph::hooks`].
+    pub hook: Option<usize>,
+}
+
+/// A [`Hook`](crate::Hook) of the recorded model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookInfo {
+    /// Path of the module that offered it, for example `fc1.weight.quant.input`.
+    pub path: String,
+    /// Where it acts, unless it only acts when it is called.
+    pub site: Option<Site>,
+    /// Its name.
+    pub name: &'static str,
+    /// Whether it also acts on the zeros that a recurrence starts from.
+    pub takes_zeros: bool,
+}
+
+impl Graph {
+    /// The sites of the forward pass, in the order of its operations: of each its edges.
+    ///
+    /// The output of a layer that is an operand of an attention is listed at both of its ends.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_graph::{Place, Role, Site, record};
+    ///
+    /// let device = Device::flex();
+    /// let model = LinearConfig::new(4, 2).with_bias(false).init(&device);
+    /// let x = Tensor::<2>::ones([3, 4], &device);
+    /// let recording = record(&model, &x, |model, x| model.forward(x))?;
+    /// let sites = recording.graph().sites();
+    /// assert_eq!(sites[0].site, Site::new("weight", Role::Input));
+    /// assert_eq!((sites[0].node, sites[0].place), (0, Place::Operand(0)));
+    /// # Ok::<(), burn_lean_graph::GraphError>(())
+    /// ```
+    pub fn sites(&self) -> Vec<SiteUse> {
+        trace::sites(self)
+    }
+
+    /// The hooks of the recorded model, in the order in which the model offers them.
+    pub fn hooks(&self) -> &[HookInfo] {
+        &self.hooks
+    }
+}

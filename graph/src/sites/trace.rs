@@ -1,0 +1,508 @@
+//! One pass over the operations, in order, that finds the sites.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::backend::ir::{
+    ActivationOperationIr, BaseOperationIr, FloatOperationIr, ModuleOperationIr,
+    NumericOperationIr, OperationIr, TensorId, TensorIr,
+};
+
+use super::product::{Product, product};
+use super::{Place, Role, Site, SiteUse};
+use crate::graph::scalars;
+use crate::passes::operands;
+use crate::{Graph, Node};
+
+pub(super) fn sites(graph: &Graph) -> Vec<SiteUse> {
+    let mut trace = Trace::new(graph);
+    for node in graph.nodes() {
+        trace.follow(node);
+    }
+    trace.finish()
+}
+
+/// The product of a layer.
+struct Layer {
+    /// Path of the weight.
+    path: String,
+    /// The operation whose result is its output: the product, or the sum with its bias.
+    output: usize,
+}
+
+/// What is known of tensors.
+struct Trace<'a> {
+    graph: &'a Graph,
+    uses: Vec<SiteUse>,
+    layers: HashMap<usize, Layer>,
+    /// Computed from parameters and numbers of the forward pass alone; the first parameter.
+    derived: HashMap<TensorId, Option<usize>>,
+    zeros: HashSet<TensorId>,
+    /// The layer that ran last of those before.
+    anchor: HashMap<TensorId, usize>,
+    /// The layer whose output it is, through views that keep all numbers; and whether its bias was
+    /// added.
+    output_of: HashMap<TensorId, (usize, bool)>,
+    /// What it was computed from without a product, and without another tensor that was computed.
+    root: HashMap<TensorId, TensorId>,
+    /// The product of two computed tensors that it comes from without another one in between.
+    scores: HashMap<TensorId, usize>,
+    /// An exponential of such a product.
+    exponential: HashMap<TensorId, usize>,
+    /// The softmax of such a product, through views, masks and scalars.
+    softmax: HashSet<TensorId>,
+    /// For a product of two computed tensors, where its operands are among the uses.
+    functional: HashMap<usize, [usize; 2]>,
+    /// How many sites of a role there are after a layer.
+    ordinals: HashMap<(usize, Role), usize>,
+    /// The hook whose result it is, through views.
+    hook: HashMap<TensorId, usize>,
+}
+
+impl<'a> Trace<'a> {
+    fn new(graph: &'a Graph) -> Self {
+        let parameters = graph.parameters.iter().enumerate();
+        let derived = parameters
+            .map(|(index, parameter)| (parameter.tensor, Some(index)))
+            .chain(graph.constants.keys().map(|id| (*id, None)));
+        Self {
+            derived: derived.collect(),
+            graph,
+            uses: Vec::new(),
+            layers: HashMap::new(),
+            zeros: HashSet::new(),
+            anchor: HashMap::new(),
+            output_of: HashMap::new(),
+            root: HashMap::new(),
+            scores: HashMap::new(),
+            exponential: HashMap::new(),
+            softmax: HashSet::new(),
+            functional: HashMap::new(),
+            ordinals: HashMap::new(),
+            hook: HashMap::new(),
+        }
+    }
+
+    fn follow(&mut self, node: Node<'a>) {
+        let operation = node.operation();
+        self.derive(operation);
+        self.find_zeros(operation);
+        match product(operation) {
+            Some(product) => self.product(node, &product),
+            None => self.other(node),
+        }
+        self.trace_history(node);
+    }
+
+    fn is_derived(&self, tensor: &TensorIr) -> bool {
+        self.derived.contains_key(&tensor.id)
+    }
+
+    /// The path of the parameter that a tensor is computed from.
+    fn path(&self, tensor: &TensorIr) -> Option<&'a str> {
+        let parameter = (*self.derived.get(&tensor.id)?)?;
+        Some(&self.graph.parameters[parameter].path)
+    }
+
+    fn derive(&mut self, operation: &OperationIr) {
+        let origins: Option<Vec<_>> = operands(self.graph, operation)
+            .iter()
+            .map(|id| self.derived.get(id).copied())
+            .collect();
+        if let Some(origins) = origins {
+            let parameter = origins.into_iter().flatten().next();
+            for output in operation.outputs() {
+                self.derived.insert(output.id, parameter);
+            }
+        }
+    }
+
+    fn find_zeros(&mut self, operation: &OperationIr) {
+        use NumericOperationIr as Numeric;
+        let is_zero = |tensor: &TensorIr| self.zeros.contains(&tensor.id);
+        let zero = match operation {
+            OperationIr::BaseFloat(BaseOperationIr::Zeros(_)) => true,
+            OperationIr::NumericFloat(_, numeric) => match numeric {
+                Numeric::Full(_) => scalars(operation) == [0.0],
+                Numeric::Mul(op) => is_zero(&op.lhs) || is_zero(&op.rhs),
+                Numeric::MulScalar(op) => is_zero(&op.lhs),
+                Numeric::AddScalar(op) => is_zero(&op.lhs) && scalars(operation) == [0.0],
+                _ => false,
+            },
+            _ => moved(operation).is_some_and(is_zero),
+        };
+        if zero {
+            self.zeros
+                .extend(operation.outputs().map(|output| output.id));
+        }
+    }
+
+    fn product(&mut self, node: Node<'a>, product: &Product<'_>) {
+        let (position, weight) = product.weight;
+        let Some(input) = product.input else {
+            if let Some(path) = self.path(weight) {
+                self.layer(node, path, None, position, product.output);
+            }
+            return;
+        };
+        match (self.path(input.1), self.path(weight)) {
+            // Arithmetic among parameters, like that of a low-rank adapter, is no layer.
+            (Some(_), Some(_)) => {}
+            (None, Some(path)) => {
+                self.layer(node, path, Some(input), position, product.output);
+                if product.bias.is_some() {
+                    self.output_of
+                        .insert(product.output.id, (node.index(), true));
+                }
+            }
+            (Some(path), None) => {
+                self.layer(node, path, Some(product.weight), input.0, product.output);
+            }
+            (None, None) => {
+                if !self.is_derived(input.1) && !self.is_derived(weight) {
+                    self.functional_product(node, [input, product.weight], product);
+                }
+            }
+        }
+    }
+
+    fn layer(
+        &mut self,
+        node: Node<'a>,
+        path: &str,
+        input: Option<(usize, &TensorIr)>,
+        weight: usize,
+        output: &TensorIr,
+    ) {
+        if let Some((position, tensor)) = input {
+            self.operand(node, Site::new(path, Role::Input), position, tensor.id);
+        }
+        let weights = node.operation().inputs().nth(weight);
+        if let Some(tensor) = weights {
+            self.operand(node, Site::new(path, Role::Weight), weight, tensor.id);
+        }
+        // Of a state that the forward pass makes, too.
+        self.derived.remove(&output.id);
+        self.output_of.insert(output.id, (node.index(), false));
+        let layer = Layer {
+            path: path.to_string(),
+            output: node.index(),
+        };
+        self.layers.insert(node.index(), layer);
+    }
+
+    fn operand(&mut self, node: Node<'a>, site: Site, operand: usize, tensor: TensorId) -> usize {
+        self.uses.push(SiteUse {
+            site,
+            node: node.index(),
+            place: Place::Operand(operand),
+            is_zero: self.zeros.contains(&tensor),
+            hook: self.hook.get(&tensor).copied(),
+        });
+        self.uses.len() - 1
+    }
+
+    /// A product of two computed tensors; whether it is of an attention is not known yet.
+    fn functional_product(
+        &mut self,
+        node: Node<'a>,
+        [left, right]: [(usize, &TensorIr); 2],
+        product: &Product<'_>,
+    ) {
+        let is_weighted = self.softmax.contains(&left.1.id);
+        let roles = match is_weighted {
+            true => [Role::Probabilities, Role::Value],
+            false => [Role::Left, Role::Right],
+        };
+        let first = match is_weighted {
+            // The site is where the softmax is.
+            true => usize::MAX,
+            false => self.functional_operand(node, roles[0], left),
+        };
+        let second = self.functional_operand(node, roles[1], right);
+        self.functional.insert(node.index(), [first, second]);
+        self.scores.insert(product.output.id, node.index());
+    }
+
+    /// The operand of an operation without a weight: the output of a layer as it is, or what was
+    /// made of it.
+    fn functional_operand(
+        &mut self,
+        node: Node<'a>,
+        role: Role,
+        (position, tensor): (usize, &TensorIr),
+    ) -> usize {
+        let layer = self.output_of.get(&tensor.id);
+        let output = layer.and_then(|(layer, _)| self.layers.get(layer));
+        let site = match (output, self.anchor_of(&[tensor])) {
+            (Some(layer), _) => Site::new(layer.path.clone(), Role::Output),
+            (None, Some(anchor)) => self.functional_site(anchor, role),
+            (None, None) => return usize::MAX,
+        };
+        self.operand(node, site, position, tensor.id)
+    }
+
+    fn functional_site(&mut self, anchor: usize, role: Role) -> Site {
+        let next = self.ordinals.entry((anchor, role)).or_default();
+        let ordinal = *next;
+        *next += 1;
+        let path = self.layers.get(&anchor).map(|layer| layer.path.clone());
+        Site {
+            path: path.unwrap_or_default(),
+            role,
+            ordinal,
+        }
+    }
+
+    fn anchor_of(&self, tensors: &[&TensorIr]) -> Option<usize> {
+        let anchors = tensors
+            .iter()
+            .filter_map(|tensor| self.anchor.get(&tensor.id));
+        anchors.max().copied()
+    }
+
+    fn other(&mut self, node: Node<'a>) {
+        match node.operation() {
+            OperationIr::Activation(ActivationOperationIr::Softmax(op)) => {
+                if let Some(scores) = self.scores.get(&op.input.id).copied() {
+                    self.attention(node, scores, &op.out);
+                }
+            }
+            OperationIr::Float(_, FloatOperationIr::Exp(op)) => {
+                if let Some(scores) = self.scores.get(&op.input.id).copied() {
+                    self.exponential.insert(op.out.id, scores);
+                }
+            }
+            // A softmax that is written out.
+            OperationIr::NumericFloat(_, NumericOperationIr::Div(op)) => {
+                if let Some(scores) = self.exponential.get(&op.lhs.id).copied() {
+                    self.attention(node, scores, &op.out);
+                }
+            }
+            OperationIr::NumericFloat(_, NumericOperationIr::Add(op)) => {
+                self.sum(node, [&op.lhs, &op.rhs], &op.out);
+            }
+            OperationIr::BaseFloat(BaseOperationIr::Cat(op)) => {
+                let parts: Vec<&TensorIr> = op.tensors.iter().collect();
+                if let Some(anchor) = self.anchor_of(&parts) {
+                    let site = self.functional_site(anchor, Role::Concatenation);
+                    for (position, part) in parts.into_iter().enumerate() {
+                        if !self.is_derived(part) {
+                            self.operand(node, site.clone(), position, part.id);
+                        }
+                    }
+                }
+            }
+            OperationIr::Module(ModuleOperationIr::Attention(op)) => {
+                let operands = [
+                    (Role::Query, &op.query),
+                    (Role::Key, &op.key),
+                    (Role::Value, &op.value),
+                ];
+                for (position, (role, tensor)) in operands.into_iter().enumerate() {
+                    self.functional_operand(node, role, (position, tensor));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A product of two computed tensors was of queries and keys, and this is its softmax.
+    fn attention(&mut self, node: Node<'a>, scores: usize, output: &TensorIr) {
+        self.softmax.insert(output.id);
+        let Some([left, right]) = self.functional.get(&scores).copied() else {
+            return;
+        };
+        for (index, role) in [(left, Role::Query), (right, Role::Key)] {
+            if let Some(operand) = self.uses.get_mut(index)
+                && matches!(operand.site.role, Role::Left | Role::Right)
+            {
+                operand.site.role = role;
+            }
+        }
+        if let Some(query) = self.uses.get(left) {
+            let site = Site {
+                path: query.site.path.clone(),
+                role: Role::Probabilities,
+                ordinal: query.site.ordinal,
+            };
+            self.uses.push(SiteUse {
+                site,
+                node: node.index(),
+                place: Place::Result,
+                is_zero: false,
+                hook: None,
+            });
+        }
+    }
+
+    fn sum(&mut self, node: Node<'a>, [a, b]: [&TensorIr; 2], output: &TensorIr) {
+        match (self.is_derived(a), self.is_derived(b)) {
+            (false, false) => {
+                // Parts of one tensor, as in a rotation, are no branches; a mask that is added
+                // comes from no layer.
+                let is_other = self.root_of(a) != self.root_of(b);
+                let of_layers = self.anchor_of(&[a]).is_some() && self.anchor_of(&[b]).is_some();
+                // Losses that are added up are no activations.
+                let is_branch = is_other && of_layers && output.shape.num_dims() > 1;
+                if let (true, Some(anchor)) = (is_branch, self.anchor_of(&[a, b])) {
+                    for (position, role, tensor) in [(0, Role::SumLeft, a), (1, Role::SumRight, b)]
+                    {
+                        let site = self.functional_site(anchor, role);
+                        self.operand(node, site, position, tensor.id);
+                    }
+                }
+            }
+            (false, true) => self.bias(node, a, b, output),
+            (true, false) => self.bias(node, b, a, output),
+            (true, true) => {}
+        }
+    }
+
+    /// The sum of a layer's product and its bias is its output.
+    fn bias(&mut self, node: Node<'a>, product: &TensorIr, bias: &TensorIr, output: &TensorIr) {
+        let bias = self.path(bias).map(parent);
+        if let (Some((layer, false)), Some(bias)) = (self.output_of.get(&product.id).copied(), bias)
+            && let Some(of) = self.layers.get_mut(&layer)
+            && parent(&of.path) == bias
+        {
+            of.output = node.index();
+            self.output_of.insert(output.id, (layer, true));
+        }
+    }
+
+    fn root_of(&self, tensor: &TensorIr) -> TensorId {
+        self.root.get(&tensor.id).copied().unwrap_or(tensor.id)
+    }
+
+    /// What is known of the results from the operands.
+    fn trace_history(&mut self, node: Node<'a>) {
+        let operation = node.operation();
+        let is_product = product(operation).is_some();
+        let reads = operands(self.graph, operation);
+        let computed: Vec<&TensorIr> = operation
+            .inputs()
+            .filter(|tensor| reads.contains(&tensor.id) && !self.is_derived(tensor))
+            .collect();
+        let anchor = match self.layers.contains_key(&node.index()) {
+            true => Some(node.index()),
+            false => self.anchor_of(&computed),
+        };
+        let mut roots: Vec<TensorId> = computed.iter().map(|input| self.root_of(input)).collect();
+        roots.dedup();
+        let hook = self.graph.hook_of(operation);
+        let view = keeps_all(operation).or(match (operation, hook) {
+            (OperationIr::NumericFloat(_, NumericOperationIr::AddScalar(op)), Some(_)) => {
+                Some(&op.lhs)
+            }
+            _ => None,
+        });
+        for output in operation.outputs() {
+            if let Some(anchor) = anchor {
+                self.anchor.insert(output.id, anchor);
+            }
+            if let ([root], false) = (&roots[..], is_product) {
+                self.root.insert(output.id, *root);
+            }
+            if let Some(layer) = view.and_then(|input| self.output_of.get(&input.id).copied()) {
+                self.output_of.insert(output.id, layer);
+            }
+            if let Some(hook) = hook.or_else(|| {
+                let view = moved(operation)?;
+                self.hook.get(&view.id).copied()
+            }) {
+                self.hook.insert(output.id, hook);
+            }
+            if is_product || self.softmax.contains(&output.id) {
+                continue;
+            }
+            if let [only] = computed[..] {
+                if let Some(scores) = self.scores.get(&only.id).copied() {
+                    self.scores.entry(output.id).or_insert(scores);
+                }
+                if self.softmax.contains(&only.id) && is_weighting(operation) {
+                    self.softmax.insert(output.id);
+                }
+            } else if let Some(scores) = computed
+                .iter()
+                .find_map(|tensor| self.scores.get(&tensor.id).copied())
+            {
+                self.scores.entry(output.id).or_insert(scores);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Vec<SiteUse> {
+        for layer in self.layers.values() {
+            self.uses.push(SiteUse {
+                site: Site::new(layer.path.clone(), Role::Output),
+                node: layer.output,
+                place: Place::Result,
+                is_zero: false,
+                hook: None,
+            });
+        }
+        for one in self
+            .uses
+            .iter_mut()
+            .filter(|one| one.place == Place::Result)
+        {
+            // Of a result, the hook is the only one that reads it.
+            let node = self.graph.node(one.node);
+            let mut readers = node.readers();
+            one.hook = match (readers.next(), readers.next()) {
+                (Some(reader), None) => self.graph.hook_of(reader.operation()),
+                _ => None,
+            };
+        }
+        self.uses
+            .sort_by_key(|one| (one.node, one.place == Place::Result, one.place));
+        self.uses
+    }
+}
+
+/// The module that a parameter belongs to.
+fn parent(path: &str) -> &str {
+    path.rsplit_once('.').map_or("", |(module, _)| module)
+}
+
+/// The operand of an operation that moves numbers but computes none.
+pub(super) fn moved(operation: &OperationIr) -> Option<&TensorIr> {
+    use BaseOperationIr as Op;
+    match operation {
+        OperationIr::BaseFloat(Op::Unfold(op)) => Some(&op.input),
+        OperationIr::BaseFloat(Op::Slice(op)) => Some(&op.tensor),
+        OperationIr::BaseFloat(Op::Select(op)) => Some(&op.tensor),
+        OperationIr::BaseFloat(Op::Gather(op)) => Some(&op.tensor),
+        _ => keeps_all(operation),
+    }
+}
+
+/// The operand of an operation that shows all of its numbers in another way.
+pub(super) fn keeps_all(operation: &OperationIr) -> Option<&TensorIr> {
+    use BaseOperationIr as Op;
+    let OperationIr::BaseFloat(operation) = operation else {
+        return None;
+    };
+    match operation {
+        Op::Reshape(op) | Op::Expand(op) => Some(&op.input),
+        Op::SwapDims(op) => Some(&op.input),
+        Op::Permute(op) => Some(&op.input),
+        Op::Flip(op) => Some(&op.input),
+        Op::RepeatDim(op) => Some(&op.tensor),
+        Op::Cast(op) => Some(&op.input),
+        _ => None,
+    }
+}
+
+/// What may happen to attention weights before they weight values: views, a dropout.
+fn is_weighting(operation: &OperationIr) -> bool {
+    use NumericOperationIr as Op;
+    moved(operation).is_some()
+        || matches!(
+            operation,
+            OperationIr::NumericFloat(
+                _,
+                Op::Mul(_) | Op::MulScalar(_) | Op::DivScalar(_) | Op::AddScalar(_)
+            ) | OperationIr::BaseFloat(BaseOperationIr::MaskFill(_))
+        )
+}

@@ -1,0 +1,101 @@
+//! The parameters of a walk: what they are, and what is put in their place.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::Tensor;
+
+use super::product::{Product, fits};
+use super::{Pass, Walk};
+use crate::{GraphError, Parameter, Tensors};
+
+impl<O: Tensors> Walk<O> {
+    /// The weight of a product, `[outputs, inputs]`.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Parameter`] where the graph has no such parameter.
+    pub fn weight(&self, product: &Product, pass: Pass) -> Result<Tensor<2>, GraphError> {
+        let index = self.index(&product.parameter.path)?;
+        let weights = &self.weights;
+        let replaced = weights
+            .replaced
+            .get(&index)
+            .filter(|_| pass == Pass::Replaced);
+        Ok(product.matrix(replaced.unwrap_or(&weights.original[index]).clone()))
+    }
+
+    /// Puts `matrix`, `[outputs, inputs]`, in the place of the weight of a product.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Mismatch`] where it has another shape.
+    pub fn replace_weight(
+        &mut self,
+        product: &Product,
+        matrix: Tensor<2>,
+    ) -> Result<(), GraphError> {
+        let expected = [product.outputs, product.inputs];
+        if matrix.dims() != expected {
+            return Err(GraphError::Mismatch {
+                recorded: format!("`{}` as {expected:?}", product.parameter.path),
+                found: format!("{:?}", matrix.dims()),
+            });
+        }
+        let index = self.index(&product.parameter.path)?;
+        self.put(index, product.value(matrix));
+        Ok(())
+    }
+
+    /// Puts another value in the place of a parameter, for the next operation and all that follow, and
+    /// for what is computed from it alone. Wherever else the same parameter is read, too.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Parameter`] where the graph does not read it, [`GraphError::Mismatch`] where
+    /// it has another shape.
+    pub fn replace<const D: usize>(
+        &mut self,
+        path: &str,
+        value: Tensor<D>,
+    ) -> Result<(), GraphError> {
+        let index = self.index(path)?;
+        let parameter = &self.graph().parameters()[index];
+        let value = value.into_dispatch();
+        if !fits(&value, parameter) {
+            return Err(GraphError::Mismatch {
+                recorded: format!("`{path}` of shape {:?}", parameter.shape),
+                found: format!("{:?}", value.shape().to_vec()),
+            });
+        }
+        self.put(index, value);
+        Ok(())
+    }
+
+    /// The value of a parameter.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Parameter`] where the graph does not read it, or it has another rank.
+    pub fn parameter<const D: usize>(
+        &self,
+        path: &str,
+        pass: Pass,
+    ) -> Result<Tensor<D>, GraphError> {
+        let index = self.index(path)?;
+        let weights = &self.weights;
+        let replaced = weights
+            .replaced
+            .get(&index)
+            .filter(|_| pass == Pass::Replaced);
+        let value = replaced.unwrap_or(&weights.original[index]).clone();
+        if value.shape().num_dims() != D {
+            return Err(GraphError::Parameter { path: path.into() });
+        }
+        Ok(Tensor::from_dispatch(value))
+    }
+
+    fn index(&self, path: &str) -> Result<usize, GraphError> {
+        let named = |one: &Parameter| one.path == path;
+        let index = self.graph().parameters().iter().position(named);
+        index.ok_or_else(|| GraphError::Parameter { path: path.into() })
+    }
+}

@@ -1,0 +1,100 @@
+//! Why a model cannot be compressed, where, and what to do.
+
+use burn_lean_graph::GraphError;
+use burn_lean_layerwise::LayerwiseError;
+
+/// Why a model could not be compressed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OneShotError {
+    /// The forward pass cannot be followed.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// A layer cannot be solved.
+    #[error("`{path}`: {source}")]
+    Layer {
+        /// Path of the weight.
+        path: String,
+        /// What is wrong with its numbers.
+        source: LayerwiseError,
+    },
+    /// A part of the model that was named is not reached by the forward pass.
+    #[error(
+        "the forward pass calls nothing under `{path}`: check the path, or leave it out of the blocks"
+    )]
+    NeverCalled {
+        /// The path that was named.
+        path: String,
+    },
+    /// No weight is left to compress.
+    #[error(
+        "the forward pass has no product with a weight to compress: every one is an embedding, \
+         shared with an embedding, or under a path of `skip`. A weight that carries a \
+         reparameterization has to be materialized first (`Module::materialize`)"
+    )]
+    NothingToCompress,
+    /// A weight is read by several products: what suits one does not suit the other.
+    #[error(
+        "`{path}` is shared: {products} products read it, in {blocks}. Give each its own copy, or \
+         name it in `skip` to leave it as it is"
+    )]
+    SharedWeight {
+        /// Path of the weight.
+        path: String,
+        /// How many products read it.
+        products: usize,
+        /// The blocks in which they are.
+        blocks: String,
+    },
+    /// Fewer calibration rows than inputs: XᵀX has no full rank.
+    #[error(
+        "`{path}` has {inputs} inputs, but the calibration data give {rows} rows: calibrate with at \
+         least as many (rows are tokens, or positions of an image, over all batches)"
+    )]
+    TooFewRows {
+        /// Path of the weight.
+        path: String,
+        /// Rows over all batches.
+        rows: usize,
+        /// Inputs of an output.
+        inputs: usize,
+    },
+    /// A pattern or a group does not fit a weight.
+    #[error("`{path}`: {why}")]
+    DoesNotFit {
+        /// Path of the weight.
+        path: String,
+        /// What does not fit.
+        why: String,
+    },
+    /// A value of a preset is out of range.
+    #[error("{field} is {value}, expected {expected}")]
+    Invalid {
+        /// The field.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// Files of a state folder, or a compressed file, cannot be written, read or used.
+    #[error("{file}: {reason}")]
+    File {
+        /// The file or folder.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+pub(crate) fn invalid<T>(
+    field: &'static str,
+    value: impl ToString,
+    expected: &'static str,
+) -> Result<T, OneShotError> {
+    Err(OneShotError::Invalid {
+        field,
+        value: value.to_string(),
+        expected,
+    })
+}

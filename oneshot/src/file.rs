@@ -1,0 +1,362 @@
+//! A compressed model in a safetensors file, without the zeros and with packed codes.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{FloatDType, Tensor, TensorData};
+use burn_lean_reparam::{FloatVisitor, Rejected, visit_floats};
+use safetensors::tensor::SafeTensors;
+use serde::{Deserialize, Serialize};
+
+use crate::collect::floats;
+use crate::state::{Raw, failed, write_atomically};
+use crate::{Compressed, CompressedWeight, Grid, OneShotError};
+
+/// Of a weight, what its tensors do not say.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    path: String,
+    outputs: usize,
+    inputs: usize,
+    transposed: bool,
+    /// Zeros are left out; a bit says where they are.
+    sparse: bool,
+    grid: Option<GridHeader>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct GridHeader {
+    bits: u8,
+    group: usize,
+    symmetric: bool,
+}
+
+impl<M: Module> Compressed<M> {
+    /// Writes all float parameters: compressed weights as packed codes and scales, without zeros
+    /// where that is smaller, others in F32. The file is complete, or is not there.
+    ///
+    /// # Errors
+    ///
+    /// [`OneShotError::File`].
+    pub fn save(&self, file: impl AsRef<Path>) -> Result<(), OneShotError> {
+        let file = file.as_ref();
+        let mut plain = Plain {
+            compressed: self.weights.iter().map(|one| one.path.as_str()).collect(),
+            tensors: Vec::new(),
+        };
+        visit_floats(&self.model, &mut plain);
+        let mut tensors = plain.tensors;
+        let mut headers = Vec::new();
+        for weight in &self.weights {
+            let (header, own) = packed(weight);
+            let named = own.into_iter();
+            tensors.extend(named.map(|(what, raw)| (format!("{}.{what}", weight.path), raw)));
+            headers.push(header);
+        }
+        let headers = serde_json::to_string(&headers).map_err(|error| failed(file, error))?;
+        let metadata = HashMap::from([
+            ("format".to_string(), "burn-lean-oneshot 1".to_string()),
+            ("weights".to_string(), headers),
+        ]);
+        let bytes = safetensors::serialize(tensors, Some(metadata));
+        write_atomically(file, &bytes.map_err(|error| failed(file, error))?)
+    }
+}
+
+/// `model` with the parameters of a file that [`Compressed::save`] wrote: zeros and grid points as
+/// values.
+///
+/// # Errors
+///
+/// With the model inside: [`OneShotError::File`] for a file that is none of these, is damaged, or is
+/// of a model with other parameters.
+pub fn load_compressed<M: Module>(
+    model: M,
+    file: impl AsRef<Path>,
+) -> Result<M, Rejected<M, OneShotError>> {
+    let file = file.as_ref();
+    match read(&model, file) {
+        Ok(values) => Ok(model.map(&mut Put {
+            path: Vec::new(),
+            values,
+        })),
+        Err(reason) => Err(Rejected::new(model, failed(file, reason))),
+    }
+}
+
+/// The values of each parameter.
+type Values = HashMap<String, Vec<f32>>;
+
+fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
+    let bytes = std::fs::read(file).map_err(|error| error.to_string())?;
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| error.to_string())?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| error.to_string())?;
+    let headers = metadata
+        .metadata()
+        .as_ref()
+        .and_then(|all| all.get("weights"));
+    let headers = headers.ok_or("it is not a file of a compressed model")?;
+    let headers: Vec<Header> = serde_json::from_str(headers).map_err(|error| error.to_string())?;
+    let bytes_of = |name: String| -> Result<&[u8], String> {
+        match tensors.tensor(&name) {
+            Ok(tensor) => Ok(tensor.data()),
+            Err(error) => Err(format!("`{name}`: {error}")),
+        }
+    };
+    let mut values: Values = HashMap::new();
+    for header in &headers {
+        values.insert(header.path.clone(), unpacked(header, &bytes_of)?);
+    }
+    for name in tensors.names() {
+        let is_part = headers.iter().any(|header| {
+            name.strip_prefix(&header.path)
+                .is_some_and(|rest| rest.starts_with('.'))
+        });
+        if !is_part {
+            values.insert(name.to_string(), numbers(bytes_of(name.to_string())?));
+        }
+    }
+    let mut expected = Sizes(Vec::new());
+    visit_floats(model, &mut expected);
+    for (path, size) in &expected.0 {
+        match values.get(path) {
+            None => return Err(format!("it has no `{path}`")),
+            Some(found) if found.len() != *size => {
+                return Err(format!(
+                    "`{path}` has {} numbers, the model {size}",
+                    found.len()
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    match values.len() == expected.0.len() {
+        true => Ok(values),
+        false => Err("it has parameters that the model has not".into()),
+    }
+}
+
+/// The tensors of a weight.
+fn packed(weight: &CompressedWeight) -> (Header, Vec<(&'static str, Raw)>) {
+    let sparse = weight.stores_sparsely();
+    let mut tensors = Vec::new();
+    if sparse {
+        let kept = weight.values.iter().map(|value| u8::from(*value != 0.0));
+        tensors.push(("mask", Raw::bytes(pack(kept, 1))));
+    }
+    let stored = |at: &usize| !sparse || weight.values[*at] != 0.0;
+    let places = (0..weight.values.len()).filter(stored);
+    match &weight.grid {
+        Some(grid) => {
+            let codes = places.map(|at| grid.codes[at]);
+            tensors.push(("codes", Raw::bytes(pack(codes, grid.bits))));
+            tensors.push(("scales", Raw::floats(&grid.scales)));
+            if !grid.symmetric {
+                let zero_points = grid.zero_points.iter().copied();
+                tensors.push(("zero_points", Raw::bytes(pack(zero_points, grid.bits))));
+            }
+        }
+        None => {
+            let values: Vec<f32> = places.map(|at| weight.values[at]).collect();
+            tensors.push(("values", Raw::floats(&values)));
+        }
+    }
+    let header = Header {
+        path: weight.path.clone(),
+        outputs: weight.outputs,
+        inputs: weight.inputs,
+        transposed: weight.transposed,
+        sparse,
+        grid: weight.grid.as_ref().map(|grid| GridHeader {
+            bits: grid.bits,
+            group: grid.group,
+            symmetric: grid.symmetric,
+        }),
+    };
+    (header, tensors)
+}
+
+/// The values of a weight, in the layout of its parameter.
+fn unpacked<'a>(
+    header: &Header,
+    bytes_of: &impl Fn(String) -> Result<&'a [u8], String>,
+) -> Result<Vec<f32>, String> {
+    let named = |what: &str| bytes_of(format!("{}.{what}", header.path));
+    let damaged = || format!("`{}` is damaged", header.path);
+    let count = header.outputs * header.inputs;
+    let kept: Vec<bool> = match header.sparse {
+        true => unpack(named("mask")?, 1, count)
+            .ok_or_else(damaged)?
+            .iter()
+            .map(|bit| *bit == 1)
+            .collect(),
+        false => vec![true; count],
+    };
+    let places: Vec<usize> = (0..count).filter(|at| kept[*at]).collect();
+    let mut values = vec![0.0; count];
+    match &header.grid {
+        None => {
+            let stored = numbers(named("values")?);
+            if stored.len() != places.len() {
+                return Err(damaged());
+            }
+            places
+                .iter()
+                .zip(stored)
+                .for_each(|(at, value)| values[*at] = value);
+        }
+        Some(of) => {
+            if !(2..=8).contains(&of.bits) || of.group == 0 {
+                return Err(damaged());
+            }
+            let groups = header.outputs * header.inputs.div_ceil(of.group);
+            let zero_points = match of.symmetric {
+                true => vec![1 << (of.bits - 1); groups],
+                false => unpack(named("zero_points")?, of.bits, groups).ok_or_else(damaged)?,
+            };
+            let stored = unpack(named("codes")?, of.bits, places.len()).ok_or_else(damaged)?;
+            let mut codes = vec![0; count];
+            places
+                .iter()
+                .zip(stored)
+                .for_each(|(at, code)| codes[*at] = code);
+            let grid = Grid {
+                bits: of.bits,
+                group: of.group,
+                symmetric: of.symmetric,
+                codes,
+                scales: numbers(named("scales")?),
+                zero_points,
+            };
+            if grid.scales.len() != groups {
+                return Err(damaged());
+            }
+            let all = grid.values(header.inputs);
+            places.iter().for_each(|at| values[*at] = all[*at]);
+        }
+    }
+    Ok(match header.transposed {
+        true => transposed(&values, header.inputs),
+        false => values,
+    })
+}
+
+/// `[columns, rows]` of `[rows, columns]`.
+pub(crate) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let rows = values.len() / columns.max(1);
+    (0..values.len())
+        .map(|at| values[at % rows.max(1) * columns + at / rows.max(1)])
+        .collect()
+}
+
+/// Numbers of some bits, the lowest bits of a byte first.
+fn pack(values: impl Iterator<Item = u8>, bits: u8) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let (mut open, mut filled) = (0u16, 0);
+    for value in values {
+        open |= u16::from(value) << filled;
+        filled += bits;
+        if filled >= 8 {
+            bytes.push(open as u8);
+            open >>= 8;
+            filled -= 8;
+        }
+    }
+    if filled > 0 {
+        bytes.push(open as u8);
+    }
+    bytes
+}
+
+/// The reverse; `None` for another number of bytes than so many numbers take.
+fn unpack(bytes: &[u8], bits: u8, count: usize) -> Option<Vec<u8>> {
+    if bytes.len() != (count * usize::from(bits)).div_ceil(8) {
+        return None;
+    }
+    let mask = (1u16 << bits) - 1;
+    let value = |at: usize| {
+        let first = at * usize::from(bits);
+        let low = u16::from(bytes[first / 8]);
+        let high = bytes
+            .get(first / 8 + 1)
+            .map_or(0, |byte| u16::from(*byte) << 8);
+        (((low | high) >> (first % 8)) & mask) as u8
+    };
+    Some((0..count).map(value).collect())
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f32> {
+    let numbers = bytes.chunks_exact(4);
+    numbers
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect()
+}
+
+/// Parameters that are not compressed.
+struct Plain<'a> {
+    compressed: Vec<&'a str>,
+    tensors: Vec<(String, Raw)>,
+}
+
+impl FloatVisitor for Plain<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if !self.compressed.contains(&path) {
+            let value = param.base();
+            let shape = value.dims().to_vec();
+            self.tensors
+                .push((path.into(), Raw::shaped(&floats(value), shape)));
+        }
+    }
+}
+
+struct Sizes(Vec<(String, usize)>);
+
+impl FloatVisitor for Sizes {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        self.0.push((path.into(), param.shape().num_elements()));
+    }
+}
+
+struct Put {
+    path: Vec<String>,
+    values: Values,
+}
+
+impl ModuleMapper for Put {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(values) = self.values.remove(&self.path.join(".")) else {
+            return param;
+        };
+        param.map(|old| {
+            let data = TensorData::new(values, old.shape());
+            let dtype = FloatDType::from(old.dtype());
+            let new = Tensor::<D>::from_data(data, &old.device()).cast(dtype);
+            new.detach().set_require_grad(old.is_require_grad())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_numbers_come_back_at_every_width() {
+        for bits in 1..=8u8 {
+            let values: Vec<u8> = (0..37u32).map(|at| (at * 29 % (1 << bits)) as u8).collect();
+            let bytes = pack(values.iter().copied(), bits);
+            assert_eq!(bytes.len(), (37 * usize::from(bits)).div_ceil(8));
+            assert_eq!(unpack(&bytes, bits, 37), Some(values));
+            assert_eq!(unpack(&bytes, bits, 70), None);
+        }
+    }
+}

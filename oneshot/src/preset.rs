@@ -1,0 +1,360 @@
+//! What is done to the weights of a model, as a value that can be printed, edited and stored.
+
+use std::fmt;
+use std::str::FromStr;
+
+use burn::config::Config;
+use serde::{Deserialize, Serialize};
+
+use crate::OneShotError;
+use crate::error::invalid;
+
+/// What is done to the weights of a model.
+///
+/// ```
+/// use burn_lean_oneshot::{Pattern, Preset, Rounding};
+///
+/// let mut preset: Preset = "w4a16-g32".parse().unwrap();
+/// assert_eq!(preset, Preset::w4a16(32));
+/// // Every choice can be changed, printed and stored.
+/// preset.quantize.as_mut().unwrap().symmetric = true;
+/// assert_eq!(preset.name(), "w4a16-g32-sym");
+/// let stored = serde_json::to_string(&preset).unwrap();
+/// assert_eq!(serde_json::from_str::<Preset>(&stored).unwrap(), preset);
+/// // Zeros and grid points chosen together.
+/// let both: Preset = "sparse-2:4-w4a16-g32".parse().unwrap();
+/// assert_eq!(both.prune.unwrap().pattern, Pattern::NOfM { n: 2, m: 4 });
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub struct Preset {
+    /// Zeros. Default: none.
+    pub prune: Option<Prune>,
+    /// The grid of the weights. Default: none, weights stay floats.
+    pub quantize: Option<Quantize>,
+    /// Factors between layers, written into the model before quantization. Default: none.
+    pub scaling: Option<Scaling>,
+    /// Added to the diagonal of XᵀX, as a fraction of its mean; at least 0. Default 0.01.
+    #[config(default = 0.01)]
+    pub damping: f64,
+    /// What a compressed layer is to reproduce. Default: what the original model computes there.
+    #[config(default = "Target::Original")]
+    pub target: Target,
+    /// What a layer's calibration inputs come from. Default: layer by layer.
+    #[config(default = "Order::Layer")]
+    pub order: Order,
+    /// Paths under which weights stay as they are. Embeddings, and what is shared with them (a tied
+    /// head), always do.
+    #[config(default = "Vec::new()")]
+    pub skip: Vec<String>,
+    /// Paths of the blocks. Default: found by the first number in a path (`layers.0`), and every
+    /// weight without one by itself.
+    pub blocks: Option<Vec<String>>,
+}
+
+/// Zeros.
+#[derive(Config, Debug, PartialEq)]
+pub struct Prune {
+    /// How many, and in which shape.
+    pub pattern: Pattern,
+    /// How they are chosen.
+    pub method: PruneMethod,
+}
+
+/// How many weights of a matrix become zero, and in which shape.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Pattern {
+    /// A fraction of every weight matrix, wherever they are.
+    PerLayer(f64),
+    /// A fraction of the weights of every output.
+    PerOutput(f64),
+    /// `n` of every `m` consecutive inputs are kept.
+    NOfM {
+        /// Kept of a group.
+        n: usize,
+        /// Inputs of a group.
+        m: usize,
+    },
+}
+
+/// How zeros are chosen.
+#[derive(Config, Debug, PartialEq)]
+pub enum PruneMethod {
+    /// The smallest weights; the others stay as they are.
+    Magnitude,
+    /// Weight times norm of the input
+    /// ([Sun et al., 2023](https://arxiv.org/abs/2306.11695)); the others stay as they are.
+    Wanda,
+    /// One pass over the inputs, others make good
+    /// ([Frantar & Alistarh, 2023](https://arxiv.org/abs/2301.00774)).
+    SparseGpt,
+    /// The best subset that a local search finds, with exact values.
+    BestSubset,
+}
+
+/// The grid of the weights.
+#[derive(Config, Debug, PartialEq)]
+pub struct Quantize {
+    /// Bits of a code, 2 to 8.
+    pub bits: u8,
+    /// Inputs that share a scale; the last group of an output may be smaller. Default: all.
+    pub group: Option<usize>,
+    /// Whether the grid is symmetric about zero, without a zero point. Default: yes.
+    #[config(default = true)]
+    pub symmetric: bool,
+    /// Whether the range of a group is searched for instead of that of its values. Default: yes.
+    #[config(default = true)]
+    pub search_range: bool,
+    /// How values become codes. Default: compensated, with 8 sweeps.
+    #[config(default = "Rounding::refined()")]
+    pub rounding: Rounding,
+}
+
+/// How values become codes.
+#[derive(Config, Debug, PartialEq)]
+pub enum Rounding {
+    /// Each to its nearest.
+    Nearest,
+    /// Input by input, the others make good
+    /// ([GPTQ, Frantar et al., 2023](https://arxiv.org/abs/2210.17323)), and then again.
+    Compensated {
+        /// The inputs with the largest second moment first, with ranges fixed beforehand.
+        activation_order: bool,
+        /// How often every code is set anew to the best one given all others, and scales to the
+        /// best ones given all codes; 0 for GPTQ as published.
+        sweeps: usize,
+    },
+}
+
+impl Rounding {
+    /// In the order of activations, with 8 sweeps.
+    pub fn refined() -> Self {
+        Self::Compensated {
+            activation_order: true,
+            sweeps: 8,
+        }
+    }
+}
+
+/// Factors between a layer and those that read from it.
+#[derive(Config, Debug, PartialEq)]
+pub enum Scaling {
+    /// Searched for the smallest error of the quantized layer
+    /// ([AWQ, Lin et al., 2024](https://arxiv.org/abs/2306.00978)).
+    Awq,
+    /// From the largest input and the largest weight
+    /// ([SmoothQuant, Xiao et al., 2023](https://arxiv.org/abs/2211.10438)).
+    SmoothQuant {
+        /// How much of the activations' spread moves into weights, 0 to 1.
+        alpha: f64,
+    },
+}
+
+/// What a compressed layer is to reproduce.
+#[derive(Config, Debug, PartialEq, Copy)]
+pub enum Target {
+    /// What the original weights give on the inputs of the compressed model, as published methods
+    /// have it.
+    OwnInputs,
+    /// What the original model computes at this place; where a sum with a residual follows, the sum.
+    /// Errors of earlier layers are made good as far as they can be.
+    Original,
+}
+
+/// What a layer's calibration inputs come from.
+#[derive(Config, Debug, PartialEq, Copy)]
+pub enum Order {
+    /// Compressed blocks, and the original layers of its own block.
+    Block,
+    /// All compressed layers before it ("true sequential").
+    Layer,
+}
+
+impl Preset {
+    /// 8-bit weights, one scale for each output, rounded to nearest.
+    pub fn w8a16() -> Self {
+        Self::new().with_quantize(Some(
+            Quantize::new(8)
+                .with_search_range(false)
+                .with_rounding(Rounding::Nearest),
+        ))
+    }
+
+    /// 4-bit weights with a scale and a zero point for every `group` inputs.
+    pub fn w4a16(group: usize) -> Self {
+        let quantize = Quantize::new(4)
+            .with_group(Some(group))
+            .with_symmetric(false);
+        Self::new().with_quantize(Some(quantize))
+    }
+
+    /// 3-bit weights with a scale and a zero point for every `group` inputs.
+    pub fn w3a16(group: usize) -> Self {
+        let quantize = Quantize::new(3)
+            .with_group(Some(group))
+            .with_symmetric(false);
+        Self::new().with_quantize(Some(quantize))
+    }
+
+    /// A fraction of zeros in every weight matrix, chosen as best subsets.
+    pub fn sparse(fraction: f64) -> Self {
+        let prune = Prune::new(Pattern::PerLayer(fraction), PruneMethod::BestSubset);
+        Self::new().with_prune(Some(prune))
+    }
+
+    /// Two of every four consecutive weights are kept, chosen as best subsets.
+    pub fn sparse_2_4() -> Self {
+        let prune = Prune::new(Pattern::NOfM { n: 2, m: 4 }, PruneMethod::BestSubset);
+        Self::new().with_prune(Some(prune))
+    }
+
+    /// This, without what goes beyond the published methods: ranges as they are, no sweeps, the
+    /// method's own inputs, all layers of a block at once.
+    pub fn as_published(mut self) -> Self {
+        self.target = Target::OwnInputs;
+        self.order = Order::Block;
+        if let Some(quantize) = &mut self.quantize {
+            quantize.search_range = false;
+            if let Rounding::Compensated { sweeps, .. } = &mut quantize.rounding {
+                *sweeps = 0;
+            }
+        }
+        self
+    }
+
+    /// A short name: `w4a16-g32`, `sparse-2:4`. What it does not say has to be read in the value.
+    pub fn name(&self) -> String {
+        let mut parts = Vec::new();
+        if let Some(prune) = &self.prune {
+            parts.push(match prune.pattern {
+                Pattern::PerLayer(fraction) => format!("sparse-{fraction}"),
+                Pattern::PerOutput(fraction) => format!("sparse-{fraction}-per-output"),
+                Pattern::NOfM { n, m } => format!("sparse-{n}:{m}"),
+            });
+        }
+        if let Some(quantize) = &self.quantize {
+            parts.push(format!("w{}a16", quantize.bits));
+            parts.extend(quantize.group.map(|group| format!("g{group}")));
+            // The default with groups is a zero point, without groups none.
+            match (quantize.group.is_some(), quantize.symmetric) {
+                (true, true) => parts.push("sym".into()),
+                (false, false) => parts.push("asym".into()),
+                _ => {}
+            }
+        }
+        match parts.is_empty() {
+            true => "none".into(),
+            false => parts.join("-"),
+        }
+    }
+
+    /// Looks for what is out of range or contradicts itself, as [`compress`](crate::OneShot::compress)
+    /// does first.
+    ///
+    /// # Errors
+    ///
+    /// [`OneShotError::Invalid`].
+    pub fn validate(&self) -> Result<(), OneShotError> {
+        if !(self.damping >= 0.0 && self.damping.is_finite()) {
+            return invalid("damping", self.damping, "a finite number, at least 0");
+        }
+        if let Some(quantize) = &self.quantize {
+            if !(2..=8).contains(&quantize.bits) {
+                return invalid("bits", quantize.bits, "2 to 8");
+            }
+            if quantize.group == Some(0) {
+                return invalid("group", 0, "at least 1");
+            }
+        }
+        match self.prune.as_ref().map(|prune| &prune.pattern) {
+            Some(Pattern::PerLayer(fraction) | Pattern::PerOutput(fraction))
+                if !(0.0..1.0).contains(fraction) =>
+            {
+                return invalid("sparsity", fraction, "at least 0 and below 1");
+            }
+            Some(Pattern::NOfM { n, m }) if *n == 0 || n > m => {
+                return invalid("pattern", format!("{n}:{m}"), "n:m with 1 ≤ n ≤ m");
+            }
+            _ => {}
+        }
+        if let Some(Scaling::SmoothQuant { alpha }) = self.scaling
+            && !(0.0..=1.0).contains(&alpha)
+        {
+            return invalid("alpha", alpha, "0 to 1");
+        }
+        if self.scaling.is_some() && self.quantize.is_none() {
+            return invalid("scaling", "without quantize", "a grid that it prepares for");
+        }
+        if self.prune.is_none() && self.quantize.is_none() {
+            return invalid("preset", "empty", "zeros, a grid, or both");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PerLayer(fraction) | Self::PerOutput(fraction) => write!(f, "{fraction}"),
+            Self::NOfM { n, m } => write!(f, "{n}:{m}"),
+        }
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = OneShotError;
+
+    /// `0.5`, or `2:4`.
+    fn from_str(text: &str) -> Result<Self, OneShotError> {
+        let expected = "a fraction (0.5) or kept:of (2:4)";
+        if let Some((n, m)) = text.split_once(':') {
+            return match (n.parse(), m.parse()) {
+                (Ok(n), Ok(m)) => Ok(Self::NOfM { n, m }),
+                _ => invalid("sparsity", text, expected),
+            };
+        }
+        match text.parse() {
+            Ok(fraction) => Ok(Self::PerLayer(fraction)),
+            Err(_) => invalid("sparsity", text, expected),
+        }
+    }
+}
+
+impl FromStr for Preset {
+    type Err = OneShotError;
+
+    /// `sparse-S`, `wBa16`, `wBa16-gN`, with `-sym` or `-asym`, and both: `sparse-2:4-w4a16-g32`.
+    fn from_str(text: &str) -> Result<Self, OneShotError> {
+        let expected = "sparse-S, wBa16 or wBa16-gN, or both";
+        let mut preset = Self::new();
+        let mut parts = text.split('-').peekable();
+        while let Some(part) = parts.next() {
+            let number = |text: Option<&str>| text.and_then(|text| text.parse::<usize>().ok());
+            if part == "sparse" {
+                let pattern: Pattern = parts.next().unwrap_or("").parse()?;
+                preset.prune = Some(Prune::new(pattern, PruneMethod::BestSubset));
+            } else if let Some(bits) = part
+                .strip_prefix('w')
+                .and_then(|rest| rest.strip_suffix("a16"))
+            {
+                let Some(bits) = number(Some(bits)) else {
+                    return invalid("preset", text, expected);
+                };
+                preset.quantize = Some(match bits {
+                    8 => Self::w8a16().quantize.unwrap_or_else(|| Quantize::new(8)),
+                    _ => Quantize::new(bits.min(255) as u8),
+                });
+            } else if let (Some(quantize), Some(group)) =
+                (&mut preset.quantize, number(part.strip_prefix('g')))
+            {
+                quantize.group = Some(group);
+                quantize.symmetric = false;
+            } else if let (Some(quantize), "sym" | "asym") = (&mut preset.quantize, part) {
+                quantize.symmetric = part == "sym";
+            } else {
+                return invalid("preset", text, expected);
+            }
+        }
+        preset.validate()?;
+        Ok(preset)
+    }
+}

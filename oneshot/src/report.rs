@@ -1,0 +1,61 @@
+//! What was done to a model.
+
+use serde::{Deserialize, Serialize};
+
+/// What was done to a model, layer by layer.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// In the order of the forward pass.
+    pub layers: Vec<LayerReport>,
+    /// In the order of the forward pass.
+    pub blocks: Vec<BlockReport>,
+    /// Calibration rows of the first layer: tokens, or positions.
+    pub rows: usize,
+}
+
+/// What was done to a weight.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LayerReport {
+    /// Path of the parameter.
+    pub path: String,
+    /// Calibration rows.
+    pub rows: usize,
+    /// Inputs that are zero in every row: their weights cost nothing.
+    pub dead_inputs: usize,
+    /// Squared error of the outputs against the target, as a fraction of the target's squares.
+    pub relative_error: f64,
+    /// Weights that are zero.
+    pub zeros: usize,
+    /// Weights.
+    pub weights: usize,
+    /// Bytes to be stored.
+    pub bytes: usize,
+}
+
+/// What a block took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BlockReport {
+    /// Its path.
+    pub path: String,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The most bytes of activations in memory between its layers.
+    pub activation_bytes: usize,
+    /// Bytes of XᵀX and XᵀY of the layers that are solved together, at most.
+    pub gram_bytes: usize,
+    /// It was taken from the state folder.
+    pub resumed: bool,
+}
+
+impl Report {
+    /// Zeros among the weights that were compressed, as a fraction.
+    pub fn sparsity(&self) -> f64 {
+        let sum = |of: fn(&LayerReport) -> usize| self.layers.iter().map(of).sum::<usize>();
+        sum(|layer| layer.zeros) as f64 / sum(|layer| layer.weights).max(1) as f64
+    }
+
+    /// Bytes of the weights that were compressed.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.bytes).sum()
+    }
+}

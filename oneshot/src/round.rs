@@ -1,0 +1,336 @@
+//! Weights on a grid, close to the optimum of a layer's quadratic.
+//!
+//! f(q) = ½ (q − w)ᵀ H (q − w) for each output, over codes and, in the refinement, scales. GPTQ goes
+//! over the inputs once: with U the upper Cholesky factor of H⁻¹, rounding input j leaves an error
+//! (w_j − q_j)/U_jj, which the inputs after it make good, w ← w − e U_j,>j. Coordinate descent then
+//! sets every code to the best one given all others, and the scales of an output to the solution of
+//! the small system (BᵀHB) s = BᵀHw, with one column of multiples for each group in B; neither can
+//! make f larger.
+
+use burn_lean_layerwise::LayerwiseError;
+use faer::linalg::solvers::{DenseSolveCore, LltError, Solve};
+use faer::{Mat, Side};
+use rayon::prelude::*;
+
+use crate::grid::Range;
+use crate::{Quantize, Rounding};
+
+/// Most inputs for which an output with zeros has a factor of its own.
+const OWN_FACTOR: usize = 1024;
+
+/// Codes of a matrix `[outputs, inputs]`, with a range for each group of an output.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Rounded {
+    pub(crate) codes: Vec<u8>,
+    /// `[outputs, groups]`
+    pub(crate) ranges: Vec<Range>,
+}
+
+/// What is rounded.
+pub(crate) struct RoundingProblem<'a> {
+    /// `[inputs, inputs]`, damped.
+    pub(crate) hessian: &'a [f64],
+    /// The optimum, `[outputs, inputs]`: on the support where there is one.
+    pub(crate) optimum: &'a [f64],
+    /// Weights that are not zero, `[outputs, inputs]`.
+    pub(crate) kept: Option<&'a [bool]>,
+    pub(crate) inputs: usize,
+    pub(crate) damping: f64,
+    pub(crate) quantize: &'a Quantize,
+}
+
+impl Rounded {
+    /// The values, `[outputs, inputs]`.
+    pub(crate) fn values(&self, inputs: usize, quantize: &Quantize) -> Vec<f32> {
+        let group = group_size(inputs, quantize);
+        let groups = inputs.div_ceil(group);
+        let value = |(at, code): (usize, &u8)| {
+            let range = &self.ranges[at / inputs * groups + at % inputs / group];
+            range.value(*code) as f32
+        };
+        self.codes.iter().enumerate().map(value).collect()
+    }
+}
+
+/// Inputs that share a range.
+pub(crate) fn group_size(inputs: usize, quantize: &Quantize) -> usize {
+    quantize.group.unwrap_or(inputs).clamp(1, inputs.max(1))
+}
+
+/// The order of the inputs, and U for it.
+struct Compensation {
+    order: Vec<usize>,
+    /// Rows of U.
+    upper: Vec<Vec<f64>>,
+}
+
+impl RoundingProblem<'_> {
+    pub(crate) fn round(&self) -> Result<Rounded, LayerwiseError> {
+        let d = self.inputs;
+        let outputs = self.optimum.len() / d.max(1);
+        let shared = match self.quantize.rounding {
+            Rounding::Nearest => None,
+            Rounding::Compensated { .. } => Some(self.compensation(&self.order(0..d))?),
+        };
+        let rows: Result<Vec<_>, LayerwiseError> = (0..outputs)
+            .into_par_iter()
+            .map(|row| self.row(row, shared.as_ref()))
+            .collect();
+        let mut rounded = Rounded {
+            codes: Vec::with_capacity(outputs * d),
+            ranges: Vec::new(),
+        };
+        for (codes, ranges) in rows? {
+            rounded.codes.extend(codes);
+            rounded.ranges.extend(ranges);
+        }
+        Ok(rounded)
+    }
+
+    fn row(
+        &self,
+        row: usize,
+        shared: Option<&Compensation>,
+    ) -> Result<(Vec<u8>, Vec<Range>), LayerwiseError> {
+        let d = self.inputs;
+        let optimum = &self.optimum[row * d..(row + 1) * d];
+        let all = vec![true; d];
+        let kept = self
+            .kept
+            .map_or(&all[..], |kept| &kept[row * d..(row + 1) * d]);
+        let own = match shared {
+            Some(_) if d <= OWN_FACTOR && kept.contains(&false) => {
+                let places = (0..d).filter(|at| kept[*at]);
+                Some(self.compensation(&self.order(places))?)
+            }
+            _ => None,
+        };
+        let mut ranges = self.ranges(optimum);
+        let mut codes: Vec<u8> = (0..d).map(|at| ranges[at / self.group()].zero).collect();
+        let Rounding::Compensated {
+            activation_order,
+            sweeps,
+        } = self.quantize.rounding
+        else {
+            for at in (0..d).filter(|at| kept[*at]) {
+                codes[at] = ranges[at / self.group()].code(optimum[at]);
+            }
+            return Ok((codes, ranges));
+        };
+        if let Some(compensation) = own.as_ref().or(shared) {
+            self.pass(
+                compensation,
+                optimum,
+                kept,
+                activation_order,
+                &mut codes,
+                &mut ranges,
+            );
+        }
+        self.refine(optimum, kept, sweeps, &mut codes, &mut ranges);
+        Ok((codes, ranges))
+    }
+
+    fn group(&self) -> usize {
+        group_size(self.inputs, self.quantize)
+    }
+
+    fn diagonal(&self, at: usize) -> f64 {
+        self.hessian[at * self.inputs + at]
+    }
+
+    /// The range of each group.
+    fn ranges(&self, weights: &[f64]) -> Vec<Range> {
+        let group = self.group();
+        let diagonal: Vec<f64> = (0..self.inputs).map(|at| self.diagonal(at)).collect();
+        let parts = weights.chunks(group).zip(diagonal.chunks(group));
+        parts
+            .map(|(part, by)| Range::of(part, by, self.quantize))
+            .collect()
+    }
+
+    /// These inputs in the order of rounding.
+    fn order(&self, places: impl Iterator<Item = usize>) -> Vec<usize> {
+        let mut order: Vec<usize> = places.collect();
+        if let Rounding::Compensated {
+            activation_order: true,
+            ..
+        } = self.quantize.rounding
+        {
+            order.sort_by(|a, b| self.diagonal(*b).total_cmp(&self.diagonal(*a)));
+        }
+        order
+    }
+
+    fn compensation(&self, order: &[usize]) -> Result<Compensation, LayerwiseError> {
+        let size = order.len();
+        let matrix = Mat::from_fn(size, size, |i, j| {
+            self.hessian[order[i] * self.inputs + order[j]]
+        });
+        let failed = |LltError::NonPositivePivot { index }| LayerwiseError::NotPositiveDefinite {
+            feature: order.get(index).copied().unwrap_or(index),
+            damping: self.damping,
+        };
+        let inverse = matrix.llt(Side::Lower).map_err(failed)?.inverse();
+        let lower = inverse.llt(Side::Lower).map_err(failed)?;
+        let lower = lower.L();
+        let upper = |i: usize| {
+            (0..size)
+                .map(|j| if j < i { 0.0 } else { lower[(j, i)] })
+                .collect()
+        };
+        Ok(Compensation {
+            order: order.to_vec(),
+            upper: (0..size).map(upper).collect(),
+        })
+    }
+
+    /// GPTQ. Ranges of a group are those of its weights when it is reached, or, in another order
+    /// than that of the groups, the ones given.
+    fn pass(
+        &self,
+        compensation: &Compensation,
+        optimum: &[f64],
+        kept: &[bool],
+        activation_order: bool,
+        codes: &mut [u8],
+        ranges: &mut [Range],
+    ) {
+        let Compensation { order, upper } = compensation;
+        let group = self.group();
+        let mut left: Vec<f64> = order.iter().map(|at| optimum[*at]).collect();
+        let mut reached = None;
+        for (step, at) in order.iter().enumerate() {
+            let of_group = at / group;
+            if !activation_order && reached != Some(of_group) {
+                reached = Some(of_group);
+                let own = order.iter().enumerate().skip(step);
+                let own = own.take_while(|(_, other)| *other / group == of_group);
+                let (values, by): (Vec<f64>, Vec<f64>) = own
+                    .filter(|(_, other)| kept[**other])
+                    .map(|(step, other)| (left[step], self.diagonal(*other)))
+                    .unzip();
+                ranges[of_group] = Range::of(&values, &by, self.quantize);
+            }
+            let range = &ranges[of_group];
+            codes[*at] = match kept[*at] {
+                true => range.code(left[step]),
+                false => range.zero,
+            };
+            let error = (left[step] - range.value(codes[*at])) / upper[step][step];
+            let rest = left[step + 1..].iter_mut().zip(&upper[step][step + 1..]);
+            rest.for_each(|(value, by)| *value -= error * by);
+        }
+    }
+
+    /// Coordinate descent over codes, and the best scales for them, in turns.
+    fn refine(
+        &self,
+        optimum: &[f64],
+        kept: &[bool],
+        sweeps: usize,
+        codes: &mut [u8],
+        ranges: &mut [Range],
+    ) {
+        let (d, group) = (self.inputs, self.group());
+        for sweep in 0..sweeps {
+            let mut off: Vec<f64> = (0..d)
+                .map(|at| ranges[at / group].value(codes[at]) - optimum[at])
+                .collect();
+            for at in (0..d).filter(|at| !kept[*at]) {
+                off[at] = 0.0;
+            }
+            let mut gradient = self.times(&off);
+            let mut changed = false;
+            for at in (0..d).filter(|at| kept[*at]) {
+                let range = &ranges[at / group];
+                let now = range.value(codes[at]);
+                let code = range.code(now - gradient[at] / self.diagonal(at));
+                if code == codes[at] {
+                    continue;
+                }
+                let step = range.value(code) - now;
+                // The code nearest to the minimum along a coordinate is the best one on it.
+                let gain = -step * (gradient[at] + 0.5 * step * self.diagonal(at));
+                if gain <= 0.0 {
+                    continue;
+                }
+                codes[at] = code;
+                changed = true;
+                let column = &self.hessian[at * d..(at + 1) * d];
+                gradient
+                    .iter_mut()
+                    .zip(column)
+                    .for_each(|(g, h)| *g += step * h);
+            }
+            let rescaled = self.rescale(optimum, kept, codes, ranges);
+            if !(changed || rescaled) || (sweep > 0 && !changed) {
+                break;
+            }
+        }
+    }
+
+    /// The best scales for the codes; whether there were better ones.
+    fn rescale(&self, optimum: &[f64], kept: &[bool], codes: &[u8], ranges: &mut [Range]) -> bool {
+        let (d, group) = (self.inputs, self.group());
+        let groups = ranges.len();
+        let multiple = |at: usize, ranges: &[Range]| match kept[at] {
+            true => f64::from(codes[at]) - f64::from(ranges[at / group].zero),
+            false => 0.0,
+        };
+        let masked: Vec<f64> = (0..d)
+            .map(|at| if kept[at] { optimum[at] } else { 0.0 })
+            .collect();
+        let right = self.times(&masked);
+        // H B, a column for each group.
+        let mut columns = vec![vec![0.0; d]; groups];
+        for at in 0..d {
+            let by = multiple(at, ranges);
+            if by != 0.0 {
+                let row = &self.hessian[at * d..(at + 1) * d];
+                let sums = columns[at / group].iter_mut().zip(row);
+                sums.for_each(|(sum, h)| *sum += by * h);
+            }
+        }
+        let within = |values: &[f64], of: usize| -> f64 {
+            let places = of * group..d.min((of + 1) * group);
+            places.map(|at| multiple(at, ranges) * values[at]).sum()
+        };
+        let mut system = Mat::from_fn(groups, groups, |i, j| within(&columns[j], i));
+        let mut sides = Mat::from_fn(groups, 1, |i, _| within(&right, i));
+        for i in 0..groups {
+            // A group of zeros has no say, and keeps what it has.
+            if system[(i, i)] == 0.0 {
+                system[(i, i)] = 1.0;
+                sides[(i, 0)] = f64::from(ranges[i].scale);
+            }
+        }
+        let Ok(factor) = system.llt(Side::Lower) else {
+            return false;
+        };
+        let scales = factor.solve(&sides);
+        let mut better = false;
+        for (of, range) in ranges.iter_mut().enumerate() {
+            let (old, new) = (f64::from(range.scale), scales[(of, 0)]);
+            // All groups at once are best; far from the old one the codes would be of another grid.
+            if new > 0.25 * old && new < 4.0 * old {
+                better |= (new - old).abs() > 1e-4 * old;
+            } else {
+                return false;
+            }
+        }
+        if better {
+            for (of, range) in ranges.iter_mut().enumerate() {
+                *range = range.with_scale(scales[(of, 0)]);
+            }
+        }
+        better
+    }
+
+    /// H v.
+    fn times(&self, vector: &[f64]) -> Vec<f64> {
+        let rows = self.hessian.chunks_exact(self.inputs);
+        rows.map(|row| row.iter().zip(vector).map(|(h, v)| h * v).sum())
+            .collect()
+    }
+}

@@ -1,0 +1,174 @@
+//! Factors between layers: what one divides its outputs by, those that read them multiply by.
+
+use burn::tensor::{Tensor, TensorData};
+use burn_lean_graph::{Pass, Tensors, Walk};
+use rayon::prelude::*;
+
+use crate::collect::{Sums, floats};
+use crate::solve::nearest;
+use crate::structure::Group;
+use crate::{OneShotError, Preset, Quantize, Scaling};
+
+/// Exponents that the search tries.
+const STEPS: usize = 20;
+
+/// Moves factors into the weights of a group, out of what it reads; whether there was a place.
+pub(crate) fn scale<O: Tensors>(
+    walk: &mut Walk<O>,
+    group: &Group,
+    sums: &Sums,
+    preset: &Preset,
+) -> Result<bool, OneShotError> {
+    let (Some(scaling), Some(quantize), Some(producer)) =
+        (&preset.scaling, &preset.quantize, &group.producer)
+    else {
+        return Ok(false);
+    };
+    let mut weights = Vec::new();
+    for layer in &group.layers {
+        let weight = walk.weight(&layer.product, Pass::Replaced)?;
+        weights.push(floats(weight));
+    }
+    let factors = match scaling {
+        Scaling::Awq => searched(sums, &weights, quantize, group)?,
+        Scaling::SmoothQuant { alpha } => smoothed(sums, &weights, *alpha),
+    };
+    let inputs = factors.len();
+    for (layer, values) in group.layers.iter().zip(weights) {
+        let scaled = values
+            .iter()
+            .enumerate()
+            .map(|(at, w)| (f64::from(*w) * factors[at % inputs]) as f32);
+        let shape = [layer.product.outputs, inputs];
+        let old = walk.weight(&layer.product, Pass::Replaced)?;
+        let scaled = TensorData::new(scaled.collect::<Vec<f32>>(), shape);
+        let scaled = Tensor::<2>::from_data(scaled, (&old.device(), old.dtype()));
+        walk.replace_weight(&layer.product, scaled)?;
+    }
+    for path in &producer.vectors {
+        walk.divide_vector(path, &factors)?;
+    }
+    if let Some(product) = &producer.matrix {
+        let old = walk.weight(product, Pass::Replaced)?;
+        let (device, dtype) = (old.device(), old.dtype());
+        let by = TensorData::new(
+            factors.iter().map(|f| *f as f32).collect::<Vec<f32>>(),
+            [inputs, 1],
+        );
+        walk.replace_weight(product, old / Tensor::from_data(by, (&device, dtype)))?;
+    }
+    Ok(true)
+}
+
+/// max|x|^α / max|w|^(1−α) of each feature, 1 where it is dead.
+fn smoothed(sums: &Sums, weights: &[Vec<f32>], alpha: f64) -> Vec<f64> {
+    let inputs = sums.max_abs.len();
+    (0..inputs)
+        .map(|at| {
+            let of_weight = weights
+                .iter()
+                .flat_map(|one| one.iter().skip(at).step_by(inputs));
+            let largest = of_weight.fold(0.0f32, |most, w| most.max(w.abs()));
+            match sums.max_abs[at] > 0.0 {
+                true => {
+                    f64::from(sums.max_abs[at]).powf(alpha)
+                        / f64::from(largest).powf(1.0 - alpha).max(1e-5)
+                }
+                false => 1.0,
+            }
+        })
+        .collect()
+}
+
+/// The factors mean|x|^r of the exponent r whose rounded weights have the least output error.
+fn searched(
+    sums: &Sums,
+    weights: &[Vec<f32>],
+    quantize: &Quantize,
+    group: &Group,
+) -> Result<Vec<f64>, OneShotError> {
+    let inputs = sums.mean_abs.len();
+    let gram = sums.grams[0].matrix(false);
+    let candidates: Result<Vec<(f64, Vec<f64>)>, OneShotError> = (0..STEPS)
+        .into_par_iter()
+        .map(|step| {
+            let factors = factors_of(&sums.mean_abs, step as f64 / STEPS as f64);
+            // The grid sees scaled weights and inputs.
+            let hessian: Vec<f64> = (0..inputs * inputs)
+                .map(|at| gram[at] / (factors[at / inputs] * factors[at % inputs]))
+                .collect();
+            let mut error = 0.0;
+            for (layer, weight) in group.layers.iter().zip(weights) {
+                let scaled = weight.iter().enumerate();
+                let scaled: Vec<f64> = scaled
+                    .map(|(at, w)| f64::from(*w) * factors[at % inputs])
+                    .collect();
+                let rounded = nearest(&scaled, &hessian, inputs, quantize).map_err(|source| {
+                    OneShotError::Layer {
+                        path: layer.path().into(),
+                        source,
+                    }
+                })?;
+                let off: Vec<f64> = rounded
+                    .iter()
+                    .zip(&scaled)
+                    .map(|(q, w)| f64::from(*q) - w)
+                    .collect();
+                error += output_error(&off, &hessian, inputs);
+            }
+            Ok((error, factors))
+        })
+        .collect();
+    let best = candidates?.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(best.map_or_else(|| vec![1.0; inputs], |(_, factors)| factors))
+}
+
+/// Around 1, and 1 for features that are dead.
+fn factors_of(mean_abs: &[f64], exponent: f64) -> Vec<f64> {
+    let raw: Vec<f64> = mean_abs
+        .iter()
+        .map(|x| x.powf(exponent).max(1e-4))
+        .collect();
+    let live = || {
+        raw.iter()
+            .zip(mean_abs)
+            .filter(|(_, x)| **x > 0.0)
+            .map(|(f, _)| *f)
+    };
+    let middle = (live().fold(0.0, f64::max) * live().fold(f64::INFINITY, f64::min)).sqrt();
+    let factor = |(f, x): (&f64, &f64)| match *x > 0.0 && middle.is_finite() {
+        true => f / middle,
+        false => 1.0,
+    };
+    raw.iter().zip(mean_abs).map(factor).collect()
+}
+
+/// Σ over outputs of eᵀ H e.
+fn output_error(off: &[f64], hessian: &[f64], inputs: usize) -> f64 {
+    let rows = off.chunks_exact(inputs);
+    rows.map(|row| {
+        let quadratic = hessian
+            .chunks_exact(inputs)
+            .zip(row)
+            .map(|(h, e)| e * h.iter().zip(row).map(|(h, other)| h * other).sum::<f64>());
+        quadratic.sum::<f64>()
+    })
+    .sum()
+}
+
+/// What a walk can do with vectors of any shape.
+trait DivideVector {
+    fn divide_vector(&mut self, path: &str, factors: &[f64]) -> Result<(), OneShotError>;
+}
+
+impl<O: Tensors> DivideVector for Walk<O> {
+    fn divide_vector(&mut self, path: &str, factors: &[f64]) -> Result<(), OneShotError> {
+        let old = self.parameter::<1>(path, Pass::Replaced)?;
+        let by: Vec<f32> = factors.iter().map(|f| *f as f32).collect();
+        let by = Tensor::<1>::from_data(
+            TensorData::from(by.as_slice()),
+            (&old.device(), old.dtype()),
+        );
+        Ok(self.replace(path, old / by)?)
+    }
+}

@@ -1,0 +1,169 @@
+//! One weight: its problem, its zeros, its codes.
+
+use burn_lean_layerwise::{Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, solve};
+
+use crate::round::{Rounded, RoundingProblem, group_size};
+use crate::{Grid, OneShotError, Pattern, Preset, PruneMethod, Quantize, Rounding, Target};
+
+/// Values of a weight, and how good they are.
+pub(crate) struct Solved {
+    pub(crate) values: Vec<f32>,
+    pub(crate) grid: Option<Grid>,
+    pub(crate) objective: f64,
+    /// What the objective is a part of.
+    pub(crate) scale: f64,
+    pub(crate) dead_inputs: usize,
+}
+
+/// Compresses a weight `dense`, `[outputs, inputs]`.
+pub(crate) fn compress(
+    gram: &Gram,
+    dense: &[f32],
+    preset: &Preset,
+    path: &str,
+) -> Result<Solved, OneShotError> {
+    let inputs = gram.features();
+    let of_path = |source| OneShotError::Layer {
+        path: path.into(),
+        source,
+    };
+    if preset.solves() && gram.rows() < inputs {
+        return Err(OneShotError::TooFewRows {
+            path: path.into(),
+            rows: gram.rows(),
+            inputs,
+        });
+    }
+    let mut config = ProblemConfig::new();
+    config.damping = preset.damping;
+    let problem = LayerProblem::new(gram, dense, &config).map_err(of_path)?;
+    let (values, grid) = solve_problem(&problem, dense, preset).map_err(|source| match source {
+        LayerwiseError::DoesNotDivide { .. } => OneShotError::DoesNotFit {
+            path: path.into(),
+            why: format!("{source}. Leave it out by `skip`, or take another pattern"),
+        },
+        source => of_path(source),
+    })?;
+    Ok(Solved {
+        objective: problem.objective(&values).map_err(of_path)?,
+        scale: problem.scale(),
+        dead_inputs: problem.dead_features().len(),
+        values,
+        grid,
+    })
+}
+
+impl Preset {
+    /// Whether a method needs more of XᵀX than its diagonal.
+    fn solves(&self) -> bool {
+        let rounds = self
+            .quantize
+            .as_ref()
+            .is_some_and(|one| one.rounding != Rounding::Nearest);
+        let prunes = self.prune.as_ref().is_some_and(|one| {
+            matches!(one.method, PruneMethod::SparseGpt | PruneMethod::BestSubset)
+        });
+        rounds || prunes || self.target == Target::Original
+    }
+
+    /// Whether the weights alone decide: nothing is asked of calibration data.
+    pub(crate) fn is_blind(&self) -> bool {
+        let rounds = self
+            .quantize
+            .as_ref()
+            .is_none_or(|one| one.rounding == Rounding::Nearest && !one.search_range);
+        let prunes = self
+            .prune
+            .as_ref()
+            .is_none_or(|one| one.method == PruneMethod::Magnitude);
+        rounds && prunes && self.target == Target::OwnInputs && self.scaling.is_none()
+    }
+}
+
+fn solve_problem(
+    problem: &LayerProblem,
+    dense: &[f32],
+    preset: &Preset,
+) -> Result<(Vec<f32>, Option<Grid>), LayerwiseError> {
+    let (outputs, inputs) = (problem.outputs(), problem.features());
+    let mut kept = None;
+    let mut start: Vec<f64> = match preset.target {
+        Target::OwnInputs => dense.iter().map(|w| f64::from(*w)).collect(),
+        Target::Original => problem.optimum(),
+    };
+    let mut values: Vec<f32> = start.iter().map(|w| *w as f32).collect();
+    if let Some(prune) = &preset.prune {
+        let keep = keep(&prune.pattern, outputs, inputs);
+        let method = match prune.method {
+            PruneMethod::Magnitude => Method::Magnitude,
+            PruneMethod::Wanda => Method::Wanda,
+            PruneMethod::SparseGpt => Method::SparseGpt {
+                // As published: 128 inputs at a time, of patterns each group when it is reached.
+                block: match prune.pattern {
+                    Pattern::NOfM { m, .. } => m,
+                    _ => 128,
+                },
+            },
+            PruneMethod::BestSubset => Method::best_subset(),
+        };
+        let solution = solve(problem, &keep, &method)?;
+        start = solution.weights.iter().map(|w| f64::from(*w)).collect();
+        values = solution.weights;
+        kept = Some(solution.support.kept().to_vec());
+    }
+    let Some(quantize) = &preset.quantize else {
+        return Ok((values, None));
+    };
+    let rounded = RoundingProblem {
+        hessian: problem.hessian(),
+        optimum: &start,
+        kept: kept.as_deref(),
+        inputs,
+        damping: problem.damping(),
+        quantize,
+    }
+    .round()?;
+    let values = rounded.values(inputs, quantize);
+    Ok((values, Some(grid(rounded, inputs, quantize))))
+}
+
+/// How many weights a pattern keeps.
+fn keep(pattern: &Pattern, outputs: usize, inputs: usize) -> Keep {
+    let kept = |fraction: f64, of: usize| of - (fraction * of as f64) as usize;
+    match *pattern {
+        Pattern::PerLayer(fraction) => Keep::Weights(kept(fraction, outputs * inputs)),
+        Pattern::PerOutput(fraction) => Keep::PerRow(kept(fraction, inputs)),
+        Pattern::NOfM { n, m } => Keep::NOfM { n, m },
+    }
+}
+
+/// Rounds to the nearest grid points alone, each input with a weight of its own.
+pub(crate) fn nearest(
+    values: &[f64],
+    hessian: &[f64],
+    inputs: usize,
+    quantize: &Quantize,
+) -> Result<Vec<f32>, LayerwiseError> {
+    let quantize = quantize.clone().with_rounding(Rounding::Nearest);
+    let rounded = RoundingProblem {
+        hessian,
+        optimum: values,
+        kept: None,
+        inputs,
+        damping: 0.0,
+        quantize: &quantize,
+    }
+    .round()?;
+    Ok(rounded.values(inputs, &quantize))
+}
+
+fn grid(rounded: Rounded, inputs: usize, quantize: &Quantize) -> Grid {
+    Grid {
+        bits: quantize.bits,
+        group: group_size(inputs, quantize),
+        symmetric: quantize.symmetric,
+        scales: rounded.ranges.iter().map(|range| range.scale).collect(),
+        zero_points: rounded.ranges.iter().map(|range| range.zero).collect(),
+        codes: rounded.codes,
+    }
+}

@@ -1,0 +1,384 @@
+//! Finished blocks in a folder.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn_lean_graph::{TensorMapper, Tensors};
+use safetensors::tensor::{Dtype, SafeTensors, View};
+use serde::{Deserialize, Serialize};
+
+use crate::{BlockReport, CompressedWeight, Grid, LayerReport, OneShotError, Preset};
+
+/// What a block has become.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Finished {
+    pub(crate) block: BlockReport,
+    pub(crate) layers: Vec<LayerReport>,
+    pub(crate) weights: Vec<CompressedWeight>,
+    /// Parameters of one dimension that were rescaled.
+    pub(crate) vectors: Vec<(String, Vec<f32>)>,
+}
+
+impl Finished {
+    pub(crate) fn new(path: &str) -> Self {
+        Self {
+            block: BlockReport {
+                path: path.into(),
+                seconds: 0.0,
+                activation_bytes: 0,
+                gram_bytes: 0,
+                resumed: false,
+            },
+            layers: Vec::new(),
+            weights: Vec::new(),
+            vectors: Vec::new(),
+        }
+    }
+}
+
+/// A folder with a manifest and a file for each finished block.
+#[derive(Debug)]
+pub(crate) struct State {
+    folder: PathBuf,
+}
+
+/// Of which model, data and preset a folder is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    format: u32,
+    preset: Preset,
+    /// CRC-32 of parameters and of batches.
+    model: u32,
+    batches: u32,
+}
+
+/// What a file says besides tensors.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    block: BlockReport,
+    layers: Vec<LayerReport>,
+    weights: Vec<Shape>,
+    vectors: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Shape {
+    path: String,
+    outputs: usize,
+    inputs: usize,
+    transposed: bool,
+    /// Bits, group, symmetric.
+    grid: Option<(u8, usize, bool)>,
+}
+
+pub(crate) fn fingerprint<M: Module, I: Tensors>(
+    model: &M,
+    batches: &[I],
+    preset: &Preset,
+) -> Result<Manifest, OneShotError> {
+    let mut of_model = Checksum::default();
+    model.visit(&mut of_model);
+    let mut of_batches = Checksum::default();
+    for batch in batches {
+        let _ = batch.map_tensors(&mut of_batches);
+    }
+    Ok(Manifest {
+        format: 1,
+        preset: preset.clone(),
+        model: of_model.0.finalize(),
+        batches: of_batches.0.finalize(),
+    })
+}
+
+#[derive(Default)]
+struct Checksum(crc32fast::Hasher);
+
+impl Checksum {
+    fn add(&mut self, data: &TensorData) {
+        for size in data.shape().to_vec() {
+            self.0.update(&(size as u64).to_le_bytes());
+        }
+        self.0.update(data.as_bytes());
+    }
+}
+
+impl ModuleVisitor for Checksum {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(&param.base().into_data());
+    }
+}
+
+impl TensorMapper for Checksum {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        self.add(&tensor.to_data());
+        tensor.clone()
+    }
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        self.add(&tensor.to_data());
+        tensor.clone()
+    }
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.add(&tensor.to_data());
+        tensor.clone()
+    }
+}
+
+pub(crate) fn failed(file: &Path, reason: impl ToString) -> OneShotError {
+    OneShotError::File {
+        file: file.display().to_string(),
+        reason: reason.to_string(),
+    }
+}
+
+/// A file that is complete, or is not there.
+pub(crate) fn write_atomically(file: &Path, bytes: &[u8]) -> Result<(), OneShotError> {
+    let folder = match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    #[allow(unused_mut)]
+    let mut how = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        // As any other file, not for its owner alone.
+        use std::os::unix::fs::PermissionsExt;
+        how.permissions(fs::Permissions::from_mode(0o666));
+    }
+    let mut beside = how
+        .tempfile_in(folder)
+        .map_err(|error| failed(file, error))?;
+    beside
+        .write_all(bytes)
+        .map_err(|error| failed(file, error))?;
+    beside
+        .as_file()
+        .sync_all()
+        .map_err(|error| failed(file, error))?;
+    beside
+        .persist(file)
+        .map_err(|error| failed(file, error.error))?;
+    Ok(())
+}
+
+impl State {
+    pub(crate) fn open(folder: &Path, manifest: Manifest) -> Result<Self, OneShotError> {
+        fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        let file = folder.join("manifest.json");
+        match fs::read(&file) {
+            Ok(bytes) => {
+                let found: Manifest =
+                    serde_json::from_slice(&bytes).map_err(|error| failed(&file, error))?;
+                let what = match () {
+                    () if found.format != manifest.format => "another version of this crate",
+                    () if found.preset != manifest.preset => "another preset",
+                    () if found.model != manifest.model => "other parameters of the model",
+                    () if found.batches != manifest.batches => "other calibration batches",
+                    () => {
+                        return Ok(Self {
+                            folder: folder.into(),
+                        });
+                    }
+                };
+                Err(failed(
+                    &file,
+                    format!("this state is of {what}: choose another folder, or remove it"),
+                ))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let bytes = serde_json::to_vec_pretty(&manifest).map_err(|e| failed(&file, e))?;
+                write_atomically(&file, &bytes)?;
+                Ok(Self {
+                    folder: folder.into(),
+                })
+            }
+            Err(error) => Err(failed(&file, error)),
+        }
+    }
+
+    fn file(&self, number: usize) -> PathBuf {
+        self.folder.join(format!("block-{number:04}.safetensors"))
+    }
+
+    pub(crate) fn store(&mut self, number: usize, done: &Finished) -> Result<(), OneShotError> {
+        let file = self.file(number);
+        let header = Header {
+            block: done.block.clone(),
+            layers: done.layers.clone(),
+            weights: done.weights.iter().map(Shape::of).collect(),
+            vectors: done.vectors.iter().map(|(path, _)| path.clone()).collect(),
+        };
+        let mut tensors: Vec<(String, Raw)> = Vec::new();
+        for weight in &done.weights {
+            let named = |what: &str| format!("{}.{what}", weight.path);
+            match &weight.grid {
+                // The values follow from it.
+                Some(grid) => {
+                    tensors.push((named("codes"), Raw::bytes(grid.codes.clone())));
+                    tensors.push((named("scales"), Raw::floats(&grid.scales)));
+                    tensors.push((named("zero_points"), Raw::bytes(grid.zero_points.clone())));
+                }
+                None => tensors.push((named("values"), Raw::floats(&weight.values))),
+            }
+        }
+        for (path, values) in &done.vectors {
+            tensors.push((path.clone(), Raw::floats(values)));
+        }
+        let header = serde_json::to_string(&header).map_err(|error| failed(&file, error))?;
+        let metadata = HashMap::from([("block".to_string(), header)]);
+        let bytes = safetensors::serialize(tensors, Some(metadata));
+        write_atomically(&file, &bytes.map_err(|error| failed(&file, error))?)
+    }
+
+    /// A block that was finished before; `None` where there is none.
+    pub(crate) fn load(&self, number: usize, path: &str) -> Result<Option<Finished>, OneShotError> {
+        let file = self.file(number);
+        let bytes = match fs::read(&file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(&file, error)),
+        };
+        let damaged =
+            |why: String| failed(&file, format!("{why}. Remove it to do its block again"));
+        let read = || -> Result<Finished, String> {
+            let text = |error: &dyn std::fmt::Display| error.to_string();
+            let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| text(&e))?;
+            let header = metadata
+                .metadata()
+                .as_ref()
+                .and_then(|all| all.get("block"));
+            let header: Header =
+                serde_json::from_str(header.ok_or("no header")?).map_err(|e| text(&e))?;
+            let tensors = SafeTensors::deserialize(&bytes).map_err(|e| text(&e))?;
+            let bytes_of = |name: &str| -> Result<Vec<u8>, String> {
+                Ok(tensors.tensor(name).map_err(|e| text(&e))?.data().to_vec())
+            };
+            let floats = |name: &str| -> Result<Vec<f32>, String> {
+                let bytes = bytes_of(name)?;
+                let numbers = bytes.chunks_exact(4);
+                Ok(numbers
+                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                    .collect())
+            };
+            let mut weights = Vec::new();
+            for shape in header.weights {
+                let named = |what: &str| format!("{}.{what}", shape.path);
+                let mut weight = CompressedWeight {
+                    path: shape.path.clone(),
+                    outputs: shape.outputs,
+                    inputs: shape.inputs,
+                    transposed: shape.transposed,
+                    values: Vec::new(),
+                    grid: None,
+                };
+                match shape.grid {
+                    Some((bits, group, symmetric)) => {
+                        let grid = Grid {
+                            bits,
+                            group,
+                            symmetric,
+                            codes: bytes_of(&named("codes"))?,
+                            scales: floats(&named("scales"))?,
+                            zero_points: bytes_of(&named("zero_points"))?,
+                        };
+                        weight.values = grid.values(weight.inputs);
+                        weight.grid = Some(grid);
+                    }
+                    None => weight.values = floats(&named("values"))?,
+                }
+                if weight.values.len() != weight.outputs * weight.inputs {
+                    return Err(format!("`{}` has another size", weight.path));
+                }
+                weights.push(weight);
+            }
+            let mut vectors = Vec::new();
+            for path in header.vectors {
+                let values = floats(&path)?;
+                vectors.push((path, values));
+            }
+            Ok(Finished {
+                block: BlockReport {
+                    resumed: true,
+                    ..header.block
+                },
+                layers: header.layers,
+                weights,
+                vectors,
+            })
+        };
+        let done = read().map_err(damaged)?;
+        match done.block.path == path {
+            true => Ok(Some(done)),
+            false => Err(failed(
+                &file,
+                format!("is of block `{}`, not `{path}`", done.block.path),
+            )),
+        }
+    }
+}
+
+impl Shape {
+    fn of(weight: &CompressedWeight) -> Self {
+        Self {
+            path: weight.path.clone(),
+            outputs: weight.outputs,
+            inputs: weight.inputs,
+            transposed: weight.transposed,
+            grid: weight
+                .grid
+                .as_ref()
+                .map(|one| (one.bits, one.group, one.symmetric)),
+        }
+    }
+}
+
+/// Numbers of a safetensors file, in one dimension.
+pub(crate) struct Raw {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Vec<u8>,
+}
+
+impl Raw {
+    pub(crate) fn bytes(data: Vec<u8>) -> Self {
+        Self {
+            dtype: Dtype::U8,
+            shape: vec![data.len()],
+            data,
+        }
+    }
+
+    pub(crate) fn floats(values: &[f32]) -> Self {
+        Self::shaped(values, vec![values.len()])
+    }
+
+    pub(crate) fn shaped(values: &[f32], shape: Vec<usize>) -> Self {
+        Self {
+            dtype: Dtype::F32,
+            shape,
+            data: values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
+        }
+    }
+}
+
+impl View for Raw {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.data)
+    }
+    fn data_len(&self) -> usize {
+        self.data.len()
+    }
+}

@@ -1,0 +1,89 @@
+//! A compressed weight.
+
+use serde::{Deserialize, Serialize};
+
+/// A weight after compression, `[outputs, inputs]` whatever the layout of its parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CompressedWeight {
+    /// Path of the parameter.
+    pub path: String,
+    /// Rows.
+    pub outputs: usize,
+    /// Columns.
+    pub inputs: usize,
+    /// Whether the parameter is `[inputs, outputs]`.
+    pub transposed: bool,
+    /// The values, row by row.
+    pub values: Vec<f32>,
+    /// Their grid, where they are on one.
+    pub grid: Option<Grid>,
+}
+
+/// Codes and their meaning: `value = (code − zero point) · scale`, computed in F32.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Grid {
+    /// Bits of a code.
+    pub bits: u8,
+    /// Inputs that share a scale; the last group of an output may be smaller.
+    pub group: usize,
+    /// Whether all zero points are the middle code.
+    pub symmetric: bool,
+    /// One for each weight, row by row.
+    pub codes: Vec<u8>,
+    /// One for each group of each output.
+    pub scales: Vec<f32>,
+    /// As many.
+    pub zero_points: Vec<u8>,
+}
+
+impl Grid {
+    /// The values of the codes, for outputs of so many inputs.
+    pub fn values(&self, inputs: usize) -> Vec<f32> {
+        let groups = inputs.div_ceil(self.group.max(1));
+        let value = |(at, code): (usize, &u8)| {
+            let of = at / inputs * groups + at % inputs / self.group;
+            (f32::from(*code) - f32::from(self.zero_points[of])) * self.scales[of]
+        };
+        self.codes.iter().enumerate().map(value).collect()
+    }
+}
+
+impl CompressedWeight {
+    /// Weights that are zero.
+    pub fn zeros(&self) -> usize {
+        self.values.iter().filter(|value| **value == 0.0).count()
+    }
+
+    /// Bytes of what has to be stored: codes packed into bits, scales in F32, zero points packed
+    /// like codes where the grid is not symmetric; without a grid F32 values. Where a bit for each
+    /// weight that says whether it is zero pays, those, and the others' values or codes.
+    pub fn stored_bytes(&self) -> usize {
+        let rest = match &self.grid {
+            None => 0,
+            Some(grid) => {
+                let zero_points = match grid.symmetric {
+                    true => 0,
+                    false => (grid.zero_points.len() * usize::from(grid.bits)).div_ceil(8),
+                };
+                4 * grid.scales.len() + zero_points
+            }
+        };
+        let (dense, sparse) = self.dense_and_sparse();
+        dense.min(sparse) + rest
+    }
+
+    /// Whether zeros are left out of a file.
+    pub(crate) fn stores_sparsely(&self) -> bool {
+        let (dense, sparse) = self.dense_and_sparse();
+        sparse < dense
+    }
+
+    /// Bytes of values or codes with zeros and without.
+    fn dense_and_sparse(&self) -> (usize, usize) {
+        let bits = self.grid.as_ref().map_or(32, |grid| usize::from(grid.bits));
+        let count = self.values.len();
+        let dense = (count * bits).div_ceil(8);
+        let sparse = count.div_ceil(8) + ((count - self.zeros()) * bits).div_ceil(8);
+        (dense, sparse)
+    }
+}

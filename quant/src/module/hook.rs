@@ -1,0 +1,85 @@
+//! The quantizer in a recorded forward pass: recorded as one node, called with values.
+
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Tensor};
+use burn_lean_graph::Role;
+use burn_lean_graph::hooks::{self, Hook, HookedAt};
+
+use crate::model::float_parameters::on_tape;
+use crate::module::listener::Listener;
+use crate::ptq::shown_inputs::ShownInputs;
+use crate::{FakeQuantize, QuantError};
+
+/// A quantizer of a model that is recorded or executed; it shares the state of the model's own.
+struct Hooked(FakeQuantize);
+
+impl FakeQuantize {
+    /// Offers the quantizer to a recording or execution; whether there is one.
+    pub(crate) fn offer(&self) -> bool {
+        if let Some(Listener::Inputs { into, weight }) = self.listener() {
+            // An identity of its own: that of the quantizer is an address of many bytes.
+            hooks::offer(self.identity() + 1, || {
+                Arc::new(ShownInputs {
+                    into: into.clone(),
+                    weight: weight.clone(),
+                })
+            });
+        }
+        hooks::offer(self.identity(), || Arc::new(Hooked(self.handle())))
+    }
+
+    /// In a recording, what stands for the quantized `x`.
+    pub(crate) fn stand_in<const D: usize>(&self, x: &Tensor<D>) -> Option<Tensor<D>> {
+        hooks::stand_in(x, self.identity())
+    }
+}
+
+impl Hook for Hooked {
+    fn name(&self) -> &'static str {
+        "fake_quantize"
+    }
+
+    fn role(&self) -> Option<(Role, usize)> {
+        // The weight itself asks for its quantizer.
+        self.0.role().filter(|(role, _)| *role != Role::Weight)
+    }
+
+    fn apply(&self, tensor: DispatchTensor, at: &HookedAt<'_>) -> Result<DispatchTensor, String> {
+        let quantized = match tensor.shape().num_dims() {
+            1 => self.quantize::<1>(tensor, &at.device),
+            2 => self.quantize::<2>(tensor, &at.device),
+            3 => self.quantize::<3>(tensor, &at.device),
+            4 => self.quantize::<4>(tensor, &at.device),
+            5 => self.quantize::<5>(tensor, &at.device),
+            6 => self.quantize::<6>(tensor, &at.device),
+            rank => return Err(format!("a tensor of {rank} axes is more than 6")),
+        };
+        quantized.map_err(|error| error.to_string())
+    }
+}
+
+impl Hooked {
+    fn quantize<const D: usize>(
+        &self,
+        tensor: DispatchTensor,
+        device: &Device,
+    ) -> Result<DispatchTensor, QuantError> {
+        let Self(quantizer) = self;
+        let x = Tensor::<D>::from_dispatch(tensor);
+        let is_weight = quantizer
+            .role()
+            .is_some_and(|(role, _)| role == Role::Weight);
+        if is_weight || matches!(x.dtype(), DType::QFloat(_)) {
+            return Ok(quantizer.weight_values(x).into_dispatch());
+        }
+        // A batch that was made without autodiff is a constant in training, and observed like any
+        // other.
+        let x = match device.gradient_checkpointing_strategy() {
+            Some(strategy) if !x.is_autodiff() => on_tape(x, strategy),
+            _ => x,
+        };
+        Ok(quantizer.try_forward(x)?.into_dispatch())
+    }
+}

@@ -1,0 +1,95 @@
+//! The inputs of a model's layers, as the execution of a recorded forward pass shows them.
+
+use std::sync::{Arc, Mutex};
+
+use burn::backend::ir::{ModuleOperationIr, OperationIr};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
+use burn_lean_graph::Role;
+use burn_lean_graph::hooks::{Hook, HookedAt};
+
+use crate::LayerInputs;
+use crate::module::listener::lock;
+use crate::ptq::layer_inputs::Slide;
+
+/// Shows what the product with a weight multiplies it with, behind the layer's input quantizer.
+pub(crate) struct ShownInputs {
+    pub(crate) into: Arc<Mutex<LayerInputs>>,
+    /// Path of the weight.
+    pub(crate) weight: String,
+}
+
+impl Hook for ShownInputs {
+    fn name(&self) -> &'static str {
+        "layer_input"
+    }
+
+    fn role(&self) -> Option<(Role, usize)> {
+        Some((Role::Input, 0))
+    }
+
+    fn takes_zeros(&self) -> bool {
+        true
+    }
+
+    fn apply(&self, tensor: DispatchTensor, at: &HookedAt<'_>) -> Result<DispatchTensor, String> {
+        let shown = at.node.operation().outputs().next();
+        for reader in at.node.readers() {
+            let operation = reader.operation();
+            // Of a product, the weight is on the right.
+            let is_left = operation.inputs().next().map(|left| left.id) == shown.map(|one| one.id);
+            if let (true, Some(groups)) = (is_left, groups(tensor.clone(), operation)) {
+                lock(&self.into).observe(&self.weight, groups);
+            }
+        }
+        Ok(tensor)
+    }
+}
+
+/// For each group of channels what each output sees; `None` for other operations than linear
+/// layers and convolutions of one and two axes.
+fn groups(x: DispatchTensor, operation: &OperationIr) -> Option<Vec<Tensor<2>>> {
+    use ModuleOperationIr as Op;
+    match operation {
+        OperationIr::Float(..) | OperationIr::Module(Op::Linear(_)) => {
+            let shape = x.shape();
+            let features = *shape.as_slice().last()?;
+            let rows = shape.num_elements() / features.max(1);
+            let rows = [rows, features];
+            Some(vec![match shape.num_dims() {
+                1 => plain::<1>(x).reshape(rows),
+                2 => plain::<2>(x),
+                3 => plain::<3>(x).reshape(rows),
+                4 => plain::<4>(x).reshape(rows),
+                5 => plain::<5>(x).reshape(rows),
+                _ => return None,
+            }])
+        }
+        OperationIr::Module(Op::Conv1d(op)) => {
+            let [padding] = op.options.padding;
+            let slide = Slide {
+                kernel: [1, op.weight.shape[2]],
+                stride: [1, op.options.stride[0]],
+                dilation: [1, op.options.dilation[0]],
+                groups: op.options.groups,
+                padding: [(0, 0), padding],
+            };
+            Some(slide.patches(plain::<3>(x).unsqueeze_dim(2)))
+        }
+        OperationIr::Module(Op::Conv2d(op)) => {
+            let slide = Slide {
+                kernel: [op.weight.shape[2], op.weight.shape[3]],
+                stride: op.options.stride,
+                dilation: op.options.dilation,
+                groups: op.options.groups,
+                padding: op.options.padding,
+            };
+            Some(slide.patches(plain::<4>(x)))
+        }
+        _ => None,
+    }
+}
+
+fn plain<const D: usize>(tensor: DispatchTensor) -> Tensor<D> {
+    Tensor::from_dispatch(tensor).without_autodiff()
+}

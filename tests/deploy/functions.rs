@@ -1,0 +1,125 @@
+//! Element-wise functions, comparisons, reductions, orders.
+
+use burn::tensor::activation::{
+    gelu, hard_sigmoid, leaky_relu, log_sigmoid, log_softmax, mish, quiet_softmax, relu, sigmoid,
+    silu, softmax, softmin, softplus, tanh,
+};
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::judge::{Nothing, same};
+use crate::support::{each_device, tensor};
+
+#[test]
+fn arithmetic_of_two_tensors_and_of_numbers() {
+    each_device(|target| {
+        let x = tensor::<3>(1, [2, 3, 4], &target.device);
+        let y = tensor::<3>(2, [2, 1, 4], &target.device) + 3.0;
+        same(&Nothing {}, (x, y), |_, (x, y)| {
+            let sum = x.clone() + y.clone() * 2.0 - x.clone() / y.clone() + 0.5;
+            let other = (sum.clone() - 1.0) / 3.0 + x.clone().neg() * y.clone().recip();
+            sum * other + (x * 5.0).remainder(y.clone()) + y.remainder_scalar(0.75)
+        });
+    });
+}
+
+#[test]
+fn functions_of_one_number() {
+    each_device(|target| {
+        let x = tensor::<2>(3, [3, 5], &target.device);
+        same(&Nothing {}, x, |_, x| {
+            let positive = x.clone().abs() + 0.25;
+            let a = x.clone().exp() + positive.clone().log() + positive.clone().log1p();
+            let b = positive.clone().sqrt() + x.clone().sin() + x.clone().cos() + x.clone().tanh();
+            let c =
+                (x.clone() * 3.0).floor() + (x.clone() * 3.0).ceil() + (x.clone() * 3.0).round();
+            let d = (x.clone() * 3.0).trunc() + x.clone().sign() + x.clone().erf();
+            let e = positive.clone().powf_scalar(1.5) + x.clone().powi_scalar(3);
+            let f =
+                positive.powf(x.clone()) + x.clone().clamp(-0.5, 0.25) + x.clone().clamp_min(0.1);
+            a + b + c + d + e + f + x.clamp_max(-0.1)
+        });
+    });
+}
+
+#[test]
+fn activation_functions() {
+    each_device(|target| {
+        let x = tensor::<3>(4, [2, 3, 4], &target.device) * 4.0;
+        same(&Nothing {}, x.clone(), |_, x| {
+            relu(x.clone()) + gelu(x.clone()) + sigmoid(x.clone()) + tanh(x.clone()) + silu(x)
+        });
+        same(&Nothing {}, x.clone(), |_, x| {
+            leaky_relu(x.clone(), 0.1)
+                + log_sigmoid(x.clone())
+                + hard_sigmoid(x.clone(), 0.2, 0.5)
+                + softplus(x.clone(), 1.0)
+                + mish(x)
+        });
+        same(&Nothing {}, x, |_, x| {
+            softmax(x.clone(), 2)
+                + log_softmax(x.clone(), 1)
+                + softmin(x.clone(), 2)
+                + quiet_softmax(x, 2)
+        });
+    });
+}
+
+#[test]
+fn comparisons_and_masks() {
+    each_device(|target| {
+        let x = tensor::<2>(5, [3, 4], &target.device);
+        let y = tensor::<2>(6, [3, 4], &target.device);
+        same(&Nothing {}, (x, y), |_, (x, y)| {
+            let mask = x
+                .clone()
+                .greater(y.clone())
+                .bool_or(x.clone().lower_elem(-0.5));
+            let other = x
+                .clone()
+                .lower_equal(y.clone())
+                .bool_and(y.clone().greater_equal_elem(0.0));
+            let filled = x.clone().mask_fill(mask.clone(), 7.0);
+            let chosen = x.mask_where(other.clone().bool_not(), y);
+            let equal = filled.clone().equal_elem(7.0).float();
+            filled + chosen + mask.bool_xor(other).float() * 2.0 + equal
+        });
+    });
+}
+
+#[test]
+fn reductions_and_orders() {
+    each_device(|target| {
+        let x = tensor::<3>(7, [2, 3, 5], &target.device);
+        same(&Nothing {}, x.clone(), |_, x| {
+            let a = x.clone().sum_dim(2) + x.clone().mean_dim(2) + x.clone().max_dim(2);
+            let b = x.clone().min_dim(2) + x.clone().prod_dim(2) + x.clone().var(2);
+            let whole = x.clone().sum() + x.clone().mean() * 2.0 + x.clone().max() - x.min();
+            a + b + whole.reshape([1, 1, 1])
+        });
+        same(&Nothing {}, x.clone(), |_, x| {
+            let order = x.clone().argmax(2).float() + x.clone().argmin(2).float();
+            let (sorted, indices) = x.clone().sort_with_indices(2);
+            let top = x.clone().topk(2, 2).sum_dim(2);
+            sorted + indices.float() * 2.0 + order + top + x.cumsum(1)
+        });
+        same(&Nothing {}, x, |_, x| {
+            let any = x.clone().greater_elem(0.9).any_dim(2).float();
+            let all = x.clone().greater_elem(-0.9).all_dim(2).float();
+            let (max, at) = x.max_dim_with_indices(2);
+            any * 2.0 + all * 4.0 + max + at.float()
+        });
+    });
+}
+
+#[test]
+fn integers_and_casts() {
+    each_device(|target| {
+        let x = tensor::<2>(8, [3, 4], &target.device) * 9.0;
+        same(&Nothing {}, x, |_, x: Tensor<2>| {
+            let n = x.clone().int();
+            let r = n.clone().remainder_scalar(4) + n.clone() * 3 - 2;
+            let even = n.equal_elem(2).int() + r.clone().abs().clamp(0, 11);
+            (r + even).float().cast(FloatDType::F32) + x
+        });
+    });
+}

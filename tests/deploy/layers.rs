@@ -1,0 +1,263 @@
+//! Burn's layers.
+
+use burn::module::Module;
+use burn::nn::attention::{
+    MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, generate_autoregressive_mask,
+};
+use burn::nn::conv::{
+    Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig,
+};
+use burn::nn::pool::{AdaptiveAvgPool2dConfig, AvgPool2dConfig, MaxPool2dConfig};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, GroupNormConfig, Gru, GruConfig,
+    InstanceNormConfig, LayerNormConfig, Linear, LinearConfig, Lstm, LstmConfig, PReluConfig,
+    PaddingConfig2d, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig, SwiGluConfig,
+};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::judge::{operators, same};
+use crate::support::{each_device, tensor, with_numbers};
+
+#[derive(Module, Debug)]
+struct Mlp {
+    fc1: Linear,
+    fc2: Linear,
+}
+
+#[test]
+fn constants_have_the_paths_of_the_parameters() {
+    each_device(|target| {
+        let device = &target.device;
+        let mlp = Mlp {
+            fc1: LinearConfig::new(5, 7).init(device),
+            fc2: LinearConfig::new(7, 3).with_bias(false).init(device),
+        };
+        let mlp = with_numbers(mlp, 1);
+        let x = tensor::<2>(1, [4, 5], device);
+        let exported = same(&mlp, x, |mlp, x| mlp.fc2.forward(relu(mlp.fc1.forward(x))));
+        let mut names: Vec<_> = exported
+            .model
+            .initializers()
+            .iter()
+            .map(|i| i.name())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["fc1.bias", "fc1.weight", "fc2.weight"]);
+        assert_eq!(operators(&exported), ["MatMul", "Add", "Relu", "MatMul"]);
+    });
+}
+
+#[derive(Module, Debug)]
+struct ConvNet {
+    stem: Conv2d,
+    stem_norm: BatchNorm,
+    depthwise: Conv2d,
+    pointwise: Conv2d,
+    norm: BatchNorm,
+    head: Linear,
+}
+
+impl ConvNet {
+    fn new(device: &Device) -> Self {
+        let stem = Conv2dConfig::new([2, 4], [3, 3])
+            .with_stride([2, 2])
+            .with_bias(false);
+        Self {
+            stem: stem
+                .with_padding(PaddingConfig2d::Explicit(0, 1, 1, 0))
+                .init(device),
+            stem_norm: BatchNormConfig::new(4).init(device),
+            depthwise: Conv2dConfig::new([4, 4], [3, 3])
+                .with_groups(4)
+                .with_dilation([2, 1])
+                .with_padding(PaddingConfig2d::Explicit(2, 1, 2, 1))
+                .init(device),
+            pointwise: Conv2dConfig::new([4, 4], [1, 1]).init(device),
+            norm: BatchNormConfig::new(4).init(device),
+            head: LinearConfig::new(4, 3).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = relu(self.stem_norm.forward(self.stem.forward(x)));
+        let y = self
+            .pointwise
+            .forward(relu(self.depthwise.forward(x.clone())));
+        let y = relu(self.norm.forward(y) + x);
+        let y = AdaptiveAvgPool2dConfig::new([1, 1]).init().forward(y);
+        self.head.forward(y.flatten::<2>(1, 3))
+    }
+}
+
+#[test]
+fn a_conv_net_with_its_batch_norms_folded() {
+    each_device(|target| {
+        let net = with_numbers(ConvNet::new(&target.device), 2);
+        let x = tensor::<4>(2, [3, 2, 8, 8], &target.device);
+        let exported = same(&net, x, |net, x| net.forward(x));
+        let found = operators(&exported);
+        assert_eq!(found.iter().filter(|one| **one == "Conv").count(), 3);
+        assert!(!found.contains(&"BatchNormalization"));
+    });
+}
+
+#[test]
+fn convolutions_of_other_kinds() {
+    each_device(|target| {
+        let device = &target.device;
+        let conv: Conv1d = Conv1dConfig::new(3, 4, 3).with_stride(2).init(device);
+        let x = tensor::<3>(3, [2, 3, 9], device);
+        same(&with_numbers(conv, 3), x, |conv, x| conv.forward(x));
+        let up = ConvTranspose2dConfig::new([3, 2], [3, 3])
+            .with_stride([2, 2])
+            .with_padding([1, 1])
+            .with_padding_out([1, 1]);
+        let up: ConvTranspose2d = up.init(device);
+        let x = tensor::<4>(4, [2, 3, 4, 4], device);
+        same(&with_numbers(up, 4), x, |up, x| up.forward(x));
+    });
+}
+
+#[test]
+fn pooling() {
+    each_device(|target| {
+        let x = tensor::<4>(5, [2, 3, 8, 8], &target.device);
+        let nothing = crate::judge::Nothing {};
+        same(&nothing, x.clone(), |_, x| {
+            let max = MaxPool2dConfig::new([3, 3])
+                .with_strides([2, 2])
+                .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
+            max.init().forward(x)
+        });
+        same(&nothing, x.clone(), |_, x| {
+            let average = AvgPool2dConfig::new([3, 3])
+                .with_strides([2, 2])
+                .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+                .with_count_include_pad(false);
+            average.init().forward(x)
+        });
+        same(&nothing, x, |_, x| {
+            AdaptiveAvgPool2dConfig::new([4, 2]).init().forward(x)
+        });
+    });
+}
+
+#[test]
+fn normalizations() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor::<3>(6, [2, 4, 6], device) * 30.0;
+        let norm = LayerNormConfig::new(6).init(device);
+        same(&with_numbers(norm, 5), x.clone(), |norm, x| norm.forward(x));
+        let norm = RmsNormConfig::new(6).init(device);
+        same(&with_numbers(norm, 6), x.clone(), |norm, x| norm.forward(x));
+        let norm = GroupNormConfig::new(2, 4).init(device);
+        same(&with_numbers(norm, 7), x.clone(), |norm, x| norm.forward(x));
+        let norm = InstanceNormConfig::new(4).init(device);
+        same(&with_numbers(norm, 8), x.clone(), |norm, x| norm.forward(x));
+        let norm = BatchNormConfig::new(4).init(device);
+        same(&with_numbers(norm, 9), x, |norm, x| norm.forward(x));
+    });
+}
+
+#[test]
+fn gated_and_parametric_activations() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = tensor::<3>(7, [2, 3, 6], device);
+        let glu = SwiGluConfig::new(6, 8).init(device);
+        same(&with_numbers(glu, 10), x.clone(), |glu, x| glu.forward(x));
+        let prelu = PReluConfig::new().with_num_parameters(3).init(device);
+        same(&with_numbers(prelu, 11), x, |prelu, x| prelu.forward(x));
+    });
+}
+
+#[test]
+fn attention_with_and_without_masks() {
+    each_device(|target| {
+        let device = &target.device;
+        let attention: MultiHeadAttention = MultiHeadAttentionConfig::new(8, 2)
+            .with_dropout(0.0)
+            .init(device);
+        let attention = with_numbers(attention, 12);
+        let x = tensor::<3>(8, [2, 5, 8], device);
+        same(&attention, x.clone(), |attention, x| {
+            attention.forward(MhaInput::self_attn(x)).context
+        });
+        same(&attention, x, |attention, x| {
+            let [batch, length, _] = x.dims();
+            let mask = generate_autoregressive_mask(batch, length, &x.device());
+            attention
+                .forward(MhaInput::self_attn(x).mask_attn(mask))
+                .context
+        });
+    });
+}
+
+#[test]
+fn a_transformer_encoder() {
+    each_device(|target| {
+        let config = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(0.0);
+        let encoder: TransformerEncoder = config.init(&target.device);
+        let x = tensor::<3>(9, [2, 5, 8], &target.device);
+        same(&with_numbers(encoder, 13), x, |encoder, x| {
+            encoder.forward(TransformerEncoderInput::new(x))
+        });
+    });
+}
+
+#[derive(Module, Debug)]
+struct Recurrent {
+    embedding: Embedding,
+    lstm: Lstm,
+    gru: Gru,
+    head: Linear,
+}
+
+#[test]
+fn tokens_through_recurrences() {
+    each_device(|target| {
+        let device = &target.device;
+        let net = Recurrent {
+            embedding: EmbeddingConfig::new(7, 5).init(device),
+            lstm: LstmConfig::new(5, 6, true).init(device),
+            gru: GruConfig::new(6, 4, true).init(device),
+            head: LinearConfig::new(4, 3).init(device),
+        };
+        let tokens = Tensor::<1, Int>::arange(0..12, device)
+            .remainder_scalar(7)
+            .reshape([2, 6]);
+        same(
+            &with_numbers(net, 14),
+            tokens,
+            |net, tokens: Tensor<2, Int>| {
+                let (steps, _) = net.lstm.forward(net.embedding.forward(tokens), None);
+                net.head.forward(net.gru.forward(steps, None))
+            },
+        );
+    });
+}
+
+#[derive(Module, Debug)]
+struct Rotary {
+    rotary: RotaryEncoding,
+    up: Linear,
+}
+
+#[test]
+fn rotary_positions() {
+    each_device(|target| {
+        let model = Rotary {
+            rotary: RotaryEncodingConfig::new(16, 8).init(&target.device),
+            up: LinearConfig::new(8, 8).init(&target.device),
+        };
+        let x = tensor::<3>(10, [2, 5, 8], &target.device);
+        same(&with_numbers(model, 15), x, |model, x| {
+            model.up.forward(model.rotary.forward(x))
+        });
+    });
+}

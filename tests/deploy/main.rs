@@ -1,0 +1,12 @@
+//! Models out of Burn: what is written as ONNX, judged by an engine that is not Burn's.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod batch;
+mod functions;
+mod judge;
+mod layers;
+mod movement;
+mod quantized;
+mod refuses;

@@ -1,0 +1,72 @@
+//! How elements are moved and chosen.
+
+use burn::tensor::ops::PadMode;
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, s};
+
+use crate::judge::{Nothing, same};
+use crate::support::{each_device, tensor};
+
+#[test]
+fn shapes_axes_and_slices() {
+    each_device(|target| {
+        let x = tensor::<3>(1, [2, 3, 4], &target.device);
+        same(&Nothing {}, x.clone(), |_, x| {
+            let y = x
+                .clone()
+                .swap_dims(1, 2)
+                .reshape([2, 12])
+                .unsqueeze_dim::<3>(1);
+            let z = x
+                .clone()
+                .permute([0, 2, 1])
+                .flatten::<2>(1, 2)
+                .unsqueeze_dim::<3>(1);
+            Tensor::cat(vec![y, z], 1)
+        });
+        same(&Nothing {}, x.clone(), |_, x| {
+            let a = x.clone().slice(s![.., 1..3, ..-1]);
+            let b = x.clone().slice(s![.., 0..2, 1..]);
+            let c = x
+                .clone()
+                .slice(s![.., ..;-2, ..;2])
+                .repeat_dim(2, 2)
+                .slice(s![.., .., 0..3]);
+            a + b + c + x.flip([1]).slice(s![.., 0..2, 0..3])
+        });
+        same(&Nothing {}, x, |_, x| {
+            let value = x.clone().slice(s![.., 0..1, 0..2]) * 10.0;
+            let wide = x.clone().slice_assign(s![.., 1..2, 1..3], value);
+            wide + x.clone().slice(s![.., 0..1, ..]).expand([2, 3, 4])
+        });
+    });
+}
+
+#[test]
+fn choosing_by_indices() {
+    each_device(|target| {
+        let x = tensor::<2>(2, [3, 4], &target.device);
+        let rows = Tensor::<1, Int>::from_ints([2, 0, 1, 2], &target.device);
+        let at = Tensor::<2, Int>::from_ints([[3, 0], [1, 1], [0, 2]], &target.device);
+        same(&Nothing {}, (x.clone(), rows.clone()), |_, (x, rows)| {
+            x.select(0, rows)
+        });
+        same(&Nothing {}, (x, at), |_, (x, at)| {
+            let found = x.clone().gather(1, at.clone());
+            x.scatter(1, at, found, IndexingUpdateOp::Add)
+        });
+    });
+}
+
+#[test]
+fn padding_and_triangles() {
+    each_device(|target| {
+        let x = tensor::<2>(3, [4, 4], &target.device);
+        same(&Nothing {}, x.clone(), |_, x| {
+            x.pad((1, 2, 0, 1), PadMode::Constant(0.5))
+        });
+        same(&Nothing {}, x.clone(), |_, x| {
+            x.pad((1, 2, 2, 1), PadMode::Reflect)
+        });
+        same(&Nothing {}, x, |_, x| x.clone().tril(0) + x.triu(1) * 2.0);
+    });
+}

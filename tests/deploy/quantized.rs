@@ -1,0 +1,424 @@
+//! Quantized models: codes in the file, integers in the engine, and the numbers of the
+//! fake-quantized model.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::deploy::{
+    ActivationQuantization, Arithmetic, ElementType, EngineConfig, Execution, Export, Form,
+    Quantization, integer_kernels,
+};
+use burn_lean::quant::{
+    ConvGeometry, ConvertConfig, ForwardQ, Grid, IntegerConv2d, IntegerLinear, NumberFormat,
+    PtqConfig, PtqMode, QatConfig, QuantParams, QuantizedForward, QuantizedTensor, Scheme, Site,
+    Unsupported, WeightConfig, WeightGranularity, WeightRange, quantized_weights, quantizers,
+};
+
+use crate::judge::{close, operators};
+use crate::support::{each_device, numbers, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    depthwise: Conv2d,
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let conv = Conv2dConfig::new([3, 8], [3, 3]).with_stride([2, 2]);
+        let depthwise = Conv2dConfig::new([8, 8], [3, 3]).with_groups(8);
+        let padding = PaddingConfig2d::Explicit(1, 1, 1, 1);
+        let net = Self {
+            conv: conv.with_padding(padding.clone()).init(device),
+            depthwise: depthwise.with_padding(padding).init(device),
+            fc1: LinearConfig::new(8 * 4 * 4, 32).init(device),
+            fc2: LinearConfig::new(32, 5).with_bias(false).init(device),
+        };
+        with_numbers(net, 1)
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = relu(self.conv.forward_q(x));
+        let x = relu(self.depthwise.forward_q(x));
+        let x = relu(self.fc1.forward_q(x.flatten::<2>(1, 3)));
+        self.fc2.forward_q(x)
+    }
+}
+
+fn images(seed: u64, device: &Device) -> Tensor<4> {
+    tensor(seed, [6, 3, 8, 8], device)
+}
+
+/// Calibrated on the images that it is asked about.
+fn calibrated(mode: PtqMode, weight: WeightConfig, device: &Device) -> Net {
+    let device = device.clone().autodiff();
+    let config = PtqConfig::new()
+        .with_quantize(QatConfig::new().with_weight(weight))
+        .with_mode(mode)
+        .with_weight_range(WeightRange::MinMax)
+        .with_progress(false);
+    let images = images(2, &device.clone().inner());
+    let (net, _) = config
+        .quantize(
+            Net::new(&device),
+            || vec![images.clone()],
+            |net, x| drop(net.forward(x)),
+        )
+        .unwrap();
+    net.valid()
+}
+
+/// The largest difference of two logits, relative to the largest one.
+fn distance(a: Tensor<2>, b: Tensor<2>) -> f32 {
+    let largest = values(b.clone())
+        .iter()
+        .fold(0.0f32, |most, x| most.max(x.abs()));
+    (a - b).abs().max().into_scalar::<f32>() / largest
+}
+
+#[test]
+fn integer_layers_give_the_numbers_of_the_fake_quantized_model() {
+    each_device(|target| {
+        let net = calibrated(PtqMode::Static, WeightConfig::int(8), &target.device);
+        let x = images(2, &target.device);
+        let export = Export::record(&net, &x, |net, x| net.forward(x)).unwrap();
+        let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+        let engine = integer.compile(export).unwrap();
+        let report = engine.report();
+        assert_eq!(report.layers.len(), 4);
+        for layer in &report.layers {
+            let exact = layer.operation != "conv2d" || integer_kernels().exact_convolutions;
+            let expected = if exact {
+                Execution::Integer
+            } else {
+                Execution::DequantizedOnce
+            };
+            assert_eq!(layer.execution, expected, "{report}");
+            assert_eq!(layer.reason.is_none(), exact, "{report}");
+        }
+        let paths: Vec<_> = report
+            .layers
+            .iter()
+            .map(|layer| layer.path.as_str())
+            .collect();
+        assert_eq!(
+            paths,
+            [
+                "conv.weight",
+                "depthwise.weight",
+                "fc1.weight",
+                "fc2.weight"
+            ]
+        );
+        // Where all is integer, the same codes are summed exactly, and a value on the border of two
+        // codes may fall to the other one: a step of 255 in one of many terms. Activations that stay
+        // floats are off by half a step of 255 in every term at most.
+        let found = engine.run(&x).unwrap();
+        let off = distance(found, net.forward(x));
+        assert!(off < 2e-2, "{off}");
+    });
+}
+
+#[test]
+fn a_converted_model_gives_the_same_file_as_the_prepared_one() {
+    each_device(|target| {
+        let net = calibrated(PtqMode::Static, WeightConfig::int(8), &target.device);
+        let x = images(2, &target.device);
+        let forward = |net: &Net, x| net.forward(x);
+        let prepared = Export::record(&net, &x, forward).unwrap();
+        let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+        let (converted, _) = keep.convert(net).unwrap();
+        let converted = Export::record(&converted, &x, forward).unwrap();
+        for form in [Form::Float, Form::Qdq, Form::Integer] {
+            let of = |export: &Export<Tensor<2>>| export.to_onnx(form).unwrap().model;
+            assert_eq!(of(&prepared), of(&converted), "{form:?}");
+        }
+    });
+}
+
+#[test]
+fn the_file_has_codes_with_one_scale_for_each_channel() {
+    each_device(|target| {
+        let net = calibrated(PtqMode::Static, WeightConfig::int(8), &target.device);
+        let x = images(2, &target.device);
+        let export = Export::record(&net, &x, |net: &Net, x| net.forward(x)).unwrap();
+        let exported = export.to_onnx(Form::Qdq).unwrap();
+        let count = |operator| {
+            let all = operators(&exported);
+            all.into_iter().filter(|one| *one == operator).count()
+        };
+        // Of each layer the weight and the activation, of the two convolutions a bias, too.
+        assert_eq!(count("QuantizeLinear"), 4);
+        assert_eq!(count("DequantizeLinear"), 4 + 4 + 2);
+        let constant = |name: &str| {
+            let mut all = exported.model.initializers().iter();
+            all.find(|one| one.name() == name)
+                .unwrap_or_else(|| panic!("no {name}"))
+        };
+        let codes = quantized_weights(&net).unwrap();
+        for (path, weight) in &codes {
+            let stored = constant(&format!("{path}.codes"));
+            assert_eq!(stored.element(), ElementType::I8);
+            let bytes = stored.bytes().iter().map(|byte| i32::from(*byte as i8));
+            assert!(bytes.eq(weight.codes().iter().copied()), "{path}");
+            let channels = weight.scale().len();
+            assert_eq!(constant(&format!("{path}.scale")).shape(), [channels]);
+        }
+        assert_eq!(constant("conv.bias.codes").element(), ElementType::I32);
+        // Weights of four bits take half a byte.
+        let net = calibrated(PtqMode::Static, WeightConfig::int(4), &target.device);
+        let export = Export::record(&net, &x, |net: &Net, x| net.forward(x)).unwrap();
+        let exported = export.to_onnx(Form::Qdq).unwrap();
+        let mut all = exported.model.initializers().iter();
+        let stored = all.find(|one| one.name() == "fc1.weight.codes").unwrap();
+        assert_eq!(stored.element(), ElementType::I4);
+        assert_eq!(stored.bytes().len(), 8 * 4 * 4 * 32 / 2);
+    });
+}
+
+#[test]
+fn dynamic_ranges_are_computed_in_the_graph() {
+    each_device(|target| {
+        let net = calibrated(PtqMode::Dynamic, WeightConfig::int(8), &target.device);
+        let x = images(2, &target.device);
+        let export = Export::record(&net, &x, |net: &Net, x| net.forward(x)).unwrap();
+        let written = export.to_onnx(Form::Integer).unwrap();
+        assert!(operators(&written).contains(&"DynamicQuantizeLinear"));
+        let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+        let engine = integer.compile(export).unwrap();
+        assert!(engine.report().is_integer());
+        let found = engine.run(&x).unwrap();
+        let off = distance(found, net.forward(x));
+        assert!(off < 2e-2, "{off}");
+    });
+}
+
+#[test]
+fn weights_of_four_bits_are_multiplied_in_blocks() {
+    each_device(|target| {
+        for granularity in [
+            WeightGranularity::PerChannel,
+            WeightGranularity::PerBlock { size: 32 },
+        ] {
+            let weight = WeightConfig::int(4).with_granularity(granularity);
+            let device = target.device.clone().autodiff();
+            let model: Linear = LinearConfig::new(64, 8).init(&device);
+            let config = QatConfig::new().with_weight(weight).with_activation(None);
+            let model = config.prepare(with_numbers(model, 5)).unwrap().valid();
+            let x = tensor::<2>(6, [3, 64], &target.device);
+            let export = Export::record(&model, &x, |model: &Linear, x| model.forward(x)).unwrap();
+            let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+            let engine = integer.compile(export).unwrap();
+            assert_eq!(
+                engine.report().layers[0].execution,
+                Execution::WeightsInteger
+            );
+            let expected = model.forward(x.clone());
+            close(engine.run(&x).unwrap(), expected.clone());
+            let one = x.slice([1..2]);
+            close(engine.run(&one).unwrap(), expected.slice([1..2]));
+        }
+    });
+}
+
+/// The grid of U8 from −1 to 1.
+const GRID: Grid = Grid {
+    scale: 2.0 / 255.0,
+    zero_point: 128,
+    quant_min: 0,
+    quant_max: 255,
+};
+
+/// Codes of a weight, with a scale for each channel along an axis.
+fn codes<const D: usize>(weight: &Tensor<D>, axis: usize) -> QuantizedTensor {
+    let granularity = burn_lean::quant::Granularity::PerChannel { axis };
+    let scheme = Scheme::symmetric(NumberFormat::int8().narrow()).with_granularity(granularity);
+    let qparams = QuantParams::of(weight, &scheme).unwrap();
+    QuantizedTensor::quantize(weight, &qparams, &scheme).unwrap()
+}
+
+#[test]
+fn sums_of_a_linear_layer_are_the_integer_reference_to_the_bit() {
+    // Inputs that are all at the ends of the grid, and weights that are: the largest products.
+    let device = Device::flex();
+    let extremes = |seed, count| -> Vec<f32> {
+        let ends = numbers(seed, count);
+        ends.into_iter()
+            .map(|x| if x > -0.9 { 1.0 } else { -1.0 })
+            .collect()
+    };
+    for (weights, inputs) in [(extremes(1, 64 * 24), extremes(2, 5 * 64)), {
+        (numbers(3, 64 * 24), numbers(4, 5 * 64))
+    }] {
+        let linear: Linear = LinearConfig::new(64, 24).with_bias(false).init(&device);
+        let weight = burn::tensor::TensorData::new(weights, [64, 24]);
+        let weight = Tensor::<2>::from_data(weight, &device);
+        let codes = codes(&weight, 1);
+        let x = burn::tensor::TensorData::new(inputs.clone(), [5, 64]);
+        let x = Tensor::<2>::from_data(x, &device);
+        let quantization = Quantization::none()
+            .with_weight("weight", codes.clone())
+            .with_input("weight", ActivationQuantization::Static(GRID));
+        let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x))
+            .unwrap()
+            .with_quantization(quantization);
+        let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+        let engine = integer.compile(export).unwrap();
+        assert_eq!(engine.report().layers[0].execution, Execution::Integer);
+        let reference = IntegerLinear::of(&codes, None, GRID).unwrap();
+        let given: Vec<i32> = inputs.iter().map(|x| GRID.quantize(*x).unwrap()).collect();
+        let sums = reference.accumulate(&given).unwrap();
+        // A sum times the step of its channel, both exact: any other sum is another float.
+        assert_eq!(values(engine.run(&x).unwrap()), reference.dequantize(&sums));
+    }
+}
+
+#[test]
+fn sums_of_a_convolution_are_the_integer_reference_to_the_bit() {
+    let device = Device::flex();
+    for (groups, batch) in [(1, 1), (2, 1), (4, 1), (1, 3), (4, 2)] {
+        let config = Conv2dConfig::new([4, 8], [3, 3])
+            .with_stride([2, 1])
+            .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+            .with_groups(groups)
+            .with_bias(false);
+        let conv: Conv2d = config.init(&device);
+        let weight = tensor::<4>(7, [8, 4 / groups, 3, 3], &device);
+        let weight = weight.sign() * 0.5 + tensor::<4>(8, [8, 4 / groups, 3, 3], &device) * 0.01;
+        let codes = codes(&weight, 0);
+        let x = tensor::<4>(9, [batch, 4, 7, 6], &device).sign();
+        let quantization = Quantization::none()
+            .with_weight("weight", codes.clone())
+            .with_input("weight", ActivationQuantization::Static(GRID));
+        let export = Export::record(&conv, &x, |conv: &Conv2d, x| conv.forward(x))
+            .unwrap()
+            .with_quantization(quantization);
+        let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+        let engine = integer.compile(export).unwrap();
+        let geometry = ConvGeometry {
+            stride: [2, 1],
+            padding: [1, 1],
+            dilation: [1, 1],
+            groups,
+        };
+        let reference = IntegerConv2d::of(&codes, None, GRID, geometry).unwrap();
+        let given: Vec<i32> = values(x.clone())
+            .iter()
+            .map(|x| GRID.quantize(*x).unwrap())
+            .collect();
+        let (sums, shape) = reference.accumulate(&given, [batch, 4, 7, 6]).unwrap();
+        let channel = |index: usize| index / (shape[2] * shape[3]) % shape[1];
+        let expected: Vec<f32> = sums
+            .iter()
+            .enumerate()
+            .map(|(index, sum)| *sum as f32 * (GRID.scale * codes.scale()[channel(index)]))
+            .collect();
+        let found = values(engine.run(&x).unwrap());
+        let exact = engine.report().layers[0].execution == Execution::Integer;
+        assert_eq!(exact, integer_kernels().exact_convolutions);
+        match exact {
+            true => assert_eq!(found, expected, "{groups} groups"),
+            // Floats: inputs that are on the grid but for half a step at its ends.
+            false => assert_eq!(found.len(), expected.len()),
+        }
+    }
+}
+
+#[test]
+fn floats_stay_where_integers_do_not_fit_and_the_report_says_why() {
+    let device = Device::flex();
+    let linear: Linear = LinearConfig::new(8, 4).init(&device);
+    let x = tensor::<2>(10, [3, 8], &device);
+    let weight = linear.weight.val();
+    let compile = |quantization: Quantization| {
+        let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
+        let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+        let engine = integer
+            .compile(export.with_quantization(quantization))
+            .unwrap();
+        engine.report().layers.remove(0)
+    };
+    let affine = Scheme::affine(NumberFormat::uint8());
+    let qparams = QuantParams::of(&weight, &affine).unwrap();
+    let affine = QuantizedTensor::quantize(&weight, &qparams, &affine).unwrap();
+    let of_rows = codes(&weight, 0);
+    let static_input = ActivationQuantization::Static(GRID);
+    for (codes, why) in [(affine, "zero point"), (of_rows, "other scales")] {
+        let layer = compile(
+            Quantization::none()
+                .with_weight("weight", codes)
+                .with_input("weight", static_input),
+        );
+        assert_eq!(layer.execution, Execution::DequantizedOnce);
+        assert!(layer.reason.as_ref().unwrap().contains(why), "{layer:?}");
+    }
+    let layer = compile(Quantization::none().with_weight("weight", codes(&weight, 1)));
+    assert_eq!(layer.execution, Execution::DequantizedOnce);
+    assert!(layer.reason.unwrap().contains("input is not quantized"));
+    let layer = compile(Quantization::none());
+    assert_eq!((layer.execution, layer.reason), (Execution::Float, None));
+}
+
+#[test]
+fn the_fastest_form_gives_close_numbers_and_says_what_it_chose() {
+    let device = Device::flex();
+    let net = calibrated(PtqMode::Static, WeightConfig::int(8), &device);
+    let x = images(2, &device);
+    let export = Export::record(&net, &x, |net: &Net, x| net.forward(x)).unwrap();
+    let engine = EngineConfig::new().compile(export).unwrap();
+    let report = engine.report();
+    for layer in &report.layers {
+        let floats = layer.execution == Execution::DequantizedOnce;
+        assert_eq!(floats, layer.reason.is_some(), "{report}");
+    }
+    // Activations that stay floats are off by half a step of 255 in every term at most.
+    assert!(distance(engine.run(&x).unwrap(), net.forward(x)) < 2e-2);
+}
+
+#[test]
+fn products_of_activations_and_their_probabilities_are_quantized_in_the_file() {
+    let device = Device::flex().autodiff();
+    let config = burn::nn::attention::MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
+    let attention = QatConfig::new().prepare(config.init(&device)).unwrap();
+    let x = tensor::<3>(11, [2, 4, 8], &device.clone().inner());
+    let forward = |attention: &burn::nn::attention::MultiHeadAttention, x: Tensor<3>| {
+        attention
+            .forward(burn::nn::attention::MhaInput::self_attn(x))
+            .context
+    };
+    let quantized = QuantizedForward::new();
+    let attention = quantized
+        .calibrate(attention, [x.clone()], forward)
+        .unwrap()
+        .valid();
+    // From the model alone only weights and inputs are known.
+    assert!(
+        Quantization::of(&attention)
+            .unwrap()
+            .left_float()
+            .next()
+            .is_some()
+    );
+    let export = Export::record(&attention, &x, forward).unwrap();
+    let left: Vec<_> = export.quantization().left_float().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let exported = export.to_onnx(Form::Qdq).unwrap();
+    let all = operators(&exported);
+    let count = |operator| all.iter().filter(|one| **one == operator).count();
+    // Query, key and value have an input each, of three ranges; then the two products, and the output.
+    let expected = quantizers(&attention)
+        .iter()
+        .filter(|one| one.site != Site::Weight)
+        .count();
+    assert_eq!(count("QuantizeLinear"), expected);
+    // The same numbers as with the quantizers in Burn, up to the border of two codes.
+    let engine = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let found = engine.compile(export).unwrap().run(&x).unwrap();
+    let own = quantized.run(&attention, x, forward).unwrap();
+    let off = (found - own).abs().max().into_scalar::<f32>();
+    assert!(off < 2e-2, "{off}");
+}

@@ -1,0 +1,186 @@
+//! A model with blocks: order, targets, what is left alone.
+
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::tensor::{Device, Tensor};
+use burn_lean::oneshot::{OneShot, Order, Preset, Target};
+
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::{logit_error, parameter, small_llama, tokens};
+
+#[test]
+fn every_linear_layer_of_a_llama_in_order_and_nothing_else() {
+    each_device(|target| {
+        let model = small_llama(&target.device);
+        let mut seen = Vec::new();
+        let done = OneShot::new(Preset::w4a16(6))
+            .with_progress(|block, number, of| seen.push((block.path.clone(), number, of)))
+            .compress(model.clone(), tokens(&target.device), |model, x| {
+                model.forward(x)
+            })
+            .unwrap();
+        assert_eq!(seen, [("layers.0".into(), 1, 2), ("layers.1".into(), 2, 2)]);
+        let paths: Vec<&str> = done
+            .report
+            .layers
+            .iter()
+            .map(|one| one.path.as_str())
+            .collect();
+        let of = |block: usize| {
+            [
+                "attention.wq",
+                "attention.wk",
+                "attention.wv",
+                "attention.wo",
+                "feed_forward.w1",
+                "feed_forward.w3",
+                "feed_forward.w2",
+            ]
+            .map(|layer| format!("layers.{block}.{layer}.weight"))
+        };
+        assert_eq!(paths, [of(0), of(1)].concat());
+        assert_eq!(done.report.rows, 8 * 16);
+        for before in parameters(&model) {
+            let after = parameter(&done.model, &before.path);
+            assert_eq!(
+                before != after,
+                paths.contains(&before.path.as_str()),
+                "{}",
+                before.path
+            );
+        }
+        // Each output has a code for each input, and the values are those of the codes.
+        for weight in &done.weights {
+            let grid = weight.grid.as_ref().unwrap();
+            assert_eq!(
+                grid.scales.len(),
+                weight.outputs * weight.inputs.div_ceil(6)
+            );
+            assert_eq!(grid.values(weight.inputs), weight.values);
+            assert!(grid.codes.iter().all(|code| *code < 16));
+        }
+    });
+}
+
+#[test]
+fn what_comes_later_makes_good_for_what_came_before() {
+    let device = Device::flex();
+    let model = small_llama(&device);
+    let error = |edit: fn(&mut Preset)| {
+        let mut preset: Preset = "sparse-0.4".parse().unwrap();
+        edit(&mut preset);
+        let done = OneShot::new(preset)
+            .compress(model.clone(), tokens(&device), |model, x| model.forward(x));
+        logit_error(&model, &done.unwrap().model, &device)
+    };
+    let own = error(|preset| {
+        preset.target = Target::OwnInputs;
+        preset.order = Order::Block;
+    });
+    let original = error(|_| {});
+    assert!(original < 0.9 * own, "{original} against {own}");
+}
+
+#[test]
+fn from_files_it_is_the_same_model() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let compress = |oneshot: OneShot<'_>| {
+        let done = oneshot.compress(small_llama(&device), tokens(&device), |model, x| {
+            model.forward(x)
+        });
+        done.unwrap()
+    };
+    let one = compress(OneShot::new(Preset::sparse_2_4()));
+    let other = compress(OneShot::new(Preset::sparse_2_4()).spilling_to(folder.path()));
+    assert_eq!(parameters(&one.model), parameters(&other.model));
+    assert_eq!(other.report.blocks[1].activation_bytes, 0);
+    assert!(one.report.blocks[1].activation_bytes > 0);
+}
+
+#[test]
+fn skipped_paths_and_named_blocks() {
+    let device = Device::flex();
+    let mut preset = Preset::w8a16();
+    preset.skip = vec![
+        "layers.0.attention".into(),
+        "layers.1.feed_forward.w2.weight".into(),
+    ];
+    preset.blocks = Some(vec!["layers.1".into(), "layers.0.feed_forward".into()]);
+    let done = OneShot::new(preset).compress(small_llama(&device), tokens(&device), |model, x| {
+        model.forward(x)
+    });
+    let done = done.unwrap();
+    let blocks: Vec<&str> = done
+        .report
+        .blocks
+        .iter()
+        .map(|one| one.path.as_str())
+        .collect();
+    assert_eq!(blocks, ["layers.0.feed_forward", "layers.1"]);
+    let paths: Vec<&str> = done
+        .report
+        .layers
+        .iter()
+        .map(|one| one.path.as_str())
+        .collect();
+    assert_eq!(paths.len(), 3 + 6);
+    assert!(!paths.contains(&"layers.1.feed_forward.w2.weight"));
+}
+
+#[test]
+fn burn_s_own_transformer_without_an_edit() {
+    each_device(|target| {
+        let device = &target.device;
+        let model: TransformerEncoder = TransformerEncoderConfig::new(8, 16, 2, 2)
+            .with_dropout(0.0)
+            .init(device);
+        let model = with_numbers(model, 9);
+        let x = tensor::<3>(2, [6, 5, 8], device);
+        let forward =
+            |model: &TransformerEncoder, x| model.forward(TransformerEncoderInput::new(x));
+        let done = OneShot::new(Preset::w8a16()).compress(model.clone(), [x.clone()], forward);
+        let done = done.unwrap();
+        assert_eq!(done.report.layers.len(), 2 * 6);
+        assert_eq!(done.report.blocks.len(), 2);
+        let (before, after) = (
+            values(forward(&model, x.clone())),
+            values(forward(&done.model, x)),
+        );
+        for (before, after) in before.iter().zip(after) {
+            assert!((before - after).abs() < 0.1, "{after} instead of {before}");
+        }
+    });
+}
+
+#[test]
+fn a_convolution_with_groups_keeps_two_of_four_taps() {
+    let device = Device::flex();
+    let conv: Conv2d = Conv2dConfig::new([4, 6], [2, 2])
+        .with_groups(2)
+        .with_bias(false)
+        .init(&device);
+    let conv = with_numbers(conv, 3);
+    // Neighbours have something in common.
+    let x = tensor::<4>(5, [3, 4, 6, 6], &device) + 1.0;
+    let done = OneShot::new(Preset::sparse_2_4()).compress(
+        conv.clone(),
+        [x.clone()],
+        |conv, x: Tensor<4>| conv.forward(x),
+    );
+    let done = done.unwrap();
+    for kernel in values(done.model.weight.val()).chunks_exact(4) {
+        assert_eq!(kernel.iter().filter(|w| **w != 0.0).count(), 2);
+    }
+    // What is kept makes good for what went: better than the same zeros with the values as they were.
+    let masked = conv.weight.val() * done.model.weight.val().bool().float();
+    let mut plain = conv.clone();
+    plain.weight = plain.weight.map(|_| masked);
+    let error = |other: &Conv2d| {
+        let off = other.forward(x.clone()) - conv.forward(x.clone());
+        values(off).iter().map(|e| e * e).sum::<f32>()
+    };
+    assert!(error(&done.model) < 0.9 * error(&plain));
+}

@@ -1,0 +1,70 @@
+//! The file of a compressed model.
+
+use std::fs;
+
+use burn::module::Module;
+use burn_lean::oneshot::{OneShot, OneShotError, Preset, load_compressed};
+
+use crate::support::{each_device, parameters, with_numbers};
+use crate::{small_llama, tokens};
+
+#[test]
+fn a_model_comes_back_bit_by_bit_from_a_smaller_file() {
+    each_device(|target| {
+        let device = &target.device;
+        let folder = tempfile::tempdir().unwrap();
+        for name in [
+            "w4a16-g6",
+            "w3a16",
+            "sparse-0.7",
+            "sparse-2:4-w4a16-g8",
+            "w8a16",
+        ] {
+            let preset: Preset = name.parse().unwrap();
+            let done = OneShot::new(preset)
+                .compress(small_llama(device), tokens(device), |model, x| {
+                    model.forward(x)
+                })
+                .unwrap();
+            let file = folder.path().join(format!("{name}.safetensors"));
+            done.save(&file).unwrap();
+            let other = with_numbers(small_llama(device), 99);
+            let loaded = load_compressed(other, &file).unwrap();
+            assert_eq!(parameters(&done.model), parameters(&loaded), "{name}");
+
+            let compressed: usize = done.report.layers.iter().map(|one| one.weights).sum();
+            let stored = 4 * (done.model.num_params() - compressed) + done.report.bytes();
+            let bytes = fs::metadata(&file).unwrap().len() as usize;
+            let header = bytes - stored;
+            assert!(
+                (8..16_000).contains(&header),
+                "{name}: {bytes} bytes, {stored} of numbers"
+            );
+        }
+    });
+}
+
+#[test]
+fn files_that_do_not_fit_are_refused_with_the_model() {
+    let device = burn::tensor::Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let error = load_compressed(small_llama(&device), &file).unwrap_err();
+    assert!(matches!(error.error(), OneShotError::File { .. }));
+
+    let done = OneShot::new(Preset::w4a16(8))
+        .compress(small_llama(&device), tokens(&device), |model, x| {
+            model.forward(x)
+        })
+        .unwrap();
+    done.save(&file).unwrap();
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() - 100]).unwrap();
+    let error = load_compressed(small_llama(&device), &file).unwrap_err();
+    assert_eq!(parameters(error.value()), parameters(&small_llama(&device)));
+
+    fs::write(&file, &bytes).unwrap();
+    let linear: burn::nn::Linear = burn::nn::LinearConfig::new(3, 2).init(&device);
+    let error = load_compressed(linear, &file).unwrap_err();
+    assert!(error.to_string().contains("weight"), "{error}");
+}

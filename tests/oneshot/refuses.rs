@@ -1,0 +1,214 @@
+//! What cannot be compressed: typed, with the path, and with the model.
+
+use burn::module::Module;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Int, Tensor};
+use burn_lean::graph::GraphError;
+use burn_lean::layerwise::LayerwiseError;
+use burn_lean::oneshot::{OneShot, OneShotError, Preset, Target};
+
+use crate::support::{parameters, tensor, values, with_numbers};
+use crate::{small_llama, tokens};
+
+#[derive(Module, Debug)]
+struct Net {
+    layers: Vec<Linear>,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let layers = (0..2)
+            .map(|_| LinearConfig::new(8, 8).init(device))
+            .collect();
+        with_numbers(Self { layers }, 3)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.layers.iter().fold(x, |x, layer| layer.forward(x))
+    }
+}
+
+/// The error, after a look at the model that comes with it.
+fn refused<M: Module>(
+    model: M,
+    preset: Preset,
+    x: Tensor<2>,
+    forward: impl Fn(&M, Tensor<2>) -> Tensor<2>,
+) -> OneShotError {
+    let before = parameters(&model);
+    let rejected = OneShot::new(preset)
+        .compress(model, [x], forward)
+        .unwrap_err();
+    assert_eq!(before, parameters(rejected.value()));
+    rejected.into_error()
+}
+
+#[test]
+fn a_block_or_path_that_is_never_called() {
+    let device = Device::flex();
+    let x = tensor(1, [20, 8], &device);
+    let named = |blocks: Option<Vec<String>>, skip: Vec<String>| {
+        let preset = Preset::w8a16().with_blocks(blocks).with_skip(skip);
+        refused(Net::new(&device), preset, x.clone(), |model, x| {
+            model.layers[0].forward(x)
+        })
+    };
+    let never = |path: &str| OneShotError::NeverCalled { path: path.into() };
+    let blocks = vec!["layers.0".into(), "layers.1".into()];
+    assert_eq!(named(Some(blocks), Vec::new()), never("layers.1"));
+    assert_eq!(named(None, vec!["layers.2".into()]), never("layers.2"));
+    assert_eq!(
+        named(None, vec!["layers.0".into()]),
+        OneShotError::NothingToCompress
+    );
+}
+
+#[test]
+fn calibration_that_is_too_short() {
+    let device = Device::flex();
+    let error = refused(
+        Net::new(&device),
+        Preset::w4a16(4),
+        tensor(1, [7, 8], &device),
+        Net::forward,
+    );
+    let expected = OneShotError::TooFewRows {
+        path: "layers.0.weight".into(),
+        rows: 7,
+        inputs: 8,
+    };
+    assert_eq!(error, expected);
+    let none = OneShot::new(Preset::w8a16()).compress(
+        Net::new(&device),
+        Vec::<Tensor<2>>::new(),
+        Net::forward,
+    );
+    assert_eq!(
+        *none.unwrap_err().error(),
+        OneShotError::Graph(GraphError::NoBatch)
+    );
+}
+
+#[test]
+fn a_weight_that_blocks_share() {
+    let device = Device::flex();
+    let mut model = Net::new(&device);
+    model.layers[1].weight = model.layers[0].weight.clone();
+    let x = tensor(1, [20, 8], &device);
+    let error = refused(model.clone(), Preset::w8a16(), x.clone(), Net::forward);
+    let expected = OneShotError::SharedWeight {
+        path: "layers.0.weight".into(),
+        products: 2,
+        blocks: "layers.0, layers.1".into(),
+    };
+    assert_eq!(error, expected);
+    // Skipped at both paths there is nothing left; the tied head of the Llama is no such case.
+    let skip = Preset::w8a16().with_skip(vec!["layers".into()]);
+    assert_eq!(
+        refused(model, skip, x, Net::forward),
+        OneShotError::NothingToCompress
+    );
+}
+
+#[test]
+fn duplicate_inputs_need_damping_which_the_error_names() {
+    let device = Device::flex();
+    let half = tensor::<2>(1, [20, 4], &device);
+    let x = Tensor::cat(vec![half.clone(), half], 1);
+    let preset = Preset::sparse(0.5).with_damping(0.0);
+    let error = refused(Net::new(&device), preset, x.clone(), Net::forward);
+    let OneShotError::Layer { path, source } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(path, "layers.0.weight");
+    assert!(
+        matches!(source, LayerwiseError::NotPositiveDefinite { .. }),
+        "{error}"
+    );
+    let done = OneShot::new(Preset::sparse(0.5)).compress(Net::new(&device), [x], Net::forward);
+    assert!(done.unwrap().report.layers[0].relative_error < 0.1);
+}
+
+#[test]
+fn dead_inputs_are_counted_and_cost_nothing() {
+    let device = Device::flex();
+    let mask = Tensor::<1>::from_floats([1., 1., 0., 1., 1., 0., 1., 1.], &device);
+    let x = tensor::<2>(1, [20, 8], &device) * mask.unsqueeze();
+    let model = Net::new(&device);
+    for preset in [Preset::sparse(0.25), Preset::w4a16(4)] {
+        let done = OneShot::new(preset)
+            .compress(model.clone(), [x.clone()], Net::forward)
+            .unwrap();
+        assert_eq!(done.report.layers[0].dead_inputs, 2);
+        assert!(
+            values(done.model.forward(x.clone()))
+                .iter()
+                .all(|y| y.is_finite())
+        );
+    }
+    // A quarter of the weights belong to dead inputs: without them nothing changes.
+    let mut preset = Preset::sparse(0.25);
+    preset.target = Target::OwnInputs;
+    let done = OneShot::new(preset)
+        .compress(model, [x], Net::forward)
+        .unwrap();
+    assert!(done.report.layers[0].relative_error < 1e-9);
+}
+
+#[test]
+fn numbers_that_are_not_finite() {
+    let device = Device::flex();
+    let x = tensor::<2>(1, [20, 8], &device) / Tensor::<2>::zeros([20, 8], &device);
+    let error = refused(Net::new(&device), Preset::w4a16(4), x, Net::forward);
+    let OneShotError::Layer {
+        path,
+        source: LayerwiseError::NotFinite { .. },
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(path, "layers.0.weight");
+}
+
+#[test]
+fn patterns_that_do_not_divide() {
+    let device = Device::flex();
+    let preset: Preset = "sparse-1:3".parse().unwrap();
+    let error = refused(
+        Net::new(&device),
+        preset,
+        tensor(1, [20, 8], &device),
+        Net::forward,
+    );
+    let OneShotError::DoesNotFit { path, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(path, "layers.0.weight");
+}
+
+#[test]
+fn a_model_in_training() {
+    let device = Device::flex().autodiff();
+    let rejected = OneShot::new(Preset::w8a16()).compress(
+        small_llama(&device),
+        tokens(&device),
+        |model, x| model.forward(x),
+    );
+    assert_eq!(
+        *rejected.unwrap_err().error(),
+        OneShotError::Graph(GraphError::Training)
+    );
+}
+
+#[test]
+fn a_model_of_embeddings_alone() {
+    let device = Device::flex();
+    let table: Embedding = EmbeddingConfig::new(6, 4).init(&device);
+    let indices = Tensor::<2, Int>::zeros([1, 3], &device);
+    let rejected =
+        OneShot::new(Preset::w8a16()).compress(table, [indices], |table, x| table.forward(x));
+    assert_eq!(
+        *rejected.unwrap_err().error(),
+        OneShotError::NothingToCompress
+    );
+}

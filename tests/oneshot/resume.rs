@@ -1,0 +1,110 @@
+//! Ended at any moment, and begun again.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use burn::tensor::Device;
+use burn_lean::oneshot::{Compressed, OneShot, OneShotError, Preset, Scaling};
+
+use crate::llama::Llama;
+use crate::support::parameters;
+use crate::{small_llama, tokens};
+
+fn compress(preset: &Preset, state: Option<&Path>) -> Result<Compressed<Llama>, OneShotError> {
+    let device = Device::flex();
+    let mut oneshot = OneShot::new(preset.clone());
+    if let Some(folder) = state {
+        oneshot = oneshot.with_state(folder);
+    }
+    oneshot
+        .compress(small_llama(&device), tokens(&device), |model, x| {
+            model.forward(x)
+        })
+        .map_err(|rejected| rejected.into_error())
+}
+
+/// Ends after the first block, as a kill would.
+fn interrupted(preset: &Preset, folder: &Path) {
+    let device = Device::flex();
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        OneShot::new(preset.clone())
+            .with_state(folder)
+            .with_progress(|_, _, _| panic!("killed"))
+            .compress(small_llama(&device), tokens(&device), |model, x| {
+                model.forward(x)
+            })
+    }));
+    assert!(ended.is_err());
+}
+
+#[test]
+fn the_model_is_that_of_an_uninterrupted_run() {
+    let awq = Preset::w4a16(8).with_scaling(Some(Scaling::Awq));
+    for preset in [Preset::w4a16(8), Preset::sparse_2_4(), awq] {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = compress(&preset, None).unwrap();
+        interrupted(&preset, folder.path());
+        // What a kill in the middle of writing leaves behind.
+        fs::write(folder.path().join(".tmpAbCdEf"), b"half a block").unwrap();
+        let resumed = compress(&preset, Some(folder.path())).unwrap();
+        let flags: Vec<bool> = resumed
+            .report
+            .blocks
+            .iter()
+            .map(|one| one.resumed)
+            .collect();
+        assert_eq!(flags, [true, false], "{}", preset.name());
+        assert_eq!(
+            parameters(&whole.model),
+            parameters(&resumed.model),
+            "{}",
+            preset.name()
+        );
+        assert_eq!(whole.weights, resumed.weights);
+        for (one, other) in whole.report.layers.iter().zip(&resumed.report.layers) {
+            assert_eq!(
+                (&one.path, one.zeros, one.rows),
+                (&other.path, other.zeros, other.rows)
+            );
+            // A decimal number may be read back one bit off.
+            let off = (one.relative_error - other.relative_error).abs();
+            assert!(off <= 1e-12 * one.relative_error);
+        }
+        let again = compress(&preset, Some(folder.path())).unwrap();
+        assert!(again.report.blocks.iter().all(|one| one.resumed));
+        assert_eq!(parameters(&whole.model), parameters(&again.model));
+    }
+}
+
+#[test]
+fn a_state_of_something_else_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    interrupted(&Preset::w4a16(8), folder.path());
+    let error = compress(&Preset::w4a16(16), Some(folder.path())).unwrap_err();
+    assert!(error.to_string().contains("another preset"), "{error}");
+
+    let device = Device::flex();
+    let oneshot = OneShot::new(Preset::w4a16(8)).with_state(folder.path());
+    let one = tokens(&device).into_iter().take(1);
+    let error = oneshot.compress(small_llama(&device), one, |model, x| model.forward(x));
+    let error = error.unwrap_err();
+    assert!(
+        error.to_string().contains("other calibration batches"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_damaged_block_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    interrupted(&Preset::w4a16(8), folder.path());
+    let file = folder.path().join("block-0000.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    let error = compress(&Preset::w4a16(8), Some(folder.path())).unwrap_err();
+    assert!(
+        error.to_string().contains("block-0000.safetensors"),
+        "{error}"
+    );
+}
