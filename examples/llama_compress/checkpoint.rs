@@ -81,7 +81,7 @@ pub(crate) fn load(
         positions: number("max_seq_len").unwrap_or(positions).max(positions),
         own_head: names
             .iter()
-            .any(|name| matches!(name.as_str(), "output.weight" | "lm_head.weight")),
+            .any(|name| matches!(*name, "output.weight" | "lm_head.weight")),
     };
     let mut model = sizes.init(device);
     let mut store = SafetensorsStore::from_file(path).with_from_adapter(PyTorchToBurnAdapter);

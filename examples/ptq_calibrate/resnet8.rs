@@ -4,9 +4,8 @@
 use std::error::Error;
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_lean::deploy::{EngineConfig, Export, Form, OnnxFile};
-use burn_lean::prune::{Budget, FisherConfig, PrunerConfig, SolverConfig};
 use burn_lean::quant::{PtqConfig, audit, fold};
 
 use crate::network;
@@ -101,26 +100,8 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     println!("{}", engine.report());
     measure("W8A8, engine", &|x| Ok(engine.run(&x)?))?;
 
-    let w4a8 = quantize(&cli.ptq_of(4), folded.clone(), &calibration)?;
+    let w4a8 = quantize(&cli.ptq_of(4), folded, &calibration)?;
     measure("W4A8", &|x| Ok(w4a8.forward(x)))?;
-
-    // Half of the weights, the best ones by CHITA, then 8 bits.
-    let solver = SolverConfig::new(Budget::Sparsity(0.5));
-    let pruner = PrunerConfig::new(solver, FisherConfig::new(cli.calibration.min(500)));
-    let pruned = pruner.prune(
-        folded,
-        |model: &ResNet8, (images, labels): &(Tensor<4>, Tensor<1, Int>)| {
-            network::cross_entropy(model.forward(images.clone()), labels.clone())
-        },
-        |seed| {
-            let batches = train.shuffled(seed, BATCH_SIZE, &training);
-            batches
-                .map(|batch| (batch.images, batch.labels))
-                .collect::<Vec<_>>()
-        },
-    )?;
-    let pruned = quantize(&cli.ptq_of(8), pruned.model, &calibration)?;
-    measure("pruned 50 %, W8A8", &|x| Ok(pruned.forward(x)))?;
 
     table.publish(cli.json.as_deref())?;
     Ok(())

@@ -234,7 +234,14 @@ impl OnnxModel {
             .parent()
             .filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+        let mut builder = tempfile::Builder::new();
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            // As any new file: temporary ones are their owner's alone.
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        }
+        let mut file = builder.tempfile_in(folder).map_err(failed)?;
         file.write_all(&bytes).map_err(failed)?;
         file.persist(path).map_err(|error| failed(error.error))?;
         Ok(bytes.len() as u64)
