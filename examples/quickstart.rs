@@ -8,8 +8,9 @@
 //! cargo run --release --example quickstart -- --dtype f16
 //! ```
 //!
-//! Each line of the table is a file on the disk (`--out`), beside a picture of them. Mixed precision
-//! is the lines marked 1 to 3, pruning those marked 4 to 6, quantization those marked 7 to 10.
+//! Each line of the table is a file on the disk (`--out`), beside a picture of them; its latency is
+//! that of one image in the engine for the CPU, on one thread. Mixed precision is the lines marked 1 to
+//! 3, pruning those marked 4 to 6, quantization those marked 7 to 9, inference those marked 10.
 //! `amp_custom_loop`, `prune_chita` and `qat_finetune` go deeper, each into one of them. The 1,797
 //! digits are part of the binary; `--data` trains on a folder with MNIST instead. On a CPU half
 //! precision saves memory, not time. `--dtype f16` shows the loss scale at work.
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::module::{Module, Param};
-use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
@@ -31,9 +32,10 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{Autocast, GradScalerConfig};
+use burn_lean::deploy::{EngineConfig, Export};
 use burn_lean::prune::{Budget, FisherConfig, Masks, PrunerConfig, SolverConfig, SparseRecord};
 use burn_lean::quant::{
-    ConvertConfig, MhaInput, QatConfig, Unsupported, WeightConfig, advance, quantize_calls,
+    ConvertConfig, QatConfig, QuantizedForward, Unsupported, WeightConfig, advance,
 };
 use burn_lean::reparam::{ChainReparameterizer, FloatVisitor, attach, visit_plain_floats};
 use clap::Parser;
@@ -106,13 +108,14 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let initial = Network::new(images.train.side(), &device);
     let epochs = u64::from(cli.epochs);
     way.stage("FP32", |way| {
-        let model = way.train(initial.clone(), FloatDType::F32, epochs, LEARNING_RATE)?;
+        let model = initial.clone();
+        let model = way.train(model, FloatDType::F32, epochs, LEARNING_RATE, |model| model)?;
         way.dense(model)
     })?;
     let half = cli.options.dtype(&device);
     let name = format!("AMP {half:?}");
     let model = way.stage(&name, |way| {
-        let model = way.train(initial, half, epochs, LEARNING_RATE)?;
+        let model = way.train(initial, half, epochs, LEARNING_RATE, |model| model)?;
         way.dense(model)
     })?;
     let mut masks = None;
@@ -127,7 +130,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         ("W4A8", WeightConfig::int(4)),
     ] {
         way.stage(&format!("pruned 90 %, {name}"), |way| {
-            way.quantize(model.clone(), &masks, weight)
+            way.quantize(model.clone(), &masks, weight, half)
         })?;
     }
 
@@ -155,9 +158,6 @@ const FEATURES: usize = 32;
 /// Positions along each side of the image.
 const GRID: usize = 4;
 
-// The attribute lets the layers called below quantize what they are given. In a model that is not
-// prepared for that, it changes nothing.
-#[quantize_calls(crate = burn_lean::quant)]
 impl Network {
     fn new(side: usize, device: &Device) -> Self {
         let patch = side / GRID;
@@ -229,12 +229,20 @@ impl Way<'_> {
         let bytes = write(&path, &file)?;
         let valid = model.valid();
         let device = self.device.clone().inner();
-        let accuracy =
-            support::accuracy(&self.images.test, &device, |images| valid.forward(images));
+        // With the quantizers of the activations, where there are some.
+        let quantized = QuantizedForward::new().cached();
+        let accuracy = support::accuracy(&self.images.test, &device, |images| {
+            let logits = quantized.run(&valid, images, |model, images| model.forward(images));
+            logits.expect("it has been trained in the same way")
+        });
+        // 10. One image in the engine for the CPU, with integers where they are faster.
         let side = self.images.test.side();
+        let image = Tensor::<4>::zeros([1, 1, side, side], &device);
+        let export = Export::record(&valid, &image, |model, image| model.forward(image))?;
+        let engine = EngineConfig::new().compile(export)?;
+        engine.run(&image)?;
         let latency = median_ms(31, || {
-            let image = Tensor::<4>::zeros([1, 1, side, side], &device);
-            valid.forward(image).into_data();
+            engine.run(&image).expect("it has run before");
         });
         let mut nonzeros = Nonzeros::default();
         visit_plain_floats(&valid, &mut nonzeros);
@@ -254,13 +262,14 @@ impl Way<'_> {
         Ok(model)
     }
 
-    /// A plain training loop in `dtype`.
+    /// A plain training loop in `dtype`; `after_step` is where quantization has its say.
     fn train(
         &self,
         mut model: Network,
         dtype: FloatDType,
         epochs: u64,
         learning_rate: f64,
+        after_step: impl Fn(Network) -> Network,
     ) -> Result<Network, Box<dyn Error>> {
         // 1. Which precision, and a scaler for the loss: dynamic for F16, and one that does nothing
         // for BF16 and F32. The model stays as it is.
@@ -279,7 +288,7 @@ impl Way<'_> {
                 // 3. Scale the loss, go backward, and let the scaler step or skip.
                 let grads = scaler.scale(loss)?.backward();
                 let grads = GradientsParams::from_grads(grads, &model);
-                model = scaler.step(&mut optim, learning_rate, model, grads)?;
+                model = after_step(scaler.step(&mut optim, learning_rate, model, grads)?);
                 bar.inc(1);
             }
         }
@@ -304,21 +313,21 @@ impl Way<'_> {
         // 5. Hold the zeros while the other weights are trained.
         let masks = pruned.masks;
         let model = masks.attach(pruned.model)?;
-        let model = self.train(model, half, FINE_TUNING, FINE_TUNING_RATE)?;
+        let model = self.train(model, half, FINE_TUNING, FINE_TUNING_RATE, |model| model)?;
         // 6. Fold the masks in, and ship without the zeros.
         let model = model.materialize();
         let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
         Ok((Stage { model, file }, masks))
     }
 
-    /// Fine-tunes with fake quantization, the zeros held, and converts.
+    /// Fine-tunes with fake quantization in mixed precision, the zeros held, and converts.
     fn quantize(
         &self,
         model: Network,
         masks: &Masks,
         weight: WeightConfig,
+        half: FloatDType,
     ) -> Result<Stage, Box<dyn Error>> {
-        let cross_entropy = CrossEntropyLossConfig::new().init(self.device);
         // 7. Attach masks and quantizers to the weights, one after the other; those of the
         // activations live there, too.
         let chain = ChainReparameterizer::new(
@@ -327,19 +336,10 @@ impl Way<'_> {
                 .with_weight(weight)
                 .reparameterizer(&model)?,
         );
-        let mut model = attach(model, chain)?;
-        let mut optim = AdamWConfig::new().init();
-        for epoch in 0..FINE_TUNING {
-            for (images, labels) in self.shuffled(epoch) {
-                // 8. Train as always …
-                let loss = cross_entropy.forward(model.forward(images), labels);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                model = optim.step(FINE_TUNING_RATE, model, grads);
-                // 9. … and tell the quantizers when a step is done.
-                model = advance(model);
-            }
-        }
-        // 10. Convert: the weights become integers, with the scales of the training; those that the
+        let model = attach(model, chain)?;
+        // 8. Train as always, and tell the quantizers when a step is done.
+        let model = self.train(model, half, FINE_TUNING, FINE_TUNING_RATE, advance)?;
+        // 9. Convert: the weights become integers, with the scales of the training; those that the
         // device cannot hold as integers stay as they are. The file has the codes of what is kept.
         let (model, _) = ConvertConfig::new()
             .with_unsupported(Unsupported::KeepFakeQuantized)
