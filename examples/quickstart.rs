@@ -1,6 +1,6 @@
 //! The whole way in one file: a small convolution and attention network learns handwritten digits in
 //! FP32 and, from the same initial weights and over the same batches, with automatic mixed precision;
-//! nine of ten of its weights are pruned with CHITA; and what is left is quantized to INT8 and INT4,
+//! nine of ten of its weights are pruned; and what is left is quantized to INT8 and INT4,
 //! each fine-tuned for a moment.
 //!
 //! ```sh
@@ -33,7 +33,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{Autocast, GradScalerConfig};
 use burn_lean::deploy::{EngineConfig, Export};
-use burn_lean::prune::{Budget, FisherConfig, Masks, PrunerConfig, SolverConfig, SparseRecord};
+use burn_lean::prune::{Budget, Masks, Pruner, SparseRecord};
 use burn_lean::quant::{
     ConvertConfig, QatConfig, QuantizedForward, Unsupported, WeightConfig, advance,
 };
@@ -298,17 +298,17 @@ impl Way<'_> {
 
     /// Removes nine of ten weights and fine-tunes the others in mixed precision.
     fn prune(&self, model: Network, half: FloatDType) -> Result<(Stage, Masks), Box<dyn Error>> {
-        let cross_entropy = CrossEntropyLossConfig::new().init(self.device);
-        // 4. Choose the weights whose loss costs least, by the gradients of 256 images, or of half
-        // of what there are; of the others some judge the ridge.
-        let solver = SolverConfig::new(Budget::Sparsity(0.9));
-        let fisher = FisherConfig::new(256.min(self.images.train.len() / 2));
-        let pruned = PrunerConfig::new(solver, fisher).prune(
+        // 4. Layer by layer, keep the weights, with new values, that reproduce what the dense layers
+        // compute; no labels and no gradients. Some images judge the outcome.
+        let images = &self.images.train;
+        let size = BATCH_SIZE.min(images.len() / 2);
+        let batches = images.shuffled(self.cli.options.seed, size, self.device);
+        // All of one size.
+        let batches = batches.take(images.len() / size);
+        let pruned = Pruner::new(Budget::Sparsity(0.9)).prune(
             model,
-            |model, (images, labels): &(Tensor<4>, Tensor<1, Int>)| {
-                cross_entropy.forward(model.forward(images.clone()), labels.clone())
-            },
-            |seed| self.shuffled(seed),
+            |model: &Network, images| model.forward(images),
+            batches.map(|batch| batch.images),
         )?;
         // 5. Hold the zeros while the other weights are trained.
         let masks = pruned.masks;
