@@ -88,7 +88,7 @@ struct Cli {
     /// Folder with the recordings, or with the folder `recordings`; without it, tones.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Passes over the training recordings [default: 25 for speech, 60 for tones].
+    /// Passes over the training recordings [default: 40 for speech, 60 for tones].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..100_000))]
     epochs: Option<u64>,
     /// Passes over them after pruning [default: two fifths of the epochs].
@@ -147,7 +147,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         println!("no --data: tones instead of speech");
     }
     let epochs = cli.epochs.unwrap_or(match cli.data.is_some() {
-        true => 25,
+        true => 40,
         false => 60,
     });
     std::fs::create_dir_all(&cli.out)
