@@ -206,7 +206,8 @@ impl QuantizedForward {
         }
     }
 
-    /// Which quantizers act in `forward`, by their paths; nothing is computed.
+    /// Which quantizers act in `forward`, by their paths, in the order in which they do; nothing is
+    /// computed.
     ///
     /// # Errors
     ///
@@ -257,7 +258,7 @@ mod tests {
         });
         assert_eq!(
             acting.unwrap(),
-            ["weight.quant.input", "weight.quant.weight"]
+            ["weight.quant.weight", "weight.quant.input"]
         );
     }
 }
