@@ -2,7 +2,7 @@
 //!
 //! - [`Export`] records a forward pass and writes it as [ONNX](https://onnx.ai): float, or with the
 //!   codes of quantized weights and the quantized activations of a model;
-//! - [`Engine`] (feature `engine`) runs the same graph on the CPU, with integer kernels where they
+//! - `Engine` (feature `engine`) runs the same graph on the CPU, with integer kernels where they
 //!   are exact and pay, and takes and returns Burn's tensors;
 //! - [`Quantization`] says which edges of a graph are quantized, and how.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -207,6 +207,7 @@ impl<O: Tensors> Export<O> {
     }
 
     /// One operation as a model of its own, for the shapes that were recorded.
+    #[cfg(feature = "engine")]
     pub(crate) fn write_one(
         &self,
         weights: &Weights,
