@@ -18,8 +18,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean::amp::AutocastConfig;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::Autocast;
 use burn_lean::deploy::{EngineConfig, Export};
 use burn_lean::quant::{ConvertConfig, QatConfig, Unsupported, WeightConfig, calibrate};
 use clap::Parser;
@@ -185,17 +185,17 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// With its weights in half precision.
+    /// Operation by operation in half precision; the weights stay in F32.
     fn half<M: Deployed>(&self, float: &M, dtype: FloatDType, x: &Tensor<4>) -> Prepared {
         if !self.device.supports_dtype(dtype) {
             return Err("the device does not compute in it".into());
         }
-        let (model, autocast) = AutocastConfig::new(dtype).prepare(float.clone())?;
-        let model = autocast.export(&model).valid();
-        let x = x.clone();
-        let bytes = DType::from(dtype).size() * float.num_params();
+        let autocast = Autocast::new(dtype).cached();
+        let (model, x) = (float.valid(), x.clone());
+        let bytes = 4 * float.num_params();
         let run = move || {
-            drop(autocast.forward(x.clone(), |x| model.run(x)).into_data());
+            let y = autocast.run(&model, x.clone(), |model, x| model.run(x))?;
+            drop(y.into_data());
             Ok(())
         };
         Ok((Variant::new(run), bytes))

@@ -5,6 +5,7 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
+use burn_lean::amp::full_precision;
 use burn_lean::quant::{ForwardQ, TransformerEncoderInput, quantize_calls};
 
 use crate::Deployed;
@@ -90,8 +91,11 @@ impl Recurrent {
     }
 
     fn forward(&self, x: Tensor<3>) -> Tensor<2> {
-        let (_, state) = self.lstm.forward(x, None);
-        self.head.forward(state.hidden)
+        let hidden = full_precision(x, |x| {
+            let (_, state) = self.lstm.forward(x, None);
+            state.hidden
+        });
+        self.head.forward(hidden)
     }
 }
 
