@@ -27,16 +27,14 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
     };
     let graph = recorded.graph();
     let mut positions = vec![None; graph.nodes().len()];
-    let mut count = 0;
+    let mut same = plain.nodes();
     for node in graph.nodes().filter(|node| node.hook().is_none()) {
-        let same = plain.nodes().nth(count);
-        if same.is_none_or(|same| same.name() != node.name()) {
+        let Some(twin) = same.next().filter(|twin| twin.name() == node.name()) else {
             return Ok(found);
-        }
-        positions[node.index()] = Some(count);
-        count += 1;
+        };
+        positions[node.index()] = Some(twin.index());
     }
-    if count != plain.nodes().len() {
+    if same.next().is_some() {
         return Ok(found);
     }
     for operand in QuantizedGraph::of(graph, model)?.operands {

@@ -1,0 +1,116 @@
+//! Activations as codes, and back.
+
+use burn::backend::ir::TensorIr;
+use burn_lean_graph::Node;
+use burn_lean_quant::Grid;
+
+use super::codes::pack;
+use crate::export::lower::Unwritten;
+use crate::export::{Form, Writer};
+use crate::{ActivationQuantization, Edge, ElementType};
+
+/// An activation in integers.
+pub(super) struct Quantized {
+    pub(super) codes: String,
+    /// A number.
+    pub(super) scale: String,
+    pub(super) zero_point: String,
+    /// The scale, where it is known.
+    pub(super) known_scale: Option<f32>,
+}
+
+impl Writer<'_> {
+    /// An operand that is not a weight, quantized and dequantized where the plan says so.
+    pub(crate) fn activation_operand(
+        &mut self,
+        node: Node<'_>,
+        operand: usize,
+        tensor: &TensorIr,
+    ) -> Result<String, Unwritten> {
+        let name = self.operand(tensor)?;
+        let edge = Edge {
+            node: node.index(),
+            operand,
+        };
+        match self.quantization.activation(edge, None) {
+            Some(how) if (self.form)(node.index()) != Form::Float => {
+                let quantized = self.quantize(name, how, false);
+                Ok(self.dequantize(quantized))
+            }
+            _ => Ok(name),
+        }
+    }
+
+    /// The codes of an activation; as U8 if `unsigned`.
+    pub(super) fn quantize(
+        &mut self,
+        x: String,
+        how: ActivationQuantization,
+        unsigned: bool,
+    ) -> Quantized {
+        let key = format!("quantized {x} {how:?} {unsigned}");
+        let parts = |joined: &str| -> Vec<String> { joined.split('\n').map(Into::into).collect() };
+        let grid = match how {
+            ActivationQuantization::Static(grid) => grid,
+            ActivationQuantization::Dynamic => {
+                let joined = self.written_once(key, |writer| {
+                    let names = ["codes", "scale", "zero_point"];
+                    writer
+                        .emit_all("DynamicQuantizeLinear", vec![x], names, vec![])
+                        .join("\n")
+                });
+                let [codes, scale, zero_point] = &parts(&joined)[..] else {
+                    unreachable!("three names are joined")
+                };
+                return Quantized {
+                    codes: codes.clone(),
+                    scale: scale.clone(),
+                    zero_point: zero_point.clone(),
+                    known_scale: None,
+                };
+            }
+        };
+        let signed = grid.quant_min < 0 && !unsigned;
+        let shift = if grid.quant_min < 0 && unsigned {
+            128
+        } else {
+            0
+        };
+        let (element, range) = match signed {
+            true => (ElementType::I8, (-128, 127)),
+            false => (ElementType::U8, (-shift, 255 - shift)),
+        };
+        let scale = self.floats("scale", &[], &[grid.scale]);
+        let zero = pack(&[grid.zero_point + shift], element);
+        let zero_point = self.initializer("zero_point", element, &[], zero);
+        let codes = self.written_once(key, |writer| {
+            let x = match range == (grid.quant_min, grid.quant_max) {
+                true => x,
+                // Fewer codes than the type has: the values saturate before.
+                false => writer.clip_to(x, grid),
+            };
+            let inputs = vec![x, scale.clone(), zero_point.clone()];
+            writer.emit("QuantizeLinear", inputs, "codes", vec![])
+        });
+        Quantized {
+            codes,
+            scale,
+            zero_point,
+            known_scale: Some(grid.scale),
+        }
+    }
+
+    fn clip_to(&mut self, x: String, grid: Grid) -> String {
+        let low = self.floats("number", &[], &[grid.dequantize(grid.quant_min)]);
+        let high = self.floats("number", &[], &[grid.dequantize(grid.quant_max)]);
+        self.emit("Clip", vec![x, low, high], "Clip", vec![])
+    }
+
+    pub(super) fn dequantize(&mut self, x: Quantized) -> String {
+        let key = format!("dequantized {}", x.codes);
+        let inputs = vec![x.codes, x.scale, x.zero_point];
+        self.written_once(key, |writer| {
+            writer.emit("DequantizeLinear", inputs, "dequantized", vec![])
+        })
+    }
+}

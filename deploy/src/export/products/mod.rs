@@ -1,0 +1,171 @@
+//! Matrix products and convolutions, with what is quantized of them.
+
+mod activation;
+mod codes;
+mod integer;
+mod qdq;
+mod report;
+
+use burn::backend::ir::TensorIr;
+use burn_lean_graph::Node;
+
+use super::lower::Written;
+use super::{Form, Writer};
+use crate::onnx::Attribute;
+use crate::{DeployError, Edge};
+use codes::dequantized;
+pub use report::{Execution, LayerReport};
+
+/// A product that is to be written.
+pub(crate) struct Product<'a> {
+    pub(crate) node: Node<'a>,
+    pub(crate) x: &'a TensorIr,
+    pub(crate) weight: &'a TensorIr,
+    pub(crate) bias: Option<&'a TensorIr>,
+    pub(crate) out: &'a TensorIr,
+    /// `None` for a matrix product.
+    pub(crate) convolution: Option<Vec<Attribute>>,
+}
+
+impl Product<'_> {
+    /// The axis of the weight along which its output channels are.
+    fn channel_axis(&self) -> usize {
+        match self.convolution {
+            Some(_) => 0,
+            None => self.weight.shape.num_dims() - 1,
+        }
+    }
+
+    /// Sizes of axes that come after that of the channels in the result.
+    fn axes_behind(&self) -> usize {
+        match self.convolution {
+            Some(_) => self.out.shape.num_dims() - 2,
+            None => 0,
+        }
+    }
+}
+
+impl<'a> Writer<'a> {
+    /// `x · weight + bias`.
+    pub(crate) fn linear(
+        &mut self,
+        node: Node<'a>,
+        x: &'a TensorIr,
+        weight: &'a TensorIr,
+        bias: Option<&'a TensorIr>,
+        out: &'a TensorIr,
+    ) -> Written {
+        let product = Product {
+            node,
+            x,
+            weight,
+            bias,
+            out,
+            convolution: None,
+        };
+        self.product(&product)
+    }
+
+    pub(crate) fn product(&mut self, product: &Product<'a>) -> Written {
+        let node = product.node;
+        let codes = self.weights.get(product.weight.id);
+        let path = codes.map(|codes| codes.path.clone()).or_else(|| {
+            self.constant(product.weight)?;
+            node.parameters().next().map(|p| p.path.clone())
+        });
+        let edge = |operand| Edge {
+            node: node.index(),
+            operand,
+        };
+        let activation = self.quantization.activation(edge(0), path.as_deref());
+        let other = self.quantization.activation(edge(1), None);
+        let form = (self.form)(node.index());
+        let (written, execution, reason) = match (form, codes) {
+            (_, None) if activation.is_none() && other.is_none() => {
+                (self.plain(product)?, Execution::Float, None)
+            }
+            (Form::Float, Some(_)) => (self.plain(product)?, Execution::DequantizedOnce, None),
+            (Form::Float, None) => (self.plain(product)?, Execution::Float, None),
+            (Form::Qdq, _) => {
+                let name = self.with_qdq(product, codes, activation, other)?;
+                (name, Execution::Qdq, None)
+            }
+            (Form::Integer, None) => {
+                let reason = "its weight is not quantized".to_string();
+                (self.plain(product)?, Execution::Float, Some(reason))
+            }
+            (Form::Integer, Some(codes)) => match self.integer(product, codes, activation)? {
+                Ok((name, execution)) => (name, execution, None),
+                Err(reason) => (
+                    self.plain(product)?,
+                    Execution::DequantizedOnce,
+                    Some(reason.into()),
+                ),
+            },
+        };
+        self.set(product.out, written);
+        let elements = product.weight.shape.num_elements();
+        let weight_bytes = match (execution, codes) {
+            (Execution::Integer | Execution::WeightsInteger | Execution::Qdq, Some(codes)) => {
+                let bits = if codes.bits <= 4 && execution != Execution::Integer {
+                    4
+                } else {
+                    8
+                };
+                elements * bits / 8
+            }
+            _ => elements * product.weight.dtype.size(),
+        };
+        self.layers.push(LayerReport {
+            node: node.index(),
+            path: path.unwrap_or_else(|| "?".into()),
+            operation: node.name(),
+            execution,
+            reason,
+            weight_bytes,
+        });
+        Ok(())
+    }
+
+    /// In floats, whatever was quantized.
+    fn plain(&mut self, product: &Product<'_>) -> Result<String, DeployError> {
+        let x = self.operand(product.x)?;
+        let weight = self.weight(product.weight)?;
+        let bias = product.bias.map(|bias| self.operand(bias)).transpose()?;
+        Ok(self.multiply(product, x, weight, bias))
+    }
+
+    /// The float values of a weight; of a quantized one, those that its codes stand for.
+    pub(crate) fn weight(&mut self, tensor: &TensorIr) -> Result<String, DeployError> {
+        let Some(codes) = self.weights.get(tensor.id) else {
+            return self.operand(tensor);
+        };
+        let key = format!("dequantized {}", tensor.id);
+        Ok(self.written_once(key, |writer| {
+            let values = dequantized(codes);
+            writer.floats(&codes.path, &codes.shape, &values)
+        }))
+    }
+
+    fn multiply(
+        &mut self,
+        product: &Product<'_>,
+        x: String,
+        weight: String,
+        bias: Option<String>,
+    ) -> String {
+        match &product.convolution {
+            Some(attributes) => {
+                let inputs = [x, weight].into_iter().chain(bias).collect();
+                self.emit("Conv", inputs, "Conv", attributes.clone())
+            }
+            None => {
+                let name = self.emit("MatMul", vec![x, weight], "MatMul", vec![]);
+                match bias {
+                    Some(bias) => self.emit("Add", vec![name, bias], "Add", vec![]),
+                    None => name,
+                }
+            }
+        }
+    }
+}

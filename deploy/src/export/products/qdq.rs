@@ -1,0 +1,117 @@
+//! Products between `QuantizeLinear` and `DequantizeLinear`.
+
+use burn::backend::ir::TensorIr;
+
+use super::Product;
+use super::codes::{code_type, pack};
+use crate::export::Writer;
+use crate::export::weights::{Codes, Spread};
+use crate::onnx::Attribute;
+use crate::{ActivationQuantization, DeployError, ElementType};
+
+impl Writer<'_> {
+    /// With `QuantizeLinear` and `DequantizeLinear` at its operands.
+    pub(super) fn with_qdq(
+        &mut self,
+        product: &Product<'_>,
+        codes: Option<&Codes>,
+        activation: Option<ActivationQuantization>,
+        other: Option<ActivationQuantization>,
+    ) -> Result<String, DeployError> {
+        let mut x = self.operand(product.x)?;
+        let mut scale = None;
+        if let Some(how) = activation {
+            let quantized = self.quantize(x, how, false);
+            scale = quantized.known_scale;
+            x = self.dequantize(quantized);
+        }
+        let mut weight = match codes {
+            Some(codes) => self.dequantized_weight(product.weight, codes),
+            None => self.operand(product.weight)?,
+        };
+        if let (Some(how), None) = (other, codes) {
+            let quantized = self.quantize(weight, how, false);
+            weight = self.dequantize(quantized);
+        }
+        let bias = match product.bias {
+            None => None,
+            Some(bias) => {
+                let scales = codes.and_then(|codes| codes.scales_along(product.channel_axis()));
+                let grid: Option<Vec<f32>> = scales
+                    .zip(scale)
+                    .map(|(scales, x)| scales.iter().map(|scale| scale * x).collect());
+                match grid.and_then(|grid| self.bias_codes(bias, &grid)) {
+                    Some(name) => Some(name),
+                    None => Some(self.operand(bias)?),
+                }
+            }
+        };
+        Ok(self.multiply(product, x, weight, bias))
+    }
+
+    /// A bias in I32, in steps of the products; `None` where it does not fit, or is no constant.
+    fn bias_codes(&mut self, bias: &TensorIr, grid: &[f32]) -> Option<String> {
+        let values = self.constant(bias)?.floats();
+        if values.len() != grid.len() {
+            return None;
+        }
+        let mut codes = Vec::with_capacity(values.len());
+        for (value, step) in values.iter().zip(grid) {
+            let code = f64::from(*value) / f64::from(*step);
+            if !(code.abs() < f64::from(i32::MAX)) {
+                return None;
+            }
+            codes.push(code.round_ties_even() as i32);
+        }
+        let name = self.constant_name(bias.id);
+        let bytes = codes.iter().flat_map(|code| code.to_le_bytes()).collect();
+        let of = [values.len()];
+        let codes = self.initializer(&format!("{name}.codes"), ElementType::I32, &of, bytes);
+        let scale = self.floats(&format!("{name}.scale"), &of, grid);
+        let axis = vec![Attribute::Int("axis", 0)];
+        Some(self.emit("DequantizeLinear", vec![codes, scale], &name, axis))
+    }
+
+    /// The codes of a weight, and the node that dequantizes them.
+    fn dequantized_weight(&mut self, tensor: &TensorIr, codes: &Codes) -> String {
+        let key = format!("qdq {}", tensor.id);
+        self.written_once(key, |writer| {
+            let path = &codes.path;
+            let element = code_type(codes);
+            let bytes = pack(&codes.codes, element);
+            let name = format!("{path}.codes");
+            let stored = writer.initializer(&name, element, &codes.shape, bytes);
+            let (shape, attributes) = match &codes.scale {
+                Spread::Tensor(_) => (vec![], vec![]),
+                Spread::Axis(axis, scales) => (
+                    vec![scales.len()],
+                    vec![Attribute::Int("axis", *axis as i64)],
+                ),
+                Spread::Blocks(block, _) => {
+                    let rank = codes.shape.len();
+                    let mut shape = codes.shape.clone();
+                    shape[rank - 2] /= block;
+                    let attributes = vec![
+                        Attribute::Int("axis", rank as i64 - 2),
+                        Attribute::Int("block_size", *block as i64),
+                    ];
+                    (shape, attributes)
+                }
+            };
+            let scales = match &codes.scale {
+                Spread::Tensor(scale) => vec![*scale],
+                Spread::Axis(_, scales) | Spread::Blocks(_, scales) => scales.clone(),
+            };
+            let mut inputs = vec![
+                stored,
+                writer.floats(&format!("{path}.scale"), &shape, &scales),
+            ];
+            if !codes.is_symmetric() {
+                let zeros = pack(&codes.zero_point, element);
+                let name = format!("{path}.zero_point");
+                inputs.push(writer.initializer(&name, element, &shape, zeros));
+            }
+            writer.emit("DequantizeLinear", inputs, path, attributes)
+        })
+    }
+}

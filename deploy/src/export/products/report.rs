@@ -1,0 +1,47 @@
+//! What became of products.
+
+/// How a layer is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Execution {
+    /// Codes times codes, summed in I32.
+    Integer,
+    /// Floats times weights that are kept as codes and dequantized inside of the product.
+    WeightsInteger,
+    /// Floats times floats that were computed from codes once.
+    DequantizedOnce,
+    /// `DequantizeLinear` before the product: a runtime that has integer kernels fuses it, another
+    /// one dequantizes at every use.
+    Qdq,
+    /// Floats times floats; nothing of it is quantized.
+    Float,
+}
+
+impl std::fmt::Display for Execution {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Integer => "integer",
+            Self::WeightsInteger => "integer weights",
+            Self::DequantizedOnce => "dequantized once",
+            Self::Qdq => "quantize, dequantize",
+            Self::Float => "float",
+        })
+    }
+}
+
+/// What became of a matrix product or convolution.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerReport {
+    /// Position of its operation in the graph.
+    pub node: usize,
+    /// Path of its weight; `?` where both sides are activations.
+    pub path: String,
+    /// The operation: `linear`, `conv2d`…
+    pub operation: &'static str,
+    /// How it is computed.
+    pub execution: Execution,
+    /// Why it is not computed in integers, where something of it is quantized.
+    pub reason: Option<String>,
+    /// Bytes of its weight as the file has it.
+    pub weight_bytes: usize,
+}
