@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::Module;
 use burn_lean_quant::{
-    Granularity, Grid, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor, Site,
-    quantized_weights, quantizers,
+    Granularity, Grid, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor, Scheme,
+    Site, quantized_weights, quantizers,
 };
 
 /// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).
@@ -26,6 +26,27 @@ pub enum ActivationQuantization {
     Static(Grid),
     /// With those of the values at hand: from min(x, 0) to max(x, 0) in 256 steps.
     Dynamic,
+}
+
+/// What ONNX has for the scheme of an activation.
+pub(crate) enum Expressible {
+    Static,
+    Dynamic,
+}
+
+impl Expressible {
+    /// Or why it has nothing. `is_dynamic` says that the range is that of the values at hand.
+    pub(crate) fn of(scheme: &Scheme, is_dynamic: bool) -> Result<Self, &'static str> {
+        if scheme.granularity != Granularity::PerTensor || !scheme.format.is_int() {
+            return Err("ONNX's activations are integers with one scale");
+        }
+        let is_uint8 = scheme.format == NumberFormat::uint8();
+        match is_dynamic {
+            false => Ok(Self::Static),
+            true if is_uint8 && scheme.mapping == Mapping::Affine => Ok(Self::Dynamic),
+            true => Err("ONNX takes dynamic ranges for affine u8 alone"),
+        }
+    }
 }
 
 /// Which weights and activations of a model are quantized.
@@ -79,15 +100,10 @@ impl Quantization {
             let scheme = quantizer.scheme();
             let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless
                 && quantizer.qparams().is_err();
-            let is_plain = scheme.granularity == Granularity::PerTensor && scheme.format.is_int();
-            let is_uint8 = scheme.format == NumberFormat::uint8();
-            let how = match (is_plain, is_dynamic) {
-                (false, _) => Err("ONNX's activations are integers with one scale"),
-                (true, true) if is_uint8 && scheme.mapping == Mapping::Affine => {
-                    Ok(ActivationQuantization::Dynamic)
-                }
-                (true, true) => Err("ONNX takes dynamic ranges for affine u8 alone"),
-                (true, false) => Ok(ActivationQuantization::Static(Grid::of(quantizer)?)),
+            let how = match Expressible::of(scheme, is_dynamic) {
+                Ok(Expressible::Dynamic) => Ok(ActivationQuantization::Dynamic),
+                Ok(Expressible::Static) => Ok(ActivationQuantization::Static(Grid::of(quantizer)?)),
+                Err(why) => Err(why),
             };
             match how {
                 Ok(how) => {

@@ -10,3 +10,4 @@ mod refuses;
 mod rules;
 mod sites;
 mod walk;
+mod walk_rows;

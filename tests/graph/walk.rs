@@ -1,22 +1,18 @@
 //! A walk over batches: the model's own values, replaced weights, rows of products.
 
 use burn::module::Module;
-use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig};
-use burn::nn::{
-    Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, PaddingConfig1d,
-    PaddingConfig2d, PaddingConfig3d,
-};
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_lean::graph::{GraphError, Pass, Product, Walk};
 
 use crate::models::{ConvNet, Decoder, Recurrent};
 use crate::support::{Target, each_device, parameters, tensor, values, with_numbers};
 
 /// Relative error of F32 sums in another order.
-const ROUNDING: f32 = 1e-5;
+pub(crate) const ROUNDING: f32 = 1e-5;
 
-fn near(expected: &[f32], found: &[f32], what: &str) {
+pub(crate) fn near(expected: &[f32], found: &[f32], what: &str) {
     let size = expected.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
     assert_eq!(expected.len(), found.len(), "{what}");
     for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
@@ -30,14 +26,14 @@ fn near(expected: &[f32], found: &[f32], what: &str) {
 
 /// Two layers, the second of which is also the third.
 #[derive(Module, Debug)]
-struct Net {
-    first: Linear,
-    second: Linear,
-    third: Linear,
+pub(crate) struct Net {
+    pub(crate) first: Linear,
+    pub(crate) second: Linear,
+    pub(crate) third: Linear,
 }
 
 impl Net {
-    fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         let layer = |a, b| LinearConfig::new(a, b).init(device);
         with_numbers(
             Self {
@@ -49,14 +45,14 @@ impl Net {
         )
     }
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let x = relu(self.first.forward(x));
         let y = self.second.forward(relu(self.second.forward(x.clone())));
         self.third.forward(relu(x + y))
     }
 }
 
-fn batches(device: &Device) -> Vec<Tensor<2>> {
+pub(crate) fn batches(device: &Device) -> Vec<Tensor<2>> {
     let sizes = [5, 5, 2];
     (0..3)
         .map(|seed| tensor(seed, [sizes[seed as usize], 3], device))
@@ -64,7 +60,7 @@ fn batches(device: &Device) -> Vec<Tensor<2>> {
 }
 
 /// The rows of a product over all batches, one after the other.
-fn all_rows<O: burn_lean::graph::Tensors>(
+pub(crate) fn all_rows<O: burn_lean::graph::Tensors>(
     step: &mut burn_lean::graph::Step<'_, O>,
     product: &Product,
     group: usize,
@@ -314,241 +310,6 @@ fn a_clone_of_a_weight_is_replaced_with_it() {
     walk.finish().unwrap();
     let model = walk.into_model(model);
     assert_eq!(values(model.third.weight.val()), values(other));
-}
-
-/// One layer of each kind that has rows.
-#[derive(Module, Debug)]
-struct Layers {
-    usual: Linear,
-    stored_transposed: Linear,
-    table: Embedding,
-}
-
-#[test]
-fn rows_times_weight_is_what_a_linear_layer_computes() {
-    each_device(|target| {
-        let device = &target.device;
-        let model = Layers {
-            usual: LinearConfig::new(3, 5).with_bias(false).init(device),
-            stored_transposed: LinearConfig::new(5, 4)
-                .with_bias(false)
-                .with_layout(LinearLayout::Col)
-                .init(device),
-            table: EmbeddingConfig::new(6, 4).init(device),
-        };
-        let model = with_numbers(model, 3);
-        // On the left, too: a tied head as users write it.
-        let forward = |model: &Layers, x: Tensor<3>| {
-            let x = model.stored_transposed.forward(model.usual.forward(x));
-            let head = model.table.weight.val().unsqueeze::<3>();
-            let y = x.clone().matmul(head.clone().transpose());
-            (y, head.matmul(x.transpose()))
-        };
-        let batches = [1, 2].map(|seed| tensor::<3>(seed, [2, 7, 3], device));
-        let mut walk = Walk::record(&model, batches, forward).unwrap();
-        let mut seen = Vec::new();
-        while let Some(mut step) = walk.next_product().unwrap() {
-            let product = step.product().unwrap();
-            let x = all_rows(&mut step, &product, 0, 5);
-            assert_eq!(x.dims(), [28, product.inputs]);
-            let weight = step.weight(&product, Pass::Replaced).unwrap();
-            let y = x.matmul(weight.transpose());
-            let left = seen.len() == 3;
-            let own: Vec<Tensor<2>> = (0..2)
-                .map(|batch| step.result::<3>(batch, 0, Pass::Replaced).unwrap())
-                .map(|y| if left { y.transpose() } else { y })
-                .map(|y| y.reshape([14, product.outputs]))
-                .collect();
-            near(
-                &values(Tensor::cat(own, 0)),
-                &values(y),
-                &product.parameter.path,
-            );
-            seen.push(product.parameter.path);
-        }
-        assert_eq!(
-            seen,
-            [
-                "usual.weight",
-                "stored_transposed.weight",
-                "table.weight",
-                "table.weight"
-            ]
-        );
-    });
-}
-
-#[test]
-fn an_embedding_counts_its_indices() {
-    each_device(|target| {
-        let device = &target.device;
-        let table: Embedding = EmbeddingConfig::new(6, 4).init(device);
-        let indices = Tensor::<2, Int>::from_data([[1, 3, 3], [5, 1, 1]], device);
-        let mut walk = Walk::record(&table, [indices], |table, x| table.forward(x)).unwrap();
-        let mut step = walk.next_product().unwrap().unwrap();
-        let product = step.product().unwrap();
-        assert!(product.is_embedding());
-        let x = all_rows(&mut step, &product, 0, 4);
-        assert_eq!(values(x.clone().sum_dim(0)), [0.0, 3.0, 0.0, 2.0, 0.0, 1.0]);
-        let y = x.matmul(step.weight(&product, Pass::Replaced).unwrap().transpose());
-        let own = step.result::<3>(0, 0, Pass::Replaced).unwrap();
-        near(&values(own), &values(y), "the table");
-    });
-}
-
-/// Every third row from the second on of each batch, without the others.
-fn sampled_are_the_same(
-    step: &mut burn_lean::graph::Step<'_, Tensor<3>>,
-    product: &Product,
-    group: usize,
-    all: &[f32],
-) {
-    let mut all: Vec<&[f32]> = all.chunks_exact(product.inputs).collect();
-    for batch in 0..step.batches() {
-        let count = step.row_count(product, batch, Pass::Replaced).unwrap();
-        let own: Vec<&[f32]> = all.drain(..count).collect();
-        let sampled = step.sampled_rows(product, batch, Pass::Replaced, group, 1, 3);
-        let expected: Vec<&[f32]> = own.into_iter().skip(1).step_by(3).collect();
-        assert_eq!(sampled.unwrap(), expected.concat());
-    }
-    assert!(all.is_empty());
-}
-
-/// `X Wᵀ` of each group, as the convolution returns it: `[examples, outputs, positions]`.
-fn by_rows(
-    step: &mut burn_lean::graph::Step<'_, Tensor<3>>,
-    product: &Product,
-    chunk: usize,
-    examples: usize,
-) -> Tensor<3> {
-    let weight = step.weight(product, Pass::Replaced).unwrap();
-    let per_group = product.outputs_per_group();
-    let groups = (0..product.groups).map(|group| {
-        let x = all_rows(step, product, group, chunk);
-        sampled_are_the_same(step, product, group, &values(x.clone()));
-        let own = weight
-            .clone()
-            .slice([group * per_group..(group + 1) * per_group]);
-        let positions = x.dims()[0] / examples;
-        x.matmul(own.transpose())
-            .reshape([examples, positions, per_group])
-            .swap_dims(1, 2)
-    });
-    Tensor::cat(groups.collect(), 1)
-}
-
-fn convolution_by_rows<M: Module>(
-    model: &M,
-    x: [Tensor<5>; 2],
-    forward: impl Fn(&M, Tensor<5>) -> Tensor<3>,
-    groups: usize,
-) {
-    let own: Vec<Tensor<3>> = x.iter().map(|x| forward(model, x.clone())).collect();
-    let examples: usize = x.iter().map(|x| x.dims()[0]).sum();
-    for chunk in [1, 7, 10_000] {
-        let mut walk = Walk::record(model, x.clone(), &forward).unwrap();
-        let mut step = walk.next_product().unwrap().unwrap();
-        let product = step.product().unwrap();
-        assert!(product.is_convolution());
-        assert_eq!(product.groups, groups);
-        let y = by_rows(&mut step, &product, chunk, examples);
-        near(
-            &values(Tensor::cat(own.clone(), 0)),
-            &values(y),
-            "patches times kernel",
-        );
-    }
-}
-
-#[test]
-fn patches_times_kernel_is_what_a_convolution_computes() {
-    each_device(|target| {
-        let device = &target.device;
-        let shape =
-            |d: [usize; 3]| [2, 1].map(|n| tensor(n as u64, [n, 4, d[0], d[1], d[2]], device));
-        let one: Conv1d = Conv1dConfig::new(4, 6, 3)
-            .with_stride(2)
-            .with_dilation(2)
-            .with_groups(2)
-            .with_padding(PaddingConfig1d::Explicit(1, 2))
-            .with_bias(false)
-            .init(device);
-        convolution_by_rows(
-            &with_numbers(one, 1),
-            shape([1, 1, 11]),
-            |conv, x| {
-                let [n, c, _, _, length] = x.dims();
-                conv.forward(x.reshape([n, c, length]))
-            },
-            2,
-        );
-        let two: Conv2d = Conv2dConfig::new([4, 8], [3, 2])
-            .with_stride([2, 1])
-            .with_dilation([1, 2])
-            .with_groups(4)
-            .with_padding(PaddingConfig2d::Explicit(1, 0, 1, 0))
-            .with_bias(false)
-            .init(device);
-        convolution_by_rows(
-            &with_numbers(two, 2),
-            shape([1, 7, 8]),
-            |conv, x| {
-                let [n, c, _, height, width] = x.dims();
-                conv.forward(x.reshape([n, c, height, width])).flatten(2, 3)
-            },
-            4,
-        );
-        let three: Conv3d = Conv3dConfig::new([4, 3], [2, 3, 2])
-            .with_stride([1, 2, 1])
-            .with_padding(PaddingConfig3d::Explicit(1, 1, 0))
-            .with_bias(false)
-            .init(device);
-        convolution_by_rows(
-            &with_numbers(three, 3),
-            shape([4, 5, 4]),
-            |conv, x| conv.forward(x).flatten(2, 4),
-            1,
-        );
-    });
-}
-
-#[test]
-fn the_gram_matrix_of_a_convolution_is_that_of_its_patches_by_hand() {
-    let device = Device::flex();
-    let conv: Conv2d = Conv2dConfig::new([2, 2], [2, 2])
-        .with_groups(2)
-        .with_stride([2, 2])
-        .with_bias(false)
-        .init(&device);
-    // Channel 0 is 1..16, channel 1 is its negative.
-    let x: Vec<f32> = (1..=16)
-        .map(|x| x as f32)
-        .chain((1..=16).map(|x| -x as f32))
-        .collect();
-    let x = Tensor::<1>::from_floats(x.as_slice(), &device).reshape([1, 2, 4, 4]);
-    let mut walk = Walk::record(&conv, [x], |conv, x: Tensor<4>| conv.forward(x)).unwrap();
-    let mut step = walk.next_product().unwrap().unwrap();
-    let product = step.product().unwrap();
-    for group in 0..2 {
-        let x = all_rows(&mut step, &product, group, 100);
-        let mut expected = [[0.0f32; 4]; 4];
-        for patch in [
-            [1., 2., 5., 6.],
-            [3., 4., 7., 8.],
-            [9., 10., 13., 14.],
-            [11., 12., 15., 16.],
-        ] {
-            for i in 0..4 {
-                for j in 0..4 {
-                    expected[i][j] += patch[i] * patch[j];
-                }
-            }
-        }
-        assert_eq!(
-            values(x.clone().transpose().matmul(x)),
-            expected.as_flattened()
-        );
-    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod batch_norm;
 mod fisher;
 mod fisher_checks;
 mod gradient_matrix;
+mod gradual;
 mod gradual_chains;
 mod layerwise;
 mod many_samples;

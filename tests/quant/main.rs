@@ -12,6 +12,7 @@ mod codes;
 mod column_layout;
 mod convert;
 mod fake_quantize;
+mod files;
 mod fold;
 mod half_models;
 mod health;

@@ -2,10 +2,9 @@
 
 use burn::module::Module;
 use burn_lean_graph::{Graph, Tensors, record};
-use burn_lean_quant::{
-    Granularity, Grid, Mapping, NumberFormat, QuantizedGraph, QuantizedOperand, Site,
-};
+use burn_lean_quant::{Grid, QuantizedGraph, QuantizedOperand, Site};
 
+use crate::quantization::Expressible;
 use crate::{ActivationQuantization, DeployError, Edge, Quantization};
 
 /// What the quantizers of `model` say of the operations of `plain`, a recording of the same forward
@@ -53,14 +52,12 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
 /// How an operand becomes integers, if ONNX can say it.
 fn how(operand: &QuantizedOperand) -> Option<ActivationQuantization> {
     let scheme = &operand.scheme;
-    let is_plain = scheme.granularity == Granularity::PerTensor && scheme.format.is_int();
-    if operand.site == Site::Weight || !is_plain {
+    if operand.site == Site::Weight {
         return None;
     }
-    let Some(qparams) = &operand.qparams else {
-        let is_uint8 = scheme.format == NumberFormat::uint8();
-        let is_dynamic = is_uint8 && scheme.mapping == Mapping::Affine;
-        return is_dynamic.then_some(ActivationQuantization::Dynamic);
+    let qparams = match Expressible::of(scheme, operand.qparams.is_none()).ok()? {
+        Expressible::Dynamic => return Some(ActivationQuantization::Dynamic),
+        Expressible::Static => operand.qparams.as_ref()?,
     };
     Some(ActivationQuantization::Static(Grid {
         scale: *qparams.scale.first()?,

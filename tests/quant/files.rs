@@ -1,0 +1,252 @@
+//! Files of converted models.
+
+use crate::convert::{Net, full, prepared, samples, weight_only};
+use crate::support::{each_device, values};
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Device};
+use burn_lean::quant::{
+    ConvertConfig, Learned, Mapping, NumberFormat, ObserverConfig, QuantError, Storage,
+    WeightConfig, WeightGranularity, WeightQuantizer, calibrate, load_safetensors,
+    quantized_weights, save_safetensors,
+};
+use std::path::Path;
+
+#[test]
+fn files_hold_as_many_bits_as_the_codes_have() {
+    let folder = tempfile::tempdir().unwrap();
+    each_device(|target| {
+        for bits in [8, 4, 2, 3] {
+            let net = prepared(full(bits), &target.device);
+            let x = samples(&target.device).remove(0);
+            let path = folder.path().join("net.safetensors");
+            let size = save_safetensors(&net, &path).unwrap();
+            assert_eq!(size, std::fs::metadata(&path).unwrap().len());
+            let file = std::fs::read(&path).unwrap();
+            let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+            let codes = tensors.tensor("fc1.weight.codes").unwrap();
+            assert_eq!(codes.data().len(), 512 * bits as usize / 8);
+
+            let fresh = full(bits).prepare(Net::new(&target.device)).unwrap();
+            let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+            let (converted, _) = ConvertConfig::new().convert(net.clone()).unwrap();
+            assert_eq!(
+                values(loaded.forward(x.clone())),
+                values(converted.forward(x))
+            );
+            // A converted model saves the same codes.
+            let again = folder.path().join("again.safetensors");
+            save_safetensors(&converted, &again).unwrap();
+            let file = std::fs::read(&again).unwrap();
+            let again = safetensors::SafeTensors::deserialize(&file).unwrap();
+            assert_eq!(
+                again.tensor("fc1.weight.codes").unwrap().data(),
+                codes.data()
+            );
+        }
+    });
+}
+
+#[test]
+fn a_file_of_quantized_weights_loads_into_a_plain_model() {
+    let folder = tempfile::tempdir().unwrap();
+    each_device(|target| {
+        let net = prepared(weight_only(4), &target.device);
+        let path = folder.path().join("net.safetensors");
+        save_safetensors(&net, &path).unwrap();
+        let plain = load_safetensors(Net::new(&target.device), &path, Storage::Auto).unwrap();
+        assert!(WeightQuantizer::of(&plain.fc1.weight).is_none());
+        let expected = values(net.fc1.weight.val());
+        assert_eq!(values(plain.fc1.weight.base()), expected);
+    });
+}
+
+fn load(path: &Path) -> QuantError {
+    let net = full(4).prepare(Net::new(&Device::flex())).unwrap();
+    let rejected = load_safetensors(net, path, Storage::Auto).unwrap_err();
+    // The model comes back as it was.
+    assert_eq!(rejected.value().fc1.weight.base().dtype(), DType::F32);
+    rejected.into_error()
+}
+
+#[test]
+fn damaged_and_foreign_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    let reason = |error: QuantError| match error {
+        QuantError::File { reason, .. } => reason,
+        other => panic!("{other:?}"),
+    };
+    assert!(reason(load(&path)).contains("No such file"));
+    std::fs::write(&path, b"nonsense").unwrap();
+    reason(load(&path));
+
+    let net = prepared(full(4), &Device::flex());
+    save_safetensors(&net, &path).unwrap();
+    let good = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &good[..good.len() - 7]).unwrap();
+    reason(load(&path));
+
+    // The scale of a channel becomes NaN.
+    let tensors = safetensors::SafeTensors::deserialize(&good).unwrap();
+    let scale = tensors.tensor("fc1.weight.scale").unwrap().data();
+    let start = scale.as_ptr() as usize - good.as_ptr() as usize;
+    let mut bad = good.clone();
+    bad[start..start + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&path, &bad).unwrap();
+    assert!(reason(load(&path)).contains("`fc1.weight`: the scale"));
+
+    // −8 is no code of the narrow range.
+    let codes = tensors.tensor("fc1.weight.codes").unwrap().data();
+    let start = codes.as_ptr() as usize - good.as_ptr() as usize;
+    let mut bad = good.clone();
+    bad[start] = 0x88;
+    std::fs::write(&path, &bad).unwrap();
+    assert!(reason(load(&path)).contains("-8"));
+
+    let replaced = |from: &str, to: &str| {
+        assert_eq!(from.len(), to.len());
+        let at = good
+            .windows(from.len())
+            .position(|window| window == from.as_bytes())
+            .unwrap();
+        let mut bad = good.clone();
+        bad[at..at + to.len()].copy_from_slice(to.as_bytes());
+        std::fs::write(&path, bad).unwrap();
+        reason(load(&path))
+    };
+    assert!(replaced("burn-lean-quant", "burn-lean-other").contains("no file of a quantized"));
+    assert!(replaced("\"version\":\"2\"", "\"version\":\"7\"").contains("version 7"));
+    assert!(replaced("\"fc1.bias\"", "\"fc1.bios\"").contains("`fc1.bias` is missing"));
+
+    // Of another scheme, and of another model.
+    save_safetensors(&prepared(full(8), &Device::flex()), &path).unwrap();
+    let error = load(&path);
+    assert!(
+        error.to_string().starts_with("parameter `fc1.weight`: "),
+        "{error}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("another scheme than INT4 narrow"),
+        "{error}"
+    );
+    std::fs::write(&path, &good).unwrap();
+    let wide = LinearConfig::new(3, 4).init(&Device::flex());
+    let rejected = load_safetensors(wide, &path, Storage::Auto).unwrap_err();
+    assert!(reason(rejected.into_error()).contains("`weight` is missing"));
+}
+
+/// Bytes of the tensors in a file: without its header.
+fn tensor_bytes(path: &Path) -> usize {
+    let file = std::fs::read(path).unwrap();
+    let header = u64::from_le_bytes(file[..8].try_into().unwrap());
+    file.len() - 8 - header as usize
+}
+
+#[test]
+fn every_file_that_can_be_written_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    let again = folder.path().join("again.safetensors");
+    let formats = [
+        NumberFormat::uint(4),
+        NumberFormat::uint8(),
+        NumberFormat::int8(),
+        NumberFormat::int(4),
+        NumberFormat::int(4).narrow(),
+    ];
+    each_device(|target| {
+        for format in formats {
+            for mapping in [Mapping::Affine, Mapping::Symmetric] {
+                for learned in [Learned::None, Learned::Lsq] {
+                    if (mapping, learned) == (Mapping::Affine, Learned::Lsq) {
+                        continue;
+                    }
+                    let weight = WeightConfig::new()
+                        .with_format(format)
+                        .with_mapping(mapping)
+                        .with_learned(learned);
+                    let config = full(8).with_weight(weight);
+                    let net = prepared(config.clone(), &target.device);
+                    save_safetensors(&net, &path).unwrap();
+                    let fresh = config.prepare(Net::new(&target.device)).unwrap();
+                    let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+                    let x = samples(&target.device).remove(0);
+                    let case = format!("{format:?} {mapping:?} {learned:?}");
+                    assert_eq!(
+                        values(loaded.forward(x.clone())),
+                        values(net.forward(x)),
+                        "{case}"
+                    );
+                    // And written again as it was.
+                    save_safetensors(&loaded, &again).unwrap();
+                    let codes = |model| quantized_weights(model).unwrap();
+                    assert_eq!(codes(&loaded), codes(&net), "{case}");
+                    assert_eq!(tensor_bytes(&again), tensor_bytes(&path), "{case}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_of_blocks_holds_codes_and_scales_and_the_report_counts_its_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    let device = Device::flex();
+    for (size, bits_per_weight) in [(16, 6.0), (32, 5.0)] {
+        let layer = || LinearConfig::new(512, 256).with_bias(false).init(&device);
+        let weight = WeightConfig::int(4).with_granularity(WeightGranularity::PerBlock { size });
+        for observer in [ObserverConfig::Memoryless, ObserverConfig::MinMax] {
+            let config = weight_only(4).with_weight(weight.clone().with_observer(observer));
+            let prepared = config.prepare(layer()).unwrap();
+            let run = |layer: &Linear| drop(layer.weight.val());
+            let prepared = match observer {
+                ObserverConfig::Memoryless => prepared,
+                _ => calibrate(prepared, run).unwrap(),
+            };
+            let (converted, report) = ConvertConfig::new().convert(prepared).unwrap();
+            save_safetensors(&converted, &path).unwrap();
+            let bytes = tensor_bytes(&path);
+            assert_eq!(report.packed_bytes(), bytes, "{observer:?}");
+            let bits = 8.0 * bytes as f64 / (512.0 * 256.0);
+            // What is left of the quantizer are some integers.
+            assert!(bits < bits_per_weight + 0.01, "{observer:?}: {bits}");
+        }
+    }
+}
+
+/// Bytes of a multilayer perceptron for 28 × 28 pixels, as files.
+#[test]
+fn a_file_of_eight_bits_is_a_quarter_of_the_float_record() {
+    #[derive(Module, Debug)]
+    struct Perceptron {
+        fc1: Linear,
+        fc2: Linear,
+    }
+    let device = Device::flex();
+    let model = Perceptron {
+        fc1: LinearConfig::new(784, 256).init(&device),
+        fc2: LinearConfig::new(256, 10).init(&device),
+    };
+    let float = model.clone().into_record().into_bytes().unwrap().len() as f64;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    for (bits, goal) in [(8, 0.27), (4, 0.14), (2, 0.08)] {
+        let prepared = weight_only(bits).prepare(model.clone()).unwrap();
+        let file = save_safetensors(&prepared, &path).unwrap() as f64;
+        let (converted, report) = ConvertConfig::new().convert(prepared).unwrap();
+        let record = converted.into_record().into_bytes().unwrap().len() as f64;
+        println!(
+            "W{bits}: file {:.3}, record {:.3}, {}",
+            file / float,
+            record / float,
+            report.ratio()
+        );
+        assert!(file / float < goal, "{}", file / float);
+        // On the CPU a code takes a byte in Burn's own record, whatever its bits.
+        assert!(record / float < 0.27, "{}", record / float);
+    }
+}
