@@ -2,7 +2,9 @@
 //!
 //! `cargo bench --bench amp -- --device flex --json FILE`
 //!
-//! All variants of a network run interleaved in one process; times and ratios are medians.
+//! All variants of a network run interleaved in one process; times and ratios are medians. "held" is
+//! what is allocated between forward and backward pass, of that in F32; "bytes" is what the audit
+//! says of it, weights included.
 
 #[path = "support/mod.rs"]
 mod harness;
@@ -26,7 +28,11 @@ use burn_lean::amp::{
 };
 use clap::Parser;
 use harness::{ConvNet, Variant, interleave};
+use peak_alloc::PeakAlloc;
 use support::{Cell, DeviceName, Table};
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
 
 /// Benchmark of mixed precision.
 #[derive(Parser)]
@@ -71,8 +77,11 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             "no-wait %",
             "unedited / region",
             "cached / region",
+            "unedited / F32",
             "bytes",
             "bytes of F32",
+            "held by region",
+            "held unedited",
         ],
     );
     benchmark::<Mlp>(arguments, &device, &mut table)?;
@@ -240,7 +249,11 @@ fn benchmark<N: Network>(
         let audit = audit(&model, &autocast, |model, autocast, device| {
             model.loss(autocast, N::input(arguments.large, device))
         })?;
-        rows.push((support::dtype_name(&autocast), audit.memory));
+        let held = [Way::Plain, Way::Unedited]
+            .map(|way| held::<N>(arguments.large, dtype, way, device))
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()?;
+        rows.push((support::dtype_name(&autocast), audit.memory, held));
         for way in WAYS {
             variants.push(variant::<N>(arguments.large, dtype, way, device)?);
         }
@@ -250,6 +263,40 @@ fn benchmark<N: Network>(
     interleave(&mut variants, samples, steps, device, &bar)?;
     report(N::NAME, &rows, &variants, table);
     Ok(())
+}
+
+/// Bytes that a forward pass leaves for the backward pass, on devices that compute in the memory of
+/// the process: allocated when the loss is there, but not before.
+fn held<N: Network>(
+    large: bool,
+    dtype: FloatDType,
+    way: Way,
+    device: &Device,
+) -> Result<Option<u64>, AmpError> {
+    let name = format!("{device:?}").to_lowercase();
+    if !(name.contains("flex") || name.contains("ndarray")) {
+        return Ok(None);
+    }
+    let network = N::new(large, device);
+    let input = N::input(large, device);
+    let autocast = Autocast::new(dtype).with_fallback(Fallback::Emulate);
+    let (model, autocast) = match way {
+        Way::Unedited | Way::Cached => (network, autocast.cached()),
+        Way::Off | Way::Plain | Way::NoWait => AutocastConfig::new(dtype)
+            .with_fallback(Fallback::Emulate)
+            .prepare(network)?,
+    };
+    let loss = || match way {
+        Way::Unedited | Way::Cached => model.unedited_loss(&autocast, input.clone()),
+        Way::Off | Way::Plain | Way::NoWait => Ok(model.loss(&autocast, input.clone())),
+    };
+    // What is made once is made.
+    drop(loss()?.backward());
+    let before = HEAP.current_usage();
+    let loss = loss()?;
+    let held = HEAP.current_usage().saturating_sub(before);
+    drop(loss.backward());
+    Ok(Some(held as u64))
 }
 
 fn variant<N: Network>(
@@ -303,13 +350,17 @@ fn variant<N: Network>(
     })
 }
 
-fn report(network: &str, rows: &[(String, Memory)], variants: &[Variant], table: &mut Table) {
+type Row = (String, Memory, Vec<Option<u64>>);
+
+fn report(network: &str, rows: &[Row], variants: &[Variant], table: &mut Table) {
     // F32 without a scaler is what a plain training loop costs.
     let f32_step = &variants[0];
-    for ((dtype, memory), variants) in rows.iter().zip(variants.chunks(WAYS.len())) {
+    let f32_held = rows.first().and_then(|(_, _, held)| held[0]);
+    for ((dtype, memory, held), variants) in rows.iter().zip(variants.chunks(WAYS.len())) {
         let [off, plain, no_wait, unedited, cached] = variants else {
             unreachable!("every dtype has a variant for each way");
         };
+        let of_f32 = |held: Option<u64>| Some(held? as f64 / f32_held? as f64);
         let share = |of: &Variant| of.compared(off, |with, without| 100.0 * (1.0 - without / with));
         table.push([
             network.into(),
@@ -320,8 +371,11 @@ fn report(network: &str, rows: &[(String, Memory)], variants: &[Variant], table:
             Cell::optional(share(no_wait), 1),
             Cell::optional(unedited.compared(plain, |a, b| a / b), 2),
             Cell::optional(cached.compared(plain, |a, b| a / b), 2),
+            Cell::optional(unedited.compared(f32_step, |amp, f32| amp / f32), 2),
             Cell::Integer(memory.total() as u64),
             Cell::Number(memory.ratio(), 3),
+            Cell::optional(of_f32(held[0]), 3),
+            Cell::optional(of_f32(held[1]), 3),
         ]);
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{
-    BaseOperationIr, BatchNormOpIr, IrVisitorMut, ModuleOperationIr, OperationIr, ScalarIr,
-    TensorId,
+    ActivationOperationIr, BaseOperationIr, BatchNormOpIr, IrVisitorMut, ModuleOperationIr,
+    OperationIr, ScalarIr, TensorId,
 };
 use burn::tensor::TensorData;
 
@@ -190,6 +190,47 @@ impl<'a> Node<'a> {
     /// The numbers in it: the addend of an `add_scalar`, the value of a `mask_fill`.
     pub fn scalars(&self) -> Vec<f64> {
         scalars(self.operation())
+    }
+
+    /// Whether the numbers of its float results are those of its float operands, or zero: views,
+    /// choices by place or by order, and what is cut off at zero.
+    ///
+    /// Rounding its operands is rounding its results.
+    pub fn moves(&self) -> bool {
+        self.is_view()
+            || match self.operation() {
+                OperationIr::BaseFloat(base) => matches!(
+                    base,
+                    BaseOperationIr::Select(_)
+                        | BaseOperationIr::Gather(_)
+                        | BaseOperationIr::GatherNd(_)
+                        | BaseOperationIr::MaskWhere(_)
+                        | BaseOperationIr::RepeatDim(_)
+                        | BaseOperationIr::Cat(_)
+                ),
+                OperationIr::Activation(ActivationOperationIr::Relu(_)) => true,
+                OperationIr::Module(module) => matches!(
+                    module,
+                    ModuleOperationIr::MaxPool1d(_)
+                        | ModuleOperationIr::MaxPool1dWithIndices(_)
+                        | ModuleOperationIr::MaxPool2d(_)
+                        | ModuleOperationIr::MaxPool2dWithIndices(_)
+                ),
+                _ => false,
+            }
+    }
+
+    /// Whether its result is as large as its operand, and costs no more to compute than to read.
+    pub(crate) fn is_light(&self) -> bool {
+        matches!(
+            self.operation(),
+            OperationIr::Activation(ActivationOperationIr::Relu(_))
+                | OperationIr::BaseFloat(
+                    BaseOperationIr::Reshape(_)
+                        | BaseOperationIr::SwapDims(_)
+                        | BaseOperationIr::Permute(_)
+                )
+        )
     }
 
     /// Whether it only looks at its operand in another way: its result has the same numbers.

@@ -56,7 +56,7 @@ pub use interpret::name as operation_name;
 pub use record::placeholders::Parameter;
 pub use record::{Recording, record};
 pub use recordings::Recordings;
-pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};
+pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Round, Rules};
 pub use sites::{HookInfo, Place, Role, Site, SiteUse};
 pub use tensors::{TensorMapper, Tensors, shapes, signature};
 pub use verify::{Verified, record_with_backward};

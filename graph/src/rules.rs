@@ -29,13 +29,17 @@ pub enum Precision {
 pub enum Arithmetic {
     /// By itself.
     Native,
-    /// Half is how tensors are stored: products run in F32 on widened operands, and their results
-    /// are rounded, as units with F32 accumulators do it.
+    /// Half is how tensors are stored: operations run in F32 on widened operands, and what leaves
+    /// a product is rounded where it is read in half, as units with F32 accumulators do it. For a
+    /// device whose half arithmetic is slower than its conversions.
     Widened,
-    /// Half is a grid of F32 numbers: this function rounds a value, and the gradient on its way
-    /// back, to that of a dtype.
-    Emulated(fn(DispatchTensor, FloatDType) -> DispatchTensor),
+    /// As a device that has the half dtype would compute: the result of each operation in half is
+    /// on the grid of half numbers, held in F32.
+    Emulated(Round),
 }
+
+/// Rounds a value, and the gradient on its way back, to the grid of a dtype.
+pub type Round = fn(DispatchTensor, FloatDType) -> DispatchTensor;
 
 impl std::fmt::Debug for Arithmetic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -119,16 +123,46 @@ impl Graph {
                 };
             }
         }
+        self.cast_before_moves(&mut precisions);
         let mut dtypes: HashMap<TensorId, DType> = HashMap::new();
-        self.nodes()
-            .map(|node| {
-                // A product that is computed in F32 anyway need not be rounded for readers in F32.
-                let widened = matches!(rules.arithmetic(), Arithmetic::Widened)
-                    && self
-                        .is_read_by(node, |reader| precisions[reader.index()] == Precision::Full);
-                self.assign_one(rules, node, precisions[node.index()], widened, &mut dtypes)
-            })
-            .collect()
+        let mut assigned: Vec<Assignment> = self
+            .nodes()
+            .map(|node| self.assign_one(rules, node, precisions[node.index()], &mut dtypes))
+            .collect();
+        if matches!(rules.arithmetic(), Arithmetic::Widened) {
+            self.keep_wide(&mut assigned);
+        }
+        assigned
+    }
+
+    /// What is only moved, or cut off at zero, on its way to readers in half is cast before: the
+    /// numbers are the same, and what is kept for the backward pass is half.
+    fn cast_before_moves(&self, precisions: &mut [Precision]) {
+        for index in (0..precisions.len()).rev() {
+            let node = self.node(index);
+            if precisions[index] == Precision::Widest
+                && node.hook().is_none()
+                && node.moves()
+                && self.is_read_by(node, |reader| precisions[reader.index()] == Precision::Half)
+            {
+                precisions[index] = Precision::Half;
+            }
+        }
+    }
+
+    /// The result of a product that is computed in F32 anyway is not rounded for readers in F32.
+    fn keep_wide(&self, assigned: &mut [Assignment]) {
+        for index in 0..assigned.len() {
+            let node = self.node(index);
+            if assigned[index].precision == Precision::Half
+                && !node.moves()
+                && self.is_read_by(node, |reader| {
+                    assigned[reader.index()].operands == Some(FloatDType::F32)
+                })
+            {
+                assigned[index].results = assigned[index].results.map(|_| DType::F32);
+            }
+        }
     }
 
     /// Whether something reads the results of an operation, and all that does is of a kind.
@@ -144,7 +178,6 @@ impl Graph {
         rules: &impl Rules,
         node: Node<'_>,
         precision: Precision,
-        widened: bool,
         dtypes: &mut HashMap<TensorId, DType>,
     ) -> Assignment {
         let operation = node.operation();
@@ -165,13 +198,11 @@ impl Graph {
             Precision::Widest | Precision::Follow => mixed.then_some(FloatDType::F32),
             Precision::AsRecorded => None,
         };
-        let widened = widened && precision == Precision::Half;
         let is_cast = matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Cast(_)));
         let mut results = None;
         for output in operation.outputs().filter(|tensor| tensor.dtype.is_float()) {
             let dtype = match (operands, found.first()) {
                 _ if is_cast => output.dtype,
-                (Some(_), _) if widened => DType::F32,
                 (Some(dtype), _) => dtype.into(),
                 (None, Some(dtype)) => *dtype,
                 (None, None) => output.dtype,

@@ -12,6 +12,7 @@ mod grad_scaler;
 mod gradient_checkpointing;
 mod model;
 mod optimizers;
+mod placement;
 mod regions;
 mod resume;
 mod run;

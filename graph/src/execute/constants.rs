@@ -76,7 +76,7 @@ impl Graph {
             if depends || instead_of_random(operation, &alive.device()).is_some() {
                 continue;
             }
-            alive.begin(node.index(), assignment, node.is_view());
+            alive.begin(node, assignment);
             // An operand that was given away at its last read is put back.
             for input in operation.inputs() {
                 if let Some(value) = values.get(&input.id) {

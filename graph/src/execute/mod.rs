@@ -2,6 +2,8 @@
 
 mod constants;
 mod observe;
+mod recompute;
+mod storage;
 mod tensors;
 mod write_back;
 
@@ -160,7 +162,7 @@ impl Graph {
         let mut alive = Alive::new(self, parameters, inputs, device, rules.arithmetic());
         let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments) {
-            alive.begin(node.index(), assignment, node.is_view());
+            alive.begin(node, assignment);
             observer.before(&node, &Observed(&mut alive));
             let operation = node.operation();
             if hooks.is_none()

@@ -10,9 +10,11 @@ use burn::backend::{
 use burn::tensor::{DType, FloatDType, TensorData};
 
 use super::cast;
+use super::recompute::Recompute;
+use super::storage::HalfStorage;
 use crate::interpret::Operands;
 use crate::rules::is_castable;
-use crate::{Arithmetic, Assignment, Graph, GraphError, Precision};
+use crate::{Arithmetic, Assignment, Graph, GraphError, Node, Precision};
 
 /// Tensors by the names that they have in the graph.
 pub(crate) struct Alive<'a> {
@@ -24,9 +26,12 @@ pub(crate) struct Alive<'a> {
     casts: HashMap<(TensorId, Form), DispatchTensor>,
     /// Values that are on the half grid, where half is emulated.
     on_grid: HashSet<TensorId>,
+    recompute: Recompute,
     /// The current operation.
     assignment: Assignment,
-    is_view: bool,
+    moves: bool,
+    /// It is recomputed in the backward pass.
+    is_recomputed: bool,
     index: usize,
 }
 
@@ -35,7 +40,7 @@ pub(crate) struct Alive<'a> {
 enum Form {
     /// A dtype.
     Is(FloatDType),
-    /// F32 numbers that have been in a half dtype.
+    /// F32 numbers on a half grid; stored in half for the backward pass.
     Widened(FloatDType),
     /// F32 numbers on a half grid.
     Rounded(FloatDType),
@@ -61,6 +66,7 @@ impl<'a> Alive<'a> {
         }
         Self {
             graph,
+            recompute: Recompute::on(&device),
             device,
             arithmetic,
             values,
@@ -71,15 +77,22 @@ impl<'a> Alive<'a> {
                 operands: None,
                 results: None,
             },
-            is_view: false,
+            moves: false,
+            is_recomputed: false,
             index: 0,
         }
     }
 
-    pub(crate) fn begin(&mut self, index: usize, assignment: Assignment, is_view: bool) {
-        self.index = index;
+    pub(crate) fn begin(&mut self, node: Node<'_>, assignment: Assignment) {
+        self.index = node.index();
         self.assignment = assignment;
-        self.is_view = is_view;
+        self.moves = node.moves();
+        self.is_recomputed = match self.arithmetic {
+            Arithmetic::Emulated(_) => false,
+            Arithmetic::Native | Arithmetic::Widened => {
+                node.is_light() && self.half_result().is_some()
+            }
+        };
     }
 
     pub(crate) fn end(&mut self, index: usize) {
@@ -135,23 +148,40 @@ impl<'a> Alive<'a> {
         let to = self.assignment.operands.filter(|_| is_castable(dtype))?;
         let half = matches!(to, FloatDType::F16 | FloatDType::BF16);
         match self.arithmetic {
-            Arithmetic::Emulated(_) => {
-                (half && !self.on_grid.contains(&id)).then_some(Form::Rounded(to))
-            }
-            Arithmetic::Widened if half && self.assignment.precision == Precision::Half => {
-                Some(Form::Widened(to))
-            }
-            _ => (dtype != DType::from(to)).then_some(Form::Is(to)),
+            Arithmetic::Native => (dtype != DType::from(to)).then_some(Form::Is(to)),
+            _ if !half => (dtype != DType::from(to)).then_some(Form::Is(to)),
+            _ if self.on_grid.contains(&id) => None,
+            Arithmetic::Widened => Some(Form::Widened(to)),
+            Arithmetic::Emulated(_) => Some(Form::Rounded(to)),
         }
     }
 
     fn bring(&self, value: DispatchTensor, form: Form) -> DispatchTensor {
         match (form, self.arithmetic) {
+            (Form::Is(FloatDType::F32), Arithmetic::Native) => match value.dtype() {
+                DType::F16 => Dispatch::widen(value, false),
+                DType::BF16 => Dispatch::widen(value, true),
+                _ => cast(value, FloatDType::F32),
+            },
             (Form::Is(dtype), _) => cast(value, dtype),
-            (Form::Widened(half), _) => cast(cast(value, half), FloatDType::F32),
+            (Form::Widened(half), _) => through(value, half),
             (Form::Rounded(half), Arithmetic::Emulated(round)) => round(value, half),
             (Form::Rounded(_), _) => value,
         }
+    }
+
+    /// An operand in another form; one tensor for all that read it.
+    fn brought(&mut self, tensor: &TensorIr, form: Form) -> DispatchTensor {
+        if let Some(value) = self.casts.get(&(tensor.id, form)) {
+            return value.clone();
+        }
+        let last = self.is_last_read(tensor.id);
+        let value = self.take(tensor);
+        let value = self.bring(value, form);
+        if !last {
+            self.casts.insert((tensor.id, form), value.clone());
+        }
+        value
     }
 
     /// The dtype in which the current operation gives its float results, if it is half.
@@ -175,17 +205,12 @@ impl Operands for Alive<'_> {
             let to = self.assignment.operands.unwrap_or(tensor.dtype.into());
             return Dispatch::dequantize(self.take(tensor), to);
         }
-        let Some(form) = self.form(tensor.id, dtype) else {
-            return self.take(tensor);
+        let mut value = match self.form(tensor.id, dtype) {
+            None => self.take(tensor),
+            Some(form) => self.brought(tensor, form),
         };
-        if let Some(value) = self.casts.get(&(tensor.id, form)) {
-            return value.clone();
-        }
-        let last = self.is_last_read(tensor.id);
-        let value = self.take(tensor);
-        let value = self.bring(value, form);
-        if !last {
-            self.casts.insert((tensor.id, form), value.clone());
+        if self.is_recomputed {
+            self.recompute.mark(&mut value);
         }
         value
     }
@@ -203,14 +228,22 @@ impl Operands for Alive<'_> {
         if let Some(half) = self.half_result().filter(|_| tensor.dtype.is_float()) {
             match self.arithmetic {
                 Arithmetic::Native => {}
-                Arithmetic::Widened => value = cast(value, half),
+                Arithmetic::Widened => {
+                    self.on_grid.insert(tensor.id);
+                    if !self.moves {
+                        value = through(value, half);
+                    }
+                }
                 Arithmetic::Emulated(round) => {
                     self.on_grid.insert(tensor.id);
-                    if !self.is_view {
+                    if !self.moves {
                         value = round(value, half);
                     }
                 }
             }
+        }
+        if self.is_recomputed {
+            self.recompute.unmark(&mut value);
         }
         self.values.insert(tensor.id, value);
     }
@@ -222,6 +255,15 @@ impl Operands for Alive<'_> {
     fn made(&self, declared: DType) -> FloatDType {
         declared.into()
     }
+}
+
+/// F32 numbers that have been in a half dtype, and are kept in it for the backward pass.
+fn through(value: DispatchTensor, half: FloatDType) -> DispatchTensor {
+    let bfloat = half == FloatDType::BF16;
+    Dispatch::widen(
+        Dispatch::narrow(cast(value, FloatDType::F32), bfloat),
+        bfloat,
+    )
 }
 
 /// A tensor of any kind on a device.
