@@ -36,23 +36,32 @@
 //! across residual sums), [`Order::Layer`], and for grids searched ranges and refined codes
 //! ([`Rounding::Compensated`]).
 
+mod block;
 mod collect;
 mod driver;
 mod error;
 mod file;
 mod grid;
+mod kv_cache;
 mod preset;
 mod report;
 mod round;
 mod scaling;
 mod solve;
 mod state;
+mod stream;
 mod structure;
+mod tokens;
 mod weight;
+mod work;
 
 pub use driver::{Compressed, OneShot};
 pub use error::OneShotError;
 pub use file::load_compressed;
-pub use preset::{Order, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling, Target};
+pub use kv_cache::{KvCache, KvFormat};
+pub use preset::{
+    Activations, Order, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling, Target,
+};
 pub use report::{BlockReport, LayerReport, Report};
+pub use stream::Streamed;
 pub use weight::{CompressedWeight, Grid};
