@@ -134,7 +134,7 @@ impl<O: Tensors> Work<'_, O> {
                 };
                 let size = per_group * product.inputs;
                 let own = &dense[part * size..(part + 1) * size];
-                let solved = compress(&gram, own, self.preset, path)?;
+                let solved = compress(gram, own, self.preset, path)?;
                 objective += solved.objective;
                 scale += solved.scale;
                 dead = dead.max(solved.dead_inputs);
