@@ -60,12 +60,15 @@ pub(crate) fn run(
         Ok((format!("layers.{number}"), block))
     });
     let mut bytes = 4 * ends.num_params();
+    // Beginning a block forgets the peak so far.
+    let mut peak = whole.bytes();
     let store = |number: usize, done: Compressed<LoneBlock>| -> Result<(), Box<dyn Error>> {
         let file = folder.join(format!("block-{number:04}.safetensors"));
         done.save(&file)?;
         through(&done.model, &mut compressed.borrow_mut());
         let weights: usize = done.report.layers.iter().map(|layer| layer.weights).sum();
         bytes += 4 * (done.model.num_params() - weights) + done.report.bytes();
+        peak = peak.max(whole.bytes());
         let block = &done.report.blocks[0];
         println!(
             "layers.{number}: {:.1} s, {} bytes of memory at most, {} of XᵀX and XᵀY",
@@ -91,7 +94,7 @@ pub(crate) fn run(
         rate: None,
         bytes,
         seconds,
-        peak: whole.bytes(),
+        peak,
     };
     rows.push(name, preset, &row);
     Ok(rows.publish(cli.json.as_deref())?)
