@@ -42,13 +42,16 @@ pub struct KvCache {
 /// What is kept of a tensor.
 #[derive(Debug, Clone)]
 enum Kept {
-    Float(Tensor<4>),
-    Codes {
-        codes: Tensor<4, Int>,
-        scales: Tensor<4>,
-        /// The dtype of what was kept.
-        dtype: FloatDType,
-    },
+    Float(Box<Tensor<4>>),
+    Codes(Box<Codes>),
+}
+
+#[derive(Debug, Clone)]
+struct Codes {
+    codes: Tensor<4, Int>,
+    scales: Tensor<4>,
+    /// The dtype of what was kept.
+    dtype: FloatDType,
 }
 
 impl KvCache {
@@ -99,67 +102,57 @@ impl KvCache {
 impl Kept {
     fn new(x: Tensor<4>, format: KvFormat) -> Self {
         match format {
-            KvFormat::Float => Self::Float(x),
+            KvFormat::Float => Self::Float(Box::new(x)),
             KvFormat::Int8 => {
                 let narrowest = narrowest(&x.device());
                 let dtype = FloatDType::from(x.dtype());
                 let (codes, scales) = codes(x, 8);
-                Self::Codes {
+                Self::Codes(Box::new(Codes {
                     codes: codes.int().cast(narrowest),
                     scales,
                     dtype,
-                }
+                }))
             }
         }
     }
 
     fn followed_by(self, new: Self) -> Self {
         match (self, new) {
-            (Self::Float(old), Self::Float(new)) => Self::Float(Tensor::cat(vec![old, new], 2)),
-            (
-                Self::Codes {
-                    codes,
-                    scales,
-                    dtype,
-                },
-                Self::Codes {
-                    codes: more,
-                    scales: more_scales,
-                    ..
-                },
-            ) => Self::Codes {
-                codes: Tensor::cat(vec![codes, more], 2),
-                scales: Tensor::cat(vec![scales, more_scales], 2),
-                dtype,
-            },
+            (Self::Float(old), Self::Float(new)) => {
+                Self::Float(Box::new(Tensor::cat(vec![*old, *new], 2)))
+            }
+            (Self::Codes(old), Self::Codes(new)) => Self::Codes(Box::new(Codes {
+                codes: Tensor::cat(vec![old.codes, new.codes], 2),
+                scales: Tensor::cat(vec![old.scales, new.scales], 2),
+                dtype: old.dtype,
+            })),
             _ => unreachable!("a cache has one format"),
         }
     }
 
     fn values(&self) -> Tensor<4> {
         match self {
-            Self::Float(x) => x.clone(),
-            Self::Codes {
-                codes,
-                scales,
-                dtype,
-            } => (codes.clone().float().cast(DType::F32) * scales.clone()).cast(*dtype),
+            Self::Float(x) => (**x).clone(),
+            Self::Codes(kept) => {
+                let codes = kept.codes.clone().float().cast(DType::F32);
+                (codes * kept.scales.clone()).cast(kept.dtype)
+            }
         }
     }
 
     fn dims(&self) -> [usize; 4] {
         match self {
             Self::Float(x) => x.dims(),
-            Self::Codes { codes, .. } => codes.dims(),
+            Self::Codes(kept) => kept.codes.dims(),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Self::Float(x) => x.shape().num_elements() * x.dtype().size(),
-            Self::Codes { codes, scales, .. } => {
-                codes.shape().num_elements() * codes.dtype().size()
-                    + scales.shape().num_elements() * scales.dtype().size()
+            Self::Codes(kept) => {
+                kept.codes.shape().num_elements() * kept.codes.dtype().size()
+                    + kept.scales.shape().num_elements() * kept.scales.dtype().size()
             }
         }
     }

@@ -5,8 +5,8 @@ use burn_lean::oneshot::{OneShot, Preset};
 
 use crate::checkpoint::Windows;
 use crate::finetune::{Finetuning, divergence, finetune};
-use crate::support::{each_device, parameters, values};
-use crate::{logit_error, small_llama, tokens};
+use crate::support::{each_device, values};
+use crate::{logit_error, parameter, small_llama, tokens};
 
 #[test]
 fn the_divergence_and_its_gradient_are_those_of_the_formula() {
@@ -83,14 +83,7 @@ fn the_model_comes_closer_to_the_original_and_its_zeros_stay() {
     let after = logit_error(&tuned, &original, &device);
     assert!(after < before, "{after} {before}");
     for weight in &done.weights {
-        let find = |model| {
-            let found = parameters(model).into_iter();
-            found
-                .filter(|one| one.path == weight.path)
-                .next()
-                .unwrap()
-                .values
-        };
+        let find = |model| parameter(model, &weight.path).values;
         let (pruned, tuned) = (find(&done.model), find(&tuned));
         assert_eq!(pruned.len(), 2 * weight.zeros());
         let held = pruned.iter().zip(&tuned);
