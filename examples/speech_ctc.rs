@@ -16,7 +16,7 @@
 //!
 //! # The blank
 //!
-//! The network says something every 40 ms, but nobody says where in a recording a symbol begins or
+//! The network says something every 80 ms, but nobody says where in a recording a symbol begins or
 //! ends, and the strings have other lengths than the sounds. Connectionist temporal classification
 //! (Graves et al. 2006) takes all alignments: every sequence of one class per step from which the
 //! string remains once repeats are made one and then the *blank* is dropped. The loss is the
@@ -38,7 +38,7 @@
 //!
 //! Each is measured as it is read back from the file that it is shipped in.
 //!
-//! - `fp32`: the network, two convolutions and two layers of attention, as Burn has them.
+//! - `fp32`: the network, four convolutions and a layer of attention, as Burn has them.
 //! - `amp`: trained and run by `Autocast::run`, from the same weights over the same batches.
 //! - `pruned`: `fp32`, pruned with the defaults and fine-tuned with its zeros held.
 //! - `w8a8`: `fp32`, quantized after training: 8 bits for weights and for inputs of layers.
@@ -88,7 +88,7 @@ struct Cli {
     /// Folder with the recordings, or with the folder `recordings`; without it, tones.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Passes over the training recordings [default: 40 for speech, 60 for tones].
+    /// Passes over the training recordings [default: 24 for speech, 60 for tones].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..100_000))]
     epochs: Option<u64>,
     /// Passes over them after pruning [default: two fifths of the epochs].
@@ -147,7 +147,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         println!("no --data: tones instead of speech");
     }
     let epochs = cli.epochs.unwrap_or(match cli.data.is_some() {
-        true => 40,
+        true => 24,
         false => 60,
     });
     std::fs::create_dir_all(&cli.out)

@@ -1,5 +1,6 @@
 //! A model of the Llama family from Burn's parts: RMS norms, rotary positions, grouped-query
-//! attention, SwiGLU. An ordinary model: nothing in it knows of compression.
+//! attention, SwiGLU. An ordinary model: nothing in it knows of compression, but that the attribute
+//! `quantize_calls` lets a linear layer that carries a quantizer use it.
 
 use burn::module::Module;
 use burn::nn::{
@@ -8,6 +9,8 @@ use burn::nn::{
 };
 use burn::tensor::activation::{silu, softmax};
 use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_lean::oneshot::{KvCache, KvFormat};
+use burn_lean::quant::quantize_calls;
 
 /// Sizes of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,23 +62,63 @@ struct FeedForward {
     w3: Linear,
 }
 
-/// Keys and values of the positions so far, of each block: `[batch, kv_heads, positions, head]`.
+/// Keys and values of the positions so far, of each block.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cache {
-    blocks: Vec<(Tensor<4>, Tensor<4>)>,
-    positions: usize,
+    format: KvFormat,
+    blocks: Vec<KvCache>,
+}
+
+impl Cache {
+    pub(crate) fn new(format: KvFormat) -> Self {
+        Self {
+            format,
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Bytes of all keys and values.
+    pub(crate) fn bytes(&self) -> usize {
+        self.blocks.iter().map(KvCache::bytes).sum()
+    }
+}
+
+/// One block by itself, with the rotations that it needs.
+#[derive(Module, Debug)]
+pub(crate) struct LoneBlock {
+    block: Block,
+    rotary: RotaryEncoding,
+}
+
+impl LoneBlock {
+    /// From what arrives at the block to what arrives at the next one, `[batch, positions, width]`.
+    pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let mask = causal(x.dims()[1], 0, &x.device());
+        let mut cache = KvCache::default();
+        self.block.through(x, &self.rotary, mask, &mut cache)
+    }
 }
 
 impl Sizes {
-    pub(crate) fn init(&self, device: &Device) -> Llama {
-        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
-        let norm = || {
-            RmsNormConfig::new(self.width)
-                .with_epsilon(1e-5)
-                .init(device)
-        };
+    fn linear(&self, from: usize, to: usize, device: &Device) -> Linear {
+        LinearConfig::new(from, to).with_bias(false).init(device)
+    }
+
+    fn norm(&self, device: &Device) -> RmsNorm {
+        RmsNormConfig::new(self.width)
+            .with_epsilon(1e-5)
+            .init(device)
+    }
+
+    fn rotary(&self, device: &Device) -> RotaryEncoding {
+        RotaryEncodingConfig::new(self.positions, self.width / self.heads).init(device)
+    }
+
+    fn block(&self, device: &Device) -> Block {
+        let linear = |from, to| self.linear(from, to, device);
+        let norm = || self.norm(device);
         let head = self.width / self.heads;
-        let block = |_| Block {
+        Block {
             attention_norm: norm(),
             attention: Attention {
                 wq: linear(self.width, self.heads * head),
@@ -91,7 +134,23 @@ impl Sizes {
                 w2: linear(self.hidden, self.width),
                 w3: linear(self.width, self.hidden),
             },
-        };
+        }
+    }
+
+    /// One block by itself.
+    pub(crate) fn lone_block(&self, device: &Device) -> LoneBlock {
+        LoneBlock {
+            block: self.block(device),
+            rotary: self.rotary(device),
+        }
+    }
+
+    /// The model without blocks: embedding, the last norm and the head.
+    pub(crate) fn ends(&self, device: &Device) -> Llama {
+        Self { layers: 0, ..*self }.init(device)
+    }
+
+    pub(crate) fn init(&self, device: &Device) -> Llama {
         Llama {
             tok_embeddings: EmbeddingConfig::new(self.vocabulary, self.width)
                 .with_initializer(burn::nn::Initializer::Normal {
@@ -99,14 +158,20 @@ impl Sizes {
                     std: 0.05,
                 })
                 .init(device),
-            layers: (0..self.layers).map(block).collect(),
-            norm: norm(),
-            output: self.own_head.then(|| linear(self.width, self.vocabulary)),
-            rotary: RotaryEncodingConfig::new(self.positions, head).init(device),
+            layers: (0..self.layers).map(|_| self.block(device)).collect(),
+            norm: self.norm(device),
+            output: (self.own_head).then(|| self.linear(self.width, self.vocabulary, device)),
+            rotary: self.rotary(device),
         }
     }
 }
 
+/// Every position sees itself and those before it: `count` of them after `start` others.
+fn causal(count: usize, start: usize, device: &Device) -> Option<Tensor<2, Bool>> {
+    (count > 1).then(|| Tensor::tril_mask([count, start + count], start as i64, device))
+}
+
+#[quantize_calls(crate = burn_lean::quant)]
 impl Llama {
     /// Logits `[batch, positions, vocabulary]` of tokens `[batch, positions]`.
     pub(crate) fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
@@ -115,78 +180,104 @@ impl Llama {
 
     /// The same for tokens that follow those in `cache`.
     pub(crate) fn forward_cache(&self, tokens: Tensor<2, Int>, cache: &mut Cache) -> Tensor<3> {
+        let format = cache.format;
+        cache
+            .blocks
+            .resize_with(self.layers.len(), || KvCache::new(format));
         let [_, count] = tokens.dims();
-        let start = cache.positions;
-        cache.positions += count;
-        // Every position sees itself and those before it.
-        let device = tokens.device();
-        let mask = (count > 1)
-            .then(|| Tensor::<2, Bool>::tril_mask([count, start + count], start as i64, &device));
-        let mut x = self.tok_embeddings.forward(tokens);
-        let mut blocks = std::mem::take(&mut cache.blocks).into_iter();
-        for block in &self.layers {
-            let (y, keys, values) = block.attention.forward(
-                block.attention_norm.forward(x.clone()),
-                &self.rotary,
-                start,
-                mask.clone(),
-                blocks.next(),
-            );
-            cache.blocks.push((keys, values));
-            x = x + y;
-            x = x.clone() + block.feed_forward.forward(block.ffn_norm.forward(x));
+        let start = cache.blocks.first().map_or(0, KvCache::positions);
+        let mask = causal(count, start, &tokens.device());
+        let mut x = self.embed(tokens);
+        for (block, cache) in self.layers.iter().zip(&mut cache.blocks) {
+            x = block.through(x, &self.rotary, mask.clone(), cache);
         }
+        self.head(x)
+    }
+
+    /// What arrives at the first block, `[batch, positions, width]`.
+    pub(crate) fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.tok_embeddings.forward(tokens)
+    }
+
+    /// Logits of what comes out of the last block.
+    pub(crate) fn head(&self, x: Tensor<3>) -> Tensor<3> {
         let x = self.norm.forward(x);
         match &self.output {
             Some(head) => head.forward(x),
             None => x.matmul(self.tok_embeddings.weight.val().transpose().unsqueeze()),
         }
     }
+}
 
+impl LoneBlock {
+    /// As [`Llama::map_rotated`].
+    pub(crate) fn map_rotated(mut self, map: impl Fn(Tensor<2>, usize) -> Tensor<2>) -> Self {
+        self.block.map_rotated(&map);
+        self
+    }
+}
+
+impl Llama {
     /// The linear layers that read rotated queries and keys, for checkpoints with another order.
     pub(crate) fn map_rotated(mut self, map: impl Fn(Tensor<2>, usize) -> Tensor<2>) -> Self {
         for block in &mut self.layers {
-            let attention = &mut block.attention;
-            let (heads, kv_heads) = (attention.heads, attention.kv_heads);
-            for (layer, heads) in [(&mut attention.wq, heads), (&mut attention.wk, kv_heads)] {
-                layer.weight = layer.weight.clone().map(|weight| map(weight, heads));
-            }
+            block.map_rotated(&map);
         }
         self
     }
 }
 
-impl Attention {
-    fn forward(
+impl Block {
+    fn map_rotated(&mut self, map: &impl Fn(Tensor<2>, usize) -> Tensor<2>) {
+        let attention = &mut self.attention;
+        let (heads, kv_heads) = (attention.heads, attention.kv_heads);
+        for (layer, heads) in [(&mut attention.wq, heads), (&mut attention.wk, kv_heads)] {
+            layer.weight = layer.weight.clone().map(|weight| map(weight, heads));
+        }
+    }
+
+    fn through(
         &self,
         x: Tensor<3>,
         rotary: &RotaryEncoding,
-        start: usize,
         mask: Option<Tensor<2, Bool>>,
-        before: Option<(Tensor<4>, Tensor<4>)>,
-    ) -> (Tensor<3>, Tensor<4>, Tensor<4>) {
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let normed = self.attention_norm.forward(x.clone());
+        let x = x + self.attention.attend(normed, rotary, mask, cache);
+        x.clone() + self.feed_forward.gated(self.ffn_norm.forward(x))
+    }
+}
+
+#[quantize_calls(crate = burn_lean::quant)]
+impl Attention {
+    fn attend(
+        &self,
+        x: Tensor<3>,
+        rotary: &RotaryEncoding,
+        mask: Option<Tensor<2, Bool>>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
         let [batch, count, _] = x.dims();
+        let start = cache.positions();
         let split = |x: Tensor<3>, heads: usize| {
             let [_, _, width] = x.dims();
             x.reshape([batch, count, heads, width / heads])
                 .swap_dims(1, 2)
         };
         let query = rotary.apply(split(self.wq.forward(x.clone()), self.heads), start);
-        let mut keys = rotary.apply(split(self.wk.forward(x.clone()), self.kv_heads), start);
-        let mut values = split(self.wv.forward(x), self.kv_heads);
-        if let Some((old_keys, old_values)) = before {
-            keys = Tensor::cat(vec![old_keys, keys], 2);
-            values = Tensor::cat(vec![old_values, values], 2);
-        }
+        let keys = rotary.apply(split(self.wk.forward(x.clone()), self.kv_heads), start);
+        let values = split(self.wv.forward(x), self.kv_heads);
+        let (keys, values) = cache.extend(keys, values);
         let [_, _, _, head] = query.dims();
-        let scores = query.matmul(self.repeated(keys.clone()).transpose()) / (head as f64).sqrt();
+        let scores = query.matmul(self.repeated(keys).transpose()) / (head as f64).sqrt();
         let scores = match mask {
             Some(mask) => scores.mask_fill(mask.unsqueeze(), -1e9),
             None => scores,
         };
-        let y = softmax(scores, 3).matmul(self.repeated(values.clone()));
+        let y = softmax(scores, 3).matmul(self.repeated(values));
         let y = y.swap_dims(1, 2).reshape([batch, count, self.heads * head]);
-        (self.wo.forward(y), keys, values)
+        self.wo.forward(y)
     }
 
     /// One head of keys or values for each head.
@@ -199,8 +290,9 @@ impl Attention {
     }
 }
 
+#[quantize_calls(crate = burn_lean::quant)]
 impl FeedForward {
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    fn gated(&self, x: Tensor<3>) -> Tensor<3> {
         self.w2
             .forward(silu(self.w1.forward(x.clone())) * self.w3.forward(x))
     }

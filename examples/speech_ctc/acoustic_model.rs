@@ -15,8 +15,8 @@ use crate::log_mel::BANDS;
 
 /// The blank, and one for each symbol.
 pub(crate) const CLASSES: usize = 1 + SYMBOLS;
-/// Frames of the input per step of the output: 40 ms.
-pub(crate) const FRAMES_PER_STEP: usize = 4;
+/// Frames of the input per step of the output: 80 ms.
+pub(crate) const FRAMES_PER_STEP: usize = 8;
 /// Features of a step.
 const WIDTH: usize = 96;
 
@@ -25,6 +25,8 @@ const WIDTH: usize = 96;
 pub(crate) struct AcousticModel {
     conv1: Conv1d,
     conv2: Conv1d,
+    conv3: Conv1d,
+    conv4: Conv1d,
     encoder: TransformerEncoder,
     norm: LayerNorm,
     head: Linear,
@@ -35,16 +37,18 @@ pub(crate) struct AcousticModel {
 #[quantize_calls(crate = burn_lean::quant)]
 impl AcousticModel {
     pub(crate) fn new(device: &Device) -> Self {
-        let conv = |channels| {
+        let conv = |channels, stride| {
             Conv1dConfig::new(channels, WIDTH, 5)
-                .with_stride(2)
+                .with_stride(stride)
                 .with_padding(PaddingConfig1d::Explicit(2, 2))
                 .init(device)
         };
         Self {
-            conv1: conv(BANDS),
-            conv2: conv(WIDTH),
-            encoder: TransformerEncoderConfig::new(WIDTH, 2 * WIDTH, 4, 2)
+            conv1: conv(BANDS, 2),
+            conv2: conv(WIDTH, 2),
+            conv3: conv(WIDTH, 2),
+            conv4: conv(WIDTH, 1),
+            encoder: TransformerEncoderConfig::new(WIDTH, 2 * WIDTH, 4, 1)
                 .with_norm_first(true)
                 .with_dropout(0.0)
                 .init(device),
@@ -53,13 +57,15 @@ impl AcousticModel {
         }
     }
 
-    /// Spectra `[batch, bands, frames]` to logits `[batch, frames / 4, classes]`.
+    /// Spectra `[batch, bands, frames]` to logits `[batch, frames / 8, classes]`.
     ///
-    /// The steps have no positions: what comes after what a convolution sees, and which symbol is the
-    /// third nobody has to know.
+    /// The steps have no positions: what comes after what the convolutions see, which together cover
+    /// the 0.6 s in which a digit is spoken, and which symbol is the third nobody has to know.
     pub(crate) fn forward(&self, spectra: Tensor<3>) -> Tensor<3> {
         let x = relu(self.conv1.forward(spectra));
-        let x = relu(self.conv2.forward(x)).swap_dims(1, 2);
+        let x = relu(self.conv2.forward(x));
+        let x = relu(self.conv3.forward(x));
+        let x = relu(self.conv4.forward(x)).swap_dims(1, 2);
         let x = self.encoder.forward(TransformerEncoderInput::new(x));
         self.head.forward(self.norm.forward(x))
     }

@@ -4,8 +4,9 @@ use burn::tensor::Tensor;
 use burn_lean_graph::{GraphError, Pass, Step, Tensors};
 use burn_lean_layerwise::Gram;
 
-use crate::structure::Group;
-use crate::{OneShotError, Target};
+use crate::block::Group;
+use crate::tokens::rounded;
+use crate::{OneShotError, Preset, Target};
 
 /// Rows of a convolution that are unfolded at a time.
 const CHUNK: usize = 4096;
@@ -47,9 +48,14 @@ impl Sums {
 pub(crate) fn collect<O: Tensors>(
     step: &mut Step<'_, O>,
     group: &Group,
-    target: Target,
+    preset: &Preset,
 ) -> Result<Sums, OneShotError> {
     let first = &group.layers[0].product;
+    let target = preset.target;
+    let rounds = preset
+        .activations
+        .as_ref()
+        .filter(|_| !first.is_convolution());
     let features = first.inputs;
     let outputs = match target {
         Target::OwnInputs => 0,
@@ -81,6 +87,10 @@ pub(crate) fn collect<O: Tensors>(
             {
                 let count = x.dims()[0];
                 sums.note_magnitudes(&x);
+                let x = match rounds {
+                    Some(activations) => rounded(x, activations.bits),
+                    None => x,
+                };
                 let targets = match originals.get(at) {
                     None => Vec::new(),
                     Some(original) => {

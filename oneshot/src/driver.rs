@@ -4,26 +4,49 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::module::Module;
-use burn::tensor::{Tensor, TensorData};
-use burn_lean_graph::{Pass, Tensors, Walk};
-use burn_lean_layerwise::Gram;
+use burn_lean_graph::{Tensors, Walk};
 use burn_lean_reparam::Rejected;
 
-use crate::collect::{Sums, collect, floats};
-use crate::scaling::scale;
-use crate::solve::compress;
+use crate::block::blocks;
 use crate::state::{Finished, State, fingerprint};
-use crate::structure::{Block, Group, Layer, blocks};
-use crate::{
-    BlockReport, CompressedWeight, LayerReport, OneShotError, Order, Preset, Report, Target,
-};
+use crate::work::{Work, put};
+use crate::{BlockReport, CompressedWeight, OneShotError, Preset, Report, Target};
 
 /// One-shot compression by a [`Preset`].
 pub struct OneShot<'a> {
-    preset: Preset,
-    state: Option<PathBuf>,
+    pub(crate) preset: Preset,
+    pub(crate) state: Option<PathBuf>,
     spill: Option<PathBuf>,
     progress: Option<Box<Progress<'a>>>,
+}
+
+/// The place of a model that is a part of another one.
+pub(crate) struct Part<I> {
+    /// What its block is called; `None` for a model with blocks of its own.
+    pub(crate) name: Option<String>,
+    /// Blocks before it, and of all.
+    pub(crate) before: usize,
+    pub(crate) of: Option<usize>,
+    /// What the original model gives where the batches come from the compressed one.
+    pub(crate) originals: Option<Vec<I>>,
+}
+
+impl<I> Default for Part<I> {
+    fn default() -> Self {
+        Self {
+            name: None,
+            before: 0,
+            of: None,
+            originals: None,
+        }
+    }
+}
+
+impl<I> Part<I> {
+    /// The name of its folder.
+    fn number(&self) -> String {
+        format!("{:04}", self.before)
+    }
 }
 
 /// Told of each block that is done, with its number and how many there are.
@@ -92,7 +115,8 @@ impl<'a> OneShot<'a> {
         batches: impl IntoIterator<Item = I>,
         forward: impl Fn(&M, I) -> O,
     ) -> Result<Compressed<M>, Rejected<M, OneShotError>> {
-        match self.run(&model, batches, forward) {
+        let batches = batches.into_iter().collect();
+        match self.run(&model, batches, &forward, Part::default()) {
             Ok((walk, report, weights)) => Ok(Compressed {
                 model: walk.into_model(model),
                 report,
@@ -102,33 +126,41 @@ impl<'a> OneShot<'a> {
         }
     }
 
-    fn run<M: Module, I: Tensors, O: Tensors>(
+    /// The walk through `model` up to its last compressed layer.
+    pub(crate) fn run<M: Module, I: Tensors, O: Tensors>(
         &mut self,
         model: &M,
-        batches: impl IntoIterator<Item = I>,
-        forward: impl Fn(&M, I) -> O,
+        batches: Vec<I>,
+        forward: &impl Fn(&M, I) -> O,
+        part: Part<I>,
     ) -> Result<(Walk<O>, Report, Vec<CompressedWeight>), OneShotError> {
         self.preset.validate()?;
         // A producer that was rescaled does not give what it gave.
         if self.preset.scaling.is_some() {
             self.preset.target = Target::OwnInputs;
         }
-        let batches: Vec<I> = batches.into_iter().collect();
-        let mut state = match &self.state {
+        let folder = match part.of {
+            Some(_) => self.state.as_ref().map(|all| all.join(part.number())),
+            None => self.state.clone(),
+        };
+        let mut state = match folder {
             None => None,
-            Some(folder) => Some(State::open(
-                folder,
-                fingerprint(model, &batches, &self.preset)?,
-            )?),
+            Some(folder) => {
+                let of = fingerprint(model, &batches, &self.preset)?;
+                Some(State::open(&folder, of)?)
+            }
         };
         let mut walk = Walk::record(model, batches, forward)?;
-        if self.preset.target == Target::Original {
-            walk = walk.with_original();
-        }
+        walk = match (self.preset.target, part.originals) {
+            (Target::OwnInputs, _) => walk,
+            (Target::Original, None) => walk.with_original(),
+            (Target::Original, Some(originals)) => walk.with_original_inputs(originals)?,
+        };
         if let Some(folder) = &self.spill {
             walk = walk.spilling_to(folder)?;
         }
-        let blocks = blocks(&walk, &self.preset)?;
+        let blocks = blocks(&walk, &self.preset, part.name.as_deref())?;
+        let of = part.of.unwrap_or(blocks.len());
         let mut report = Report::default();
         let mut weights = Vec::new();
         for (number, block) in blocks.iter().enumerate() {
@@ -160,13 +192,13 @@ impl<'a> OneShot<'a> {
             put(&mut walk, block, &done)?;
             tracing::info!(
                 block = block.path,
-                number = number + 1,
-                of = blocks.len(),
+                number = part.before + number + 1,
+                of,
                 seconds = done.block.seconds,
                 "compressed"
             );
             if let Some(progress) = &mut self.progress {
-                progress(&done.block, number + 1, blocks.len());
+                progress(&done.block, part.before + number + 1, of);
             }
             report.layers.extend(done.layers);
             report.blocks.push(done.block);
@@ -175,200 +207,4 @@ impl<'a> OneShot<'a> {
         report.rows = report.layers.first().map_or(0, |layer| layer.rows);
         Ok((walk, report, weights))
     }
-}
-
-/// The work on one block.
-struct Work<'a, O> {
-    walk: &'a mut Walk<O>,
-    preset: &'a Preset,
-    done: Finished,
-}
-
-impl<O: Tensors> Work<'_, O> {
-    fn block(&mut self, block: &Block) -> Result<(), OneShotError> {
-        if self.preset.is_blind() {
-            for group in &block.groups {
-                self.solve(group, None, Pass::Replaced)?;
-            }
-            return Ok(());
-        }
-        let mark = self.walk.mark();
-        // The first operation of the block may be its first product: it is to be shown again.
-        self.walk.rewind(&mark);
-        let again = self.preset.scaling.is_some() || self.preset.order == Order::Block;
-        let mark = again.then_some(mark);
-        if self.preset.scaling.is_some() {
-            let mut collected = Vec::new();
-            for group in &block.groups {
-                collected.push(self.collect(group)?);
-            }
-            for (group, sums) in block.groups.iter().zip(&collected) {
-                if scale(self.walk, group, sums, self.preset)? {
-                    self.note_vectors(group)?;
-                }
-            }
-            mark.iter().for_each(|mark| self.walk.rewind(mark));
-        }
-        match self.preset.order {
-            Order::Layer => {
-                for group in &block.groups {
-                    let sums = self.collect(group)?;
-                    let from = self.done.weights.len();
-                    self.solve(group, Some(&sums), Pass::Replaced)?;
-                    for (layer, weight) in group.layers.iter().zip(&self.done.weights[from..]) {
-                        put_weight(self.walk, &layer.product, weight)?;
-                    }
-                }
-            }
-            Order::Block => {
-                let mut collected = Vec::new();
-                for group in &block.groups {
-                    collected.push(self.collect(group)?);
-                }
-                for (group, sums) in block.groups.iter().zip(&collected) {
-                    self.solve(group, Some(sums), Pass::Replaced)?;
-                }
-                mark.iter().for_each(|mark| self.walk.rewind(mark));
-            }
-        }
-        Ok(())
-    }
-
-    fn collect(&mut self, group: &Group) -> Result<Sums, OneShotError> {
-        let first = group.layers[0].product.node;
-        let bytes = self.walk.live_bytes();
-        let Some(mut step) = self.walk.advance(|node| node.index() == first)? else {
-            return Err(OneShotError::NeverCalled {
-                path: group.layers[0].path().into(),
-            });
-        };
-        let sums = collect(&mut step, group, self.preset.target)?;
-        let block = &mut self.done.block;
-        block.activation_bytes = block
-            .activation_bytes
-            .max(bytes)
-            .max(self.walk.live_bytes());
-        block.gram_bytes = block.gram_bytes.max(sums.bytes());
-        Ok(sums)
-    }
-
-    /// Whether the parameter of a layer, `dense` by outputs, lies by inputs.
-    fn is_transposed(&self, layer: &Layer, dense: &[f32], pass: Pass) -> bool {
-        let parameter = self.walk.parameter::<2>(layer.path(), pass).map(floats);
-        parameter.is_ok_and(|own| {
-            own != dense && own == crate::file::transposed(dense, layer.product.inputs)
-        })
-    }
-
-    /// Parameters with one dimension that scaling has changed.
-    fn note_vectors(&mut self, group: &Group) -> Result<(), OneShotError> {
-        for path in group.producer.iter().flat_map(|producer| &producer.vectors) {
-            let value = self.walk.parameter::<1>(path, Pass::Replaced)?;
-            self.done.vectors.retain(|(other, _)| other != path);
-            self.done.vectors.push((path.clone(), floats(value)));
-        }
-        Ok(())
-    }
-
-    fn solve(
-        &mut self,
-        group: &Group,
-        sums: Option<&Sums>,
-        pass: Pass,
-    ) -> Result<(), OneShotError> {
-        for (at, layer) in group.layers.iter().enumerate() {
-            let product = &layer.product;
-            let path = layer.path();
-            let dense = floats(self.walk.weight(product, pass)?);
-            let per_group = product.outputs_per_group();
-            let mut weight = CompressedWeight {
-                path: path.into(),
-                outputs: product.outputs,
-                inputs: product.inputs,
-                transposed: self.is_transposed(layer, &dense, pass),
-                values: Vec::new(),
-                grid: None,
-            };
-            let (mut objective, mut scale, mut dead, mut rows) = (0.0, 0.0, 0, 0);
-            for part in 0..product.groups {
-                let gram = match sums {
-                    Some(sums) => {
-                        rows = sums.rows();
-                        sums.of(group, at, part)
-                    }
-                    None => unit(product.inputs, path)?,
-                };
-                let size = per_group * product.inputs;
-                let own = &dense[part * size..(part + 1) * size];
-                let solved = compress(&gram, own, self.preset, path)?;
-                objective += solved.objective;
-                scale += solved.scale;
-                dead = dead.max(solved.dead_inputs);
-                weight.values.extend(solved.values);
-                match (&mut weight.grid, solved.grid) {
-                    (Some(grid), Some(more)) => {
-                        grid.codes.extend(more.codes);
-                        grid.scales.extend(more.scales);
-                        grid.zero_points.extend(more.zero_points);
-                    }
-                    (grid, more) => *grid = more,
-                }
-            }
-            self.done.layers.push(LayerReport {
-                path: path.into(),
-                rows,
-                dead_inputs: dead,
-                relative_error: objective / scale.max(f64::MIN_POSITIVE),
-                zeros: weight.zeros(),
-                weights: weight.values.len(),
-                bytes: weight.stored_bytes(),
-            });
-            self.done.weights.push(weight);
-        }
-        Ok(())
-    }
-}
-
-/// The sums of inputs that are all equally large and have nothing in common.
-fn unit(inputs: usize, path: &str) -> Result<Gram, OneShotError> {
-    let mut gram = Gram::new(inputs);
-    for at in 0..inputs {
-        let row: Vec<f32> = (0..inputs)
-            .map(|j| if j == at { 1.0 } else { 0.0 })
-            .collect();
-        gram.add(&row).map_err(|source| OneShotError::Layer {
-            path: path.into(),
-            source,
-        })?;
-    }
-    Ok(gram)
-}
-
-/// A finished block in the place of the original one.
-fn put<O: Tensors>(walk: &mut Walk<O>, block: &Block, done: &Finished) -> Result<(), OneShotError> {
-    for (path, values) in &done.vectors {
-        let old = walk.parameter::<1>(path, Pass::Replaced)?;
-        let values = TensorData::from(values.as_slice());
-        walk.replace(
-            path,
-            Tensor::<1>::from_data(values, (&old.device(), old.dtype())),
-        )?;
-    }
-    for layer in block.layers() {
-        if let Some(weight) = done.weights.iter().find(|one| one.path == layer.path()) {
-            put_weight(walk, &layer.product, weight)?;
-        }
-    }
-    Ok(())
-}
-
-fn put_weight<O: Tensors>(
-    walk: &mut Walk<O>,
-    product: &burn_lean_graph::Product,
-    weight: &CompressedWeight,
-) -> Result<(), OneShotError> {
-    let old = walk.weight(product, Pass::Replaced)?;
-    let values = TensorData::new(weight.values.clone(), [weight.outputs, weight.inputs]);
-    let values = Tensor::<2>::from_data(values, (&old.device(), old.dtype()));
-    Ok(walk.replace_weight(product, values)?)
 }

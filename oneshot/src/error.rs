@@ -87,6 +87,21 @@ pub enum OneShotError {
     },
 }
 
+impl OneShotError {
+    /// The same of a model that is the part `name` of another one.
+    pub(crate) fn under(mut self, name: &str) -> Self {
+        match &mut self {
+            Self::Layer { path, .. }
+            | Self::NeverCalled { path }
+            | Self::SharedWeight { path, .. }
+            | Self::TooFewRows { path, .. }
+            | Self::DoesNotFit { path, .. } => *path = format!("{name}.{path}"),
+            _ => {}
+        }
+        self
+    }
+}
+
 pub(crate) fn invalid<T>(
     field: &'static str,
     value: impl ToString,

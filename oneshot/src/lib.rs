@@ -3,8 +3,8 @@
 //! [`OneShot`] walks through a model block by block. Calibration batches arrive at each layer as the
 //! compressed layers before it leave them, XᵀX is summed up, the weights are pruned, rounded to a
 //! grid, or both at once, and what the compressed layer gives goes on. Memory is that of the model,
-//! one block's XᵀX, and the activations between two layers, in files where asked. The model is not
-//! edited: its forward pass is recorded ([`burn_lean_graph::Walk`]).
+//! one block's XᵀX, and the activations between two layers, in files where asked; of a model that is too
+//! large, [`OneShot::compress_blocks`] has one block in memory at a time. The model is not edited: its forward pass is recorded ([`burn_lean_graph::Walk`]).
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -36,23 +36,32 @@
 //! across residual sums), [`Order::Layer`], and for grids searched ranges and refined codes
 //! ([`Rounding::Compensated`]).
 
+mod block;
 mod collect;
 mod driver;
 mod error;
 mod file;
 mod grid;
+mod kv_cache;
 mod preset;
 mod report;
 mod round;
 mod scaling;
 mod solve;
 mod state;
+mod stream;
 mod structure;
+mod tokens;
 mod weight;
+mod work;
 
 pub use driver::{Compressed, OneShot};
 pub use error::OneShotError;
 pub use file::load_compressed;
-pub use preset::{Order, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling, Target};
+pub use kv_cache::{KvCache, KvFormat};
+pub use preset::{
+    Activations, Order, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling, Target,
+};
 pub use report::{BlockReport, LayerReport, Report};
+pub use stream::Streamed;
 pub use weight::{CompressedWeight, Grid};

@@ -33,6 +33,9 @@ pub struct Preset {
     pub quantize: Option<Quantize>,
     /// Factors between layers, written into the model before quantization. Default: none.
     pub scaling: Option<Scaling>,
+    /// How the inputs of the compressed layers are rounded in use, which their sums take into account.
+    /// Default: not at all.
+    pub activations: Option<Activations>,
     /// Added to the diagonal of XᵀX, as a fraction of its mean; at least 0. Default 0.01.
     #[config(default = 0.01)]
     pub damping: f64,
@@ -135,6 +138,19 @@ impl Rounding {
     }
 }
 
+/// How the inputs of linear layers are rounded in use: symmetrically, with a scale for each token that
+/// comes from the values at hand.
+///
+/// The weights that [`compress`](crate::OneShot::compress) returns are solved for such inputs; the
+/// model that it returns still gives its layers the inputs themselves. A model that rounds them is
+/// made by `PtqConfig` of burn-lean-quant in its dynamic mode, with the granularity
+/// `PerToken` (the example `llama_compress` does).
+#[derive(Config, Debug, PartialEq)]
+pub struct Activations {
+    /// Bits of an input, 2 to 8.
+    pub bits: u8,
+}
+
 /// Factors between a layer and those that read from it.
 #[derive(Config, Debug, PartialEq)]
 pub enum Scaling {
@@ -177,6 +193,17 @@ impl Preset {
                 .with_search_range(false)
                 .with_rounding(Rounding::Nearest),
         ))
+    }
+
+    /// 8-bit weights, one scale for each output, and 8-bit inputs, one scale for each token, with
+    /// SmoothQuant's factors between them (α = 0.5).
+    pub fn w8a8() -> Self {
+        Self::w8a16().with_8_bit_inputs()
+    }
+
+    fn with_8_bit_inputs(self) -> Self {
+        self.with_scaling(Some(Scaling::SmoothQuant { alpha: 0.5 }))
+            .with_activations(Some(Activations::new(8)))
     }
 
     /// 4-bit weights with a scale and a zero point for every `group` inputs.
@@ -232,7 +259,8 @@ impl Preset {
             });
         }
         if let Some(quantize) = &self.quantize {
-            parts.push(format!("w{}a16", quantize.bits));
+            let inputs = self.activations.as_ref().map_or(16, |one| one.bits);
+            parts.push(format!("w{}a{inputs}", quantize.bits));
             parts.extend(quantize.group.map(|group| format!("g{group}")));
             // The default with groups is a zero point, without groups none.
             match (quantize.group.is_some(), quantize.symmetric) {
@@ -263,6 +291,14 @@ impl Preset {
             }
             if quantize.group == Some(0) {
                 return invalid("group", 0, "at least 1");
+            }
+        }
+        if let Some(activations) = &self.activations {
+            if !(2..=8).contains(&activations.bits) {
+                return invalid("activations.bits", activations.bits, "2 to 8");
+            }
+            if self.quantize.is_none() {
+                return invalid("activations", "without quantize", "weights on a grid, too");
             }
         }
         match self.prune.as_ref().map(|prune| &prune.pattern) {
@@ -322,9 +358,10 @@ impl FromStr for Pattern {
 impl FromStr for Preset {
     type Err = OneShotError;
 
-    /// `sparse-S`, `wBa16`, `wBa16-gN`, with `-sym` or `-asym`, and both: `sparse-2:4-w4a16-g32`.
+    /// `sparse-S`, `wBa16` or `wBa8`, `wBa16-gN`, with `-sym` or `-asym`, and both:
+    /// `sparse-2:4-w4a16-g32`.
     fn from_str(text: &str) -> Result<Self, OneShotError> {
-        let expected = "sparse-S, wBa16 or wBa16-gN, or both";
+        let expected = "sparse-S, wBa16 or wBa16-gN (a8 for 8-bit inputs), or both";
         let mut preset = Self::new();
         let mut parts = text.split('-').peekable();
         while let Some(part) = parts.next() {
@@ -332,13 +369,15 @@ impl FromStr for Preset {
             if part == "sparse" {
                 let pattern: Pattern = parts.next().unwrap_or("").parse()?;
                 preset.prune = Some(Prune::new(pattern, PruneMethod::BestSubset));
-            } else if let Some(bits) = part
-                .strip_prefix('w')
-                .and_then(|rest| rest.strip_suffix("a16"))
+            } else if let Some((bits, inputs @ ("16" | "8"))) =
+                part.strip_prefix('w').and_then(|rest| rest.split_once('a'))
             {
                 let Some(bits) = number(Some(bits)) else {
                     return invalid("preset", text, expected);
                 };
+                if inputs == "8" {
+                    preset = preset.with_8_bit_inputs();
+                }
                 preset.quantize = Some(match bits {
                     8 => Self::w8a16().quantize.unwrap_or_else(|| Quantize::new(8)),
                     _ => Quantize::new(bits.min(255) as u8),

@@ -54,6 +54,19 @@ impl Report {
         sum(|layer| layer.zeros) as f64 / sum(|layer| layer.weights).max(1) as f64
     }
 
+    /// Takes on what was done to a block of this name.
+    pub(crate) fn add(&mut self, block: &Report, name: &str) {
+        self.layers
+            .extend(block.layers.iter().map(|layer| LayerReport {
+                path: format!("{name}.{}", layer.path),
+                ..layer.clone()
+            }));
+        self.blocks.extend(block.blocks.iter().cloned());
+        if self.rows == 0 {
+            self.rows = block.rows;
+        }
+    }
+
     /// Bytes of the weights that were compressed.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(|layer| layer.bytes).sum()

@@ -60,7 +60,7 @@ pub(crate) fn group_size(inputs: usize, quantize: &Quantize) -> usize {
 /// The order of the inputs, and U for it.
 struct Compensation {
     order: Vec<usize>,
-    /// Rows of U.
+    /// Rows of U, each from its diagonal on.
     upper: Vec<Vec<f64>>,
 }
 
@@ -164,21 +164,23 @@ impl RoundingProblem<'_> {
 
     fn compensation(&self, order: &[usize]) -> Result<Compensation, LayerwiseError> {
         let size = order.len();
-        let matrix = Mat::from_fn(size, size, |i, j| {
-            self.hessian[order[i] * self.inputs + order[j]]
-        });
         let failed = |LltError::NonPositivePivot { index }| LayerwiseError::NotPositiveDefinite {
             feature: order.get(index).copied().unwrap_or(index),
             damping: self.damping,
         };
-        let inverse = matrix.llt(Side::Lower).map_err(failed)?.inverse();
-        let lower = inverse.llt(Side::Lower).map_err(failed)?;
-        let lower = lower.L();
-        let upper = |i: usize| {
-            (0..size)
-                .map(|j| if j < i { 0.0 } else { lower[(j, i)] })
-                .collect()
+        // Of a large layer each of these matrices takes gigabytes: none outlives its use.
+        let inverse = {
+            let matrix = Mat::from_fn(size, size, |i, j| {
+                self.hessian[order[i] * self.inputs + order[j]]
+            });
+            let factor = matrix.llt(Side::Lower).map_err(failed)?;
+            drop(matrix);
+            factor.inverse()
         };
+        let factor = inverse.llt(Side::Lower).map_err(failed)?;
+        drop(inverse);
+        let lower = factor.L();
+        let upper = |i: usize| (i..size).map(|j| lower[(j, i)]).collect();
         Ok(Compensation {
             order: order.to_vec(),
             upper: (0..size).map(upper).collect(),
@@ -217,8 +219,8 @@ impl RoundingProblem<'_> {
                 true => range.code(left[step]),
                 false => range.zero,
             };
-            let error = (left[step] - range.value(codes[*at])) / upper[step][step];
-            let rest = left[step + 1..].iter_mut().zip(&upper[step][step + 1..]);
+            let error = (left[step] - range.value(codes[*at])) / upper[step][0];
+            let rest = left[step + 1..].iter_mut().zip(&upper[step][1..]);
             rest.for_each(|(value, by)| *value -= error * by);
         }
     }

@@ -4,9 +4,9 @@ use burn::tensor::{Tensor, TensorData};
 use burn_lean_graph::{Pass, Tensors, Walk};
 use rayon::prelude::*;
 
+use crate::block::Group;
 use crate::collect::{Sums, floats};
 use crate::solve::nearest;
-use crate::structure::Group;
 use crate::{OneShotError, Preset, Quantize, Scaling};
 
 /// Exponents that the search tries.

@@ -17,7 +17,7 @@ pub(crate) struct Solved {
 
 /// Compresses a weight `dense`, `[outputs, inputs]`.
 pub(crate) fn compress(
-    gram: &Gram,
+    gram: Gram,
     dense: &[f32],
     preset: &Preset,
     path: &str,
@@ -36,7 +36,8 @@ pub(crate) fn compress(
     }
     let mut config = ProblemConfig::new();
     config.damping = preset.damping;
-    let problem = LayerProblem::new(gram, dense, &config).map_err(of_path)?;
+    let problem = LayerProblem::new(&gram, dense, &config).map_err(of_path)?;
+    drop(gram);
     let (values, grid) = solve_problem(&problem, dense, preset).map_err(|source| match source {
         LayerwiseError::DoesNotDivide { .. } => OneShotError::DoesNotFit {
             path: path.into(),

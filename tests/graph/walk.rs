@@ -223,6 +223,66 @@ fn a_replaced_weight_changes_what_follows_and_the_original_stays_beside_it() {
 }
 
 #[test]
+fn the_two_passes_start_from_inputs_of_their_own() {
+    each_device(|target| {
+        let device = &target.device;
+        let model = Net::new(device);
+        let other = tensor::<2>(40, [4, 4], device);
+        let expected = edited(&model, "second.weight", &other);
+        let originals: Vec<Tensor<2>> = batches(device).into_iter().map(|x| x * 0.5).collect();
+        for spills in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let walk = Walk::record(&model, batches(device), |model, x| model.forward(x));
+            let mut walk = walk.unwrap();
+            walk = walk.with_original_inputs(originals.clone()).unwrap();
+            if spills {
+                walk = walk.spilling_to(folder.path()).unwrap();
+            }
+            let mut step = walk.next_product().unwrap().unwrap();
+            for (pass, inputs) in [
+                (Pass::Replaced, batches(device)),
+                (Pass::Original, originals.clone()),
+            ] {
+                let arrives = step.operand::<2>(1, 0, pass).unwrap();
+                assert_eq!(values(arrives), values(inputs[1].clone()));
+            }
+            walk.next_product().unwrap().unwrap();
+            walk.replace("second.weight", other.clone()).unwrap();
+            walk.finish().unwrap();
+            for (pass, model, inputs) in [
+                (Pass::Replaced, &expected, batches(device)),
+                (Pass::Original, &model, originals.clone()),
+            ] {
+                for (batch, x) in inputs.into_iter().enumerate() {
+                    let result = walk.result(batch, pass).unwrap();
+                    near(&values(model.forward(x)), &values(result), "the result");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn original_inputs_that_do_not_fit_or_come_late_are_refused() {
+    let device = Device::flex();
+    let model = Net::new(&device);
+    let walk = || Walk::record(&model, batches(&device), |model, x| model.forward(x)).unwrap();
+    let mut fewer = batches(&device);
+    fewer.pop();
+    let more = [batches(&device), batches(&device)].concat();
+    let mut other = batches(&device);
+    other[1] = tensor(1, [4, 3], &device);
+    for inputs in [fewer, more, other] {
+        let refused = walk().with_original_inputs(inputs);
+        assert!(matches!(refused, Err(GraphError::Mismatch { .. })));
+    }
+    let mut begun = walk();
+    begun.next_product().unwrap();
+    let refused = begun.with_original_inputs(batches(&device));
+    assert!(matches!(refused, Err(GraphError::Started)));
+}
+
+#[test]
 fn without_the_original_a_replaced_weight_is_the_only_one() {
     let device = Device::flex();
     let model = Net::new(&device);

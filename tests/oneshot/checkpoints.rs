@@ -13,7 +13,7 @@ use crate::llama::{Cache, Llama};
 use crate::support::{each_device, parameters, tensor, values};
 use crate::{small_llama, tokens};
 
-fn near(expected: &[f32], found: &[f32]) {
+pub(crate) fn near(expected: &[f32], found: &[f32]) {
     assert_eq!(expected.len(), found.len());
     for (expected, found) in expected.iter().zip(found) {
         assert!(
@@ -24,7 +24,7 @@ fn near(expected: &[f32], found: &[f32]) {
 }
 
 /// Writes the small model with `[outputs, inputs]` matrices under other names.
-fn write(model: &Llama, file: &Path, hugging_face: bool) {
+pub(crate) fn write(model: &Llama, file: &Path, hugging_face: bool) {
     let names = [
         ("tok_embeddings.", "model.embed_tokens."),
         ("attention_norm.", "input_layernorm."),

@@ -3,20 +3,34 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../../examples/llama_compress/check.rs"]
+mod check;
 #[path = "../../examples/llama_compress/checkpoint.rs"]
 #[allow(dead_code)]
 mod checkpoint;
+#[path = "../../examples/llama_compress/evaluate.rs"]
+#[allow(dead_code)]
+mod evaluate;
+#[path = "../../examples/llama_compress/finetune.rs"]
+mod finetune;
 #[path = "../../examples/llama_compress/llama.rs"]
 #[allow(dead_code)]
 mod llama;
+#[path = "../../examples/llama_compress/rounded_inputs.rs"]
+mod rounded_inputs;
 
 mod blocks;
 mod checkpoints;
+mod distilled;
+mod expected;
 mod file;
+mod kv_cache;
 mod methods;
 mod presets;
 mod refuses;
 mod resume;
+mod rounded;
+mod streamed;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};

@@ -1,10 +1,12 @@
 //! Presets: names, values, what is refused.
 
-use burn_lean::oneshot::{OneShotError, Pattern, Preset, PruneMethod, Rounding};
+use burn_lean::oneshot::{Activations, OneShotError, Pattern, Preset, PruneMethod, Rounding};
 
 #[test]
 fn names_come_back_as_the_preset_they_name() {
     for name in [
+        "w8a8",
+        "w4a8-g32",
         "w8a16",
         "w4a16-g32",
         "w3a16",
@@ -20,6 +22,7 @@ fn names_come_back_as_the_preset_they_name() {
         assert_eq!(serde_json::from_str::<Preset>(&json).unwrap(), preset);
     }
     assert_eq!("w8a16".parse::<Preset>().unwrap(), Preset::w8a16());
+    assert_eq!("w8a8".parse::<Preset>().unwrap(), Preset::w8a8());
     assert_eq!("w3a16-g64".parse::<Preset>().unwrap(), Preset::w3a16(64));
     assert_eq!("sparse-0.7".parse::<Preset>().unwrap(), Preset::sparse(0.7));
     assert_eq!(
@@ -52,6 +55,7 @@ fn what_is_no_preset_is_refused() {
     for text in [
         "",
         "w4",
+        "w8a4",
         "w1a16",
         "w9a16",
         "sparse",
@@ -67,4 +71,17 @@ fn what_is_no_preset_is_refused() {
             "{text}: {error}"
         );
     }
+}
+
+#[test]
+fn rounded_inputs_need_bits_and_weights_on_a_grid() {
+    let field = |preset: Preset| match preset.validate().unwrap_err() {
+        OneShotError::Invalid { field, .. } => field,
+        error => panic!("{error}"),
+    };
+    let with = |preset: Preset, bits| preset.with_activations(Some(Activations::new(bits)));
+    assert_eq!(field(with(Preset::w8a16(), 1)), "activations.bits");
+    assert_eq!(field(with(Preset::w8a16(), 9)), "activations.bits");
+    assert_eq!(field(with(Preset::sparse(0.5), 8)), "activations");
+    assert!(with(Preset::w4a16(32), 8).validate().is_ok());
 }

@@ -1,6 +1,7 @@
 //! A forward pass over several batches in lockstep: operation by operation, all batches at each.
 
 mod align;
+mod inputs;
 mod lane;
 mod parameters;
 mod product;

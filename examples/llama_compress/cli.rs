@@ -1,0 +1,201 @@
+//! What can be asked for on the command line.
+
+use std::path::PathBuf;
+
+use burn_lean::oneshot::{
+    KvFormat, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling,
+};
+use clap::{Parser, ValueEnum};
+
+use super::support::{self, DeviceName};
+
+#[derive(Debug, Parser)]
+#[command(about = "Compresses a language model in one pass over calibration text")]
+pub(crate) struct Cli {
+    /// A Llama checkpoint (safetensors); without it a tiny character model is trained.
+    #[arg(long, value_name = "FILE", requires = "tokens")]
+    pub(crate) checkpoint: Option<PathBuf>,
+    /// Windows of tokens `calibration` and `eval` (safetensors, I32).
+    #[arg(long, value_name = "FILE", requires = "checkpoint")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Attention heads, where the checkpoint does not say.
+    #[arg(long)]
+    pub(crate) heads: Option<usize>,
+    /// One or more methods [default: gptq, or best-subset with --sparsity].
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) method: Vec<Method>,
+    /// A preset instead of a method: w8a8, w8a16, w4a16-g32, sparse-2:4,
+    /// sparse-2:4-w4a16-g32.
+    #[arg(long, conflicts_with_all = ["method", "bits", "group", "asymmetric", "sparsity"])]
+    pub(crate) preset: Option<Preset>,
+    /// Bits of a weight, 2 to 8 [default: 4 for the methods that quantize].
+    #[arg(long)]
+    pub(crate) bits: Option<u8>,
+    /// Inputs that share a scale [default: all].
+    #[arg(long)]
+    pub(crate) group: Option<usize>,
+    /// A zero point for each scale.
+    #[arg(long)]
+    pub(crate) asymmetric: bool,
+    /// A fraction of zeros (0.5), or kept:of (2:4) [default: 0.5 for the methods that prune].
+    #[arg(long)]
+    pub(crate) sparsity: Option<Pattern>,
+    /// The method as it was published, without what this project adds.
+    #[arg(long)]
+    pub(crate) as_published: bool,
+    /// With --as-published: GPTQ in the order of activations, with ranges fixed beforehand.
+    #[arg(long)]
+    pub(crate) activation_order: bool,
+    /// Windows of calibration text, at most [default: all].
+    #[arg(long, value_parser = support::at_least_one)]
+    pub(crate) windows: Option<usize>,
+    /// Windows in a batch.
+    #[arg(long, default_value_t = 8, value_parser = support::at_least_one)]
+    pub(crate) batch: usize,
+    /// Steps in which the model without checkpoint is trained.
+    #[arg(long, default_value_t = 300)]
+    pub(crate) steps: usize,
+    /// Tokens to generate before and after; 0 for none.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) generate: usize,
+    /// Keys and values of the attention: as floats, or in 8 bits; in generation and evaluation.
+    #[arg(long, value_enum, default_value_t = Kv::Float)]
+    pub(crate) kv: Kv,
+    /// Steps in which what is left of a pruned model learns to do as the original model: a second row.
+    #[arg(long, value_parser = support::at_least_one)]
+    pub(crate) finetune: Option<usize>,
+    /// Compares logits, likelihoods and generated tokens of the checkpoint with those of a file.
+    #[arg(long, value_name = "FILE", requires = "checkpoint")]
+    pub(crate) check: Option<PathBuf>,
+    /// Has one block in memory at a time, and writes each to a file here (one method only).
+    #[arg(long, value_name = "FOLDER", requires = "checkpoint", conflicts_with_all = ["out", "kv", "finetune", "check"])]
+    pub(crate) stream: Option<PathBuf>,
+    /// Writes the compressed model (one method only).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Keeps finished blocks here, and goes on after the last one (one method only).
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) state: Option<PathBuf>,
+    /// Keeps activations in files here.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) spill: Option<PathBuf>,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
+    pub(crate) device: DeviceName,
+    /// Seed of the model that is trained.
+    #[arg(long, default_value_t = 42)]
+    pub(crate) seed: u64,
+    /// Writes a row for each method.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, ValueEnum)]
+pub(crate) enum Method {
+    Rtn,
+    Gptq,
+    Awq,
+    #[value(name = "smoothquant")]
+    SmoothQuant,
+    Magnitude,
+    Wanda,
+    #[value(name = "sparsegpt")]
+    SparseGpt,
+    BestSubset,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, ValueEnum)]
+pub(crate) enum Kv {
+    Float,
+    Int8,
+}
+
+impl From<Kv> for KvFormat {
+    fn from(kv: Kv) -> Self {
+        match kv {
+            Kv::Float => Self::Float,
+            Kv::Int8 => Self::Int8,
+        }
+    }
+}
+
+impl Method {
+    fn name(self) -> String {
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().into())
+    }
+
+    fn prunes(self) -> Option<PruneMethod> {
+        match self {
+            Self::Magnitude => Some(PruneMethod::Magnitude),
+            Self::Wanda => Some(PruneMethod::Wanda),
+            Self::SparseGpt => Some(PruneMethod::SparseGpt),
+            Self::BestSubset => Some(PruneMethod::BestSubset),
+            _ => None,
+        }
+    }
+}
+
+impl Cli {
+    /// What is done, each with a name.
+    pub(crate) fn presets(&self) -> Vec<(String, Preset)> {
+        if let Some(preset) = &self.preset {
+            return vec![(preset.name(), preset.clone())];
+        }
+        let methods = match (&self.method[..], self.sparsity) {
+            ([], None) => vec![Method::Gptq],
+            ([], Some(_)) => vec![Method::BestSubset],
+            (methods, _) => methods.to_vec(),
+        };
+        methods
+            .iter()
+            .map(|method| (method.name(), self.of_method(*method)))
+            .collect()
+    }
+
+    fn of_method(&self, method: Method) -> Preset {
+        let mut preset = Preset::new();
+        let prunes = method.prunes();
+        if prunes.is_none() || self.bits.is_some() {
+            let rounding = match method {
+                Method::Rtn | Method::Awq | Method::SmoothQuant => Rounding::Nearest,
+                _ => match self.as_published {
+                    true => Rounding::Compensated {
+                        activation_order: self.activation_order,
+                        sweeps: 0,
+                    },
+                    false => Rounding::refined(),
+                },
+            };
+            // Plain rounding is what others are compared with: ranges as they are.
+            let searched = !matches!(method, Method::Rtn | Method::SmoothQuant);
+            let quantize = Quantize::new(self.bits.unwrap_or(4))
+                .with_group(self.group)
+                .with_symmetric(!self.asymmetric)
+                .with_search_range(searched)
+                .with_rounding(rounding);
+            preset.quantize = Some(quantize);
+        }
+        if prunes.is_some() || self.sparsity.is_some() {
+            let pattern = self.sparsity.unwrap_or(Pattern::PerLayer(0.5));
+            let pattern = match (method, pattern) {
+                // As in its paper.
+                (Method::Wanda, Pattern::PerLayer(fraction)) => Pattern::PerOutput(fraction),
+                (_, pattern) => pattern,
+            };
+            let method = prunes.unwrap_or(PruneMethod::SparseGpt);
+            preset.prune = Some(Prune::new(pattern, method));
+        }
+        preset.scaling = match method {
+            Method::Awq => Some(Scaling::Awq),
+            Method::SmoothQuant => Some(Scaling::SmoothQuant { alpha: 0.5 }),
+            _ => None,
+        };
+        let plain = matches!(method, Method::Rtn | Method::Magnitude | Method::Wanda);
+        let published = self.as_published || plain || method == Method::SparseGpt;
+        match published {
+            true => preset.as_published(),
+            false => preset,
+        }
+    }
+}

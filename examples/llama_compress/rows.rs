@@ -1,0 +1,78 @@
+//! The table.
+
+use std::path::Path;
+
+use burn_lean::oneshot::{Pattern, Preset};
+
+use super::support::{Cell, Table};
+
+/// What came of a method.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) perplexity: f64,
+    /// Tokens in a second.
+    pub(crate) rate: Option<f64>,
+    /// Of all parameters as they would be stored.
+    pub(crate) bytes: usize,
+    pub(crate) seconds: f64,
+    /// The most memory beyond what there was before.
+    pub(crate) peak: Option<u64>,
+}
+
+/// A row for each method.
+pub(crate) struct Rows {
+    table: Table,
+    fp32: f64,
+}
+
+impl Rows {
+    /// None yet, for a model of this perplexity.
+    pub(crate) fn new(title: String, fp32: f64) -> Self {
+        let header = [
+            "method",
+            "bits",
+            "group",
+            "asymmetric",
+            "sparsity",
+            "perplexity",
+            "bytes",
+            "seconds",
+            "peak_bytes",
+            "fp32_perplexity",
+            "tokens_per_second",
+        ];
+        Self {
+            table: Table::new(title, &header),
+            fp32,
+        }
+    }
+
+    pub(crate) fn push(&mut self, name: &str, preset: &Preset, row: &Row) {
+        let quantize = preset.quantize.as_ref();
+        let integer = |number: Option<usize>| Cell::optional_integer(number.map(|n| n as u64));
+        self.table.push([
+            Cell::from(name),
+            integer(quantize.map(|one| usize::from(one.bits))),
+            integer(quantize.and_then(|one| one.group)),
+            match quantize {
+                Some(one) => Cell::Flag(!one.symmetric),
+                None => Cell::Empty,
+            },
+            match preset.prune.as_ref().map(|one| one.pattern) {
+                Some(Pattern::NOfM { n, m }) => Cell::from(format!("{n}:{m}")),
+                Some(Pattern::PerLayer(part) | Pattern::PerOutput(part)) => Cell::Number(part, 2),
+                None => Cell::Empty,
+            },
+            Cell::Number(row.perplexity, 4),
+            Cell::Integer(row.bytes as u64),
+            Cell::Number(row.seconds, 1),
+            Cell::optional_integer(row.peak),
+            Cell::Number(self.fp32, 4),
+            Cell::optional(row.rate, 0),
+        ]);
+    }
+
+    pub(crate) fn publish(&self, json: Option<&Path>) -> Result<(), String> {
+        self.table.publish(json)
+    }
+}

@@ -1,0 +1,212 @@
+//! One block of a walk: what arrives is summed up, weights are solved for and put in place.
+
+use burn::tensor::{Tensor, TensorData};
+use burn_lean_graph::{Pass, Product, Tensors, Walk};
+use burn_lean_layerwise::Gram;
+
+use crate::block::{Block, Group, Layer};
+use crate::collect::{Sums, collect, floats};
+use crate::scaling::scale;
+use crate::solve::compress;
+use crate::state::Finished;
+use crate::{CompressedWeight, LayerReport, OneShotError, Order, Preset};
+
+/// The work on one block.
+pub(crate) struct Work<'a, O> {
+    pub(crate) walk: &'a mut Walk<O>,
+    pub(crate) preset: &'a Preset,
+    pub(crate) done: Finished,
+}
+
+impl<O: Tensors> Work<'_, O> {
+    pub(crate) fn block(&mut self, block: &Block) -> Result<(), OneShotError> {
+        if self.preset.is_blind() {
+            for group in &block.groups {
+                self.solve(group, None, Pass::Replaced)?;
+            }
+            return Ok(());
+        }
+        let mark = self.walk.mark();
+        // The first operation of the block may be its first product: it is to be shown again.
+        self.walk.rewind(&mark);
+        let again = self.preset.scaling.is_some() || self.preset.order == Order::Block;
+        let mark = again.then_some(mark);
+        if self.preset.scaling.is_some() {
+            let mut collected = Vec::new();
+            for group in &block.groups {
+                collected.push(self.collect(group)?);
+            }
+            for (group, sums) in block.groups.iter().zip(&collected) {
+                if scale(self.walk, group, sums, self.preset)? {
+                    self.note_vectors(group)?;
+                }
+            }
+            mark.iter().for_each(|mark| self.walk.rewind(mark));
+        }
+        match self.preset.order {
+            Order::Layer => {
+                for group in &block.groups {
+                    let sums = self.collect(group)?;
+                    let from = self.done.weights.len();
+                    self.solve(group, Some(&sums), Pass::Replaced)?;
+                    for (layer, weight) in group.layers.iter().zip(&self.done.weights[from..]) {
+                        put_weight(self.walk, &layer.product, weight)?;
+                    }
+                }
+            }
+            Order::Block => {
+                let mut collected = Vec::new();
+                for group in &block.groups {
+                    collected.push(self.collect(group)?);
+                }
+                for (group, sums) in block.groups.iter().zip(&collected) {
+                    self.solve(group, Some(sums), Pass::Replaced)?;
+                }
+                mark.iter().for_each(|mark| self.walk.rewind(mark));
+            }
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self, group: &Group) -> Result<Sums, OneShotError> {
+        let first = group.layers[0].product.node;
+        let bytes = self.walk.live_bytes();
+        let Some(mut step) = self.walk.advance(|node| node.index() == first)? else {
+            return Err(OneShotError::NeverCalled {
+                path: group.layers[0].path().into(),
+            });
+        };
+        let sums = collect(&mut step, group, self.preset)?;
+        let block = &mut self.done.block;
+        block.activation_bytes = block
+            .activation_bytes
+            .max(bytes)
+            .max(self.walk.live_bytes());
+        block.gram_bytes = block.gram_bytes.max(sums.bytes());
+        Ok(sums)
+    }
+
+    /// Whether the parameter of a layer, `dense` by outputs, lies by inputs.
+    fn is_transposed(&self, layer: &Layer, dense: &[f32], pass: Pass) -> bool {
+        let parameter = self.walk.parameter::<2>(layer.path(), pass).map(floats);
+        parameter.is_ok_and(|own| {
+            own != dense && own == crate::file::transposed(dense, layer.product.inputs)
+        })
+    }
+
+    /// Parameters with one dimension that scaling has changed.
+    fn note_vectors(&mut self, group: &Group) -> Result<(), OneShotError> {
+        for path in group.producer.iter().flat_map(|producer| &producer.vectors) {
+            let value = self.walk.parameter::<1>(path, Pass::Replaced)?;
+            self.done.vectors.retain(|(other, _)| other != path);
+            self.done.vectors.push((path.clone(), floats(value)));
+        }
+        Ok(())
+    }
+
+    fn solve(
+        &mut self,
+        group: &Group,
+        sums: Option<&Sums>,
+        pass: Pass,
+    ) -> Result<(), OneShotError> {
+        for (at, layer) in group.layers.iter().enumerate() {
+            let product = &layer.product;
+            let path = layer.path();
+            let dense = floats(self.walk.weight(product, pass)?);
+            let per_group = product.outputs_per_group();
+            let mut weight = CompressedWeight {
+                path: path.into(),
+                outputs: product.outputs,
+                inputs: product.inputs,
+                transposed: self.is_transposed(layer, &dense, pass),
+                values: Vec::new(),
+                grid: None,
+            };
+            let (mut objective, mut scale, mut dead, mut rows) = (0.0, 0.0, 0, 0);
+            for part in 0..product.groups {
+                let gram = match sums {
+                    Some(sums) => {
+                        rows = sums.rows();
+                        sums.of(group, at, part)
+                    }
+                    None => unit(product.inputs, path)?,
+                };
+                let size = per_group * product.inputs;
+                let own = &dense[part * size..(part + 1) * size];
+                let solved = compress(gram, own, self.preset, path)?;
+                objective += solved.objective;
+                scale += solved.scale;
+                dead = dead.max(solved.dead_inputs);
+                weight.values.extend(solved.values);
+                match (&mut weight.grid, solved.grid) {
+                    (Some(grid), Some(more)) => {
+                        grid.codes.extend(more.codes);
+                        grid.scales.extend(more.scales);
+                        grid.zero_points.extend(more.zero_points);
+                    }
+                    (grid, more) => *grid = more,
+                }
+            }
+            self.done.layers.push(LayerReport {
+                path: path.into(),
+                rows,
+                dead_inputs: dead,
+                relative_error: objective / scale.max(f64::MIN_POSITIVE),
+                zeros: weight.zeros(),
+                weights: weight.values.len(),
+                bytes: weight.stored_bytes(),
+            });
+            self.done.weights.push(weight);
+        }
+        Ok(())
+    }
+}
+
+/// The sums of inputs that are all equally large and have nothing in common.
+fn unit(inputs: usize, path: &str) -> Result<Gram, OneShotError> {
+    let mut gram = Gram::new(inputs);
+    for at in 0..inputs {
+        let row: Vec<f32> = (0..inputs)
+            .map(|j| if j == at { 1.0 } else { 0.0 })
+            .collect();
+        gram.add(&row).map_err(|source| OneShotError::Layer {
+            path: path.into(),
+            source,
+        })?;
+    }
+    Ok(gram)
+}
+
+/// A finished block in the place of the original one.
+pub(crate) fn put<O: Tensors>(
+    walk: &mut Walk<O>,
+    block: &Block,
+    done: &Finished,
+) -> Result<(), OneShotError> {
+    for (path, values) in &done.vectors {
+        let old = walk.parameter::<1>(path, Pass::Replaced)?;
+        let values = TensorData::from(values.as_slice());
+        walk.replace(
+            path,
+            Tensor::<1>::from_data(values, (&old.device(), old.dtype())),
+        )?;
+    }
+    for layer in block.layers() {
+        if let Some(weight) = done.weights.iter().find(|one| one.path == layer.path()) {
+            put_weight(walk, &layer.product, weight)?;
+        }
+    }
+    Ok(())
+}
+
+fn put_weight<O: Tensors>(
+    walk: &mut Walk<O>,
+    product: &Product,
+    weight: &CompressedWeight,
+) -> Result<(), OneShotError> {
+    let old = walk.weight(product, Pass::Replaced)?;
+    let values = TensorData::new(weight.values.clone(), [weight.outputs, weight.inputs]);
+    let values = Tensor::<2>::from_data(values, (&old.device(), old.dtype()));
+    Ok(walk.replace_weight(product, values)?)
+}

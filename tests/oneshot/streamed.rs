@@ -1,0 +1,183 @@
+//! One block at a time gives what the whole model does.
+
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::oneshot::{
+    Compressed, OneShot, OneShotError, Order, Preset, Scaling, load_compressed,
+};
+use tempfile::TempDir;
+
+use crate::checkpoint::Checkpoint;
+use crate::checkpoints::{near, write};
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::{small_llama, tokens};
+
+/// The small model in a file.
+fn file() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    write(&small_llama(&Device::flex()), &file, false);
+    (folder, file)
+}
+
+#[test]
+fn blocks_of_a_file_become_what_they_become_in_the_whole_model() {
+    let (folder, file) = file();
+    each_device(|target| {
+        let device = &target.device;
+        let checkpoint = Checkpoint::open(&file, None, 16).unwrap();
+        let ends = checkpoint.ends(device).unwrap();
+        let mut by_block = Preset::sparse_2_4();
+        by_block.order = Order::Block;
+        for preset in [
+            Preset::w8a16(),
+            Preset::w4a16(8),
+            Preset::w4a16(8).with_scaling(Some(Scaling::Awq)),
+            Preset::sparse_2_4(),
+            by_block,
+        ] {
+            let whole = OneShot::new(preset.clone())
+                .compress(small_llama(device), tokens(device), |model, x| {
+                    model.forward(x)
+                })
+                .unwrap();
+            let stored = |number: usize| folder.path().join(format!("{number}.safetensors"));
+            let done = OneShot::new(preset.clone())
+                .compress_blocks(
+                    tokens(device).into_iter().map(|x| ends.embed(x)),
+                    (0..2).map(|number| -> Result<_, OneShotError> {
+                        let block = checkpoint.block(number, device).unwrap();
+                        Ok((format!("layers.{number}"), block))
+                    }),
+                    |block, x| block.forward(x),
+                    |number, block: Compressed<_>| block.save(stored(number)),
+                )
+                .unwrap();
+            let name = preset.name();
+            assert_eq!(done.report.blocks.len(), 2, "{name}");
+            assert_eq!(done.report.rows, 8 * 16, "{name}");
+            assert_eq!(
+                done.report.layers[7].path, "layers.1.block.attention.wq.weight",
+                "{name}"
+            );
+            assert_eq!(done.report.bytes(), whole.report.bytes(), "{name}");
+            for (batch, output) in tokens(device).into_iter().zip(&done.outputs) {
+                // Through what was written.
+                let mut x = ends.embed(batch.clone());
+                for number in 0..2 {
+                    let block = checkpoint.block(number, device).unwrap();
+                    x = load_compressed(block, stored(number)).unwrap().forward(x);
+                }
+                near(&values(x.clone()), &values(output.clone()));
+                near(&values(whole.model.forward(batch)), &values(ends.head(x)));
+            }
+        }
+    });
+}
+
+#[derive(Debug, PartialEq)]
+enum Ended {
+    Killed,
+    OneShot(OneShotError),
+}
+
+impl From<OneShotError> for Ended {
+    fn from(error: OneShotError) -> Self {
+        Self::OneShot(error)
+    }
+}
+
+#[derive(Module, Debug)]
+struct Layer {
+    linear: Linear,
+}
+
+/// Three layers, the first of which are compressed before the process ends.
+fn layers(
+    preset: &Preset,
+    state: Option<&Path>,
+    before_end: usize,
+) -> Result<(Vec<Vec<f32>>, Vec<bool>), Ended> {
+    let device = Device::flex();
+    let load = |number: usize| {
+        let linear = LinearConfig::new(8, 8).init(&device);
+        let layer = with_numbers(Layer { linear }, number as u64);
+        Ok((format!("layers.{number}"), layer))
+    };
+    let mut oneshot = OneShot::new(preset.clone());
+    if let Some(folder) = state {
+        oneshot = oneshot.with_state(folder);
+    }
+    let mut found = Vec::new();
+    let x = tensor::<2>(9, [32, 8], &device);
+    let done = oneshot.compress_blocks(
+        [x],
+        (0..3).map(load),
+        |layer, x| layer.linear.forward(x),
+        |number, block| match number == before_end {
+            true => Err(Ended::Killed),
+            false => {
+                found.push(parameters(&block.model).remove(0).values);
+                Ok(())
+            }
+        },
+    )?;
+    let resumed = done.report.blocks.iter().map(|one| one.resumed);
+    Ok((found, resumed.collect()))
+}
+
+#[test]
+fn after_an_interruption_finished_blocks_are_not_solved_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let preset = Preset::w4a16(4);
+    let (whole, _) = layers(&preset, None, 3).unwrap();
+    assert_eq!(layers(&preset, Some(folder.path()), 1), Err(Ended::Killed));
+    let (found, resumed) = layers(&preset, Some(folder.path()), 3).unwrap();
+    assert_eq!(found, whole);
+    assert_eq!(resumed, [true, true, false]);
+}
+
+#[test]
+fn what_is_wrong_in_a_block_is_said_with_its_name() {
+    let device = Device::flex();
+    let run = |preset: Preset, rows: usize| {
+        let load = |number: usize| -> Result<_, OneShotError> {
+            let linear = LinearConfig::new(8, 8).init(&device);
+            Ok((format!("layers.{number}"), Layer { linear }))
+        };
+        let x = tensor::<2>(9, [rows, 8], &device);
+        let done = OneShot::new(preset).compress_blocks(
+            [x],
+            (0..1).map(load),
+            |layer, x| layer.linear.forward(x),
+            |_, _| Ok(()),
+        );
+        done.map(|_| ()).unwrap_err()
+    };
+    let expected = OneShotError::TooFewRows {
+        path: "layers.0.linear.weight".into(),
+        rows: 5,
+        inputs: 8,
+    };
+    assert_eq!(run(Preset::w4a16(4), 5), expected);
+    let named = Preset::w4a16(4).with_blocks(Some(vec!["linear".into()]));
+    assert!(matches!(
+        run(named, 32),
+        OneShotError::Invalid {
+            field: "blocks",
+            ..
+        }
+    ));
+    let none = OneShot::new(Preset::w8a16()).compress_blocks(
+        Vec::<Tensor<2>>::new(),
+        (0..1).map(|_| -> Result<_, OneShotError> {
+            Ok(("one".into(), LinearConfig::new(8, 8).init(&device)))
+        }),
+        |layer: &Linear, x| layer.forward(x),
+        |_, _| Ok(()),
+    );
+    assert!(matches!(none.unwrap_err(), OneShotError::Graph(_)));
+}
