@@ -237,8 +237,9 @@ fn benchmark<N: Network>(
         let (model, autocast) = AutocastConfig::new(dtype)
             .with_fallback(Fallback::Emulate)
             .prepare(N::new(arguments.large, device))?;
-        let audit = audit(&model, &autocast, |model, autocast, device| {
-            model.loss(autocast, N::input(arguments.large, device))
+        let input = N::input(arguments.large, device);
+        let audit = audit(&model, &autocast, input, |model, autocast, input| {
+            model.loss(autocast, input)
         })?;
         rows.push((support::dtype_name(&autocast), audit.memory));
         for way in WAYS {
