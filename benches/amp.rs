@@ -246,8 +246,9 @@ fn benchmark<N: Network>(
         let (model, autocast) = AutocastConfig::new(dtype)
             .with_fallback(Fallback::Emulate)
             .prepare(N::new(arguments.large, device))?;
-        let audit = audit(&model, &autocast, |model, autocast, device| {
-            model.loss(autocast, N::input(arguments.large, device))
+        let input = N::input(arguments.large, device);
+        let audit = audit(&model, &autocast, input, |model, autocast, input| {
+            model.loss(autocast, input)
         })?;
         let held = [Way::Plain, Way::Unedited]
             .map(|way| held::<N>(arguments.large, dtype, way, device))

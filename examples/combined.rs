@@ -6,9 +6,9 @@
 //! cargo run --release --example combined -- --dtype f16 --sparsity 0.9 --data path/to/mnist
 //! ```
 //!
-//! Each of the three says what a weight is worth in the forward pass; Burn holds one such meaning
-//! per weight, so they go on together, as a chain: first the mask, then the quantizer, then the
-//! cast. The fine-tuning is shown twice, as a plain loop and through Burn's Learner.
+//! Mask and quantizer say what a weight is worth in the forward pass; Burn holds one such meaning per
+//! weight, so they go on together, as a chain. The forward pass is recorded, so that quantizers act on
+//! activations, too, and each operation runs in the precision that it needs. The fine-tuning is shown twice, as a plain loop and through Burn's Learner.
 
 mod support;
 
@@ -24,12 +24,12 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn::train::{Learner, SupervisedTraining};
-use burn_lean::amp::{
-    Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, GradScalerConfig,
-};
+use burn_lean::amp::{Amp, AmpError, AmpInferenceStep, AmpTrainStep, Autocast, GradScalerConfig};
 use burn_lean::prune::{Budget, FisherConfig, Masks, PrunerConfig, SolverConfig};
-use burn_lean::quant::{ConvertConfig, QatConfig, Schedule, Unsupported, advance};
-use burn_lean::reparam::ChainReparameterizer;
+use burn_lean::quant::{
+    ConvertConfig, QatConfig, QuantizedForward, Schedule, Unsupported, advance,
+};
+use burn_lean::reparam::{ChainReparameterizer, attach};
 use clap::Parser;
 use support::{Batch, Cell, ImageSet, MlpNet, Options, ProgressRenderer, Table};
 
@@ -95,22 +95,27 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The model: nothing in it knows about masks or casts; the attribute at `MlpNet` lets its layers
-/// quantize what they are given.
+/// The model: nothing in it knows about masks, quantizers or casts.
 #[derive(Module, Debug)]
 struct Classifier {
     network: MlpNet,
 }
 
 impl Classifier {
-    fn loss(&self, autocast: &Autocast, batch: Batch) -> Tensor<1> {
-        let logits = autocast.forward(batch.images, |images| self.network.forward(images));
-        let cross_entropy = CrossEntropyLossConfig::new().init(&logits.device());
-        cross_entropy.forward(logits, batch.labels)
+    fn loss(&self, autocast: &Autocast, batch: Batch) -> Result<Tensor<1>, AmpError> {
+        autocast.run(
+            self,
+            (batch.images, batch.labels),
+            |model, (images, labels)| {
+                let logits = model.network.forward(images);
+                let cross_entropy = CrossEntropyLossConfig::new().init(&logits.device());
+                cross_entropy.forward(logits, labels)
+            },
+        )
     }
 }
 
-/// Trains in FP32: a region of F32 casts nothing.
+/// Trains in FP32.
 fn dense(cli: &Cli, images: &ImageSet, device: &Device) -> Classifier {
     device.seed(cli.options.seed);
     let mut model = Classifier {
@@ -153,7 +158,7 @@ fn prune(
     Ok((pruned.model, pruned.masks))
 }
 
-/// One chain per weight: mask, quantizer, cast.
+/// One chain per weight: mask, then quantizer.
 fn prepare(
     cli: &Cli,
     model: Classifier,
@@ -168,9 +173,10 @@ fn prepare(
         masks.reparameterizer(&model)?,
         quant.reparameterizer(&model)?,
     );
-    let autocast: AutocastConfig = cli.options.autocast(cli.options.dtype(device));
-    let prepared = autocast.prepare_with(model, mask_and_quantize);
-    Ok(prepared.map_err(|rejected| rejected.into_error())?)
+    let dtype = cli.options.dtype(device);
+    let autocast = cli.options.autocast(dtype).init(device)?;
+    let prepared = attach(model, mask_and_quantize).map_err(|rejected| rejected.into_error())?;
+    Ok((prepared, autocast))
 }
 
 fn plain_loop(
@@ -185,7 +191,7 @@ fn plain_loop(
     for epoch in 0..cli.fine_tuning as u64 {
         let order = cli.options.seed.wrapping_add(1000 + epoch);
         for batch in images.train.shuffled(order, BATCH_SIZE, device) {
-            let loss = scaler.scale(model.loss(&autocast, batch))?;
+            let loss = scaler.scale(model.loss(&autocast, batch)?)?;
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             model = scaler.step(&mut optim, 0.1 * LEARNING_RATE, model, grads)?;
             // What comes after a step; masks that follow a schedule would be replaced here, too.
@@ -200,7 +206,8 @@ impl AmpTrainStep for Classifier {
     type Output = ();
 
     fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
-        (self.loss(autocast, batch), ())
+        let loss = self.loss(autocast, batch);
+        (loss.expect("the plain loop has run the same pass"), ())
     }
 }
 
@@ -279,7 +286,7 @@ fn convert(model: Classifier) -> Result<Classifier, Box<dyn Error>> {
     Ok(model)
 }
 
-/// Accuracy and zeros, outside of any region.
+/// Accuracy in F32, with the quantizers if there are any, and zeros.
 fn row(
     name: &str,
     model: &Classifier,
@@ -288,7 +295,11 @@ fn row(
 ) -> Result<[Cell; 3], Box<dyn Error>> {
     let model = model.valid();
     let accuracy = support::accuracy(&images.test, &device.clone().inner(), |images| {
-        model.network.forward(images)
+        QuantizedForward::new()
+            .run(&model, images, |model, images| {
+                model.network.forward(images)
+            })
+            .expect("what was trained can be evaluated")
     });
     let zeros = model.network.zeros();
     Ok([

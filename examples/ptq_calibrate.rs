@@ -26,16 +26,16 @@ mod support;
 use std::error::Error;
 use std::process::ExitCode;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use burn_lean::quant::{
     AllocationReport, ConvertConfig, MixedPrecisionConfig, PtqConfig, PtqReport, QatConfig,
-    QuantError, Storage, Unsupported, audit, fold, health, load_safetensors, save_safetensors,
+    QuantError, Storage, Unsupported, audit, fold_for, health, load_safetensors, save_safetensors,
     sensitivity,
 };
 use clap::Parser;
-use network::{Network, loss};
+use network::{Network, loss, quantized};
 use options::{Arch, Cli};
-use support::{Batch, Cell, ImageSet, MlpNet, ResNet20, Table};
+use support::{Batch, Cell, ImageSet, Images, MlpNet, ResNet20, Table};
 
 fn main() -> ExitCode {
     support::init_tracing();
@@ -112,35 +112,34 @@ impl<'a> Run<'a> {
         };
         row("FP32", self.accuracy(&float), Some(float_bytes));
 
-        // A batch norm is folded into the layer before it: the audit finds the pairs.
-        let [_, channels, height, width] = self.calibration[0].images.dims();
-        let run_on = |model: &M, device: &Device| {
-            model.logits(Tensor::ones([BATCH_SIZE, channels, height, width], device))
-        };
-        let pairs = audit(&float, run_on)?.fold_pairs();
-        let float = fold(float, &pairs)?;
-        if !pairs.is_empty() {
-            println!("{} batch norms are folded", pairs.len());
+        // A batch norm is folded into the layer before it: the forward pass shows the pairs.
+        let sample = || self.calibration[0].images.clone();
+        let float = fold_for(float, sample(), M::logits)?;
+        if M::HAS_BATCH_NORM {
             row("FP32, folded", self.accuracy(&float), None);
         }
 
+        // What only the forward pass shows belongs to the config, which prepares other models, too.
+        let mut ptq = self.cli.ptq();
+        ptq.quantize = ptq
+            .quantize
+            .with_sites_of(&float.valid(), sample(), M::logits)?;
         let (quantized, config) = match self.cli.mixed {
             true => {
-                let (model, config, report) = self.mixed(float)?;
+                let (model, config, report) = self.mixed(&ptq, float)?;
                 println!("\n{report}");
                 (model, config)
             }
             false => {
-                let config = self.cli.ptq();
                 // What nearest rounding costs is what better rounding has to win back.
-                let nearest = config.clone().with_rounding(PtqConfig::new().rounding);
+                let nearest = ptq.clone().with_rounding(PtqConfig::new().rounding);
                 self.report_costs(&self.calibrated(&nearest, float.clone())?.0)?;
-                let (model, report) = self.calibrated(&config, float)?;
+                let (model, report) = self.calibrated(&ptq, float)?;
                 println!("\n{report}");
-                (model, config.qat_config())
+                (model, ptq.qat_config())
             }
         };
-        println!("\n{}", audit(&quantized, run_on)?);
+        println!("\n{}", audit(&quantized, sample(), M::logits)?);
         row(&self.cli.bits(), self.accuracy(&quantized), None);
 
         let (converted, _) = ConvertConfig::new()
@@ -148,7 +147,7 @@ impl<'a> Run<'a> {
             .convert(quantized)?;
         let bytes = save_safetensors(&converted, &self.cli.output)?;
         // Into a new model, as an application would: prepared alike, with no data at hand.
-        let prepared = config.prepare(fold(new(), &pairs)?)?;
+        let prepared = config.prepare(fold_for(new(), sample(), M::logits)?)?;
         let loaded = load_safetensors(prepared.valid(), &self.cli.output, Storage::Auto)?;
         row(
             "converted, saved and loaded",
@@ -178,50 +177,43 @@ impl<'a> Run<'a> {
         config: &PtqConfig,
         float: M,
     ) -> Result<(M, PtqReport), QuantError> {
-        Ok(config.quantize(
-            float,
-            || self.calibration.clone(),
-            |model, batch| {
-                model.logits(batch.images);
-            },
-        )?)
+        let batches = || self.calibration.iter().map(|batch| batch.images.clone());
+        Ok(config.quantize_for(float, batches, M::logits)?)
     }
 
     /// Layers of the wanted precision, but those that need more bits keep 8.
     fn mixed<M: Network>(
         &self,
+        ptq: &PtqConfig,
         float: M,
     ) -> Result<(M, QatConfig, AllocationReport), Box<dyn Error>> {
         let some = self.images.train.take(SENSITIVITY);
-        let allocation = MixedPrecisionConfig::new(self.cli.ptq().quantize)
+        let allocation = MixedPrecisionConfig::new(ptq.quantize.clone())
             .with_max_drop(self.cli.max_drop)
             .allocate(
                 float.valid(),
                 |model| {
-                    for batch in &self.calibration {
-                        model.logits(batch.images.clone());
-                    }
+                    let mut batches = self.calibration.iter();
+                    batches.try_for_each(|batch| quantized(model, batch.images.clone()).map(drop))
                 },
-                |model| model.logits(self.calibration[0].images.clone()),
-                |model| support::accuracy(&some, &self.device, |images| model.logits(images)),
+                |model| quantized(model, self.calibration[0].images.clone()),
+                |model| self.accuracy_on(&some, model),
             )?;
         Ok((allocation.model, allocation.config, allocation.report))
     }
 
     /// Prints how well each quantizer does, and what each layer costs alone.
-    fn report_costs<M: Network>(&self, quantized: &M) -> Result<(), Box<dyn Error>> {
+    fn report_costs<M: Network>(&self, calibrated: &M) -> Result<(), Box<dyn Error>> {
         let sample = &self.calibration[0];
-        let health = health(quantized, |model| {
-            model.logits(sample.images.clone());
-        })?;
+        let health = health(calibrated, |model| quantized(model, sample.images.clone()))?;
         println!("\n{health}");
         let some = self.images.train.take(SENSITIVITY);
         let sensitivity = sensitivity(
-            quantized,
-            |model| model.logits(sample.images.clone()),
-            |model| support::accuracy(&some, &self.device, |images| model.logits(images)),
+            calibrated,
+            |model| quantized(model, sample.images.clone()),
+            |model| self.accuracy_on(&some, model),
         )?
-        .with_gradient_scores(&quantized.clone().train(), |model| loss(model, sample))?;
+        .with_gradient_scores(&calibrated.clone().train(), |model| loss(model, sample))?;
         println!(
             "\naccuracy on {} training images:\n{sensitivity}\n",
             some.len()
@@ -230,9 +222,12 @@ impl<'a> Run<'a> {
     }
 
     fn accuracy<M: Network>(&self, model: &M) -> f64 {
-        let model = model.valid();
-        support::accuracy(&self.images.test, &self.device, |images| {
-            model.logits(images)
+        self.accuracy_on(&self.images.test, &model.valid())
+    }
+
+    fn accuracy_on<M: Network>(&self, images: &Images, model: &M) -> f64 {
+        support::accuracy(images, &self.device, |images| {
+            quantized(model, images).expect("what was calibrated can be run")
         })
     }
 }

@@ -8,6 +8,8 @@
 //! - [`oneshot`]: language models and other large networks, compressed block by block;
 //! - [`graph`]: one recorded forward pass, and its execution under rules;
 //! - [`reparam`]: what the extensions need to share one weight.
+//!
+//! Where to begin: [`manual`], a chapter for each task; [`prelude`], the names that most programs need.
 
 pub use burn_lean_amp as amp;
 pub use burn_lean_deploy as deploy;
@@ -17,3 +19,6 @@ pub use burn_lean_oneshot as oneshot;
 pub use burn_lean_prune as prune;
 pub use burn_lean_quant as quant;
 pub use burn_lean_reparam as reparam;
+
+pub mod manual;
+pub mod prelude;

@@ -184,32 +184,22 @@ pub enum AmpError {
         /// The system's reason.
         reason: String,
     },
-    /// The model's forward pass could not be traced.
-    #[error(
-        "the audit could not run the forward pass to its end: {reason}. Last operation: {last_operation}"
-    )]
+    /// The model's forward pass could not be recorded.
+    #[error("the audit could not run the forward pass to its end: {reason}")]
     Audit {
-        /// What Burn said.
+        /// What was in the way.
         reason: String,
-        /// The last operation that was recorded.
-        last_operation: String,
     },
-    /// An operation of the forward pass cannot be trusted.
+    /// Operations of the forward pass cannot be trusted.
     #[error(
-        "operation {index} of the forward pass, {operation}: {}",
-        match .finding {
-            crate::Finding::MixedDtypes => "it, or the one after it, mixes float dtypes. Run the \
-                module that has F32 constants or parameters in a `full_precision` region",
-            _ => "the device cannot compute in this dtype",
-        }
+        "the forward pass cannot be trusted: {}. Call modules that have F32 parameters or constants \
+         in a `full_precision` region, and cast tensors that the model makes itself with \
+         `to_region`; `Autocast::run` needs neither",
+        .sites.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     )]
-    UnsoundOperation {
-        /// Its place in [`Audit::operations`](crate::Audit::operations).
-        index: usize,
-        /// The operation, its dtypes and parameters.
-        operation: String,
-        /// What is wrong with it.
-        finding: crate::Finding,
+    UnsoundOperations {
+        /// All places of them.
+        sites: Vec<crate::CallSite>,
     },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]

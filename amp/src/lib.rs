@@ -76,7 +76,8 @@
 //!   gradient accumulation; several optimizers. [`Speculative`] is the same without ever waiting
 //!   for the device. [`Checkpoints`] survive being killed; a [`ResumableOptimizer`] loads where
 //!   Burn's default device is not there.
-//! - [`audit()`] looks at every operation before training; [`self_test`] at the device;
+//! - [`audit()`] looks at every operation before training, and lists all calls that a region needs in
+//!   full precision; [`self_test`] at the device;
 //!   [`StepReport`], [`Overflow`] and [`inspect_gradients`] at what went wrong;
 //!   [`calibrate_scale`] proposes the first loss scale.
 //! - Skipped steps, changes of the scale and fallbacks are [`tracing`] events.
@@ -105,17 +106,24 @@ pub mod modules {}
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-mod audit;
-mod autocast;
-mod checkpoint;
-mod device;
+pub mod audit;
+pub mod autocast;
+pub mod checkpoint;
+pub mod device;
 mod error;
-mod gradients;
+pub mod gradients;
 #[cfg(feature = "train")]
-mod learner;
-mod scaler;
+pub mod learner;
+pub mod scaler;
 
-pub use audit::{Audit, AuditedOperation, Finding, Memory, audit};
+/// What training in mixed precision takes: `use burn_lean_amp::prelude::*`.
+pub mod prelude {
+    pub use crate::{
+        AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, LossScale, full_precision,
+    };
+}
+
+pub use audit::{Audit, AuditedOperation, CallSite, Finding, Memory, audit};
 pub use autocast::config::{AutocastConfig, MasterWeight};
 pub use autocast::precision::{KeptBecause, ParameterPrecision, parameter_precision};
 pub use autocast::region::{Autocast, full_precision, region_dtype, to_region};

@@ -9,6 +9,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::prune::recompute_batch_norm;
+use burn_lean::quant::{QuantError, QuantizedForward};
 
 use crate::support::{self, Batch, Images, MlpNet, ResNet20};
 
@@ -34,6 +35,11 @@ impl Network for ResNet20 {
     fn logits(&self, images: Tensor<4>) -> Tensor<2> {
         self.forward(images)
     }
+}
+
+/// Logits with the quantizers that the model carries, if any.
+pub(crate) fn quantized<M: Network>(model: &M, images: Tensor<4>) -> Result<Tensor<2>, QuantError> {
+    QuantizedForward::new().run(model, images, M::logits)
 }
 
 /// Mean cross-entropy, on the model's device.

@@ -6,7 +6,7 @@ use std::error::Error;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_lean::deploy::{EngineConfig, Export, Form, OnnxFile};
-use burn_lean::quant::{PtqConfig, audit, fold};
+use burn_lean::quant::{PtqConfig, QuantizedForward, fold_for};
 
 use crate::network;
 use crate::options::Cli;
@@ -41,8 +41,8 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         .collect();
 
     let float = network::load(ResNet8::new(&training), checkpoint)?;
-    let run_on =
-        |model: &ResNet8, device: &Device| model.forward(Tensor::ones([1, 3, 32, 32], device));
+    let one = Tensor::<4>::ones([1, 3, 32, 32], &device);
+    let quantized = QuantizedForward::new();
     let mut sets = Vec::new();
     for (name, prefix) in tests {
         let images = limit(read(prefix)?);
@@ -77,13 +77,13 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let evaluated = float.valid();
     measure("FP32", &|x| Ok(evaluated.forward(x)))?;
 
-    let pairs = audit(&float, run_on)?.fold_pairs();
-    let folded = fold(float.clone(), &pairs)?;
+    let folded = fold_for(float.clone(), one.clone(), ResNet8::forward)?;
     let w8a8 = quantize(&cli.ptq_of(8), folded.clone(), &calibration)?;
-    measure("W8A8", &|x| Ok(w8a8.forward(x)))?;
+    measure("W8A8", &|x| {
+        Ok(quantized.run(&w8a8, x, ResNet8::forward)?)
+    })?;
 
     // The same model out of Burn: as a file, and run by an engine.
-    let one = Tensor::<4>::ones([1, 3, 32, 32], &device);
     let export = Export::record(&w8a8, &one, |model: &ResNet8, x| model.forward(x))?;
     if let Some(path) = &cli.onnx {
         let exported = export.to_onnx(Form::Qdq)?;
@@ -101,7 +101,9 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     measure("W8A8, engine", &|x| Ok(engine.run(&x)?))?;
 
     let w4a8 = quantize(&cli.ptq_of(4), folded, &calibration)?;
-    measure("W4A8", &|x| Ok(w4a8.forward(x)))?;
+    measure("W4A8", &|x| {
+        Ok(quantized.run(&w4a8, x, ResNet8::forward)?)
+    })?;
 
     table.publish(cli.json.as_deref())?;
     Ok(())
@@ -113,13 +115,8 @@ fn quantize(
     float: ResNet8,
     calibration: &[Batch],
 ) -> Result<ResNet8, Box<dyn Error>> {
-    let (model, _) = config.quantize(
-        float,
-        || calibration.to_vec(),
-        |model, batch| {
-            model.forward(batch.images);
-        },
-    )?;
+    let batches = || calibration.iter().map(|batch| batch.images.clone());
+    let (model, _) = config.quantize_for(float, batches, ResNet8::forward)?;
     Ok(model.valid())
 }
 

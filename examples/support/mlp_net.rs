@@ -4,7 +4,6 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Tensor};
-use burn_lean::quant::quantize_calls;
 
 /// Three linear layers without biases: the MLPNet of the pruning literature at 784-40-20-10.
 #[derive(Module, Debug)]
@@ -31,7 +30,6 @@ impl MlpNet {
     }
 }
 
-#[quantize_calls(crate = burn_lean::quant)]
 impl MlpNet {
     /// For images of `side` × `side`.
     pub(crate) fn new(side: usize, device: &Device) -> Self {

@@ -6,7 +6,6 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::quantize_calls;
 
 #[derive(Module, Debug)]
 pub(crate) struct ResNet20 {
@@ -34,7 +33,6 @@ struct Downsample {
     norm: BatchNorm,
 }
 
-#[quantize_calls(crate = burn_lean::quant)]
 impl ResNet20 {
     pub(crate) fn new(device: &Device) -> Self {
         let layer = |from, to, stride| {
@@ -66,7 +64,6 @@ impl ResNet20 {
     }
 }
 
-#[quantize_calls(crate = burn_lean::quant)]
 impl Block {
     fn new(from: usize, to: usize, stride: usize, device: &Device) -> Self {
         let norm = || BatchNormConfig::new(to).init(device);

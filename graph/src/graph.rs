@@ -4,13 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{
     ActivationOperationIr, BaseOperationIr, BatchNormOpIr, IrVisitorMut, ModuleOperationIr,
-    OperationIr, ScalarIr, TensorId,
+    OperationIr, ScalarIr, TensorId, TensorIr,
 };
-use burn::tensor::TensorData;
+use burn::tensor::{FloatDType, TensorData};
 
 use crate::Parameter;
 use crate::interpret::name;
-use crate::sites::HookInfo;
+use crate::passes::operands;
+use crate::sites::{HookInfo, moved};
 
 /// The operations of a forward pass, in order: what no result needs is left out.
 #[derive(Debug, Clone)]
@@ -31,6 +32,8 @@ pub struct Graph {
     pub(crate) hooks: Vec<HookInfo>,
     /// The tensors that hooks make, with the positions of the hooks.
     pub(crate) hooked: HashMap<TensorId, usize>,
+    /// The tensors that stand for what a cast makes.
+    pub(crate) noted_casts: HashMap<TensorId, FloatDType>,
 }
 
 /// What happens to tensors at one operation.
@@ -63,6 +66,7 @@ impl Graph {
             lifetimes: Vec::new(),
             hooks: Vec::new(),
             hooked: HashMap::new(),
+            noted_casts: HashMap::new(),
         }
     }
 
@@ -102,6 +106,15 @@ impl Graph {
         }
         let output = operation.outputs().next()?;
         self.hooked.get(&output.id).copied()
+    }
+
+    /// The dtype of the cast that an operation stands for.
+    pub(crate) fn noted_cast(&self, operation: &OperationIr) -> Option<FloatDType> {
+        if self.noted_casts.is_empty() {
+            return None;
+        }
+        let output = operation.outputs().next()?;
+        self.noted_casts.get(&output.id).copied()
     }
 
     /// The batch normalization of a training pass at an operation, as one operation.
@@ -155,6 +168,33 @@ impl<'a> Node<'a> {
     pub fn hook(&self) -> Option<&'a HookInfo> {
         let position = self.graph.hook_of(self.operation())?;
         self.graph.hooks.get(position)
+    }
+
+    /// The dtype of the cast that it stands for, in a recording that
+    /// [notes casts](crate::hooks::noting_casts).
+    pub fn noted_cast(&self) -> Option<FloatDType> {
+        self.graph.noted_cast(self.operation())
+    }
+
+    /// Whether it is a batch normalization that normalizes by statistics of its own input, as in
+    /// training.
+    pub fn is_batch_norm_in_training(&self) -> bool {
+        self.graph.batch_norm(self.operation()).is_some()
+    }
+
+    /// The operand whose numbers it moves, leaves out or repeats without computing any; also one
+    /// that it casts.
+    pub fn moved(&self) -> Option<&'a TensorIr> {
+        moved(self.operation())
+    }
+
+    /// The tensors that it reads.
+    pub fn operands(&self) -> impl Iterator<Item = &'a TensorIr> + use<'a> {
+        let operation = self.operation();
+        let reads = operands(self.graph, operation);
+        operation
+            .inputs()
+            .filter(move |tensor| reads.contains(&tensor.id))
     }
 
     /// The parameters that it reads, through views and casts.

@@ -5,12 +5,12 @@
 //! a pass is recorded a stand-in takes its place, and an execution calls the hook of the model that
 //! it is given.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::record::capture::id;
 use crate::{Node, Role};
@@ -74,16 +74,23 @@ enum Task {
         found: Vec<Carried>,
     },
     /// A forward pass runs on a capture device.
-    Record {
-        carried: Vec<Carried>,
-        /// Tensors that stand for what a hook makes, and its position.
-        stand_ins: Vec<(TensorId, usize)>,
-    },
+    Record { carried: Vec<Carried>, noted: Noted },
     /// A model is copied or changed.
     Share,
 }
 
+/// What modules said of tensors while a forward pass was recorded.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// Tensors that stand for what a hook makes, and its position.
+    pub(crate) stand_ins: Vec<(TensorId, usize)>,
+    /// Tensors that stand for what a cast makes, and its dtype.
+    pub(crate) casts: Vec<(TensorId, FloatDType)>,
+}
+
 thread_local! {
+    /// Whether casts are noted instead of recorded.
+    static NOTES_CASTS: Cell<bool> = const { Cell::new(false) };
     static TASK: RefCell<Option<Task>> = const { RefCell::new(None) };
 }
 
@@ -125,16 +132,69 @@ pub fn offer(key: usize, hook: impl FnOnce() -> Arc<dyn Hook>) -> bool {
 /// makes of `x`. `None` outside of a recording, and for a hook that the recorded model did not
 /// offer.
 pub fn stand_in<const D: usize>(x: &Tensor<D>, key: usize) -> Option<Tensor<D>> {
+    stand_in_of(x, key, |x| x.add_scalar(0.0))
+}
+
+/// As [`stand_in`], for a hook whose result has another dtype than `x`.
+pub fn stand_in_as<const D: usize>(
+    x: &Tensor<D>,
+    key: usize,
+    dtype: FloatDType,
+) -> Option<Tensor<D>> {
+    stand_in_of(x, key, |x| match x.dtype() == dtype.into() {
+        true => x.add_scalar(0.0),
+        false => x.cast(dtype),
+    })
+}
+
+/// `record` is any operation that is recorded and gives the output an id of its own.
+fn stand_in_of<const D: usize>(
+    x: &Tensor<D>,
+    key: usize,
+    record: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Option<Tensor<D>> {
     let position = TASK.with_borrow(|task| match task {
         Some(Task::Record { carried, .. }) => carried.iter().position(|one| one.key == key),
         _ => None,
     })?;
-    // Any operation that is recorded and keeps the numbers gives the output an id of its own.
+    let output = record(x.clone());
+    let of_output = id(&output.clone().into_dispatch())?;
+    TASK.with_borrow_mut(|task| {
+        if let Some(Task::Record { noted, .. }) = task {
+            noted.stand_ins.push((of_output, position));
+        }
+    });
+    Some(output)
+}
+
+/// Runs `record`, which records forward passes, so that [`note_cast`] notes casts instead of leaving
+/// them to be recorded.
+///
+/// For a look at what dtypes come to where Burn would refuse to record: all tensors keep one dtype,
+/// and [`Node::noted_cast`](crate::Node::noted_cast) says where a cast would be.
+pub fn noting_casts<T>(record: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NOTES_CASTS.set(self.0);
+        }
+    }
+    let _restore = Restore(NOTES_CASTS.replace(true));
+    record()
+}
+
+/// In a recording that [notes casts](noting_casts): a tensor that stands for `x` cast to `dtype`, in
+/// the dtype that `x` has. `None` elsewhere.
+pub fn note_cast<const D: usize>(x: &Tensor<D>, dtype: FloatDType) -> Option<Tensor<D>> {
+    let records = TASK.with_borrow(|task| matches!(task, Some(Task::Record { .. })));
+    if !(records && NOTES_CASTS.get()) {
+        return None;
+    }
     let output = x.clone().add_scalar(0.0);
     let of_output = id(&output.clone().into_dispatch())?;
     TASK.with_borrow_mut(|task| {
-        if let Some(Task::Record { stand_ins, .. }) = task {
-            stand_ins.push((of_output, position));
+        if let Some(Task::Record { noted, .. }) = task {
+            noted.casts.push((of_output, dtype));
         }
     });
     Some(output)
@@ -184,19 +244,16 @@ pub(crate) fn collecting<T>(walk: impl FnOnce() -> T) -> (T, Vec<Carried>) {
     }
 }
 
-/// Runs a forward pass whose hooks are these; and which tensors stand for what they make.
-pub(crate) fn recording<T>(
-    carried: Vec<Carried>,
-    run: impl FnOnce() -> T,
-) -> (T, Vec<(TensorId, usize)>) {
+/// Runs a forward pass whose hooks are these; and what modules said of tensors.
+pub(crate) fn recording<T>(carried: Vec<Carried>, run: impl FnOnce() -> T) -> (T, Noted) {
     let scope = Scope::enter(Task::Record {
         carried,
-        stand_ins: Vec::new(),
+        noted: Noted::default(),
     });
     let result = run();
     match scope.leave() {
-        Some(Task::Record { stand_ins, .. }) => (result, stand_ins),
-        _ => (result, Vec::new()),
+        Some(Task::Record { noted, .. }) => (result, noted),
+        _ => (result, Noted::default()),
     }
 }
 

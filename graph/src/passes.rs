@@ -9,14 +9,15 @@ use burn::backend::ir::{
 use burn::tensor::TensorData;
 
 use crate::graph::Lifetime;
+use crate::hooks::Noted;
 use crate::sites::{HookInfo, insert};
 use crate::{Graph, Parameter};
 
-/// What hooks are there, and which tensors stand for what they make.
-#[derive(Debug, Clone, Default)]
+/// What hooks are there, and which tensors stand for what they and casts make.
+#[derive(Debug, Default)]
 pub(crate) struct Hooked {
     pub(crate) hooks: Vec<HookInfo>,
-    pub(crate) stand_ins: Vec<(TensorId, usize)>,
+    pub(crate) noted: Noted,
 }
 
 /// A graph of what the outputs and running statistics need, with equal views of parameters shared
@@ -31,7 +32,8 @@ pub(crate) fn simplify(
 ) -> Graph {
     let mut graph = Graph::new(operations, constants, parameters, inputs, outputs);
     graph.hooks = hooked.hooks;
-    graph.hooked = hooked.stand_ins.into_iter().collect();
+    graph.hooked = hooked.noted.stand_ins.into_iter().collect();
+    graph.noted_casts = hooked.noted.casts.into_iter().collect();
     share_views(&mut graph);
     find_updates(&mut graph);
     keep(&mut graph, true);
@@ -110,10 +112,10 @@ fn share_views(graph: &mut Graph) {
             let mut hasher = DefaultHasher::new();
             key.hash(&mut hasher);
             let equal = first.entry(hasher.finish()).or_default();
-            let of_hook = |id: &TensorId| graph.hooked.get(id);
+            let noted = |id: &TensorId| (graph.hooked.get(id), graph.noted_casts.get(id));
             let same = equal
                 .iter()
-                .find(|(other, same)| *other == key && of_hook(same) == of_hook(&output));
+                .find(|(other, same)| *other == key && noted(same) == noted(&output));
             if let Some((_, same)) = same {
                 renamed.insert(output, *same);
                 continue;
@@ -234,7 +236,9 @@ fn reads(graph: &Graph) -> Vec<Vec<usize>> {
             )
         );
         if let [parameter] = &found[..]
-            && (is_view || graph.hook_of(operation).is_some())
+            && (is_view
+                || graph.hook_of(operation).is_some()
+                || graph.noted_cast(operation).is_some())
         {
             for output in operation.outputs() {
                 origin.insert(output.id, *parameter);

@@ -282,15 +282,6 @@ pub enum QuantError {
         /// What Burn said.
         reason: String,
     },
-    /// The model's forward pass could not be traced.
-    #[error(
-        "the audit could not run the forward pass to its end: {reason}. On the capture device no \
-         number can be read: keep losses and metrics out of the closure"
-    )]
-    Audit {
-        /// What Burn said.
-        reason: String,
-    },
     /// A quantizer has no range, because no data passed through it while it observed.
     #[error(
         "no data was observed: call the layer with `forward_q`, and calibrate the model or train \

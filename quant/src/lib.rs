@@ -44,18 +44,21 @@
 //! fake quantization for the backend: name those that `burn` has. Where one is missing,
 //! [`QuantError::MissingFeature`] names it.
 
-mod deploy;
+pub mod codes;
+pub mod deploy;
 mod error;
-mod fake;
-mod format;
-mod inspect;
-mod integer;
-mod model;
-mod module;
-mod ptq;
-mod qat;
-mod range;
-mod rounding;
+pub mod fake;
+pub mod fold;
+pub mod format;
+pub mod inspect;
+pub mod integer;
+pub mod model;
+pub mod module;
+pub mod ptq;
+pub mod qat;
+pub mod range;
+pub mod rounding;
+mod table;
 
 pub use burn_lean_graph::{GraphError, Role, TensorMapper, Tensors, tensors};
 /// ```
@@ -87,65 +90,58 @@ pub use burn_lean_graph::{GraphError, Role, TensorMapper, Tensors, tensors};
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
 pub use burn_lean_quant_macros::quantize_calls;
-pub use deploy::conversion_report::{
-    ActivationMismatch, ConversionReport, ConvertedWeight, Mismatch, Outcome,
+pub use codes::{QuantizedTensor, Storage, quantized_weights};
+pub use deploy::{
+    ActivationMismatch, ConversionReport, ConvertConfig, ConvertedWeight, HostQuantParams,
+    LoadConfig, Mismatch, Outcome, QuantizedGraph, QuantizedOperand, Unsupported, load_safetensors,
+    save_safetensors,
 };
-pub use deploy::convert::{ConvertConfig, Unsupported, quantized_weights};
-pub use deploy::graph::{HostQuantParams, QuantizedGraph, QuantizedOperand};
-pub use deploy::quantized_tensor::QuantizedTensor;
-pub use deploy::safetensors_file::{LoadConfig, load_safetensors, save_safetensors};
-pub use deploy::storage::Storage;
 pub use error::QuantError;
-pub use fake::codes::{from_codes, to_codes};
-pub use fake::learned::{Clip, LearnedGradient, fake_quantize_learned};
-pub use fake::op::fake_quantize;
-pub use format::number_format::NumberFormat;
-pub use format::qparams::QuantParams;
-pub use format::scale_format::{ScaleFormat, ScaleRounding};
-pub use format::scheme::{Granularity, Mapping, Scheme};
-pub use inspect::audit::{
-    Audit, AuditedLayer, Cause, Coverage, FunctionalSite, NormPair, NotFoldable, SiteKind, audit,
+pub use fake::{
+    Clip, LearnedGradient, QuantParams, Range, fake_quantize, fake_quantize_learned, from_codes,
+    to_codes,
 };
-pub use inspect::compare::compare;
-pub use inspect::health::{Health, QuantizerHealth, health};
-pub use inspect::mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, Ranking};
-pub use inspect::sensitivity::{LayerSensitivity, Sensitivity, sensitivity};
-pub use integer::requantize::{
-    Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
+pub use fold::{FoldPair, NormPair, NotFoldable, fold, fold_for};
+pub use format::{Granularity, Mapping, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
+pub use inspect::{
+    Allocation, AllocationReport, Audit, AuditedLayer, AuditedOperand, Cause, Coverage,
+    FunctionalSite, Health, LayerSensitivity, MixedPrecisionConfig, Precision, QuantizerHealth,
+    Ranking, Sensitivity, audit, compare, health, sensitivity,
 };
-pub use integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear};
-pub use model::outcome::{RunOutcome, TensorOutcome};
-pub use model::record::{float_record, load_float_record, load_record};
-pub use model::unobserved::{LeftFloat, Unobserved};
-pub use model::walk::{Located, Site, map_quantizers, quantizers};
-pub use module::config::{FakeQuantizeConfig, Learned, learned_parameters};
-pub use module::quantizer::FakeQuantize;
-pub use module::resident::Dequantize;
-pub use module::schedule::{Phase, Schedule};
-pub use module::sites::SiteQuantizers;
-pub use module::weight::WeightQuantizer;
-pub use module::weight_config::{WeightConfig, WeightGranularity};
-pub use ptq::equalization::{AwqSearch, awq, smooth_quant};
-pub use ptq::fold::{FoldPair, fold};
-pub use ptq::layer_inputs::{LayerInputs, patches, patches_1d};
-pub use ptq::rescale::{Rescale, rescale};
-pub use ptq::{ActivationRange, PtqConfig, PtqMode, PtqReport, WeightRange};
-pub use qat::config::{AttachQuantizers, QatConfig};
-pub use qat::flips::{FlipTracker, Flips, WeightFlips};
-pub use qat::forward_q::{ForwardQ, MhaInput, TransformerDecoderInput, TransformerEncoderInput};
-pub use qat::overrides::Override;
+pub use integer::{
+    ConvGeometry, Grid, IntegerConv2d, IntegerLinear, Multiplier, Requantization,
+    rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
+};
+pub use model::{
+    LeftFloat, Unobserved, apply_schedule, float_record, load_float_record, load_record,
+};
+pub use module::{
+    Dequantize, FakeQuantize, FakeQuantizeConfig, InputStatistics, LayerInputs, Learned, Located,
+    Phase, RunOutcome, Schedule, Site, SiteQuantizers, TensorOutcome, WeightConfig,
+    WeightGranularity, WeightQuantizer, learned_parameters, map_quantizers, patches, patches_1d,
+    quantizers,
+};
+pub use ptq::{
+    ActivationRange, AwqSearch, PtqConfig, PtqMode, PtqReport, Rescale, WeightRange, awq, rescale,
+    smooth_quant,
+};
 #[doc(hidden)]
 pub use qat::probe::{ForwardOfEncoderLayer, ForwardOfOneInput, ForwardOfSequence, OfOneInput};
-pub use qat::run::QuantizedForward;
-pub use qat::training::{
-    advance, apply_schedule, calibrate, calibrate_unobserved, merge_observers, set_schedule,
+pub use qat::{
+    AttachQuantizers, FlipTracker, Flips, ForwardQ, FoundSites, MhaInput, Override, QatConfig,
+    QuantizedForward, TransformerDecoderInput, TransformerEncoderInput, WeightFlips, advance,
+    calibrate, calibrate_unobserved, merge_observers, set_schedule,
 };
-pub use range::calibrator::{entropy, mse, percentile, search};
-pub use range::histogram::{Histogram, RangeMethod};
-pub use range::min_max::Range;
-pub use range::observer::ObserverConfig;
-pub use rounding::adaround::{AdaRoundConfig, adaround};
-pub use rounding::gptq::{GptqConfig, gptq};
-pub use rounding::input_statistics::InputStatistics;
-pub use rounding::weight_grid::WeightGrid;
-pub use rounding::{RoundedWeight, Rounding, RoundingConfig, RoundingReport, bias_correction};
+pub use range::{Histogram, ObserverConfig, RangeMethod, entropy, mse, percentile, search};
+pub use rounding::{
+    AdaRoundConfig, GptqConfig, RoundedWeight, Rounding, RoundingConfig, RoundingReport,
+    WeightGrid, adaround, bias_correction, gptq,
+};
+
+/// What quantizing a model takes: `use burn_lean_quant::prelude::*`.
+pub mod prelude {
+    pub use crate::{
+        ConvertConfig, PtqConfig, QatConfig, QuantizedForward, Schedule, WeightConfig, advance,
+        audit, fold_for, load_safetensors, save_safetensors,
+    };
+}

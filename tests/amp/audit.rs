@@ -2,14 +2,18 @@
 
 use burn::module::Module;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::{BatchNormConfig, LinearConfig, LstmConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
-    AmpError, AutocastConfig, Fallback, Finding, KeptBecause, audit, full_precision,
+    AmpError, Audit, AutocastConfig, Fallback, Finding, KeptBecause, audit, full_precision,
 };
 
 use crate::model::{Mlp, bits};
 use crate::support::each_device;
+
+fn ones(device: &Device) -> Tensor<2> {
+    Tensor::ones([5, 6], device)
+}
 
 fn config(dtype: FloatDType) -> AutocastConfig {
     AutocastConfig::new(dtype).with_fallback(Fallback::Emulate)
@@ -22,10 +26,12 @@ fn a_sound_model_passes_on_every_device() {
             let model = Mlp::new(1, &target.device.clone().autodiff());
             let (model, autocast) = config(dtype).prepare(model).unwrap();
             let before = bits(&model);
-            let audit = audit(&model, &autocast, |model, autocast, device| {
-                let x = Tensor::<2>::ones([5, 6], device);
-                autocast.forward(x, |x| model.forward(x)).mean()
-            })
+            let audit = audit(
+                &model,
+                &autocast,
+                ones(&target.device),
+                |model, autocast, x| autocast.forward(x, |x| model.forward(x)).mean(),
+            )
             .unwrap();
             audit.check().unwrap();
             assert!(audit.operations.iter().any(|op| op.name == "matmul"));
@@ -43,20 +49,21 @@ fn a_mixed_matrix_product_is_found_with_the_parameter_path() {
         .with_full_precision(Some(burn::module::ParamGroup::from_predicate("second")))
         .prepare(model)
         .unwrap();
-    let audit = audit(&model, &autocast, |model, autocast, device| {
-        let x = Tensor::<2>::ones([5, 6], device);
-        autocast.forward(x, |x| model.forward(x))
-    })
+    let audit = audit(
+        &model,
+        &autocast,
+        ones(&Device::flex()),
+        |model, autocast, x| autocast.forward(x, |x| model.forward(x)),
+    )
     .unwrap();
     let error = audit.check().unwrap_err();
-    let AmpError::UnsoundOperation {
-        operation, finding, ..
-    } = &error
-    else {
+    let AmpError::UnsoundOperations { sites } = &error else {
         panic!("{error}");
     };
-    assert_eq!(*finding, Finding::MixedDtypes);
-    assert!(operation.contains("second.weight"), "{operation}");
+    assert_eq!(sites.len(), 1);
+    assert_eq!(sites[0].finding, Finding::MixedDtypes);
+    assert_eq!(sites[0].module.as_deref(), Some("second"));
+    assert!(!sites[0].is_after);
     assert!(error.to_string().contains("full_precision"), "{error}");
 }
 
@@ -65,20 +72,168 @@ fn mixed_dtypes_in_a_users_forward_are_found_where_burn_stops() {
     let (model, autocast) = config(FloatDType::F16)
         .prepare(Mlp::new(1, &Device::flex()))
         .unwrap();
-    let audit = audit(&model, &autocast, |model, autocast, device| {
-        let x = Tensor::<2>::ones([5, 6], device);
-        // A constant at the device's default dtype.
-        autocast.forward(x, |x| model.forward(x) + Tensor::<2>::ones([5, 3], device))
-    })
+    let audit = audit(
+        &model,
+        &autocast,
+        ones(&Device::flex()),
+        |model, autocast, x| {
+            autocast.forward(x, |x| {
+                // A constant at the device's default dtype.
+                let constant = Tensor::<2>::ones([5, 3], &x.device());
+                model.forward(x) + constant
+            })
+        },
+    )
     .unwrap();
     assert!(audit.stopped.is_some());
-    assert!(matches!(
-        audit.check(),
-        Err(AmpError::UnsoundOperation {
-            finding: Finding::MixedDtypes,
-            ..
+    assert_eq!(mixed(&audit), ["after `second`"]);
+}
+
+/// The places where dtypes mix.
+fn mixed(audit: &Audit) -> Vec<String> {
+    let sites = audit.call_sites().into_iter();
+    let mixed = sites.filter(|site| site.finding == Finding::MixedDtypes);
+    mixed
+        .map(|site| {
+            let text = site.to_string();
+            text.split(" mixes").next().unwrap().to_string()
         })
-    ));
+        .collect()
+}
+
+/// Two kinds of modules that Burn cannot run in half, each twice, between layers that it can.
+#[derive(Module, Debug)]
+struct Several {
+    first: Linear,
+    norm: BatchNorm,
+    second: Linear,
+    lstm: Lstm,
+    third: Linear,
+    last_norm: BatchNorm,
+    lstms: Vec<Lstm>,
+}
+
+impl Several {
+    fn new(device: &Device) -> Self {
+        let linear = || LinearConfig::new(4, 4).init(device);
+        let norm = || BatchNormConfig::new(4).init(device);
+        let lstm = || LstmConfig::new(4, 4, true).init(device);
+        Self {
+            first: linear(),
+            norm: norm(),
+            second: linear(),
+            lstm: lstm(),
+            third: linear(),
+            last_norm: norm(),
+            lstms: vec![lstm()],
+        }
+    }
+
+    /// `in_region` says which of the four is called in full precision.
+    fn forward(&self, x: Tensor<3>, in_region: [bool; 4]) -> Tensor<3> {
+        fn call(
+            wanted: bool,
+            x: Tensor<3>,
+            body: impl FnOnce(Tensor<3>) -> Tensor<3>,
+        ) -> Tensor<3> {
+            match wanted {
+                true => full_precision(x, body),
+                false => body(x),
+            }
+        }
+        let norm = |norm: &BatchNorm, x: Tensor<3>| norm.forward(x.swap_dims(1, 2)).swap_dims(1, 2);
+        let x = self.first.forward(x);
+        let x = call(in_region[0], x, |x| norm(&self.norm, x));
+        let x = self.second.forward(x);
+        let x = call(in_region[1], x, |x| self.lstm.forward(x, None).0);
+        let x = self.third.forward(x);
+        let x = call(in_region[2], x, |x| norm(&self.last_norm, x));
+        call(in_region[3], x, |x| self.lstms[0].forward(x, None).0)
+    }
+}
+
+#[test]
+fn all_calls_that_need_full_precision_are_named_in_one_run() {
+    for device in [Device::flex(), Device::flex().autodiff()] {
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let (model, autocast) = config(dtype).prepare(Several::new(&device)).unwrap();
+            let found = |in_region: [bool; 4]| {
+                let x = Tensor::<3>::ones([2, 3, 4], &device);
+                audit(&model, &autocast, x, |model, autocast, x| {
+                    autocast.forward(x, |x| model.forward(x, in_region))
+                })
+                .unwrap()
+            };
+            let all = ["`norm`", "`lstm`", "`last_norm`", "`lstms.0`"];
+            let error = found([false; 4]).check().unwrap_err().to_string();
+            assert_eq!(mixed(&found([false; 4])), all, "{error}");
+            for name in all {
+                assert!(error.contains(name), "{error}");
+            }
+            assert_eq!(mixed(&found([true, false, true, false])), [all[1], all[3]]);
+            assert_eq!(mixed(&found([true, false, true, true])), [all[1]]);
+            found([true; 4]).check().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_leaves_the_range_of_f16_is_named_with_the_magnitude_and_is_right() {
+    #[derive(Module, Debug)]
+    struct Net {
+        scale: Linear,
+    }
+    let device = Device::flex().autodiff();
+    let net = Net {
+        scale: LinearConfig::new(4, 4).init(&device),
+    };
+    let (model, autocast) = config(FloatDType::F16).prepare(net).unwrap();
+    type Op = fn(Tensor<2>) -> Tensor<2>;
+    let cases: [(&str, Op, f64); 6] = [
+        ("exp", |x| x.exp(), 11.09),
+        // Burn makes a product of it.
+        ("mul", |x| x.powi_scalar(2), 255.94),
+        ("powf_scalar", |x| x.powf_scalar(1.5), 1625.0),
+        ("mul", |x| x.clone() * x, 255.94),
+        ("sum_dim", |x| x.sum_dim(1), 16376.0),
+        ("div", |x| x.clone().ones_like() / x, 255.94),
+    ];
+    for (name, operation, bound) in cases {
+        let x = Tensor::<2>::ones([5, 4], &device);
+        let found = audit(&model, &autocast, x, |model, autocast, x| {
+            autocast.forward(x, |x| operation(model.scale.forward(x)))
+        })
+        .unwrap();
+        let site = found.call_sites().into_iter();
+        let site = site
+            .filter(|site| site.finding == Finding::MayOverflow)
+            .find(|site| site.operations.iter().any(|known| known == name))
+            .unwrap_or_else(|| panic!("{name}: {found}"));
+        assert_eq!(site.module.as_deref(), Some("scale"));
+        let found = site.overflows_from.unwrap();
+        assert!((found / bound - 1.0).abs() < 1e-3, "{name}: {found}");
+        // Below it, value and gradient are those of F32; above it, they are not.
+        for (magnitude, is_right) in [(found * 0.98, true), (found * 1.02, false)] {
+            let value = |dtype: FloatDType| {
+                let x = Tensor::<2>::full([5, 4], magnitude, &device)
+                    .cast(dtype)
+                    .require_grad();
+                let y = operation(x.clone());
+                let grads = y.clone().cast(FloatDType::F32).sum().backward();
+                let gradient = x.grad(&grads).unwrap().cast(FloatDType::F32);
+                let numbers = [y.inner().cast(FloatDType::F32).max(), gradient.max()];
+                numbers.map(|number| f64::from(number.into_scalar::<f32>()))
+            };
+            let exact = value(FloatDType::F32);
+            let half = value(FloatDType::F16);
+            // A gradient of 1/x² is below the smallest F16 number long before.
+            let close = |a: f64, b: f64| (a - b).abs() <= 0.02 * b.abs() + 1e-7;
+            let right = half.iter().zip(exact).all(|(a, b)| close(*a, b));
+            if name != "div" {
+                assert_eq!(right, is_right, "{name} at {magnitude}: {half:?} {exact:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -88,8 +243,8 @@ fn a_recurrent_layer_outside_of_a_region_is_found_and_inside_passes() {
         .prepare((model, LinearConfig::new(4, 4).init(&Device::flex())))
         .unwrap();
     let run = |region: bool| {
-        audit(&model, &autocast, |model, autocast, device| {
-            let x = Tensor::<3>::ones([2, 3, 4], device);
+        let x = Tensor::<3>::ones([2, 3, 4], &Device::flex());
+        audit(&model, &autocast, x, |model, autocast, x| {
             autocast.forward(x, |x| {
                 let x = model.1.forward(x);
                 match region {
@@ -116,8 +271,8 @@ fn a_panic_of_the_model_itself_is_an_error() {
     let (model, autocast) = config(FloatDType::F16)
         .prepare(Mlp::new(1, &Device::flex()))
         .unwrap();
-    let error = audit(&model, &autocast, |model, autocast, device| {
-        let x = Tensor::<2>::ones([5, 6], device);
+    let x = ones(&Device::flex());
+    let error = audit(&model, &autocast, x, |model, autocast, x| -> Tensor<2> {
         autocast.forward(x, |x| model.forward(x));
         panic!("a bug in the model")
     })
@@ -133,8 +288,8 @@ fn running_statistics_of_the_audited_model_stay_where_they_are() {
         LinearConfig::new(2, 2).init(&device),
     );
     let (model, autocast) = config(FloatDType::F16).prepare(model).unwrap();
-    audit(&model, &autocast, |model, autocast, device| {
-        let x = Tensor::<3>::ones([2, 3, 4], device);
+    let x = Tensor::<3>::ones([2, 3, 4], &device);
+    audit(&model, &autocast, x, |model, autocast, x| {
         autocast.forward(x, |x| full_precision(x, |x| model.0.forward(x)))
     })
     .unwrap();
@@ -146,8 +301,8 @@ fn running_statistics_of_the_audited_model_stay_where_they_are() {
 fn an_attention_block_holds_well_under_the_bytes_of_f32() {
     let model: MultiHeadAttention = MultiHeadAttentionConfig::new(64, 4).init(&Device::flex());
     let (model, autocast) = config(FloatDType::F16).prepare(model).unwrap();
-    let audit = audit(&model, &autocast, |model, autocast, device| {
-        let x = Tensor::<3>::ones([8, 128, 64], device);
+    let x = Tensor::<3>::ones([8, 128, 64], &Device::flex());
+    let audit = audit(&model, &autocast, x, |model, autocast, x| {
         autocast.forward(x, |x| model.forward(MhaInput::self_attn(x)).context)
     })
     .unwrap();
@@ -171,8 +326,8 @@ fn the_report_reads_as_a_table_and_survives_serde() {
     let (model, autocast) = config(FloatDType::F16)
         .prepare(Mlp::new(1, &Device::flex()))
         .unwrap();
-    let audit = audit(&model, &autocast, |model, autocast, device| {
-        let x = Tensor::<2>::ones([5, 6], device);
+    let x = ones(&Device::flex());
+    let audit = audit(&model, &autocast, x, |model, autocast, x| {
         autocast.forward(x, |x| model.forward(x).exp()).sum()
     })
     .unwrap();
@@ -190,8 +345,8 @@ fn the_report_reads_as_a_table_and_survives_serde() {
 fn numbers_that_f16_does_not_have_are_found() {
     let found = |dtype| {
         let (model, autocast) = config(dtype).prepare(Mlp::new(1, &Device::flex())).unwrap();
-        let audit = audit(&model, &autocast, |model, autocast, device| {
-            let x = Tensor::<2>::ones([5, 6], device);
+        let x = ones(&Device::flex());
+        let audit = audit(&model, &autocast, x, |model, autocast, x| {
             autocast.forward(x, |x| {
                 let y = model.forward(x);
                 let mask = y.clone().lower_elem(0.5);
@@ -214,7 +369,7 @@ fn a_panic_of_the_model_is_not_taken_for_mixed_dtypes() {
     let (model, autocast) = config(FloatDType::F16)
         .prepare(Mlp::new(1, &Device::flex()))
         .unwrap();
-    let error = audit(&model, &autocast, |_, _, _| -> () {
+    let error = audit(&model, &autocast, (), |_, _, ()| -> () {
         panic!("no dtype is configured for this DType table")
     })
     .unwrap_err();

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::nn::LinearConfig;
+use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::{Device, Tensor};
 use burn_lean::graph::{Place, Recording, Role, SiteUse, record};
 
 use crate::models::{ConvNet, Decoder, Recurrent};
@@ -91,4 +93,46 @@ fn a_training_pass_and_an_evaluation_have_the_same_sites() {
     let inputs = trained.iter().filter(|site| site.role == Role::Input);
     let paths: Vec<&str> = inputs.map(|site| site.path.as_str()).collect();
     assert_eq!(paths, ["first.weight", "second.weight", "head.weight"]);
+}
+
+#[test]
+fn an_input_that_is_added_is_a_branch_and_a_mask_over_scores_is_not() {
+    let device = Device::flex();
+    let layer = with_numbers(LinearConfig::new(4, 4).init(&device), 3);
+    let x = Tensor::<2>::ones([4, 4], &device);
+    let recording = record(&layer, &x, |layer, x| layer.forward(x.clone()) + x).unwrap();
+    assert_eq!(named(&sites(&recording), Role::SumLeft).len(), 1);
+    assert_eq!(named(&sites(&recording), Role::SumRight).len(), 1);
+    let inputs = (x.clone(), x.clone());
+    let recording = record(&layer, &inputs, |layer, (x, mask)| {
+        let y = layer.forward(x);
+        softmax(y.clone().matmul(y.transpose()) + mask, 1)
+    })
+    .unwrap();
+    assert_eq!(named(&sites(&recording), Role::SumLeft), [""; 0]);
+    assert_eq!(named(&sites(&recording), Role::Probabilities).len(), 1);
+}
+
+#[test]
+fn gates_and_differences_are_sites_and_activations_are_not() {
+    let device = Device::flex();
+    let model = (0..2).map(|_| LinearConfig::new(4, 4).init(&device));
+    let model = with_numbers(model.collect::<Vec<_>>(), 3);
+    let x = Tensor::<2>::ones([3, 4], &device);
+    let recording = record(&model, &x, |model, x| {
+        let (a, b) = (model[0].forward(x.clone()), model[1].forward(x));
+        // An activation multiplies a tensor with what was computed from it alone.
+        let a = a.clone() * sigmoid(a);
+        (a.clone() * b.clone(), a - b)
+    })
+    .unwrap();
+    let all = sites(&recording);
+    for role in [
+        Role::FactorLeft,
+        Role::FactorRight,
+        Role::DifferenceLeft,
+        Role::DifferenceRight,
+    ] {
+        assert_eq!(named(&all, role), [format!("{role} of `1`")]);
+    }
 }

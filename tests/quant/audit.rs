@@ -1,5 +1,7 @@
 //! The audit names every product of a model, and what quantizes its operands.
 
+use std::collections::BTreeMap;
+
 use burn::module::{Lora, Module, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -12,7 +14,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::AutocastConfig;
 use burn_lean::quant::{
     AttachQuantizers, Audit, Cause, ConvertConfig, Coverage, ForwardQ, FunctionalSite, NotFoldable,
-    Override, Phase, QatConfig, Schedule, SiteKind, audit,
+    Override, Phase, QatConfig, Role, Schedule, audit,
 };
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
@@ -47,10 +49,18 @@ impl Network {
 
 fn network_audit() -> Audit {
     let model = Network::new(&Device::flex());
-    audit(&model, |model, device| {
-        model.forward(Tensor::ones([3, 2, 4, 4], device))
-    })
-    .unwrap()
+    let x = Tensor::ones([3, 2, 4, 4], &Device::flex());
+    audit(&model, x, |model, x| model.forward(x)).unwrap()
+}
+
+/// Operation, roles of the operands and the layers that they belong to.
+fn listed(audit: &Audit) -> Vec<(&str, Vec<(Role, &str)>)> {
+    let sites = audit.sites.iter().map(|site| {
+        let operands = site.operands.iter();
+        let operands = operands.map(|operand| (operand.role, operand.layer.as_str()));
+        (site.operation.as_str(), operands.collect())
+    });
+    sites.collect()
 }
 
 #[test]
@@ -78,44 +88,32 @@ fn an_unprepared_model_lists_its_layers_in_order_and_why_they_are_float() {
         assert_eq!(layer.uses, 1);
     }
     assert!(!audit.is_covered());
-    assert_eq!(audit.layers[0].operation, "Conv2d");
+    assert_eq!(audit.layers[0].operation, "conv2d");
     assert_eq!(audit.layers[0].shape, [3, 2, 4, 4]);
 }
 
 #[test]
 fn attention_residuals_and_softmax_are_functional_sites() {
     let audit = network_audit();
-    let sites: Vec<_> = audit
-        .sites
-        .iter()
-        .map(|site| {
-            let sources = site.operands.iter().map(|(source, _)| source.as_deref());
-            (site.kind, sources.collect::<Vec<_>>())
-        })
-        .collect();
-    let weight = |name| Some(name);
+    let [query, key, value] = ["query", "key", "value"];
+    let layer = |name: &str| format!("attention.{name}.weight");
+    let (query, key, value) = (layer(query), layer(key), layer(value));
     assert_eq!(
-        sites,
+        listed(&audit),
         [
-            (SiteKind::Add, vec![weight("conv.weight"), None]),
             (
-                SiteKind::AttentionScores,
+                "add",
                 vec![
-                    weight("attention.query.weight"),
-                    weight("attention.key.weight")
+                    (Role::SumLeft, "conv.weight"),
+                    (Role::SumRight, "conv.weight")
                 ]
             ),
             (
-                SiteKind::SoftmaxOutput,
-                vec![weight("attention.query.weight")]
+                "matmul",
+                vec![(Role::Output, query.as_str()), (Role::Output, &key)]
             ),
-            (
-                SiteKind::AttentionValues,
-                vec![
-                    weight("attention.query.weight"),
-                    weight("attention.value.weight")
-                ]
-            ),
+            ("softmax", vec![(Role::Probabilities, query.as_str())]),
+            ("matmul", vec![(Role::Output, value.as_str())]),
         ]
     );
 }
@@ -156,10 +154,8 @@ fn a_norm_is_not_folded_into_a_layer_that_is_used_without_it() {
         norm: BatchNormConfig::new(4).init(&device),
     };
     let reason = |forward: fn(&Shared, Tensor<2>) -> Tensor<2>| {
-        let audit = audit(&model, |model, device| {
-            forward(model, Tensor::ones([8, 4], device))
-        });
-        audit.unwrap().norm_pairs[0].not_foldable
+        let x = Tensor::ones([8, 4], &device);
+        audit(&model, x, forward).unwrap().norm_pairs[0].not_foldable
     };
     assert_eq!(
         reason(|model, x| model.norm.forward(model.linear.forward(x))),
@@ -213,10 +209,8 @@ fn a_norm_over_another_axis_than_the_layers_outputs_is_not_folded() {
     };
     type Forward = fn(&Layers, Tensor<4>) -> Tensor<4>;
     let pairs = |forward: Forward| {
-        let audit = audit(&model, |model, device| {
-            forward(model, Tensor::ones([4, 4, 4, 4], device))
-        });
-        let pairs = audit.unwrap().norm_pairs;
+        let x = Tensor::ones([4, 4, 4, 4], &device);
+        let pairs = audit(&model, x, forward).unwrap().norm_pairs;
         let reasons = pairs.into_iter().map(|pair| pair.not_foldable);
         reasons.collect::<Vec<_>>()
     };
@@ -282,8 +276,8 @@ fn a_parameter_that_is_added_to_a_layers_output_is_not_its_bias() {
         shift: Param::from_tensor(Tensor::ones([4], &device)),
         norm: BatchNormConfig::new(4).init(&device),
     };
-    let audit = audit(&model, |model, device| {
-        let y = model.linear.forward(Tensor::<2>::ones([8, 4], device));
+    let audit = audit(&model, Tensor::<2>::ones([8, 4], &device), |model, x| {
+        let y = model.linear.forward(x);
         model.norm.forward(y + model.shift.val().unsqueeze())
     });
     assert_eq!(audit.unwrap().norm_pairs, []);
@@ -291,24 +285,34 @@ fn a_parameter_that_is_added_to_a_layers_output_is_not_its_bias() {
 
 #[test]
 fn steps_of_a_recurrence_are_one_layer_with_many_uses() {
-    let model = LstmConfig::new(4, 4, true).init(&Device::flex());
-    let audit = audit(&model, |model, device| {
-        model.forward(Tensor::<3>::ones([2, 5, 4], device), None).0
-    })
-    .unwrap();
-    // Input and hidden transform of four gates, in each of the five steps.
-    assert_eq!(audit.layers.len(), 8);
-    assert!(audit.layers.iter().all(|layer| layer.uses == 5), "{audit}");
+    let device = Device::flex();
+    let model = LstmConfig::new(4, 4, true).init(&device);
+    let x = Tensor::<3>::ones([2, 5, 4], &device);
+    let audit = audit(&model, x, |model, x| model.forward(x, None).0).unwrap();
+    // Input and hidden transform of four gates, in each of the five steps; the first hidden state is
+    // zeros.
+    let mut uses: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for layer in &audit.layers {
+        let of_layer = uses.entry(&layer.weight_path).or_default();
+        of_layer.push(layer.uses);
+    }
+    assert_eq!(uses.len(), 8, "{audit}");
+    for (path, uses) in uses {
+        let expected = match path.contains("hidden") {
+            true => vec![1, 4],
+            false => vec![5],
+        };
+        assert_eq!(uses, expected, "{path}");
+    }
 }
 
 #[test]
 fn the_input_of_an_embedding_has_no_coverage() {
-    let model = EmbeddingConfig::new(10, 4).init(&Device::flex());
-    let audit = audit(&model, |model, device| {
-        model.forward(Tensor::<2, Int>::zeros([2, 3], device))
-    })
-    .unwrap();
-    assert_eq!(audit.layers[0].operation, "Embedding");
+    let device = Device::flex();
+    let model = EmbeddingConfig::new(10, 4).init(&device);
+    let tokens = Tensor::<2, Int>::zeros([2, 3], &device);
+    let audit = audit(&model, tokens, |model, tokens| model.forward(tokens)).unwrap();
+    assert_eq!(audit.layers[0].operation, "embedding");
     assert_eq!(audit.layers[0].input, None);
 }
 
@@ -322,7 +326,7 @@ fn an_audit_reads_back_from_json() {
 #[test]
 fn a_forward_pass_that_panics_is_an_error_with_the_reason() {
     let model = LinearConfig::new(4, 4).init(&Device::flex());
-    let error = audit(&model, |_, _| panic!("wrong shape")).unwrap_err();
+    let error = audit(&model, (), |_, ()| -> () { panic!("wrong shape") }).unwrap_err();
     assert!(error.to_string().contains("wrong shape"), "{error}");
 }
 
@@ -351,10 +355,8 @@ impl Mixed {
 }
 
 fn mixed_audit(model: &Mixed) -> Audit {
-    audit(model, |model, device| {
-        model.forward(Tensor::ones([3, 4], device))
-    })
-    .unwrap()
+    let x = Tensor::ones([3, 4], &Device::flex());
+    audit(model, x, |model, x| model.forward(x)).unwrap()
 }
 
 #[test]
@@ -381,20 +383,45 @@ fn a_prepared_model_names_the_quantizers_and_the_call_that_goes_around_one() {
             "UINT8, affine, per tensor".into()
         )
     );
+    // A recorded forward pass quantizes what its code does not.
     let quantizer = "second.weight.quant.input".to_string();
-    assert_eq!(
-        audit.layers[1].input,
-        Some(Coverage::Float(Cause::PlainForward {
-            quantizer: quantizer.clone()
-        }))
-    );
+    assert_eq!(by(audit.layers[1].input.as_ref().unwrap()).0, quantizer);
     assert!(audit.layers[1].weight.is_quantized());
     assert_eq!(
         audit.layers[2].weight,
         Coverage::Float(Cause::WeightNotPrepared)
     );
-    assert_eq!(audit.unused, [quantizer]);
+    assert_eq!(audit.uncalled, [quantizer]);
+    assert_eq!(audit.unused, [""; 0]);
     assert!(!audit.is_covered());
+}
+
+#[test]
+fn a_plain_call_of_a_layer_that_is_elsewhere_called_with_its_quantizer_is_named() {
+    let device = Device::flex();
+    let model = QatConfig::new().prepare(LinearConfig::new(4, 4).init(&device));
+    let x = Tensor::<2>::ones([3, 4], &device);
+    let audit = audit(&model.unwrap(), x, |model, x| {
+        model.forward(model.forward_q(x))
+    })
+    .unwrap();
+    let inputs = audit.layers.iter().map(|layer| layer.input.clone());
+    let quantizer = "weight.quant.input".to_string();
+    let plain = Some(Coverage::Float(Cause::PlainForward { quantizer }));
+    assert_eq!(inputs.filter(|input| *input == plain).count(), 1, "{audit}");
+    assert!(!audit.is_covered());
+}
+
+#[test]
+fn a_quantizer_of_a_layer_that_is_not_called_is_unused() {
+    let device = Device::flex();
+    let model = QatConfig::new().prepare(Mixed::new(&device)).unwrap();
+    let x = Tensor::<2>::ones([3, 4], &device);
+    let audit = audit(&model, x, |model, x| model.first.forward(x)).unwrap();
+    let expected = ["second", "last"]
+        .map(|layer| ["weight", "input"].map(|site| format!("{layer}.weight.quant.{site}")));
+    assert_eq!(audit.unused, expected.concat());
+    assert_eq!(audit.uncalled, ["first.weight.quant.input"]);
 }
 
 #[test]
@@ -417,14 +444,13 @@ fn a_cast_after_the_quantizer_keeps_the_weight_quantized_and_a_sum_does_not() {
         let model = LinearConfig::new(4, 2).init(&device);
         let quantizers = QatConfig::new().reparameterizer(&model).unwrap();
         let model = attach(model, chain(quantizers)).unwrap();
-        let audit = audit(&model, |model, device| {
-            model.forward_q(Tensor::<2>::ones([3, 4], device))
-        });
+        let x = Tensor::<2>::ones([3, 4], &device);
+        let audit = audit(&model, x, |model, x| model.forward_q(x));
         audit.unwrap().layers[0].weight.clone()
     };
     let added = covered(|quantizers| ChainReparameterizer::new(quantizers, Lora::new(1, 1.0)));
     assert!(
-        matches!(&added, Coverage::Float(Cause::Changed { operation, .. }) if operation == "Add"),
+        matches!(&added, Coverage::Float(Cause::Changed { operation, .. }) if operation == "add"),
         "{added}"
     );
 
@@ -432,8 +458,8 @@ fn a_cast_after_the_quantizer_keeps_the_weight_quantized_and_a_sum_does_not() {
     let quantizers = QatConfig::new().reparameterizer(&model).unwrap();
     let autocast = AutocastConfig::new(FloatDType::F16);
     let (model, autocast) = autocast.prepare_with(model, quantizers).unwrap();
-    let audit = audit(&model, |model, device| {
-        let x = Tensor::<2>::ones([3, 4], device);
+    let x = Tensor::<2>::ones([3, 4], &device);
+    let audit = audit(&model, x, |model, x| {
         autocast.forward(x, |x| model.forward_q(x))
     });
     assert!(audit.unwrap().layers[0].weight.is_quantized());
@@ -449,21 +475,30 @@ fn every_product_of_a_prepared_attention_is_covered() {
         attention: MultiHeadAttentionConfig::new(8, 2).init(&Device::flex()),
     };
     let model = QatConfig::new().prepare(model).unwrap();
-    let audit = audit(&model, |model, device| {
-        let x = Tensor::ones([2, 3, 8], device);
+    let x = Tensor::ones([2, 3, 8], &Device::flex());
+    let called = audit(&model, x.clone(), |model, x| {
         model
             .attention
             .forward_q(burn_lean::quant::MhaInput::self_attn(x))
             .context
     })
     .unwrap();
-    assert!(audit.is_covered(), "{audit}");
-    assert!(
-        audit.sites.iter().all(FunctionalSite::is_quantized),
-        "{audit}"
-    );
-    assert_eq!(audit.sites.len(), 3);
-    assert_eq!(audit.unused, [""; 0]);
+    // Both routes quantize the same.
+    let recorded = audit(&model, x, |model, x| {
+        model.attention.forward(MhaInput::self_attn(x)).context
+    })
+    .unwrap();
+    for audit in [&called, &recorded] {
+        assert!(audit.is_covered(), "{audit}");
+        assert!(
+            audit.sites.iter().all(FunctionalSite::is_quantized),
+            "{audit}"
+        );
+        assert_eq!(audit.sites.len(), 3);
+        assert_eq!(audit.unused, [""; 0]);
+    }
+    assert_eq!(called.uncalled, [""; 0]);
+    assert_eq!(recorded.uncalled.len(), 4 + 3 + 1);
 }
 
 #[test]
@@ -474,10 +509,8 @@ fn a_converted_weight_is_stored() {
         .prepare(LinearConfig::new(4, 2).init(&device))
         .unwrap();
     let (model, _) = ConvertConfig::new().convert(model).unwrap();
-    let audit = audit(&model, |model, device| {
-        model.forward_q(Tensor::<2>::ones([3, 4], device))
-    })
-    .unwrap();
+    let x = Tensor::<2>::ones([3, 4], &device);
+    let audit = audit(&model, x, |model, x| model.forward_q(x)).unwrap();
     assert!(
         matches!(&audit.layers[0].weight, Coverage::Stored(scheme) if scheme.contains("Q8S")),
         "{audit}"
@@ -525,26 +558,21 @@ impl Gated {
 #[test]
 fn gates_outer_products_and_differences_are_sites_and_normalizations_are_not() {
     let model = Gated::new(&Device::flex());
-    let audit = audit(&model, |model, device| {
-        model.forward(Tensor::ones([1, 2, 3, 3], device))
-    })
-    .unwrap();
-    let sites: Vec<_> = audit
-        .sites
-        .iter()
-        .map(|site| {
-            let sources = site.operands.iter();
-            let sources = sources.map(|(source, _)| source.as_deref().unwrap());
-            (site.kind, sources.collect::<Vec<_>>())
-        })
-        .collect();
+    let x = Tensor::ones([1, 2, 3, 3], &Device::flex());
+    let audit = audit(&model, x, |model, x| model.forward(x)).unwrap();
+    let [factors, differences, sums] = [
+        [Role::FactorLeft, Role::FactorRight],
+        [Role::DifferenceLeft, Role::DifferenceRight],
+        [Role::SumLeft, Role::SumRight],
+    ];
+    let operands = |roles: [Role; 2], layer| roles.map(|role| (role, layer)).to_vec();
     assert_eq!(
-        sites,
+        listed(&audit),
         [
-            (SiteKind::Mul, vec!["body.weight", "gate.weight"]),
-            (SiteKind::Mul, vec!["left.weight", "right.weight"]),
-            (SiteKind::Sub, vec!["left.weight", "right.weight"]),
-            (SiteKind::Add, vec!["left.weight", "left.weight"]),
+            ("mul", operands(factors, "gate.weight")),
+            ("mul", operands(factors, "right.weight")),
+            ("sub", operands(differences, "right.weight")),
+            ("add", operands(sums, "right.weight")),
         ]
     );
 }
@@ -565,26 +593,25 @@ fn recurrent_layers_are_covered_from_their_zero_state_on() {
             .with_reset_after(false)
             .init(&device),
     };
-    let run = |model: &Recurrent, device: &Device| {
-        // An input of zeros is an input all the same.
-        let (x, _) = model
-            .lstm
-            .forward_q((Tensor::zeros([2, 3, 4], device), None));
+    // An input of zeros is an input all the same.
+    let x = Tensor::<3>::zeros([2, 3, 4], &device);
+    let run = |model: &Recurrent, x| {
+        let (x, _) = model.lstm.forward_q((x, None));
         let x = model.gru.forward_q((x, None));
         model.reset_before.forward_q((x, None))
     };
     let prepared = QatConfig::new().prepare(model.clone()).unwrap();
-    let covered = audit(&prepared, run).unwrap();
+    let covered = audit(&prepared, x.clone(), run).unwrap();
     assert!(covered.is_covered(), "{covered}");
     let zeros = covered.layers.iter();
     let zeros = zeros.filter(|layer| layer.input == Some(Coverage::Zero));
     assert_eq!(zeros.map(|layer| layer.uses).sum::<usize>(), 4 + 3 + 3);
-    let plain = audit(&model, run).unwrap();
+    let plain = audit(&model, x.clone(), run).unwrap();
     assert!(!plain.is_covered());
     // With its weights alone it is not.
     let weights = QatConfig::new()
         .with_activation(None)
         .prepare(model)
         .unwrap();
-    assert!(!audit(&weights, run).unwrap().is_covered());
+    assert!(!audit(&weights, x, run).unwrap().is_covered());
 }

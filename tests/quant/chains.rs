@@ -418,10 +418,8 @@ fn an_audit_sees_through_masks() {
         let net = prepared(&QatConfig::new(), order, &Device::flex());
         let (converted, _) = ConvertConfig::new().convert(net.clone()).unwrap();
         for (net, stored) in [(net, false), (converted, true)] {
-            let audit = audit(&net, |net, device| {
-                net.forward(Tensor::ones([2, INPUTS], device))
-            })
-            .unwrap();
+            let x = Tensor::ones([2, INPUTS], &Device::flex());
+            let audit = audit(&net, x, |net, x| net.forward(x)).unwrap();
             assert!(audit.is_covered(), "{order:?} {audit}");
             assert_eq!(audit.layers[0].weight_path, "fc1.weight");
             let is_stored = matches!(audit.layers[0].weight, Coverage::Stored(_));

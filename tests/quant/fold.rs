@@ -7,7 +7,7 @@ use burn::nn::conv::{
 };
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::{FoldPair, QuantError, fold};
+use burn_lean::quant::{FoldPair, QuantError, fold, fold_for};
 
 use crate::support::{each_device, tensor, values};
 
@@ -333,4 +333,70 @@ fn a_large_epsilon_over_small_variances_is_folded_as_the_norm_has_it() {
         // Burn's default would be off by far, which is why a pair has none.
         assert!(off(folded(1e-5)) > 10.0);
     });
+}
+
+#[test]
+fn a_forward_pass_shows_what_is_folded_with_its_epsilon() {
+    #[derive(Module, Debug)]
+    struct Net {
+        first: Conv2d,
+        first_norm: BatchNorm,
+        second: Conv2d,
+        second_norm: BatchNorm,
+        shared: Conv2d,
+        shared_norm: BatchNorm,
+    }
+    fn forward(net: &Net, x: Tensor<4>) -> Tensor<4> {
+        let x = net.first_norm.forward(net.first.forward(x));
+        let y = net.second_norm.forward(net.second.forward(x.clone()));
+        // The output of this one is also used without its norm.
+        let z = net.shared.forward(x);
+        y + z.clone() + net.shared_norm.forward(z)
+    }
+    each_device(|target| {
+        for device in [target.device.clone(), target.device.clone().autodiff()] {
+            let conv = |from| Conv2dConfig::new([from, 3], [2, 2]).init(&device);
+            let net = Net {
+                first: conv(2),
+                first_norm: norm(3, 1e-3, &device),
+                second: conv(3),
+                second_norm: norm(3, 0.2, &device),
+                shared: conv(3),
+                shared_norm: norm(3, 1e-5, &device),
+            };
+            let x = tensor::<4>(5, [2, 2, 5, 5], &device);
+            let before = values(forward(&net.valid(), x.clone().without_autodiff()));
+            let folded = fold_for(net.clone(), x.clone(), forward).unwrap();
+            let after = values(forward(&folded.valid(), x.clone().without_autodiff()));
+            for (after, before) in after.iter().zip(&before) {
+                assert!((after - before).abs() < 1e-4, "{}", target.name);
+            }
+            let is_identity = |norm: &BatchNorm| {
+                let gamma = values(norm.gamma.val());
+                let mean = values(norm.running_mean.value());
+                gamma.iter().all(|gamma| *gamma == 1.0) && mean.iter().all(|mean| *mean == 0.0)
+            };
+            assert!(is_identity(&folded.first_norm) && is_identity(&folded.second_norm));
+            assert!(!is_identity(&folded.shared_norm));
+            assert_eq!(
+                values(folded.shared.weight.val()),
+                values(net.shared.weight.val())
+            );
+        }
+    });
+}
+
+#[test]
+fn a_forward_pass_that_cannot_be_recorded_gives_the_model_back() {
+    let device = Device::flex();
+    let layer = LinearConfig::new(2, 2).init(&device);
+    let x = Tensor::<2>::ones([1, 2], &device);
+    let rejected = fold_for(layer, x, |layer: &Linear, x| {
+        let y = layer.forward(x);
+        let _ = y.clone().into_data();
+        y
+    })
+    .unwrap_err();
+    assert!(matches!(rejected.error(), QuantError::Graph(_)));
+    assert_eq!(rejected.into_value().weight.dims(), [2, 2]);
 }

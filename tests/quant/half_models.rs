@@ -7,8 +7,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::quant::{
     ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping, NumberFormat, PtqConfig, PtqMode,
-    QatConfig, Storage, Unsupported, WeightConfig, audit, load_record, load_safetensors,
-    quantized_weights, save_safetensors,
+    QatConfig, QuantizedForward, Storage, Unsupported, WeightConfig, audit, load_record,
+    load_safetensors, quantized_weights, save_safetensors,
 };
 
 use crate::support::{tensor, values, with_numbers};
@@ -84,10 +84,11 @@ fn a_converted_half_model_runs_in_its_dtype_with_the_same_outputs() {
                     assert_eq!(values(found), values(expected.clone()));
                 }
                 // So does the audit, which records it.
-                let audit = audit(&converted, |net, device| {
-                    net.forward(Tensor::<2>::ones([1, 16], device).cast(dtype))
-                });
+                let audit = audit(&converted, input(dtype), |net, x| net.forward(x));
                 assert!(audit.unwrap().is_covered());
+                let run = QuantizedForward::new();
+                let found = run.run(&converted, input(dtype), |net, x| net.forward(x));
+                assert_eq!(values(found.unwrap()), values(expected.clone()));
             }
         }
     }

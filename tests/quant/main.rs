@@ -37,4 +37,5 @@ mod sites_models;
 mod storage;
 mod stored;
 mod threads;
+mod unedited;
 mod unobserved;

@@ -257,7 +257,9 @@ fn a_gated_unit_quantizes_the_inputs_of_both_of_its_layers() {
     let run = |net: &Gated, device: &Device| net.forward(Tensor::ones([1, 6], device));
     let net = QatConfig::new().prepare_with(net, run).unwrap();
     let net = calibrate(net, |net| drop(net.forward(x.clone()))).unwrap();
-    assert!(audit(&net, run).unwrap().is_covered());
+    let audit = audit(&net, x.clone(), |net, x| net.forward(x)).unwrap();
+    assert!(audit.is_covered());
+    assert_eq!(audit.uncalled, [""; 0]);
     let found = values(net.forward(x));
     assert_ne!(found, expected);
     for (found, expected) in found.iter().zip(&expected) {

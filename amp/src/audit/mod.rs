@@ -1,27 +1,32 @@
 //! A look at every operation of a forward pass, before any number is computed.
 //!
-//! Burn records operations on its capture device instead of running them. That shows in which
-//! dtype each of them would run, where dtypes mix (which some devices compute wrongly without a
-//! word), what is risky in half precision, and what the backward pass will keep in memory.
+//! A recorded forward pass shows in which dtype each operation would run, where dtypes mix (which
+//! some devices compute wrongly without a word), what is risky in half precision, and what the
+//! backward pass will keep in memory. Where dtypes mix, Burn refuses to record on; then the pass is
+//! recorded in F32, with the casts of the region noted, and the dtypes follow from them: so that all
+//! such places are found at once.
 
-use std::any::Any;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
-
-use burn::backend::Capture;
-use burn::backend::ir::{IrError, OperationIr, TensorId, TensorIr};
+use burn::backend::ir::IrError;
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean_graph::{operation_name, scalars};
-use burn_lean_reparam::{FloatVisitor, catch_quietly, visit_floats, with_capture_device};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_lean_graph::hooks::noting_casts;
+use burn_lean_graph::{GraphError, Tensors, record};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
 use serde::{Deserialize, Serialize};
 
 use crate::device::device_name;
 use crate::{AmpError, Autocast, ParameterPrecision, parameter_precision};
 
+mod call_site;
+mod display;
+mod memory;
 mod operation;
+mod pass;
 
-use operation::{Saved, is_alias, is_cast, risks, saved};
+pub use call_site::CallSite;
+pub use memory::Memory;
+
+use pass::Pass;
 
 /// What [`audit`] found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,13 +35,14 @@ pub struct Audit {
     pub device: String,
     /// The compute dtype of the region.
     pub dtype: FloatDType,
-    /// Every operation on float tensors, in order.
+    /// Every operation on float tensors that the result needs, in order.
     pub operations: Vec<AuditedOperation>,
     /// Every parameter, and whether it is cast.
     pub parameters: Vec<ParameterPrecision>,
     /// Bytes in F32 and under autocast.
     pub memory: Memory,
-    /// The forward pass stopped here; Burn refused the next operation for this reason.
+    /// Where dtypes mix, what Burn said of the first such operation; the dtypes of all operations
+    /// are then those that the casts of the region come to.
     pub stopped: Option<String>,
 }
 
@@ -45,6 +51,12 @@ pub struct Audit {
 pub struct AuditedOperation {
     /// What it computes: `matmul`, `conv2d`, `softmax`…
     pub name: String,
+    /// Path of the module to call in a region of another precision: that of its parameters, and of a
+    /// recurrent cell the whole layer. Of an operation that reads none, that of the last such module
+    /// before it; `None` before the first.
+    pub module: Option<String>,
+    /// Whether it comes after that module, instead of being a part of it.
+    pub is_after: bool,
     /// Dtypes of its float inputs, without repetition.
     pub inputs: Vec<DType>,
     /// Dtypes of its outputs.
@@ -55,6 +67,9 @@ pub struct AuditedOperation {
     pub parameters: Vec<String>,
     /// What is wrong or risky about it.
     pub findings: Vec<Finding>,
+    /// Of one that runs in F16, the magnitude of its operands from which its result or its gradient
+    /// leaves the range; `None` where there is none, or where it is not known.
+    pub overflows_from: Option<f64>,
 }
 
 /// Something to know about an operation.
@@ -82,44 +97,12 @@ impl Finding {
     }
 }
 
-/// Bytes held between forward and backward pass.
+/// Records `forward` in F32 and under `autocast`, and reports on every operation.
 ///
-/// Activations are counted by what Burn's autodiff keeps for each kind of operation; views share
-/// their bytes. An estimate: kernels that fuse or copy differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memory {
-    /// Master weights: all float parameters, F32.
-    pub master_weights: usize,
-    /// Half-precision copies of the weights, kept for the backward pass.
-    pub cast_weights: usize,
-    /// Other tensors kept for the backward pass, under autocast.
-    pub activations: usize,
-    /// Tensors kept for the backward pass without autocast.
-    pub activations_f32: usize,
-}
-
-impl Memory {
-    /// Weights and saved activations under autocast.
-    pub fn total(&self) -> usize {
-        self.master_weights + self.cast_weights + self.activations
-    }
-
-    /// Weights and saved activations without autocast.
-    pub fn total_f32(&self) -> usize {
-        self.master_weights + self.activations_f32
-    }
-
-    /// [`total`](Self::total) over [`total_f32`](Self::total_f32).
-    pub fn ratio(&self) -> f64 {
-        self.total() as f64 / self.total_f32().max(1) as f64
-    }
-}
-
-/// Records `forward` twice, in F32 and under `autocast`, and reports on every operation.
-///
-/// `forward` gets the model, the region and the device to create its inputs on; write in it what
-/// the training step does, up to the loss. Nothing is computed, so its tensors have no values to
-/// look at. The model itself is not touched.
+/// `forward` gets the model, the region and the input; write in it what the training step does, up
+/// to the loss. On an autodiff device it is recorded as in training. Nothing is computed, and no
+/// weight is copied; the model itself is not touched. Where half precision is emulated, the audit is
+/// of a device that has it.
 ///
 /// ```
 /// use burn::nn::{LinearConfig, Relu};
@@ -129,8 +112,8 @@ impl Memory {
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(16, 16).init(&device);
 /// let (model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
-/// let audit = audit(&model, &autocast, |model, autocast, device| {
-///     let x = Tensor::<2>::ones([256, 16], device);
+/// let x = Tensor::<2>::ones([256, 16], &device);
+/// let audit = audit(&model, &autocast, x, |model, autocast, x| {
 ///     autocast.forward(x, |x| Relu::new().forward(model.forward(x))).mean()
 /// })?;
 /// audit.check()?;
@@ -143,346 +126,98 @@ impl Memory {
 ///
 /// # Errors
 ///
-/// [`AmpError::Audit`] when the forward pass panics for a reason other than mixed dtypes, which
-/// are a [finding](Audit::check), not an error of the audit.
-pub fn audit<M: Module, O: Any>(
+/// [`AmpError::Audit`] when the forward pass cannot be recorded for a reason other than mixed
+/// dtypes, which are a [finding](Audit::check), not an error of the audit.
+pub fn audit<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     autocast: &Autocast,
-    forward: impl Fn(&M, &Autocast, &Device) -> O,
+    input: I,
+    forward: impl Fn(&M, &Autocast, I) -> O,
 ) -> Result<Audit, AmpError> {
     let target = model
         .devices()
         .into_iter()
         .next()
         .ok_or(burn_lean_reparam::AttachError::NoParameters)?;
-    let full = Trace::record(model, &autocast.in_full_precision(), &forward);
-    let half = Trace::record(model, autocast, &forward);
-    if let (Some(reason), false) = (&half.stopped, half.stopped_by_dtypes()) {
-        return Err(AmpError::Audit {
-            reason: reason.clone(),
-            last_operation: half.operations.last().map_or("none", operation_name).into(),
-        });
-    }
-    let master_weights = half
-        .parameters
-        .values()
-        .map(|(_, bytes)| *bytes)
-        .sum::<usize>();
-    let (cast_weights, activations) = half.saved_bytes();
-    let (_, activations_f32) = full.saved_bytes();
+    let failed = |error: GraphError| AmpError::Audit {
+        reason: error.to_string(),
+    };
+    let under =
+        |region: &Autocast| record(model, &input, |model, input| forward(model, region, input));
+    let parameters = parameter_precision(model);
+    let full = under(&autocast.in_full_precision()).map_err(failed)?;
+    let native = autocast.native();
+    let (half, stopped) = match under(&native) {
+        Ok(half) => (half, None),
+        Err(GraphError::Forward { reason, .. }) if is_mismatch(&reason) => {
+            let noted = noting_casts(|| under(&native)).map_err(failed)?;
+            (noted, Some(reason))
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    let half = match stopped {
+        None => Pass::recorded(half.graph()),
+        Some(_) => Pass::of_noted_casts(half.graph(), autocast.dtype()),
+    };
+    let (cast_weights, activations) = memory::saved_bytes(&half);
+    let (_, activations_f32) = memory::saved_bytes(&Pass::recorded(full.graph()));
+    let is_lacking = |dtype: DType| !autocast.is_emulated() && !target.supports_dtype(dtype);
     Ok(Audit {
         device: device_name(&target),
         dtype: autocast.dtype(),
-        operations: half.audited(&target),
-        parameters: parameter_precision(model),
+        operations: half.audited(&parameters, is_lacking),
         memory: Memory {
-            master_weights,
+            master_weights: FloatBytes::of(model),
             cast_weights,
             activations,
             activations_f32,
         },
-        stopped: half.stopped,
+        parameters,
+        stopped,
     })
+}
+
+/// Whether a panic is that of Burn's intermediate representation about dtypes that mix.
+fn is_mismatch(reason: &str) -> bool {
+    reason.contains(&format!("{:?}", IrError::DTypeMismatch))
 }
 
 impl Audit {
-    /// Fails when an operation mixes dtypes or has one that the device cannot compute in.
+    /// Fails when operations mix dtypes or have one that the device cannot compute in.
     ///
     /// # Errors
     ///
-    /// [`AmpError::UnsoundOperation`] with the first such operation.
+    /// [`AmpError::UnsoundOperations`] with all places where that is so.
     pub fn check(&self) -> Result<(), AmpError> {
-        let unsound = self.operations.iter().enumerate().find_map(|(index, op)| {
-            let finding = op.findings.iter().find(|finding| finding.is_error())?;
-            Some((index, op, *finding))
-        });
-        match unsound {
-            None => Ok(()),
-            Some((index, operation, finding)) => Err(AmpError::UnsoundOperation {
-                index,
-                operation: operation.to_string(),
-                finding,
-            }),
+        let mut sites = self.call_sites();
+        sites.retain(|site| site.finding.is_error());
+        match sites.is_empty() {
+            true => Ok(()),
+            false => Err(AmpError::UnsoundOperations { sites }),
         }
+    }
+
+    /// What was found, by the places in the model, in their order.
+    pub fn call_sites(&self) -> Vec<CallSite> {
+        call_site::of(&self.operations)
     }
 }
 
-impl fmt::Display for AuditedOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} of {:?} to {:?}",
-            self.name, self.inputs, self.outputs
-        )?;
-        if !self.parameters.is_empty() {
-            write!(f, " with {}", self.parameters.join(", "))?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for Audit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Forward pass in {:?} on {}", self.dtype, self.device)?;
-        writeln!(
-            f,
-            "{:<24} {:<14} {:>6}  findings",
-            "operation", "dtype", "count"
-        )?;
-        let mut rows: BTreeMap<(String, String), (usize, Vec<Finding>)> = BTreeMap::new();
-        for operation in &self.operations {
-            let dtypes = match operation.inputs.is_empty() {
-                true => &operation.outputs,
-                false => &operation.inputs,
-            };
-            let dtypes: Vec<String> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();
-            let row = rows
-                .entry((operation.name.clone(), dtypes.join("+")))
-                .or_default();
-            row.0 += 1;
-            row.1.extend(&operation.findings);
-            row.1.sort_unstable();
-            row.1.dedup();
-        }
-        for ((name, dtype), (count, findings)) in &rows {
-            let findings: Vec<String> = findings.iter().map(|found| format!("{found:?}")).collect();
-            writeln!(
-                f,
-                "{name:<24} {dtype:<14} {count:>6}  {}",
-                findings.join(", ")
-            )?;
-        }
-        if let Some(reason) = &self.stopped {
-            writeln!(f, "stopped: {reason}")?;
-        }
-        let kept: Vec<String> = self
-            .parameters
-            .iter()
-            .filter_map(|parameter| {
-                let kept = parameter.kept?;
-                Some(format!("{} ({kept:?})", parameter.path))
-            })
-            .collect();
-        writeln!(
-            f,
-            "parameters: {} cast, {} kept in F32{}{}",
-            self.parameters.len() - kept.len(),
-            kept.len(),
-            if kept.is_empty() { "" } else { ": " },
-            kept.join(", ")
-        )?;
-        let memory = &self.memory;
-        write!(
-            f,
-            "bytes: {} master weights + {} cast weights + {} activations = {} ({:.2} of {} in F32)",
-            memory.master_weights,
-            memory.cast_weights,
-            memory.activations,
-            memory.total(),
-            memory.ratio(),
-            memory.total_f32()
-        )
-    }
-}
-
-/// One recorded forward pass.
-struct Trace {
-    operations: Vec<OperationIr>,
-    /// Parameters by the tensor that holds them: path and bytes.
-    parameters: HashMap<TensorId, (String, usize)>,
-    stopped: Option<String>,
-}
-
-impl Trace {
-    fn record<M: Module, O: Any>(
-        model: &M,
-        autocast: &Autocast,
-        forward: &impl Fn(&M, &Autocast, &Device) -> O,
-    ) -> Self {
-        with_capture_device(|capture| Self::record_on(capture, model, autocast, forward))
-    }
-
-    fn record_on<M: Module, O: Any>(
-        capture: &Device,
-        model: &M,
-        autocast: &Autocast,
-        forward: &impl Fn(&M, &Autocast, &Device) -> O,
-    ) -> Self {
-        let mut parameters = ParameterIds::default();
-        let mut stopped = None;
-        let captured = capture.capture_scope(|scope| {
-            // `valid` copies running statistics: `to_device` would move the original's in place.
-            let model = model.valid().to_device(capture);
-            visit_floats(&model, &mut parameters);
-            // Caught inside of the scope, so that what was recorded until then is not lost.
-            match catch_quietly(|| forward(&model, autocast, capture)) {
-                Ok(output) => {
-                    let completed = scope.complete([], []);
-                    drop(output);
-                    completed
-                }
-                Err(reason) => {
-                    stopped = Some(reason);
-                    scope.complete([], [])
-                }
-            }
-        });
-        let operations = match captured {
-            Ok(captured) => captured.graph.operations,
-            Err(error) => {
-                stopped.get_or_insert(error.to_string());
-                Vec::new()
-            }
-        };
-        Self {
-            operations,
-            parameters: parameters.ids,
-            stopped,
-        }
-    }
-
-    fn stopped_by_dtypes(&self) -> bool {
-        // The error of Burn's intermediate representation, as its panic shows it.
-        let mismatch = format!("{:?}", IrError::DTypeMismatch);
-        let stopped = self.stopped.as_ref();
-        stopped.is_some_and(|reason| reason.contains(&mismatch))
-    }
-
-    fn audited(&self, target: &Device) -> Vec<AuditedOperation> {
-        let mut origin: HashMap<TensorId, String> = self
-            .parameters
-            .iter()
-            .map(|(id, (path, _))| (*id, path.clone()))
-            .collect();
-        let mut audited = Vec::new();
-        for operation in &self.operations {
-            let mut parameters: Vec<String> = operation
-                .inputs()
-                .filter_map(|input| origin.get(&input.id).cloned())
-                .collect();
-            parameters.sort_unstable();
-            parameters.dedup();
-            if let ([path], true) = (&parameters[..], is_alias(operation) || is_cast(operation)) {
-                for output in operation.outputs() {
-                    origin.insert(output.id, path.clone());
-                }
-            }
-            if let Some(operation) = audited_operation(operation, parameters, target) {
-                audited.push(operation);
-            }
-        }
-        if self.stopped_by_dtypes()
-            && let Some(last) = audited.last_mut()
-        {
-            // Burn refused the operation after this one, before recording it.
-            last.findings.push(Finding::MixedDtypes);
-        }
-        audited
-    }
-
-    /// Bytes of tensors kept for the backward pass: copies of weights, and everything else.
-    fn saved_bytes(&self) -> (usize, usize) {
-        let mut root: HashMap<TensorId, TensorId> = HashMap::new();
-        let mut weights: HashSet<TensorId> = self.parameters.keys().copied().collect();
-        let mut kept: HashMap<TensorId, usize> = HashMap::new();
-        for operation in &self.operations {
-            let root_of = |root: &HashMap<_, _>, tensor: &TensorIr| {
-                root.get(&tensor.id).copied().unwrap_or(tensor.id)
-            };
-            if let Some(first) = operation.inputs().next() {
-                let first = root_of(&root, first);
-                for output in operation.outputs() {
-                    if is_alias(operation) {
-                        root.insert(output.id, first);
-                    } else if is_cast(operation) && weights.contains(&first) {
-                        weights.insert(output.id);
-                    }
-                }
-            }
-            let saved: Vec<&TensorIr> = match saved(operation) {
-                Saved::Nothing => Vec::new(),
-                Saved::Inputs => operation.inputs().collect(),
-                Saved::Outputs => operation.outputs().collect(),
-            };
-            for tensor in saved.into_iter().filter(|tensor| tensor.dtype.is_float()) {
-                kept.insert(root_of(&root, tensor), bytes(tensor));
-            }
-        }
-        let mut copies = 0;
-        let mut activations = 0;
-        for (id, bytes) in kept {
-            match (self.parameters.contains_key(&id), weights.contains(&id)) {
-                (true, _) => {}
-                (false, true) => copies += bytes,
-                (false, false) => activations += bytes,
-            }
-        }
-        (copies, activations)
-    }
-}
-
-fn audited_operation(
-    operation: &OperationIr,
-    parameters: Vec<String>,
-    target: &Device,
-) -> Option<AuditedOperation> {
-    if matches!(operation, OperationIr::Drop(_) | OperationIr::Init(_)) {
-        return None;
-    }
-    let floats = |tensors: &mut dyn Iterator<Item = &TensorIr>| {
-        let mut dtypes: Vec<DType> = Vec::new();
-        for tensor in tensors {
-            if tensor.dtype.is_float() && !dtypes.contains(&tensor.dtype) {
-                dtypes.push(tensor.dtype);
-            }
-        }
-        dtypes
-    };
-    let inputs = floats(&mut operation.inputs());
-    let outputs = floats(&mut operation.outputs());
-    if inputs.is_empty() && outputs.is_empty() {
-        return None;
-    }
-    let mut findings = Vec::new();
-    if inputs.len() > 1 {
-        findings.push(Finding::MixedDtypes);
-    }
-    if outputs.iter().any(|dtype| !target.supports_dtype(*dtype)) {
-        findings.push(Finding::UnsupportedDtype);
-    }
-    let scalars = scalars(operation);
-    for dtype in &inputs {
-        findings.extend(risks(operation, &scalars, *dtype));
-    }
-    Some(AuditedOperation {
-        shape: operation
-            .outputs()
-            .next()
-            .map(|output| output.shape.to_vec())
-            .unwrap_or_default(),
-        name: operation_name(operation).into(),
-        inputs,
-        outputs,
-        parameters,
-        findings,
-    })
-}
-
-fn bytes(tensor: &TensorIr) -> usize {
-    tensor.shape.num_elements() * tensor.dtype.size()
-}
-
+/// Bytes of all float tensors of a model.
 #[derive(Default)]
-struct ParameterIds {
-    ids: HashMap<TensorId, (String, usize)>,
+struct FloatBytes(usize);
+
+impl FloatBytes {
+    fn of<M: Module>(model: &M) -> usize {
+        let mut bytes = Self::default();
+        visit_floats(model, &mut bytes);
+        bytes.0
+    }
 }
 
-impl FloatVisitor for ParameterIds {
-    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+impl FloatVisitor for FloatBytes {
+    fn visit<const D: usize>(&mut self, _path: &str, param: &Param<Tensor<D>>) {
         let base = param.base();
-        let bytes = base.shape().num_elements() * base.dtype().size();
-        if let Ok(primitive) = base.try_into_primitive::<Capture>() {
-            self.ids.insert(primitive.id(), (path.to_string(), bytes));
-        }
+        self.0 += base.shape().num_elements() * base.dtype().size();
     }
 }

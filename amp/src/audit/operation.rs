@@ -5,9 +5,10 @@ use burn::backend::ir::{
     ModuleOperationIr as Module, NumericOperationIr as Numeric, OperationIr,
 };
 use burn::tensor::DType;
+use burn_lean_graph::Node;
 
 use super::Finding;
-use crate::autocast::lists::{fits_f16, is_range_sensitive};
+use crate::autocast::lists::{LARGEST_F16, fits_f16, is_range_sensitive};
 
 /// Whether the output shares memory with the input.
 pub(super) fn is_alias(operation: &OperationIr) -> bool {
@@ -90,16 +91,17 @@ pub(super) fn saved(operation: &OperationIr) -> Saved {
     }
 }
 
-/// What can go wrong when the operation runs in half precision, with these numbers in it.
+/// What can go wrong when an operation runs in half precision.
 ///
 /// After the FP32 list of `torch.autocast`: see [`is_range_sensitive`]. Burn's mean divides before
 /// it stores, and its products and reductions accumulate in F32.
-pub(super) fn risks(operation: &OperationIr, scalars: &[f64], dtype: DType) -> Vec<Finding> {
+pub(super) fn risks(node: &Node<'_>, dtype: DType) -> Vec<Finding> {
     let mut risks = Vec::new();
     if !matches!(dtype, DType::F16 | DType::BF16) {
         return risks;
     }
-    if dtype == DType::F16 && !fits_f16(scalars) {
+    let operation = node.operation();
+    if dtype == DType::F16 && !fits_f16(&node.scalars()) {
         risks.push(Finding::ConstantOutOfRange);
     }
     let (overflows, inexact) = match operation {
@@ -111,10 +113,11 @@ pub(super) fn risks(operation: &OperationIr, scalars: &[f64], dtype: DType) -> V
             | Activation::Softmin(_)
             | Activation::LogSigmoid(_),
         )
-        | OperationIr::Module(Module::LayerNorm(_) | Module::BatchNorm(_) | Module::CtcLoss(_)) => {
-            (false, true)
-        }
-        OperationIr::NumericFloat(..) | OperationIr::Float(..) => {
+        | OperationIr::Module(Module::CtcLoss(_)) => (false, true),
+        OperationIr::NumericFloat(..)
+        | OperationIr::Float(..)
+        | OperationIr::Activation(Activation::Gelu(_))
+        | OperationIr::Module(Module::LayerNorm(_) | Module::BatchNorm(_)) => {
             let sensitive = is_range_sensitive(operation);
             // BF16 has the range of F32, and fewer digits than F16.
             (sensitive && dtype == DType::F16, sensitive)
@@ -127,4 +130,36 @@ pub(super) fn risks(operation: &OperationIr, scalars: &[f64], dtype: DType) -> V
         risks.push(Finding::LosesPrecision);
     }
     risks
+}
+
+/// The magnitude of the operands from which the result in F16, or what Burn computes for the gradient,
+/// is more than the largest number of F16; `None` where there is no such bound, or it depends on more
+/// than one operand.
+pub(super) fn overflows_from(node: &Node<'_>) -> Option<f64> {
+    let square = LARGEST_F16.sqrt();
+    let power = |exponent: f64| (exponent > 1.0).then(|| LARGEST_F16.powf(exponent.recip()));
+    match node.operation() {
+        OperationIr::Float(_, float) => match float {
+            Float::Exp(_) => Some(LARGEST_F16.ln()),
+            Float::Sinh(_) | Float::Cosh(_) => Some((2.0 * LARGEST_F16).ln()),
+            Float::PowfScalar(_) => power(*node.scalars().first()?),
+            Float::Hypot(_) | Float::Cross(_) => Some((LARGEST_F16 / 2.0).sqrt()),
+            _ => None,
+        },
+        OperationIr::Activation(Activation::Gelu(_)) => power(3.0),
+        OperationIr::Module(Module::LayerNorm(_) | Module::BatchNorm(_)) => Some(square),
+        OperationIr::NumericFloat(_, numeric) => match numeric {
+            // The gradient divides by the square of the divisor.
+            Numeric::Div(_) => Some(square),
+            Numeric::Mul(product) if product.lhs.id == product.rhs.id => Some(square),
+            Numeric::PowiScalar(_) => power(*node.scalars().first()?),
+            Numeric::Sum(_) | Numeric::SumDim(_) | Numeric::SumDims(_) => {
+                let operand = node.operands().next()?.shape.num_elements();
+                let result = node.operation().outputs().next()?.shape.num_elements();
+                Some(LARGEST_F16 * result as f64 / operand.max(1) as f64)
+            }
+            _ => None,
+        },
+        _ => None,
+    }
 }

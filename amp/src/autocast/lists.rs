@@ -16,7 +16,7 @@ use burn_lean_graph::{Arithmetic, Node, Precision, Rules};
 /// Smallest normal F16 number: below it digits are lost, and from 3e-8 down everything.
 const SMALLEST_F16: f64 = 6.103_515_625e-5;
 /// Largest F16 number.
-const LARGEST_F16: f64 = 65_504.0;
+pub(crate) const LARGEST_F16: f64 = 65_504.0;
 
 /// Which operations or modules run in another precision than the lists say.
 #[derive(Debug, Clone)]

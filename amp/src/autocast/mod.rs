@@ -6,3 +6,8 @@ pub(crate) mod precision;
 pub(crate) mod region;
 pub(crate) mod run;
 pub(crate) mod weight_cast;
+
+pub use config::{AutocastConfig, MasterWeight};
+pub use precision::{KeptBecause, ParameterPrecision, parameter_precision};
+pub use region::{Autocast, full_precision, region_dtype, to_region};
+pub use run::AssignedOperation;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_lean_reparam::with_capture_device;
+use burn_lean_graph::record;
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
@@ -38,7 +38,7 @@ pub struct ParameterPrecision {
 /// Says for every floating-point parameter of a prepared model whether it is cast.
 ///
 /// The factors of an adapter are listed too, as not prepared: they compute in F32, and their
-/// product is cast with the weight. Costs a copy of the weights on the host, and no computation.
+/// product is cast with the weight. Computes nothing, and copies no weight.
 pub fn parameter_precision<M: Module>(model: &M) -> Vec<ParameterPrecision> {
     let cast = cast_parameters(model);
     let kept = KeptParameters::of(model, None);
@@ -58,19 +58,17 @@ pub fn parameter_precision<M: Module>(model: &M) -> Vec<ParameterPrecision> {
 /// The parameters whose effective value is half inside of a region.
 ///
 /// What a chain of reparameterizations holds is not visible from outside; what comes out of it is.
-/// On the capture device asking for it computes nothing.
+/// In a recording asking for it computes nothing.
 fn cast_parameters<M: Module>(model: &M) -> HashSet<ParamId> {
     let mut cast = HalfParameters(HashSet::new());
-    let captured = with_capture_device(|capture| {
-        capture.capture_scope(|scope| {
-            let _region = Entered::enter(Some(Compute::native(FloatDType::F16)));
-            // `valid` copies running statistics: `to_device` would move the original's in place.
-            let effective = model.valid().to_device(capture).materialize();
-            effective.visit(&mut cast);
-            scope.complete([], [])
-        })
+    let recorded = record(&model.valid(), &(), |model, ()| {
+        let _region = Entered::enter(Some(Compute::native(FloatDType::F16)));
+        model.clone().materialize().visit(&mut cast);
     });
-    debug_assert!(captured.is_ok(), "{captured:?}");
+    debug_assert!(
+        recorded.is_ok() || model.devices().is_empty(),
+        "{recorded:?}"
+    );
     cast.0
 }
 

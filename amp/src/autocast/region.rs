@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
+use burn_lean_graph::hooks::note_cast;
 use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
 use crate::Fallback;
@@ -59,6 +60,9 @@ impl Compute {
         if !is_castable(x.dtype()) {
             return x;
         }
+        if let Some(noted) = note_cast(&x, self.dtype) {
+            return noted;
+        }
         if self.emulated {
             return emulation::round(cast_to(x, FloatDType::F32), self.dtype);
         }
@@ -81,6 +85,11 @@ fn is_castable(dtype: DType) -> bool {
 
 /// A cast that is recorded only where it changes something.
 pub(crate) fn cast_to<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+    if is_castable(x.dtype())
+        && let Some(noted) = note_cast(&x, dtype)
+    {
+        return noted;
+    }
     match !is_castable(x.dtype()) || x.dtype() == dtype.into() {
         true => x,
         false => x.cast(dtype),
@@ -284,6 +293,11 @@ impl Autocast {
     /// The same region without any cast.
     pub(crate) fn in_full_precision(&self) -> Self {
         Self::resolved(Compute::native(FloatDType::F32), FloatDType::F32)
+    }
+
+    /// The same region on a device that has the dtype.
+    pub(crate) fn native(&self) -> Self {
+        Self::resolved(Compute::native(self.compute.dtype), self.output_dtype)
     }
 
     /// The dtype that the forward pass computes in (or emulates).

@@ -2,6 +2,8 @@
 
 pub(crate) mod resumable_optimizer;
 
+pub use resumable_optimizer::ResumableOptimizer;
+
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};

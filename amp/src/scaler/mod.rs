@@ -7,3 +7,9 @@ pub(crate) mod report;
 pub(crate) mod running_statistics;
 pub(crate) mod speculative;
 pub(crate) mod verdict;
+
+pub use grad_scaler::{GradScaler, GradScalerConfig};
+pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
+pub use record::GradScalerRecord;
+pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
+pub use speculative::Speculative;

@@ -10,6 +10,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData};
 
+use crate::hooks::Noted;
 use crate::interpret::name;
 use crate::passes::{self, Hooked};
 use crate::sites::{HookInfo, Site};
@@ -114,8 +115,8 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
     };
     let mut recorder = Recorder::new(device);
     let ((), carried) = hooks::collecting(|| model.visit(&mut placeholders::Hooks));
-    let hooked = carried.iter().map(info).collect();
-    let mut stand_ins = Vec::new();
+    let mut hooks: Vec<HookInfo> = carried.iter().map(info).collect();
+    let mut noted = Noted::default();
     // The first tensor after the forward pass.
     let mut backward_from = None;
     let mut result = None;
@@ -124,7 +125,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
             let model = hooks::sharing(|| recorder.with_placeholders(model, mode));
             let inputs = inputs.map_tensors(&mut recorder);
             let (form, made) = hooks::recording(carried, || forward(&model, inputs));
-            stand_ins = made;
+            noted = made;
             let mut results = Results::default();
             let _ = form.map_tensors(&mut results);
             (form, results)
@@ -180,16 +181,16 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
     if let Some(end) = operations.iter().position(is_mark) {
         operations.truncate(end);
     }
+    for (_, position) in &noted.stand_ins {
+        hooks[*position].is_called = true;
+    }
     let graph = passes::simplify(
         operations,
         constants,
         recorder.parameters,
         recorder.inputs,
         outputs,
-        Hooked {
-            hooks: hooked,
-            stand_ins,
-        },
+        Hooked { hooks, noted },
     );
     Ok(Recording {
         graph,
@@ -210,6 +211,7 @@ fn info(carried: &hooks::Carried) -> HookInfo {
         }),
         name: carried.hook.name(),
         takes_zeros: carried.hook.takes_zeros(),
+        is_called: false,
     }
 }
 

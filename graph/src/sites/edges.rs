@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use burn::backend::ir::TensorId;
 
-use super::trace::moved;
+use super::views::moved;
 use crate::Graph;
 
 impl Graph {

@@ -7,7 +7,7 @@ use burn::backend::ir::{
     TensorIr, TensorStatus,
 };
 
-use super::trace::keeps_all;
+use super::views::keeps_all;
 use super::{Place, SiteUse};
 use crate::Graph;
 
@@ -19,8 +19,7 @@ use crate::Graph;
 pub(crate) fn insert(graph: &mut Graph) {
     let mut hooks: HashMap<_, Vec<usize>> = HashMap::new();
     for (index, hook) in graph.hooks.iter().enumerate() {
-        let is_called = graph.hooked.values().any(|called| *called == index);
-        if let (false, Some(site)) = (is_called, &hook.site) {
+        if let (false, Some(site)) = (hook.is_called, &hook.site) {
             hooks.entry(site.clone()).or_default().push(index);
         }
     }

@@ -6,18 +6,23 @@
 
 mod channels;
 mod edges;
+mod functional;
 mod insert;
 mod product;
 mod trace;
+mod views;
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 pub(crate) use insert::insert;
+pub(crate) use views::moved;
 
 use crate::Graph;
 
 /// What a tensor is to an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Role {
     /// A weight, as a product reads it.
@@ -40,10 +45,21 @@ pub enum Role {
     Left,
     /// The second operand of another product of two computed tensors.
     Right,
-    /// The first operand of a sum of two branches, as in a residual connection.
+    /// The first operand of a sum of two branches, as in a residual connection. One of them may be
+    /// an input of the model, of the same shape; not a mask that is added to an attention's scores.
     SumLeft,
     /// The second operand of a sum of two branches.
     SumRight,
+    /// The first operand of a difference of two branches.
+    DifferenceLeft,
+    /// The second operand of a difference of two branches.
+    DifferenceRight,
+    /// The first operand of an element-wise product of two branches: a gate, a squeeze-and-excite
+    /// block, an outer product. Not of a tensor and what was computed from it without a layer, as in
+    /// a normalization.
+    FactorLeft,
+    /// The second operand of an element-wise product of two branches.
+    FactorRight,
     /// The parts of a concatenation: integer arithmetic needs one scale for all of them.
     Concatenation,
 }
@@ -63,6 +79,10 @@ impl Role {
             Self::Right => "right",
             Self::SumLeft => "sum_left",
             Self::SumRight => "sum_right",
+            Self::DifferenceLeft => "difference_left",
+            Self::DifferenceRight => "difference_right",
+            Self::FactorLeft => "factor_left",
+            Self::FactorRight => "factor_right",
             Self::Concatenation => "concatenation",
         }
     }
@@ -75,7 +95,7 @@ impl fmt::Display for Role {
 }
 
 /// A place in a model, the same in each of its recordings and however often it runs in one of them.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Site {
     /// Path of the weight of the layer; of an operation without a weight, that of the layer that
     /// ran last of those before it.
@@ -145,6 +165,8 @@ pub struct HookInfo {
     pub name: &'static str,
     /// Whether it also acts on the zeros that a recurrence starts from.
     pub takes_zeros: bool,
+    /// Whether the forward pass calls it by itself; where it does not, it acts at its site.
+    pub is_called: bool,
 }
 
 impl Graph {

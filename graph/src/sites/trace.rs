@@ -2,12 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::backend::ir::{
-    ActivationOperationIr, BaseOperationIr, FloatOperationIr, ModuleOperationIr,
-    NumericOperationIr, OperationIr, TensorId, TensorIr,
-};
+use burn::backend::ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr};
 
 use super::product::{Product, product};
+use super::views::{is_weighting, keeps_all, moved};
 use super::{Place, Role, Site, SiteUse};
 use crate::graph::scalars;
 use crate::passes::operands;
@@ -22,18 +20,18 @@ pub(super) fn sites(graph: &Graph) -> Vec<SiteUse> {
 }
 
 /// The product of a layer.
-struct Layer {
+pub(super) struct Layer {
     /// Path of the weight.
-    path: String,
+    pub(super) path: String,
     /// The operation whose result is its output: the product, or the sum with its bias.
-    output: usize,
+    pub(super) output: usize,
 }
 
 /// What is known of tensors.
-struct Trace<'a> {
-    graph: &'a Graph,
-    uses: Vec<SiteUse>,
-    layers: HashMap<usize, Layer>,
+pub(super) struct Trace<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) uses: Vec<SiteUse>,
+    pub(super) layers: HashMap<usize, Layer>,
     /// Computed from parameters and numbers of the forward pass alone; the first parameter.
     derived: HashMap<TensorId, Option<usize>>,
     zeros: HashSet<TensorId>,
@@ -41,19 +39,19 @@ struct Trace<'a> {
     anchor: HashMap<TensorId, usize>,
     /// The layer whose output it is, through views that keep all numbers; and whether its bias was
     /// added.
-    output_of: HashMap<TensorId, (usize, bool)>,
+    pub(super) output_of: HashMap<TensorId, (usize, bool)>,
     /// What it was computed from without a product, and without another tensor that was computed.
     root: HashMap<TensorId, TensorId>,
     /// The product of two computed tensors that it comes from without another one in between.
-    scores: HashMap<TensorId, usize>,
+    pub(super) scores: HashMap<TensorId, usize>,
     /// An exponential of such a product.
-    exponential: HashMap<TensorId, usize>,
+    pub(super) exponential: HashMap<TensorId, usize>,
     /// The softmax of such a product, through views, masks and scalars.
-    softmax: HashSet<TensorId>,
+    pub(super) softmax: HashSet<TensorId>,
     /// For a product of two computed tensors, where its operands are among the uses.
-    functional: HashMap<usize, [usize; 2]>,
+    pub(super) functional: HashMap<usize, [usize; 2]>,
     /// How many sites of a role there are after a layer.
-    ordinals: HashMap<(usize, Role), usize>,
+    pub(super) ordinals: HashMap<(usize, Role), usize>,
     /// The hook whose result it is, through views.
     hook: HashMap<TensorId, usize>,
 }
@@ -93,12 +91,12 @@ impl<'a> Trace<'a> {
         self.trace_history(node);
     }
 
-    fn is_derived(&self, tensor: &TensorIr) -> bool {
+    pub(super) fn is_derived(&self, tensor: &TensorIr) -> bool {
         self.derived.contains_key(&tensor.id)
     }
 
     /// The path of the parameter that a tensor is computed from.
-    fn path(&self, tensor: &TensorIr) -> Option<&'a str> {
+    pub(super) fn path(&self, tensor: &TensorIr) -> Option<&'a str> {
         let parameter = (*self.derived.get(&tensor.id)?)?;
         Some(&self.graph.parameters[parameter].path)
     }
@@ -190,7 +188,13 @@ impl<'a> Trace<'a> {
         self.layers.insert(node.index(), layer);
     }
 
-    fn operand(&mut self, node: Node<'a>, site: Site, operand: usize, tensor: TensorId) -> usize {
+    pub(super) fn operand(
+        &mut self,
+        node: Node<'a>,
+        site: Site,
+        operand: usize,
+        tensor: TensorId,
+    ) -> usize {
         self.uses.push(SiteUse {
             site,
             node: node.index(),
@@ -201,176 +205,14 @@ impl<'a> Trace<'a> {
         self.uses.len() - 1
     }
 
-    /// A product of two computed tensors; whether it is of an attention is not known yet.
-    fn functional_product(
-        &mut self,
-        node: Node<'a>,
-        [left, right]: [(usize, &TensorIr); 2],
-        product: &Product<'_>,
-    ) {
-        let is_weighted = self.softmax.contains(&left.1.id);
-        let roles = match is_weighted {
-            true => [Role::Probabilities, Role::Value],
-            false => [Role::Left, Role::Right],
-        };
-        let first = match is_weighted {
-            // The site is where the softmax is.
-            true => usize::MAX,
-            false => self.functional_operand(node, roles[0], left),
-        };
-        let second = self.functional_operand(node, roles[1], right);
-        self.functional.insert(node.index(), [first, second]);
-        self.scores.insert(product.output.id, node.index());
-    }
-
-    /// The operand of an operation without a weight: the output of a layer as it is, or what was
-    /// made of it.
-    fn functional_operand(
-        &mut self,
-        node: Node<'a>,
-        role: Role,
-        (position, tensor): (usize, &TensorIr),
-    ) -> usize {
-        let layer = self.output_of.get(&tensor.id);
-        let output = layer.and_then(|(layer, _)| self.layers.get(layer));
-        let site = match (output, self.anchor_of(&[tensor])) {
-            (Some(layer), _) => Site::new(layer.path.clone(), Role::Output),
-            (None, Some(anchor)) => self.functional_site(anchor, role),
-            (None, None) => return usize::MAX,
-        };
-        self.operand(node, site, position, tensor.id)
-    }
-
-    fn functional_site(&mut self, anchor: usize, role: Role) -> Site {
-        let next = self.ordinals.entry((anchor, role)).or_default();
-        let ordinal = *next;
-        *next += 1;
-        let path = self.layers.get(&anchor).map(|layer| layer.path.clone());
-        Site {
-            path: path.unwrap_or_default(),
-            role,
-            ordinal,
-        }
-    }
-
-    fn anchor_of(&self, tensors: &[&TensorIr]) -> Option<usize> {
+    pub(super) fn anchor_of(&self, tensors: &[&TensorIr]) -> Option<usize> {
         let anchors = tensors
             .iter()
             .filter_map(|tensor| self.anchor.get(&tensor.id));
         anchors.max().copied()
     }
 
-    fn other(&mut self, node: Node<'a>) {
-        match node.operation() {
-            OperationIr::Activation(ActivationOperationIr::Softmax(op)) => {
-                if let Some(scores) = self.scores.get(&op.input.id).copied() {
-                    self.attention(node, scores, &op.out);
-                }
-            }
-            OperationIr::Float(_, FloatOperationIr::Exp(op)) => {
-                if let Some(scores) = self.scores.get(&op.input.id).copied() {
-                    self.exponential.insert(op.out.id, scores);
-                }
-            }
-            // A softmax that is written out.
-            OperationIr::NumericFloat(_, NumericOperationIr::Div(op)) => {
-                if let Some(scores) = self.exponential.get(&op.lhs.id).copied() {
-                    self.attention(node, scores, &op.out);
-                }
-            }
-            OperationIr::NumericFloat(_, NumericOperationIr::Add(op)) => {
-                self.sum(node, [&op.lhs, &op.rhs], &op.out);
-            }
-            OperationIr::BaseFloat(BaseOperationIr::Cat(op)) => {
-                let parts: Vec<&TensorIr> = op.tensors.iter().collect();
-                if let Some(anchor) = self.anchor_of(&parts) {
-                    let site = self.functional_site(anchor, Role::Concatenation);
-                    for (position, part) in parts.into_iter().enumerate() {
-                        if !self.is_derived(part) {
-                            self.operand(node, site.clone(), position, part.id);
-                        }
-                    }
-                }
-            }
-            OperationIr::Module(ModuleOperationIr::Attention(op)) => {
-                let operands = [
-                    (Role::Query, &op.query),
-                    (Role::Key, &op.key),
-                    (Role::Value, &op.value),
-                ];
-                for (position, (role, tensor)) in operands.into_iter().enumerate() {
-                    self.functional_operand(node, role, (position, tensor));
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// A product of two computed tensors was of queries and keys, and this is its softmax.
-    fn attention(&mut self, node: Node<'a>, scores: usize, output: &TensorIr) {
-        self.softmax.insert(output.id);
-        let Some([left, right]) = self.functional.get(&scores).copied() else {
-            return;
-        };
-        for (index, role) in [(left, Role::Query), (right, Role::Key)] {
-            if let Some(operand) = self.uses.get_mut(index)
-                && matches!(operand.site.role, Role::Left | Role::Right)
-            {
-                operand.site.role = role;
-            }
-        }
-        if let Some(query) = self.uses.get(left) {
-            let site = Site {
-                path: query.site.path.clone(),
-                role: Role::Probabilities,
-                ordinal: query.site.ordinal,
-            };
-            self.uses.push(SiteUse {
-                site,
-                node: node.index(),
-                place: Place::Result,
-                is_zero: false,
-                hook: None,
-            });
-        }
-    }
-
-    fn sum(&mut self, node: Node<'a>, [a, b]: [&TensorIr; 2], output: &TensorIr) {
-        match (self.is_derived(a), self.is_derived(b)) {
-            (false, false) => {
-                // Parts of one tensor, as in a rotation, are no branches; a mask that is added
-                // comes from no layer.
-                let is_other = self.root_of(a) != self.root_of(b);
-                let of_layers = self.anchor_of(&[a]).is_some() && self.anchor_of(&[b]).is_some();
-                // Losses that are added up are no activations.
-                let is_branch = is_other && of_layers && output.shape.num_dims() > 1;
-                if let (true, Some(anchor)) = (is_branch, self.anchor_of(&[a, b])) {
-                    for (position, role, tensor) in [(0, Role::SumLeft, a), (1, Role::SumRight, b)]
-                    {
-                        let site = self.functional_site(anchor, role);
-                        self.operand(node, site, position, tensor.id);
-                    }
-                }
-            }
-            (false, true) => self.bias(node, a, b, output),
-            (true, false) => self.bias(node, b, a, output),
-            (true, true) => {}
-        }
-    }
-
-    /// The sum of a layer's product and its bias is its output.
-    fn bias(&mut self, node: Node<'a>, product: &TensorIr, bias: &TensorIr, output: &TensorIr) {
-        let bias = self.path(bias).map(parent);
-        if let (Some((layer, false)), Some(bias)) = (self.output_of.get(&product.id).copied(), bias)
-            && let Some(of) = self.layers.get_mut(&layer)
-            && parent(&of.path) == bias
-        {
-            of.output = node.index();
-            self.output_of.insert(output.id, (layer, true));
-        }
-    }
-
-    fn root_of(&self, tensor: &TensorIr) -> TensorId {
+    pub(super) fn root_of(&self, tensor: &TensorIr) -> TensorId {
         self.root.get(&tensor.id).copied().unwrap_or(tensor.id)
     }
 
@@ -458,51 +300,4 @@ impl<'a> Trace<'a> {
             .sort_by_key(|one| (one.node, one.place == Place::Result, one.place));
         self.uses
     }
-}
-
-/// The module that a parameter belongs to.
-fn parent(path: &str) -> &str {
-    path.rsplit_once('.').map_or("", |(module, _)| module)
-}
-
-/// The operand of an operation that moves numbers but computes none.
-pub(super) fn moved(operation: &OperationIr) -> Option<&TensorIr> {
-    use BaseOperationIr as Op;
-    match operation {
-        OperationIr::BaseFloat(Op::Unfold(op)) => Some(&op.input),
-        OperationIr::BaseFloat(Op::Slice(op)) => Some(&op.tensor),
-        OperationIr::BaseFloat(Op::Select(op)) => Some(&op.tensor),
-        OperationIr::BaseFloat(Op::Gather(op)) => Some(&op.tensor),
-        _ => keeps_all(operation),
-    }
-}
-
-/// The operand of an operation that shows all of its numbers in another way.
-pub(super) fn keeps_all(operation: &OperationIr) -> Option<&TensorIr> {
-    use BaseOperationIr as Op;
-    let OperationIr::BaseFloat(operation) = operation else {
-        return None;
-    };
-    match operation {
-        Op::Reshape(op) | Op::Expand(op) => Some(&op.input),
-        Op::SwapDims(op) => Some(&op.input),
-        Op::Permute(op) => Some(&op.input),
-        Op::Flip(op) => Some(&op.input),
-        Op::RepeatDim(op) => Some(&op.tensor),
-        Op::Cast(op) => Some(&op.input),
-        _ => None,
-    }
-}
-
-/// What may happen to attention weights before they weight values: views, a dropout.
-fn is_weighting(operation: &OperationIr) -> bool {
-    use NumericOperationIr as Op;
-    moved(operation).is_some()
-        || matches!(
-            operation,
-            OperationIr::NumericFloat(
-                _,
-                Op::Mul(_) | Op::MulScalar(_) | Op::DivScalar(_) | Op::AddScalar(_)
-            ) | OperationIr::BaseFloat(BaseOperationIr::MaskFill(_))
-        )
 }

@@ -101,7 +101,7 @@ pub struct ConversionReport {
     pub other_packed_bytes: usize,
     /// Largest difference of the model's output over all samples, once
     /// [`compare`](crate::compare) has run; infinite where only one of the two is a number.
-    #[serde(with = "crate::inspect::table::optional_float32")]
+    #[serde(with = "crate::table::optional_float32")]
     pub output_difference: Option<f32>,
 }
 

@@ -1,9 +1,7 @@
 //! From fake-quantized weights to quantized ones.
 
 mod other_bytes;
-mod weights;
 
-use std::any::Any;
 use std::collections::HashMap;
 
 use burn::config::Config;
@@ -14,16 +12,15 @@ use burn_lean_reparam::{Rejected, unlink_before};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use other_bytes::OtherBytes;
-use weights::QuantizedWeight;
-pub use weights::quantized_weights;
 
-use crate::audit;
+use crate::codes::stored::{NotStored, Stored};
+use crate::codes::weights::QuantizedWeight;
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
-use crate::deploy::stored::{NotStored, Stored};
-use crate::model::effective::Effective;
+use crate::model::called::uncalled;
 use crate::model::float_parameters;
 use crate::model::unobserved::{Unobserved, leave_float, without_range};
-use crate::model::walk::{Located, map_quantizers, quantizers};
+use crate::module::effective::Effective;
+use crate::module::walk::{Located, map_quantizers, quantizers};
 use crate::{Dequantize, QuantError, QuantParams, QuantizedTensor, Site, Storage, WeightQuantizer};
 
 /// What to do with a weight that Burn, or the device, cannot hold quantized.
@@ -122,23 +119,24 @@ impl ConvertConfig {
         }
     }
 
-    /// As [`convert`](Self::convert), for a model that is deployed with this forward pass.
+    /// As [`convert`](Self::convert), for a model that is deployed with this forward pass, called as
+    /// it is, without [`QuantizedForward`](crate::QuantizedForward).
     ///
-    /// `forward` gets the model and the device to create its inputs on, as in [`audit()`]; nothing
-    /// is computed. Activations whose quantizer it does not come by, since a layer is called with
+    /// `forward` gets the model and the device to create its inputs on; nothing is computed.
+    /// Activations whose quantizer it does not call, since a layer is called with
     /// its plain `forward`, count as never observed, whatever was observed in training. A quantizer
     /// that takes the range of the values at hand needs no other call.
     ///
     /// # Errors
     ///
-    /// As [`convert`](Self::convert), and [`QuantError::Audit`].
-    pub fn convert_with<M: Module, O: Any>(
+    /// As [`convert`](Self::convert), and [`QuantError::Graph`].
+    pub fn convert_with<M: Module, O>(
         &self,
         model: M,
-        forward: impl Fn(&M, &Device) -> O,
+        forward: impl FnOnce(&M, &Device) -> O,
     ) -> Result<(M, ConversionReport), Rejected<M, QuantError>> {
-        let converted =
-            audit(&model, forward).and_then(|audit| self.try_convert(&model, Some(&audit.unused)));
+        let converted = uncalled(&model, forward)
+            .and_then(|uncalled| self.try_convert(&model, Some(&uncalled)));
         converted.map_err(|error| Rejected::new(model, error))
     }
 

@@ -1,9 +1,13 @@
-//! After training: Burn's quantized tensors, how they are stored, and files.
+//! After training: conversion, what it comes to in a recorded forward pass, and files.
 
 pub(crate) mod conversion_report;
 pub(crate) mod convert;
 pub(crate) mod graph;
-pub(crate) mod quantized_tensor;
 pub(crate) mod safetensors_file;
-pub(crate) mod storage;
-pub(crate) mod stored;
+
+pub use conversion_report::{
+    ActivationMismatch, ConversionReport, ConvertedWeight, Mismatch, Outcome,
+};
+pub use convert::{ConvertConfig, Unsupported};
+pub use graph::{HostQuantParams, QuantizedGraph, QuantizedOperand};
+pub use safetensors_file::{LoadConfig, load_safetensors, save_safetensors};

@@ -15,4 +15,13 @@ pub(crate) mod in_memory;
 pub(crate) mod kernel;
 pub(crate) mod learned;
 pub(crate) mod op;
+pub(crate) mod qparams;
+pub(crate) mod range;
+pub(crate) mod scale;
 pub(crate) mod straight_through;
+
+pub use codes::{from_codes, to_codes};
+pub use learned::{Clip, LearnedGradient, fake_quantize_learned};
+pub use op::fake_quantize;
+pub use qparams::QuantParams;
+pub use range::Range;

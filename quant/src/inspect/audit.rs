@@ -1,51 +1,45 @@
 //! Which numbers of a model are quantized when it runs, and which are not, and why.
 //!
-//! Burn records operations on its capture device instead of running them. The graph names every
-//! matrix product and convolution, also those inside of Burn's own modules and those without a
-//! weight, so that nothing has to be said about the model and none of its code changes.
+//! A recorded forward pass names every matrix product and convolution, also those inside of Burn's
+//! own modules and those without a weight, with the quantizers that act there: nothing has to be
+//! said about the model, and none of its code changes.
 
-use std::any::Any;
-use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::HashSet;
 
-use burn::backend::Capture;
-use burn::backend::ir::{OperationIr, TensorId};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
-use burn_lean_reparam::with_capture_device;
+use burn::module::Module;
+use burn_lean_graph::{Role, Tensors, record};
 use serde::{Deserialize, Serialize};
 
-use crate::{FoldPair, Phase, QuantError, Scheme, Site, map_quantizers, quantizers};
+use crate::fold::norm_pair::{find, foldable};
+use crate::model::evaluated::evaluated;
+use crate::{FoldPair, NormPair, Phase, QuantError, Scheme, quantizers};
 
+mod coverage;
 mod display;
-mod graph;
-mod log;
-mod norm_pair;
-mod operation;
+mod list;
 
-pub(crate) use log::{is_recording, stand_in, zeros};
-pub use norm_pair::{NormPair, NotFoldable};
-
-use graph::Graph;
-use log::Log;
+use coverage::Coverages;
 
 /// What [`audit`] found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Audit {
     /// Products with a weight, in order of their first use.
     pub layers: Vec<AuditedLayer>,
-    /// Places without a weight whose operands can be quantized, in order of their first use.
+    /// Operations without a weight whose operands can be quantized, in order of their first use.
     pub sites: Vec<FunctionalSite>,
     /// Batch norms that directly follow a layer.
     pub norm_pairs: Vec<NormPair>,
-    /// Quantizers of the model that the forward pass never came by.
+    /// Quantizers that act in a recorded forward pass and that the forward pass does not call by
+    /// itself: without [`QuantizedForward`](crate::QuantizedForward) their operands stay float.
+    pub uncalled: Vec<String>,
+    /// Quantizers of the model that act nowhere in the forward pass.
     pub unused: Vec<String>,
 }
 
 /// A matrix product, a convolution or an embedding with a weight of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditedLayer {
-    /// Its name in Burn's operation graph, for example `Conv2d` or `Linear`.
+    /// What it computes: `matmul`, `linear`, `conv2d`, `embedding`…
     pub operation: String,
     /// Path of the weight.
     pub weight_path: String,
@@ -59,47 +53,30 @@ pub struct AuditedLayer {
     pub uses: usize,
 }
 
-/// An operation on computed tensors alone.
+/// An operation on computed tensors alone: a product of an attention or any other of two computed
+/// tensors, its softmax, a residual sum or difference, a gate, a concatenation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FunctionalSite {
-    /// What it is.
-    pub kind: SiteKind,
-    /// Its operands: the weight of the layer that each comes from, if any, and how it is quantized.
-    pub operands: Vec<(Option<String>, Coverage)>,
+    /// What it computes: `matmul`, `softmax`, `add`, `mul`, `cat`…
+    pub operation: String,
+    /// Its operands; of a softmax, its result.
+    pub operands: Vec<AuditedOperand>,
     /// Shape of its output.
     pub shape: Vec<usize>,
     /// How often there is one like it in one forward pass.
     pub uses: usize,
 }
 
-/// What a functional site computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum SiteKind {
-    /// Query times key, which a softmax follows.
-    AttentionScores,
-    /// Softmax output times value.
-    AttentionValues,
-    /// Attention as one operation; the softmax inside of it stays in float.
-    FusedAttention,
-    /// Any other product of two computed tensors.
-    Matmul,
-    /// The sum of two computed tensors, as in a residual connection.
-    ///
-    /// Of two shapes only where both come from layers: not a mask that is added.
-    Add,
-    /// The difference of two computed tensors; of two shapes as for [`Add`](Self::Add).
-    Sub,
-    /// The element-wise product of two computed tensors, as in a gate, a squeeze-and-excite block or
-    /// an outer product.
-    ///
-    /// Not the product, sum or difference of a tensor and a smaller one that was computed from it
-    /// without any layer, as in a normalization.
-    Mul,
-    /// A concatenation; integer arithmetic needs one scale for all of its parts.
-    Concat,
-    /// The operand is what a softmax put out.
-    SoftmaxOutput,
+/// An operand of an operation without a weight.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AuditedOperand {
+    /// Path of the weight of the layer whose output it is, or of the layer that ran last before the
+    /// operation.
+    pub layer: String,
+    /// What it is to the operation.
+    pub role: Role,
+    /// How it is quantized.
+    pub coverage: Coverage,
 }
 
 /// Whether, and by what, an operand is quantized.
@@ -130,7 +107,8 @@ pub enum Cause {
     WeightNotPrepared,
     /// No quantizer for inputs belongs to this layer.
     InputNotPrepared,
-    /// The layer has a quantizer for its input, but the call says `forward`, not `forward_q`.
+    /// The layer has a quantizer for its input, which the forward pass calls by itself, but not here:
+    /// the call says `forward`, not `forward_q`.
     PlainForward {
         /// Path of the quantizer.
         quantizer: String,
@@ -149,7 +127,8 @@ pub enum Cause {
         /// The operation.
         operation: String,
     },
-    /// Nothing quantizes it: put a `FakeQuantize` there, or call the composite layer's `forward_q`.
+    /// Nothing quantizes it: [`QatConfig::prepare_for`](crate::QatConfig::prepare_for) finds its
+    /// place, or put a [`FakeQuantize`](crate::FakeQuantize) there.
     NoQuantizer,
 }
 
@@ -170,47 +149,73 @@ impl AuditedLayer {
 impl FunctionalSite {
     /// Whether all operands are quantized.
     pub fn is_quantized(&self) -> bool {
-        let mut coverages = self.operands.iter().map(|(_, coverage)| coverage);
-        coverages.all(Coverage::is_quantized)
+        let mut operands = self.operands.iter();
+        operands.all(|operand| operand.coverage.is_quantized())
     }
 }
 
 /// Records `forward` and reports what is quantized in it.
 ///
-/// `forward` gets the model and the device to create its inputs on. Nothing is computed, so its
-/// tensors have no values to look at. The model itself is not touched. Dropout is off and batch
-/// norms use their running statistics, as in [`Module::valid`].
+/// It is the forward pass as [`QuantizedForward::run`](crate::QuantizedForward::run) runs it: the
+/// quantizers that weights carry act at their places, whether the model's code calls them or not.
+/// [`Audit::uncalled`] names those that it does not call. Nothing is computed, and no weight is
+/// copied. Dropout is off and batch norms use their running statistics, as in [`Module::valid`].
 ///
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{Cause, Coverage, audit};
+/// use burn_lean_quant::{Cause, Coverage, QatConfig, audit};
 ///
-/// let model = LinearConfig::new(16, 4).init(&Device::flex());
-/// let audit = audit(&model, |model, device| {
-///     model.forward(Tensor::<2>::ones([8, 16], device))
-/// })?;
-/// assert_eq!(audit.layers[0].weight_path, "weight");
-/// assert_eq!(audit.layers[0].weight, Coverage::Float(Cause::WeightNotPrepared));
-/// assert!(!audit.is_covered());
-/// println!("{audit}");
+/// let device = Device::flex();
+/// let model = LinearConfig::new(16, 4).init(&device);
+/// let x = Tensor::<2>::ones([8, 16], &device);
+/// let found = audit(&model, x.clone(), |model, x| model.forward(x))?;
+/// assert_eq!(found.layers[0].weight_path, "weight");
+/// assert_eq!(found.layers[0].weight, Coverage::Float(Cause::WeightNotPrepared));
+/// assert!(!found.is_covered());
+///
+/// let model = QatConfig::new().prepare(model)?;
+/// let found = audit(&model, x, |model, x| model.forward(x))?;
+/// assert!(found.is_covered());
+/// println!("{found}");
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`QuantError::Audit`] when the forward pass panics, with Burn's message.
-pub fn audit<M: Module, O: Any>(
+/// [`QuantError::Graph`] when the forward pass cannot be recorded.
+pub fn audit<M: Module, I: Tensors, O: Tensors>(
     model: &M,
-    forward: impl Fn(&M, &Device) -> O,
+    input: I,
+    forward: impl FnOnce(&M, I) -> O,
 ) -> Result<Audit, QuantError> {
-    let trace = Trace::record(model, forward)?;
-    let graph = Graph::read(&trace);
+    let model = model.valid();
+    let recording = record(&model, &evaluated(&input), forward)?;
+    let graph = recording.graph();
+    let coverages = Coverages::of(graph, &model);
+    let (layers, sites) = list::of(graph, &coverages);
+    let acting: HashSet<&str> = graph
+        .nodes()
+        .filter_map(|node| Some(node.hook()?.path.as_str()))
+        .collect();
+    let is_called = |path: &str| {
+        let mut hooks = graph.hooks().iter();
+        hooks.any(|hook| hook.is_called && hook.path == path)
+    };
+    let (mut uncalled, mut unused) = (Vec::new(), Vec::new());
+    for located in quantizers(&model) {
+        match (is_called(&located.path), acting.contains(&*located.path)) {
+            (true, _) => {}
+            (false, true) => uncalled.push(located.path),
+            (false, false) => unused.push(located.path),
+        }
+    }
     Ok(Audit {
-        norm_pairs: norm_pair::find(&trace.operations, &graph),
-        layers: graph.layers,
-        sites: graph.sites,
-        unused: trace.unused(),
+        norm_pairs: find(graph),
+        layers,
+        sites,
+        uncalled,
+        unused,
     })
 }
 
@@ -222,197 +227,9 @@ impl Audit {
         self.layers.iter().all(AuditedLayer::is_quantized)
     }
 
-    /// The batch norms that can be folded into the layer before them, for [`fold`](crate::fold).
+    /// The batch norms that can be folded into the layer before them, for [`fold`](crate::fold);
+    /// [`fold_for`](crate::fold_for) does both.
     pub fn fold_pairs(&self) -> Vec<FoldPair> {
-        let foldable = self
-            .norm_pairs
-            .iter()
-            .filter(|pair| pair.not_foldable.is_none());
-        let pairs = foldable.map(|pair| FoldPair::new(&pair.layer, &pair.norm, pair.epsilon));
-        pairs.collect()
-    }
-}
-
-/// One recorded forward pass.
-struct Trace {
-    operations: Vec<OperationIr>,
-    parameters: Parameters,
-    log: Log,
-}
-
-impl Trace {
-    fn record<M: Module, O: Any>(
-        model: &M,
-        forward: impl Fn(&M, &Device) -> O,
-    ) -> Result<Self, QuantError> {
-        with_capture_device(|capture| Self::record_on(capture, model, forward))
-    }
-
-    fn record_on<M: Module, O: Any>(
-        capture: &Device,
-        model: &M,
-        forward: impl Fn(&M, &Device) -> O,
-    ) -> Result<Self, QuantError> {
-        let mut parameters = Parameters::of(model);
-        let mut stopped = None;
-        let mut log = Log::default();
-        let captured = capture.capture_scope(|scope| {
-            // `valid` copies running statistics: `to_device` would move the original's in place.
-            // The capture device holds no quantized tensors.
-            let weights = quantizers(model)
-                .into_iter()
-                .filter(|located| located.site == Site::Weight);
-            let dtypes = weights
-                .filter_map(|located| Some((located.parameter?, located.quantizer.dtype())))
-                .collect();
-            let model = model.valid().map(&mut Dequantize {
-                path: Vec::new(),
-                dtypes,
-                stored: &mut parameters.stored,
-            });
-            // Those that stand alone in a model that is not prepared do not know their paths.
-            let model = map_quantizers(model, |located| {
-                // What is stored quantized is not quantized once more.
-                let is_stored = match (&located.parameter, located.site) {
-                    (Some(parameter), Site::Weight) => parameters.stored.contains_key(parameter),
-                    _ => false,
-                };
-                match located.quantizer.with_path(located.path) {
-                    quantizer if is_stored => quantizer.with_enabled(false),
-                    quantizer => quantizer,
-                }
-            });
-            let model = model.to_device(capture);
-            model.visit(&mut parameters);
-            // Caught inside of the scope, which panics if it is left without a completion.
-            let (output, entries) =
-                Log::during(|| catch_unwind(AssertUnwindSafe(|| forward(&model, capture))));
-            log = entries;
-            let completed = scope.complete([], []);
-            if let Err(payload) = output {
-                stopped = Some(panic_message(payload.as_ref()));
-            }
-            completed
-        });
-        let reason = match (stopped, captured) {
-            (None, Ok(captured)) => {
-                return Ok(Self {
-                    operations: captured.graph.operations,
-                    parameters,
-                    log,
-                });
-            }
-            (Some(reason), _) => reason,
-            (None, Err(error)) => error.to_string(),
-        };
-        Err(QuantError::Audit { reason })
-    }
-}
-
-impl Trace {
-    fn unused(&self) -> Vec<String> {
-        let quantizers = self.parameters.quantizers.iter();
-        let unused = quantizers.filter(|quantizer| !self.log.was_used(quantizer));
-        unused.cloned().collect()
-    }
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    payload
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string()))
-        .unwrap_or_else(|| "the forward pass panicked".into())
-}
-
-/// The tensors of a model on the capture device, and what they are.
-#[derive(Default)]
-struct Parameters {
-    path: Vec<String>,
-    /// Path of each float parameter; state of another kind has none.
-    paths: HashMap<TensorId, Option<String>>,
-    /// Burn's scheme of each parameter that is stored quantized, by path.
-    stored: HashMap<String, String>,
-    /// Paths of all quantizers.
-    quantizers: Vec<String>,
-    /// Path of the quantizer for the input of the layer with a weight.
-    input_quantizers: HashMap<String, String>,
-}
-
-impl Parameters {
-    /// Only the quantizers; the rest is there after a visit on the capture device.
-    fn of<M: Module>(model: &M) -> Self {
-        let mut parameters = Self::default();
-        for located in quantizers(model) {
-            if let (Site::Input, Some(weight)) = (located.site, located.parameter) {
-                let path = located.path.clone();
-                parameters.input_quantizers.insert(weight, path);
-            }
-            parameters.quantizers.push(located.path);
-        }
-        parameters
-    }
-}
-
-impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Ok(tensor) = param.base().try_into_primitive::<Capture>() {
-            let path = Some(self.path.join("."));
-            self.paths.entry(tensor.id()).or_insert(path);
-        }
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        if let Ok(tensor) = param.val().try_into_primitive::<Capture>() {
-            self.paths.insert(tensor.id(), None);
-        }
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        if let Ok(tensor) = param.val().try_into_primitive::<Capture>() {
-            self.paths.insert(tensor.id(), None);
-        }
-    }
-}
-
-/// Turns stored quantized parameters into float ones.
-struct Dequantize<'a> {
-    path: Vec<String>,
-    /// The dtypes of the values of weights that carry quantizers.
-    dtypes: HashMap<String, FloatDType>,
-    stored: &'a mut HashMap<String, String>,
-}
-
-impl ModuleMapper for Dequantize<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|base| match base.dtype() {
-            DType::QFloat(scheme) => {
-                let path = self.path.join(".");
-                let values = base.dequantize();
-                let values = match self.dtypes.get(&path) {
-                    Some(dtype) => values.cast(*dtype),
-                    None => values,
-                };
-                self.stored.insert(path, format!("{scheme:?}"));
-                values
-            }
-            _ => base,
-        })
+        foldable(&self.norm_pairs)
     }
 }

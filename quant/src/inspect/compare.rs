@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 
+use crate::codes::weights::quantized_weights;
 use crate::deploy::conversion_report::{ActivationMismatch, ConversionReport, Mismatch};
-use crate::deploy::convert::quantized_weights;
-use crate::model::walk::{Site, quantizers};
-use crate::module::listener::{Listener, listening, lock};
-use crate::module::tap::Tap;
+use crate::module::listen::listener::{Listener, listening, lock};
+use crate::module::listen::tap::Tap;
+use crate::module::walk::{Site, quantizers};
 use crate::{QuantError, QuantizedTensor, TensorOutcome};
 
 /// Runs the prepared and the converted model over `samples` and writes into `report` by how much

@@ -9,9 +9,9 @@ use burn::tensor::{FloatDType, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::format::groups::Groups;
-use crate::inspect::table::{decibels, percent, table};
-use crate::module::listener::{Listener, listening, lock};
-use crate::module::watch::Seen;
+use crate::module::listen::listener::{Listener, listening, lock};
+use crate::module::listen::watch::Seen;
+use crate::table::{decibels, percent, table};
 use crate::{Granularity, QuantError, RunOutcome, Scheme, Site, quantizers};
 
 /// What [`health`] found: one entry for each quantizer that saw data, in module order.
@@ -35,7 +35,7 @@ pub struct QuantizerHealth {
     /// Values that passed.
     pub values: usize,
     /// Signal to quantization noise ratio, 10 · log₁₀(Σx² / Σ(x−y)²), in dB; infinite without noise.
-    #[serde(with = "crate::inspect::table::float")]
+    #[serde(with = "crate::table::float")]
     pub sqnr: f64,
     /// Fraction of the values that were clipped, 0 to 1.
     pub clipped: f64,

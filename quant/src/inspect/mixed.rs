@@ -8,7 +8,7 @@ use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use crate::inspect::sensitivity::{Sensitivity, sensitivity};
-use crate::inspect::table::table;
+use crate::table::table;
 use crate::{FakeQuantizeConfig, Located, Override, QatConfig, QuantError, WeightConfig};
 use crate::{RunOutcome, TensorOutcome, calibrate, map_quantizers, quantizers};
 
@@ -83,12 +83,12 @@ pub struct AllocationReport {
     /// The layers that are kept at the higher precision, the most sensitive first.
     pub kept: Vec<String>,
     /// What was lost: figure of merit of the float model less that of the result.
-    #[serde(with = "crate::inspect::table::float")]
+    #[serde(with = "crate::table::float")]
     pub drop: f64,
     /// Whether that is within the bound. If not, all layers were kept and still too much is lost.
     pub within_bound: bool,
     /// Number of kept layers and figure of merit of each trial, in order.
-    #[serde(with = "crate::inspect::table::float_pairs")]
+    #[serde(with = "crate::table::float_pairs")]
     pub trials: Vec<(usize, f64)>,
     /// What quantizing each layer alone costs, at the lower precision.
     pub sensitivity: Sensitivity,

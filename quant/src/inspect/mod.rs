@@ -5,4 +5,9 @@ pub(crate) mod compare;
 pub(crate) mod health;
 pub(crate) mod mixed;
 pub(crate) mod sensitivity;
-pub(crate) mod table;
+
+pub use audit::{Audit, AuditedLayer, AuditedOperand, Cause, Coverage, FunctionalSite, audit};
+pub use compare::compare;
+pub use health::{Health, QuantizerHealth, health};
+pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, Ranking};
+pub use sensitivity::{LayerSensitivity, Sensitivity, sensitivity};

@@ -9,18 +9,18 @@ use burn::tensor::{Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::health;
-use crate::inspect::table::{decibels, table};
-use crate::module::watch::{Weight, WeightVisitor, visit_weights};
+use crate::module::listen::watch::{Weight, WeightVisitor, visit_weights};
+use crate::table::{decibels, table};
 use crate::{FakeQuantize, Located, QuantError, Site, TensorOutcome, map_quantizers, quantizers};
 
 /// What [`sensitivity`] found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sensitivity {
     /// What `evaluate` gave with all quantizers off.
-    #[serde(with = "crate::inspect::table::float")]
+    #[serde(with = "crate::table::float")]
     pub float: f64,
     /// What `evaluate` gave with all quantizers on.
-    #[serde(with = "crate::inspect::table::float")]
+    #[serde(with = "crate::table::float")]
     pub quantized: f64,
     /// The layers, in module order.
     pub layers: Vec<LayerSensitivity>,
@@ -34,19 +34,19 @@ pub struct LayerSensitivity {
     /// Schemes of its quantizers, as they print.
     pub schemes: Vec<(Site, String)>,
     /// Signal to quantization noise ratio of each quantizer, in dB.
-    #[serde(with = "crate::inspect::table::float_pairs")]
+    #[serde(with = "crate::table::float_pairs")]
     pub sqnr: Vec<(Site, f64)>,
     /// Signal to noise ratio of the model's output when only this layer is quantized, in dB.
-    #[serde(with = "crate::inspect::table::float")]
+    #[serde(with = "crate::table::float")]
     pub output_sqnr: f64,
     /// What `evaluate` gave when only this layer is quantized.
-    #[serde(with = "crate::inspect::table::float")]
+    #[serde(with = "crate::table::float")]
     pub quantized_alone: f64,
     /// Σ (w̃ − w) · g: the change of the loss that the gradient g foretells, if asked for.
-    #[serde(with = "crate::inspect::table::optional_float", default)]
+    #[serde(with = "crate::table::optional_float", default)]
     pub first_order: Option<f64>,
     /// ½ Σ ((w̃ − w) · g)²: its second-order part with the squared gradient as curvature.
-    #[serde(with = "crate::inspect::table::optional_float", default)]
+    #[serde(with = "crate::table::optional_float", default)]
     pub second_order: Option<f64>,
 }
 

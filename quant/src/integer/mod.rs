@@ -15,10 +15,13 @@
 
 pub(crate) mod requantize;
 
+pub use requantize::{
+    Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
+};
+
 mod conv2d;
 mod grid;
 
-use crate::integer::requantize::{Multiplier, Requantization};
 use crate::{Granularity, QuantError, QuantizedTensor};
 
 pub use conv2d::{ConvGeometry, IntegerConv2d};

@@ -8,7 +8,7 @@
 use burn::module::{Module, ModuleMapper, Param, ParamMapper};
 use burn::tensor::{DType, Device, Shape, Tensor};
 
-use crate::deploy::stored::code_scheme;
+use crate::codes::stored::code_scheme;
 use crate::{Granularity, QuantizedTensor, Scheme, Storage};
 
 /// The weight, with mappers that transpose it also when it is quantized with this scheme, if it has

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::kind::Autodiff;
 use burn::tensor::{Bool, DType, Device, FloatDType, GradientCheckpointingStrategy, Int, Tensor};
 use burn::tensor::{TensorData, Transaction};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
-use crate::model::effective::Effective;
-use crate::model::walk::{Site, quantizers};
+use crate::module::effective::{Effective, HostTensor};
+use crate::module::on_tape::on_tape;
+use crate::module::walk::{Site, quantizers};
 use crate::{FakeQuantize, QuantError, Range, Scheme};
 
 /// Where a float tensor of a model is, and what it belongs to.
@@ -30,13 +30,6 @@ pub(crate) fn list<M: Module>(model: &M) -> Vec<FloatParameter> {
     let mut lister = Lister::default();
     model.visit(&mut lister);
     lister.found
-}
-
-/// Stored values of a tensor, on the host.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct HostTensor {
-    pub(crate) values: Vec<f32>,
-    pub(crate) shape: Vec<usize>,
 }
 
 /// Reads the stored (base) values at `paths`, in F32, in one go.
@@ -344,14 +337,4 @@ impl ModuleMapper for TrainingState {
             _ => flag,
         }
     }
-}
-
-/// The tensor on an autodiff device of this strategy.
-pub(crate) fn on_tape<const D: usize, K: Autodiff>(
-    tensor: Tensor<D, K>,
-    strategy: GradientCheckpointingStrategy,
-) -> Tensor<D, K> {
-    tensor
-        .autodiff()
-        .with_gradient_checkpointing_strategy(strategy)
 }

@@ -1,10 +1,15 @@
-//! A whole model seen from outside: its quantizers, its float tensors, its records.
+//! A whole model seen from outside: its float tensors, its records, activations without a range.
 
+pub(crate) mod batch_norm;
+pub(crate) mod called;
+pub(crate) mod channel_layout;
 pub(crate) mod column_layout;
-pub(crate) mod effective;
+pub(crate) mod evaluated;
 pub(crate) mod float_parameters;
 pub(crate) mod layers;
-pub(crate) mod outcome;
 pub(crate) mod record;
 pub(crate) mod unobserved;
-pub(crate) mod walk;
+
+pub use batch_norm::apply_schedule;
+pub use record::{float_record, load_float_record, load_record};
+pub use unobserved::{LeftFloat, Unobserved};

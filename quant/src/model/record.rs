@@ -5,9 +5,9 @@ use burn::store::{ModuleRecord, RecordError};
 use burn_lean_reparam::Rejected;
 
 use crate::QuantError;
+use crate::model::batch_norm::apply_schedule;
 use crate::model::column_layout::ready_to_load;
-use crate::model::walk::{hide, quantizers};
-use crate::qat::training::apply_schedule;
+use crate::module::walk::{hide, quantizers};
 
 /// Loads a record of the float model into the prepared one.
 ///

@@ -7,7 +7,7 @@ use burn::module::Module;
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
-use crate::model::walk::{Located, Site, map_quantizers};
+use crate::module::walk::{Located, Site, map_quantizers};
 
 /// What to do with an activation whose quantizer has no range: no value ever came by, or one value
 /// only (all zeros, for example).

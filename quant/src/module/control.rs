@@ -8,7 +8,7 @@ use burn::module::{ModuleMapper, ModuleVisitor};
 use burn::tensor::{Device, FloatDType};
 
 use crate::module::schedule::{Phase, Schedule};
-use crate::module::state::HostIntegers;
+use crate::range::state::HostIntegers;
 use crate::{Dequantize, Granularity, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
 
 /// How the schedule is overruled.

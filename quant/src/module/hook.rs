@@ -7,9 +7,9 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_lean_graph::Role;
 use burn_lean_graph::hooks::{self, Hook, HookedAt};
 
-use crate::model::float_parameters::on_tape;
-use crate::module::listener::Listener;
-use crate::ptq::shown_inputs::ShownInputs;
+use crate::module::listen::listener::Listener;
+use crate::module::listen::shown_inputs::ShownInputs;
+use crate::module::on_tape::on_tape;
 use crate::{FakeQuantize, QuantError};
 
 /// A quantizer of a model that is recorded or executed; it shares the state of the model's own.
@@ -33,6 +33,15 @@ impl FakeQuantize {
     /// In a recording, what stands for the quantized `x`.
     pub(crate) fn stand_in<const D: usize>(&self, x: &Tensor<D>) -> Option<Tensor<D>> {
         hooks::stand_in(x, self.identity())
+    }
+
+    /// In a recording, what stands for the values of the weight that is stored as `base`.
+    pub(crate) fn weight_stand_in<const D: usize>(&self, base: &Tensor<D>) -> Option<Tensor<D>> {
+        // A recording knows codes as F32; their values have the dtype that the weight had.
+        match self.dequantize() {
+            Some(_) => hooks::stand_in_as(base, self.identity(), self.dtype()),
+            None => self.stand_in(base),
+        }
     }
 }
 

@@ -11,9 +11,9 @@ use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean_graph::Role;
 
-use crate::model::float_parameters::on_tape;
 use crate::module::control::{Control, Mode};
-use crate::module::listener::{Listener, lock};
+use crate::module::listen::listener::{Listener, lock};
+use crate::module::on_tape::on_tape;
 use crate::module::resident::Resident;
 use crate::module::schedule::{Phase, Schedule};
 use crate::range::observer::Observer;

@@ -62,7 +62,7 @@ impl Reparameterization for WeightQuantizer {
     const NAME: &'static str = "quant";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        match self.weight.stand_in(&base) {
+        match self.weight.weight_stand_in(&base) {
             Some(stand_in) => stand_in,
             None => self.weight.weight_values(base),
         }

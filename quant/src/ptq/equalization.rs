@@ -10,8 +10,8 @@ use faer::Mat;
 use serde::{Deserialize, Serialize};
 
 use crate::fake_quantize;
+use crate::module::listen::input_statistics::InputStatistics;
 use crate::range::observer::read;
-use crate::rounding::input_statistics::InputStatistics;
 use crate::{QuantError, QuantParams, Scheme};
 
 /// The factors of SmoothQuant: what to divide each input feature by and multiply its weights by.

@@ -1,17 +1,14 @@
 //! Quantizing a trained model without training it.
 
 pub(crate) mod equalization;
-pub(crate) mod fold;
-pub(crate) mod layer_inputs;
 pub(crate) mod rescale;
 
-use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 
 use burn::config::Config;
 use burn::module::Module;
+use burn_lean_graph::Tensors;
 use burn_lean_reparam::Rejected;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use crate::inspect::health::{QuantizerHealth, health};
@@ -19,15 +16,19 @@ use crate::model::unobserved::{LeftFloat, Unobserved, leave_float, without_range
 use crate::qat::training::calibrated;
 use crate::range::observer::ObserverConfig;
 use crate::{
-    LayerInputs, QatConfig, QuantError, Range, RangeMethod, Rounding, RoundingConfig, RunOutcome,
+    LayerInputs, QatConfig, QuantError, QuantizedForward, Range, RangeMethod, Rounding,
+    RoundingConfig, RunOutcome,
 };
 use crate::{RoundingReport, Site, WeightConfig, map_quantizers, quantizers};
 
+mod pass;
 mod report;
-pub(crate) mod shown_inputs;
 mod weight_range;
 
+pub use equalization::{AwqSearch, awq, smooth_quant};
+use pass::{Data, Pass};
 pub use report::{ActivationRange, PtqReport};
+pub use rescale::{Rescale, rescale};
 
 /// Which numbers are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -64,20 +65,15 @@ fn nearest() -> RoundingConfig {
 /// use burn::module::Module;
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_lean_quant::{ForwardQ, PtqConfig, PtqMode};
+/// use burn_lean_quant::{PtqConfig, PtqMode};
 ///
 /// let device = Device::flex();
 /// let model = LinearConfig::new(8, 4).init(&device);
 /// let data = Tensor::<2>::random([32, 8], Distribution::Default, &device);
 ///
 /// let config = PtqConfig::new().with_mode(PtqMode::Static);
-/// let (model, report) = config.quantize(
-///     model,
-///     || data.clone().chunk(4, 0),
-///     |model, batch| {
-///         model.forward_q(batch);
-///     },
-/// )?;
+/// let batches = || data.clone().chunk(4, 0);
+/// let (model, report) = config.quantize_for(model, batches, |model, batch| model.forward(batch))?;
 /// assert_eq!(report.batches, 4);
 /// // Eight bits: about 40 dB and more.
 /// assert!(report.activations[0].sqnr > 35.0);
@@ -117,11 +113,49 @@ pub struct PtqConfig {
 }
 
 impl PtqConfig {
-    /// Quantizes a trained float model.
+    /// Quantizes a trained float model, without an edit of it.
+    ///
+    /// `forward` is recorded as in [`QuantizedForward::run`], which is how the result is then
+    /// run, too; the quantizers are those of [`QatConfig::prepare_for`] for the first batch, unless
+    /// [`quantize`](Self::quantize) holds the [sites](QatConfig::with_sites_of) of a forward pass
+    /// already. Data, result and errors are those of [`quantize`](Self::quantize());
+    /// [`QuantError::Graph`] where the forward pass cannot be recorded.
+    ///
+    /// # Errors
+    ///
+    /// As [`quantize`](Self::quantize()).
+    pub fn quantize_for<M, I, O>(
+        &self,
+        model: M,
+        batches: impl Fn() -> I,
+        forward: impl Fn(&M, I::Item) -> O,
+    ) -> Result<(M, PtqReport), Rejected<M, QuantError>>
+    where
+        M: Module,
+        I: IntoIterator,
+        I::Item: Tensors,
+        O: Tensors + Send + Sync + 'static,
+    {
+        let mut config = self.clone();
+        if config.quantize.sites.is_none()
+            && let Some(first) = batches().into_iter().next()
+        {
+            config.quantize = match config.quantize.with_sites_of(&model, first, &forward) {
+                Ok(quantize) => quantize,
+                Err(error) => return Err(Rejected::new(model, error)),
+            };
+        }
+        let quantized = QuantizedForward::new();
+        config.quantize(model, batches, |model, batch| {
+            quantized.run(model, batch, &forward)
+        })
+    }
+
+    /// Quantizes a trained float model whose code calls its quantizers.
     ///
     /// `batches` gives the calibration data, from the start each time it is called: a few hundred
     /// samples are enough. With a data loader of Burn's it is `|| loader.iter()`. `forward` runs a
-    /// batch through the model, with `forward_q`.
+    /// batch through the model, with `forward_q` or by [`QuantizedForward::run`].
     ///
     /// Fold the masks of a pruned model in first ([`Module::materialize`]): its zeros stay exactly
     /// zero, whatever the rounding.
@@ -144,12 +178,7 @@ impl PtqConfig {
         batches: impl Fn() -> I,
         forward: impl Fn(&M, I::Item) -> R,
     ) -> Result<(M, PtqReport), Rejected<M, QuantError>> {
-        let pass = Pass {
-            batches,
-            forward,
-            count: Cell::new(0),
-            progress: self.progress,
-        };
+        let pass = Pass::new(batches, forward, self.progress);
         match self.try_quantize(&model, &pass) {
             Ok(quantized) => Ok(quantized),
             Err(error) => Err(Rejected::new(model, error)),
@@ -326,79 +355,5 @@ impl PtqConfig {
             None => located.quantizer,
         });
         Ok((leave_float(model, &left), ranges, left))
-    }
-}
-
-/// Runs all batches through a model.
-type Run<'a, M> = &'a dyn Fn(&M) -> Result<(), QuantError>;
-
-/// Calibration data that can be run through a model.
-trait Data<M> {
-    /// Calls `with` with a function that runs all batches through a model.
-    ///
-    /// # Errors
-    ///
-    /// [`QuantError::NoData`] if there was no batch.
-    fn run<O>(&self, name: &str, with: impl FnOnce(Run<'_, M>) -> O) -> Result<O, QuantError>;
-
-    /// Runs the first batch through `model`, if there is one.
-    fn run_first(&self, model: &M) -> Result<bool, QuantError>;
-
-    /// Number of batches in a pass; 0 before the first.
-    fn count(&self) -> usize;
-}
-
-struct Pass<B, F> {
-    batches: B,
-    forward: F,
-    count: Cell<usize>,
-    progress: bool,
-}
-
-impl<M, I, B, F, R> Data<M> for Pass<B, F>
-where
-    I: IntoIterator,
-    B: Fn() -> I,
-    F: Fn(&M, I::Item) -> R,
-    R: RunOutcome,
-{
-    fn run<O>(&self, name: &str, with: impl FnOnce(Run<'_, M>) -> O) -> Result<O, QuantError> {
-        let run = |model: &M| {
-            let batches = (self.batches)().into_iter();
-            let bar = match (self.progress, batches.size_hint()) {
-                (false, _) => ProgressBar::hidden(),
-                (true, (_, Some(len))) => ProgressBar::new(len as u64),
-                (true, _) => ProgressBar::no_length(),
-            };
-            if let Ok(style) = ProgressStyle::with_template("{prefix:>22} {wide_bar} {pos}/{len}") {
-                bar.set_style(style);
-            }
-            bar.set_prefix(name.to_string());
-            self.count.set(0);
-            for batch in batches {
-                self.count.set(self.count.get() + 1);
-                (self.forward)(model, batch).outcome()?;
-                bar.inc(1);
-            }
-            bar.finish_and_clear();
-            Ok(())
-        };
-        let output = with(&run);
-        match self.count.get() {
-            0 => Err(QuantError::NoData {
-                what: "the calibration".into(),
-            }),
-            _ => Ok(output),
-        }
-    }
-
-    fn run_first(&self, model: &M) -> Result<bool, QuantError> {
-        let first = (self.batches)().into_iter().next();
-        let run = first.map(|batch| (self.forward)(model, batch).outcome());
-        Ok(run.transpose()?.is_some())
-    }
-
-    fn count(&self) -> usize {
-        self.count.get()
     }
 }

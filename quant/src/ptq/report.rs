@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::inspect::table::{percent, table};
+use crate::table::{percent, table};
 use crate::{LeftFloat, ObserverConfig, RoundingReport};
 
 /// What [`PtqConfig::quantize`](crate::PtqConfig::quantize) did. Prints as tables.
@@ -31,7 +31,7 @@ pub struct ActivationRange {
     /// What the range is made of.
     pub observer: ObserverConfig,
     /// Signal to quantization noise ratio over the calibration data, in dB.
-    #[serde(with = "crate::inspect::table::float")]
+    #[serde(with = "crate::table::float")]
     pub sqnr: f64,
     /// Fraction of the values that are clipped, 0 to 1.
     pub clipped: f64,

@@ -8,8 +8,9 @@ use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
+use crate::fold::refuse_reparameterized;
+use crate::model::channel_layout::ChannelLayout;
 use crate::model::float_parameters::{self, FloatParameter};
-use crate::ptq::fold::{ChannelLayout, refuse_reparameterized};
 
 /// Factors for the features that flow from one module to others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use super::WeightRange;
 use crate::format::groups::Groups;
-use crate::module::watch::{Weight, WeightVisitor, visit_weights};
+use crate::module::listen::watch::{Weight, WeightVisitor, visit_weights};
 use crate::{FakeQuantize, QuantError, QuantParams, Range, Scheme, map_quantizers};
 
 /// Shares of the full range that are tried, from the whole down to 0.2: at 2 bits the best for a

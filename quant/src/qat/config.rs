@@ -1,20 +1,20 @@
 //! Preparing a model for quantization-aware training or calibration.
 
-use std::any::Any;
 use std::collections::HashMap;
 
 use burn::config::Config;
-use burn::module::{Module, Param, ParamGroup, Reparameterizer};
-use burn::tensor::{Device, Tensor};
+use burn::module::{Module, ParamGroup};
+use burn::tensor::Device;
 use burn_lean_graph::{Role, Tensors, record};
 use burn_lean_reparam::{Rejected, attach};
 
-use crate::audit;
-use crate::model::column_layout;
+use crate::model::called::uncalled;
 use crate::model::layers::{Layers, Weight};
 use crate::model::unobserved::{Unobserved, without_range};
 use crate::module::sites;
-use crate::qat::found::Found;
+use crate::qat::attach::AttachQuantizers;
+use crate::qat::choices::Choices;
+use crate::qat::found_sites::FoundSites;
 use crate::qat::overrides::Override;
 use crate::{FakeQuantize, FakeQuantizeConfig, Granularity, NumberFormat, QuantError, Schedule};
 use crate::{Scheme, SiteQuantizers, WeightConfig, WeightQuantizer, map_quantizers, quantizers};
@@ -29,19 +29,17 @@ use crate::{Scheme, SiteQuantizers, WeightConfig, WeightQuantizer, map_quantizer
 /// use burn::module::Module;
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{ForwardQ, QatConfig, WeightConfig, advance};
+/// use burn_lean_quant::{QatConfig, QuantizedForward, WeightConfig};
 ///
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(4, 2).init(&device);
 /// let config = QatConfig::new().with_weight(WeightConfig::int(4));
 /// let model = config.prepare(model)?;
 ///
-/// // The training loop: `forward_q` instead of `forward`, and `advance` after each step.
-/// let y = model.forward_q(Tensor::<2>::ones([3, 4], &device));
-/// let grads = y.sum().backward();
-/// assert!(model.weight.base().grad(&grads).is_some());
-/// let model = advance(model);
-/// # let _ = model;
+/// // The training loop: the forward pass is run with the quantizers.
+/// let x = Tensor::<2>::ones([3, 4], &device);
+/// let loss = QuantizedForward::new().run(&model, x, |model, x| model.forward(x).sum())?;
+/// assert!(model.weight.base().grad(&loss.backward()).is_some());
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
 ///
@@ -63,9 +61,13 @@ pub struct QatConfig {
     #[config(default = true)]
     pub attention: bool,
     /// Whether the branches of sums, as in residual connections, and the parts of concatenations
-    /// are quantized, where [`prepare_for`](Self::prepare_for) finds them. Default: no.
+    /// are quantized, where a forward pass shows them: [`prepare_for`](Self::prepare_for). Default: no.
     #[config(default = false)]
     pub sums: bool,
+    /// The places that only a forward pass shows, as [`with_sites_of`](Self::with_sites_of) finds them.
+    /// Default: none.
+    #[config(default = "None")]
+    pub sites: Option<FoundSites>,
     /// The weights to prepare. Default: all that can be.
     #[config(default = "None")]
     pub group: Option<ParamGroup>,
@@ -91,7 +93,20 @@ impl QatConfig {
     /// layer, a group or an override that matches nothing, a weight that already carries a
     /// reparameterization (a second `prepare`, for example).
     pub fn prepare<M: Module>(&self, model: M) -> Result<M, Rejected<M, QuantError>> {
-        self.prepare_found(model, &Found::default())
+        let quantizers = match self.reparameterizer(&model) {
+            Ok(quantizers) => quantizers,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        match attach(model, quantizers) {
+            Ok(model) => Ok(map_quantizers(model, |located| {
+                let quantizer = located.quantizer.with_schedule(self.schedule);
+                quantizer.with_path(located.path)
+            })),
+            Err(rejected) => {
+                let (model, error) = rejected.into_parts();
+                Err(Rejected::new(model, error.into()))
+            }
+        }
     }
 
     /// As [`prepare`](Self::prepare), and with quantizers for what only the forward pass shows.
@@ -137,57 +152,54 @@ impl QatConfig {
         input: I,
         forward: impl FnOnce(&M, I) -> O,
     ) -> Result<M, Rejected<M, QuantError>> {
-        match record(&model, &input, forward) {
-            Ok(recording) => {
-                let found = Found::of(recording.graph(), self.attention, self.sums);
-                self.prepare_found(model, &found)
-            }
-            Err(error) => Err(Rejected::new(model, error.into())),
+        match self.with_sites_of(&model, input, forward) {
+            Ok(config) => config.prepare(model),
+            Err(error) => Err(Rejected::new(model, error)),
         }
     }
 
-    fn prepare_found<M: Module>(
-        &self,
-        model: M,
-        found: &Found,
-    ) -> Result<M, Rejected<M, QuantError>> {
-        let quantizers = match self.reparameterizer_found(&model, found) {
-            Ok(quantizers) => quantizers,
-            Err(error) => return Err(Rejected::new(model, error)),
-        };
-        match attach(model, quantizers) {
-            Ok(model) => Ok(map_quantizers(model, |located| {
-                let quantizer = located.quantizer.with_schedule(self.schedule);
-                quantizer.with_path(located.path)
-            })),
-            Err(rejected) => {
-                let (model, error) = rejected.into_parts();
-                Err(Rejected::new(model, error.into()))
-            }
-        }
-    }
-
-    /// As [`prepare`](Self::prepare), and checks that the model's forward pass comes by every
-    /// quantizer of an activation.
+    /// The config with the places that only the forward pass shows, for all that prepares a model:
+    /// [`PtqConfig`](crate::PtqConfig), [`MixedPrecisionConfig`](crate::MixedPrecisionConfig),
+    /// [`reparameterizer`](Self::reparameterizer), a new model that a record is loaded into.
     ///
-    /// `forward` gets the model and the device to create its inputs on, as in [`audit()`]; nothing
-    /// is computed. A layer that is called past its quantizer is found before the training, instead
+    /// `forward` is recorded; nothing is computed. Of a place, the path of a weight and a role are
+    /// kept: they are those of any model of the same architecture.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Graph`] where the forward pass cannot be recorded.
+    pub fn with_sites_of<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: &M,
+        input: I,
+        forward: impl FnOnce(&M, I) -> O,
+    ) -> Result<Self, QuantError> {
+        let recording = record(model, &input, forward)?;
+        let sites = FoundSites::of(recording.graph());
+        Ok(self.clone().with_sites(Some(sites)))
+    }
+
+    /// As [`prepare`](Self::prepare), and checks that the model's forward pass calls every quantizer
+    /// of an activation by itself: for a model that is trained without
+    /// [`QuantizedForward`](crate::QuantizedForward).
+    ///
+    /// `forward` gets the model and the device to create its inputs on; nothing is computed. A layer that is called past its quantizer is found before the training, instead
     /// of at the [conversion](crate::ConvertConfig).
     ///
     /// # Errors
     ///
     /// As [`prepare`](Self::prepare); [`QuantError::NeverCalled`] of each activation whose quantizer
     /// the forward pass does not come by, of several as [`QuantError::Several`];
-    /// [`QuantError::Audit`].
-    pub fn prepare_with<M: Module, O: Any>(
+    /// [`QuantError::Graph`].
+    pub fn prepare_with<M: Module, O>(
         &self,
         model: M,
-        forward: impl Fn(&M, &Device) -> O,
+        forward: impl FnOnce(&M, &Device) -> O,
     ) -> Result<M, Rejected<M, QuantError>> {
         let prepared = self.prepare(model.clone())?;
-        let checked = audit(&prepared, forward).and_then(|audit| {
-            let mut found = without_range(&quantizers(&prepared), Some(&audit.unused));
-            found.retain(|(located, _)| audit.unused.contains(&located.path));
+        let checked = uncalled(&prepared, forward).and_then(|uncalled| {
+            let mut found = without_range(&quantizers(&prepared), Some(&uncalled));
+            found.retain(|(located, _)| uncalled.contains(&located.path));
             Unobserved::Refuse.judge(found)
         });
         match checked {
@@ -219,18 +231,13 @@ impl QatConfig {
     ///
     /// As [`prepare`](Self::prepare), except for what is attached already.
     pub fn reparameterizer<M: Module>(&self, model: &M) -> Result<AttachQuantizers, QuantError> {
-        self.reparameterizer_found(model, &Found::default())
-    }
-
-    fn reparameterizer_found<M: Module>(
-        &self,
-        model: &M,
-        found: &Found,
-    ) -> Result<AttachQuantizers, QuantError> {
         self.validate()?;
         let mut layers = Layers::of(model);
         for weight in &mut layers.weights {
-            weight.axis = weight.axis.or(found.axis(&weight.path));
+            let found = self.sites.as_ref();
+            weight.axis = weight
+                .axis
+                .or(found.and_then(|found| found.axis(&weight.path)));
         }
         for choice in &self.overrides {
             let matches = |weight: &&Weight| choice.matches(&weight.path);
@@ -249,7 +256,7 @@ impl QatConfig {
                 continue;
             }
             in_group = true;
-            let quantizer = self.quantizer(weight, found);
+            let quantizer = self.quantizer(weight);
             if let Some(quantizer) = quantizer.map_err(|error| error.at(&weight.path))? {
                 quantizers.insert(weight.path.clone(), quantizer);
             }
@@ -303,11 +310,7 @@ impl QatConfig {
     }
 
     /// The quantizers of one weight; none if it is left out.
-    fn quantizer(
-        &self,
-        weight: &Weight,
-        found: &Found,
-    ) -> Result<Option<WeightQuantizer>, QuantError> {
+    fn quantizer(&self, weight: &Weight) -> Result<Option<WeightQuantizer>, QuantError> {
         let choices = Choices::of(self, &weight.path);
         let Some(axis) = choices.axis.or(weight.axis) else {
             return Ok(None);
@@ -341,10 +344,12 @@ impl QatConfig {
             }
             _ => Ok::<_, QuantError>(None),
         };
-        let found = match weight.recurrent {
-            // Its sums and products are those of its gates.
-            true => &[][..],
-            false => found.sites(&weight.path),
+        let found = match &self.sites {
+            // The sums and products of a recurrent layer are those of its gates.
+            Some(found) if !weight.recurrent => {
+                found.sites(&weight.path, self.attention, self.sums)
+            }
+            _ => Vec::new(),
         };
         let has = |role| found.contains(&(role, 0));
         let attends = self.attention;
@@ -382,106 +387,5 @@ fn check_blocks(scheme: &Scheme, width: Option<usize>) -> Result<(), QuantError>
             scheme.validate(&[width])
         }
         _ => Ok(()),
-    }
-}
-
-/// What the config and its overrides come to for one weight.
-struct Choices {
-    weight: WeightConfig,
-    activation: Option<FakeQuantizeConfig>,
-    outputs: bool,
-    axis: Option<usize>,
-    skip: bool,
-    skip_weight: bool,
-    skip_activation: bool,
-}
-
-impl Choices {
-    fn of(config: &QatConfig, path: &str) -> Self {
-        let mut choices = Self {
-            weight: config.weight.clone(),
-            activation: config.activation.clone(),
-            outputs: config.outputs,
-            axis: None,
-            skip: false,
-            skip_weight: false,
-            skip_activation: false,
-        };
-        for choice in config
-            .overrides
-            .iter()
-            .filter(|choice| choice.matches(path))
-        {
-            choices.apply(choice);
-        }
-        if choices.skip_activation {
-            choices.activation = None;
-        }
-        choices
-    }
-
-    fn apply(&mut self, choice: &Override) {
-        if let Some(weight) = &choice.weight {
-            self.weight = weight.clone();
-        }
-        if let Some(activation) = &choice.activation {
-            self.activation = Some(activation.clone());
-            self.skip_activation = false;
-        }
-        if let Some(bits) = choice.weight_bits {
-            self.weight.format = with_bits(self.weight.format, bits);
-        }
-        if let Some(bits) = choice.activation_bits
-            && let Some(activation) = &mut self.activation
-        {
-            activation.scheme.format = with_bits(activation.scheme.format, bits);
-        }
-        self.outputs = choice.outputs.unwrap_or(self.outputs);
-        self.axis = choice.axis.or(self.axis);
-        self.skip = choice.skip.unwrap_or(self.skip);
-        self.skip_weight = choice.skip_weight.unwrap_or(self.skip_weight);
-        self.skip_activation = choice.skip_activation.unwrap_or(self.skip_activation);
-    }
-}
-
-/// Integers of other width; signed ones for what is no integer.
-fn with_bits(format: NumberFormat, bits: u8) -> NumberFormat {
-    match format {
-        NumberFormat::Int {
-            signed,
-            narrow_range,
-            ..
-        } => NumberFormat::Int {
-            bits,
-            signed,
-            narrow_range,
-        },
-        _ => NumberFormat::int(bits).narrow(),
-    }
-}
-
-/// Attaches the quantizers that a [`QatConfig`] made for a model.
-#[derive(Debug)]
-pub struct AttachQuantizers {
-    quantizers: HashMap<String, WeightQuantizer>,
-}
-
-impl Reparameterizer for AttachQuantizers {
-    type Reparam = WeightQuantizer;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<WeightQuantizer>) {
-        let Some(mut quantizer) = self.quantizers.remove(path) else {
-            return (param, None);
-        };
-        let dtype = param.base().dtype();
-        if dtype.is_float() {
-            quantizer.weight = quantizer.weight.with_dtype(dtype.into());
-        }
-        let param = column_layout::quantizable(param, quantizer.weight.scheme());
-        (param, Some(quantizer))
     }
 }

@@ -9,9 +9,9 @@ use burn::tensor::{FloatDType, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
-use crate::inspect::table::{percent, table};
-use crate::module::listener::lock;
-use crate::module::watch::watch_weights;
+use crate::module::listen::listener::lock;
+use crate::module::listen::watch::watch_weights;
+use crate::table::{percent, table};
 
 /// Counts, from step to step, how often the code of each weight turns around.
 ///

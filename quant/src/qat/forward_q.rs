@@ -13,8 +13,8 @@ use burn::tensor::activation::silu;
 use burn::tensor::{Int, Tensor};
 
 use crate::WeightQuantizer;
-use crate::model::float_parameters::on_tape;
-use crate::ptq::layer_inputs;
+use crate::module::listen::layer_inputs;
+use crate::module::on_tape::on_tape;
 
 pub use attention::MhaInput;
 pub use decoder::TransformerDecoderInput;

@@ -7,8 +7,9 @@ use burn::tensor::Device;
 use burn_lean_graph::{AsRecorded, GraphError, Recordings, Tensors, hooks};
 use burn_lean_reparam::Rejected;
 
-use crate::model::walk::own_quantizers;
-use crate::qat::training::{calibrated, freeze_batch_norm, freezes_batch_norm};
+use crate::model::batch_norm::{freeze_batch_norm, freezes_batch_norm};
+use crate::module::walk::own_quantizers;
+use crate::qat::training::calibrated;
 use crate::{QuantError, Unobserved};
 
 /// Runs forward passes with the quantizers of a prepared model, without an edit of the model: the

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Flag, Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn_lean_reparam::Rejected;
 
-use crate::model::outcome::RunOutcome;
+use crate::model::batch_norm::apply_schedule;
 use crate::model::unobserved::{LeftFloat, Unobserved, leave_float};
-use crate::model::walk::{Site, map_quantizers, own_quantizers, quantizers, replace};
+use crate::module::outcome::RunOutcome;
+use crate::module::walk::{Site, map_quantizers, quantizers, replace};
 use crate::{FakeQuantize, QuantError, Schedule};
 
 /// Moves the model's quantizers on by one training step, and freezes BatchNorm statistics when
@@ -36,31 +37,6 @@ pub fn advance<M: Module>(model: M) -> M {
         );
     }
     apply_schedule(model)
-}
-
-/// Freezes BatchNorm statistics if the schedule says so for the current step.
-///
-/// [`advance`] does this. Burn does not record whether a BatchNorm is frozen: call this after a
-/// record of the middle of a training was loaded without [`load_record`](crate::load_record).
-///
-/// It never thaws one: whether a frozen one was frozen by the schedule or by the model's author
-/// cannot be told. After a record of an earlier step, load into a model that was not frozen yet.
-pub fn apply_schedule<M: Module>(model: M) -> M {
-    match freezes_batch_norm(&model) {
-        true => freeze_batch_norm(model),
-        false => model,
-    }
-}
-
-/// Whether the schedule says that BatchNorm statistics are frozen in the current step.
-pub(crate) fn freezes_batch_norm<M: Module>(model: &M) -> bool {
-    own_quantizers(model)
-        .iter()
-        .any(|quantizer| quantizer.schedule().freezes_batch_norm(quantizer.step()))
-}
-
-pub(crate) fn freeze_batch_norm<M: Module>(model: M) -> M {
-    model.map(&mut FreezeBatchNorm { inside: false })
 }
 
 /// The model with another schedule, in step 0.
@@ -208,26 +184,4 @@ pub fn merge_observers<M: Module>(model: M, replicas: &[M]) -> Result<M, Rejecte
         return Err(Rejected::new(model, QuantError::OtherQuantizers { path }));
     }
     Ok(replace(model, merged))
-}
-
-/// Switches the training flag of BatchNorm layers off.
-struct FreezeBatchNorm {
-    inside: bool,
-}
-
-impl ModuleMapper for FreezeBatchNorm {
-    fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.inside = container_type == "Struct:BatchNorm";
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.inside = false;
-    }
-
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        match self.inside {
-            true => flag.with_value(false),
-            false => flag,
-        }
-    }
 }

@@ -8,8 +8,8 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::module::state::Buffer;
 use crate::range::histogram::{Histogram, RangeMethod};
+use crate::range::state::Buffer;
 use crate::{QuantError, Range, Scheme};
 
 /// What the range of a quantizer is made of.

@@ -8,7 +8,7 @@ use faer::{Accum, Mat, MatRef, Par};
 use rayon::prelude::*;
 
 use crate::QuantError;
-use crate::rounding::input_statistics::InputStatistics;
+use crate::module::listen::input_statistics::InputStatistics;
 use crate::rounding::weight_grid::WeightGrid;
 
 /// Settings of [`adaround`].

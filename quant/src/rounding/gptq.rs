@@ -5,7 +5,7 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, Par, Side};
 
 use crate::QuantError;
-use crate::rounding::input_statistics::InputStatistics;
+use crate::module::listen::input_statistics::InputStatistics;
 use crate::rounding::weight_grid::WeightGrid;
 
 /// Settings of [`gptq`].

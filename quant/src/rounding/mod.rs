@@ -2,8 +2,14 @@
 
 pub(crate) mod adaround;
 pub(crate) mod gptq;
-pub(crate) mod input_statistics;
+mod matrix_layout;
 pub(crate) mod weight_grid;
+
+pub use adaround::{AdaRoundConfig, adaround};
+pub use gptq::{GptqConfig, gptq};
+pub use weight_grid::WeightGrid;
+
+use matrix_layout::{MatrixLayout, grid};
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,18 +22,12 @@ use comfy_table::{Table, presets};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 
-use crate::adaround;
-use crate::deploy::convert::quantized_weights;
-use crate::deploy::quantized_tensor::{code_range, group_index};
-use crate::gptq;
-use crate::model::effective::Effective;
+use crate::codes::weights::quantized_weights;
 use crate::model::float_parameters::{self, FloatParameter};
-use crate::model::walk::{self, Site, quantizers};
-use crate::ptq::fold::ChannelLayout;
-use crate::ptq::layer_inputs::LayerInputs;
-use crate::{
-    AdaRoundConfig, GptqConfig, InputStatistics, QuantError, QuantizedTensor, Scheme, WeightGrid,
-};
+use crate::module::effective::Effective;
+use crate::module::listen::layer_inputs::LayerInputs;
+use crate::module::walk::{self, Site, quantizers};
+use crate::{InputStatistics, QuantError, QuantizedTensor, Scheme};
 
 /// How weights are rounded to their codes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -180,7 +180,7 @@ impl RoundingConfig {
         if let Some(stored) = stored.get_mut(path) {
             effective.replace_masked(path, stored)?;
         }
-        let layout = MatrixLayout::new(parameter, groups.len())?;
+        let layout = MatrixLayout::new(parameter, groups, weight.scheme())?;
         let values = &stored[path].values;
         let mut rounded = values.clone();
         let mut correction = Vec::new();
@@ -282,78 +282,6 @@ struct Plan {
     values: HashMap<String, TensorData>,
     quantizers: HashMap<String, crate::FakeQuantize>,
     report: Vec<RoundedWeight>,
-}
-
-/// The grid of some elements of a weight, as a matrix of their order.
-fn grid(
-    values: &[f32],
-    weight: &QuantizedTensor,
-    indices: &[usize],
-    rows: usize,
-    columns: usize,
-) -> Result<WeightGrid, QuantError> {
-    let groups = weight.scheme().group_shape(weight.shape())?;
-    let group = |index: &usize| group_index(*index, weight.shape(), &groups);
-    WeightGrid::new(
-        [rows, columns],
-        indices.iter().map(|index| values[*index]).collect(),
-        indices.iter().map(|i| weight.scale()[group(i)]).collect(),
-        indices
-            .iter()
-            .map(|i| weight.zero_point()[group(i)])
-            .collect(),
-        code_range(weight.scheme()),
-    )
-}
-
-/// Where the elements of a layer's matrices are in its weight.
-struct MatrixLayout {
-    layout: ChannelLayout,
-    shape: Vec<usize>,
-    /// Outputs of a group.
-    rows: usize,
-    /// Inputs of a group.
-    columns: usize,
-}
-
-impl MatrixLayout {
-    fn new(parameter: &FloatParameter, groups: usize) -> Result<Self, QuantError> {
-        let layout = ChannelLayout::of(parameter)?;
-        let shape = parameter.shape.clone();
-        let unsupported = |reason: &str| QuantError::UnsupportedLayer {
-            path: parameter.path.clone(),
-            reason: reason.to_string(),
-        };
-        let (rows, columns) = match layout {
-            ChannelLayout::Linear if groups == 1 => (shape[1], shape[0]),
-            ChannelLayout::Conv if groups > 0 && shape[0].is_multiple_of(groups) => {
-                (shape[0] / groups, shape[1..].iter().product())
-            }
-            ChannelLayout::ConvTranspose => {
-                return Err(unsupported(
-                    "transposed convolutions are rounded to nearest",
-                ));
-            }
-            _ => return Err(unsupported("its inputs are of another number of groups")),
-        };
-        Ok(Self {
-            layout,
-            shape,
-            rows,
-            columns,
-        })
-    }
-
-    /// Row-major elements of the matrix `[outputs, inputs]` of a group.
-    fn indices(&self, group: usize) -> Vec<usize> {
-        let place = |element: usize| match self.layout {
-            ChannelLayout::Linear => {
-                element % self.columns * self.shape[1] + element / self.columns
-            }
-            _ => group * self.rows * self.columns + element,
-        };
-        (0..self.rows * self.columns).map(place).collect()
-    }
 }
 
 /// The quantizers of rounded weights that would follow the rounded values, made to keep the range.

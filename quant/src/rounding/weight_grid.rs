@@ -3,7 +3,7 @@
 use faer::Mat;
 
 use crate::QuantError;
-use crate::rounding::input_statistics::InputStatistics;
+use crate::module::listen::input_statistics::InputStatistics;
 
 /// A weight `[outputs, inputs]` (row-major) with the grid of each element: the problem that
 /// nearest rounding, [`gptq`](crate::gptq) and [`adaround`](crate::adaround) solve differently.

@@ -5,7 +5,7 @@ use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::deploy::conversion_report::ConvertedWeight;
-use crate::model::effective::FileNames;
+use crate::module::effective::FileNames;
 
 /// Bytes of the tensors of a model other than its quantized weights.
 #[derive(Debug, Clone, Copy, Default)]

@@ -11,13 +11,13 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::LoadConfig;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use crate::codes::quantized_tensor::unpack;
+use crate::codes::stored::{NotStored, Stored};
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::deploy::convert::OtherBytes;
-use crate::deploy::quantized_tensor::unpack;
-use crate::deploy::stored::{NotStored, Stored};
-use crate::model::effective::FileNames;
 use crate::model::record::check_schemes;
-use crate::model::walk::{Site, map_quantizers, quantizers};
+use crate::module::effective::FileNames;
+use crate::module::walk::{Site, map_quantizers, quantizers};
 use crate::range::observer::read;
 use crate::{Dequantize, QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 

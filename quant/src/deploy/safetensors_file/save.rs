@@ -11,10 +11,10 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
 use crate::QuantError;
-use crate::deploy::convert::quantized_weights;
-use crate::model::effective::FileNames;
+use crate::codes::weights::quantized_weights;
 use crate::model::record::settle;
-use crate::model::walk::{Site, quantizers};
+use crate::module::effective::FileNames;
+use crate::module::walk::{Site, quantizers};
 
 /// Writes a prepared or converted model; its quantized weights as packed codes. Returns the size
 /// of the file in bytes.

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
-use crate::inspect::table::table;
+use burn_lean_graph::Site;
 
-use super::{Audit, Cause, Coverage, SiteKind};
+use crate::table::table;
+
+use super::{Audit, AuditedOperand, Cause, Coverage};
 
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,7 +25,10 @@ impl fmt::Display for Cause {
             Self::WeightNotPrepared => f.write_str("no quantizer on this weight"),
             Self::InputNotPrepared => f.write_str("no quantizer for this input"),
             Self::PlainForward { quantizer } => {
-                write!(f, "{quantizer} is never used: call `forward_q`")
+                write!(
+                    f,
+                    "{quantizer} is called elsewhere, not here: call `forward_q`"
+                )
             }
             Self::NotQuantizing { quantizer, phase } => {
                 write!(f, "{quantizer} does not quantize in this phase ({phase})")
@@ -37,19 +42,9 @@ impl fmt::Display for Cause {
     }
 }
 
-impl fmt::Display for SiteKind {
+impl fmt::Display for AuditedOperand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AttentionScores => "attention scores (q·kᵀ)",
-            Self::AttentionValues => "attention · v",
-            Self::FusedAttention => "attention",
-            Self::Matmul => "matmul",
-            Self::Add => "add",
-            Self::Sub => "sub",
-            Self::Mul => "mul",
-            Self::Concat => "concat",
-            Self::SoftmaxOutput => "softmax output",
-        })
+        write!(f, "{}", Site::new(&self.layer, self.role))
     }
 }
 
@@ -74,16 +69,15 @@ impl fmt::Display for Audit {
             "{covered} of {all} layers are quantized, weight and input"
         )?;
         if !self.sites.is_empty() {
-            let mut sites = table(&["site without a weight", "uses", "operand", "from", "is"]);
+            let mut sites = table(&["without a weight", "uses", "operand", "is"]);
             for site in &self.sites {
-                for (index, (source, coverage)) in site.operands.iter().enumerate() {
-                    let (kind, uses) = match index {
-                        0 => (site.kind.to_string(), site.uses.to_string()),
+                for (index, operand) in site.operands.iter().enumerate() {
+                    let (operation, uses) = match index {
+                        0 => (site.operation.clone(), site.uses.to_string()),
                         _ => (String::new(), String::new()),
                     };
-                    let source = source.clone().unwrap_or_else(|| "the input".into());
-                    let index = (index + 1).to_string();
-                    sites.add_row([kind, uses, index, source, coverage.to_string()]);
+                    let coverage = operand.coverage.to_string();
+                    sites.add_row([operation, uses, operand.to_string(), coverage]);
                 }
             }
             write!(f, "\n{sites}")?;
@@ -100,12 +94,16 @@ impl fmt::Display for Audit {
             }
             write!(f, "\n{pairs}")?;
         }
-        if !self.unused.is_empty() {
-            write!(
-                f,
-                "\nquantizers that are never used: {}",
-                self.unused.join(", ")
-            )?;
+        for (paths, what) in [
+            (
+                &self.uncalled,
+                "quantizers that act in a recorded forward pass alone",
+            ),
+            (&self.unused, "quantizers that act nowhere"),
+        ] {
+            if !paths.is_empty() {
+                write!(f, "\n{what}: {}", paths.join(", "))?;
+            }
         }
         Ok(())
     }

@@ -8,9 +8,9 @@ use burn::tensor::Device;
 use burn_lean_graph::hooks;
 
 use super::{FakeQuantize, State};
-use crate::model::walk;
 use crate::module::control::Mode;
 use crate::module::resident::Resident;
+use crate::module::walk;
 
 impl Clone for FakeQuantize {
     fn clone(&self) -> Self {

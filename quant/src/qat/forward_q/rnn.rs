@@ -9,8 +9,7 @@ use burn::nn::{GateController, Linear, Lstm, LstmState, Rnn, RnnState};
 use burn::tensor::Tensor;
 
 use super::input_of;
-use crate::inspect::audit;
-use crate::ptq::layer_inputs;
+use crate::module::listen::layer_inputs;
 use crate::{ForwardQ, WeightQuantizer};
 
 /// A linear layer whose weight is quantized already.
@@ -105,11 +104,7 @@ impl Hidden {
     fn first(given: Option<Tensor<2>>, shape: [usize; 2], like: &Tensor<3>) -> Self {
         Self {
             is_zero: given.is_none(),
-            value: given.unwrap_or_else(|| {
-                let zeros = Tensor::zeros(shape, (&like.device(), like.dtype()));
-                audit::zeros(&zeros);
-                zeros
-            }),
+            value: given.unwrap_or_else(|| Tensor::zeros(shape, (&like.device(), like.dtype()))),
         }
     }
 

@@ -33,7 +33,7 @@ impl ChannelLayout {
     }
 
     /// The output channel of row-major element `index`.
-    pub(super) fn channel_of(self, index: usize, shape: &[usize], channels: usize) -> usize {
+    pub(crate) fn channel_of(self, index: usize, shape: &[usize], channels: usize) -> usize {
         let inner: usize = shape[1..].iter().product();
         match self {
             Self::Linear => index % shape[1],
@@ -49,7 +49,7 @@ impl ChannelLayout {
     }
 
     /// Whether a normalization of `channels` channels fits a weight of `shape`.
-    pub(super) fn fits(self, shape: &[usize], channels: usize) -> bool {
+    pub(crate) fn fits(self, shape: &[usize], channels: usize) -> bool {
         match self {
             Self::Linear => shape[1] == channels,
             Self::Conv => shape[0] == channels,
@@ -63,7 +63,7 @@ impl ChannelLayout {
     }
 
     /// Output channels of a weight of `shape` with one group.
-    pub(super) fn channels(self, shape: &[usize]) -> usize {
+    pub(crate) fn channels(self, shape: &[usize]) -> usize {
         match self {
             Self::Linear | Self::ConvTranspose => shape[1],
             Self::Conv => shape[0],

@@ -11,7 +11,7 @@ use burn::tensor::module::unfold4d;
 use burn::tensor::ops::{PadMode, UnfoldOptions};
 use burn_lean_graph::hooks;
 
-use crate::module::listener::{Listener, collecting, lock};
+use crate::module::listen::listener::{Listener, collecting, lock};
 use crate::{InputStatistics, QuantError, RunOutcome, WeightQuantizer};
 
 /// [`InputStatistics`] of the layers of a model, by the paths of their weights.

@@ -8,8 +8,8 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::format::groups::Groups;
-use crate::model::effective::Effective;
-use crate::module::listener::{Listener, listening, lock};
+use crate::module::effective::Effective;
+use crate::module::listen::listener::{Listener, listening, lock};
 use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
 
 /// One pass of a tensor through a quantizer that quantized it.

@@ -4,7 +4,7 @@ use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype
 use burn::tensor::{DType, TensorData};
 
 use crate::QuantizedTensor;
-use crate::deploy::quantized_tensor::group_index;
+use crate::codes::quantized_tensor::group_index;
 
 /// Burn's scale levels: one for the tensor, or one for each block.
 pub(super) struct Levels {

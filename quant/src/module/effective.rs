@@ -12,9 +12,15 @@ use burn::tensor::{DType, Tensor};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::QuantError;
-use crate::model::float_parameters::HostTensor;
-use crate::model::walk::{Located, Site, map_quantizers, quantizers};
+use crate::module::walk::{Located, Site, map_quantizers, quantizers};
 use crate::range::observer::read;
+
+/// Stored values of a tensor, on the host.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct HostTensor {
+    pub(crate) values: Vec<f32>,
+    pub(crate) shape: Vec<usize>,
+}
 
 thread_local! {
     /// What quantizers were given, flat, by their paths; `None` while nobody asks.

@@ -15,20 +15,24 @@
 //! [Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
 //! Jacob et al., 2018](https://arxiv.org/abs/1712.05877), section 3.2.
 
-mod channel_layout;
+pub(crate) mod norm_pair;
+
+pub use norm_pair::{NormPair, NotFoldable};
 
 use std::collections::HashMap;
 
 use burn::module::{Flag, Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};
+use burn_lean_graph::{Tensors, record};
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use channel_layout::ChannelLayout;
-
 use crate::QuantError;
-use crate::model::float_parameters::{self, FloatParameter, HostTensor};
+use crate::model::channel_layout::ChannelLayout;
+use crate::model::evaluated::evaluated;
+use crate::model::float_parameters::{self, FloatParameter};
 use crate::model::record::settle;
+use crate::module::effective::HostTensor;
 
 /// A layer and the batch normalization that directly follows it, by their paths in the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,6 +57,56 @@ impl FoldPair {
     }
 }
 
+/// Folds every batch normalization into the layer that it directly follows in `forward`, where that
+/// can be done.
+///
+/// The pairs are those of [`Audit::norm_pairs`](crate::Audit::norm_pairs), which says why one stays:
+/// its layer is used without it, for example. The forward pass is recorded as an evaluation, and
+/// nothing is computed by it. What folding does, see [`fold`].
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::conv::{Conv1d, Conv1dConfig};
+/// use burn::nn::{BatchNorm, BatchNormConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_quant::fold_for;
+///
+/// #[derive(Module, Debug)]
+/// struct Block {
+///     conv: Conv1d,
+///     norm: BatchNorm,
+/// }
+///
+/// let device = Device::flex();
+/// let block = Block {
+///     conv: Conv1dConfig::new(1, 2, 1).init(&device),
+///     norm: BatchNormConfig::new(2).with_epsilon(1e-3).init(&device),
+/// };
+/// let x = Tensor::<3>::from_data([[[1.0, -2.0]]], &device);
+/// let forward = |block: &Block, x| block.norm.forward(block.conv.forward(x));
+/// let before = forward(&block, x.clone());
+/// let block = fold_for(block, x.clone(), forward)?;
+/// let after = block.conv.forward(x);
+/// assert!((after - before).abs().max().into_scalar::<f32>() < 1e-6);
+/// # Ok::<(), burn_lean_quant::QuantError>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`fold`]; [`QuantError::Graph`] where the forward pass cannot be recorded.
+pub fn fold_for<M: Module, I: Tensors, O: Tensors>(
+    model: M,
+    input: I,
+    forward: impl FnOnce(&M, I) -> O,
+) -> Result<M, Rejected<M, QuantError>> {
+    let pairs = record(&model.valid(), &evaluated(&input), forward)
+        .map(|recording| norm_pair::foldable(&norm_pair::find(recording.graph())));
+    match pairs {
+        Ok(pairs) => fold(model, &pairs),
+        Err(error) => Err(Rejected::new(model, error.into())),
+    }
+}
+
 /// Folds each batch normalization of `pairs` into its layer.
 ///
 /// The folded model computes what `model` computes in inference, up to F32 rounding. Fold a trained
@@ -64,8 +118,8 @@ impl FoldPair {
 /// more; where it has none, `b'` becomes the normalization's β, which stays trainable.
 ///
 /// A `Linear`'s outputs must be the axis that is normalized, so its input must be of two axes,
-/// `[batch, features]`; a path does not tell. [`Audit::fold_pairs`](crate::Audit::fold_pairs)
-/// looks at what the forward pass does and names only pairs that can be folded.
+/// `[batch, features]`; a path does not tell. [`fold_for`] looks at what the forward pass does and
+/// takes only pairs that can be folded.
 ///
 /// # Errors
 ///

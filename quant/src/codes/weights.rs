@@ -6,25 +6,25 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
-use crate::model::effective::Effective;
-use crate::model::walk::{Located, Site, quantizers};
+use crate::module::effective::Effective;
+use crate::module::walk::{Located, Site, quantizers};
 use crate::{FakeQuantize, QuantError, QuantizedTensor};
 
 /// A weight and its quantizer.
-pub(super) struct QuantizedWeight {
-    pub(super) path: String,
-    pub(super) quantizer: FakeQuantize,
+pub(crate) struct QuantizedWeight {
+    pub(crate) path: String,
+    pub(crate) quantizer: FakeQuantize,
 }
 
 impl QuantizedWeight {
-    pub(super) fn new(located: &Located) -> Option<Self> {
+    pub(crate) fn new(located: &Located) -> Option<Self> {
         let is_weight = located.site == Site::Weight && located.quantizer.is_enabled();
         let path = located.parameter.clone().filter(|_| is_weight)?;
         let quantizer = located.quantizer.clone().with_path(path.clone());
         Some(Self { path, quantizer })
     }
 
-    pub(super) fn check(&self) -> Result<(), QuantError> {
+    pub(crate) fn check(&self) -> Result<(), QuantError> {
         let phase = self.quantizer.phase();
         match phase.quantizes() {
             true => Ok(()),
@@ -36,7 +36,7 @@ impl QuantizedWeight {
     }
 
     /// The codes of the weight that is stored as `base`.
-    pub(super) fn quantize<const D: usize>(
+    pub(crate) fn quantize<const D: usize>(
         &self,
         base: Tensor<D>,
         effective: &Effective,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use layout::{Levels, little_endian_words, swapped};
 
-use crate::deploy::quantized_tensor::{group_index, unpack};
+use crate::codes::quantized_tensor::{group_index, unpack};
 use crate::{Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, ScaleFormat, Scheme};
 
 /// Where the codes of a converted weight are kept.

@@ -9,8 +9,8 @@ use burn_lean_graph::Role;
 use burn_lean_graph::hooks::{Hook, HookedAt};
 
 use crate::LayerInputs;
-use crate::module::listener::lock;
-use crate::ptq::layer_inputs::Slide;
+use crate::module::listen::layer_inputs::Slide;
+use crate::module::listen::listener::lock;
 
 /// Shows what the product with a weight multiplies it with, behind the layer's input quantizer.
 pub(crate) struct ShownInputs {

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::module::Module;
 
 use crate::map_quantizers;
-use crate::model::walk::Site;
-use crate::module::tap::Tap;
-use crate::module::watch::Watcher;
-use crate::ptq::layer_inputs::LayerInputs;
+use crate::module::listen::layer_inputs::LayerInputs;
+use crate::module::listen::tap::Tap;
+use crate::module::listen::watch::Watcher;
+use crate::module::walk::Site;
 
 /// What is shared by the quantizers of one model copy.
 #[derive(Clone)]

@@ -1,19 +1,20 @@
 //! Batch norms that can be folded into the layer before them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
-use burn::backend::ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
+use burn::backend::ir::{
+    BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr,
+};
+use burn_lean_graph::{Graph, Place, Role};
 use serde::{Deserialize, Serialize};
 
-use super::SiteKind;
-use super::graph::Graph;
-use super::operation::{element_wise, product};
+use crate::FoldPair;
 
 /// A batch norm that normalizes the output of a layer, and nothing else.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NormPair {
-    /// The layer's operation, for example `Conv2d`.
+    /// The layer's operation, for example `conv2d`.
     pub operation: String,
     /// Path of the layer, for example `stem.conv`.
     pub layer: String,
@@ -64,16 +65,16 @@ const NORM_AXIS: usize = 1;
 
 /// The output of a layer, as far as only its bias was added and its axes were moved.
 #[derive(Clone)]
-struct LayerOutput {
+struct LayerOutput<'a> {
     operation: &'static str,
-    weight: String,
-    bias: Option<String>,
+    weight: &'a str,
+    bias: Option<&'a str>,
     is_shared: bool,
     /// Where the layer's outputs are; `None` once a reshape tore them apart.
     axis: Option<usize>,
 }
 
-impl LayerOutput {
+impl LayerOutput<'_> {
     fn not_foldable(&self) -> Option<NotFoldable> {
         match self {
             _ if self.axis != Some(NORM_AXIS) => Some(NotFoldable::OtherAxis),
@@ -83,11 +84,14 @@ impl LayerOutput {
     }
 }
 
-/// The axis of a layer's outputs in `output`: the last one of a product with a matrix, that of the
-/// channels of a convolution.
-fn output_axis(operation: &str, output: &TensorIr) -> usize {
+/// The axis of a layer's outputs: the last one of a product with a matrix, that of the channels of a
+/// convolution.
+fn output_axis(operation: &OperationIr, output: &TensorIr) -> usize {
     match operation {
-        "Matmul" | "Linear" => output.shape.num_dims().saturating_sub(1),
+        OperationIr::Float(_, FloatOperationIr::Matmul(_))
+        | OperationIr::Module(ModuleOperationIr::Linear(_)) => {
+            output.shape.num_dims().saturating_sub(1)
+        }
         _ => 1,
     }
 }
@@ -134,73 +138,47 @@ fn reshaped(from: &[usize], to: &[usize], axis: usize) -> Option<usize> {
     (0..to.len()).find(same)
 }
 
-pub(super) fn find(operations: &[OperationIr], graph: &Graph) -> Vec<NormPair> {
-    let computes = |operation: &&OperationIr| {
-        !matches!(operation, OperationIr::Drop(_) | OperationIr::Init(_))
-    };
-    let mut uses: HashMap<TensorId, usize> = HashMap::new();
-    for operation in operations.iter().filter(computes) {
-        for input in operation.inputs() {
-            *uses.entry(input.id).or_default() += 1;
-        }
-    }
-    let path = |id: &TensorId| graph.derived.get(id).cloned().flatten();
-    let is_shared = |id: &TensorId| uses.get(id).is_some_and(|uses| *uses > 1);
+/// Those of the pairs that can be folded.
+pub(crate) fn foldable(found: &[NormPair]) -> Vec<FoldPair> {
+    let foldable = found.iter().filter(|pair| pair.not_foldable.is_none());
+    let pairs = foldable.map(|pair| FoldPair::new(&pair.layer, &pair.norm, pair.epsilon));
+    pairs.collect()
+}
 
-    let mut outputs: HashMap<TensorId, LayerOutput> = HashMap::new();
+/// The batch norms of an evaluation that directly follow a layer.
+pub(crate) fn find(graph: &Graph) -> Vec<NormPair> {
+    let readers = readers(graph);
+    let is_shared = |id: TensorId| readers.get(&id).is_some_and(|readers| *readers > 1);
+    let (layer_runs, mut outputs) = layers(graph, is_shared);
+    let path_of = |tensor: TensorId| {
+        let mut parameters = graph.parameters().iter();
+        parameters
+            .find(|parameter| parameter.tensor == tensor)
+            .map(|parameter| parameter.path.clone())
+    };
     let mut pairs = Vec::new();
-    let mut layer_runs: HashMap<String, usize> = HashMap::new();
     let mut norm_runs: HashMap<String, usize> = HashMap::new();
-    for operation in operations.iter().filter(computes) {
-        if let Some(product) = product(operation) {
-            if let Some(weight) = path(&product.weight.id)
-                && product.input.is_some_and(|input| path(&input.id).is_none())
-            {
-                *layer_runs.entry(weight.clone()).or_default() += 1;
-                let output = LayerOutput {
-                    operation: product.name,
-                    weight,
-                    bias: product.bias.and_then(|bias| path(&bias.id)),
-                    is_shared: is_shared(&product.output.id),
-                    axis: Some(output_axis(product.name, product.output)),
-                };
-                outputs.insert(product.output.id, output);
-            }
-        } else if let Some((input, output, axis)) = moved_axis(operation, |id| {
+    for node in graph.nodes() {
+        let operation = node.operation();
+        if let Some((input, output, axis)) = moved_axis(operation, |id| {
             outputs.get(&id).and_then(|layer| layer.axis)
         }) {
             if let Some(mut layer) = outputs.get(&input).cloned() {
-                layer.is_shared |= is_shared(&output);
+                layer.is_shared |= is_shared(output);
                 layer.axis = axis;
                 outputs.insert(output, layer);
             }
-        } else if let Some((SiteKind::Add, [a, b], output)) = element_wise(operation) {
-            let bias = match (outputs.get(&a.id), outputs.get(&b.id)) {
-                (Some(layer), None) => path(&b.id).map(|bias| (layer, bias)),
-                (None, Some(layer)) => path(&a.id).map(|bias| (layer, bias)),
-                _ => None,
-            };
-            if let Some((layer, bias)) = bias
-                && layer.bias.is_none()
-                // Another parameter that is added is not scaled along with the layer.
-                && parent(&bias) == parent(&layer.weight)
-            {
-                let mut layer = layer.clone();
-                layer.bias = Some(bias);
-                layer.is_shared |= is_shared(&output.id);
-                outputs.insert(output.id, layer);
-            }
         } else if let OperationIr::Module(ModuleOperationIr::BatchNorm(norm)) = operation
-            && let (Some(gamma), Some(beta)) = (path(&norm.gamma.id), path(&norm.beta.id))
+            && let (Some(gamma), Some(beta)) = (path_of(norm.gamma.id), path_of(norm.beta.id))
         {
             *norm_runs.entry(gamma.clone()).or_default() += 1;
             if let Some(layer) = outputs.get(&norm.x.id) {
                 pairs.push(NormPair {
                     operation: layer.operation.to_string(),
-                    layer: parent(&layer.weight),
-                    weight: layer.weight.clone(),
-                    bias: layer.bias.clone(),
-                    norm: parent(&gamma),
+                    layer: parent(layer.weight).to_string(),
+                    weight: layer.weight.to_string(),
+                    bias: layer.bias.map(str::to_string),
+                    norm: parent(&gamma).to_string(),
                     gamma,
                     beta,
                     epsilon: norm.epsilon.elem(),
@@ -219,7 +197,7 @@ pub(super) fn find(operations: &[OperationIr], graph: &Graph) -> Vec<NormPair> {
     }
     let checked = unique.into_iter().map(|(mut pair, runs)| {
         if pair.not_foldable.is_none() {
-            if layer_runs.get(&pair.weight) != Some(&runs) {
+            if layer_runs.get(pair.weight.as_str()) != Some(&runs) {
                 pair.not_foldable = Some(NotFoldable::LayerShared);
             } else if norm_runs.get(&pair.gamma) != Some(&runs) {
                 pair.not_foldable = Some(NotFoldable::NormShared);
@@ -230,8 +208,75 @@ pub(super) fn find(operations: &[OperationIr], graph: &Graph) -> Vec<NormPair> {
     checked.collect()
 }
 
+/// How often each tensor is read, by an operation or as a result.
+fn readers(graph: &Graph) -> HashMap<TensorId, usize> {
+    let mut readers: HashMap<TensorId, usize> = HashMap::new();
+    let operands = graph.nodes().flat_map(|node| node.operands());
+    for id in operands
+        .map(|operand| operand.id)
+        .chain(graph.outputs().iter().copied())
+    {
+        *readers.entry(id).or_default() += 1;
+    }
+    readers
+}
+
+/// How often each layer runs, by the path of its weight, and its outputs.
+fn layers(
+    graph: &Graph,
+    is_shared: impl Fn(TensorId) -> bool,
+) -> (HashMap<&str, usize>, HashMap<TensorId, LayerOutput<'_>>) {
+    let mut runs: HashMap<&str, usize> = HashMap::new();
+    let mut outputs = HashMap::new();
+    let sites = graph.sites();
+    let mut products: HashMap<&str, VecDeque<usize>> = HashMap::new();
+    for one in sites.iter().filter(|one| one.site.role == Role::Input) {
+        let of_layer = products.entry(&one.site.path).or_default();
+        of_layer.push_back(one.node);
+    }
+    let nodes: Vec<_> = graph.nodes().collect();
+    let results = sites
+        .iter()
+        .filter(|one| one.site.role == Role::Output && one.place == Place::Result);
+    for one in results {
+        let of_layer = products.get_mut(one.site.path.as_str());
+        let Some(product) = of_layer.and_then(VecDeque::pop_front) else {
+            continue;
+        };
+        let (product, last) = (&nodes[product], &nodes[one.node]);
+        let Some(weight) = graph
+            .parameters()
+            .iter()
+            .find(|parameter| parameter.path == one.site.path)
+        else {
+            continue;
+        };
+        let (Some(made), Some(output)) = (
+            product.operation().outputs().next(),
+            last.operation().outputs().next(),
+        ) else {
+            continue;
+        };
+        let weight = weight.path.as_str();
+        *runs.entry(weight).or_default() += 1;
+        let bias = [product, last]
+            .into_iter()
+            .flat_map(|node| node.parameters())
+            .map(|parameter| parameter.path.as_str())
+            .find(|path| *path != weight && parent(path) == parent(weight));
+        let layer = LayerOutput {
+            operation: product.name(),
+            weight,
+            bias,
+            is_shared: is_shared(made.id) || is_shared(output.id),
+            axis: Some(output_axis(product.operation(), output)),
+        };
+        outputs.insert(output.id, layer);
+    }
+    (runs, outputs)
+}
+
 /// The module that a parameter belongs to.
-fn parent(path: &str) -> String {
-    path.rsplit_once('.')
-        .map_or(String::new(), |(module, _)| module.to_string())
+fn parent(path: &str) -> &str {
+    path.rsplit_once('.').map_or("", |(module, _)| module)
 }

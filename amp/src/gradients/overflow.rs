@@ -1,0 +1,99 @@
+//! Gradients that are not finite.
+
+use burn::module::{Module, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+use burn_lean_reparam::FloatVisitor;
+
+use super::reads::Reads;
+use super::walk::visit_once;
+use crate::AmpError;
+use crate::scaler::report::OverflowingParameter;
+
+/// A number that is finite exactly when every element of `x` is: 0 or NaN.
+///
+/// `0 · x` is 0 for every finite `x`, so the sum cannot overflow, as a sum of the gradients could.
+pub(crate) fn non_finite_flag<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    x.mul_scalar(0.0).sum()
+}
+
+/// Of the gradients at `paths`, those that are not finite. Reads the device.
+pub(crate) fn overflowing<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+    paths: &[String],
+) -> Result<Vec<String>, AmpError> {
+    let mut flags = Flags {
+        paths,
+        grads,
+        found: Vec::new(),
+        reads: Reads::default(),
+    };
+    visit_once(model, &mut flags);
+    let data = flags.reads.wait()?;
+    let flagged = flags.found.into_iter().zip(&data);
+    Ok(flagged
+        .filter(|(_, flag)| !flag.iter::<f32>().all(|flag| flag.is_finite()))
+        .map(|(path, _)| path)
+        .collect())
+}
+
+struct Flags<'a> {
+    paths: &'a [String],
+    grads: &'a GradientsParams,
+    found: Vec<String>,
+    reads: Reads,
+}
+
+impl FloatVisitor for Flags<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if self.paths.iter().any(|wanted| wanted == path)
+            && let Some(grad) = self.grads.get::<D>(param.id)
+        {
+            self.found.push(path.to_string());
+            self.reads.register(non_finite_flag(grad).cast(DType::F32));
+        }
+    }
+}
+
+/// Describes the gradients named in `paths`, on the device; nothing is read.
+pub(crate) fn describe_overflow<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+    paths: &[String],
+) -> Vec<OverflowingParameter> {
+    if paths.is_empty() {
+        return Vec::new();
+    }
+    let mut visitor = Describe {
+        paths,
+        grads,
+        found: Vec::new(),
+    };
+    visit_once(model, &mut visitor);
+    visitor.found
+}
+
+struct Describe<'a> {
+    paths: &'a [String],
+    grads: &'a GradientsParams,
+    found: Vec<OverflowingParameter>,
+}
+
+impl FloatVisitor for Describe<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if !self.paths.iter().any(|wanted| wanted == path) {
+            return;
+        }
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            let elements = grad.shape().num_elements();
+            let bad = grad.clone().is_finite().bool_not();
+            self.found.push(OverflowingParameter {
+                path: path.to_string(),
+                elements,
+                non_finite: bad.clone().int().sum(),
+                largest_finite: grad.mask_fill(bad, 0.0).abs().max(),
+            });
+        }
+    }
+}

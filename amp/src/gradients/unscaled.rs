@@ -1,0 +1,110 @@
+//! Gradients that were divided by the loss scale.
+
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+
+use super::norm::{Factor, Multiply, check_max_norm, global_norm, norm};
+use super::walk::{Identities, visit_once};
+use crate::AmpError;
+
+/// Gradients divided by the loss scale, with what is needed to decide on the step.
+///
+/// Made by [`GradScaler::unscale`](crate::GradScaler::unscale), consumed by
+/// [`GradScaler::apply`](crate::GradScaler::apply): unscaling twice, or stepping with scaled
+/// gradients, does not compile.
+#[derive(Debug)]
+#[must_use = "unscaled gradients do nothing until they are applied"]
+pub struct Unscaled {
+    pub(crate) grads: GradientsParams,
+    /// The parameters with a gradient, in module order: identity and path.
+    pub(crate) parameters: Vec<(ParamId, String)>,
+    /// For each of `parameters` a number on the device that is finite exactly when the whole
+    /// gradient is; sums of squares, which may also overflow by themselves, if `flags_are_squares`.
+    /// `None` for an empty gradient; empty when the scaler checks nothing.
+    pub(crate) flags: Vec<Option<Tensor<1>>>,
+    pub(crate) flags_are_squares: bool,
+    pub(crate) norm: Option<Tensor<1>>,
+    /// The loss that these are the gradients of, where that was said; `[1]`.
+    pub(crate) loss: Option<Tensor<1>>,
+}
+
+impl Unscaled {
+    /// The gradients, for inspection.
+    pub fn gradients(&self) -> &GradientsParams {
+        &self.grads
+    }
+
+    /// Refuses a model that lacks one of the parameters.
+    pub(crate) fn check_model<M: Module>(&self, model: &M) -> Result<(), AmpError> {
+        let mut identities = Identities::default();
+        model.visit(&mut identities);
+        let foreign = self
+            .parameters
+            .iter()
+            .find(|(id, _)| !identities.0.contains(id));
+        match foreign {
+            None => Ok(()),
+            Some((_, path)) => Err(AmpError::ForeignGradients { path: path.clone() }),
+        }
+    }
+
+    /// Says which loss these are the gradients of, unscaled: for the report and the cause of a
+    /// skipped step.
+    ///
+    /// Without it the losses count that were [scaled](crate::GradScaler::scale) since the last
+    /// [`apply`](crate::GradScaler::apply). Needed where several losses are scaled before the first
+    /// of several optimizers steps.
+    pub fn with_loss(mut self, loss: &Tensor<1>) -> Self {
+        self.loss = Some(reported(loss));
+        self
+    }
+
+    /// Scales all gradients down so that their global L2 norm is at most `max_norm`.
+    ///
+    /// The factor is `min(1, max_norm / (norm + 1e-6))`, computed on the device in F32, and the
+    /// norm is over all parameters of the model together (Burn's own clipping is per parameter).
+    ///
+    /// A norm that is not finite changes no gradient, and makes
+    /// [`GradScaler::apply`](crate::GradScaler::apply) skip the step. With
+    /// [`LossScale::None`](crate::LossScale::None) nothing is read, so that step is taken, not
+    /// clipped, and no norm is reported; `LossScale::Static(1.0)` checks for the price of a read.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidConfig`] unless `max_norm` is positive and finite.
+    pub fn clip_norm<M: Module>(mut self, model: &M, max_norm: f32) -> Result<Self, AmpError> {
+        check_max_norm(max_norm)?;
+        let Some(norm) = global_norm(model, &self.grads) else {
+            return Ok(self);
+        };
+        self.clip_to(model, norm, max_norm);
+        Ok(self)
+    }
+
+    /// As [`clip_norm`](Self::clip_norm), where the flags are the sums of squares already.
+    pub(crate) fn clip_by_flags<M: Module>(mut self, model: &M, max_norm: f32) -> Self {
+        let squares = self.flags.iter().flatten().cloned().collect();
+        if let Some(norm) = norm(squares) {
+            self.clip_to(model, norm, max_norm);
+        }
+        self
+    }
+
+    fn clip_to<M: Module>(&mut self, model: &M, norm: Tensor<1>, max_norm: f32) {
+        let factor = Factor::of(&norm, max_norm);
+        if !matches!(factor, Factor::Number(1.0)) {
+            let mut multiply = Multiply {
+                grads: &mut self.grads,
+                factor,
+            };
+            visit_once(model, &mut multiply);
+        }
+        self.norm = Some(norm);
+    }
+}
+
+/// A loss as it is read for the report, in F32.
+pub(crate) fn reported(loss: &Tensor<1>) -> Tensor<1> {
+    loss.clone().without_autodiff().cast(DType::F32)
+}

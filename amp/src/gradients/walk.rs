@@ -1,0 +1,65 @@
+//! Walks over the parameters of a model.
+
+use std::collections::HashSet;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Tensor};
+use burn_lean_reparam::{FloatVisitor, visit_floats};
+
+/// Shows every float tensor of `model` to `visitor`, but only one of those that share an identity.
+///
+/// Burn's clones keep it: a model may hold a part of itself twice, as a network and the frozen copy
+/// that is its target. Gradients are kept by identity, so such parameters share one: it is shown
+/// where it is trained, or else where it comes first.
+pub(crate) fn visit_once<M: Module, V: FloatVisitor>(model: &M, visitor: &mut V) {
+    let mut trained = Trained::default();
+    model.visit(&mut trained);
+    let mut once = Once {
+        trained: trained.0,
+        shown: HashSet::new(),
+        visitor,
+    };
+    visit_floats(model, &mut once);
+}
+
+#[derive(Default)]
+pub(super) struct Identities(pub(super) HashSet<ParamId>);
+
+impl ModuleVisitor for Identities {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.insert(param.id);
+    }
+}
+
+#[derive(Default)]
+struct Trained(HashSet<ParamId>);
+
+impl ModuleVisitor for Trained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() {
+            self.0.insert(param.id);
+        }
+    }
+}
+
+struct Once<'a, V> {
+    trained: HashSet<ParamId>,
+    shown: HashSet<ParamId>,
+    visitor: &'a mut V,
+}
+
+impl<V: FloatVisitor> FloatVisitor for Once<'_, V> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let trained_elsewhere = self.trained.contains(&param.id) && !param.is_require_grad();
+        if !trained_elsewhere && self.shown.insert(param.id) {
+            self.visitor.visit(path, param);
+        }
+    }
+}
+
+pub(crate) fn same_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+    match tensor.device() == *device {
+        true => tensor,
+        false => tensor.to_device(device),
+    }
+}

@@ -1,0 +1,10 @@
+//! Numbers as they are stored: codes, where Burn and the device keep them, and the codes of weights.
+
+pub(crate) mod quantized_tensor;
+pub(crate) mod storage;
+pub(crate) mod stored;
+pub(crate) mod weights;
+
+pub use quantized_tensor::QuantizedTensor;
+pub use storage::Storage;
+pub use weights::quantized_weights;

@@ -1,0 +1,67 @@
+//! What a recorded forward pass shows of places for quantizers.
+
+use std::collections::BTreeMap;
+
+use burn_lean_graph::{Graph, Place, Role};
+use serde::{Deserialize, Serialize};
+
+/// The places for quantizers that only a forward pass shows: weights outside of Burn's layers, and
+/// operations without a weight. Of a [`QatConfig`](crate::QatConfig), by
+/// [`with_sites_of`](crate::QatConfig::with_sites_of).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundSites {
+    /// Axis of the output channels, by the path of the weight.
+    axes: BTreeMap<String, usize>,
+    /// What can be quantized after a layer, besides its input, by the path of its weight; and which
+    /// of several.
+    sites: BTreeMap<String, Vec<(Role, usize)>>,
+}
+
+impl FoundSites {
+    pub(crate) fn of(graph: &Graph) -> Self {
+        let mut found = Self::default();
+        for one in graph.sites() {
+            match (one.site.role, one.place) {
+                (Role::Weight, _) => {
+                    if let Some(axis) = graph.output_channels(&one) {
+                        found.axes.insert(one.site.path, axis);
+                    }
+                }
+                // The output of a layer as such, and its input, need no recording.
+                (Role::Input, _) | (Role::Output, Place::Result) => {}
+                (role, _) => {
+                    let of_path = found.sites.entry(one.site.path).or_default();
+                    let site = (role, one.site.ordinal);
+                    if !of_path.contains(&site) {
+                        of_path.push(site);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    pub(crate) fn axis(&self, weight: &str) -> Option<usize> {
+        self.axes.get(weight).copied()
+    }
+
+    /// The sites after a layer: operands of attentions and other products of two computed tensors,
+    /// branches of sums and parts of concatenations.
+    pub(crate) fn sites(&self, weight: &str, attention: bool, sums: bool) -> Vec<(Role, usize)> {
+        let all = self.sites.get(weight).into_iter().flatten();
+        all.copied()
+            .filter(|(role, _)| match role {
+                // As an operand of a product of two computed tensors.
+                Role::Output
+                | Role::Query
+                | Role::Key
+                | Role::Value
+                | Role::Probabilities
+                | Role::Left
+                | Role::Right => attention,
+                Role::SumLeft | Role::SumRight | Role::Concatenation => sums,
+                _ => false,
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,65 @@
+//! Training in half precision.
+//!
+//! The forward pass is recorded, and each operation runs in the precision that it needs; weights stay
+//! FP32. Three lines of a loop change, none of the model:
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::tensor::{Device, FloatDType, Tensor};
+//! use burn_lean::prelude::*;
+//!
+//! #[derive(Module, Debug)]
+//! struct Net {
+//!     linear: Linear,
+//!     norm: BatchNorm,
+//!     head: Linear,
+//! }
+//!
+//! impl Net {
+//!     fn loss(&self, (x, y): (Tensor<2>, Tensor<2>)) -> Tensor<1> {
+//!         let x = self.norm.forward(self.linear.forward(x)).tanh();
+//!         (self.head.forward(x) - y).square().mean()
+//!     }
+//! }
+//!
+//! let device = Device::flex().autodiff();
+//! device.seed(1);
+//! let mut model = Net {
+//!     linear: LinearConfig::new(2, 8).init(&device),
+//!     norm: BatchNormConfig::new(8).init(&device),
+//!     head: LinearConfig::new(8, 1).init(&device),
+//! };
+//! let x = Tensor::<2>::from_floats([[0., 0.], [0., 1.], [1., 0.], [1., 1.]], &device);
+//! let y = Tensor::<2>::from_floats([[0.], [1.], [1.], [0.]], &device);
+//!
+//! let autocast = Autocast::new(FloatDType::F16);
+//! let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init()?;
+//! let mut optim = AdamWConfig::new().init();
+//! let mut losses = Vec::new();
+//! for _ in 0..100 {
+//!     let batch = (x.clone(), y.clone());
+//!     let loss = autocast.run(&model, batch, Net::loss)?;
+//!     losses.push(loss.clone().into_scalar::<f32>());
+//!     let grads = GradientsParams::from_grads(scaler.scale(loss)?.backward(), &model);
+//!     model = scaler.step(&mut optim, 0.05, model, grads)?;
+//! }
+//! assert!(losses[99] < 0.1 * losses[0], "{losses:?}");
+//! # Ok::<(), burn_lean::amp::AmpError>(())
+//! ```
+//!
+//! # Which dtype
+//!
+//! BF16 where the device computes in it: it needs no loss scale, and the loop is the same. F16 where it
+//! does not (Vulkan, WebGPU). A device with neither is a typed error, or emulates
+//! ([`Fallback`](crate::amp::Fallback)).
+//!
+//! # Where something is wrong
+//!
+//! | you see | look at |
+//! |---|---|
+//! | an error about a value that is read, or `detach` | the forward pass cannot be recorded: [`AutocastConfig::prepare`](crate::amp::AutocastConfig::prepare) and a region do without |
+//! | in a region: mixed dtypes | [`audit`](crate::amp::audit()) names all calls that belong into [`full_precision`](crate::amp::full_precision()), in one run |
+//! | skipped steps | the [`StepReport`](crate::amp::StepReport) says which parameter overflowed; a few at the start are how the scale is found |
+//! | `Diverged` | [`calibrate_scale`](crate::amp::calibrate_scale), which fails where FP32 is not finite either |

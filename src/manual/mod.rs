@@ -1,0 +1,27 @@
+//! The manual: one chapter for each task, with programs that run.
+//!
+//! | chapter | answers |
+//! |---|---|
+//! | [`amp`] | how do I train in half precision? |
+//! | [`quant`] | how do I get to 8 or 4 bits, with training and without? |
+//! | [`prune`] | how do I remove weights, and keep them removed? |
+//! | [`all_three`] | how do the three share one weight? |
+//! | [`learner`] | how does it go into Burn's Learner? |
+//! | [`batch_norm`] | what becomes of BatchNorm under each of them? |
+//! | [`deploy`] | how does the result leave Burn? |
+//! | [`glossary`] | what does a word mean? |
+//!
+//! All programs are on the CPU device `flex` and take a second; another device is another
+//! [`Device`](burn::tensor::Device). Two ideas carry everything: an extension says what a weight is
+//! *worth* in the forward pass (a reparameterization of Burn's, attached by one checked verb, so that
+//! the struct, its parameters and checkpoints stay), and a forward pass is *recorded*, so that what
+//! happens to the numbers can be said without an edit of the model.
+
+pub mod all_three;
+pub mod amp;
+pub mod batch_norm;
+pub mod deploy;
+pub mod glossary;
+pub mod learner;
+pub mod prune;
+pub mod quant;

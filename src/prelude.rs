@@ -1,0 +1,21 @@
+//! What a newcomer needs, on one page: `use burn_lean::prelude::*`.
+//!
+//! | | |
+//! |---|---|
+//! | mixed precision | [`Autocast`], [`GradScalerConfig`]; [`full_precision`] in a region |
+//! | quantization | [`QatConfig`] or [`PtqConfig`], [`QuantizedForward`] to run the result, [`ConvertConfig`] at the end |
+//! | pruning | [`Pruner`] from inputs, [`PrunerConfig`] from gradients, [`Masks`] to hold the zeros |
+//! | what is shipped | [`SparseRecord`], [`save_safetensors`], [`Export`] |
+//!
+//! Everything else is in the crates, by rooms: `burn_lean::quant::range`, for example.
+
+pub use crate::amp::{Autocast, GradScalerConfig, full_precision};
+pub use crate::deploy::Export;
+pub use crate::prune::{
+    Budget, FisherConfig, Masks, Pruner, PrunerConfig, SolverConfig, SparseRecord,
+};
+pub use crate::quant::{
+    ConvertConfig, PtqConfig, QatConfig, QuantizedForward, WeightConfig, advance, fold_for,
+    load_safetensors, save_safetensors,
+};
+pub use crate::reparam::{ChainReparameterizer, attach};
