@@ -131,7 +131,7 @@ pub use autocast::run::AssignedOperation;
 pub use burn_lean_graph::{GraphError, Precision, TensorMapper, Tensors, tensors};
 pub use checkpoint::Checkpoints;
 pub use checkpoint::resumable_optimizer::ResumableOptimizer;
-pub use device::grid::round_to;
+pub use device::emulation::round_to;
 pub use device::{Fallback, MixedMatmul, SelfTest, self_test, supported_dtypes};
 pub use error::AmpError;
 pub use gradients::Unscaled;

@@ -35,9 +35,11 @@
 //! | plain tensors in modules | constants: copied from the device when recorded |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod conversions;
 mod error;
 mod execute;
 mod graph;
+
 pub mod hooks;
 mod interpret;
 mod passes;
@@ -49,6 +51,7 @@ mod tensors;
 mod verify;
 mod walk;
 
+pub use conversions::round_all;
 pub use error::GraphError;
 pub use execute::{Observed, Observer};
 pub use graph::{Graph, Node, scalars};

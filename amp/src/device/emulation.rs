@@ -1,6 +1,6 @@
 //! Half precision on a backend that has none: values and gradients rounded to the half grid.
 //!
-//! It is computed on the host, in one pass (`grid.rs`); on a device that is not the CPU every call is
+//! It is computed on the host, in one pass; on a device that is not the CPU every call is
 //! a round trip.
 
 // Burn marks its ndarray backend as deprecated; this project still serves its users.
@@ -12,8 +12,29 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, try_read_sync};
+use burn_lean_graph::round_all;
+use half::{bf16, f16};
 
-use crate::device::grid::round_all;
+/// Rounds one number to the grid of `dtype` and back to F32.
+///
+/// To nearest, ties to even; overflow gives an infinity, underflow is gradual; NaN stays NaN.
+/// Any `dtype` but F16 and BF16 returns `x`.
+///
+/// ```
+/// use burn::tensor::FloatDType;
+/// use burn_lean_amp::round_to;
+///
+/// assert_eq!(round_to(FloatDType::F16, 65519.0), 65504.0);
+/// assert_eq!(round_to(FloatDType::F16, 65520.0), f32::INFINITY);
+/// assert_eq!(round_to(FloatDType::BF16, 1.00390625), 1.0);
+/// ```
+pub fn round_to(dtype: FloatDType, x: f32) -> f32 {
+    match dtype {
+        FloatDType::F16 => f16::from_f32(x).to_f32(),
+        FloatDType::BF16 => bf16::from_f32(x).to_f32(),
+        _ => x,
+    }
+}
 
 /// Rounds a tensor of any shape to the grid of `dtype`; the gradient is rounded on its way back.
 ///
@@ -73,6 +94,13 @@ impl RoundToHalf for burn::backend::Capture {
     }
 }
 
+fn half(bfloat: bool) -> FloatDType {
+    match bfloat {
+        true => FloatDType::BF16,
+        false => FloatDType::F16,
+    }
+}
+
 fn round_data(mut data: TensorData, bfloat: bool) -> TensorData {
     if data.dtype() != DType::F32 {
         data = data.convert::<f32>();
@@ -80,7 +108,7 @@ fn round_data(mut data: TensorData, bfloat: bool) -> TensorData {
     let values = data
         .as_mut_slice::<f32>()
         .expect("the data was just converted to f32");
-    round_all(values, bfloat);
+    round_all(values, half(bfloat));
     data
 }
 

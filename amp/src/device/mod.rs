@@ -1,7 +1,6 @@
 //! What a device really does with a dtype: its own word, and a self-test.
 
 pub(crate) mod emulation;
-pub(crate) mod grid;
 
 use std::sync::{Mutex, PoisonError};
 

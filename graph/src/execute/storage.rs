@@ -71,22 +71,16 @@ mod flex {
     use burn::backend::ops::FloatTensorOps;
     use burn::backend::tensor::FloatTensor;
     use burn::tensor::TensorData;
-    use half::slice::HalfFloatSliceExt;
     use half::{bf16, f16};
+
+    use crate::conversions::{from_bf16, from_f16, to_bf16, to_f16};
 
     pub(super) fn narrow(x: &FloatTensor<Flex>, bfloat: bool) -> FloatTensor<Flex> {
         let shape = x.shape();
-        let values = &x.storage::<f32>()[..shape.num_elements()];
+        let values = x.storage::<f32>()[..shape.num_elements()].iter();
         let data = match bfloat {
-            true => TensorData::new(
-                values.iter().map(|x| to_bf16(*x)).collect::<Vec<_>>(),
-                shape,
-            ),
-            false => {
-                let mut halves = vec![f16::ZERO; values.len()];
-                halves.convert_from_f32_slice(values);
-                TensorData::new(halves, shape)
-            }
+            true => TensorData::new(values.map(|x| to_bf16(*x)).collect::<Vec<_>>(), shape),
+            false => TensorData::new(values.map(|x| to_f16(*x)).collect::<Vec<_>>(), shape),
         };
         Flex::float_from_data(data, &x.device())
     }
@@ -95,46 +89,16 @@ mod flex {
         let shape = x.shape();
         let count = shape.num_elements();
         let values: Vec<f32> = match bfloat {
-            true => {
-                let widened = |x: &bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
-                x.storage::<bf16>()[..count].iter().map(widened).collect()
-            }
-            false => {
-                let mut values = vec![0.0; count];
-                x.storage::<f16>()[..count].convert_to_f32_slice(&mut values);
-                values
-            }
+            true => x.storage::<bf16>()[..count]
+                .iter()
+                .map(|x| from_bf16(*x))
+                .collect(),
+            false => x.storage::<f16>()[..count]
+                .iter()
+                .map(|x| from_f16(*x))
+                .collect(),
         };
         Flex::float_from_data(TensorData::new(values, shape), &x.device())
-    }
-
-    /// To nearest, ties to even, without a branch, so that the compiler converts several at once.
-    fn to_bf16(x: f32) -> bf16 {
-        const INFINITY: u32 = 0x7f80_0000;
-        const QUIET: u32 = 0x0040_0000;
-        let bits = x.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
-        let nan = bits & 0x7fff_ffff > INFINITY;
-        bf16::from_bits(((if nan { bits | QUIET } else { rounded }) >> 16) as u16)
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use super::*;
-
-        #[test]
-        fn bf16_is_rounded_as_the_conversion_does_it() {
-            let bits = (0..=u32::MAX / 257).map(|index| index * 257);
-            let ties = (0..=u32::from(u16::MAX))
-                .flat_map(|high| [0x7fff, 0x8000, 0x8001].map(|low| high << 16 | low));
-            for x in bits.chain(ties).map(f32::from_bits) {
-                let (ours, exact) = (to_bf16(x), bf16::from_f32(x));
-                assert!(
-                    ours.to_bits() == exact.to_bits() || (ours.is_nan() && exact.is_nan()),
-                    "{x:e} becomes {ours}, not {exact}"
-                );
-            }
-        }
     }
 }
 
