@@ -30,7 +30,7 @@
 //!
 //! # Deployment
 //!
-//! - [`fold`]: batch normalization into the layer before it;
+//! - [`fold()`], [`fold_for`]: batch normalization into the layer before it;
 //! - [`RoundingConfig`]: rounding of a model's weights, and corrected biases, from [`LayerInputs`];
 //!   [`smooth_quant`] and [`awq`]: factors for [`rescale`];
 //! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales, their float values computed

@@ -287,7 +287,7 @@ impl Checkpoints {
     /// moves it with the next step. Where a GPU backend is compiled in and there is no GPU, that is
     /// [`AmpError::OptimizerState`]: set the environment variable `BURN_DEVICE` to the device that
     /// is there (`flex`, `ndarray`), or make the optimizer with a
-    /// [`ResumableOptimizer`](crate::ResumableOptimizer).
+    /// [`ResumableOptimizer`].
     ///
     /// # Errors
     ///

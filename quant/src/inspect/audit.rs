@@ -227,7 +227,7 @@ impl Audit {
         self.layers.iter().all(AuditedLayer::is_quantized)
     }
 
-    /// The batch norms that can be folded into the layer before them, for [`fold`](crate::fold);
+    /// The batch norms that can be folded into the layer before them, for [`fold`](crate::fold());
     /// [`fold_for`](crate::fold_for) does both.
     pub fn fold_pairs(&self) -> Vec<FoldPair> {
         foldable(&self.norm_pairs)
