@@ -88,7 +88,7 @@ struct Cli {
     /// Folder with the recordings, or with the folder `recordings`; without it, tones.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Passes over the training recordings [default: 24 for speech, 60 for tones].
+    /// Passes over the training recordings [default: 24 for speech, 120 for tones].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..100_000))]
     epochs: Option<u64>,
     /// Passes over them after pruning [default: two fifths of the epochs].
@@ -148,7 +148,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     }
     let epochs = cli.epochs.unwrap_or(match cli.data.is_some() {
         true => 24,
-        false => 60,
+        false => 120,
     });
     std::fs::create_dir_all(&cli.out)
         .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;

@@ -4,7 +4,8 @@
 //! compressed layers before it leave them, XᵀX is summed up, the weights are pruned, rounded to a
 //! grid, or both at once, and what the compressed layer gives goes on. Memory is that of the model,
 //! one block's XᵀX, and the activations between two layers, in files where asked; of a model that is too
-//! large, [`OneShot::compress_blocks`] has one block in memory at a time. The model is not edited: its forward pass is recorded ([`burn_lean_graph::Walk`]).
+//! large, [`OneShot::compress_blocks`] has one block in memory at a time. The model is not edited: its
+//! forward pass is recorded ([`burn_lean_graph::Walk`]).
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
