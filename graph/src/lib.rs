@@ -39,7 +39,6 @@ mod conversions;
 mod error;
 mod execute;
 mod graph;
-
 pub mod hooks;
 mod interpret;
 mod passes;
