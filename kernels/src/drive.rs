@@ -59,8 +59,8 @@ pub(crate) trait Right<T>: Sync {
 }
 
 /// Multiplies all rows by all panels.
-pub(crate) fn multiply<T: Copy + Default + Send + Sync, L: Left<T>, R: Right<T>>(
-    left: &L,
+pub(crate) fn multiply<T: Copy + Default + Send + Sync, R: Right<T>>(
+    left: &dyn Left<T>,
     right: &R,
     epilogue: &Epilogue,
     output: &mut [f32],
@@ -124,8 +124,8 @@ pub(crate) fn multiply<T: Copy + Default + Send + Sync, L: Left<T>, R: Right<T>>
 }
 
 /// What one thread computes; the first of the panels is at `place.column`.
-fn run<T: Copy + Default, L: Left<T>, R: Right<T>>(
-    left: &L,
+fn run<T: Copy + Default, R: Right<T>>(
+    left: &dyn Left<T>,
     right: &R,
     epilogue: &Epilogue,
     rows: Range<usize>,
@@ -141,22 +141,20 @@ fn run<T: Copy + Default, L: Left<T>, R: Right<T>>(
         panels,
         output,
         place,
-        of: std::marker::PhantomData,
     });
 }
 
-struct Part<'a, T, L, R> {
-    left: &'a L,
+struct Part<'a, T, R> {
+    left: &'a dyn Left<T>,
     right: &'a R,
     epilogue: &'a Epilogue,
     rows: Range<usize>,
     panels: Range<usize>,
     output: &'a mut [f32],
     place: Place,
-    of: std::marker::PhantomData<T>,
 }
 
-impl<T: Copy + Default, L: Left<T>, R: Right<T>> Task for Part<'_, T, L, R> {
+impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let stride = self.right.stride();

@@ -151,7 +151,7 @@ impl FloatMatrix {
     /// # Panics
     ///
     /// Where rows, epilogue or output have other sizes.
-    pub fn multiply(&self, left: &impl Left<f32>, epilogue: &Epilogue, output: &mut [f32]) {
+    pub fn multiply(&self, left: &dyn Left<f32>, epilogue: &Epilogue, output: &mut [f32]) {
         self.multiply_into(left, epilogue, output, self.columns, 0);
     }
 
@@ -162,7 +162,7 @@ impl FloatMatrix {
     /// As [`multiply`](Self::multiply).
     pub fn multiply_into(
         &self,
-        left: &impl Left<f32>,
+        left: &dyn Left<f32>,
         epilogue: &Epilogue,
         output: &mut [f32],
         stride: usize,

@@ -83,7 +83,7 @@ impl IntegerMatrix {
     /// # Panics
     ///
     /// Where rows, epilogue or output have other sizes.
-    pub fn multiply(&self, left: &impl Left<i16>, epilogue: &Epilogue, output: &mut [f32]) {
+    pub fn multiply(&self, left: &dyn Left<i16>, epilogue: &Epilogue, output: &mut [f32]) {
         self.multiply_into(left, epilogue, output, self.columns, 0);
     }
 
@@ -94,7 +94,7 @@ impl IntegerMatrix {
     /// As [`multiply`](Self::multiply).
     pub fn multiply_into(
         &self,
-        left: &impl Left<i16>,
+        left: &dyn Left<i16>,
         epilogue: &Epilogue,
         output: &mut [f32],
         stride: usize,

@@ -49,5 +49,5 @@ pub use error::KernelError;
 pub use float::{FloatMatrix, Storage};
 pub use integer::IntegerMatrix;
 pub use quantize::{CodeGrid, dynamic_grid};
-pub use rows::{Geometry, Rows, Windows};
+pub use rows::{Geometry, Left, Rows, Windows};
 pub use sparse::SparseMatrix;
