@@ -2,9 +2,10 @@
 //!
 //! `cargo bench --bench inference -- --device flex --json FILE`
 //!
-//! `burn` in the name of a variant: the model runs in Burn, on the device. `engine`: it runs in the
-//! engine of `burn_lean::deploy`, with one thread on the CPU. All variants of a model run interleaved in
-//! one process; `ratio` is the median of the time of FP32 in Burn over that of the variant.
+//! `fp32` is the model in Burn, on the device; the other variants are what `EngineConfig::new()` gives for
+//! the model: FP32, weights in half precision, quantized, or with zeros. `w8a8 in burn` is a converted
+//! model that runs in Burn. All variants of a model run interleaved in one process; `ratio` is the median
+//! of the time of `fp32` over that of the variant. `way` is what the engine chose.
 
 #[path = "support/mod.rs"]
 mod harness;
@@ -17,10 +18,9 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::amp::Autocast;
-use burn_lean::deploy::{EngineConfig, Export};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean::deploy::{EngineConfig, Export, FloatStorage};
 use burn_lean::quant::{ConvertConfig, QatConfig, Unsupported, WeightConfig, calibrate};
 use clap::Parser;
 use harness::{ConvNet, Variant, interleave};
@@ -75,6 +75,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             "ms",
             "ratio",
             "resident_bytes",
+            "way",
         ],
     );
     let training = device.clone().autodiff();
@@ -100,8 +101,8 @@ struct Bench<'a> {
     table: &'a mut Table,
 }
 
-/// A variant, or why there is none.
-type Prepared = Result<(Variant, usize), Box<dyn Error>>;
+/// A variant, its bytes and what runs it; or why there is none.
+type Prepared = Result<(Variant, usize, String), Box<dyn Error>>;
 
 impl Bench<'_> {
     fn model<M: Deployed>(
@@ -139,29 +140,35 @@ impl Bench<'_> {
             let config = QatConfig::new().with_weight(WeightConfig::int(bits));
             Ok(config.with_activation(None).prepare(float.clone())?.valid())
         };
+        let evaluated = float.valid();
+        let engine = EngineConfig::new();
+        let half = |storage| engine.clone().with_weights(storage);
         let mut rows: Vec<(&str, Prepared)> = vec![
             (
-                "FP32, burn",
+                "fp32",
                 Ok(in_burn(float.valid(), x, 4 * float.num_params())),
             ),
-            ("BF16, burn", self.half(float, FloatDType::BF16, x)),
-            ("F16, burn", self.half(float, FloatDType::F16, x)),
+            ("fp32 engine", in_engine(&engine, &evaluated, x)),
+            ("bf16", in_engine(&half(FloatStorage::BF16), &evaluated, x)),
+            ("f16", in_engine(&half(FloatStorage::F16), &evaluated, x)),
         ];
         let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
-        rows.push(("W8A8, burn", {
+        rows.push(("w8a8 in burn", {
             let (model, report) = keep.convert(w8a8(WeightConfig::int(8))?)?;
             Ok(in_burn(model, x, report.resident_bytes()))
         }));
-        rows.push(("FP32, engine", in_engine(&float.valid(), x)));
-        rows.push(("W8A8, engine", in_engine(&w8a8(WeightConfig::int(8))?, x)));
-        rows.push(("W7A8, engine", in_engine(&w8a8(WeightConfig::int(7))?, x)));
-        rows.push(("W4, engine", in_engine(&weights(4)?, x)));
+        rows.push(("w8a8", in_engine(&engine, &w8a8(WeightConfig::int(8))?, x)));
+        rows.push(("w4", in_engine(&engine, &weights(4)?, x)));
+        for (name, zeros) in [("sparse 0.9", Zeros::Smallest), ("2:4", Zeros::TwoOfFour)] {
+            let sparse = evaluated.clone().map(&mut { zeros });
+            rows.push((name, in_engine(&engine, &sparse, x)));
+        }
         let mut known = Vec::new();
         let mut timed = Vec::new();
         for (variant, prepared) in rows {
             match prepared {
-                Ok((variant_of, bytes)) => {
-                    known.push((variant, bytes));
+                Ok((variant_of, bytes, way)) => {
+                    known.push((variant, bytes, way));
                     timed.push(variant_of);
                 }
                 Err(error) => println!("{name}, batch {batch}: no {variant}: {error}"),
@@ -171,7 +178,7 @@ impl Bench<'_> {
         let (samples, steps) = (self.arguments.samples, self.arguments.steps);
         interleave(&mut timed, samples, steps, &self.device, &bar)?;
         let device = format!("{:?}", self.arguments.device).to_lowercase();
-        for ((variant, bytes), one) in known.into_iter().zip(&timed) {
+        for ((variant, bytes, way), one) in known.into_iter().zip(&timed) {
             self.table.push([
                 name.into(),
                 Cell::Integer(batch as u64),
@@ -180,45 +187,81 @@ impl Bench<'_> {
                 Cell::optional(one.median(), 3),
                 Cell::optional(one.compared(&timed[0], |own, float| float / own), 2),
                 Cell::Integer(bytes as u64),
+                way.into(),
             ]);
         }
         Ok(())
     }
-
-    /// Operation by operation in half precision; the weights stay in F32.
-    fn half<M: Deployed>(&self, float: &M, dtype: FloatDType, x: &Tensor<4>) -> Prepared {
-        if !self.device.supports_dtype(dtype) {
-            return Err("the device does not compute in it".into());
-        }
-        let autocast = Autocast::new(dtype).cached();
-        let (model, x) = (float.valid(), x.clone());
-        let bytes = 4 * float.num_params();
-        let run = move || {
-            let y = autocast.run(&model, x.clone(), |model, x| model.run(x))?;
-            drop(y.into_data());
-            Ok(())
-        };
-        Ok((Variant::new(run), bytes))
-    }
 }
 
-fn in_burn<M: Deployed>(model: M, x: &Tensor<4>, bytes: usize) -> (Variant, usize) {
+fn in_burn<M: Deployed>(model: M, x: &Tensor<4>, bytes: usize) -> (Variant, usize, String) {
     let x = x.clone();
     let run = move || {
         drop(model.run(x.clone()).into_data());
         Ok(())
     };
-    (Variant::new(run), bytes)
+    (Variant::new(run), bytes, "Burn".into())
 }
 
-fn in_engine<M: Deployed>(model: &M, x: &Tensor<4>) -> Prepared {
+fn in_engine<M: Deployed>(config: &EngineConfig, model: &M, x: &Tensor<4>) -> Prepared {
     let export = Export::record(model, x, |model: &M, x| model.run(x))?;
-    let engine = EngineConfig::new().compile(export)?;
-    let bytes = engine.report().resident_bytes;
+    let engine = config.compile(export)?;
+    let report = engine.report();
+    let way = report.times.first().map(|timed| timed.way.clone());
+    let way = way.unwrap_or_else(|| report.backend.to_string());
     let x = x.clone();
     let run = move || {
-        drop(engine.run(&x)?);
+        drop(engine.run(&x)?.into_data());
         Ok(())
     };
-    Ok((Variant::new(run), bytes))
+    Ok((Variant::new(run), report.resident_bytes, way))
+}
+
+/// Zeros in matrices and kernels, by magnitude.
+#[derive(Clone, Copy)]
+enum Zeros {
+    /// Nine tenths of each.
+    Smallest,
+    /// Two of each four along the inputs.
+    TwoOfFour,
+}
+
+impl ModuleMapper for Zeros {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if D < 2 {
+            return param;
+        }
+        let kind = *self;
+        param.map(|weight| {
+            let (device, shape) = (weight.device(), weight.dims());
+            let mut values: Vec<f32> = weight.into_data().iter().collect();
+            match kind {
+                Zeros::Smallest => {
+                    let mut sizes: Vec<f32> = values.iter().map(|x| x.abs()).collect();
+                    sizes.sort_by(f32::total_cmp);
+                    let limit = sizes[sizes.len() * 9 / 10];
+                    values
+                        .iter_mut()
+                        .filter(|x| x.abs() < limit)
+                        .for_each(|x| *x = 0.0);
+                }
+                Zeros::TwoOfFour => {
+                    // Inputs are the first axis of a matrix and the second of a kernel.
+                    let axis = usize::from(D > 2);
+                    let step: usize = shape[axis + 1..].iter().product();
+                    let starts = 0..values.len();
+                    let of_axis = |at: &usize| (at / step) % shape[axis];
+                    for first in starts.filter(|at| of_axis(at) % 4 == 0) {
+                        let mut four: Vec<usize> = (0..4)
+                            .filter(|more| of_axis(&first) + more < shape[axis])
+                            .map(|more| first + more * step)
+                            .collect();
+                        four.sort_by(|a, b| values[*b].abs().total_cmp(&values[*a].abs()));
+                        four.iter().skip(2).for_each(|at| values[*at] = 0.0);
+                    }
+                }
+            }
+            Tensor::from_data(TensorData::new(values, shape), &device)
+        })
+    }
 }

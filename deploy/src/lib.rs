@@ -2,8 +2,8 @@
 //!
 //! - [`Export`] records a forward pass and writes it as [ONNX](https://onnx.ai): float, or with the
 //!   codes of quantized weights and the quantized activations of a model;
-//! - `Engine` (feature `engine`) runs the same graph on the CPU, with integer kernels where they
-//!   are exact and pay, and takes and returns Burn's tensors;
+//! - `Engine` (feature `engine`) runs the same graph on the CPU, by what is fastest here, in exact
+//!   integers where they pay, and takes and returns Burn's tensors;
 //! - [`Quantization`] says which edges of a graph are quantized, and how.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -16,7 +16,8 @@ mod quantization;
 
 #[cfg(feature = "engine")]
 pub use engine::{
-    Arithmetic, Engine, EngineConfig, EngineReport, IntegerKernels, OnnxFile, integer_kernels,
+    Arithmetic, Backend, Engine, EngineConfig, EngineReport, FloatStorage, IntegerKernels,
+    OnnxFile, Timed, integer_kernels,
 };
 pub use error::DeployError;
 pub use export::{Execution, Export, Exported, Form, LayerReport};

@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_lean::deploy::{EngineConfig, Export, Exported, Form};
+use burn_lean::deploy::{Backend, EngineConfig, Export, Exported, Form};
 use burn_lean::graph::Tensors;
 
 use crate::support::values;
@@ -24,10 +24,16 @@ pub(crate) fn same<const D: usize, M: Module, I: Tensors + Clone>(
     let expected = forward(model, inputs.clone());
     let export = Export::record(model, &inputs, &forward).unwrap();
     let exported = export.to_onnx(Form::Qdq).unwrap();
-    let engine = EngineConfig::new().compile(export).unwrap();
-    let found = engine.run(&inputs).unwrap();
-    assert_eq!(found.dims(), expected.dims());
-    close(found, expected);
+    let mut exports = vec![export];
+    exports.push(Export::record(model, &inputs, &forward).unwrap());
+    for (export, backend) in exports.into_iter().zip([Backend::Own, Backend::Rten]) {
+        let config = EngineConfig::new().with_backend(Some(backend));
+        let engine = config.compile(export).unwrap();
+        assert_eq!(engine.report().backend, backend);
+        let found = engine.run(&inputs).unwrap();
+        assert_eq!(found.dims(), expected.dims());
+        close(found, expected.clone());
+    }
     exported
 }
 

@@ -4,6 +4,7 @@
 mod support;
 
 mod batch;
+mod engine;
 mod functions;
 mod judge;
 mod layers;

@@ -8,7 +8,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::deploy::{
     ActivationQuantization, Arithmetic, ElementType, EngineConfig, Execution, Export, Form,
-    Quantization, integer_kernels,
+    Quantization,
 };
 use burn_lean::quant::{
     ConvGeometry, ConvertConfig, ForwardQ, Grid, IntegerConv2d, IntegerLinear, NumberFormat,
@@ -91,14 +91,8 @@ fn integer_layers_give_the_numbers_of_the_fake_quantized_model() {
         let report = engine.report();
         assert_eq!(report.layers.len(), 4);
         for layer in &report.layers {
-            let exact = layer.operation != "conv2d" || integer_kernels().exact_convolutions;
-            let expected = if exact {
-                Execution::Integer
-            } else {
-                Execution::DequantizedOnce
-            };
-            assert_eq!(layer.execution, expected, "{report}");
-            assert_eq!(layer.reason.is_none(), exact, "{report}");
+            assert_eq!(layer.execution, Execution::Integer, "{report}");
+            assert_eq!(layer.reason, None, "{report}");
         }
         let paths: Vec<_> = report
             .layers
@@ -114,9 +108,8 @@ fn integer_layers_give_the_numbers_of_the_fake_quantized_model() {
                 "fc2.weight"
             ]
         );
-        // Where all is integer, the same codes are summed exactly, and a value on the border of two
-        // codes may fall to the other one: a step of 255 in one of many terms. Activations that stay
-        // floats are off by half a step of 255 in every term at most.
+        // The same codes are summed exactly, and a value on the border of two codes may fall to the other
+        // one: a step of 255 in one of many terms.
         let found = engine.run(&x).unwrap();
         let off = distance(found, net.forward(x));
         assert!(off < 2e-2, "{off}");
@@ -318,13 +311,8 @@ fn sums_of_a_convolution_are_the_integer_reference_to_the_bit() {
             .map(|(index, sum)| *sum as f32 * (GRID.scale * codes.scale()[channel(index)]))
             .collect();
         let found = values(engine.run(&x).unwrap());
-        let exact = engine.report().layers[0].execution == Execution::Integer;
-        assert_eq!(exact, integer_kernels().exact_convolutions);
-        match exact {
-            true => assert_eq!(found, expected, "{groups} groups"),
-            // Floats: inputs that are on the grid but for half a step at its ends.
-            false => assert_eq!(found.len(), expected.len()),
-        }
+        assert_eq!(engine.report().layers[0].execution, Execution::Integer);
+        assert_eq!(found, expected, "{groups} groups");
     }
 }
 
@@ -356,9 +344,12 @@ fn floats_stay_where_integers_do_not_fit_and_the_report_says_why() {
         assert_eq!(layer.execution, Execution::DequantizedOnce);
         assert!(layer.reason.as_ref().unwrap().contains(why), "{layer:?}");
     }
+    // Codes of 8 bits alone are multiplied by floats.
     let layer = compile(Quantization::none().with_weight("weight", codes(&weight, 1)));
-    assert_eq!(layer.execution, Execution::DequantizedOnce);
-    assert!(layer.reason.unwrap().contains("input is not quantized"));
+    assert_eq!(
+        (layer.execution, layer.reason),
+        (Execution::WeightsInteger, None)
+    );
     let layer = compile(Quantization::none());
     assert_eq!((layer.execution, layer.reason), (Execution::Float, None));
 }

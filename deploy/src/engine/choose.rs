@@ -1,162 +1,327 @@
-//! Which layers compute in integers: where they can, and where that is faster.
+//! Which of the ways to run a model is the fastest here.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn_lean_graph::Tensors;
+use burn::backend::DispatchTensor;
+use burn_lean_graph::{Recording, Tensors};
+use burn_lean_kernels::Storage;
 use rten::{ThreadPool, Value};
 
+use super::own::{Keep, Runner};
 use super::program::Program;
-use super::{Arithmetic, integer_kernels};
-use crate::export::{Limits, Weights};
+use super::values::results;
+use super::{Arithmetic, Backend, EngineConfig, FloatStorage, Timed, integer_kernels};
+use crate::export::Limits;
 use crate::{DeployError, Dimension, ElementType, Execution, Export, Exported, Form, LayerReport};
 
-/// The model with the form of each layer chosen.
-pub(crate) fn choose<O: Tensors>(
-    export: &Export<O>,
-    arithmetic: Arithmetic,
-    pool: &Arc<ThreadPool>,
-) -> Result<Exported, DeployError> {
-    let weights = export.weights()?;
-    let kernels = integer_kernels();
-    let limits = Limits {
-        narrow_products: kernels.products_saturate,
-        no_convolutions: !kernels.exact_convolutions,
-    };
-    let float = |_: usize| Form::Float;
-    if arithmetic == Arithmetic::Float {
-        return export.write(&weights, &float, limits);
-    }
-    let integer = export.write(&weights, &|_| Form::Integer, limits)?;
-    let candidates: Vec<&LayerReport> = integer.layers.iter().filter(|l| is_integer(l)).collect();
-    if arithmetic == Arithmetic::Integer || candidates.is_empty() {
-        return Ok(integer);
-    }
-    let refused = integer.layers.iter().filter(|layer| !is_integer(layer));
-    let mut refused: HashMap<usize, String> = refused
-        .filter_map(|layer| Some((layer.node, layer.reason.clone()?)))
-        .collect();
-    let mut slower: HashMap<usize, String> = HashMap::new();
-    let mut known: HashMap<String, Option<String>> = HashMap::new();
-    for layer in &candidates {
-        // Layers of one kind and shape take as long.
-        let key = shape_of(export, layer);
-        let reason = match known.get(&key) {
-            Some(reason) => reason.clone(),
-            None => is_slower(export, &weights, layer.node, limits, pool)?,
+/// A way to run a model.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub(super) backend: Backend,
+    pub(super) exported: Exported,
+    pub(super) way: Way,
+    /// What tells it from others of the backend.
+    pub(super) note: &'static str,
+    resident_bytes: usize,
+}
+
+#[derive(Debug)]
+pub(super) enum Way {
+    /// With the parameters as they were recorded.
+    Burn(Vec<DispatchTensor>),
+    Rten(Program),
+    Own(Box<Runner>),
+}
+
+/// What was chosen.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub(super) best: Candidate,
+    /// For other sizes of the batch, where the best takes one alone.
+    pub(super) other: Option<Candidate>,
+    pub(super) times: Vec<Timed>,
+}
+
+impl Candidate {
+    fn new(backend: Backend, exported: Exported, way: Way, note: &'static str) -> Self {
+        let resident_bytes = match &way {
+            Way::Own(runner) => runner.resident_bytes(),
+            Way::Rten(_) | Way::Burn(_) => exported.model.constant_bytes(),
         };
-        known.insert(key, reason.clone());
-        if let Some(reason) = reason {
-            slower.insert(layer.node, reason);
+        Self {
+            backend,
+            exported,
+            way,
+            note,
+            resident_bytes,
         }
     }
-    let faster: HashSet<usize> = candidates
-        .iter()
-        .map(|layer| layer.node)
-        .filter(|node| !slower.contains_key(node))
-        .collect();
-    let form = |node: usize| match faster.contains(&node) {
-        true => Form::Integer,
-        false => Form::Float,
-    };
-    let mut mixed = export.write(&weights, &form, limits)?;
-    for layer in &mut mixed.layers {
-        let refused = refused.remove(&layer.node);
-        layer.reason = slower.remove(&layer.node).or(refused);
+
+    pub(super) fn resident_bytes(&self) -> usize {
+        self.resident_bytes
     }
-    if !mixed.layers.iter().any(is_integer) {
-        return Ok(mixed);
+
+    /// Lets go of the operations and constants of the file.
+    pub(super) fn forget_constants(&mut self) {
+        self.exported.model.nodes = Vec::new();
+        self.exported.model.initializers = Vec::new();
     }
-    // Layers alone do not tell what comes between them.
-    let mut all_float = export.write(&weights, &float, limits)?;
-    let shape = export.inputs.first().map(|(shape, _)| shape.as_slice());
-    let batch = shape.and_then(|shape| shape.first().copied()).unwrap_or(1);
-    let [mixed_time, float_time] = times([&mixed, &all_float], batch, pool)?;
-    if mixed_time < float_time {
-        return Ok(mixed);
+
+    pub(super) fn is_integer(&self) -> bool {
+        self.exported.layers.iter().any(is_integer)
     }
-    for (layer, other) in all_float.layers.iter_mut().zip(mixed.layers) {
-        layer.reason = other.reason.or_else(|| {
-            is_integer_execution(other.execution).then(|| {
-                format!(
-                    "the model takes {float_time:.1?} in floats, {mixed_time:.1?} with integers"
-                )
-            })
-        });
+
+    fn name(&self) -> String {
+        match self.note {
+            "" => self.backend.to_string(),
+            note => format!("{}, {note}", self.backend),
+        }
     }
-    Ok(all_float)
+
+    /// The results for values on the host.
+    fn run<O: Tensors>(
+        &self,
+        recording: &Recording<O>,
+        values: &[Value],
+        tensors: &[DispatchTensor],
+    ) -> Result<(), DeployError> {
+        match &self.way {
+            Way::Burn(parameters) => {
+                let result = recording.evaluate(parameters, tensors)?;
+                // A device may compute later: reading waits for it.
+                super::values::given(&result).map(drop)
+            }
+            Way::Rten(program) => program.run(values.to_vec()).map(drop),
+            Way::Own(runner) => runner.run(values.to_vec()).map(drop),
+        }
+    }
 }
 
 fn is_integer(layer: &LayerReport) -> bool {
-    is_integer_execution(layer.execution)
+    matches!(
+        layer.execution,
+        Execution::Integer | Execution::WeightsInteger
+    )
 }
 
-fn is_integer_execution(execution: Execution) -> bool {
-    matches!(execution, Execution::Integer | Execution::WeightsInteger)
-}
-
-/// What makes a layer as fast as another.
-fn shape_of<O: Tensors>(export: &Export<O>, layer: &LayerReport) -> String {
-    let Some(node) = export.graph().nodes().nth(layer.node) else {
-        return String::new();
-    };
-    let tensors = node.operation().inputs().chain(node.operation().outputs());
-    let shapes: Vec<_> = tensors.map(|tensor| tensor.shape.to_vec()).collect();
-    format!("{} {shapes:?} {:?}", node.name(), layer.execution)
-}
-
-/// Why a layer is not faster in integers; `None` where it is.
-fn is_slower<O: Tensors>(
+/// Everything that can run the model, as the configuration allows, and the fastest of it.
+pub(super) fn choose<O: Tensors>(
     export: &Export<O>,
-    weights: &Weights,
-    node: usize,
-    limits: Limits,
+    config: &EngineConfig,
     pool: &Arc<ThreadPool>,
-) -> Result<Option<String>, DeployError> {
-    let write = |form| export.write_one(weights, node, form, limits);
-    let (Some(integer), Some(float)) = (write(Form::Integer)?, write(Form::Float)?) else {
-        return Ok(None);
+) -> Result<Chosen, DeployError> {
+    let candidates = candidates(export, config, pool)?;
+    let mut first_error = None;
+    let mut running = Vec::new();
+    for candidate in candidates {
+        match candidate {
+            Ok(candidate) => running.push(candidate),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    let nothing = || DeployError::Load {
+        reason: "nothing that the configuration allows runs the model".into(),
     };
-    let [integer, float] = times([&integer, &float], 1, pool)?;
-    Ok((integer >= float)
-        .then(|| format!("it takes {float:.1?} in floats, {integer:.1?} in integers")))
+    if running.len() <= 1 {
+        let best = running.pop();
+        return Ok(Chosen {
+            best: best.ok_or_else(|| first_error.unwrap_or_else(nothing))?,
+            other: None,
+            times: Vec::new(),
+        });
+    }
+    let (mut order, error) = times(export, &running)?;
+    order.sort_by_key(|(_, time)| *time);
+    let Some((first, best_time)) = order.first().copied() else {
+        return Err(error.or(first_error).unwrap_or_else(nothing));
+    };
+    let timed = |(index, time): &(usize, Duration)| Timed {
+        way: running[*index].name(),
+        time: *time,
+    };
+    let times: Vec<Timed> = order.iter().map(timed).collect();
+    // Of two that are as fast, the one that computes in integers takes less memory.
+    let near = best_time.mul_f64(1.02);
+    let integers = order
+        .iter()
+        .find(|(index, time)| running[*index].is_integer() && *time <= near);
+    let chosen = integers.map_or(first, |(index, _)| *index);
+    let open = |index: &usize| !matches!(running[*index].way, Way::Burn(_));
+    let other = match open(&chosen) {
+        true => None,
+        false => order.iter().map(|(index, _)| *index).find(open),
+    };
+    let integer = order.iter().find(|(index, _)| running[*index].is_integer());
+    let integer = integer.map(|(index, time)| (running[*index].exported.layers.clone(), *time));
+    let mut running: Vec<Option<Candidate>> = running.into_iter().map(Some).collect();
+    let Some(mut best) = running[chosen].take() else {
+        return Err(nothing());
+    };
+    if let Some((layers, time)) = integer
+        && !best.is_integer()
+    {
+        explain(&mut best.exported.layers, &layers, best_time, time);
+    }
+    Ok(Chosen {
+        best,
+        other: other.and_then(|index| running[index].take()),
+        times,
+    })
 }
 
-/// The shortest of a few runs of each of two models, in turns.
-fn times(
-    models: [&Exported; 2],
-    batch: usize,
-    pool: &Arc<ThreadPool>,
-) -> Result<[Duration; 2], DeployError> {
-    const RUNS: usize = 9;
-    const AT_MOST: Duration = Duration::from_millis(200);
-    let mut programs = Vec::new();
-    for exported in models {
-        let program = Program::load(&exported.model, pool.clone())?;
-        let inputs: Vec<Value> = exported
-            .model
-            .inputs
-            .iter()
-            .map(|info| example(info, batch))
-            .collect();
-        program.run(inputs.clone())?;
-        programs.push((program, inputs));
+/// Says of layers that could be integers why they are not.
+fn explain(layers: &mut [LayerReport], integer: &[LayerReport], best: Duration, time: Duration) {
+    for (layer, other) in layers.iter_mut().zip(integer) {
+        layer.reason = match is_integer(other) {
+            true => Some(format!(
+                "the model takes {best:.1?} in floats, {time:.1?} with integers"
+            )),
+            false => other.reason.clone(),
+        };
     }
-    let mut shortest = [Duration::MAX; 2];
+}
+
+/// What the configuration allows; an error in the place of what cannot run the model.
+fn candidates<O: Tensors>(
+    export: &Export<O>,
+    config: &EngineConfig,
+    pool: &Arc<ThreadPool>,
+) -> Result<Vec<Result<Candidate, DeployError>>, DeployError> {
+    let allowed = |backend| config.backend.is_none_or(|one| one == backend);
+    let weights = export.weights()?;
+    let own = Limits::default();
+    let mut float = export.write(&weights, &|_| Form::Float, own)?;
+    let mut integer = None;
+    if config.arithmetic != Arithmetic::Float {
+        let written = export.write(&weights, &|_| Form::Integer, own)?;
+        match written.layers.iter().any(is_integer) {
+            true => integer = Some(written),
+            // The same model, with the reasons why.
+            false => float.layers = written.layers,
+        }
+    }
+    let floats = config.arithmetic != Arithmetic::Integer || integer.is_none();
+    let mut all = Vec::new();
+    if allowed(Backend::Own) {
+        let own = |exported: &Exported, keep, note| {
+            let runner = Runner::new(&exported.model, keep, config.threads, pool)?;
+            let way = Way::Own(Box::new(runner));
+            Ok(Candidate::new(Backend::Own, exported.clone(), way, note))
+        };
+        let (storage, note) = match config.weights {
+            FloatStorage::F32 => (Storage::F32, ""),
+            FloatStorage::F16 => (Storage::F16, "weights in F16"),
+            FloatStorage::BF16 => (Storage::BF16, "weights in BF16"),
+        };
+        let keep = Keep {
+            floats: storage,
+            sparse: false,
+        };
+        if let Some(integer) = &integer {
+            all.push(own(integer, keep, "integers"));
+        }
+        if floats {
+            all.push(own(&float, keep, note));
+            if storage != Storage::F32 && config.backend.is_none() {
+                all.push(own(&float, Keep::default(), ""));
+            }
+            let sparse = Keep {
+                floats: storage,
+                sparse: true,
+            };
+            let sparse: Result<Candidate, DeployError> = own(&float, sparse, "sparse");
+            all.extend(sparse.ok().filter(is_sparse).map(Ok));
+        }
+    }
+    if allowed(Backend::Rten) {
+        let load = |exported: Exported, note| {
+            let program = Program::load(&exported.model, pool.clone())?;
+            Ok(Candidate::new(
+                Backend::Rten,
+                exported,
+                Way::Rten(program),
+                note,
+            ))
+        };
+        let kernels = integer_kernels();
+        let limits = Limits {
+            narrow_products: kernels.products_saturate,
+            no_convolutions: !kernels.exact_convolutions,
+            narrow_blocks: true,
+        };
+        let forced = config.backend.is_some();
+        // Where its products are exact as they are; elsewhere they were never faster.
+        if integer.is_some() && (forced || !kernels.products_saturate && kernels.exact_convolutions)
+        {
+            let written = export.write(&weights, &|_| Form::Integer, limits)?;
+            if floats || written.layers.iter().any(is_integer) {
+                all.push(load(written, "integers"));
+            }
+        }
+        if floats && (!forced || all.is_empty() || config.arithmetic == Arithmetic::Fastest) {
+            all.push(load(float.clone(), ""));
+        }
+    }
+    // Burn's threads are those of the pool that calls.
+    if floats && allowed(Backend::Burn) && (config.threads == 0 || config.backend.is_some()) {
+        let way = Way::Burn(export.parameters.clone());
+        all.push(Ok(Candidate::new(Backend::Burn, float, way, "")));
+    }
+    Ok(all)
+}
+
+fn is_sparse(candidate: &Candidate) -> bool {
+    matches!(&candidate.way, Way::Own(runner) if runner.is_sparse())
+}
+
+/// The shortest of a few runs of each, in turns; and what those that fail say.
+#[allow(clippy::type_complexity)]
+fn times<O: Tensors>(
+    export: &Export<O>,
+    candidates: &[Candidate],
+) -> Result<(Vec<(usize, Duration)>, Option<DeployError>), DeployError> {
+    const RUNS: usize = 15;
+    const AT_MOST: Duration = Duration::from_millis(400);
+    let shape = export.inputs.first().map(|(shape, _)| shape.as_slice());
+    let batch = shape.and_then(|shape| shape.first().copied()).unwrap_or(1);
+    let Some(infos) = candidates.first().map(|one| &one.exported.model.inputs) else {
+        return Ok((Vec::new(), None));
+    };
+    let values: Vec<Value> = infos.iter().map(|info| example(info, batch)).collect();
+    let device = export
+        .parameters
+        .first()
+        .map(burn::backend::TensorMetadata::device);
+    let tensors = match &device {
+        Some(device) => results(values.clone(), infos, device)?,
+        None => Vec::new(),
+    };
+    let mut error = None;
+    let mut shortest: Vec<Option<Duration>> = Vec::new();
+    for one in candidates {
+        // The first run packs and allocates, and shows whether it runs at all.
+        let found = one.run(&export.recording, &values, &tensors);
+        shortest.push(found.is_ok().then_some(Duration::MAX));
+        error = error.or(found.err());
+    }
     let begin = Instant::now();
     for run in 0..RUNS {
         if run >= 3 && begin.elapsed() > AT_MOST {
             break;
         }
-        for (shortest, (program, inputs)) in shortest.iter_mut().zip(&programs) {
-            let inputs = inputs.clone();
+        for (shortest, one) in shortest.iter_mut().zip(candidates) {
+            let Some(shortest) = shortest else {
+                continue;
+            };
             let start = Instant::now();
-            program.run(inputs)?;
+            one.run(&export.recording, &values, &tensors)?;
             *shortest = start.elapsed().min(*shortest);
         }
     }
-    Ok(shortest)
+    let order = shortest.into_iter().enumerate();
+    let order = order.filter_map(|(index, time)| Some((index, time?)));
+    Ok((order.collect(), error))
 }
 
 /// Numbers for an input: between -1 and 1, or 0 where they are integers, which may be indices.

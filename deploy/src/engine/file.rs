@@ -1,10 +1,8 @@
 //! An ONNX file, whoever wrote it.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use burn::tensor::TensorData;
-use rten::ThreadPool;
 
 use super::EngineConfig;
 use super::program::Program;
@@ -30,8 +28,7 @@ impl EngineConfig {
             path: path.to_path_buf(),
             reason: error.to_string(),
         })?;
-        let pool = Arc::new(ThreadPool::with_num_threads(self.threads.max(1)));
-        let program = Program::from_bytes(bytes, pool)?;
+        let program = Program::from_bytes(bytes, self.pool())?;
         Ok(OnnxFile { program })
     }
 }

@@ -2,31 +2,34 @@
 
 mod choose;
 mod file;
+mod own;
 mod program;
 mod self_test;
 mod values;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use burn::backend::TensorMetadata;
 use burn::config::Config;
 use burn::tensor::DType;
-use burn_lean_graph::{Tensors, signature};
+use burn_lean_graph::{Recording, Tensors, signature};
 use rten::ThreadPool;
 use serde::{Deserialize, Serialize};
 
-use crate::{DeployError, Dimension, Execution, Export, Exported, LayerReport};
-use program::Program;
+use crate::{DeployError, Dimension, Execution, Export, LayerReport};
+use choose::{Candidate, Chosen, Way, choose};
 
 pub use file::OnnxFile;
 pub use self_test::{IntegerKernels, integer_kernels};
-use values::{given, results};
+use values::{given, handles, results};
 
 /// In what quantized layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Arithmetic {
-    /// Integers where they are faster, measured layer by layer when the engine is compiled.
+    /// Integers where they are faster, measured when the engine is compiled.
     #[default]
     Fastest,
     /// Integers wherever there is a kernel.
@@ -35,23 +38,67 @@ pub enum Arithmetic {
     Float,
 }
 
+/// What runs a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Backend {
+    /// Burn, on the device of the model, operation by operation: for inputs of the recorded shapes on
+    /// that device. Quantized weights are floats of the values that their codes stand for.
+    Burn,
+    /// [rten](https://github.com/robertknight/rten).
+    Rten,
+    /// Products of packed weights, exact in integers on every CPU; what comes between them that it
+    /// does not know is run by rten.
+    Own,
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Burn => "Burn",
+            Self::Rten => "rten",
+            Self::Own => "own",
+        })
+    }
+}
+
+/// In what weights that stay floats are kept between runs; products are in F32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FloatStorage {
+    /// 4 bytes a weight.
+    #[default]
+    F32,
+    /// 2 bytes a weight, rounded to the nearest; matrices with weights beyond 65,504 stay F32.
+    F16,
+    /// 2 bytes a weight, rounded to the nearest.
+    BF16,
+}
+
 /// How a model is compiled for the CPU.
 ///
 /// ```
 /// use burn_lean_deploy::{Arithmetic, EngineConfig};
 ///
 /// let config = EngineConfig::new();
-/// assert_eq!(config.threads, 1);
+/// assert_eq!((config.threads, config.backend), (0, None));
 /// assert_eq!(config.arithmetic, Arithmetic::Fastest);
 /// ```
 #[derive(Config, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Threads of a run. Default: 1.
-    #[config(default = 1)]
+    /// Threads of a run; 0 for those of the rayon pool that calls, which Burn's CPU devices use, too.
+    /// Default: 0.
+    #[config(default = 0)]
     pub threads: usize,
     /// In what quantized layers are computed. Default: what is faster.
     #[config(default = "Arithmetic::Fastest")]
     pub arithmetic: Arithmetic,
+    /// What runs the model. Default, `None`: what is fastest when the engine is compiled.
+    pub backend: Option<Backend>,
+    /// In what weights that stay floats are kept, where that is faster than F32 or
+    /// [`backend`](Self::backend) is [`Backend::Own`]. Default: F32.
+    #[config(default = "FloatStorage::F32")]
+    pub weights: FloatStorage,
 }
 
 impl Default for EngineConfig {
@@ -60,7 +107,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// A recorded model, compiled for the CPU by [rten](https://github.com/robertknight/rten).
+/// A recorded model, compiled for the CPU.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -86,9 +133,18 @@ pub struct Engine<O> {
 
 #[derive(Debug)]
 struct Compiled<O> {
-    export: Export<O>,
-    exported: Exported,
-    program: Program,
+    recording: Recording<O>,
+    inputs: Vec<(Vec<usize>, DType)>,
+    chosen: Chosen,
+}
+
+/// A way to run the model, and how long a run took when the engine was compiled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timed {
+    /// What ran it.
+    pub way: String,
+    /// The shortest of some runs.
+    pub time: Duration,
 }
 
 /// What became of a model in an [`Engine`].
@@ -96,6 +152,11 @@ struct Compiled<O> {
 /// Prints as a table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineReport {
+    /// What runs the model.
+    pub backend: Backend,
+    /// The ways that were measured for the recorded shapes, the fastest first; empty where there was
+    /// one alone.
+    pub times: Vec<Timed>,
     /// Its products and convolutions, in order.
     pub layers: Vec<LayerReport>,
     /// Bytes of all constants: what stays in memory between runs.
@@ -119,6 +180,10 @@ impl EngineReport {
 
 impl fmt::Display for EngineReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "run by: {}", self.backend)?;
+        for Timed { way, time } in &self.times {
+            writeln!(f, "  {way}: {time:.1?}")?;
+        }
         for layer in &self.layers {
             let (path, operation) = (&layer.path, layer.operation);
             write!(f, "{path} ({operation}): {}", layer.execution)?;
@@ -138,28 +203,37 @@ impl fmt::Display for EngineReport {
 impl EngineConfig {
     /// Compiles a recorded model.
     ///
-    /// Layers whose input and weight are quantized compute codes times codes, summed in I32, where a
-    /// kernel does so exactly: U8 activations times I8 weights, one scale for the activation and one
-    /// for each output channel. [`integer_kernels`] says what that comes to here: on a CPU that adds
-    /// pairs of products in 16 bits a weight with codes beyond ±64 is computed as two, and
-    /// convolutions stay float where those of the engine are not exact. Matrices of signed
-    /// codes of 4 bits whose input is not quantized are multiplied by floats, block by block.
-    /// Everything else runs in floats, and [`Engine::report`] says why.
+    /// Layers whose input and weight are quantized can compute codes times codes, summed in I32: U8
+    /// activations times I8 weights, one scale for the activation and one for each output channel; the
+    /// sums are those of [`IntegerLinear`](burn_lean_quant::IntegerLinear) and
+    /// [`IntegerConv2d`](burn_lean_quant::IntegerConv2d), on every CPU. Matrices of signed codes whose
+    /// input is not quantized can be multiplied by floats, block by block. Everything else runs in
+    /// floats, and [`Engine::report`] says why.
     ///
-    /// With [`Arithmetic::Fastest`] this takes the time of a few runs of each layer.
+    /// Unless [`backend`](Self::backend) and [`arithmetic`](Self::arithmetic) leave one way alone, this
+    /// takes the time of some runs of each: all products in integers, all in floats, matrices of which
+    /// half is zero as their nonzero numbers, rten, and Burn. The fastest for the recorded shapes stays.
     ///
     /// # Errors
     ///
     /// Those of [`Export::to_onnx`], and [`DeployError::Load`] for operators and dtypes that the
     /// engine lacks.
     pub fn compile<O: Tensors>(&self, export: Export<O>) -> Result<Engine<O>, DeployError> {
-        let pool = Arc::new(ThreadPool::with_num_threads(self.threads.max(1)));
-        let first = Compiled::new(export, self.arithmetic, &pool)?;
+        let pool = self.pool();
+        let first = Compiled::new(export, self, &pool)?;
         Ok(Engine {
             compiled: vec![first],
             config: self.clone(),
             pool,
         })
+    }
+
+    fn pool(&self) -> Arc<ThreadPool> {
+        let threads = match self.threads {
+            0 => rayon::current_num_threads(),
+            threads => threads,
+        };
+        Arc::new(ThreadPool::with_num_threads(threads))
     }
 }
 
@@ -179,30 +253,30 @@ fn check(inputs: &[(Vec<usize>, DType)]) -> Result<(), DeployError> {
 impl<O: Tensors> Compiled<O> {
     fn new(
         export: Export<O>,
-        arithmetic: Arithmetic,
+        config: &EngineConfig,
         pool: &Arc<ThreadPool>,
     ) -> Result<Self, DeployError> {
         check(&export.inputs)?;
-        let exported = choose::choose(&export, arithmetic, pool)?;
-        let program = Program::load(&exported.model, pool.clone())?;
+        let mut chosen = choose(&export, config, pool)?;
+        // What runs holds its constants itself.
+        for one in std::iter::once(&mut chosen.best).chain(&mut chosen.other) {
+            one.forget_constants();
+        }
         Ok(Self {
-            export,
-            exported,
-            program,
+            recording: export.recording,
+            inputs: export.inputs,
+            chosen,
         })
     }
 
     /// Whether inputs of these shapes and dtypes can be run.
     fn takes<I: Tensors>(&self, inputs: &I) -> bool {
         let found = signature(inputs);
-        let model = &self.exported.model;
+        let model = &self.chosen.best.exported.model;
         let mut batch = None;
-        found.len() == self.export.inputs.len()
-            && found
-                .iter()
-                .zip(&self.export.inputs)
-                .zip(&model.inputs)
-                .all(|(((shape, dtype), (_, recorded)), info)| {
+        found.len() == self.inputs.len()
+            && found.iter().zip(&self.inputs).zip(&model.inputs).all(
+                |(((shape, dtype), (_, recorded)), info)| {
                     dtype == recorded
                         && shape.len() == info.shape.len()
                         && shape
@@ -212,7 +286,8 @@ impl<O: Tensors> Compiled<O> {
                                 Dimension::Fixed(fixed) => size == fixed,
                                 Dimension::Batch(_) => *batch.get_or_insert(*size) == *size,
                             })
-                })
+                },
+            )
     }
 }
 
@@ -224,7 +299,7 @@ impl<O: Tensors> Engine<O> {
     ///
     /// As [`EngineConfig::compile`].
     pub fn add(&mut self, export: Export<O>) -> Result<(), DeployError> {
-        let compiled = Compiled::new(export, self.config.arithmetic, &self.pool)?;
+        let compiled = Compiled::new(export, &self.config, &self.pool)?;
         self.compiled.push(compiled);
         Ok(())
     }
@@ -237,37 +312,46 @@ impl<O: Tensors> Engine<O> {
     /// [`DeployError::Run`] where the engine fails.
     pub fn run<I: Tensors>(&self, inputs: &I) -> Result<O, DeployError> {
         let Some(compiled) = self.compiled.iter().find(|one| one.takes(inputs)) else {
-            let known = self
-                .compiled
-                .iter()
-                .map(|one| format!("{:?}", one.export.inputs));
+            let known = self.compiled.iter().map(|one| format!("{:?}", one.inputs));
             return Err(DeployError::Mismatch {
                 compiled: known.collect::<Vec<_>>().join(" or "),
                 found: format!("{:?}", signature(inputs)),
             });
         };
+        let Chosen { best, other, .. } = &compiled.chosen;
+        let mut way = best;
+        if let Way::Burn(parameters) = &best.way {
+            let tensors = handles(inputs);
+            let device = parameters.first().map(TensorMetadata::device);
+            let here = tensors.iter().all(|one| Some(one.device()) == device);
+            if here && signature(inputs) == compiled.inputs {
+                return Ok(compiled.recording.evaluate(parameters, &tensors)?);
+            }
+            way = other.as_ref().ok_or_else(|| DeployError::Mismatch {
+                compiled: format!("{:?} on {device:?}", compiled.inputs),
+                found: format!("{:?}", signature(inputs)),
+            })?;
+        }
         let given = given(inputs)?;
-        let values = compiled.program.run(given.values)?;
-        let tensors = results(values, &compiled.exported.model.outputs, &given.device)?;
-        Ok(compiled.export.recording.result(tensors))
+        let values = match &way.way {
+            Way::Rten(program) => program.run(given.values)?,
+            Way::Own(runner) => runner.run(given.values)?,
+            Way::Burn(_) => Vec::new(),
+        };
+        let tensors = results(values, &way.exported.model.outputs, &given.device)?;
+        Ok(compiled.recording.result(tensors))
     }
 
     /// What became of each layer, for the shapes it was compiled for first.
     pub fn report(&self) -> EngineReport {
-        let Exported {
-            model,
-            layers,
-            fixed_batch,
-        } = &self.compiled[0].exported;
+        let Chosen { best, other, times } = &self.compiled[0].chosen;
+        let all = std::iter::once(best).chain(other);
         EngineReport {
-            layers: layers.clone(),
-            resident_bytes: model.constant_bytes(),
-            fixed_batch: fixed_batch.clone(),
+            backend: best.backend,
+            times: times.clone(),
+            layers: best.exported.layers.clone(),
+            resident_bytes: all.map(Candidate::resident_bytes).sum(),
+            fixed_batch: best.exported.fixed_batch.clone(),
         }
-    }
-
-    /// The model as it runs.
-    pub fn onnx(&self) -> &crate::OnnxModel {
-        &self.compiled[0].exported.model
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use rten::{Model, ModelOptions, NodeId, RunOptions, ThreadPool, Value};
 
-use crate::{DeployError, OnnxModel};
+use crate::onnx::part;
+use crate::{DeployError, Initializer, OnnxModel, OnnxNode};
 
 /// A loaded model.
 pub(crate) struct Program {
@@ -35,6 +36,27 @@ impl Program {
         Ok(Self {
             inputs: find(&inputs)?,
             outputs: find(&outputs)?,
+            model,
+            pool,
+        })
+    }
+
+    /// Some nodes of a model.
+    pub(crate) fn part(
+        nodes: &[OnnxNode],
+        initializers: &[Initializer],
+        inputs: &[&str],
+        outputs: &[&str],
+        pool: Arc<ThreadPool>,
+    ) -> Result<Self, DeployError> {
+        let model = open(part(nodes, initializers, inputs, outputs))?;
+        let find = |names: &[&str]| -> Result<Vec<NodeId>, DeployError> {
+            let ids = names.iter().map(|name| model.node_id(name));
+            ids.map(|id| id.map_err(failed)).collect()
+        };
+        Ok(Self {
+            inputs: find(inputs)?,
+            outputs: find(outputs)?,
             model,
             pool,
         })

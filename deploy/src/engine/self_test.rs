@@ -1,4 +1,4 @@
-//! Whether the integer kernels of this CPU are exact.
+//! Whether rten's integer kernels are exact on this CPU.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,14 +8,15 @@ use super::program::Program;
 use crate::onnx::Attribute;
 use crate::{Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};
 
-/// What the integer kernels of the engine do on this CPU.
+/// What the integer kernels of rten do on this CPU. Those of [`Backend::Own`](crate::Backend::Own) are
+/// exact on all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IntegerKernels {
     /// Pairs of products of codes are added in 16 bits, where 255 · 127 + 255 · 127 does not fit:
     /// AVX2 without VNNI. Weights with codes beyond ±64 are computed as two.
     pub products_saturate: bool,
     /// Convolutions are exact: for several samples, and with padding where the zero point is not the
-    /// middle. Where they are not, convolutions compute in floats.
+    /// middle. Where they are not, rten's convolutions compute in floats.
     pub exact_convolutions: bool,
 }
 

@@ -45,6 +45,19 @@ pub(crate) struct Limits {
     pub(crate) narrow_products: bool,
     /// Their convolutions are wrong.
     pub(crate) no_convolutions: bool,
+    /// They multiply floats by codes of 4 bits in blocks of 16 to 128 alone; otherwise also by codes of
+    /// 8 bits, in blocks of any size.
+    pub(crate) narrow_blocks: bool,
+}
+
+impl Limits {
+    /// Those of ONNX Runtime and others.
+    pub(crate) fn of_files() -> Self {
+        Self {
+            narrow_blocks: true,
+            ..Self::default()
+        }
+    }
 }
 
 /// A recorded model, ready to be written as ONNX in several forms.
@@ -71,7 +84,7 @@ pub struct Export<O> {
     pub(crate) recording: Recording<O>,
     pub(crate) inputs: Vec<(Vec<usize>, DType)>,
     /// Values of the parameters, in the graph's order.
-    parameters: Vec<DispatchTensor>,
+    pub(crate) parameters: Vec<DispatchTensor>,
     constants: HashMap<TensorId, HostTensor>,
     batch: Result<Batch, String>,
     quantization: Quantization,
@@ -154,7 +167,7 @@ impl<O: Tensors> Export<O> {
     /// [`DeployError::Weight`].
     pub fn to_onnx(&self, form: Form) -> Result<Exported, DeployError> {
         let weights = self.weights()?;
-        self.write(&weights, &|_| form, Limits::default())
+        self.write(&weights, &|_| form, Limits::of_files())
     }
 
     /// The codes of the quantized weights, as the operations read them.
@@ -204,41 +217,6 @@ impl<O: Tensors> Export<O> {
         );
         writer.limits = limits;
         writer
-    }
-
-    /// One operation as a model of its own, for the shapes that were recorded.
-    #[cfg(feature = "engine")]
-    pub(crate) fn write_one(
-        &self,
-        weights: &Weights,
-        index: usize,
-        form: Form,
-        limits: Limits,
-    ) -> Result<Option<Exported>, DeployError> {
-        let graph = self.graph();
-        let Some(node) = graph.nodes().nth(index) else {
-            return Ok(None);
-        };
-        let form = |_: usize| form;
-        let mut writer = self.writer(weights, &form, limits);
-        for tensor in node.operation().inputs() {
-            if writer.constant(tensor).is_some() {
-                continue;
-            }
-            let name = writer.name_input(tensor.id);
-            writer.inputs.push(ValueInfo {
-                element: element(tensor.dtype, &name)?,
-                shape: tensor
-                    .shape
-                    .iter()
-                    .map(|size| Dimension::Fixed(*size))
-                    .collect(),
-                name,
-            });
-        }
-        writer.lower(node)?;
-        let outputs: Vec<TensorId> = node.operation().outputs().map(|out| out.id).collect();
-        writer.finish(&outputs, None).map(Some)
     }
 }
 

@@ -45,6 +45,11 @@ impl Codes {
         self.codes.iter().map(|code| code.abs()).max().unwrap_or(0)
     }
 
+    /// Whether each code is one of −128 to 127.
+    pub(crate) fn fit_signed_bytes(&self) -> bool {
+        self.codes.iter().all(|code| i8::try_from(*code).is_ok())
+    }
+
     /// One scale for each index along `axis`.
     pub(crate) fn scales_along(&self, axis: usize) -> Option<Vec<f32>> {
         match &self.scale {

@@ -3,5 +3,7 @@
 mod model;
 mod protobuf;
 
+#[cfg(feature = "engine")]
+pub(crate) use model::part;
 pub(crate) use model::{Attribute, MICROSOFT};
 pub use model::{Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};

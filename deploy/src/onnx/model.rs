@@ -248,6 +248,38 @@ impl OnnxModel {
     }
 }
 
+/// Some nodes with the constants that they read, as a model of their own: inputs and outputs by name
+/// alone.
+#[cfg(feature = "engine")]
+pub(crate) fn part(
+    nodes: &[OnnxNode],
+    initializers: &[Initializer],
+    inputs: &[&str],
+    outputs: &[&str],
+) -> Vec<u8> {
+    let mut graph = Message::default();
+    for node in nodes {
+        graph.message(1, &node.encode());
+    }
+    graph.text(2, "part");
+    for initializer in initializers {
+        graph.message(5, &initializer.encode());
+    }
+    for (field, names) in [(11, inputs), (12, outputs)] {
+        for name in names {
+            let mut value = Message::default();
+            value.text(1, name);
+            graph.message(field, &value);
+        }
+    }
+    let mut model = Message::default();
+    model.int(1, IR_VERSION);
+    model.message(7, &graph);
+    model.message(8, &opset("", OPSET));
+    model.message(8, &opset(MICROSOFT, 1));
+    model.into_bytes()
+}
+
 /// The domain of the operators that ONNX Runtime has beside ONNX's.
 pub(crate) const MICROSOFT: &str = "com.microsoft";
 

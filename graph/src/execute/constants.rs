@@ -9,11 +9,45 @@ use burn::module::Module;
 use super::fill;
 use super::tensors::Alive;
 use crate::interpret::{Operands, run};
+use crate::record::capture::signature;
 use crate::record::placeholders::Values;
 use crate::verify::instead_of_random;
 use crate::{Arithmetic, AsRecorded, Graph, GraphError, Recording, Tensors};
 
 impl<O: Tensors> Recording<O> {
+    /// Executes the recording with these values of [`Graph::parameters`], in their order, and inputs, as
+    /// it was recorded: without a model. Hooks let their operands pass, and random numbers are the
+    /// same each time.
+    ///
+    /// # Errors
+    ///
+    /// As [`execute`](Self::execute); [`GraphError::NoDevice`] without any parameter or input.
+    pub fn evaluate(
+        &self,
+        parameters: &[DispatchTensor],
+        inputs: &[DispatchTensor],
+    ) -> Result<O, GraphError> {
+        let found: Vec<_> = inputs.iter().map(signature).collect();
+        if found != self.inputs || parameters.len() != self.graph.parameters.len() {
+            return Err(GraphError::Mismatch {
+                recorded: format!(
+                    "{} parameters and inputs {:?}",
+                    self.graph.parameters.len(),
+                    self.inputs
+                ),
+                found: format!("{} and {found:?}", parameters.len()),
+            });
+        }
+        let first = parameters.first().or(inputs.first());
+        let device = first.map(TensorMetadata::device);
+        let device = device.ok_or(GraphError::NoDevice)?;
+        let rules = &AsRecorded;
+        let graph = &self.graph;
+        let alive = graph.run(parameters, inputs, device, rules, None, &mut ())?;
+        let results = graph.outputs.iter().map(|id| alive.output(*id));
+        Ok(fill(&self.form, results.collect::<Result<_, _>>()?))
+    }
+
     /// A result as the forward pass gave it, with these tensors: one for each of
     /// [`Graph::outputs`], in their order, computed by whoever runs the graph elsewhere.
     ///

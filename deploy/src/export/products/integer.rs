@@ -24,10 +24,10 @@ impl Writer<'_> {
                 "its weight has other scales than one for each output channel",
             ));
         };
-        if !codes.is_symmetric() || codes.largest() > 127 && codes.signed {
+        if !codes.is_symmetric() {
             return Ok(Err("its weight has a zero point"));
         }
-        if codes.largest() > 127 {
+        if !codes.fit_signed_bytes() {
             return Ok(Err("its weight has unsigned codes of 8 bits"));
         }
         // Codes of an activation are at most 255, and the sums stay in I32 with their zero points.
@@ -135,8 +135,10 @@ impl Writer<'_> {
         let [rows, columns] = codes.shape[..] else {
             return Ok(Err("its input is not quantized"));
         };
-        if product.convolution.is_some() || codes.bits > 4 || !codes.is_symmetric() || !codes.signed
-        {
+        let narrow = self.limits.narrow_blocks;
+        let bits = if codes.bits <= 4 { 4 } else { 8 };
+        let wide = narrow && bits > 4 || !codes.fit_signed_bytes();
+        if product.convolution.is_some() || wide || !codes.is_symmetric() || !codes.signed {
             return Ok(Err(
                 "its input is not quantized, and only matrices of signed codes of 4 bits are \
                  multiplied by floats",
@@ -147,9 +149,13 @@ impl Writer<'_> {
             Spread::Axis(..) => 1,
             Spread::Blocks(block, _) => *block,
         };
-        let blocks = [128, 64, 32, 16];
-        let fits = |block: &&usize| largest.is_multiple_of(**block);
-        let Some(block) = blocks.iter().find(fits).copied() else {
+        let block = match narrow {
+            false => Some(largest).filter(|block| bits == 8 || block.is_multiple_of(2)),
+            true => [128, 64, 32, 16]
+                .into_iter()
+                .find(|block| largest.is_multiple_of(*block)),
+        };
+        let Some(block) = block else {
             return Ok(Err("its rows are not in blocks of 16, 32, 64 or 128"));
         };
         let scale = |row: usize, column: usize| match &codes.scale {
@@ -160,14 +166,19 @@ impl Writer<'_> {
         let key = format!("blocks {}", product.weight.id);
         let path = codes.path.clone();
         let stored = self.written_once(key, |writer| {
-            let mut bytes = Vec::with_capacity(codes.codes.len() / 2);
+            let mut bytes = Vec::with_capacity(codes.codes.len() * bits / 8);
             for column in 0..columns {
-                for row in (0..rows).step_by(2) {
-                    let nibble = |row: usize| (codes.codes[row * columns + column] + 8) as u8;
-                    bytes.push(nibble(row) | nibble(row + 1) << 4);
+                let code = |row: usize| codes.codes[row * columns + column];
+                match bits {
+                    8 => bytes.extend((0..rows).map(|row| (code(row) + 128) as u8)),
+                    _ => bytes.extend(
+                        (0..rows)
+                            .step_by(2)
+                            .map(|row| (code(row) + 8) as u8 | ((code(row + 1) + 8) as u8) << 4),
+                    ),
                 }
             }
-            let shape = [columns, rows / block, block / 2];
+            let shape = [columns, rows / block, block * bits / 8];
             writer.initializer(&format!("{path}.codes"), ElementType::U8, &shape, bytes)
         });
         let starts = || (0..rows).step_by(block);
@@ -181,7 +192,7 @@ impl Writer<'_> {
         let attributes = vec![
             Attribute::Int("K", rows as i64),
             Attribute::Int("N", columns as i64),
-            Attribute::Int("bits", 4),
+            Attribute::Int("bits", bits as i64),
             Attribute::Int("block_size", block as i64),
             Attribute::Int("accuracy_level", 1),
         ];

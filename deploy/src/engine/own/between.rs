@@ -1,0 +1,441 @@
+//! What comes between products.
+
+use std::sync::Arc;
+
+use burn_lean_kernels::{Epilogue, FloatMatrix, Rows, Storage, add, clamp, gelu, sigmoid, tanh};
+
+use super::value::{Floats, Value, extents, ordered};
+use super::{failed, own, take};
+use crate::DeployError;
+
+/// An operation on floats.
+#[derive(Debug)]
+pub(super) enum Between {
+    Clamp(f32, f32),
+    Sigmoid,
+    Tanh,
+    Gelu,
+    /// Two operands, or one and a constant.
+    Arithmetic(Arithmetic, Side),
+    /// A factor and an addend for each index of the second axis.
+    Affine(Vec<f32>, Vec<f32>),
+    Reshape(Vec<i64>),
+    Transpose(Vec<usize>),
+    MatMul,
+    /// Along the last axis.
+    Softmax,
+    /// Along the last axis: factor, addend, epsilon.
+    LayerNorm(Vec<f32>, Option<Vec<f32>>, f32),
+    /// Along all axes but the first two.
+    MaxPool(Pool),
+    /// Along an axis, which stays with one number or goes.
+    Mean(usize, bool),
+    /// An axis, and what is taken of it.
+    Slice(usize, i64, i64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arithmetic {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+}
+
+/// Which operand is a constant.
+#[derive(Debug)]
+pub(super) enum Side {
+    Neither,
+    Left(Arc<Floats>),
+    Right(Arc<Floats>),
+}
+
+/// Windows of a pooling along one or two axes, as a convolution has them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pool(pub(super) burn_lean_kernels::Geometry);
+
+impl Arithmetic {
+    fn of(self, a: f32, b: f32) -> f32 {
+        match self {
+            Self::Add => a + b,
+            Self::Subtract => a - b,
+            Self::Multiply => a * b,
+            Self::Divide => a / b,
+        }
+    }
+
+    fn in_place(self, a: &mut [f32], b: impl Iterator<Item = f32>) {
+        match self {
+            Self::Add => a.iter_mut().zip(b).for_each(|(a, b)| *a += b),
+            Self::Subtract => a.iter_mut().zip(b).for_each(|(a, b)| *a -= b),
+            Self::Multiply => a.iter_mut().zip(b).for_each(|(a, b)| *a *= b),
+            Self::Divide => a.iter_mut().zip(b).for_each(|(a, b)| *a /= b),
+        }
+    }
+}
+
+impl Between {
+    pub(super) fn run(&self, mut given: Vec<Value>) -> Result<Floats, DeployError> {
+        let x = take(&mut given)?.floats()?;
+        Ok(match self {
+            Self::Clamp(low, high) => changed(x, |data| clamp(data, *low, *high)),
+            Self::Sigmoid => changed(x, sigmoid),
+            Self::Tanh => changed(x, tanh),
+            Self::Gelu => changed(x, gelu),
+            Self::Arithmetic(kind, side) => match side {
+                Side::Left(constant) => arithmetic(*kind, constant.clone(), x)?,
+                Side::Right(constant) => arithmetic(*kind, x, constant.clone())?,
+                Side::Neither => arithmetic(*kind, x, take(&mut given)?.floats()?)?,
+            },
+            Self::Affine(gain, shift) => affine(own(x), gain, shift)?,
+            Self::Reshape(shape) => {
+                let mut x = own(ordered(x));
+                x.shape = reshaped(&x.shape, shape)?;
+                x
+            }
+            Self::Transpose(axes) => transposed(&ordered(x), axes)?,
+            Self::MatMul => matmul(&ordered(x), &ordered(take(&mut given)?.floats()?))?,
+            Self::Softmax => softmax(own(ordered(x))),
+            Self::LayerNorm(gain, shift, epsilon) => {
+                layer_norm(own(ordered(x)), gain, shift.as_deref(), *epsilon)?
+            }
+            Self::MaxPool(pool) => max_pool(&super::value::channels_last(x), pool)?,
+            Self::Mean(axis, keep) => mean(&ordered(x), *axis, *keep)?,
+            Self::Slice(axis, start, end) => slice(&ordered(x), *axis, *start, *end)?,
+        })
+    }
+}
+
+fn changed(x: Arc<Floats>, change: impl FnOnce(&mut [f32])) -> Floats {
+    let mut x = own(x);
+    change(&mut x.data);
+    x
+}
+
+fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats, DeployError> {
+    if a.shape == b.shape {
+        let (a, b) = match a.last == b.last {
+            true => (a, b),
+            false => (ordered(a), ordered(b)),
+        };
+        let mut a = own(a);
+        match kind {
+            Arithmetic::Add => add(&mut a.data, &b.data),
+            _ => kind.in_place(&mut a.data, b.data.iter().copied()),
+        }
+        return Ok(a);
+    }
+    if let [number] = b.data[..]
+        && b.shape.len() <= a.shape.len()
+    {
+        let mut a = own(a);
+        let count = a.data.len();
+        kind.in_place(&mut a.data, std::iter::repeat_n(number, count));
+        return Ok(a);
+    }
+    let (a, b) = (ordered(a), ordered(b));
+    if a.shape.ends_with(&b.shape) && !b.data.is_empty() {
+        let mut a = own(a);
+        for line in a.data.chunks_exact_mut(b.data.len()) {
+            kind.in_place(line, b.data.iter().copied());
+        }
+        return Ok(a);
+    }
+    broadcast(kind, &a, &b)
+}
+
+/// Axes of one index stand for all; axes that are missing in front are of one.
+fn broadcast(kind: Arithmetic, a: &Floats, b: &Floats) -> Result<Floats, DeployError> {
+    let rank = a.shape.len().max(b.shape.len());
+    let size = |shape: &[usize], axis: usize| match (axis + shape.len()).checked_sub(rank) {
+        Some(axis) => shape[axis],
+        None => 1,
+    };
+    let mut shape = Vec::with_capacity(rank);
+    for axis in 0..rank {
+        shape.push(match (size(&a.shape, axis), size(&b.shape, axis)) {
+            (a, b) if a == b => a,
+            (1, size) | (size, 1) => size,
+            _ => return Err(failed(format!("shapes {:?} and {:?}", a.shape, b.shape))),
+        });
+    }
+    // Steps along each axis; none along those that are repeated.
+    let steps = |of: &[usize]| {
+        let (mut steps, mut step) = (vec![0; rank], 1);
+        for axis in (0..rank).rev() {
+            if size(of, axis) > 1 {
+                steps[axis] = step;
+            }
+            step *= size(of, axis);
+        }
+        steps
+    };
+    let (of_a, of_b) = (steps(&a.shape), steps(&b.shape));
+    let count: usize = shape.iter().product();
+    let mut data = Vec::with_capacity(count);
+    let mut at = vec![0; rank];
+    let (mut i, mut j) = (0, 0);
+    for _ in 0..count {
+        data.push(kind.of(a.data[i], b.data[j]));
+        for axis in (0..rank).rev() {
+            at[axis] += 1;
+            (i, j) = (i + of_a[axis], j + of_b[axis]);
+            if at[axis] < shape[axis] {
+                break;
+            }
+            (i, j) = (i - at[axis] * of_a[axis], j - at[axis] * of_b[axis]);
+            at[axis] = 0;
+        }
+    }
+    Ok(Floats {
+        shape,
+        data,
+        last: false,
+    })
+}
+
+fn affine(mut x: Floats, gain: &[f32], shift: &[f32]) -> Result<Floats, DeployError> {
+    let [_, channels, inner] = extents(&x.shape);
+    if channels != gain.len() {
+        return Err(failed(format!(
+            "{} channels, not {:?}",
+            gain.len(),
+            x.shape
+        )));
+    }
+    if x.last || inner == 1 {
+        for line in x.data.chunks_exact_mut(channels.max(1)) {
+            for ((x, gain), shift) in line.iter_mut().zip(gain).zip(shift) {
+                *x = *x * gain + shift;
+            }
+        }
+    } else {
+        for (index, line) in x.data.chunks_exact_mut(inner.max(1)).enumerate() {
+            let (gain, shift) = (gain[index % channels], shift[index % channels]);
+            line.iter_mut().for_each(|x| *x = *x * gain + shift);
+        }
+    }
+    Ok(x)
+}
+
+/// With 0 for the size that was there, and −1 for what is left.
+fn reshaped(from: &[usize], to: &[i64]) -> Result<Vec<usize>, DeployError> {
+    let count: usize = from.iter().product();
+    let misfit = || failed(format!("{from:?} is not shaped {to:?}"));
+    let mut shape = Vec::with_capacity(to.len());
+    for (axis, size) in to.iter().enumerate() {
+        shape.push(match size {
+            0 => *from.get(axis).ok_or_else(misfit)?,
+            -1 => 1,
+            size => usize::try_from(*size).map_err(|_| misfit())?,
+        });
+    }
+    if let Some(open) = to.iter().position(|size| *size == -1) {
+        let known: usize = shape.iter().product();
+        shape[open] = count.checked_div(known).ok_or_else(misfit)?;
+    }
+    match shape.iter().product::<usize>() == count {
+        true => Ok(shape),
+        false => Err(misfit()),
+    }
+}
+
+fn transposed(x: &Floats, axes: &[usize]) -> Result<Floats, DeployError> {
+    let rank = x.shape.len();
+    let mut sorted = axes.to_vec();
+    sorted.sort_unstable();
+    if !sorted.iter().copied().eq(0..rank) {
+        return Err(failed(format!("axes {axes:?} of {:?}", x.shape)));
+    }
+    let step = |axis: usize| x.shape[axis + 1..].iter().product::<usize>();
+    let shape: Vec<usize> = axes.iter().map(|axis| x.shape[*axis]).collect();
+    let steps: Vec<usize> = axes.iter().map(|axis| step(*axis)).collect();
+    let mut data = Vec::with_capacity(x.data.len());
+    let (inner, by) = match (shape.last(), steps.last()) {
+        (Some(inner), Some(by)) if !x.data.is_empty() => (*inner, *by),
+        _ => return Ok(Floats { shape, ..x.clone() }),
+    };
+    let mut at = vec![0; rank - 1];
+    let mut from = 0;
+    for _ in 0..x.data.len() / inner {
+        match by {
+            1 => data.extend_from_slice(&x.data[from..from + inner]),
+            _ => data.extend(x.data[from..].iter().step_by(by).take(inner)),
+        }
+        for axis in (0..rank - 1).rev() {
+            at[axis] += 1;
+            from += steps[axis];
+            if at[axis] < shape[axis] {
+                break;
+            }
+            from -= at[axis] * steps[axis];
+            at[axis] = 0;
+        }
+    }
+    Ok(Floats {
+        shape,
+        data,
+        last: false,
+    })
+}
+
+/// Stacks of matrices, of one shape or one of a side for all of the other.
+fn matmul(a: &Floats, b: &Floats) -> Result<Floats, DeployError> {
+    let misfit = || failed(format!("no product of {:?} and {:?}", a.shape, b.shape));
+    let ([of_a @ .., rows, terms], [of_b @ .., same, columns]) = (&a.shape[..], &b.shape[..])
+    else {
+        return Err(misfit());
+    };
+    let (stack_a, stack_b): (usize, usize) = (of_a.iter().product(), of_b.iter().product());
+    let (front, count) = match (of_a, of_b) {
+        (a, b) if a == b => (a, stack_a),
+        (a, _) if stack_b == 1 && of_b.len() <= a.len() => (a, stack_a),
+        (_, b) if stack_a == 1 && of_a.len() <= b.len() => (b, stack_b),
+        _ => return Err(misfit()),
+    };
+    let (rows, terms, columns) = (*rows, *terms, *columns);
+    if terms != *same || terms == 0 || rows == 0 || columns == 0 {
+        return Err(misfit());
+    }
+    let mut data = vec![0.0; count * rows * columns];
+    let ends = Epilogue::new(columns);
+    let mut packed: Option<FloatMatrix> = None;
+    for (index, output) in data.chunks_exact_mut(rows * columns).enumerate() {
+        let (i, j) = (index % stack_a, index % stack_b);
+        let left = &a.data[i * rows * terms..(i + 1) * rows * terms];
+        let right = match packed.take() {
+            Some(packed) if stack_b == 1 => packed,
+            _ => {
+                let right = &b.data[j * terms * columns..(j + 1) * terms * columns];
+                FloatMatrix::new(right, terms, columns, Storage::F32)
+                    .map_err(|error| failed(error.to_string()))?
+            }
+        };
+        right.multiply(&Rows::dense(left, terms), &ends, output);
+        packed = Some(right);
+    }
+    let mut shape = front.to_vec();
+    shape.extend([rows, columns]);
+    Ok(Floats {
+        shape,
+        data,
+        last: false,
+    })
+}
+
+fn softmax(mut x: Floats) -> Floats {
+    let size = x.shape.last().copied().unwrap_or(1).max(1);
+    burn_lean_kernels::softmax(&mut x.data, size);
+    x
+}
+
+fn layer_norm(
+    mut x: Floats,
+    gain: &[f32],
+    shift: Option<&[f32]>,
+    epsilon: f32,
+) -> Result<Floats, DeployError> {
+    if x.shape.last() != Some(&gain.len()) || gain.is_empty() {
+        return Err(failed(format!("rows of {}, not {:?}", gain.len(), x.shape)));
+    }
+    burn_lean_kernels::layer_norm(&mut x.data, gain, shift, epsilon);
+    Ok(x)
+}
+
+fn max_pool(x: &Floats, Pool(geometry): &Pool) -> Result<Floats, DeployError> {
+    let channels = x.shape[1];
+    let [batch, height, width] = match x.shape[..] {
+        [batch, _, height, width] => [batch, height, width],
+        [batch, _, width] => [batch, 1, width],
+        _ => return Err(failed(format!("no images: {:?}", x.shape))),
+    };
+    let output = geometry.output([height, width]);
+    let [rows, columns] = output.ok_or_else(|| failed("an image is smaller than a window"))?;
+    let mut data = vec![f32::NEG_INFINITY; batch * rows * columns * channels];
+    for (pixel, most) in data.chunks_exact_mut(channels.max(1)).enumerate() {
+        let image = pixel / (rows * columns);
+        let at = [pixel / columns % rows, pixel % columns];
+        for tap in 0..geometry.kernel[0] * geometry.kernel[1] {
+            let tap = [tap / geometry.kernel[1], tap % geometry.kernel[1]];
+            let from = |axis: usize| {
+                (at[axis] * geometry.stride[axis] + tap[axis] * geometry.dilation[axis])
+                    .wrapping_sub(geometry.padding[0][axis])
+            };
+            let (y, x_at) = (from(0), from(1));
+            if y >= height || x_at >= width {
+                continue;
+            }
+            let first = ((image * height + y) * width + x_at) * channels;
+            for (most, x) in most.iter_mut().zip(&x.data[first..first + channels]) {
+                *most = if *x > *most || x.is_nan() { *x } else { *most };
+            }
+        }
+    }
+    let mut shape = x.shape.clone();
+    let rank = shape.len();
+    shape[rank - 1] = columns;
+    if rank == 4 {
+        shape[2] = rows;
+    }
+    Ok(Floats {
+        shape,
+        data,
+        last: true,
+    })
+}
+
+fn mean(x: &Floats, axis: usize, keep: bool) -> Result<Floats, DeployError> {
+    let size = *x
+        .shape
+        .get(axis)
+        .ok_or_else(|| failed(format!("no axis {axis} of {:?}", x.shape)))?;
+    let inner: usize = x.shape[axis + 1..].iter().product();
+    let outer: usize = x.shape[..axis].iter().product();
+    let mut data = vec![0.0; outer * inner];
+    if inner > 0 && size > 0 {
+        let blocks = x.data.chunks_exact(size * inner);
+        for (sums, block) in data.chunks_exact_mut(inner).zip(blocks) {
+            match sums {
+                [sum] => *sum = block.iter().sum(),
+                sums => block.chunks_exact(inner).for_each(|line| add(sums, line)),
+            }
+        }
+    }
+    data.iter_mut().for_each(|sum| *sum /= size as f32);
+    let mut shape = x.shape.clone();
+    match keep {
+        true => shape[axis] = 1,
+        false => drop(shape.remove(axis)),
+    }
+    Ok(Floats {
+        shape,
+        data,
+        last: false,
+    })
+}
+
+/// Bounds below 0 count from the end.
+fn slice(x: &Floats, axis: usize, start: i64, end: i64) -> Result<Floats, DeployError> {
+    let size = x.shape.get(axis).copied().unwrap_or(0) as i64;
+    let bound = |at: i64| if at < 0 { at + size } else { at }.clamp(0, size) as usize;
+    let (start, end) = (bound(start), bound(end));
+    if start >= end {
+        return Err(failed(format!(
+            "nothing is left of axis {axis} of {:?}",
+            x.shape
+        )));
+    }
+    let inner: usize = x.shape[axis + 1..].iter().product();
+    let line = x.shape[axis] * inner;
+    let mut data = Vec::with_capacity(x.data.len() / x.shape[axis] * (end - start));
+    for line in x.data.chunks_exact(line.max(1)) {
+        data.extend_from_slice(&line[start * inner..end * inner]);
+    }
+    let mut shape = x.shape.clone();
+    shape[axis] = end - start;
+    Ok(Floats {
+        shape,
+        data,
+        last: false,
+    })
+}

@@ -1,0 +1,113 @@
+//! Products of rows with a matrix.
+
+use std::sync::Arc;
+
+use burn_lean_kernels::{Epilogue, FloatMatrix, IntegerMatrix, Rows, SparseMatrix};
+
+use super::failed;
+use super::value::{Floats, Value, ordered};
+use crate::DeployError;
+
+/// `x · W`, and what follows.
+#[derive(Debug)]
+pub(super) struct Linear {
+    pub(super) weight: Matrix,
+    pub(super) ends: Ends,
+    /// Axes that the weight has more than two.
+    pub(super) rank: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Matrix {
+    Codes(Arc<IntegerMatrix>),
+    Floats(Arc<FloatMatrix>),
+    Sparse(Arc<SparseMatrix>),
+}
+
+impl Matrix {
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Codes(matrix) => matrix.bytes(),
+            Self::Floats(matrix) => matrix.bytes(),
+            Self::Sparse(matrix) => matrix.bytes(),
+        }
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Codes(matrix) => matrix.shape(),
+            Self::Floats(matrix) => matrix.shape(),
+            Self::Sparse(matrix) => matrix.shape(),
+        }
+    }
+}
+
+/// What happens to sums; where the scale of the input is that of the values at hand, its factor is
+/// still missing.
+#[derive(Debug)]
+pub(super) struct Ends {
+    pub(super) epilogue: Epilogue,
+    /// Scales of the weight, for inputs of a dynamic scale.
+    pub(super) dynamic: Option<Vec<f32>>,
+}
+
+impl Ends {
+    pub(super) fn with<T>(&self, scale: f32, run: impl FnOnce(&Epilogue) -> T) -> T {
+        match &self.dynamic {
+            None => run(&self.epilogue),
+            Some(scales) => {
+                let scales: Vec<f32> = scales.iter().map(|of| scale * of).collect();
+                run(&self.epilogue.clone().with_scale(&scales))
+            }
+        }
+    }
+}
+
+impl Linear {
+    pub(super) fn run(&self, x: Value) -> Result<Floats, DeployError> {
+        let [terms, columns] = self.weight.shape();
+        let output = |shape: &[usize]| -> Result<(Vec<usize>, Vec<f32>), DeployError> {
+            let (last, front) = match shape.split_last() {
+                Some((last, front)) if *last == terms => (*last, front),
+                _ => return Err(failed(format!("rows of {terms} numbers, not {shape:?}"))),
+            };
+            let rows = shape.iter().product::<usize>() / last.max(1);
+            let mut shape = vec![1; self.rank.saturating_sub(shape.len())];
+            shape.extend_from_slice(front);
+            shape.push(columns);
+            Ok((shape, vec![0.0; rows * columns]))
+        };
+        let (shape, data) = match (&self.weight, x) {
+            (Matrix::Codes(matrix), Value::Codes(x)) if !x.last => {
+                let (shape, mut data) = output(&x.shape)?;
+                if !data.is_empty() {
+                    let left = Rows::dense(&x.codes, terms);
+                    self.ends
+                        .with(x.scale, |ends| matrix.multiply(&left, ends, &mut data));
+                }
+                (shape, data)
+            }
+            (Matrix::Floats(matrix), x) => {
+                let x = ordered(x.floats()?);
+                let (shape, mut data) = output(&x.shape)?;
+                if !data.is_empty() {
+                    let left = Rows::dense(&x.data, terms);
+                    matrix.multiply(&left, &self.ends.epilogue, &mut data);
+                }
+                (shape, data)
+            }
+            (Matrix::Sparse(matrix), x) => {
+                let x = ordered(x.floats()?);
+                let (shape, mut data) = output(&x.shape)?;
+                matrix.multiply(&x.data, &self.ends.epilogue, &mut data);
+                (shape, data)
+            }
+            _ => return Err(failed("a product of codes got no codes")),
+        };
+        Ok(Floats {
+            shape,
+            data,
+            last: false,
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! Runs an exported model with the products of `burn-lean-kernels`.
+//!
+//! Operations that are products, or that come between products, are computed here; runs of others are
+//! models of their own, which rten computes.
+
+mod attributes;
+mod between;
+mod convolution;
+mod linear;
+mod plan;
+mod value;
+
+use std::sync::Arc;
+
+use burn_lean_kernels::{CodeGrid, Storage, dynamic_grid};
+use rten::ThreadPool;
+use rten::Value as Foreign;
+
+use super::program::Program;
+use crate::{DeployError, OnnxModel};
+use between::Between;
+use convolution::Convolution;
+use linear::Linear;
+use value::{Codes, Floats, Value};
+
+/// How weights are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Keep {
+    /// Those that stay floats.
+    pub(crate) floats: Storage,
+    /// Matrices of which half is zero, as their nonzero numbers.
+    pub(crate) sparse: bool,
+}
+
+/// A model that is ready to run.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    steps: Vec<Step>,
+    slots: usize,
+    inputs: Vec<usize>,
+    outputs: Vec<usize>,
+    resident_bytes: usize,
+    /// Whether a matrix is kept as its nonzero numbers.
+    is_sparse: bool,
+    pool: Option<rayon::ThreadPool>,
+}
+
+#[derive(Debug)]
+struct Step {
+    operation: Operation,
+    inputs: Vec<usize>,
+    outputs: Vec<usize>,
+    /// Slots that nothing reads afterwards.
+    freed: Vec<usize>,
+}
+
+#[derive(Debug)]
+enum Operation {
+    /// The codes of floats; with the grid of the values at hand, where none is given. `last`: with the
+    /// channels last.
+    Quantize {
+        grid: Option<CodeGrid>,
+        last: bool,
+    },
+    Linear(Linear),
+    Convolution(Convolution),
+    Between(Between),
+    Foreign(Program),
+}
+
+impl Runner {
+    /// Packs a model. `threads`: 0 for those of the caller's rayon pool.
+    pub(crate) fn new(
+        model: &OnnxModel,
+        keep: Keep,
+        threads: usize,
+        foreign: &Arc<ThreadPool>,
+    ) -> Result<Self, DeployError> {
+        let mut runner = plan::plan(model, keep, foreign)?;
+        if threads > 0 {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            runner.pool = Some(pool.map_err(|error| DeployError::Load {
+                reason: error.to_string(),
+            })?);
+        }
+        Ok(runner)
+    }
+
+    pub(crate) fn resident_bytes(&self) -> usize {
+        self.resident_bytes
+    }
+
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.is_sparse
+    }
+
+    pub(crate) fn run(&self, inputs: Vec<Foreign>) -> Result<Vec<Foreign>, DeployError> {
+        match &self.pool {
+            Some(pool) => pool.install(|| self.steps(inputs)),
+            None => self.steps(inputs),
+        }
+    }
+
+    fn steps(&self, inputs: Vec<Foreign>) -> Result<Vec<Foreign>, DeployError> {
+        let mut slots: Vec<Option<Value>> = Vec::new();
+        slots.resize_with(self.slots, || None);
+        for (slot, value) in self.inputs.iter().zip(inputs) {
+            slots[*slot] = Some(Value::of(value));
+        }
+        for step in &self.steps {
+            let mut given: Vec<Value> = Vec::with_capacity(step.inputs.len());
+            for (position, slot) in step.inputs.iter().enumerate() {
+                let again = step.inputs[position + 1..].contains(slot);
+                let value = match step.freed.contains(slot) && !again {
+                    true => slots[*slot].take(),
+                    false => slots[*slot].clone(),
+                };
+                given.push(value.ok_or_else(|| failed("an operand is missing"))?);
+            }
+            let made = step.operation.run(given)?;
+            for (slot, value) in step.outputs.iter().zip(made) {
+                slots[*slot] = Some(value);
+            }
+            for slot in &step.freed {
+                slots[*slot] = None;
+            }
+        }
+        let results = self.outputs.iter().map(|slot| {
+            let value = slots[*slot].clone();
+            value
+                .ok_or_else(|| failed("a result is missing"))?
+                .into_foreign()
+        });
+        results.collect()
+    }
+}
+
+fn failed(reason: impl Into<String>) -> DeployError {
+    DeployError::Run {
+        reason: reason.into(),
+    }
+}
+
+impl Operation {
+    fn run(&self, mut given: Vec<Value>) -> Result<Vec<Value>, DeployError> {
+        let value = match self {
+            Self::Foreign(program) => {
+                let values = given.into_iter().map(Value::into_foreign);
+                let values = values.collect::<Result<Vec<_>, _>>()?;
+                let made = program.run(values)?;
+                return Ok(made.into_iter().map(Value::of).collect());
+            }
+            Self::Quantize { grid, last } => {
+                let x = take(&mut given)?.floats()?;
+                let x = match last {
+                    true => value::channels_last(x),
+                    false => value::ordered(x),
+                };
+                let grid = grid.unwrap_or_else(|| dynamic_grid(&x.data).0);
+                let mut codes = Vec::new();
+                grid.quantize(&x.data, &mut codes);
+                Value::Codes(Arc::new(Codes {
+                    shape: x.shape.clone(),
+                    codes,
+                    last: *last,
+                    scale: grid.scale,
+                }))
+            }
+            Self::Linear(linear) => Value::floats_of(linear.run(take(&mut given)?)?),
+            Self::Convolution(convolution) => Value::floats_of(convolution.run(take(&mut given)?)?),
+            Self::Between(between) => Value::floats_of(between.run(given)?),
+        };
+        Ok(vec![value])
+    }
+}
+
+fn take(given: &mut Vec<Value>) -> Result<Value, DeployError> {
+    match given.is_empty() {
+        true => Err(failed("an operand is missing")),
+        false => Ok(given.remove(0)),
+    }
+}
+
+/// The only value, changed in place where nothing else holds it.
+fn own(x: Arc<Floats>) -> Floats {
+    Arc::try_unwrap(x).unwrap_or_else(|shared| (*shared).clone())
+}

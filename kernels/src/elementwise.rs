@@ -1,0 +1,249 @@
+//! What comes between products.
+
+use crate::epilogue::limit;
+use crate::simd::{Simd, Task, dispatch};
+
+/// Work on one number after the other.
+struct Each<'a, F> {
+    values: &'a mut [f32],
+    change: F,
+}
+
+impl<F: Fn(f32) -> f32> Task for Each<'_, F> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for value in self.values {
+            *value = (self.change)(*value);
+        }
+    }
+}
+
+/// Numbers that are not below one and not above another. NaN stays NaN.
+pub fn clamp(values: &mut [f32], low: f32, high: f32) {
+    dispatch(Each {
+        values,
+        change: move |x| limit(x, low, high),
+    });
+}
+
+/// Adds numbers to others of the same shape.
+///
+/// # Panics
+///
+/// Unless there are as many.
+pub fn add(values: &mut [f32], others: &[f32]) {
+    assert_eq!(values.len(), others.len(), "shapes differ");
+    dispatch(Add { values, others });
+}
+
+struct Add<'a> {
+    values: &'a mut [f32],
+    others: &'a [f32],
+}
+
+impl Task for Add<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (value, other) in self.values.iter_mut().zip(self.others) {
+            *value += other;
+        }
+    }
+}
+
+/// eˣ within 2 units of the last place, for x from −87 to 88; beyond as at these.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    // x = n·ln 2 + r, |r| ≤ ln 2 / 2; a polynomial for eʳ, and n in the exponent (Cephes, Moshier).
+    const MAGIC: f32 = 12_582_912.0;
+    let x = limit(x, -87.0, 88.0);
+    let n = x.mul_add(std::f32::consts::LOG2_E, MAGIC) - MAGIC;
+    let r = n.mul_add(-0.693_359_4, x);
+    let r = n.mul_add(2.121_944_4e-4, r);
+    let mut p = 1.987_569_1e-4_f32;
+    for c in [
+        1.398_199_9e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        1.666_666_5e-1,
+        0.5,
+    ] {
+        p = p.mul_add(r, c);
+    }
+    let value = p.mul_add(r * r, r) + 1.0;
+    let scale = f32::from_bits(((n as i32 + 127) << 23) as u32);
+    value * scale
+}
+
+/// 1 / (1 + e⁻ˣ).
+pub fn sigmoid(values: &mut [f32]) {
+    dispatch(Each {
+        values,
+        change: |x: f32| 1.0 / (1.0 + exp(-x)),
+    });
+}
+
+/// The hyperbolic tangent, within 3·10⁻⁷.
+pub fn tanh(values: &mut [f32]) {
+    dispatch(Each {
+        values,
+        change: |x: f32| {
+            // Near 0 the quotient would lose what is small.
+            let square = x * x;
+            let small =
+                x + x * square * (-1.0 / 3.0 + square * (2.0 / 15.0 - square * (17.0 / 315.0)));
+            let large = 1.0 - 2.0 / (exp(2.0 * x) + 1.0);
+            if square < 0.01 { small } else { large }
+        },
+    });
+}
+
+/// x · Φ(x), with the distribution function of the normal distribution, within 3·10⁻⁷ · |x|.
+pub fn gelu(values: &mut [f32]) {
+    dispatch(Each {
+        values,
+        change: |x: f32| {
+            // Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+            let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+            let t = 1.0 / (1.0 + 0.327_591_1 * z);
+            let p = 1.061_405_4_f32;
+            let p = p.mul_add(t, -1.453_152_1);
+            let p = p.mul_add(t, 1.421_413_8);
+            let p = p.mul_add(t, -0.284_496_72);
+            let p = p.mul_add(t, 0.254_829_6) * t;
+            // What is beyond |x|.
+            let tail = 0.5 * p * exp(-z * z);
+            if x < 0.0 { x * tail } else { x - x * tail }
+        },
+    });
+}
+
+/// Rows of `size` numbers as probabilities: eˣ over the sum of the row.
+///
+/// # Panics
+///
+/// For a `size` of 0.
+pub fn softmax(values: &mut [f32], size: usize) {
+    dispatch(Softmax { values, size });
+}
+
+struct Softmax<'a> {
+    values: &'a mut [f32],
+    size: usize,
+}
+
+impl Task for Softmax<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for row in self.values.chunks_exact_mut(self.size) {
+            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            for x in row.iter_mut() {
+                let distance = *x - most;
+                let power = exp(distance);
+                *x = if distance < -87.0 { 0.0 } else { power };
+            }
+            let sum: f32 = lanes_sum(row);
+            for x in row.iter_mut() {
+                *x /= sum;
+            }
+        }
+    }
+}
+
+/// Rows as long as `gain`, less their mean, over the root of their variance and `epsilon`; times `gain`
+/// and plus `shift`.
+///
+/// # Panics
+///
+/// For an empty `gain`.
+pub fn layer_norm(values: &mut [f32], gain: &[f32], shift: Option<&[f32]>, epsilon: f32) {
+    dispatch(LayerNorm {
+        values,
+        gain,
+        shift,
+        epsilon,
+    });
+}
+
+struct LayerNorm<'a> {
+    values: &'a mut [f32],
+    gain: &'a [f32],
+    shift: Option<&'a [f32]>,
+    epsilon: f32,
+}
+
+impl Task for LayerNorm<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let size = self.gain.len();
+        for row in self.values.chunks_exact_mut(size) {
+            let mean = lanes_sum(row) / size as f32;
+            row.iter_mut().for_each(|x| *x -= mean);
+            let mut squares = [0.0f32; 16];
+            let (chunks, rest) = row.as_chunks::<16>();
+            for chunk in chunks {
+                for (sum, x) in squares.iter_mut().zip(chunk) {
+                    *sum += x * x;
+                }
+            }
+            let rest: f32 = rest.iter().map(|x| x * x).sum();
+            let variance = (squares.iter().sum::<f32>() + rest) / size as f32;
+            let factor = 1.0 / (variance + self.epsilon).sqrt();
+            for (x, gain) in row.iter_mut().zip(self.gain) {
+                *x = *x * factor * gain;
+            }
+            if let Some(shift) = self.shift {
+                for (x, shift) in row.iter_mut().zip(shift) {
+                    *x += shift;
+                }
+            }
+        }
+    }
+}
+
+/// A sum in 16 parts.
+#[inline(always)]
+fn lanes_sum(values: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 16];
+    let (chunks, rest) = values.as_chunks::<16>();
+    for chunk in chunks {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            *sum += x;
+        }
+    }
+    sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
+}
+
+/// From `[batch, channels, inner]` to `[batch, inner, channels]`.
+pub fn axes_to_back(values: &[f32], batch: usize, channels: usize, inner: usize) -> Vec<f32> {
+    turn(values, batch, channels, inner)
+}
+
+/// From `[batch, inner, channels]` to `[batch, channels, inner]`.
+pub fn axes_to_front(values: &[f32], batch: usize, inner: usize, channels: usize) -> Vec<f32> {
+    turn(values, batch, inner, channels)
+}
+
+/// Matrices `[batch, a, b]` turned to `[batch, b, a]`, in blocks that stay in the cache.
+fn turn(values: &[f32], batch: usize, a: usize, b: usize) -> Vec<f32> {
+    const BLOCK: usize = 16;
+    assert_eq!(values.len(), batch * a * b, "the values have another shape");
+    let mut turned = vec![0.0; values.len()];
+    if values.is_empty() {
+        return turned;
+    }
+    let pairs = values
+        .chunks_exact(a * b)
+        .zip(turned.chunks_exact_mut(a * b));
+    for (from, to) in pairs {
+        for i in (0..a).step_by(BLOCK) {
+            for j in (0..b).step_by(BLOCK) {
+                for column in j..(j + BLOCK).min(b) {
+                    for row in i..(i + BLOCK).min(a) {
+                        to[column * a + row] = from[row * b + column];
+                    }
+                }
+            }
+        }
+    }
+    turned
+}

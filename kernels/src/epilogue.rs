@@ -1,0 +1,129 @@
+//! What happens to the sums of a product before they are stored.
+
+use crate::layout::{WIDTH, panels};
+
+/// What happens to the sums of each column.
+///
+/// ```text
+/// y = clamp((sum + code bias) · scale + bias) · gain + shift)
+/// ```
+///
+/// Each part is left out unless it is given; all are of one number for each column.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Epilogue {
+    columns: usize,
+    codes: Option<Vec<[i32; WIDTH]>>,
+    scale: Option<Vec<[f32; WIDTH]>>,
+    bias: Option<Vec<[f32; WIDTH]>>,
+    gain: Option<Vec<[[f32; WIDTH]; 2]>>,
+    clamp: Option<[f32; 2]>,
+}
+
+fn by_panel<T: Copy + Default>(values: &[T], columns: usize) -> Vec<[T; WIDTH]> {
+    assert_eq!(values.len(), columns, "one number for each column");
+    let mut all = vec![[T::default(); WIDTH]; panels(columns)];
+    all.as_flattened_mut()[..columns].copy_from_slice(values);
+    all
+}
+
+impl Epilogue {
+    /// The sums as they are.
+    pub fn new(columns: usize) -> Self {
+        Self {
+            columns,
+            codes: None,
+            scale: None,
+            bias: None,
+            gain: None,
+            clamp: None,
+        }
+    }
+
+    /// With integers added to sums of codes, before anything else.
+    ///
+    /// # Panics
+    ///
+    /// Here and below, unless there is one number for each column.
+    pub fn with_code_bias(mut self, bias: &[i32]) -> Self {
+        self.codes = Some(by_panel(bias, self.columns));
+        self
+    }
+
+    /// With a factor.
+    pub fn with_scale(mut self, scale: &[f32]) -> Self {
+        self.scale = Some(by_panel(scale, self.columns));
+        self
+    }
+
+    /// With an addend.
+    pub fn with_bias(mut self, bias: &[f32]) -> Self {
+        self.bias = Some(by_panel(bias, self.columns));
+        self
+    }
+
+    /// With a factor and an addend after the bias: a normalization whose statistics are known.
+    pub fn with_gain(mut self, gain: &[f32], shift: &[f32]) -> Self {
+        let (gain, shift) = (by_panel(gain, self.columns), by_panel(shift, self.columns));
+        self.gain = Some(gain.into_iter().zip(shift).map(|(a, b)| [a, b]).collect());
+        self
+    }
+
+    /// With results that are not below one number and not above another. NaN stays NaN.
+    pub fn with_clamp(mut self, low: f32, high: f32) -> Self {
+        self.clamp = Some([low, high]);
+        self
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Of sums of codes.
+    #[inline(always)]
+    pub(crate) fn of_codes(&self, panel: usize, sums: &[i32; WIDTH]) -> [f32; WIDTH] {
+        let mut sums = *sums;
+        if let Some(codes) = &self.codes {
+            for (sum, bias) in sums.iter_mut().zip(&codes[panel]) {
+                *sum = sum.wrapping_add(*bias);
+            }
+        }
+        let mut values = [0.0; WIDTH];
+        for (value, sum) in values.iter_mut().zip(&sums) {
+            *value = *sum as f32;
+        }
+        self.of_floats(panel, &mut values);
+        values
+    }
+
+    #[inline(always)]
+    pub(crate) fn of_floats(&self, panel: usize, values: &mut [f32; WIDTH]) {
+        if let Some(scale) = &self.scale {
+            for (value, scale) in values.iter_mut().zip(&scale[panel]) {
+                *value *= scale;
+            }
+        }
+        if let Some(bias) = &self.bias {
+            for (value, bias) in values.iter_mut().zip(&bias[panel]) {
+                *value += bias;
+            }
+        }
+        if let Some(gain) = &self.gain {
+            let [gain, shift] = &gain[panel];
+            for ((value, gain), shift) in values.iter_mut().zip(gain).zip(shift) {
+                *value = *value * gain + shift;
+            }
+        }
+        if let Some([low, high]) = self.clamp {
+            for value in values.iter_mut() {
+                *value = limit(*value, low, high);
+            }
+        }
+    }
+}
+
+/// `f32::clamp` without its check of the limits.
+#[inline(always)]
+pub(crate) fn limit(x: f32, low: f32, high: f32) -> f32 {
+    let x = if x < low { low } else { x };
+    if x > high { high } else { x }
+}

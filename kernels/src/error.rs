@@ -1,0 +1,61 @@
+//! What cannot be packed.
+
+/// Why a weight cannot be packed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// As many numbers as the shape says are needed.
+    #[error("{what}: expected {expected} numbers, got {found}")]
+    Length {
+        /// Of what.
+        what: &'static str,
+        /// By the shape.
+        expected: usize,
+        /// As given.
+        found: usize,
+    },
+    /// A code outside of the range of its bits.
+    #[error("the code {code} does not fit {bits} bits: codes of so many are signed")]
+    Code {
+        /// The code.
+        code: i32,
+        /// Bits of a code.
+        bits: u8,
+    },
+    /// Codes of a width that is not packed.
+    #[error("codes of {bits} bits are not packed: take 4 or 8")]
+    Bits {
+        /// Bits of a code.
+        bits: u8,
+    },
+    /// Sums of a column that may leave 32 bits.
+    #[error(
+        "the sums of column {column} may reach {sum}, more than 32 bits hold beside a bias: multiply in \
+         floats"
+    )]
+    Overflow {
+        /// The column.
+        column: usize,
+        /// The largest sum that inputs of 8 bits can make.
+        sum: i64,
+    },
+    /// Blocks that do not divide the rows.
+    #[error("blocks of {block} rows do not divide {rows} rows")]
+    Block {
+        /// Rows that share a scale.
+        block: usize,
+        /// Rows of the weight.
+        rows: usize,
+    },
+}
+
+pub(crate) fn expect(what: &'static str, expected: usize, found: usize) -> Result<(), KernelError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(KernelError::Length {
+            what,
+            expected,
+            found,
+        }),
+    }
+}

@@ -1,0 +1,549 @@
+//! Floats times weights that are stored in F32, half precision, or codes with scales.
+
+use std::ops::Range;
+
+use crate::drive::{HEIGHT, Place, Right, multiply};
+use crate::error::expect;
+use crate::half::{to_bf16, to_f16};
+use crate::layout::{WIDTH, apart, in_nibbles, in_panels};
+use crate::rows::Left;
+use crate::simd::Simd;
+use crate::{Epilogue, KernelError};
+
+/// In what the floats of a matrix are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Storage {
+    /// 4 bytes each.
+    #[default]
+    F32,
+    /// 2 bytes each, rounded to the nearest; up to 65,504.
+    F16,
+    /// 2 bytes each, rounded to the nearest.
+    BF16,
+}
+
+/// A matrix `[k, n]` that floats are multiplied by. Products and sums are in F32.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FloatMatrix {
+    rows: usize,
+    columns: usize,
+    panels: Panels,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Panels {
+    F32(Vec<[f32; WIDTH]>),
+    F16(Vec<[u16; WIDTH]>),
+    BF16(Vec<[u16; WIDTH]>),
+    Codes(Codes),
+}
+
+/// Codes, and scales of blocks of rows, `[panel, block]`.
+#[derive(Debug, Clone, PartialEq)]
+struct Codes {
+    codes: Signed,
+    scales: Vec<[f32; WIDTH]>,
+    block: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Signed {
+    Bytes(Vec<[i8; WIDTH]>),
+    Nibbles(Vec<[u8; WIDTH]>),
+}
+
+impl FloatMatrix {
+    /// Packs row-major numbers, rounded to how they are stored. F16 takes finite numbers up to 65,504;
+    /// larger ones are stored as F32.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Length`].
+    pub fn new(
+        values: &[f32],
+        rows: usize,
+        columns: usize,
+        storage: Storage,
+    ) -> Result<Self, KernelError> {
+        expect("weights", rows * columns, values.len())?;
+        let fits = values.iter().all(|value| value.abs() < 65520.0);
+        let panels = match storage {
+            Storage::F16 if fits => Panels::F16(in_panels(values, rows, columns, to_f16)),
+            Storage::BF16 => Panels::BF16(in_panels(values, rows, columns, to_bf16)),
+            _ => Panels::F32(in_panels(values, rows, columns, |value| value)),
+        };
+        Ok(Self {
+            rows,
+            columns,
+            panels,
+        })
+    }
+
+    /// Packs row-major signed codes of 4 or 8 bits, of which each `block` rows of a column share a
+    /// scale: `scales` is `[rows / block, columns]`.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Length`], [`KernelError::Bits`], [`KernelError::Code`], and
+    /// [`KernelError::Block`] unless blocks divide the rows and, with 4 bits, have an even number.
+    pub fn of_codes(
+        codes: &[i8],
+        [rows, columns]: [usize; 2],
+        bits: u8,
+        block: usize,
+        scales: &[f32],
+    ) -> Result<Self, KernelError> {
+        expect("codes", rows * columns, codes.len())?;
+        let odd = bits == 4 && !block.is_multiple_of(2) && block != rows;
+        if block == 0 || !rows.is_multiple_of(block) || odd {
+            return Err(KernelError::Block { block, rows });
+        }
+        let blocks = rows / block;
+        expect("scales", blocks * columns, scales.len())?;
+        let codes = match bits {
+            8 => Signed::Bytes(in_panels(codes, rows, columns, |code| code)),
+            4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
+                Some(code) => {
+                    return Err(KernelError::Code {
+                        code: i32::from(*code),
+                        bits,
+                    });
+                }
+                None => Signed::Nibbles(in_nibbles(codes, rows, columns)),
+            },
+            bits => return Err(KernelError::Bits { bits }),
+        };
+        let scales = in_panels(scales, blocks, columns, |scale| scale);
+        Ok(Self {
+            rows,
+            columns,
+            panels: Panels::Codes(Codes {
+                codes,
+                scales,
+                block,
+            }),
+        })
+    }
+
+    /// Its rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+
+    /// Bytes that it takes in memory.
+    pub fn bytes(&self) -> usize {
+        match &self.panels {
+            Panels::F32(panels) => 4 * panels.as_flattened().len(),
+            Panels::F16(panels) | Panels::BF16(panels) => 2 * panels.as_flattened().len(),
+            Panels::Codes(Codes { codes, scales, .. }) => {
+                let codes = match codes {
+                    Signed::Bytes(codes) => codes.as_flattened().len(),
+                    Signed::Nibbles(codes) => codes.as_flattened().len(),
+                };
+                codes + 4 * scales.as_flattened().len()
+            }
+        }
+    }
+
+    /// Multiplies rows by it: `output` is `[rows, n]`.
+    ///
+    /// # Panics
+    ///
+    /// Where rows, epilogue or output have other sizes.
+    pub fn multiply(&self, left: &dyn Left<f32>, epilogue: &Epilogue, output: &mut [f32]) {
+        self.multiply_into(left, epilogue, output, self.columns, 0);
+    }
+
+    /// As [`multiply`](Self::multiply), into columns from `column` on of rows of `stride` numbers.
+    ///
+    /// # Panics
+    ///
+    /// As [`multiply`](Self::multiply).
+    pub fn multiply_into(
+        &self,
+        left: &dyn Left<f32>,
+        epilogue: &Epilogue,
+        output: &mut [f32],
+        stride: usize,
+        column: usize,
+    ) {
+        assert_eq!(left.terms(), self.rows, "rows have other sizes");
+        assert!(column + self.columns <= stride, "the columns do not fit");
+        let place = Place { stride, column };
+        let of = (self.rows, self.columns);
+        match &self.panels {
+            Panels::F32(panels) => {
+                let right = Lines::<_, false> { of, panels };
+                multiply(left, &right, epilogue, output, place);
+            }
+            Panels::F16(panels) => {
+                let right = Lines::<_, false> { of, panels };
+                multiply(left, &right, epilogue, output, place);
+            }
+            Panels::BF16(panels) => {
+                let right = Lines::<_, true> { of, panels };
+                multiply(left, &right, epilogue, output, place);
+            }
+            Panels::Codes(Codes {
+                codes,
+                scales,
+                block,
+            }) => {
+                let block = *block;
+                match codes {
+                    Signed::Bytes(panels) => {
+                        let right = Scaled {
+                            of,
+                            panels,
+                            scales,
+                            block,
+                        };
+                        multiply(left, &right, epilogue, output, place);
+                    }
+                    Signed::Nibbles(panels) => {
+                        let right = Scaled {
+                            of,
+                            panels,
+                            scales,
+                            block,
+                        };
+                        multiply(left, &right, epilogue, output, place);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Panels of floats; `BRAIN` tells BF16 from F16.
+struct Lines<'a, L, const BRAIN: bool> {
+    of: (usize, usize),
+    panels: &'a [L],
+}
+
+/// A row of a panel, as it is stored.
+trait Line: Sync {
+    fn widen<S: Simd, const BRAIN: bool>(&self, simd: S) -> S::Floats;
+    /// Whether it takes time.
+    const WIDENS: bool;
+}
+
+impl Line for [f32; WIDTH] {
+    const WIDENS: bool = false;
+
+    #[inline(always)]
+    fn widen<S: Simd, const BRAIN: bool>(&self, simd: S) -> S::Floats {
+        simd.floats(self)
+    }
+}
+
+impl Line for [u16; WIDTH] {
+    const WIDENS: bool = true;
+
+    #[inline(always)]
+    fn widen<S: Simd, const BRAIN: bool>(&self, simd: S) -> S::Floats {
+        if BRAIN {
+            simd.bf16(self)
+        } else {
+            simd.f16(self)
+        }
+    }
+}
+
+impl<L: Line, const BRAIN: bool> Right<f32> for Lines<'_, L, BRAIN> {
+    type Sums = [f32; WIDTH];
+    type Decoded = Vec<[f32; WIDTH]>;
+
+    fn stride(&self) -> usize {
+        apart(self.of.0, 4)
+    }
+
+    fn columns(&self) -> usize {
+        self.of.1
+    }
+
+    fn lines(&self) -> usize {
+        self.of.0
+    }
+
+    #[inline(always)]
+    fn decode<S: Simd>(
+        &self,
+        simd: S,
+        panel: usize,
+        lines: Range<usize>,
+        rows: usize,
+        decoded: &mut Vec<[f32; WIDTH]>,
+    ) {
+        if L::WIDENS && rows > HEIGHT {
+            decoded.clear();
+            let first = panel * self.of.0;
+            for line in &self.panels[first + lines.start..first + lines.end] {
+                decoded.push(simd.store(line.widen::<S, BRAIN>(simd)));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        rows: &[f32],
+        panel: usize,
+        lines: Range<usize>,
+        decoded: &Vec<[f32; WIDTH]>,
+        sums: &mut [[f32; WIDTH]; R],
+    ) {
+        let first = panel * self.of.0;
+        let panel = &self.panels[first + lines.start..first + lines.end];
+        let rows = part(rows, self.stride(), lines);
+        match L::WIDENS && !decoded.is_empty() {
+            true => sum::<S, R, _, false>(simd, rows, decoded, sums),
+            false => sum::<S, R, L, BRAIN>(simd, rows, panel, sums),
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&self, panel: usize, sums: &[f32; WIDTH], epilogue: &Epilogue) -> [f32; WIDTH] {
+        let mut values = *sums;
+        epilogue.of_floats(panel, &mut values);
+        values
+    }
+}
+
+/// The same numbers of each of `R` rows.
+#[inline(always)]
+fn part<const R: usize>(rows: &[f32], stride: usize, terms: Range<usize>) -> [&[f32]; R] {
+    let mut parts: [&[f32]; R] = [&[]; R];
+    for (index, part) in parts.iter_mut().enumerate() {
+        *part = &rows[index * stride + terms.start..index * stride + terms.end];
+    }
+    parts
+}
+
+/// Adds products of rows and the lines of a panel.
+#[inline(always)]
+fn sum<S: Simd, const R: usize, L: Line, const BRAIN: bool>(
+    simd: S,
+    mut rows: [&[f32]; R],
+    panel: &[L],
+    sums: &mut [[f32; WIDTH]; R],
+) {
+    for row in &mut rows {
+        *row = &row[..panel.len()];
+    }
+    let mut all = [simd.floats(&[0.0; WIDTH]); R];
+    for (all, sums) in all.iter_mut().zip(&*sums) {
+        *all = simd.floats(sums);
+    }
+    if R > 2 {
+        for (k, line) in panel.iter().enumerate() {
+            let weights = line.widen::<S, BRAIN>(simd);
+            for (sums, row) in all.iter_mut().zip(rows) {
+                *sums = simd.multiply_add(row[k], weights, *sums);
+            }
+        }
+    } else {
+        // Few sums wait for each other: four of each, which are added in the end.
+        let one = simd.floats(&[1.0; WIDTH]);
+        let mut parts = [[simd.floats(&[0.0; WIDTH]); 4]; R];
+        let (fours, rest) = panel.as_chunks::<4>();
+        for (k, lines) in fours.iter().enumerate() {
+            for (part, line) in lines.iter().enumerate() {
+                let weights = line.widen::<S, BRAIN>(simd);
+                for (parts, row) in parts.iter_mut().zip(rows) {
+                    parts[part] = simd.multiply_add(row[4 * k + part], weights, parts[part]);
+                }
+            }
+        }
+        for (k, line) in (4 * fours.len()..).zip(rest) {
+            let weights = line.widen::<S, BRAIN>(simd);
+            for (parts, row) in parts.iter_mut().zip(rows) {
+                parts[0] = simd.multiply_add(row[k], weights, parts[0]);
+            }
+        }
+        for (sums, parts) in all.iter_mut().zip(parts) {
+            for part in parts {
+                *sums = simd.fuse(part, one, *sums);
+            }
+        }
+    }
+    for (sums, all) in sums.iter_mut().zip(all) {
+        *sums = simd.store(all);
+    }
+}
+
+/// Panels of codes, and scales of blocks of rows, `[panel, block]`.
+struct Scaled<'a, P> {
+    of: (usize, usize),
+    panels: &'a [P],
+    scales: &'a [[f32; WIDTH]],
+    block: usize,
+}
+
+/// One or two rows of a panel of codes, as they are stored.
+trait CodeLine: Sync + Sized {
+    /// Rows in a line.
+    const ROWS: usize;
+    /// The rows; the same twice where a line has one.
+    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2];
+}
+
+impl CodeLine for [i8; WIDTH] {
+    const ROWS: usize = 1;
+
+    #[inline(always)]
+    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2] {
+        let codes = simd.codes(self);
+        [codes, codes]
+    }
+}
+
+impl CodeLine for [u8; WIDTH] {
+    const ROWS: usize = 2;
+
+    #[inline(always)]
+    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2] {
+        simd.nibbles(self)
+    }
+}
+
+impl<P: CodeLine> Scaled<'_, P> {
+    /// The blocks that rows lie in, with the lines of each and its scales.
+    #[inline(always)]
+    fn blocks(
+        &self,
+        panel: usize,
+        rows: Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, &[P], &[f32; WIDTH])> {
+        let blocks = self.of.0 / self.block;
+        let first = panel * self.of.0.div_ceil(P::ROWS);
+        let of_panel = &self.scales[panel * blocks..(panel + 1) * blocks];
+        let touched = rows.start / self.block..rows.end.div_ceil(self.block);
+        touched.map(move |block| {
+            let start = rows.start.max(block * self.block);
+            let end = rows.end.min((block + 1) * self.block);
+            let lines = first + start / P::ROWS..first + end.div_ceil(P::ROWS);
+            (start..end, &self.panels[lines], &of_panel[block])
+        })
+    }
+}
+
+impl<P: CodeLine> Right<f32> for Scaled<'_, P> {
+    type Sums = [f32; WIDTH];
+    type Decoded = Vec<[f32; WIDTH]>;
+
+    fn stride(&self) -> usize {
+        apart(self.of.0, 4)
+    }
+
+    fn columns(&self) -> usize {
+        self.of.1
+    }
+
+    fn lines(&self) -> usize {
+        self.of.0
+    }
+
+    #[inline(always)]
+    fn decode<S: Simd>(
+        &self,
+        simd: S,
+        panel: usize,
+        lines: Range<usize>,
+        rows: usize,
+        decoded: &mut Vec<[f32; WIDTH]>,
+    ) {
+        if rows <= HEIGHT {
+            return;
+        }
+        decoded.clear();
+        let zero = simd.floats(&[0.0; WIDTH]);
+        for (_, lines, scale) in self.blocks(panel, lines.clone()) {
+            let scale = simd.floats(scale);
+            for line in lines {
+                let both = line.widen(simd);
+                for values in &both[..P::ROWS] {
+                    decoded.push(simd.store(simd.fuse(*values, scale, zero)));
+                }
+            }
+        }
+        // An odd number of rows has half a line too many.
+        decoded.truncate(lines.len());
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        rows: &[f32],
+        panel: usize,
+        lines: Range<usize>,
+        decoded: &Vec<[f32; WIDTH]>,
+        sums: &mut [[f32; WIDTH]; R],
+    ) {
+        if !decoded.is_empty() {
+            let rows = part(rows, self.stride(), lines);
+            return sum::<S, R, _, false>(simd, rows, decoded, sums);
+        }
+        for (terms, lines, scale) in self.blocks(panel, lines) {
+            let rows: [&[f32]; R] = part(rows, self.stride(), terms);
+            let of_block = sum_codes(simd, rows, lines);
+            let scale = simd.floats(scale);
+            for (sums, of_block) in sums.iter_mut().zip(of_block) {
+                let before = simd.floats(sums);
+                *sums = simd.store(simd.fuse(of_block, scale, before));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&self, panel: usize, sums: &[f32; WIDTH], epilogue: &Epilogue) -> [f32; WIDTH] {
+        let mut values = *sums;
+        epilogue.of_floats(panel, &mut values);
+        values
+    }
+}
+
+/// Products of rows and lines of codes; two sums each, so that few of them do not wait.
+#[inline(always)]
+fn sum_codes<S: Simd, const R: usize, P: CodeLine>(
+    simd: S,
+    rows: [&[f32]; R],
+    lines: &[P],
+) -> [S::Floats; R] {
+    let zero = simd.floats(&[0.0; WIDTH]);
+    let one = simd.floats(&[1.0; WIDTH]);
+    let mut sums = [[zero; 2]; R];
+    let whole = rows.first().map_or(0, |row| row.len() / 2);
+    let mut pairs: [&[[f32; 2]]; R] = [&[]; R];
+    for (pairs, row) in pairs.iter_mut().zip(rows) {
+        *pairs = &row.as_chunks::<2>().0[..whole];
+    }
+    for (k, lines) in lines.chunks_exact(2 / P::ROWS).take(whole).enumerate() {
+        let first = lines[0].widen(simd);
+        let [low, high] = match P::ROWS {
+            1 => [first[0], lines[1].widen(simd)[0]],
+            _ => first,
+        };
+        for (sums, pairs) in sums.iter_mut().zip(pairs) {
+            let [a, b] = pairs[k];
+            sums[0] = simd.multiply_add(a, low, sums[0]);
+            sums[1] = simd.multiply_add(b, high, sums[1]);
+        }
+    }
+    if let Some(line) = lines.get(whole * 2 / P::ROWS) {
+        let [low, _] = line.widen(simd);
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            if let Some(last) = row.get(2 * whole) {
+                sums[0] = simd.multiply_add(*last, low, sums[0]);
+            }
+        }
+    }
+    let mut all = [zero; R];
+    for (all, [a, b]) in all.iter_mut().zip(sums) {
+        *all = simd.fuse(b, one, a);
+    }
+    all
+}

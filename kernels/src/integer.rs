@@ -1,0 +1,200 @@
+//! Codes times codes, summed exactly.
+
+use std::ops::Range;
+
+use crate::drive::{Place, Right, multiply};
+use crate::error::expect;
+use crate::layout::{WIDTH, apart, in_nibbles, in_pairs};
+use crate::rows::Left;
+use crate::simd::Simd;
+use crate::{Epilogue, KernelError};
+
+/// A matrix of signed codes `[k, n]`, of 4 or 8 bits, as it stays in memory.
+///
+/// Left sides are codes as distances from the code of zero, −255 to 255: those of any grid of 8 bits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IntegerMatrix {
+    rows: usize,
+    columns: usize,
+    panels: Panels,
+}
+
+/// The largest sum of products: a quarter of 32 bits is left for what is added to it.
+const LARGEST: i64 = 3 << 29;
+
+#[derive(Debug, Clone, PartialEq)]
+enum Panels {
+    Bytes(Vec<[i8; 2 * WIDTH]>),
+    Nibbles(Vec<[u8; WIDTH]>),
+}
+
+impl IntegerMatrix {
+    /// Packs row-major codes of `bits` bits.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Length`], [`KernelError::Bits`], [`KernelError::Code`], and
+    /// [`KernelError::Overflow`] where the sums of inputs of 8 bits may leave 32, or leave no room for a
+    /// bias of 2²⁹.
+    pub fn new(codes: &[i8], rows: usize, columns: usize, bits: u8) -> Result<Self, KernelError> {
+        expect("codes", rows * columns, codes.len())?;
+        for column in 0..columns {
+            let terms = (0..rows).map(|row| i64::from(codes[row * columns + column]).abs());
+            let sum = 255 * terms.sum::<i64>();
+            if sum > LARGEST {
+                return Err(KernelError::Overflow { column, sum });
+            }
+        }
+        let panels = match bits {
+            8 => Panels::Bytes(in_pairs(codes, rows, columns)),
+            4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
+                Some(code) => {
+                    return Err(KernelError::Code {
+                        code: i32::from(*code),
+                        bits,
+                    });
+                }
+                None => Panels::Nibbles(in_nibbles(codes, rows, columns)),
+            },
+            bits => return Err(KernelError::Bits { bits }),
+        };
+        Ok(Self {
+            rows,
+            columns,
+            panels,
+        })
+    }
+
+    /// Its rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+
+    /// Bytes that it takes in memory.
+    pub fn bytes(&self) -> usize {
+        match &self.panels {
+            Panels::Bytes(panels) => panels.as_flattened().len(),
+            Panels::Nibbles(panels) => panels.as_flattened().len(),
+        }
+    }
+
+    /// Multiplies rows by it: `output` is `[rows, n]`.
+    ///
+    /// # Panics
+    ///
+    /// Where rows, epilogue or output have other sizes.
+    pub fn multiply(&self, left: &dyn Left<i16>, epilogue: &Epilogue, output: &mut [f32]) {
+        self.multiply_into(left, epilogue, output, self.columns, 0);
+    }
+
+    /// As [`multiply`](Self::multiply), into columns from `column` on of rows of `stride` numbers.
+    ///
+    /// # Panics
+    ///
+    /// As [`multiply`](Self::multiply).
+    pub fn multiply_into(
+        &self,
+        left: &dyn Left<i16>,
+        epilogue: &Epilogue,
+        output: &mut [f32],
+        stride: usize,
+        column: usize,
+    ) {
+        assert_eq!(left.terms(), self.rows, "rows have other sizes");
+        assert!(column + self.columns <= stride, "the columns do not fit");
+        let place = Place { stride, column };
+        let of = (self.rows, self.columns);
+        match &self.panels {
+            Panels::Bytes(panels) => multiply(left, &Pairs { of, panels }, epilogue, output, place),
+            Panels::Nibbles(panels) => {
+                multiply(left, &Pairs { of, panels }, epilogue, output, place);
+            }
+        }
+    }
+}
+
+/// Panels of pairs of rows.
+struct Pairs<'a, P> {
+    of: (usize, usize),
+    panels: &'a [P],
+}
+
+/// A pair of rows of a panel, as it is stored.
+trait Pair: Sync + Sized {
+    fn add<S: Simd, const R: usize>(
+        simd: S,
+        rows: [&[[i16; 2]]; R],
+        panel: &[Self],
+        sums: &mut [[i32; WIDTH]; R],
+    );
+}
+
+impl Pair for [i8; 2 * WIDTH] {
+    #[inline(always)]
+    fn add<S: Simd, const R: usize>(
+        simd: S,
+        rows: [&[[i16; 2]]; R],
+        panel: &[Self],
+        sums: &mut [[i32; WIDTH]; R],
+    ) {
+        simd.add_pairs(rows, panel, sums);
+    }
+}
+
+impl Pair for [u8; WIDTH] {
+    #[inline(always)]
+    fn add<S: Simd, const R: usize>(
+        simd: S,
+        rows: [&[[i16; 2]]; R],
+        panel: &[Self],
+        sums: &mut [[i32; WIDTH]; R],
+    ) {
+        simd.add_nibbles(rows, panel, sums);
+    }
+}
+
+impl<P: Pair> Right<i16> for Pairs<'_, P> {
+    type Sums = [i32; WIDTH];
+    type Decoded = ();
+
+    fn stride(&self) -> usize {
+        apart(self.of.0.next_multiple_of(2), 2)
+    }
+
+    fn columns(&self) -> usize {
+        self.of.1
+    }
+
+    fn lines(&self) -> usize {
+        self.of.0.div_ceil(2)
+    }
+
+    #[inline(always)]
+    fn decode<S: Simd>(&self, _: S, _: usize, _: Range<usize>, _: usize, _: &mut ()) {}
+
+    #[inline(always)]
+    fn add<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        rows: &[i16],
+        panel: usize,
+        lines: Range<usize>,
+        _: &(),
+        sums: &mut [[i32; WIDTH]; R],
+    ) {
+        let apart = self.stride() / 2;
+        let all = rows.as_chunks::<2>().0;
+        let mut rows: [&[[i16; 2]]; R] = [&[]; R];
+        for (index, row) in rows.iter_mut().enumerate() {
+            *row = &all[index * apart + lines.start..index * apart + lines.end];
+        }
+        let first = panel * self.lines();
+        let panel = &self.panels[first + lines.start..first + lines.end];
+        P::add(simd, rows, panel, sums);
+    }
+
+    #[inline(always)]
+    fn finish(&self, panel: usize, sums: &[i32; WIDTH], epilogue: &Epilogue) -> [f32; WIDTH] {
+        epilogue.of_codes(panel, sums)
+    }
+}

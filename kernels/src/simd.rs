@@ -1,0 +1,71 @@
+//! The inner loops, for AVX2 and for any CPU.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod portable;
+
+use crate::layout::WIDTH;
+
+/// Instructions of a CPU.
+pub(crate) trait Simd: Copy {
+    /// [`WIDTH`] floats.
+    type Floats: Copy;
+
+    fn floats(self, values: &[f32; WIDTH]) -> Self::Floats;
+    fn bf16(self, bits: &[u16; WIDTH]) -> Self::Floats;
+    fn f16(self, bits: &[u16; WIDTH]) -> Self::Floats;
+    fn codes(self, codes: &[i8; WIDTH]) -> Self::Floats;
+    /// Of two rows, the low halves and the high halves; codes have 8 added.
+    fn nibbles(self, bytes: &[u8; WIDTH]) -> [Self::Floats; 2];
+    fn multiply_add(self, x: f32, weights: Self::Floats, sums: Self::Floats) -> Self::Floats;
+    /// `a · b + c`.
+    fn fuse(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    fn store(self, values: Self::Floats) -> [f32; WIDTH];
+
+    /// Adds products of pairs of codes, of each row and column.
+    fn add_pairs<const R: usize>(
+        self,
+        rows: [&[[i16; 2]]; R],
+        panel: &[[i8; 2 * WIDTH]],
+        sums: &mut [[i32; WIDTH]; R],
+    );
+    /// As [`add_pairs`](Self::add_pairs), of codes in halves of bytes.
+    fn add_nibbles<const R: usize>(
+        self,
+        rows: [&[[i16; 2]]; R],
+        panel: &[[u8; WIDTH]],
+        sums: &mut [[i32; WIDTH]; R],
+    );
+}
+
+/// Work that is compiled for each kind of CPU.
+pub(crate) trait Task {
+    fn run<S: Simd>(self, simd: S);
+}
+
+/// Runs a task with the best instructions that the CPU has.
+pub(crate) fn dispatch(task: impl Task) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = pulp::x86::V3::try_new() {
+        return simd.vectorize(WithAvx2 { task, simd });
+    }
+    task.run(portable::Portable);
+}
+
+/// A closure would not do: what it calls is compiled without the instructions unless all of it is
+/// inlined.
+#[cfg(target_arch = "x86_64")]
+struct WithAvx2<T> {
+    task: T,
+    simd: pulp::x86::V3,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<T: Task> pulp::NullaryFnOnce for WithAvx2<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        self.task.run(self.simd);
+    }
+}

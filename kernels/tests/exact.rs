@@ -1,0 +1,229 @@
+//! Sums of codes are those of 64-bit integers, whatever the shape, the codes and the grid.
+
+use burn_lean_kernels::{
+    CodeGrid, Depthwise, Epilogue, Geometry, IntegerMatrix, KernelError, Rows, Windows,
+};
+use proptest::prelude::*;
+
+/// Codes that are often at the ends of their range.
+fn codes(low: i16, high: i16, seed: u64, count: usize) -> Vec<i16> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let range = i64::from(high) - i64::from(low) + 1;
+    (0..count)
+        .map(|_| match next() % 4 {
+            0 => low,
+            1 => high,
+            _ => (i64::from(low) + (next() % range as u64) as i64) as i16,
+        })
+        .collect()
+}
+
+fn bytes(low: i16, high: i16, seed: u64, count: usize) -> Vec<i8> {
+    codes(low, high, seed, count)
+        .into_iter()
+        .map(|code| code as i8)
+        .collect()
+}
+
+/// Sums as floats, by 64-bit integers.
+fn product(left: &[i16], right: &[i8], [rows, terms, columns]: [usize; 3]) -> Vec<f32> {
+    let mut sums = Vec::new();
+    for row in 0..rows {
+        for column in 0..columns {
+            let of = |k: usize| {
+                i64::from(left[row * terms + k]) * i64::from(right[k * columns + column])
+            };
+            sums.push((0..terms).map(of).sum::<i64>() as f32);
+        }
+    }
+    sums
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_product_of_codes_is_exact(
+        rows in 1_usize..20, terms in 1_usize..90, columns in 1_usize..50,
+        zero_point in 0_i16..256, narrow: bool, seed: u64,
+    ) {
+        let (low, high, bits) = if narrow { (-8, 7, 4) } else { (-128, 127, 8) };
+        let left = codes(-zero_point, 255 - zero_point, seed, rows * terms);
+        let right = bytes(low, high, seed ^ 1, terms * columns);
+        let matrix = IntegerMatrix::new(&right, terms, columns, bits).unwrap();
+        let mut output = vec![f32::NAN; rows * columns];
+        matrix.multiply(&Rows::dense(&left, terms), &Epilogue::new(columns), &mut output);
+        prop_assert_eq!(output, product(&left, &right, [rows, terms, columns]));
+    }
+
+    #[test]
+    fn a_convolution_of_codes_is_exact(
+        extents in [1_usize..9, 1_usize..9], batch in 1_usize..4, groups in 1_usize..4,
+        per_group in 1_usize..6, out_per_group in 1_usize..20, kernel in [1_usize..4, 1_usize..4],
+        stride in [1_usize..3, 1_usize..3], dilation in [1_usize..3, 1_usize..3],
+        padding in [[0_usize..3, 0_usize..3], [0_usize..3, 0_usize..3]],
+        zero_point in 0_i16..256, seed: u64,
+    ) {
+        let geometry = Geometry { kernel, stride, padding, dilation };
+        let Some(output) = geometry.output(extents) else {
+            return Ok(());
+        };
+        let channels = groups * per_group;
+        let outs = groups * out_per_group;
+        let shape = [batch, extents[0], extents[1], channels];
+        let images = codes(-zero_point, 255 - zero_point, seed, shape.iter().product());
+        let terms = kernel[0] * kernel[1] * per_group;
+        let mut found = vec![f32::NAN; batch * output[0] * output[1] * outs];
+        let mut expected = found.clone();
+        for group in 0..groups {
+            let weight = bytes(-128, 127, seed ^ group as u64, terms * out_per_group);
+            let matrix = IntegerMatrix::new(&weight, terms, out_per_group, 8).unwrap();
+            let windows = Windows::new(&images, shape, geometry).unwrap();
+            let windows = windows.group(group * per_group, per_group);
+            let epilogue = Epilogue::new(out_per_group);
+            let first = group * out_per_group;
+            matrix.multiply_into(&windows, &epilogue, &mut found, outs, first);
+            for pixel in 0..batch * output[0] * output[1] {
+                let (image, y) = (pixel / (output[0] * output[1]), pixel / output[1] % output[0]);
+                let x = pixel % output[1];
+                for out in 0..out_per_group {
+                    let mut sum = 0_i64;
+                    for term in 0..terms {
+                        let (tap, channel) = (term / per_group, term % per_group);
+                        let at = [y, x];
+                        let from = |axis: usize, tap: usize| {
+                            (at[axis] * stride[axis] + tap * dilation[axis])
+                                .checked_sub(padding[0][axis])
+                                .filter(|at| *at < extents[axis])
+                        };
+                        let (Some(y), Some(x)) = (from(0, tap / kernel[1]), from(1, tap % kernel[1]))
+                        else {
+                            continue;
+                        };
+                        let at = ((image * extents[0] + y) * extents[1] + x) * channels;
+                        let code = images[at + group * per_group + channel];
+                        sum += i64::from(code) * i64::from(weight[term * out_per_group + out]);
+                    }
+                    expected[pixel * outs + first + out] = sum as f32;
+                }
+            }
+        }
+        prop_assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_depthwise_convolution_is_a_grouped_one(
+        extents in [1_usize..9, 1_usize..9], batch in 1_usize..3, channels in 1_usize..40,
+        kernel in [1_usize..4, 1_usize..4], stride in [1_usize..3, 1_usize..3],
+        padding in [[0_usize..2, 0_usize..2], [0_usize..2, 0_usize..2]], seed: u64,
+    ) {
+        let geometry = Geometry { kernel, stride, padding, dilation: [1, 1] };
+        let Some(output) = geometry.output(extents) else {
+            return Ok(());
+        };
+        let shape = [batch, extents[0], extents[1], channels];
+        let images = codes(-255, 255, seed, shape.iter().product());
+        let taps = kernel[0] * kernel[1];
+        let weight = bytes(-128, 127, seed ^ 1, taps * channels);
+        let windows = Windows::new(&images, shape, geometry).unwrap();
+        let mut expected = vec![0.0; batch * output[0] * output[1] * channels];
+        for channel in 0..channels {
+            let column: Vec<i8> = (0..taps).map(|tap| weight[tap * channels + channel]).collect();
+            let matrix = IntegerMatrix::new(&column, taps, 1, 8).unwrap();
+            let windows = windows.group(channel, 1);
+            matrix.multiply_into(&windows, &Epilogue::new(1), &mut expected, channels, channel);
+        }
+        let kernel = Depthwise::new(&weight, taps, channels).unwrap();
+        let mut found = vec![f32::NAN; expected.len()];
+        kernel.convolve(&windows, &Epilogue::new(channels), &mut found);
+        prop_assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn codes_are_the_nearest_ones(
+        scale in 1e-6_f32..1e4, zero_point in 0_i16..256,
+        values in prop::collection::vec(-300.0_f32..300.0, 1..70),
+    ) {
+        let grid = CodeGrid { scale, low: -zero_point, high: 255 - zero_point };
+        let mut values: Vec<f32> = values.into_iter().map(|steps| steps * scale).collect();
+        values.extend([f32::INFINITY, f32::NEG_INFINITY, 0.0, scale * 0.5, scale * 1.5]);
+        let mut found = Vec::new();
+        grid.quantize(&values, &mut found);
+        let expected: Vec<i16> = values
+            .iter()
+            .map(|value| {
+                let steps = (value * (1.0 / scale)).round_ties_even();
+                steps.clamp(f32::from(grid.low), f32::from(grid.high)) as i16
+            })
+            .collect();
+        prop_assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn large_products_are_shared_by_threads_and_stay_exact() {
+    // By rows, by columns, and one row.
+    for [rows, terms, columns] in [[300, 128, 70], [7, 700, 900], [1, 2047, 1000]] {
+        let left = codes(-255, 0, 1, rows * terms);
+        let right = bytes(-128, 127, 2, terms * columns);
+        let matrix = IntegerMatrix::new(&right, terms, columns, 8).unwrap();
+        let mut output = vec![f32::NAN; rows * columns];
+        let left_rows = Rows::dense(&left, terms);
+        matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output);
+        assert_eq!(output, product(&left, &right, [rows, terms, columns]));
+    }
+}
+
+#[test]
+fn the_largest_sums_are_exact_and_larger_ones_are_refused() {
+    let terms = 49_344;
+    let matrix = IntegerMatrix::new(&vec![-128; terms], terms, 1, 8).unwrap();
+    let mut output = [0.0];
+    matrix.multiply(
+        &Rows::dense(&vec![255; terms], terms),
+        &Epilogue::new(1),
+        &mut output,
+    );
+    assert_eq!(output, [-(terms as i64 * 255 * 128) as f32]);
+    let sum = (terms as i64 + 1) * 255 * 128;
+    assert_eq!(
+        IntegerMatrix::new(&vec![-128; terms + 1], terms + 1, 1, 8),
+        Err(KernelError::Overflow { column: 0, sum })
+    );
+}
+
+#[test]
+fn the_epilogue_is_applied_in_its_order() {
+    let matrix = IntegerMatrix::new(&[1, 2, -3], 1, 3, 4).unwrap();
+    let epilogue = Epilogue::new(3)
+        .with_code_bias(&[1, 0, 0])
+        .with_scale(&[0.5, 0.25, 1.0])
+        .with_bias(&[0.0, 1.0, 0.0])
+        .with_gain(&[2.0, 1.0, 1.0], &[0.0, 0.5, 0.0])
+        .with_clamp(0.0, 9.0);
+    let mut output = [0.0; 3];
+    matrix.multiply(&Rows::dense(&[10], 1), &epilogue, &mut output);
+    assert_eq!(output, [9.0, 6.5, 0.0]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    assert!(matches!(
+        IntegerMatrix::new(&[8], 1, 1, 4),
+        Err(KernelError::Code { code: 8, bits: 4 })
+    ));
+    assert!(matches!(
+        IntegerMatrix::new(&[1], 1, 1, 5),
+        Err(KernelError::Bits { bits: 5 })
+    ));
+    assert!(matches!(
+        IntegerMatrix::new(&[1], 2, 1, 8),
+        Err(KernelError::Length { .. })
+    ));
+}

@@ -1,0 +1,267 @@
+//! Floats times stored weights, against sums in 64 bits.
+
+use burn_lean_kernels::{
+    Depthwise, Epilogue, FloatMatrix, Geometry, KernelError, Rows, SparseMatrix, Storage, Windows,
+    axes_to_back, axes_to_front, clamp, dynamic_grid, gelu, layer_norm, sigmoid, softmax, tanh,
+};
+
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// Products are `[rows, columns]`; each is off by at most the rounding of its sum.
+fn check(found: &[f32], left: &[f32], right: &[f32], [rows, terms, columns]: [usize; 3]) {
+    for row in 0..rows {
+        for column in 0..columns {
+            let products = (0..terms)
+                .map(|k| f64::from(left[row * terms + k]) * f64::from(right[k * columns + column]));
+            let (mut sum, mut size) = (0.0, 0.0);
+            for product in products {
+                sum += product;
+                size += product.abs();
+            }
+            let bound = size * f64::from(f32::EPSILON) * terms as f64 + 1e-30;
+            let found = f64::from(found[row * columns + column]);
+            assert!(
+                (found - sum).abs() <= bound,
+                "{found} {sum} {rows} {terms} {columns}"
+            );
+        }
+    }
+}
+
+const SHAPES: [[usize; 3]; 8] = [
+    [1, 1, 1],
+    [1, 33, 17],
+    [2, 64, 16],
+    [5, 30, 40],
+    [6, 31, 15],
+    [13, 128, 33],
+    [40, 96, 130],
+    [1, 2050, 1100],
+];
+
+#[test]
+fn stored_floats_are_multiplied_as_they_are_stored() {
+    for shape in SHAPES {
+        let [rows, terms, columns] = shape;
+        let left = numbers(1, rows * terms);
+        let right = numbers(2, terms * columns);
+        for (storage, bits) in [(Storage::F32, 24), (Storage::F16, 11), (Storage::BF16, 8)] {
+            let matrix = FloatMatrix::new(&right, terms, columns, storage).unwrap();
+            // Rounded by adding and taking away a number of which a step is the last bit that stays.
+            let rounded: Vec<f32> = right
+                .iter()
+                .map(|x| {
+                    if bits == 24 || *x == 0.0 {
+                        return *x;
+                    }
+                    let exponent = x.abs().log2().floor() as i32;
+                    let step = f32::powi(2.0, exponent + 1 - bits);
+                    (x / step).round_ties_even() * step
+                })
+                .collect();
+            let mut output = vec![f32::NAN; rows * columns];
+            let left_rows = Rows::dense(&left, terms);
+            matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output);
+            check(&output, &left, &rounded, shape);
+        }
+    }
+}
+
+#[test]
+fn codes_with_scales_are_dequantized_in_the_product() {
+    for shape in SHAPES {
+        let [rows, terms, columns] = shape;
+        for bits in [4, 8] {
+            for block in [terms, 16, 2] {
+                if !terms.is_multiple_of(block) {
+                    continue;
+                }
+                let left = numbers(1, rows * terms);
+                let largest = if bits == 4 { 8.0 } else { 128.0 };
+                let codes: Vec<i8> = numbers(2, terms * columns)
+                    .into_iter()
+                    .map(|x| (x * largest).floor() as i8)
+                    .collect();
+                let scales: Vec<f32> = numbers(3, terms / block * columns)
+                    .into_iter()
+                    .map(|x| 0.01 + x * x)
+                    .collect();
+                let values: Vec<f32> = (0..terms * columns)
+                    .map(|i| {
+                        let scale = scales[i / columns / block * columns + i % columns];
+                        f32::from(codes[i]) * scale
+                    })
+                    .collect();
+                let size = [terms, columns];
+                let matrix = FloatMatrix::of_codes(&codes, size, bits, block, &scales).unwrap();
+                let mut output = vec![f32::NAN; rows * columns];
+                let left_rows = Rows::dense(&left, terms);
+                matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output);
+                check(&output, &left, &values, shape);
+            }
+        }
+    }
+    assert!(matches!(
+        FloatMatrix::of_codes(&[0; 6], [6, 1], 4, 3, &[1.0; 2]),
+        Err(KernelError::Block { block: 3, rows: 6 })
+    ));
+}
+
+#[test]
+fn memory_is_what_the_form_takes() {
+    let matrix = |storage| FloatMatrix::new(&[1.0; 64 * 32], 64, 32, storage).unwrap();
+    assert_eq!(matrix(Storage::F32).bytes(), 4 * 64 * 32);
+    assert_eq!(matrix(Storage::BF16).bytes(), 2 * 64 * 32);
+    let codes = FloatMatrix::of_codes(&[1; 64 * 32], [64, 32], 4, 64, &[1.0; 32]).unwrap();
+    assert_eq!(codes.bytes(), 64 * 32 / 2 + 4 * 32);
+}
+
+#[test]
+fn zeros_are_left_out() {
+    for shape in SHAPES {
+        let [rows, terms, columns] = shape;
+        let left = numbers(1, rows * terms);
+        let keep = numbers(3, terms * columns);
+        let right: Vec<f32> = numbers(2, terms * columns)
+            .into_iter()
+            .zip(keep)
+            .map(|(x, keep)| if keep > 0.6 { x } else { 0.0 })
+            .collect();
+        let matrix = SparseMatrix::new(&right, terms, columns).unwrap();
+        assert_eq!(matrix.kept(), right.iter().filter(|x| **x != 0.0).count());
+        let mut output = vec![f32::NAN; rows * columns];
+        matrix.multiply(&left, &Epilogue::new(columns), &mut output);
+        check(&output, &left, &right, shape);
+    }
+}
+
+#[test]
+fn a_depthwise_convolution_is_the_sum_over_its_window() {
+    let geometry = Geometry {
+        kernel: [3, 3],
+        stride: [1, 1],
+        padding: [[1, 1], [1, 1]],
+        dilation: [1, 1],
+    };
+    let images = numbers(1, 2 * 5 * 4 * 20);
+    let weight = numbers(2, 9 * 20);
+    let windows = Windows::new(&images, [2, 5, 4, 20], geometry).unwrap();
+    let kernel = Depthwise::new(&weight, 9, 20).unwrap();
+    let mut found = vec![f32::NAN; images.len()];
+    let epilogue = Epilogue::new(20).with_bias(&[1.0; 20]);
+    kernel.convolve(&windows, &epilogue, &mut found);
+    let at = |y: usize, x: usize, c: usize| f64::from(images[((5 + y) * 4 + x) * 20 + c]);
+    // The corner of the second image: four taps are inside.
+    let w = |tap: usize, c: usize| f64::from(weight[tap * 20 + c]);
+    for c in 0..20 {
+        let sum = at(0, 0, c) * w(4, c) + at(0, 1, c) * w(5, c) + at(1, 0, c) * w(7, c);
+        let expected = 1.0 + sum + at(1, 1, c) * w(8, c);
+        let found = f64::from(found[5 * 4 * 20 + c]);
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+    }
+}
+
+#[test]
+fn dynamic_grids_hold_zero_and_the_extremes() {
+    let (grid, zero_point) = dynamic_grid(&[-1.0, 0.5, 1.55, -0.2]);
+    assert_eq!((grid.scale, zero_point), (0.01, 100));
+    assert_eq!((grid.low, grid.high), (-100, 155));
+    assert_eq!(dynamic_grid(&[0.0; 20]).0.scale, 1.0);
+    let (grid, zero_point) = dynamic_grid(&[3.0; 20]);
+    assert_eq!((grid.scale, zero_point), (3.0 / 255.0, 0));
+}
+
+#[test]
+fn activations_are_those_of_the_standard_library() {
+    let mut inputs: Vec<f32> = (-1000..1000).map(|i| i as f32 * 0.0123).collect();
+    inputs.extend([0.0, -0.0, 1e-6, 0.0999, 0.1001, 300.0, -300.0, f32::MAX]);
+    let (mut s, mut t, mut c) = (inputs.clone(), inputs.clone(), inputs.clone());
+    sigmoid(&mut s);
+    tanh(&mut t);
+    clamp(&mut c, 0.0, 6.0);
+    for (i, x) in inputs.iter().enumerate() {
+        let exact = 1.0 / (1.0 + (-f64::from(*x)).exp());
+        assert!(
+            (f64::from(s[i]) - exact).abs() < 3e-7,
+            "sigmoid {x}: {}",
+            s[i]
+        );
+        let exact = f64::from(*x).tanh();
+        assert!((f64::from(t[i]) - exact).abs() < 3e-7, "tanh {x}: {}", t[i]);
+        assert_eq!(c[i], x.clamp(0.0, 6.0));
+    }
+    let mut nan = [f32::NAN];
+    clamp(&mut nan, 0.0, 6.0);
+    assert!(nan[0].is_nan());
+}
+
+#[test]
+fn turning_there_and_back_is_nothing() {
+    let values = numbers(1, 2 * 19 * 35);
+    let back = axes_to_back(&values, 2, 19, 35);
+    assert_eq!(back[1], values[35]);
+    assert_eq!(axes_to_front(&back, 2, 35, 19), values);
+}
+
+#[test]
+fn rows_are_normalized() {
+    for size in [1, 7, 16, 35] {
+        let values = numbers(4, 3 * size);
+        let mut found: Vec<f32> = values.iter().map(|x| x * 40.0).collect();
+        softmax(&mut found, size);
+        for (row, found) in values.chunks(size).zip(found.chunks(size)) {
+            let powers: Vec<f64> = row.iter().map(|x| f64::from(*x * 40.0).exp()).collect();
+            let sum: f64 = powers.iter().sum();
+            for (power, found) in powers.iter().zip(found) {
+                assert!((power / sum - f64::from(*found)).abs() < 1e-6);
+            }
+        }
+        let mut found = values.clone();
+        let (gain, shift) = (numbers(5, size), numbers(6, size));
+        layer_norm(&mut found, &gain, Some(&shift), 1e-5);
+        for (row, found) in values.chunks(size).zip(found.chunks(size)) {
+            let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / size as f64;
+            let squares = row.iter().map(|x| (f64::from(*x) - mean).powi(2));
+            let factor = 1.0 / (squares.sum::<f64>() / size as f64 + 1e-5).sqrt();
+            for (index, found) in found.iter().enumerate() {
+                let x = (f64::from(row[index]) - mean) * factor;
+                let expected = x * f64::from(gain[index]) + f64::from(shift[index]);
+                assert!(
+                    (expected - f64::from(*found)).abs() < 1e-5,
+                    "{found} {expected}"
+                );
+            }
+        }
+    }
+    let mut hidden = [f32::NEG_INFINITY, 0.0, 0.0];
+    softmax(&mut hidden, 3);
+    assert_eq!(hidden, [0.0, 0.5, 0.5]);
+}
+
+#[test]
+fn gelu_is_x_times_the_distribution_function() {
+    // Φ(1) = 0.841344746, Φ(−2) = 0.022750132.
+    let mut values = [0.0, 1.0, -2.0, 12.0, -12.0, 1e-3];
+    gelu(&mut values);
+    let expected = [
+        0.0,
+        0.841_344_75,
+        -0.045_500_264,
+        12.0,
+        0.0,
+        0.000_500_398_9,
+    ];
+    for (found, expected) in values.iter().zip(expected) {
+        assert!((found - expected).abs() < 5e-7, "{found} {expected}");
+    }
+}

@@ -1,0 +1,259 @@
+//! What runs a model: forced or measured, in which storage, and what the report says of it.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig};
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig1d, PaddingConfig2d,
+};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean::deploy::{
+    ActivationQuantization, Arithmetic, Backend, EngineConfig, EngineReport, Execution, Export,
+    FloatStorage, Quantization,
+};
+use burn_lean::quant::{
+    Granularity, Grid, IntegerLinear, NumberFormat, QuantParams, QuantizedTensor, Scheme,
+};
+
+use crate::judge::close;
+use crate::support::{each_device, tensor, values, with_numbers};
+
+const GRID: Grid = Grid {
+    scale: 2.0 / 255.0,
+    zero_point: 128,
+    quant_min: 0,
+    quant_max: 255,
+};
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Conv2d,
+    norm: BatchNorm,
+    second: Conv2d,
+    pool: MaxPool2d,
+    head: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let conv = |from, to| {
+            let config = Conv2dConfig::new([from, to], [3, 3]);
+            config.with_padding(PaddingConfig2d::Explicit(1, 0, 1, 2))
+        };
+        let mut norm = BatchNormConfig::new(8).init(device);
+        norm.gamma = Param::from_tensor(tensor(5, [8], device));
+        Self {
+            first: with_numbers(conv(3, 8).init(device), 1),
+            norm,
+            second: with_numbers(conv(8, 8).with_groups(2).init(device), 2),
+            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            head: with_numbers(LinearConfig::new(8 * 4 * 4, 5).init(device), 3),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = relu(self.norm.forward(self.first.forward(x)));
+        let x = relu(self.second.forward(x.clone()) + x);
+        self.head.forward(self.pool.forward(x).flatten(1, 3))
+    }
+}
+
+fn run(config: EngineConfig, net: &Net, x: &Tensor<4>) -> (Tensor<2>, EngineReport) {
+    let export = Export::record(net, x, |net, x| net.forward(x)).unwrap();
+    let engine = config.compile(export).unwrap();
+    (engine.run(x).unwrap(), engine.report())
+}
+
+#[test]
+fn every_backend_gives_the_numbers_of_the_model() {
+    each_device(|target| {
+        let net = Net::new(&target.device);
+        let x = tensor::<4>(2, [3, 3, 8, 8], &target.device);
+        let expected = net.forward(x.clone());
+        for backend in [Backend::Own, Backend::Rten, Backend::Burn] {
+            for threads in [0, 1, 2] {
+                let config = EngineConfig::new().with_backend(Some(backend));
+                let (found, report) = run(config.with_threads(threads), &net, &x);
+                close(found, expected.clone());
+                assert_eq!((report.backend, report.times.len()), (backend, 0));
+            }
+        }
+        let (found, report) = run(EngineConfig::new(), &net, &x);
+        close(found, expected);
+        assert!(report.times.len() >= 3, "{report}");
+        assert!(report.times.is_sorted_by_key(|timed| timed.time));
+        let print = report.to_string();
+        assert!(
+            print.contains("run by: ") && print.contains("Burn: "),
+            "{print}"
+        );
+    });
+}
+
+#[test]
+fn weights_in_half_precision_take_half_and_are_rounded_once() {
+    let device = Device::flex();
+    let net = Net::new(&device);
+    let x = tensor::<4>(2, [3, 3, 8, 8], &device);
+    let own = EngineConfig::new().with_backend(Some(Backend::Own));
+    let (_, full) = run(own.clone(), &net, &x);
+    for (storage, dtype) in [
+        (FloatStorage::F16, burn::tensor::FloatDType::F16),
+        (FloatStorage::BF16, burn::tensor::FloatDType::BF16),
+    ] {
+        // A linear layer alone: the batch normalization is folded into the weights that are rounded.
+        let linear: Linear = with_numbers(LinearConfig::new(64, 32).init(&device), 3);
+        let rounded = linear.clone().map(&mut Rounded(dtype));
+        let x_of = tensor::<2>(4, [5, 64], &device);
+        let export = Export::record(&linear, &x_of, |linear: &Linear, x| linear.forward(x));
+        let engine = own.clone().with_weights(storage).compile(export.unwrap());
+        let engine = engine.unwrap();
+        close(engine.run(&x_of).unwrap(), rounded.forward(x_of.clone()));
+        let one = x_of.slice([0..1]);
+        close(engine.run(&one).unwrap(), rounded.forward(one));
+        assert_eq!(engine.report().resident_bytes, 2 * 64 * 32 + 4 * 32);
+        let (_, half) = run(own.clone().with_weights(storage), &net, &x);
+        assert!(half.resident_bytes < full.resident_bytes * 6 / 10);
+    }
+}
+
+/// Matrices rounded to a dtype.
+struct Rounded(burn::tensor::FloatDType);
+
+impl ModuleMapper for Rounded {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match D {
+            2 => param.map(|x| x.cast(self.0).cast(burn::tensor::FloatDType::F32)),
+            _ => param,
+        }
+    }
+}
+
+#[test]
+fn zeros_are_left_out_and_change_nothing() {
+    let device = Device::flex();
+    let mut linear: Linear = with_numbers(LinearConfig::new(96, 40).init(&device), 3);
+    linear.weight = linear.weight.map(|weight| {
+        let keep = weight.clone().greater_elem(0.5).float();
+        weight * keep
+    });
+    for rows in [1, 3, 33] {
+        let x = tensor::<2>(4, [rows, 96], &device);
+        let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
+        let own = EngineConfig::new().with_backend(Some(Backend::Own));
+        let engine = own.compile(export).unwrap();
+        let report = engine.report();
+        assert!(
+            report.times.iter().any(|timed| timed.way == "own, sparse"),
+            "{report}"
+        );
+        close(engine.run(&x).unwrap(), linear.forward(x));
+    }
+}
+
+fn codes(weight: &Tensor<2>, format: NumberFormat) -> QuantizedTensor {
+    let granularity = Granularity::PerChannel { axis: 1 };
+    let scheme = Scheme::symmetric(format).with_granularity(granularity);
+    let qparams = QuantParams::of(weight, &scheme).unwrap();
+    QuantizedTensor::quantize(weight, &qparams, &scheme).unwrap()
+}
+
+fn integer(linear: &Linear, x: &Tensor<2>, weight: QuantizedTensor) -> (Vec<f32>, EngineReport) {
+    let quantization = Quantization::none()
+        .with_weight("weight", weight)
+        .with_input("weight", ActivationQuantization::Static(GRID));
+    let export = Export::record(linear, x, |linear: &Linear, x| linear.forward(x)).unwrap();
+    let config = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let engine = config.compile(export.with_quantization(quantization));
+    let engine = engine.unwrap();
+    (values(engine.run(x).unwrap()), engine.report())
+}
+
+#[test]
+fn an_integer_layer_with_a_bias_is_the_integer_reference_to_the_bit() {
+    let device = Device::flex();
+    for bits in [4, 8] {
+        for rows in [1, 2, 7, 40] {
+            let linear: Linear = with_numbers(LinearConfig::new(63, 37).init(&device), 3);
+            let x = tensor::<2>(4, [rows, 63], &device);
+            let weight = codes(&linear.weight.val(), NumberFormat::int(bits).narrow());
+            let bias = values(linear.bias.clone().unwrap().val());
+            let reference = IntegerLinear::of(&weight, Some(&bias), GRID).unwrap();
+            let given = values(x.clone());
+            let given: Vec<i32> = given.iter().map(|x| GRID.quantize(*x).unwrap()).collect();
+            let sums = reference.accumulate(&given).unwrap();
+            let (found, report) = integer(&linear, &x, weight);
+            assert_eq!(
+                found,
+                reference.dequantize(&sums),
+                "{bits} bits, {rows} rows"
+            );
+            let bytes = 64 * 48 * usize::from(bits) / 8;
+            assert_eq!(report.resident_bytes, bytes + 4 * 37);
+        }
+    }
+}
+
+#[test]
+fn the_least_code_of_a_weight_is_multiplied_exactly() {
+    let device = Device::flex();
+    let mut linear: Linear = LinearConfig::new(16, 2).with_bias(false).init(&device);
+    let numbers: Vec<f32> = (0..32).map(|i| [-1.28, 1.27, 0.5][i % 3]).collect();
+    let weight = Tensor::<2>::from_data(TensorData::new(numbers, [16, 2]), &device);
+    linear.weight = Param::from_tensor(weight.clone());
+    let scheme = Scheme::symmetric(NumberFormat::int8());
+    let scheme = scheme.with_granularity(Granularity::PerChannel { axis: 1 });
+    let scale = Tensor::<1>::from_floats([0.01, 0.01], &device);
+    let qparams = QuantParams {
+        zero_point: scale.zeros_like(),
+        scale,
+    };
+    let weight = QuantizedTensor::quantize(&weight, &qparams, &scheme).unwrap();
+    assert!(weight.codes().contains(&-128));
+    let x = Tensor::<2>::full([3, 16], -1.0, &device);
+    let reference = IntegerLinear::of(&weight, None, GRID).unwrap();
+    let code = GRID.quantize(-1.0).unwrap();
+    let sums = reference.accumulate(&vec![code; 3 * 16]).unwrap();
+    let (found, report) = integer(&linear, &x, weight);
+    assert_eq!(report.layers[0].execution, Execution::Integer, "{report}");
+    assert_eq!(found, reference.dequantize(&sums));
+}
+
+#[test]
+fn weights_of_eight_bits_alone_are_multiplied_by_floats() {
+    each_device(|target| {
+        let device = &target.device;
+        let linear: Linear = with_numbers(LinearConfig::new(50, 20).init(device), 3);
+        let weight = codes(&linear.weight.val(), NumberFormat::int8().narrow());
+        let mut plain = linear.clone();
+        plain.weight = Param::from_tensor(weight.dequantize(device).unwrap());
+        let x = tensor::<2>(4, [9, 50], device);
+        let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
+        let quantization = Quantization::none().with_weight("weight", weight);
+        let config = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+        let engine = config.compile(export.with_quantization(quantization));
+        let engine = engine.unwrap();
+        let layer = &engine.report().layers[0];
+        assert_eq!(layer.execution, Execution::WeightsInteger);
+        close(engine.run(&x).unwrap(), plain.forward(x.clone()));
+        let one = x.slice([3..4]);
+        close(engine.run(&one).unwrap(), plain.forward(one));
+    });
+}
+
+#[test]
+fn a_convolution_along_one_axis_is_run() {
+    each_device(|target| {
+        let config = Conv1dConfig::new(6, 4, 3).with_stride(2).with_groups(2);
+        let conv: Conv1d = config
+            .with_padding(PaddingConfig1d::Explicit(1, 2))
+            .init(&target.device);
+        let conv = with_numbers(conv, 3);
+        let x = tensor::<3>(4, [2, 6, 9], &target.device);
+        let export = Export::record(&conv, &x, |conv: &Conv1d, x| conv.forward(x)).unwrap();
+        let config = EngineConfig::new().with_backend(Some(Backend::Own));
+        let found = config.compile(export).unwrap().run(&x).unwrap();
+        close(found, conv.forward(x));
+    });
+}
