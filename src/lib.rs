@@ -4,6 +4,7 @@
 //! - [`quant`]: fake quantization, quantization-aware training, calibration, conversion;
 //! - [`prune`]: CHITA, pruning as best-subset selection over a low-rank empirical Fisher;
 //! - [`deploy`]: ONNX files, and a CPU engine with integer kernels;
+//! - [`recipe`]: the extensions in one order, from a file, resumable; the report on what came out;
 //! - [`layerwise`]: which weights of one layer to keep, from XᵀX of its inputs;
 //! - [`oneshot`]: language models and other large networks, compressed block by block;
 //! - [`graph`]: one recorded forward pass, and its execution under rules;
@@ -18,6 +19,7 @@ pub use burn_lean_layerwise as layerwise;
 pub use burn_lean_oneshot as oneshot;
 pub use burn_lean_prune as prune;
 pub use burn_lean_quant as quant;
+pub use burn_lean_recipe as recipe;
 pub use burn_lean_reparam as reparam;
 
 pub mod manual;

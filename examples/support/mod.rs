@@ -3,6 +3,7 @@
 // Every example compiles this module for itself and uses a part of it.
 #![allow(dead_code, unused_imports)]
 
+mod attention_net;
 mod bars;
 mod cifar;
 mod conv_net;
@@ -26,6 +27,7 @@ use std::time::Instant;
 use burn_lean::amp::Autocast;
 use indicatif::{ProgressBar, ProgressStyle};
 
+pub(crate) use attention_net::AttentionNet;
 pub(crate) use bars::{Bar, write_bars};
 pub(crate) use cifar::{CifarFiles, read as read_cifar, read_part as read_cifar_part};
 pub(crate) use conv_net::ConvNet;

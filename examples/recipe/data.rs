@@ -1,0 +1,119 @@
+//! Where the images and the checkpoint of a recipe are.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::support::{self, CifarFiles, ImageSet};
+
+/// The network to train.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NetworkName {
+    /// Convolutions and attention, for the digits and MNIST.
+    #[default]
+    Attention,
+    /// Three linear layers, for the digits and MNIST.
+    MlpNet,
+    /// For CIFAR-10.
+    ResNet20,
+}
+
+/// The table `task` of the file.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TaskTable {
+    pub(crate) network: NetworkName,
+    /// Weights with PyTorch's names: a path, from the folder of the recipe or of the data.
+    pub(crate) checkpoint: Option<PathBuf>,
+    pub(crate) batch_size: usize,
+    /// Training and test images, at most.
+    pub(crate) limit: Option<usize>,
+    pub(crate) test_limit: Option<usize>,
+    /// Move and mirror the training images at random.
+    pub(crate) augment: bool,
+}
+
+impl Default for TaskTable {
+    fn default() -> Self {
+        Self {
+            network: NetworkName::Attention,
+            checkpoint: None,
+            batch_size: 32,
+            limit: None,
+            test_limit: None,
+            augment: false,
+        }
+    }
+}
+
+impl TaskTable {
+    /// The images of the network, from `data` or from the folder of their name in it.
+    pub(crate) fn images(&self, data: Option<&Path>) -> Result<ImageSet, Box<dyn Error>> {
+        if self.batch_size == 0 {
+            return Err("`task.batch_size` must be at least 1".into());
+        }
+        let inside = |data: &Path, name: &str| match data.join(name) {
+            folder if folder.is_dir() => folder,
+            _ => data.to_path_buf(),
+        };
+        let mut images = match (self.network, data) {
+            (NetworkName::ResNet20, None) => {
+                return Err("the network `resnet20` needs `--data` with CIFAR-10".into());
+            }
+            (NetworkName::ResNet20, Some(data)) => {
+                let folder = inside(data, "cifar10");
+                support::read_cifar(&folder, CifarFiles::Standard)?
+                    .normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010])
+            }
+            (NetworkName::MlpNet, Some(data)) => {
+                ImageSet::load(Some(&inside(data, "mnist")))?.normalized_as(&[0.1307], &[0.3081])
+            }
+            (_, data) => {
+                let folder = data.map(|data| inside(data, "mnist"));
+                ImageSet::load(folder.as_deref())?
+            }
+        };
+        if let Some(limit) = self.limit {
+            images.train = images.train.take(limit.max(2));
+        }
+        if let Some(limit) = self.test_limit {
+            images.test = images.test.take(limit.max(1));
+        }
+        if self.augment {
+            images.train = images.train.augmented();
+        }
+        Ok(images)
+    }
+
+    /// The checkpoint, wherever it lies: beside the recipe, in the data or in a folder `checkpoints`
+    /// beside it.
+    pub(crate) fn checkpoint(
+        &self,
+        config: Option<&Path>,
+        data: Option<&Path>,
+    ) -> Result<Option<PathBuf>, String> {
+        let Some(name) = &self.checkpoint else {
+            return Ok(None);
+        };
+        let mut folders = vec![PathBuf::new()];
+        folders.extend(config.and_then(Path::parent).map(Path::to_path_buf));
+        for data in data
+            .into_iter()
+            .flat_map(|data| [Some(data), data.parent()])
+            .flatten()
+        {
+            folders.push(data.to_path_buf());
+            folders.push(data.join("checkpoints"));
+        }
+        let mut places = folders.iter().map(|folder| folder.join(name));
+        match places.find(|path| path.is_file()) {
+            Some(path) => Ok(Some(path)),
+            None => Err(format!(
+                "there is no checkpoint {} here, beside the recipe or beside the data",
+                name.display()
+            )),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Learning from a larger model.
+
+use burn::tensor::Tensor;
+use burn::tensor::activation::{log_softmax, softmax};
+use serde::{Deserialize, Serialize};
+
+use crate::RecipeError;
+use crate::plan::Check;
+
+/// The loss of a student that learns from a teacher, too.
+///
+/// ```text
+/// loss = (1 − weight) · loss at the targets
+///      + weight · T² · mean over examples of KL(softmax(z_teacher / T) ‖ softmax(z_student / T))
+///      + features · mean over pairs of features of mean squared error
+/// ```
+///
+/// T² keeps the gradients of the second term as large as those of the first while T changes.
+/// [Distilling the Knowledge in a Neural Network, Hinton, Vinyals & Dean,
+/// 2015](https://arxiv.org/abs/1503.02531); features after [FitNets, Romero et al.,
+/// 2015](https://arxiv.org/abs/1412.6550).
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_recipe::Distillation;
+///
+/// let device = Device::flex();
+/// let student = Tensor::<2>::from_data([[0.0, 0.0]], &device);
+/// let teacher = Tensor::<2>::from_data([[0.0, 2.0]], &device);
+/// // T = 2: the teacher says 1/(1+e), e/(1+e), the student ½, ½.
+/// let loss = Distillation::new(2.0, 1.0).logits(student, teacher).into_scalar::<f64>();
+/// let p = 1.0 / (1.0 + 1f64.exp());
+/// let kl = p * (2.0 * p).ln() + (1.0 - p) * (2.0 * (1.0 - p)).ln();
+/// assert!((loss - 4.0 * kl).abs() < 1e-6);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Distillation {
+    /// T, what logits are divided by; positive.
+    pub temperature: f64,
+    /// Share of the teacher in the loss, 0 to 1.
+    pub weight: f64,
+    /// Weight of the squared error of features, at least 0. Default: 0.
+    #[serde(default)]
+    pub features: f64,
+}
+
+impl Distillation {
+    /// From logits, at this temperature, with this share of the loss.
+    pub fn new(temperature: f64, weight: f64) -> Self {
+        Self {
+            temperature,
+            weight,
+            features: 0.0,
+        }
+    }
+
+    /// From features, too, with this weight.
+    pub fn with_features(mut self, weight: f64) -> Self {
+        self.features = weight;
+        self
+    }
+
+    /// T² · mean KL(teacher ‖ student) of logits `[examples, classes]`; `[1]`.
+    ///
+    /// Gradients go to both; a teacher without autodiff gets none.
+    pub fn logits(&self, student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
+        let examples = student.dims()[0].max(1) as f64;
+        let t = self.temperature;
+        let teacher = teacher.div_scalar(t);
+        let (p, log_p) = (softmax(teacher.clone(), 1), log_softmax(teacher, 1));
+        let log_q = log_softmax(student.div_scalar(t), 1);
+        (p * (log_p - log_q)).sum().mul_scalar(t * t / examples)
+    }
+
+    /// The mean over the pairs of their mean squared error; `[1]`, `None` without a pair. Tensors of
+    /// a pair have the same shape.
+    pub fn feature_error(
+        &self,
+        student: Vec<Tensor<2>>,
+        teacher: Vec<Tensor<2>>,
+    ) -> Option<Tensor<1>> {
+        let count = student.len().min(teacher.len()).max(1) as f64;
+        let errors = student.into_iter().zip(teacher);
+        let errors = errors.map(|(student, teacher)| (student - teacher).square().mean());
+        let sum = errors.reduce(|sum, error| sum + error);
+        sum.map(|sum| sum.div_scalar(count))
+    }
+
+    /// The whole loss, from that at the targets.
+    pub(crate) fn blend(
+        &self,
+        targets: Tensor<1>,
+        logits: (Tensor<2>, Tensor<2>),
+        features: (Vec<Tensor<2>>, Vec<Tensor<2>>),
+    ) -> Tensor<1> {
+        let mut loss = targets.mul_scalar(1.0 - self.weight)
+            + self.logits(logits.0, logits.1).mul_scalar(self.weight);
+        if let Some(error) = self.feature_error(features.0, features.1) {
+            loss = loss + error.mul_scalar(self.features);
+        }
+        loss
+    }
+
+    pub(crate) fn validate(&self, stage: &str) -> Result<(), RecipeError> {
+        let stage = format!("{stage}.distillation");
+        let check = Check(&stage);
+        let t = self.temperature;
+        check.accept(
+            t.is_finite() && t > 0.0,
+            "temperature",
+            t,
+            "positive and finite",
+        )?;
+        check.accept(
+            (0.0..=1.0).contains(&self.weight),
+            "weight",
+            self.weight,
+            "0 to 1",
+        )?;
+        let features = self.features;
+        check.accept(
+            features.is_finite() && features >= 0.0,
+            "features",
+            features,
+            "at least 0",
+        )
+    }
+}

@@ -1,0 +1,203 @@
+//! What can go wrong with a recipe.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use burn_lean_amp::AmpError;
+use burn_lean_deploy::DeployError;
+use burn_lean_prune::PruneError;
+use burn_lean_quant::QuantError;
+use burn_lean_reparam::{AttachError, Rejected};
+
+use crate::BrokenBound;
+
+/// What can go wrong with a recipe.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecipeError {
+    /// A file is no recipe.
+    #[error("cannot read the recipe {path}: {reason}")]
+    File {
+        /// The file, or `text` where there is none.
+        path: String,
+        /// What the parser says, with the place.
+        reason: String,
+    },
+    /// A field is out of range, or does not go together with another one.
+    #[error("`{stage}.{field}` is {value}, but must be {expected}")]
+    Invalid {
+        /// The stage: `recipe`, `train`, `prune`, `prune.tune`, `quantize[0]`, `quantize[0].train`…
+        stage: String,
+        /// Its field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is accepted.
+        expected: String,
+    },
+    /// A stage needs something that the task does not say.
+    #[error("`{stage}` needs {what} of the task: call `{method}`")]
+    TaskLacks {
+        /// The stage.
+        stage: String,
+        /// What is missing.
+        what: &'static str,
+        /// The method of [`Task`](crate::Task) or [`Run`](crate::Run) that says it.
+        method: &'static str,
+    },
+    /// The loader gave no batch.
+    #[error("`{stage}`: the loader gave no batch")]
+    NoBatch {
+        /// The stage.
+        stage: String,
+    },
+    /// A closure of the task failed.
+    #[error("{reason}")]
+    Task {
+        /// What it said.
+        reason: String,
+    },
+    /// The progress callback ended the run; everything finished is kept.
+    #[error(
+        "ended by the progress callback in stage `{stage}`; with a state folder the next run goes \
+         on from the last checkpoint"
+    )]
+    Interrupted {
+        /// The stage.
+        stage: String,
+    },
+    /// The state folder belongs to another recipe, or to other initial weights.
+    #[error(
+        "the state in {folder} is that of another run: {field} is {found} here and {kept} there; \
+         name another folder, or remove this one"
+    )]
+    StateOfAnotherRun {
+        /// The state folder.
+        folder: String,
+        /// What differs, for example `prune.sparsity`.
+        field: String,
+        /// Its value in the folder.
+        kept: String,
+        /// Its value here.
+        found: String,
+    },
+    /// A file of the state folder is damaged.
+    #[error("{path} is damaged: {reason}; remove the folder of this stage to run it again")]
+    State {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file or folder cannot be read or written.
+    #[error("{action} {path}: {reason}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// A stage failed.
+    #[error("stage `{stage}`: {error}")]
+    Stage {
+        /// The stage.
+        stage: String,
+        /// Why.
+        #[source]
+        error: Box<RecipeError>,
+    },
+    /// Models do not average.
+    #[error("{path}: {reason}")]
+    Soup {
+        /// The tensor, or the model.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// A compressed model breaks bounds.
+    #[error("{}", broken.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    BrokenBounds {
+        /// Each of them.
+        broken: Vec<BrokenBound>,
+    },
+    /// Of mixed precision.
+    #[error(transparent)]
+    Amp(#[from] AmpError),
+    /// Of quantization.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// Of pruning.
+    #[error(transparent)]
+    Prune(#[from] PruneError),
+    /// Of export.
+    #[error(transparent)]
+    Deploy(#[from] DeployError),
+    /// Of several reparameterizations on one weight.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+}
+
+impl RecipeError {
+    /// An error of a closure of the task, an evaluation for example.
+    pub fn task(reason: impl Display) -> Self {
+        Self::Task {
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(crate) fn io(action: &'static str, path: &Path, reason: impl Display) -> Self {
+        Self::Io {
+            action,
+            path: path.display().to_string(),
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(crate) fn state(path: &Path, reason: impl Display) -> Self {
+        Self::State {
+            path: path.display().to_string(),
+            reason: reason.to_string(),
+        }
+    }
+
+    /// Of a recipe in this file.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::File { reason, .. } => Self::File {
+                path: path.display().to_string(),
+                reason,
+            },
+            error => error,
+        }
+    }
+
+    /// In which stage it happened; what names one already stays as it is.
+    pub(crate) fn at(self, stage: &str) -> Self {
+        match self {
+            Self::Invalid { .. }
+            | Self::TaskLacks { .. }
+            | Self::NoBatch { .. }
+            | Self::Interrupted { .. }
+            | Self::StateOfAnotherRun { .. }
+            | Self::State { .. }
+            | Self::Stage { .. } => self,
+            error => Self::Stage {
+                stage: stage.into(),
+                error: Box::new(error),
+            },
+        }
+    }
+}
+
+macro_rules! from_rejected {
+    ($($error:ty),*) => {$(
+        impl<M> From<Rejected<M, $error>> for RecipeError {
+            fn from(rejected: Rejected<M, $error>) -> Self {
+                rejected.into_error().into()
+            }
+        }
+    )*};
+}
+from_rejected!(AmpError, QuantError, PruneError, AttachError, RecipeError);

@@ -1,0 +1,333 @@
+//! What is to be done: the recipe, as a file and as a builder.
+
+mod check;
+mod numbers;
+mod pruning;
+mod quantization;
+mod training;
+
+use std::fs;
+use std::path::Path;
+
+use burn_lean_amp::Fallback;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::RecipeError;
+pub(crate) use check::Check;
+use numbers::FallbackName;
+pub use numbers::{ComputeDtype, Numbers};
+pub use pruning::{PruneMethod, PruneStage};
+pub use quantization::{QuantizeStage, RoundingMethod};
+pub use training::{RateSchedule, TrainStage};
+
+/// A file that is written for the models at the end of a recipe, beside their records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Format {
+    /// Burn's own record.
+    Record,
+    /// Packed codes and scales, floats as they are.
+    Safetensors,
+    /// ONNX, quantized layers as codes.
+    Onnx,
+}
+
+/// From a model to a small one: train, prune, quantize, export; any of them may be left out.
+///
+/// ```text
+/// train      from the start or on from a checkpoint, in mixed precision
+/// prune      layer by layer, CHITA, or gradually; then fine-tuned with the zeros held
+/// quantize   one or several ways, each from what pruning left: fake quantization trained in mixed
+///            precision with the zeros held (QAT), or calibration (PTQ); converted
+/// export     files of the last models
+/// ```
+///
+/// After every stage the model is evaluated and its record written. As TOML:
+///
+/// ```
+/// use burn_lean_recipe::Recipe;
+///
+/// let recipe = Recipe::from_toml(
+///     r#"
+///     seed = 42
+///     dtype = "bf16"
+///     export = ["onnx"]
+///
+///     [train]
+///     epochs = 15
+///     learning_rate = 3e-3
+///
+///     [prune]
+///     sparsity = 0.9
+///     tune = { epochs = 10, learning_rate = 1e-3 }
+///
+///     [[quantize]]
+///     weights = "int4"
+///     train = { epochs = 10, learning_rate = 1e-3, schedule = "cosine" }
+///     "#,
+/// )?;
+/// assert_eq!(recipe.quantize[0].name(), "W4A8");
+/// let same = Recipe::from_json(&recipe.to_json())?;
+/// assert_eq!(same, recipe);
+/// let error = Recipe::from_toml("[prune]\nsparcity = 0.9").unwrap_err();
+/// assert!(error.to_string().contains("sparcity"));
+/// # Ok::<(), burn_lean_recipe::RecipeError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Recipe {
+    /// Seed of the order of the data and of what is random on the device. Default: 0.
+    pub seed: u64,
+    /// In what products are computed while training. Default: what suits the device.
+    pub dtype: ComputeDtype,
+    /// What to do where the device cannot compute in it. Default: refuse.
+    #[serde(with = "FallbackName")]
+    pub fallback: Fallback,
+    /// Steps between checkpoints of a training, at least 1, beside the one at the end of each epoch.
+    /// Default: none beside it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_steps: Option<usize>,
+    /// Training. Default: the model is trained already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train: Option<TrainStage>,
+    /// Pruning. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prune: Option<PruneStage>,
+    /// Ways to quantize what pruning left. Default: none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quantize: Vec<QuantizeStage>,
+    /// Files of the last models: of all ways to quantize, or of the last stage before. Default: none
+    /// beside the records.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub export: Vec<Format>,
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Recipe {
+    /// Without a stage.
+    pub fn new() -> Self {
+        Self {
+            seed: 0,
+            dtype: ComputeDtype::Auto,
+            fallback: Fallback::Error,
+            checkpoint_steps: None,
+            train: None,
+            prune: None,
+            quantize: Vec::new(),
+            export: Vec::new(),
+        }
+    }
+
+    /// With another seed.
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// In another dtype.
+    pub fn with_dtype(mut self, dtype: ComputeDtype) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// With something else to do where the device cannot compute in the dtype.
+    pub fn with_fallback(mut self, fallback: Fallback) -> Self {
+        self.fallback = fallback;
+        self
+    }
+
+    /// With a checkpoint every so many steps.
+    pub fn with_checkpoint_steps(mut self, steps: usize) -> Self {
+        self.checkpoint_steps = Some(steps);
+        self
+    }
+
+    /// With training.
+    pub fn with_train(mut self, train: TrainStage) -> Self {
+        self.train = Some(train);
+        self
+    }
+
+    /// With pruning.
+    pub fn with_prune(mut self, prune: PruneStage) -> Self {
+        self.prune = Some(prune);
+        self
+    }
+
+    /// With one more way to quantize.
+    pub fn with_quantize(mut self, quantize: QuantizeStage) -> Self {
+        self.quantize.push(quantize);
+        self
+    }
+
+    /// With one more file of the last models.
+    pub fn with_export(mut self, format: Format) -> Self {
+        self.export.push(format);
+        self
+    }
+
+    /// Reads a recipe from a file that ends in `.toml` or `.json`.
+    ///
+    /// # Errors
+    ///
+    /// [`RecipeError::Io`]; [`RecipeError::File`] for what is no recipe, unknown fields among it;
+    /// and as [`validate`](Self::validate).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, RecipeError> {
+        let path = path.as_ref();
+        let text = fs::read_to_string(path)
+            .map_err(|error| RecipeError::io("cannot read", path, error))?;
+        let parsed = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("toml") => Self::from_toml(&text),
+            Some("json") => Self::from_json(&text),
+            _ => Err(file_error("its name must end in `.toml` or `.json`")),
+        };
+        parsed.map_err(|error| error.in_file(path))
+    }
+
+    /// As [`open`](Self::open), of a file that also holds a table for the program itself: its data,
+    /// its network. Where the table is missing, its default is returned.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_with<T: DeserializeOwned + Default>(
+        path: impl AsRef<Path>,
+        table: &str,
+    ) -> Result<(Self, T), RecipeError> {
+        let path = path.as_ref();
+        let text = fs::read_to_string(path)
+            .map_err(|error| RecipeError::io("cannot read", path, error))?;
+        let parsed = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("toml") => Self::from_toml_with(&text, table),
+            Some("json") => {
+                let value = serde_json::from_str(&text).map_err(file_error);
+                value.and_then(|value| Self::with_table(value, table))
+            }
+            _ => Err(file_error("its name must end in `.toml` or `.json`")),
+        };
+        parsed.map_err(|error| error.in_file(path))
+    }
+
+    /// As [`from_toml`](Self::from_toml), with a table for the program itself.
+    ///
+    /// ```
+    /// use burn_lean_recipe::Recipe;
+    /// use std::collections::HashMap;
+    ///
+    /// let text = "seed = 3\n[task]\nbatch_size = 32";
+    /// let (recipe, task) = Recipe::from_toml_with::<HashMap<String, usize>>(text, "task")?;
+    /// assert_eq!((recipe.seed, task["batch_size"]), (3, 32));
+    /// # Ok::<(), burn_lean_recipe::RecipeError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn from_toml_with<T: DeserializeOwned + Default>(
+        text: &str,
+        table: &str,
+    ) -> Result<(Self, T), RecipeError> {
+        let value: serde_json::Value = toml::from_str(text).map_err(file_error)?;
+        Self::with_table(value, table)
+    }
+
+    fn with_table<T: DeserializeOwned + Default>(
+        mut value: serde_json::Value,
+        table: &str,
+    ) -> Result<(Self, T), RecipeError> {
+        let own = value.as_object_mut().and_then(|map| map.remove(table));
+        let own = match own {
+            None => T::default(),
+            Some(own) => serde_json::from_value(own)
+                .map_err(|error| file_error(format!("table `{table}`: {error}")))?,
+        };
+        let recipe: Self = serde_json::from_value(value).map_err(file_error)?;
+        recipe.validate()?;
+        Ok((recipe, own))
+    }
+
+    /// Reads a recipe from TOML.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn from_toml(text: &str) -> Result<Self, RecipeError> {
+        let recipe: Self = toml::from_str(text).map_err(file_error)?;
+        recipe.validate()?;
+        Ok(recipe)
+    }
+
+    /// Reads a recipe from JSON.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn from_json(text: &str) -> Result<Self, RecipeError> {
+        let recipe: Self = serde_json::from_str(text).map_err(file_error)?;
+        recipe.validate()?;
+        Ok(recipe)
+    }
+
+    /// As JSON; a number that is not finite is `null`, which does not read back.
+    pub fn to_json(&self) -> String {
+        self.json().to_string()
+    }
+
+    /// As TOML.
+    ///
+    /// # Errors
+    ///
+    /// [`RecipeError::File`] for a seed beyond what TOML has, 2⁶³ − 1.
+    pub fn to_toml(&self) -> Result<String, RecipeError> {
+        toml::to_string(self).map_err(file_error)
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    /// Refuses what cannot work, before anything is computed.
+    ///
+    /// # Errors
+    ///
+    /// [`RecipeError::Invalid`] with stage and field.
+    pub fn validate(&self) -> Result<(), RecipeError> {
+        let check = Check("recipe");
+        if let Some(steps) = self.checkpoint_steps {
+            check.accept(steps >= 1, "checkpoint_steps", steps, "at least 1")?;
+        }
+        if let Some(train) = &self.train {
+            train.validate("train", false)?;
+        }
+        if let Some(prune) = &self.prune {
+            prune.validate()?;
+        }
+        for (index, quantize) in self.quantize.iter().enumerate() {
+            quantize.validate(&format!("quantize[{index}]"))?;
+            let twice = self.quantize[..index]
+                .iter()
+                .any(|other| other.name() == quantize.name());
+            check.accept(
+                !twice,
+                "quantize",
+                format!("twice {}", quantize.name()),
+                "of different numbers: a name is that of a row and of its files",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn file_error(reason: impl std::fmt::Display) -> RecipeError {
+    RecipeError::File {
+        path: "text".into(),
+        reason: reason.to_string(),
+    }
+}

@@ -1,0 +1,240 @@
+//! The stage that prunes.
+
+use burn::module::ParamGroup;
+use burn_lean_prune::{
+    Budget, FisherConfig, GradualConfig, Layout, Pruner, PrunerConfig, Schedule, SolverConfig,
+};
+use serde::{Deserialize, Serialize};
+
+use super::check::Check;
+use super::training::{RateSchedule, TrainStage};
+use crate::RecipeError;
+
+/// How weights are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum PruneMethod {
+    /// Layer by layer, from inputs alone ([`Pruner`]).
+    #[default]
+    Layerwise,
+    /// From the gradients of the loss, in one stage or several ([`PrunerConfig`]).
+    Chita,
+    /// As `chita`, with training between the stages ([`GradualConfig`]).
+    Gradual,
+}
+
+/// Pruning, and fine-tuning with the zeros held.
+///
+/// ```
+/// use burn_lean_recipe::{PruneMethod, PruneStage, TrainStage};
+///
+/// let prune = PruneStage::new(0.9)
+///     .with_method(PruneMethod::Chita)
+///     .with_tune(TrainStage::new(5, 1e-3));
+/// assert_eq!(prune.sparsity, 0.9);
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PruneStage {
+    /// Fraction of the prunable weights that becomes zero, above 0 and below 1.
+    pub sparsity: f64,
+    /// How weights are removed. Default: layer by layer.
+    #[serde(default)]
+    pub method: PruneMethod,
+    /// Stages of `chita` and `gradual`, at least 1. Default: 1 and 5.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<usize>,
+    /// Sparsity of the first of several stages. Default: 0.1 of `chita`, half of the target of
+    /// `gradual`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<f64>,
+    /// Gradients that a stage of `chita` and `gradual` collects, at least 1. Default: 500.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<usize>,
+    /// Examples that are averaged into each of them, at least 1. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_size: Option<usize>,
+    /// Epochs between the stages of `gradual`, at least 1. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage_epochs: Option<usize>,
+    /// Parameters whose path contains one of these are left dense. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+    /// Training with the zeros held; `gradual` needs it, and trains so after its last stage.
+    /// Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tune: Option<TrainStage>,
+}
+
+impl PruneStage {
+    /// With the defaults.
+    pub fn new(sparsity: f64) -> Self {
+        Self {
+            sparsity,
+            method: PruneMethod::Layerwise,
+            stages: None,
+            base: None,
+            samples: None,
+            batch_size: None,
+            stage_epochs: None,
+            exclude: Vec::new(),
+            tune: None,
+        }
+    }
+
+    /// With another method.
+    pub fn with_method(mut self, method: PruneMethod) -> Self {
+        self.method = method;
+        self
+    }
+
+    /// With so many stages.
+    pub fn with_stages(mut self, stages: usize) -> Self {
+        self.stages = Some(stages);
+        self
+    }
+
+    /// With so many gradients in a stage.
+    pub fn with_samples(mut self, samples: usize) -> Self {
+        self.samples = Some(samples);
+        self
+    }
+
+    /// Leaves parameters dense whose path contains this.
+    pub fn with_exclude(mut self, text: impl Into<String>) -> Self {
+        self.exclude.push(text.into());
+        self
+    }
+
+    /// With training after it, the zeros held.
+    pub fn with_tune(mut self, tune: TrainStage) -> Self {
+        self.tune = Some(tune);
+        self
+    }
+
+    /// Stages, where the method has some.
+    pub(crate) fn stage_count(&self) -> usize {
+        let default = match self.method {
+            PruneMethod::Gradual => 5,
+            _ => 1,
+        };
+        self.stages.unwrap_or(default)
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), RecipeError> {
+        let check = Check("prune");
+        let inside = |share: f64| share > 0.0 && share < 1.0;
+        check.accept(
+            inside(self.sparsity),
+            "sparsity",
+            self.sparsity,
+            "above 0 and below 1",
+        )?;
+        let of_gradients = "left out: it belongs to the methods `chita` and `gradual`";
+        let given = [
+            ("stages", self.stages),
+            ("samples", self.samples),
+            ("batch_size", self.batch_size),
+        ];
+        for (field, value) in given {
+            let Some(value) = value else { continue };
+            let fits = self.method != PruneMethod::Layerwise;
+            check.accept(fits, field, value, of_gradients)?;
+            check.accept(value >= 1, field, value, "at least 1")?;
+        }
+        if let Some(base) = self.base {
+            let fits = self.method != PruneMethod::Layerwise;
+            check.accept(fits, "base", base, of_gradients)?;
+            check.accept(
+                inside(base) && base <= self.sparsity,
+                "base",
+                base,
+                "above 0 and at most `sparsity`",
+            )?;
+            check.accept(
+                self.stage_count() > 1,
+                "base",
+                base,
+                "left out with a single stage",
+            )?;
+        }
+        let is_gradual = self.method == PruneMethod::Gradual;
+        if let Some(epochs) = self.stage_epochs {
+            let expected = "left out: it belongs to the method `gradual`";
+            check.accept(is_gradual, "stage_epochs", epochs, expected)?;
+            check.accept(epochs >= 1, "stage_epochs", epochs, "at least 1")?;
+        }
+        if let Some(empty) = self.exclude.iter().find(|text| text.is_empty()) {
+            check.refuse("exclude", format!("`{empty}`"), "parts of paths")?;
+        }
+        match &self.tune {
+            None => check.accept(
+                !is_gradual,
+                "tune",
+                "missing",
+                "given: the method `gradual` trains",
+            ),
+            Some(tune) => {
+                tune.validate("prune.tune", true)?;
+                check.accept(
+                    !is_gradual || (tune.schedule == RateSchedule::Cosine && tune.warmup == 0.0),
+                    "tune",
+                    "of another schedule",
+                    "of the schedule `cosine` without warmup with the method `gradual`, which \
+                     restarts it after every stage",
+                )
+            }
+        }
+    }
+
+    /// The pruner of the method `layerwise`.
+    pub(crate) fn pruner(&self, layout: &Layout) -> Pruner {
+        let mut pruner = Pruner::new(Budget::Sparsity(self.sparsity));
+        pruner.group = self.group(layout);
+        pruner
+    }
+
+    /// The pruner of the method `chita`.
+    pub(crate) fn chita(&self, layout: &Layout, seed: u64) -> PrunerConfig {
+        let solver = SolverConfig::new(Budget::Sparsity(self.sparsity));
+        let fisher = FisherConfig::new(self.samples.unwrap_or(500))
+            .with_batch_size(self.batch_size.unwrap_or(1))
+            .with_progress(false);
+        let schedule = match (self.method, self.base) {
+            (PruneMethod::Gradual, base) => Schedule::Polynomial {
+                base: base.unwrap_or(0.5 * self.sparsity),
+            },
+            (_, base) => Schedule::Exponential {
+                base: base.unwrap_or(0.1).min(self.sparsity),
+            },
+        };
+        PrunerConfig::new(solver, fisher)
+            .with_stages(self.stage_count())
+            .with_schedule(schedule)
+            .with_in_blocks(true)
+            .with_group(self.group(layout))
+            .with_seed(seed)
+    }
+
+    /// The pruner of the method `gradual`.
+    pub(crate) fn gradual(&self, layout: &Layout, seed: u64, tune: &TrainStage) -> GradualConfig {
+        let between = self.stage_epochs.unwrap_or(1);
+        GradualConfig::new(self.chita(layout, seed), between, tune.epochs)
+            .with_learning_rate(tune.learning_rate)
+            .with_last_learning_rate(1e-3 * tune.learning_rate)
+    }
+
+    /// What is not excluded; `None` where nothing is.
+    fn group(&self, layout: &Layout) -> Option<ParamGroup> {
+        if self.exclude.is_empty() {
+            return None;
+        }
+        let kept = layout.layers().iter().filter(|layer| {
+            let excluded = |text: &String| layer.path.contains(text.as_str());
+            !self.exclude.iter().any(excluded)
+        });
+        let paths: Vec<String> = kept.map(|layer| layer.path.clone()).collect();
+        Some(ParamGroup::from_paths(paths))
+    }
+}

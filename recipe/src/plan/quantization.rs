@@ -1,0 +1,223 @@
+//! A stage that quantizes.
+
+use burn_lean_quant::{
+    AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, ObserverConfig, Override,
+    PtqConfig, QatConfig, Rounding, RoundingConfig, Scheme, WeightConfig, WeightGranularity,
+    WeightRange,
+};
+use serde::{Deserialize, Serialize};
+
+use super::check::Check;
+use super::numbers::Numbers;
+use super::training::TrainStage;
+use crate::RecipeError;
+
+/// How weights are rounded without training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum RoundingMethod {
+    /// To the nearest code.
+    #[default]
+    Nearest,
+    /// With second-order information of calibration data, and corrected biases.
+    Gptq,
+    /// Up or down as calibration data learn, and corrected biases.
+    Adaround,
+}
+
+/// Quantization: with training (QAT) where [`train`](Self::train) is given, without (PTQ) elsewhere.
+///
+/// ```
+/// use burn_lean_recipe::{QuantizeStage, TrainStage};
+///
+/// let int4 = QuantizeStage::new("int4".parse()?, "uint8".parse()?)
+///     .with_train(TrainStage::new(5, 1e-4));
+/// assert_eq!(int4.name(), "W4A8");
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuantizeStage {
+    /// Numbers of the weights: signed integers or floats. Default: `int8`.
+    #[serde(default = "int8")]
+    pub weights: Numbers,
+    /// Numbers of the inputs of layers; unsigned ones get a zero point. Default: `uint8`.
+    #[serde(default = "uint8")]
+    pub activations: Numbers,
+    /// Neighbouring input channels that share a scale; must divide their number. Default: all those
+    /// of an output channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<usize>,
+    /// How weights are rounded, without training. Default: to the nearest code.
+    #[serde(default)]
+    pub rounding: RoundingMethod,
+    /// Batches that ranges are calibrated on, without training; at least 1. Default: 16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<usize>,
+    /// Whether batch normalizations are folded into the layers before them first. Default: yes.
+    #[serde(default = "yes")]
+    pub fold: bool,
+    /// Layers that stay float, as patterns of [`Override`]. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+    /// Training with fake quantization, the zeros of a pruned model held. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<TrainStage>,
+}
+
+fn int8() -> Numbers {
+    Numbers::new(NumberFormat::int8())
+}
+
+fn uint8() -> Numbers {
+    Numbers::new(NumberFormat::uint8())
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl QuantizeStage {
+    /// With the defaults: without training.
+    pub fn new(weights: Numbers, activations: Numbers) -> Self {
+        Self {
+            weights,
+            activations,
+            block: None,
+            rounding: RoundingMethod::Nearest,
+            calibration: None,
+            fold: true,
+            exclude: Vec::new(),
+            train: None,
+        }
+    }
+
+    /// With training.
+    pub fn with_train(mut self, train: TrainStage) -> Self {
+        self.train = Some(train);
+        self
+    }
+
+    /// With a scale for so many neighbouring input channels.
+    pub fn with_block(mut self, block: usize) -> Self {
+        self.block = Some(block);
+        self
+    }
+
+    /// With weights rounded in another way.
+    pub fn with_rounding(mut self, rounding: RoundingMethod) -> Self {
+        self.rounding = rounding;
+        self
+    }
+
+    /// As tables call it: `W4A8`, `W8`, `WE4M3A8`.
+    pub fn name(&self) -> String {
+        format!("{}{}", self.weights.short('W'), self.activations.short('A'))
+    }
+
+    pub(crate) fn validate(&self, stage: &str) -> Result<(), RecipeError> {
+        let check = Check(stage);
+        let signed = match self.weights.format() {
+            Some(NumberFormat::Int { signed, .. }) => signed,
+            Some(_) => true,
+            None => false,
+        };
+        check.accept(
+            signed,
+            "weights",
+            self.weights,
+            "signed integers (int2 to int8) or floats (e4m3, e5m2, e2m1)",
+        )?;
+        let block = self.block.unwrap_or(1);
+        check.accept(block >= 1, "block", block, "at least 1")?;
+        match &self.train {
+            Some(train) => {
+                if let Some(batches) = self.calibration {
+                    let expected = "left out: training sees all data";
+                    check.refuse("calibration", batches, expected)?;
+                }
+                check.accept(
+                    self.rounding == RoundingMethod::Nearest,
+                    "rounding",
+                    format!("{:?}", self.rounding).to_lowercase(),
+                    "left out: training rounds to the nearest code",
+                )?;
+                train.validate(&format!("{stage}.train"), true)?;
+            }
+            None => {
+                let batches = self.calibration_batches();
+                check.accept(batches >= 1, "calibration", batches, "at least 1")?;
+                let of_integers = self.weights.format().is_some_and(NumberFormat::is_int);
+                check.accept(
+                    of_integers || self.rounding == RoundingMethod::Nearest,
+                    "rounding",
+                    format!("{:?}", self.rounding).to_lowercase(),
+                    "`nearest` for weights that are no integers",
+                )?;
+            }
+        }
+        let config = self.qat().validate();
+        config.map_err(|error| RecipeError::from(error).at(stage))
+    }
+
+    pub(crate) fn calibration_batches(&self) -> usize {
+        self.calibration.unwrap_or(16)
+    }
+
+    /// Which quantizers a model gets for training.
+    pub(crate) fn qat(&self) -> QatConfig {
+        let format = self.weights.format().unwrap_or_else(NumberFormat::int8);
+        let mut weight = WeightConfig::new().with_format(match format.is_int() {
+            true => format.narrow(),
+            false => format,
+        });
+        if let Some(size) = self.block {
+            weight = weight.with_granularity(WeightGranularity::PerBlock { size });
+        }
+        let activation = self.activations.format().map(|format| {
+            FakeQuantizeConfig::new(match format {
+                NumberFormat::Int { signed: false, .. } => Scheme::affine(format),
+                _ => Scheme::symmetric(format),
+            })
+        });
+        let exclude = self.exclude.iter();
+        let skipped = exclude.map(|pattern| Override::new(pattern.clone()).with_skip(Some(true)));
+        QatConfig::new()
+            .with_weight(weight)
+            .with_activation(activation)
+            .with_overrides(skipped.collect())
+    }
+
+    /// How a model is quantized without training.
+    pub(crate) fn ptq(&self) -> PtqConfig {
+        let rounding = match self.rounding {
+            RoundingMethod::Nearest => RoundingConfig::new()
+                .with_rounding(Rounding::Nearest)
+                .with_bias_correction(false),
+            RoundingMethod::Gptq => {
+                RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()))
+            }
+            RoundingMethod::Adaround => {
+                RoundingConfig::new().with_rounding(Rounding::AdaRound(AdaRoundConfig::new()))
+            }
+        };
+        let few_bits = self
+            .weights
+            .format()
+            .is_some_and(|format| format.is_int() && format.bits() <= 4);
+        let mut ptq = PtqConfig::new()
+            .with_quantize(self.qat())
+            .with_rounding(rounding)
+            .with_progress(false);
+        if few_bits {
+            ptq = ptq.with_weight_range(WeightRange::LeastSquares);
+        }
+        if self.activations.format().is_none() {
+            ptq = ptq.with_mode(burn_lean_quant::PtqMode::WeightOnly);
+        } else if !self.activations.format().is_some_and(NumberFormat::is_int) {
+            ptq = ptq.with_observers(vec![ObserverConfig::MinMax]);
+        }
+        ptq
+    }
+}

@@ -1,0 +1,342 @@
+//! Doing what a recipe says: stage after stage, from where an earlier run was ended.
+
+mod dtype;
+mod progress;
+mod prune;
+mod quantize;
+pub(crate) mod session;
+pub(crate) mod tensors;
+mod train;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn_lean_graph::Tensors;
+use burn_lean_prune::{Batch, Masks};
+use burn_lean_reparam::Rejected;
+use serde::{Deserialize, Serialize};
+
+use progress::Listener;
+pub use progress::Progress;
+use quantize::Source;
+use session::{Session, Shipped, checksum, own};
+use train::Trainer;
+
+use crate::state::{State, files};
+use crate::{Recipe, RecipeError, Task, TrainStage};
+
+/// What was measured of the model of one stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// `FP32`, `AMP BF16` or, where nothing was trained, `dense`; `pruned 90 %`;
+    /// `pruned 90 %, W8A8`…
+    pub stage: String,
+    /// What the evaluation of the task says; `None` without one.
+    pub accuracy: Option<f64>,
+    /// Bytes of the record: Burn's of a dense model, the sparse one of others.
+    pub bytes: u64,
+    /// Numbers of the model that are not zero.
+    pub nonzeros: u64,
+    /// Median time of one example [ms].
+    pub latency_ms: Option<f64>,
+    /// Wall clock of what made the model [s]; after a restart, of the part after it.
+    pub seconds: f64,
+}
+
+/// Where the latency of a model is measured, with one example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Latency {
+    /// Nowhere.
+    None,
+    /// In Burn, on the device of the model.
+    #[default]
+    Burn,
+    /// In the engine for the CPU, on one thread.
+    #[cfg(feature = "engine")]
+    Engine,
+}
+
+/// The model of one stage.
+#[derive(Debug, Clone)]
+pub struct StageOutcome<M> {
+    /// What was measured.
+    pub row: Row,
+    /// The model: plain, zeros folded in; converted where it is quantized.
+    pub model: M,
+}
+
+/// What came out of a recipe.
+#[derive(Debug, Clone)]
+pub struct Outcome<M> {
+    /// The stages in their order; the first is the dense model.
+    pub stages: Vec<StageOutcome<M>>,
+    /// The zeros of a pruned model.
+    pub masks: Option<Masks>,
+}
+
+impl<M> Outcome<M> {
+    /// The dense model.
+    pub fn dense(&self) -> &StageOutcome<M> {
+        &self.stages[0]
+    }
+
+    /// The model of the last stage.
+    pub fn last(&self) -> &StageOutcome<M> {
+        &self.stages[self.stages.len() - 1]
+    }
+
+    /// What was measured, in the order of the stages.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.stages.iter().map(|stage| &stage.row)
+    }
+}
+
+/// Runs a recipe.
+///
+/// With a [state folder](Self::with_state) a run that ends at any moment, by a kill too, goes on from
+/// its last finished stage or checkpoint when it is started again; on a CPU what comes out is bit by
+/// bit what an uninterrupted run gives, if `batches` and `loss` of the task follow from their
+/// arguments alone.
+#[derive(Debug)]
+pub struct Run<'a> {
+    recipe: &'a Recipe,
+    state: Option<PathBuf>,
+    pub(crate) output: Option<PathBuf>,
+    pub(crate) latency: Latency,
+    pub(crate) listener: Listener<'a>,
+}
+
+impl<'a> Run<'a> {
+    /// Without state and output, with progress bars on a terminal.
+    pub fn new(recipe: &'a Recipe) -> Self {
+        Self {
+            recipe,
+            state: None,
+            output: None,
+            latency: Latency::Burn,
+            listener: Listener::bars(),
+        }
+    }
+
+    /// Keeps finished stages and checkpoints in this folder, and goes on from what is in it.
+    pub fn with_state(mut self, folder: impl AsRef<Path>) -> Self {
+        self.state = Some(folder.as_ref().into());
+        self
+    }
+
+    /// Writes the record of each stage, and what the recipe exports, into this folder.
+    pub fn with_output(mut self, folder: impl AsRef<Path>) -> Self {
+        self.output = Some(folder.as_ref().into());
+        self
+    }
+
+    /// Measures the latency elsewhere.
+    pub fn with_latency(mut self, latency: Latency) -> Self {
+        self.latency = latency;
+        self
+    }
+
+    /// Tells a callback what happens, instead of bars. It can end the run: what is finished is kept.
+    pub fn with_progress(
+        mut self,
+        callback: impl FnMut(&Progress) -> ControlFlow<()> + 'a,
+    ) -> Self {
+        self.listener = Listener::callback(callback);
+        self
+    }
+
+    /// Runs the recipe on a model.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error as it was.
+    /// - Before anything is computed: those of [`Recipe::validate`], [`RecipeError::TaskLacks`], of
+    ///   the dtype on this device, and [`RecipeError::StateOfAnotherRun`].
+    /// - [`RecipeError::Stage`] with what a stage says; [`RecipeError::Interrupted`] by the callback;
+    ///   [`RecipeError::State`] and [`RecipeError::Io`] of files.
+    pub fn run<M, I, T, O>(
+        &self,
+        model: M,
+        task: &Task<'_, M, I, T, O>,
+    ) -> Result<Outcome<M>, Rejected<M, RecipeError>>
+    where
+        M: Module,
+        I: Tensors + Batch,
+        T: Tensors + Batch,
+        O: Tensors + Send + Sync + 'static,
+    {
+        match self.outcome(&model, task) {
+            Ok(outcome) => Ok(outcome),
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    fn outcome<M, I, T, O>(
+        &self,
+        model: &M,
+        task: &Task<'_, M, I, T, O>,
+    ) -> Result<Outcome<M>, RecipeError>
+    where
+        M: Module,
+        I: Tensors + Batch,
+        T: Tensors + Batch,
+        O: Tensors + Send + Sync + 'static,
+    {
+        self.recipe.validate()?;
+        self.check(task)?;
+        let devices = model.devices();
+        let device = devices.first().ok_or(RecipeError::TaskLacks {
+            stage: "recipe".into(),
+            what: "a model with parameters",
+            method: "Run::run",
+        })?;
+        let mut session = Session {
+            run: self,
+            recipe: self.recipe,
+            task,
+            state: State::default(),
+            inner: device.clone().without_autodiff(),
+            device: device.clone().without_autodiff().autodiff(),
+        };
+        for train in self.trainings() {
+            session.dtype(train)?;
+        }
+        if let Some(folder) = &self.output {
+            files::create_folder(folder)?;
+        }
+        let weights = checksum(model);
+        session.state = State::open(self.state.as_deref(), self.recipe, weights)?;
+        let session = session;
+
+        let dense = session.train(model)?;
+        let mut stages = vec![dense];
+        let mut masks = None;
+        if let Some(prune) = &self.recipe.prune {
+            let (pruned, found) = session.prune(prune, &stages[0].model)?;
+            stages.push(pruned);
+            masks = Some(found);
+        }
+        let last_float = stages.len() - 1;
+        for quantize in &self.recipe.quantize {
+            let source = Source {
+                model: &stages[last_float].model,
+                masks: masks.as_ref(),
+                dense: &stages[0].model,
+                pruned: masks
+                    .is_some()
+                    .then_some(stages[last_float].row.stage.as_str()),
+            };
+            let quantized = session.quantize(quantize, &source)?;
+            stages.push(quantized);
+        }
+        let first_exported = match self.recipe.quantize.is_empty() {
+            true => last_float,
+            false => last_float + 1,
+        };
+        for stage in &stages[first_exported..] {
+            let name = &stage.row.stage;
+            let exported = session.export(name, &stage.model);
+            exported.map_err(|error| error.at(name))?;
+        }
+        Ok(Outcome { stages, masks })
+    }
+
+    /// Everything that is trained.
+    fn trainings(&self) -> impl Iterator<Item = &TrainStage> {
+        let tune = self.recipe.prune.iter().flat_map(|prune| &prune.tune);
+        let quantize = self.recipe.quantize.iter();
+        let quantize = quantize.flat_map(|quantize| &quantize.train);
+        self.recipe.train.iter().chain(tune).chain(quantize)
+    }
+
+    /// Refuses what the task lacks.
+    fn check<M, I, T, O>(&self, task: &Task<'_, M, I, T, O>) -> Result<(), RecipeError> {
+        let lacks = |stage: &str, what, method| {
+            Err(RecipeError::TaskLacks {
+                stage: stage.into(),
+                what,
+                method,
+            })
+        };
+        for distillation in self.trainings().flat_map(|train| &train.distillation) {
+            if task.logits.is_none() {
+                return lacks("distillation", "the logits", "Task::with_logits");
+            }
+            if distillation.features > 0.0 && task.features.is_none() {
+                return lacks("distillation", "features", "Task::with_features");
+            }
+        }
+        match self.recipe.export.is_empty() || self.output.is_some() {
+            true => Ok(()),
+            false => lacks("export", "a folder", "Run::with_output"),
+        }
+    }
+}
+
+impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
+where
+    M: Module,
+    I: Tensors + Batch,
+    T: Tensors + Batch,
+    O: Tensors + Send + Sync + 'static,
+{
+    /// The dense model: trained, or as it was given.
+    fn train(&self, given: &M) -> Result<StageOutcome<M>, RecipeError> {
+        const KEY: &str = "0-train";
+        let name = match &self.recipe.train {
+            None => "dense".to_string(),
+            Some(train) => match self.dtype(train)? {
+                burn::tensor::FloatDType::F32 => "FP32".into(),
+                dtype => format!("AMP {dtype:?}"),
+            },
+        };
+        self.stage(
+            KEY,
+            &name,
+            || Ok(own(given)),
+            || {
+                let mut model = own(given);
+                let Some(train) = &self.recipe.train else {
+                    return Ok(model);
+                };
+                let epochs = train.epochs;
+                let mut trainer = Trainer::new(self, KEY, &name, train, None)?;
+                model = trainer.begin(model, 0..epochs as u64)?;
+                for epoch in 0..epochs {
+                    model = trainer.epoch(model, epoch as u64, (epoch, epochs), |part| {
+                        train.rate((epoch as f64 + part) / epochs as f64)
+                    })?;
+                }
+                Ok(model)
+            },
+            |model| {
+                let bytes = model.valid().into_record().into_bytes();
+                let file = bytes.map_err(|error| RecipeError::task(error))?.to_vec();
+                Ok(Shipped { model, file })
+            },
+        )
+    }
+}
+
+/// A seed for one purpose, from that of the recipe.
+pub(crate) fn seed(seed: u64, key: &str, epoch: u64, index: u64) -> u64 {
+    [epoch, index]
+        .into_iter()
+        .fold(key_seed(seed, key), |seed, number| {
+            mixed(seed ^ mixed(number))
+        })
+}
+
+pub(crate) fn key_seed(seed: u64, key: &str) -> u64 {
+    mixed(seed ^ u64::from(crc32fast::hash(key.as_bytes())) << 32)
+}
+
+/// The finalizer of SplitMix64 after its increment.
+fn mixed(number: u64) -> u64 {
+    let z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

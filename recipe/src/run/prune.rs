@@ -1,0 +1,179 @@
+//! The stage that prunes and trains with the zeros held.
+
+use burn::module::Module;
+use burn::store::ModuleRecord;
+use burn_lean_graph::Tensors;
+use burn_lean_prune::{Batch, Masks, PruneError, Selection, SparseRecord};
+use burn_lean_reparam::Rejected;
+
+use super::session::{Session, Shipped, load, own, seed_device};
+use super::train::Trainer;
+use super::{Progress, StageOutcome, seed};
+use crate::state::Kept;
+use crate::{PruneMethod, PruneStage, RecipeError};
+
+const KEY: &str = "1-prune";
+/// The part of the stage that chooses the zeros.
+const SOLVED: &str = "1-prune-solved";
+
+impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
+where
+    M: Module,
+    I: Tensors + Batch,
+    T: Tensors + Batch,
+    O: Tensors + Send + Sync + 'static,
+{
+    /// The pruned model, and its masks.
+    pub(crate) fn prune(
+        &self,
+        plan: &PruneStage,
+        dense: &M,
+    ) -> Result<(StageOutcome<M>, Masks), RecipeError> {
+        let percent = 100.0 * plan.sparsity;
+        let name = format!("pruned {} %", (percent * 100.0).round() / 100.0);
+        let mut masks = None;
+        let outcome = self.stage(
+            KEY,
+            &name,
+            || Ok(own(dense)),
+            || {
+                let (model, found) = self.solved(plan, dense, &name)?;
+                let model = match &plan.tune {
+                    Some(tune) if plan.method != PruneMethod::Gradual => {
+                        let mut trainer = Trainer::new(self, KEY, &name, tune, Some(dense))?;
+                        let epochs = tune.epochs;
+                        let mut model =
+                            trainer.begin(found.attach(own(&model))?, 0..epochs as u64)?;
+                        for epoch in 0..epochs {
+                            model =
+                                trainer.epoch(model, epoch as u64, (epoch, epochs), |part| {
+                                    tune.rate((epoch as f64 + part) / epochs as f64)
+                                })?;
+                        }
+                        model.materialize()
+                    }
+                    _ => model,
+                };
+                masks = Some(found);
+                Ok(model)
+            },
+            |model| {
+                let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
+                Ok(Shipped { model, file })
+            },
+        )?;
+        let masks = match masks {
+            Some(masks) => masks,
+            None => self.masks()?,
+        };
+        Ok((outcome, masks))
+    }
+
+    /// The masks that an earlier run found.
+    fn masks(&self) -> Result<Masks, RecipeError> {
+        let kept = self.state.finished(SOLVED)?;
+        let masks = kept.and_then(|(_, kept)| kept.masks);
+        masks.ok_or_else(|| RecipeError::Io {
+            action: "cannot read",
+            path: SOLVED.into(),
+            reason: "the masks of the pruned model are gone".into(),
+        })
+    }
+
+    /// The model with zeros, before it is trained (of `gradual`: at the end), and where they are.
+    fn solved(&self, plan: &PruneStage, dense: &M, name: &str) -> Result<(M, Masks), RecipeError> {
+        if let Some((record, kept)) = self.state.finished(SOLVED)?
+            && let Some(masks) = kept.masks
+        {
+            return Ok((load_plain(dense, record)?, masks));
+        }
+        let start = std::time::Instant::now();
+        seed_device(self, KEY);
+        let (model, masks) = self.solve(plan, dense, name)?;
+        let kept = Kept {
+            row: None,
+            masks: Some(masks.clone()),
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        self.state.keep(SOLVED, &model, kept, || {
+            self.listener().tell(&Progress::Keeping {
+                stage: name.to_string(),
+            })
+        })?;
+        Ok((model, masks))
+    }
+
+    fn solve(&self, plan: &PruneStage, dense: &M, name: &str) -> Result<(M, Masks), RecipeError> {
+        let selection = Selection::of(dense, None)?;
+        let layout = selection.layout();
+        let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
+        let seed_of = self.recipe.seed;
+        if plan.method == PruneMethod::Layerwise {
+            let pruner = plan.pruner(layout);
+            let wanted = pruner.examples + pruner.held_out;
+            let mut seen = 0;
+            let inputs = self.inputs(KEY).take_while(|inputs| {
+                let needed = seen < wanted;
+                seen += inputs.examples();
+                needed
+            });
+            let pruned = pruner.prune(own(dense), forward, inputs)?;
+            return Ok((pruned.model, pruned.masks));
+        }
+        let loss = |model: &M, batch: &(I, T)| {
+            (self.task.loss)(forward(model, batch.0.clone()), batch.1.clone())
+        };
+        // Examples of a batch that does not fill a sample belong to none.
+        let least = plan.batch_size.unwrap_or(1);
+        let loader = |stage: u64| {
+            (0u64..).flat_map(move |pass| {
+                let seed = seed(seed_of, KEY, stage, pass);
+                let batches = self.task.batches(seed);
+                batches.filter(move |(inputs, _)| inputs.examples() >= least)
+            })
+        };
+        let state = self.state.solver(KEY);
+        if plan.method == PruneMethod::Chita {
+            let config = plan.chita(layout, 0).with_state(state);
+            let pruned = config.prune(own(dense), loss, loader)?;
+            return Ok((pruned.model, pruned.masks));
+        }
+        let Some(tune) = &plan.tune else {
+            return Err(PruneError::Training {
+                reason: "the recipe does not say how".into(),
+            }
+            .into());
+        };
+        let mut gradual = plan.gradual(layout, 0, tune);
+        gradual.pruner = gradual.pruner.with_state(state);
+        let mut trainer = Trainer::new(self, KEY, name, tune, Some(dense))?;
+        let mut failed = None;
+        let pruned = gradual.prune(own(dense), loss, loader, |model, epoch| {
+            // Each stage has numbers of its own.
+            let first = (epoch.stage as u64) << 16;
+            let number = first + epoch.epoch as u64;
+            let of = (epoch.epoch, epoch.epochs);
+            let given = model.clone();
+            let trained = match epoch.restart {
+                true => trainer.begin(model, first..first + epoch.epochs as u64),
+                false => Ok(model),
+            };
+            let trained = trained
+                .and_then(|model| trainer.epoch(model, number, of, |t| epoch.learning_rate(t)));
+            trained.map_err(|error| {
+                let reason = error.to_string();
+                failed = Some(error);
+                Rejected::new(given, PruneError::Training { reason })
+            })
+        });
+        match (pruned, failed) {
+            (Ok(pruned), _) => Ok((pruned.model, pruned.masks)),
+            (Err(_), Some(error)) => Err(error),
+            (Err(rejected), None) => Err(rejected.into()),
+        }
+    }
+}
+
+fn load_plain<M: Module>(dense: &M, record: ModuleRecord) -> Result<M, RecipeError> {
+    load(own(dense), record)
+}

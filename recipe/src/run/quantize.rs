@@ -1,0 +1,135 @@
+//! A stage that quantizes and converts.
+
+use burn::module::Module;
+use burn_lean_graph::Tensors;
+use burn_lean_prune::{Batch, Masks, SparseRecord};
+use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, audit, fold};
+use burn_lean_reparam::{ChainReparameterizer, attach};
+
+use super::StageOutcome;
+use super::session::{Session, Shipped, own, seed_device, slug};
+use super::tensors::on_device;
+use super::train::Trainer;
+use crate::{QuantizeStage, RecipeError, TrainStage};
+
+/// What a quantized model comes from.
+pub(crate) struct Source<'m, M> {
+    /// The model to quantize: dense, or pruned.
+    pub(crate) model: &'m M,
+    pub(crate) masks: Option<&'m Masks>,
+    /// The model before pruning.
+    pub(crate) dense: &'m M,
+    /// The row of a pruned model.
+    pub(crate) pruned: Option<&'m str>,
+}
+
+impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
+where
+    M: Module,
+    I: Tensors + Batch,
+    T: Tensors + Batch,
+    O: Tensors + Send + Sync + 'static,
+{
+    pub(crate) fn quantize(
+        &self,
+        plan: &QuantizeStage,
+        source: &Source<'_, M>,
+    ) -> Result<StageOutcome<M>, RecipeError> {
+        let name = match source.pruned {
+            Some(pruned) => format!("{pruned}, {}", plan.name()),
+            None => plan.name(),
+        };
+        let key = format!("2-{}", slug(&plan.name()));
+        self.stage(
+            &key,
+            &name,
+            || self.prepared(plan, self.folded(plan, source.model)?, source.masks),
+            || {
+                let folded = self.folded(plan, source.model)?;
+                match &plan.train {
+                    Some(train) => {
+                        let prepared = self.prepared(plan, folded, source.masks)?;
+                        self.trained(&key, &name, train, prepared, source.dense)
+                    }
+                    None => self.calibrated(&key, plan, folded),
+                }
+            },
+            |model| {
+                let (model, _) = ConvertConfig::new()
+                    .with_unsupported(Unsupported::KeepFakeQuantized)
+                    .convert(model)?;
+                let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
+                Ok(Shipped { model, file })
+            },
+        )
+    }
+
+    /// A copy with its batch normalizations folded, where the recipe says so.
+    fn folded(&self, plan: &QuantizeStage, model: &M) -> Result<M, RecipeError> {
+        let model = own(model);
+        if !plan.fold {
+            return Ok(model);
+        }
+        let example = self.example()?;
+        let audit = audit(&model, |model, device| {
+            (self.task.forward)(model, on_device(&example, device))
+        })?;
+        let pairs = audit.fold_pairs();
+        match pairs.is_empty() {
+            true => Ok(model),
+            false => Ok(fold(model, &pairs)?),
+        }
+    }
+
+    /// With masks and quantizers on its weights, one after the other.
+    fn prepared(
+        &self,
+        plan: &QuantizeStage,
+        model: M,
+        masks: Option<&Masks>,
+    ) -> Result<M, RecipeError> {
+        match (&plan.train, masks) {
+            (None, _) => Ok(plan.ptq().qat_config().prepare(model)?),
+            (Some(_), None) => Ok(plan.qat().prepare(model)?),
+            (Some(_), Some(masks)) => {
+                let masks = masks.reparameterizer(&model)?;
+                let quantizers = plan.qat().reparameterizer(&model)?;
+                Ok(attach(model, ChainReparameterizer::new(masks, quantizers))?)
+            }
+        }
+    }
+
+    fn trained(
+        &self,
+        key: &str,
+        name: &str,
+        plan: &TrainStage,
+        model: M,
+        dense: &M,
+    ) -> Result<M, RecipeError> {
+        let mut trainer = Trainer::new(self, key, name, plan, Some(dense))?;
+        let epochs = plan.epochs;
+        let mut model = trainer.begin(model, 0..epochs as u64)?;
+        for epoch in 0..epochs {
+            model = trainer.epoch(model, epoch as u64, (epoch, epochs), |part| {
+                plan.rate((epoch as f64 + part) / epochs as f64)
+            })?;
+        }
+        Ok(model)
+    }
+
+    fn calibrated(&self, key: &str, plan: &QuantizeStage, model: M) -> Result<M, RecipeError> {
+        seed_device(self, key);
+        let quantized = QuantizedForward::new();
+        let batches = || {
+            let inputs = self.inputs(key).take(plan.calibration_batches());
+            inputs.map(|inputs| on_device(&inputs, &self.inner))
+        };
+        let (model, _) = plan.ptq().quantize(model, batches, |model, inputs| {
+            quantized.run(model, inputs, |model, inputs| {
+                (self.task.forward)(model, inputs)
+            })
+        })?;
+        Ok(model)
+    }
+}

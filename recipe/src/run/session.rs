@@ -1,0 +1,335 @@
+//! What the stages of one run share.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use burn::module::{Module, Param};
+use burn::store::ModuleRecord;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean_deploy::{Export, Form};
+use burn_lean_graph::Tensors;
+use burn_lean_prune::Batch;
+use burn_lean_quant::{QuantizedForward, load_record, save_safetensors};
+use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
+
+use super::progress::Listener;
+use super::tensors::on_device;
+use super::{Latency, Progress, Row, Run, StageOutcome, dtype, key_seed, seed};
+use crate::state::{Kept, State, files};
+use crate::task::Batches;
+use crate::{Format, Recipe, RecipeError, Task, TrainStage};
+
+/// Runs of the forward pass whose median is the latency.
+const LATENCY_RUNS: usize = 31;
+
+/// What the stages of one run share.
+pub(crate) struct Session<'s, 'r, 'a, M, I, T, O> {
+    pub(crate) run: &'s Run<'r>,
+    pub(crate) recipe: &'s Recipe,
+    pub(crate) task: &'s Task<'a, M, I, T, O>,
+    pub(crate) state: State,
+    /// For training.
+    pub(crate) device: Device,
+    /// Without autodiff.
+    pub(crate) inner: Device,
+}
+
+/// A model as a stage leaves it, and the bytes that it is shipped in.
+pub(crate) struct Shipped<M> {
+    pub(crate) model: M,
+    pub(crate) file: Vec<u8>,
+}
+
+impl<'r, 'a, M, I, T, O> Session<'_, 'r, 'a, M, I, T, O>
+where
+    M: Module,
+    I: Tensors + Batch,
+    T: Tensors + Batch,
+    O: Tensors + Send + Sync + 'static,
+{
+    pub(crate) fn listener(&self) -> &Listener<'r> {
+        &self.run.listener
+    }
+
+    pub(crate) fn dtype(&self, train: &TrainStage) -> Result<FloatDType, RecipeError> {
+        let dtype = train.dtype.unwrap_or(self.recipe.dtype);
+        dtype::resolve(dtype, self.recipe.fallback, &self.device)
+    }
+
+    /// The batches of an epoch of the stage of this key.
+    pub(crate) fn batches(&self, key: &str, epoch: u64) -> Batches<'a, I, T> {
+        self.task
+            .batches(seed(self.recipe.seed, key, epoch, u64::MAX))
+    }
+
+    /// Inputs of the size of the first batch, pass after pass.
+    pub(crate) fn inputs<'t>(&'t self, key: &'t str) -> impl Iterator<Item = I> + 't {
+        let mut size = None;
+        let first = self.batches(key, 0).map(|(inputs, _)| inputs);
+        first.filter(move |inputs| *size.get_or_insert(inputs.examples()) == inputs.examples())
+    }
+
+    /// One example.
+    pub(crate) fn example(&self) -> Result<I, RecipeError> {
+        match self.batches("example", 0).next() {
+            Some((inputs, _)) => Ok(on_device(&inputs.slice(0..1), &self.inner)),
+            None => Err(RecipeError::NoBatch {
+                stage: "recipe".into(),
+            }),
+        }
+    }
+
+    /// A stage: made, or loaded into `template` where an earlier run has finished it; then measured,
+    /// written, kept.
+    pub(crate) fn stage(
+        &self,
+        key: &str,
+        name: &str,
+        template: impl FnOnce() -> Result<M, RecipeError>,
+        make: impl FnOnce() -> Result<M, RecipeError>,
+        ship: impl Fn(M) -> Result<Shipped<M>, RecipeError>,
+    ) -> Result<StageOutcome<M>, RecipeError> {
+        let at = |error: RecipeError| error.at(name);
+        self.listener().tell(&Progress::Started {
+            stage: name.to_string(),
+        })?;
+        if let Some((record, kept)) = self.state.finished(key)?
+            && let Some(row) = kept.row
+        {
+            let model = template().and_then(|model| load(model, record));
+            let shipped = model.and_then(&ship).map_err(at)?;
+            self.write(name, &shipped)?;
+            self.state.tidy(key)?;
+            self.listener()
+                .tell(&Progress::Finished { row: row.clone() })?;
+            return Ok(StageOutcome {
+                row,
+                model: shipped.model,
+            });
+        }
+        let start = Instant::now();
+        let made = make().map_err(at)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let shipped = ship(made.clone()).map_err(at)?;
+        let row = self.measure(name, &shipped, seconds).map_err(at)?;
+        self.write(name, &shipped)?;
+        let kept = Kept {
+            row: Some(row.clone()),
+            masks: None,
+            seconds,
+        };
+        self.state.keep(key, &made, kept, || {
+            self.listener().tell(&Progress::Keeping {
+                stage: name.to_string(),
+            })
+        })?;
+        self.state.tidy(key)?;
+        self.listener()
+            .tell(&Progress::Finished { row: row.clone() })?;
+        Ok(StageOutcome {
+            row,
+            model: shipped.model,
+        })
+    }
+
+    fn measure(&self, name: &str, shipped: &Shipped<M>, seconds: f64) -> Result<Row, RecipeError> {
+        let model = shipped.model.valid();
+        let accuracy = match &self.task.evaluate {
+            Some(evaluate) => Some(evaluate(&predictor(self.task, &model, &self.inner))?),
+            None => None,
+        };
+        let mut nonzeros = Nonzeros(0);
+        visit_plain_floats(&model, &mut nonzeros);
+        Ok(Row {
+            stage: name.into(),
+            accuracy,
+            bytes: shipped.file.len() as u64,
+            nonzeros: nonzeros.0,
+            latency_ms: self.latency(&model)?,
+            seconds,
+        })
+    }
+
+    /// The median time of one example [ms].
+    fn latency(&self, model: &M) -> Result<Option<f64>, RecipeError> {
+        let example = self.example()?;
+        Ok(match self.run.latency {
+            Latency::None => None,
+            Latency::Burn => {
+                let predict = predictor(self.task, model, &self.inner);
+                let mut times = Vec::new();
+                for _ in 0..=LATENCY_RUNS {
+                    let input = on_device(&example, &self.inner);
+                    let start = Instant::now();
+                    predict(input)?.map_tensors(&mut Finish);
+                    times.push(1e3 * start.elapsed().as_secs_f64());
+                }
+                Some(median(times.split_off(1)))
+            }
+            #[cfg(feature = "engine")]
+            Latency::Engine => {
+                let export = Export::record(model, &example, |model, input| {
+                    (self.task.forward)(model, input)
+                })?;
+                let engine = burn_lean_deploy::EngineConfig::new().compile(export)?;
+                engine.run(&example)?;
+                let mut times = Vec::new();
+                for _ in 0..LATENCY_RUNS {
+                    let start = Instant::now();
+                    engine.run(&example)?;
+                    times.push(1e3 * start.elapsed().as_secs_f64());
+                }
+                Some(median(times))
+            }
+        })
+    }
+
+    fn write(&self, name: &str, shipped: &Shipped<M>) -> Result<(), RecipeError> {
+        match self.path(name, "model") {
+            Some(path) => files::write(&path, &shipped.file),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the files that the recipe asks for of a last model.
+    pub(crate) fn export(&self, name: &str, model: &M) -> Result<(), RecipeError> {
+        for format in &self.recipe.export {
+            let extension = match format {
+                Format::Record => "bpk",
+                Format::Safetensors => "safetensors",
+                Format::Onnx => "onnx",
+            };
+            let Some(path) = self.path(name, extension) else {
+                continue;
+            };
+            let model = model.valid();
+            match format {
+                Format::Record => {
+                    let bytes = model.into_record().into_bytes();
+                    let bytes =
+                        bytes.map_err(|error| RecipeError::io("cannot write", &path, error))?;
+                    files::write(&path, &bytes)?;
+                }
+                Format::Safetensors => {
+                    files::replace(&path, |partial| save_safetensors(&model, partial).map(drop))?
+                }
+                Format::Onnx => {
+                    let export = Export::record(&model, &self.example()?, |model, input| {
+                        (self.task.forward)(model, input)
+                    })?;
+                    let onnx = export.to_onnx(Form::Qdq)?.model;
+                    files::write(&path, &onnx.to_bytes()?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self, name: &str, extension: &str) -> Option<PathBuf> {
+        let folder = self.run.output.as_ref()?;
+        Some(folder.join(format!("{}.{extension}", slug(name))))
+    }
+}
+
+/// Loads a record of this model; the model is a copy of the caller's.
+pub(crate) fn load<M: Module>(model: M, record: ModuleRecord) -> Result<M, RecipeError> {
+    Ok(load_record(model, record)?)
+}
+
+/// A copy that shares nothing that training changes: running statistics are copied.
+pub(crate) fn own<M: Module>(model: &M) -> M {
+    model.valid().train()
+}
+
+/// A model in evaluation mode as a function, with the quantizers that it carries.
+pub(crate) fn predictor<M, I, T, O>(
+    task: &Task<'_, M, I, T, O>,
+    model: &M,
+    device: &Device,
+) -> impl Fn(I) -> Result<O, RecipeError>
+where
+    M: Module,
+    I: Tensors,
+    O: Tensors + Send + Sync + 'static,
+{
+    let quantizes = !burn_lean_quant::quantizers(model).is_empty();
+    let quantized = QuantizedForward::new().cached();
+    move |inputs| {
+        let inputs = on_device(&inputs, device);
+        match quantizes {
+            false => Ok((task.forward)(model, inputs)),
+            true => {
+                Ok(quantized.run(model, inputs, |model, inputs| (task.forward)(model, inputs))?)
+            }
+        }
+    }
+}
+
+/// CRC-32 of the float tensors of a model.
+pub(crate) fn checksum<M: Module>(model: &M) -> u32 {
+    let mut crc = Checksum(crc32fast::Hasher::new());
+    visit_plain_floats(&model.valid(), &mut crc);
+    crc.0.finalize()
+}
+
+struct Checksum(crc32fast::Hasher);
+
+impl FloatVisitor for Checksum {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        self.0.update(path.as_bytes());
+        self.0.update(param.base().into_data().as_bytes());
+    }
+}
+
+/// Counts the numbers that are not zero.
+struct Nonzeros(u64);
+
+impl FloatVisitor for Nonzeros {
+    fn visit<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
+        let values = param.val().into_data();
+        self.0 += values.iter::<f32>().filter(|value| *value != 0.0).count() as u64;
+    }
+}
+
+/// Waits for the device: the numbers are there when they are read.
+struct Finish;
+
+impl burn_lean_graph::TensorMapper for Finish {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        let _ = tensor.to_data();
+        tensor.clone()
+    }
+
+    fn int<const D: usize>(
+        &mut self,
+        tensor: &Tensor<D, burn::tensor::Int>,
+    ) -> Tensor<D, burn::tensor::Int> {
+        let _ = tensor.to_data();
+        tensor.clone()
+    }
+
+    fn bool<const D: usize>(
+        &mut self,
+        tensor: &Tensor<D, burn::tensor::Bool>,
+    ) -> Tensor<D, burn::tensor::Bool> {
+        let _ = tensor.to_data();
+        tensor.clone()
+    }
+}
+
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The name of a stage as that of a file.
+pub(crate) fn slug(name: &str) -> String {
+    let words = name.split(|letter: char| !letter.is_alphanumeric());
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    words.join("-").to_lowercase()
+}
+
+/// A seed of its own for what is random on the device in a stage without steps.
+pub(crate) fn seed_device<M, I, T, O>(session: &Session<'_, '_, '_, M, I, T, O>, key: &str) {
+    session.device.seed(key_seed(session.recipe.seed, key));
+}

@@ -1,0 +1,231 @@
+//! Training that goes on where it was killed.
+
+use burn::module::Module;
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{FloatDType, Tensor};
+use burn_lean_amp::{Autocast, Checkpoints, GradScaler, GradScalerConfig};
+use burn_lean_graph::Tensors;
+use burn_lean_prune::Batch;
+use burn_lean_quant::{QuantizedForward, advance, quantizers};
+
+use super::session::Session;
+use super::tensors::on_device;
+use super::{Progress, dtype, seed};
+use crate::{Distillation, RecipeError, TrainStage};
+
+/// Where a training is: steps before `batch` of `epoch` are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position {
+    pub(crate) epoch: u64,
+    batch: u64,
+}
+
+impl Position {
+    fn start_of(epoch: u64) -> Self {
+        Self { epoch, batch: 0 }
+    }
+
+    /// As the number of a checkpoint.
+    fn number(self) -> u64 {
+        self.epoch << 32 | self.batch
+    }
+
+    fn of_number(number: u64) -> Self {
+        Self {
+            epoch: number >> 32,
+            batch: number & u64::from(u32::MAX),
+        }
+    }
+}
+
+/// One training: its optimizer, scaler and checkpoints.
+pub(crate) struct Trainer<'t, 's, 'r, 'a, M, I, T, O> {
+    session: &'t Session<'s, 'r, 'a, M, I, T, O>,
+    /// Of the state folder.
+    key: String,
+    /// Of the rows.
+    stage: String,
+    dtype: FloatDType,
+    max_norm: Option<f32>,
+    autocast: Autocast,
+    quantized: QuantizedForward,
+    /// Whether the model carries quantizers.
+    quantizes: bool,
+    /// The dense model, and what is learned from it.
+    teacher: Option<(M, Distillation)>,
+    checkpoints: Option<Checkpoints>,
+    optim: ModuleOptimizer,
+    scaler: GradScaler,
+    position: Position,
+}
+
+impl<'t, 's, 'r, 'a, M, I, T, O> Trainer<'t, 's, 'r, 'a, M, I, T, O>
+where
+    M: Module,
+    I: Tensors + Batch,
+    T: Tensors + Batch,
+    O: Tensors + Send + Sync + 'static,
+{
+    pub(crate) fn new(
+        session: &'t Session<'s, 'r, 'a, M, I, T, O>,
+        key: &str,
+        stage: &str,
+        plan: &TrainStage,
+        teacher: Option<&M>,
+    ) -> Result<Self, RecipeError> {
+        let dtype = session.dtype(plan)?;
+        let scaler = scaler(dtype, plan.max_norm)?;
+        let teacher = plan.distillation.zip(teacher);
+        Ok(Self {
+            session,
+            key: key.into(),
+            stage: stage.into(),
+            dtype,
+            max_norm: plan.max_norm,
+            autocast: dtype::autocast(dtype, session.recipe.fallback),
+            quantized: QuantizedForward::new().without_schedule(),
+            quantizes: false,
+            teacher: teacher.map(|(distillation, model)| (model.valid(), distillation)),
+            checkpoints: session.state.checkpoints(key),
+            optim: session.task.optimizer(&session.device),
+            scaler,
+            position: Position::start_of(0),
+        })
+    }
+
+    /// Begins a training over these epochs with a new optimizer, or goes on from its checkpoint.
+    pub(crate) fn begin(
+        &mut self,
+        model: M,
+        epochs: std::ops::Range<u64>,
+    ) -> Result<M, RecipeError> {
+        self.quantizes = !quantizers(&model).is_empty();
+        self.optim = self.session.task.optimizer(&self.session.device);
+        self.scaler = scaler(self.dtype, self.max_norm)?;
+        self.position = Position::start_of(epochs.start);
+        let Some(checkpoints) = &self.checkpoints else {
+            return Ok(model);
+        };
+        let Some(latest) = checkpoints.latest()? else {
+            return Ok(model);
+        };
+        let position = Position::of_number(latest);
+        if position < self.position {
+            return Ok(model);
+        }
+        if position > Position::start_of(epochs.end) {
+            checkpoints.discard_after(self.position.number())?;
+            return Ok(model);
+        }
+        let optim = self.session.task.optimizer(&self.session.device);
+        let (model, optim, scaler) = checkpoints.load(latest, model, optim)?;
+        (self.optim, self.scaler, self.position) = (optim, scaler, position);
+        Ok(model)
+    }
+
+    /// One epoch, or what is left of it; `of` are its number and that of all as they are shown, and
+    /// `rate` gives the learning rate for the share of the epoch that is done.
+    pub(crate) fn epoch(
+        &mut self,
+        mut model: M,
+        epoch: u64,
+        of: (usize, usize),
+        rate: impl Fn(f64) -> f64,
+    ) -> Result<M, RecipeError> {
+        if self.position.epoch > epoch {
+            return Ok(model);
+        }
+        let session = self.session;
+        let batches = session.batches(&self.key, epoch);
+        let (least, most) = batches.size_hint();
+        let count = most.filter(|most| *most == least);
+        let mut seen = 0;
+        for (index, (inputs, targets)) in batches.enumerate() {
+            seen = index + 1;
+            if (index as u64) < self.position.batch {
+                continue;
+            }
+            session
+                .device
+                .seed(seed(session.recipe.seed, &self.key, epoch, index as u64));
+            let progress = count.map_or(0.0, |count| index as f64 / count as f64);
+            model = self.step(model, inputs, targets, rate(progress))?;
+            self.position.batch = index as u64 + 1;
+            session.listener().tell(&Progress::Step {
+                stage: self.stage.clone(),
+                epoch: of,
+                batch: (index, count),
+            })?;
+            let every = session.recipe.checkpoint_steps;
+            if every.is_some_and(|every| seen % every == 0) {
+                self.save(&model)?;
+            }
+        }
+        if seen == 0 {
+            return Err(RecipeError::NoBatch {
+                stage: self.stage.clone(),
+            });
+        }
+        self.position = Position::start_of(epoch + 1);
+        self.save(&model)?;
+        Ok(model)
+    }
+
+    fn save(&self, model: &M) -> Result<(), RecipeError> {
+        let Some(checkpoints) = &self.checkpoints else {
+            return Ok(());
+        };
+        checkpoints.save(self.position.number(), model, &self.optim, &self.scaler)?;
+        let stage = self.stage.clone();
+        self.session
+            .listener()
+            .tell(&Progress::Checkpoint { stage })
+    }
+
+    fn step(&mut self, model: M, inputs: I, targets: T, rate: f64) -> Result<M, RecipeError> {
+        let (task, device) = (self.session.task, &self.session.device);
+        let inputs = on_device(&inputs, device);
+        let targets = on_device(&targets, device);
+        let taught = self.teacher.as_ref().map(|(teacher, _)| {
+            let inputs = on_device(&inputs, &self.session.inner);
+            on_device(&(task.forward)(teacher, inputs), device)
+        });
+        let distillation = self.teacher.as_ref().map(|(_, distillation)| *distillation);
+        let loss = |model: &M, (inputs, targets, taught): (I, T, Option<O>)| {
+            let outputs = (task.forward)(model, inputs);
+            let (Some(distillation), Some(taught), Some(logits)) =
+                (distillation, taught, &task.logits)
+            else {
+                return (task.loss)(outputs, targets);
+            };
+            let features = match &task.features {
+                Some(features) if distillation.features > 0.0 => {
+                    (features(&outputs), features(&taught))
+                }
+                _ => (Vec::new(), Vec::new()),
+            };
+            let logits = (logits(&outputs), logits(&taught));
+            let at_targets: Tensor<1> = (task.loss)(outputs, targets);
+            distillation.blend(at_targets, logits, features)
+        };
+        let input = (inputs, targets, taught);
+        // In F32 autocast runs the model as it is, past the quantizers of its activations.
+        let loss = match self.dtype == FloatDType::F32 && self.quantizes {
+            true => self.quantized.run(&model, input, loss)?,
+            false => self.autocast.run(&model, input, loss)?,
+        };
+        let grads = self.scaler.scale(loss)?.backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        Ok(advance(self.scaler.step(
+            &mut self.optim,
+            rate,
+            model,
+            grads,
+        )?))
+    }
+}
+
+fn scaler(dtype: FloatDType, max_norm: Option<f32>) -> Result<GradScaler, RecipeError> {
+    let config = GradScalerConfig::for_dtype(dtype);
+    Ok(config.with_max_norm(max_norm).init()?)
+}

@@ -1,0 +1,291 @@
+//! Averages of the weights of several models.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+
+use crate::RecipeError;
+
+/// The average of models of one kind, weight by weight.
+///
+/// [Model soups, Wortsman et al., 2022](https://arxiv.org/abs/2203.05482): models that were
+/// fine-tuned from the same weights, with other learning rates or seeds, lie in one valley, and their
+/// average is often better than the best of them, at the cost of one. Models that were trained from
+/// other initial weights do not average.
+///
+/// Every float tensor is averaged, in F64. Running statistics of BatchNorm are averaged, too, which
+/// are not those of the averaged weights: measure them anew with
+/// [`recompute_batch_norm`](burn_lean_prune::recompute_batch_norm). Integer and boolean tensors
+/// (counters, the masks of pruned models) have no average: they must be equal. The parts of a
+/// reparameterization are tensors like others; fold them in first
+/// ([`Module::materialize`]) where their average means nothing, as of the two factors of an adapter.
+///
+/// ```
+/// use burn::module::Param;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use burn_lean_recipe::uniform_soup;
+///
+/// let device = Device::flex();
+/// let model = |value: f32| {
+///     let mut linear = LinearConfig::new(2, 1).with_bias(false).init(&device);
+///     linear.weight = Param::from_data([[value], [-value]], &device);
+///     linear
+/// };
+/// let soup = uniform_soup(&[model(1.0), model(2.0), model(6.0)])?;
+/// let weight = soup.weight.val().into_data();
+/// assert_eq!(weight.iter::<f32>().collect::<Vec<_>>(), [3.0, -3.0]);
+/// # Ok::<(), burn_lean_recipe::RecipeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`RecipeError::Soup`]: no model; a tensor that is missing in one, has another shape or dtype, or
+/// an integer tensor with other values, with its path; quantized weights.
+pub fn uniform_soup<M: Module>(models: &[M]) -> Result<M, RecipeError> {
+    let Some((first, others)) = models.split_first() else {
+        return Err(RecipeError::Soup {
+            path: "the models".into(),
+            reason: "there is none".into(),
+        });
+    };
+    let tensors = Tensors::of(first)?;
+    let others: Vec<Tensors> = others.iter().map(Tensors::of).collect::<Result<_, _>>()?;
+    let mut averages = HashMap::new();
+    for (index, other) in others.iter().enumerate() {
+        tensors.check(other, index + 1)?;
+    }
+    for (path, data) in tensors.found {
+        if !data.dtype().is_float() {
+            continue;
+        }
+        let mut sums: Vec<f64> = data.iter::<f64>().collect();
+        for other in &others {
+            for (sum, value) in sums.iter_mut().zip(other.get(&path).iter::<f64>()) {
+                *sum += value;
+            }
+        }
+        let count = models.len() as f64;
+        let averaged: Vec<f64> = sums.iter().map(|sum| sum / count).collect();
+        let shape = data.shape().clone();
+        averages.insert(
+            path,
+            TensorData::new(averaged, shape).convert_dtype(data.dtype()),
+        );
+    }
+    let has_autodiff = first.devices().iter().any(Device::is_autodiff);
+    // A copy, of running statistics, too: Burn maps those in place.
+    let soup = first.valid().map(&mut Replace {
+        path: Vec::new(),
+        averages,
+    });
+    Ok(match has_autodiff {
+        true => soup.train(),
+        false => soup,
+    })
+}
+
+/// What [`greedy_soup`] made.
+#[derive(Debug, Clone)]
+pub struct GreedySoup<M> {
+    /// The average of the models that were taken.
+    pub model: M,
+    /// What it is worth.
+    pub score: f64,
+    /// The models that were taken, by their places in the list, the best first.
+    pub taken: Vec<usize>,
+    /// What each model of the list is worth alone.
+    pub scores: Vec<f64>,
+}
+
+/// The average of those models that do not make it worse.
+///
+/// ```text
+/// order the models by score, the best first
+/// for each: if the average with it scores at least as high as the one without: take it
+/// ```
+///
+/// Recipe 1 of [Model soups, Wortsman et al., 2022](https://arxiv.org/abs/2203.05482). `score` is
+/// what a model is worth on examples that are held out of training *and* of the final test, larger
+/// for a better one; never less than the score of the best model comes out.
+///
+/// # Errors
+///
+/// Those of [`uniform_soup`] and of `score`; [`RecipeError::Soup`] where a score is NaN.
+pub fn greedy_soup<M: Module>(
+    models: &[M],
+    mut score: impl FnMut(&M) -> Result<f64, RecipeError>,
+) -> Result<GreedySoup<M>, RecipeError> {
+    // That they fit together is known before anything is evaluated.
+    uniform_soup(models)?;
+    let mut scores = Vec::new();
+    for (index, model) in models.iter().enumerate() {
+        let found = score(model)?;
+        if found.is_nan() {
+            return Err(RecipeError::Soup {
+                path: format!("model {index}"),
+                reason: "its score is no number".into(),
+            });
+        }
+        scores.push(found);
+    }
+    let mut order: Vec<usize> = (0..models.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    let mut taken = vec![order[0]];
+    let mut best = (models[order[0]].clone(), scores[order[0]]);
+    for candidate in &order[1..] {
+        let with: Vec<M> = taken
+            .iter()
+            .chain([candidate])
+            .map(|at| models[*at].clone())
+            .collect();
+        let soup = uniform_soup(&with)?;
+        let found = score(&soup)?;
+        if found >= best.1 {
+            best = (soup, found);
+            taken.push(*candidate);
+        }
+    }
+    Ok(GreedySoup {
+        model: best.0,
+        score: best.1,
+        taken,
+        scores,
+    })
+}
+
+/// The tensors of a model by their paths, in module order.
+#[derive(Default)]
+struct Tensors {
+    path: Vec<String>,
+    found: Vec<(String, TensorData)>,
+    failed: Option<RecipeError>,
+}
+
+impl Tensors {
+    fn of<M: Module>(model: &M) -> Result<Self, RecipeError> {
+        let mut tensors = Self::default();
+        model.valid().visit(&mut tensors);
+        match tensors.failed.take() {
+            None => Ok(tensors),
+            Some(error) => Err(error),
+        }
+    }
+
+    fn get(&self, path: &str) -> &TensorData {
+        let found = self.found.iter().find(|(found, _)| found == path);
+        &found.expect("the tensors have been compared").1
+    }
+
+    fn push(&mut self, data: Result<TensorData, impl std::fmt::Display>) {
+        let path = self.path.join(".");
+        match data {
+            Ok(data) => self.found.push((path, data)),
+            Err(error) => {
+                let reason = error.to_string();
+                self.failed
+                    .get_or_insert(RecipeError::Soup { path, reason });
+            }
+        }
+    }
+
+    /// Refuses a model that does not fit; `number` is its place in the list.
+    fn check(&self, other: &Self, number: usize) -> Result<(), RecipeError> {
+        let refuse = |path: &str, reason: String| {
+            Err(RecipeError::Soup {
+                path: path.into(),
+                reason,
+            })
+        };
+        let places: HashMap<&str, &TensorData> = other
+            .found
+            .iter()
+            .map(|(path, data)| (path.as_str(), data))
+            .collect();
+        for (path, data) in &self.found {
+            let Some(twin) = places.get(path.as_str()) else {
+                return refuse(path, format!("model {number} does not have it"));
+            };
+            if (twin.shape(), twin.dtype()) != (data.shape(), data.dtype()) {
+                return refuse(
+                    path,
+                    format!(
+                        "it is {:?} of {:?} in model 0, but {:?} of {:?} in model {number}",
+                        data.dtype(),
+                        data.shape(),
+                        twin.dtype(),
+                        twin.shape()
+                    ),
+                );
+            }
+            if !data.dtype().is_float() && data.as_bytes() != twin.as_bytes() {
+                return refuse(
+                    path,
+                    format!(
+                        "{:?} tensors have no average, and model {number} has other values (fold \
+                         masks in with `materialize`)",
+                        data.dtype()
+                    ),
+                );
+            }
+        }
+        let known = |path: &String| self.found.iter().any(|(found, _)| found == path);
+        match other.found.iter().find(|(path, _)| !known(path)) {
+            Some((path, _)) => refuse(path, format!("only model {number} has it")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl ModuleVisitor for Tensors {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let base = param.base();
+        match base.dtype() {
+            DType::QFloat(_) => {
+                self.push(Err::<TensorData, _>(
+                    "it is quantized: average the models before they are converted",
+                ));
+            }
+            _ => self.push(base.try_into_data()),
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.push(param.val().try_into_data());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.push(param.val().try_into_data());
+    }
+}
+
+struct Replace {
+    path: Vec<String>,
+    averages: HashMap<String, TensorData>,
+}
+
+impl ModuleMapper for Replace {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.averages.remove(&self.path.join(".")) {
+            Some(data) => param.map(|tensor| Tensor::from_data(data, &tensor.device())),
+            None => param,
+        }
+    }
+}

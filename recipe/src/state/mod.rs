@@ -1,0 +1,265 @@
+//! What a run keeps on disk: finished stages, and checkpoints of the one in progress.
+//!
+//! ```text
+//! DIR/run.json              the recipe, and a checksum of the weights that it began with
+//! DIR/0-train/              a finished stage: model.bpk, stage.toml
+//! DIR/1-prune.checkpoints/  of a training in progress
+//! DIR/1-prune.solver/       finished stages of CHITA
+//! DIR/partial-…             being written
+//! ```
+//!
+//! A finished stage is written under another name and renamed when it is complete.
+
+pub(crate) mod files;
+
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::store::ModuleRecord;
+use burn::tensor::Bytes;
+use burn_lean_amp::Checkpoints;
+use burn_lean_prune::Masks;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Recipe, RecipeError, Row};
+
+const RUN: &str = "run.json";
+const MODEL: &str = "model.bpk";
+const STAGE: &str = "stage.toml";
+const VERSION: u32 = 1;
+
+/// The state folder of a run, or none.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct State {
+    folder: Option<PathBuf>,
+}
+
+/// What the folder belongs to.
+#[derive(Serialize, Deserialize)]
+struct Belongs {
+    version: u32,
+    recipe: Value,
+    /// CRC-32 of the initial weights.
+    weights: u32,
+}
+
+/// What a finished stage leaves beside its model.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    /// What was measured; `None` of a part of a stage.
+    pub(crate) row: Option<Row>,
+    /// Of a pruned model.
+    pub(crate) masks: Option<Masks>,
+    /// Wall clock [s].
+    pub(crate) seconds: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    kept: Kept,
+    model_bytes: usize,
+    model_crc32: u32,
+}
+
+impl State {
+    /// Opens a folder; refuses one of another recipe or of other weights.
+    pub(crate) fn open(
+        folder: Option<&Path>,
+        recipe: &Recipe,
+        weights: u32,
+    ) -> Result<Self, RecipeError> {
+        let Some(folder) = folder else {
+            return Ok(Self::default());
+        };
+        files::create_folder(folder)?;
+        let path = folder.join(RUN);
+        // Files at the end can be chosen anew.
+        let recipe = Recipe {
+            export: Vec::new(),
+            ..recipe.clone()
+        };
+        let here = Belongs {
+            version: VERSION,
+            // As it is read back: a float of many digits may differ in its last bit.
+            recipe: serde_json::from_str(&recipe.to_json()).unwrap_or_default(),
+            weights,
+        };
+        match path.exists() {
+            false => {
+                let text = serde_json::to_vec_pretty(&here);
+                files::write(
+                    &path,
+                    &text.map_err(|error| RecipeError::state(&path, error))?,
+                )?;
+            }
+            true => {
+                let there: Belongs = serde_json::from_slice(&files::read(&path)?)
+                    .map_err(|error| RecipeError::state(&path, error))?;
+                let differs = |field: String, kept: String, found: String| {
+                    Err(RecipeError::StateOfAnotherRun {
+                        folder: folder.display().to_string(),
+                        field,
+                        kept,
+                        found,
+                    })
+                };
+                if there.version != VERSION {
+                    let version = |version: u32| version.to_string();
+                    return differs(
+                        "its version".into(),
+                        version(there.version),
+                        version(VERSION),
+                    );
+                }
+                if let Some((field, kept, found)) = difference("", &there.recipe, &here.recipe) {
+                    return differs(field, kept, found);
+                }
+                if there.weights != weights {
+                    let crc = |weights: u32| format!("{weights:08x}");
+                    return differs(
+                        "the checksum of the initial weights".into(),
+                        crc(there.weights),
+                        crc(weights),
+                    );
+                }
+            }
+        }
+        Ok(Self {
+            folder: Some(folder.into()),
+        })
+    }
+
+    /// What a finished stage left, with its record.
+    pub(crate) fn finished(&self, name: &str) -> Result<Option<(ModuleRecord, Kept)>, RecipeError> {
+        let Some(folder) = self.folder.as_ref().map(|folder| folder.join(name)) else {
+            return Ok(None);
+        };
+        if !folder.exists() {
+            return Ok(None);
+        }
+        let path = folder.join(STAGE);
+        // TOML keeps floats to the last bit, and those that are no numbers.
+        let manifest: Manifest = toml::from_slice(&files::read(&path)?)
+            .map_err(|error| RecipeError::state(&path, error))?;
+        let path = folder.join(MODEL);
+        let bytes = files::read(&path)?;
+        if bytes.len() != manifest.model_bytes || crc32fast::hash(&bytes) != manifest.model_crc32 {
+            let reason = "its checksum is not the one in `stage.toml`";
+            return Err(RecipeError::state(&path, reason));
+        }
+        let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes))
+            .map_err(|error| RecipeError::state(&path, error))?;
+        Ok(Some((record, manifest.kept)))
+    }
+
+    /// Keeps a finished stage; `before` is called when it is written and not yet in its place.
+    pub(crate) fn keep<M: Module>(
+        &self,
+        name: &str,
+        model: &M,
+        kept: Kept,
+        before: impl FnOnce() -> Result<(), RecipeError>,
+    ) -> Result<(), RecipeError> {
+        let Some(folder) = &self.folder else {
+            return before();
+        };
+        // Burn keeps the BatchNorm statistics of the last step apart until the next one.
+        let _ = model.valid();
+        let partial = folder.join(format!("partial-{name}"));
+        files::remove_folder(&partial)?;
+        files::create_folder(&partial)?;
+        let path = partial.join(MODEL);
+        let bytes = model.clone().into_record().into_bytes();
+        let bytes = bytes.map_err(|error| RecipeError::io("cannot write", &path, error))?;
+        files::write_plain(&path, &bytes)?;
+        let manifest = Manifest {
+            kept,
+            model_bytes: bytes.len(),
+            model_crc32: crc32fast::hash(&bytes),
+        };
+        let path = partial.join(STAGE);
+        let text = toml::to_string(&manifest);
+        let text = text.map_err(|error| RecipeError::io("cannot write", &path, error))?;
+        files::write_plain(&path, text.as_bytes())?;
+        files::flush(&partial)?;
+        before()?;
+        files::rename(&partial, &folder.join(name))
+    }
+
+    /// Checkpoints of a training in progress.
+    pub(crate) fn checkpoints(&self, name: &str) -> Option<Checkpoints> {
+        let folder = self.folder.as_ref()?;
+        Some(Checkpoints::new(folder.join(format!("{name}.checkpoints"))))
+    }
+
+    /// Where a pruner keeps its own stages.
+    pub(crate) fn solver(&self, name: &str) -> Option<PathBuf> {
+        let folder = self.folder.as_ref()?;
+        Some(folder.join(format!("{name}.solver")))
+    }
+
+    /// Removes what a finished stage no longer needs.
+    pub(crate) fn tidy(&self, name: &str) -> Result<(), RecipeError> {
+        let Some(folder) = &self.folder else {
+            return Ok(());
+        };
+        files::remove_folder(&folder.join(format!("{name}.checkpoints")))?;
+        files::remove_folder(&folder.join(format!("{name}.solver")))
+    }
+}
+
+/// The first field that differs, with both values.
+fn difference(path: &str, kept: &Value, found: &Value) -> Option<(String, String, String)> {
+    let at = |key: &str| match path {
+        "" => key.to_string(),
+        path => format!("{path}.{key}"),
+    };
+    match (kept, found) {
+        (Value::Object(kept), Value::Object(found)) => {
+            let keys: std::collections::BTreeSet<&String> =
+                kept.keys().chain(found.keys()).collect();
+            keys.into_iter().find_map(|key| {
+                let of = |map: &serde_json::Map<String, Value>| {
+                    map.get(key).cloned().unwrap_or(Value::Null)
+                };
+                difference(&at(key), &of(kept), &of(found))
+            })
+        }
+        (Value::Array(kept), Value::Array(found)) if kept.len() == found.len() => {
+            let pairs = kept.iter().zip(found).enumerate();
+            pairs
+                .into_iter()
+                .find_map(|(index, (kept, found))| difference(&at(&index.to_string()), kept, found))
+        }
+        (kept, found) if kept == found => None,
+        (kept, found) => Some((format!("`{path}`"), said(kept), said(found))),
+    }
+}
+
+fn said(value: &Value) -> String {
+    match value {
+        Value::Null => "not given".into(),
+        value => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_field_that_differs_is_named_with_its_path() {
+        let recipe = |text| Recipe::from_toml(text).unwrap().json();
+        let one = recipe("[prune]\nsparsity = 0.9\n[[quantize]]\n[[quantize]]\nweights = 'int4'");
+        let other = recipe("[prune]\nsparsity = 0.9\n[[quantize]]\n[[quantize]]\nweights = 'int2'");
+        assert_eq!(difference("", &one, &one), None);
+        let (field, kept, found) = difference("", &one, &other).unwrap();
+        assert_eq!(
+            (field.as_str(), kept.as_str(), found.as_str()),
+            ("`quantize.1.weights`", "\"int4\"", "\"int2\"")
+        );
+        let dense = recipe("");
+        assert_eq!(difference("", &one, &dense).unwrap().2, "not given");
+    }
+}

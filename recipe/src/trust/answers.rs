@@ -1,0 +1,135 @@
+//! What a classifier answered, and how far its confidences can be trusted.
+
+use burn::tensor::activation::softmax;
+use burn::tensor::{Int, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::RecipeError;
+
+/// The answers of a classifier to labelled examples.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answers {
+    labels: Vec<i64>,
+    predicted: Vec<i64>,
+    /// Probability of what was predicted.
+    confidence: Vec<f64>,
+}
+
+/// One bin of a reliability diagram.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ReliabilityBin {
+    /// Examples whose confidence is in the bin.
+    pub examples: usize,
+    /// Their mean confidence; 0 without examples.
+    pub confidence: f64,
+    /// The share of them that is right; 0 without examples.
+    pub accuracy: f64,
+}
+
+impl Answers {
+    /// Of logits `[examples, classes]` and labels `[examples]`, batch by batch.
+    ///
+    /// # Errors
+    ///
+    /// Those of the batches; [`RecipeError::Task`] where logits and labels differ in number, a logit
+    /// is NaN or the device fails.
+    pub fn collect(
+        batches: impl IntoIterator<Item = Result<(Tensor<2>, Tensor<1, Int>), RecipeError>>,
+    ) -> Result<Self, RecipeError> {
+        let mut answers = Self::default();
+        for batch in batches {
+            let (logits, labels) = batch?;
+            let [examples, classes] = logits.dims();
+            let probabilities = softmax(logits, 1)
+                .try_into_data()
+                .map_err(RecipeError::task)?;
+            let labels = labels.try_into_data().map_err(RecipeError::task)?;
+            let probabilities: Vec<f32> = probabilities.iter::<f32>().collect();
+            let labels: Vec<i64> = labels.iter::<i64>().collect();
+            if labels.len() != examples || classes == 0 {
+                let reason = format!("{examples} rows of logits, but {} labels", labels.len());
+                return Err(RecipeError::task(reason));
+            }
+            answers.labels.extend(&labels);
+            for row in probabilities.chunks_exact(classes) {
+                answers.push(row)?;
+            }
+        }
+        Ok(answers)
+    }
+
+    fn push(&mut self, probabilities: &[f32]) -> Result<(), RecipeError> {
+        if probabilities.iter().any(|p| p.is_nan()) {
+            return Err(RecipeError::task("a logit is no number"));
+        }
+        // The first of equals, as `argmax` has it.
+        let best = probabilities.iter().enumerate();
+        let best = best.fold((0, f32::MIN), |best, (class, p)| match *p > best.1 {
+            true => (class, *p),
+            false => best,
+        });
+        self.predicted.push(best.0 as i64);
+        self.confidence.push(f64::from(best.1));
+        Ok(())
+    }
+
+    /// Number of examples.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there is no example.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// The class of each example.
+    pub fn predicted(&self) -> &[i64] {
+        &self.predicted
+    }
+
+    /// Whether each example is right.
+    pub fn right(&self) -> impl Iterator<Item = bool> {
+        let pairs = self.predicted.iter().zip(&self.labels);
+        pairs.map(|(predicted, label)| predicted == label)
+    }
+
+    /// Number of examples that are right.
+    pub fn correct(&self) -> usize {
+        self.right().filter(|right| *right).count()
+    }
+
+    /// The reliability diagram in `bins` bins of equal width: bin i holds confidences in
+    /// (i / bins, (i + 1) / bins].
+    pub fn reliability(&self, bins: usize) -> Vec<ReliabilityBin> {
+        let bins = bins.max(1);
+        let mut sums = vec![(0usize, 0.0, 0usize); bins];
+        for (confidence, right) in self.confidence.iter().zip(self.right()) {
+            let bin = ((confidence * bins as f64).ceil() as usize).clamp(1, bins) - 1;
+            sums[bin].0 += 1;
+            sums[bin].1 += confidence;
+            sums[bin].2 += usize::from(right);
+        }
+        let bins = sums.into_iter().map(|(examples, confidence, right)| {
+            let of = examples.max(1) as f64;
+            ReliabilityBin {
+                examples,
+                confidence: confidence / of,
+                accuracy: right as f64 / of,
+            }
+        });
+        bins.collect()
+    }
+
+    /// Expected calibration error: Σ over bins of their share of the examples times
+    /// |accuracy − confidence|.
+    ///
+    /// [On Calibration of Modern Neural Networks, Guo et al.,
+    /// 2017](https://arxiv.org/abs/1706.04599), with 15 bins there.
+    pub fn calibration_error(&self, bins: usize) -> f64 {
+        let n = self.len().max(1) as f64;
+        let gaps = self.reliability(bins).into_iter();
+        gaps.map(|bin| bin.examples as f64 / n * (bin.accuracy - bin.confidence).abs())
+            .sum()
+    }
+}

@@ -1,0 +1,118 @@
+//! Bounds that a compressed model must keep.
+
+use serde::{Deserialize, Serialize};
+
+use super::Trust;
+
+/// Bounds that a compressed model must keep; those not given are none. The file of a CI gate.
+///
+/// ```
+/// use burn_lean_recipe::Bounds;
+///
+/// let bounds = Bounds {
+///     max_accuracy_drop: Some(1.0),
+///     max_bytes: Some(100_000),
+///     ..Bounds::default()
+/// };
+/// # let _ = bounds;
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Bounds {
+    /// Accuracy that may be lost [points of percent].
+    pub max_accuracy_drop: Option<f64>,
+    /// Accuracy that must be left [%].
+    pub min_accuracy: Option<f64>,
+    /// Examples that the two models may answer differently [%].
+    pub max_disagreement: Option<f64>,
+    /// Expected calibration error, 0 to 1.
+    pub max_ece: Option<f64>,
+    /// Bytes of the record.
+    pub max_bytes: Option<u64>,
+    /// Latency [ms].
+    pub max_latency_ms: Option<f64>,
+    /// Accuracy that may be lost more than by the original, under any perturbation [points of
+    /// percent].
+    pub max_robustness_drop: Option<f64>,
+}
+
+/// A bound that is broken.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BrokenBound {
+    /// Its field in [`Bounds`].
+    pub bound: String,
+    /// What it says.
+    pub limit: f64,
+    /// What was found; `None` where it is not known, which breaks every bound.
+    pub found: Option<f64>,
+}
+
+impl std::fmt::Display for BrokenBound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} is {}, but ", self.bound, self.limit)?;
+        match self.found {
+            Some(found) => write!(f, "{found} was found"),
+            None => write!(f, "what it bounds was not measured"),
+        }
+    }
+}
+
+impl Bounds {
+    /// The bounds that a report breaks.
+    pub fn broken(&self, trust: &Trust) -> Vec<BrokenBound> {
+        let robustness = trust.robustness.iter().map(|under| {
+            let lost = |perturbed: f64, plain: f64| 100.0 * (plain - perturbed);
+            lost(under.compressed, trust.compressed.accuracy.value)
+                - lost(under.original, trust.original.accuracy.value)
+        });
+        let at_most = [
+            (
+                "max_accuracy_drop",
+                self.max_accuracy_drop,
+                100.0 * (trust.original.accuracy.value - trust.compressed.accuracy.value),
+            ),
+            (
+                "max_disagreement",
+                self.max_disagreement,
+                100.0 * trust.disagreement.value,
+            ),
+            ("max_ece", self.max_ece, trust.compressed.ece),
+            (
+                "max_bytes",
+                self.max_bytes.map(|bytes| bytes as f64),
+                trust.compressed.bytes as f64,
+            ),
+            (
+                "max_latency_ms",
+                self.max_latency_ms,
+                trust.compressed.latency_ms.unwrap_or(f64::NAN),
+            ),
+            (
+                "max_robustness_drop",
+                self.max_robustness_drop,
+                robustness.fold(f64::NEG_INFINITY, f64::max),
+            ),
+        ];
+        let at_most = at_most
+            .into_iter()
+            .map(|(bound, limit, found)| (bound, limit, found, 1.0));
+        let at_least = [(
+            "min_accuracy",
+            self.min_accuracy,
+            100.0 * trust.compressed.accuracy.value,
+            -1.0,
+        )];
+        at_most
+            .chain(at_least)
+            .filter_map(|(bound, limit, found, sign)| {
+                let limit = limit?;
+                let kept = sign * found <= sign * limit;
+                (!kept).then(|| BrokenBound {
+                    bound: bound.into(),
+                    limit,
+                    found: (!found.is_nan()).then_some(found),
+                })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,127 @@
+//! The report as one page.
+
+use super::{Energy, Share, Side, Trust, plots};
+use crate::RecipeError;
+
+const STYLE: &str = "body{font-family:sans-serif;max-width:900px;margin:2em auto;padding:0 1em;\
+color:#222}table{border-collapse:collapse;margin:1em 0}td,th{padding:.35em .9em;border-bottom:1px \
+solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}.broken{background:#fde8e8;\
+border-left:4px solid #c00;padding:.6em 1em}.kept{background:#e8f6ea;border-left:4px solid #2a8a3a;\
+padding:.6em 1em}.note{color:#666;font-size:.9em}svg{max-width:100%;height:auto}";
+
+pub(super) fn page(trust: &Trust) -> Result<String, RecipeError> {
+    let Trust {
+        original,
+        compressed,
+        ..
+    } = trust;
+    let mut body = format!(
+        "<h1>{} beside {}</h1>\n<p>{} labelled examples; intervals of {} %.</p>\n",
+        escaped(&compressed.stage),
+        escaped(&original.stage),
+        trust.examples,
+        100.0 * trust.confidence
+    );
+    body += &verdict(trust);
+    body += "<table>\n<tr><th></th>";
+    for side in [original, compressed] {
+        body += &format!("<th>{}</th>", escaped(&side.stage));
+    }
+    body += "</tr>\n";
+    type Say = fn(&Side) -> String;
+    let rows: [(&str, Say); 6] = [
+        ("accuracy", |side| share(&side.accuracy)),
+        ("expected calibration error", |side| {
+            format!("{:.4}", side.ece)
+        }),
+        ("bytes", |side| side.bytes.to_string()),
+        ("latency [ms]", |side| match side.latency_ms {
+            Some(latency) => format!("{latency:.3}"),
+            None => "not measured".into(),
+        }),
+        ("joules per task", |side| energy(&side.energy, 0)),
+        ("tasks per kWh; tasks/s per watt", |side| {
+            match &side.energy {
+                Energy::Measured { .. } => {
+                    format!("{}; {}", energy(&side.energy, 1), energy(&side.energy, 2))
+                }
+                Energy::NotMeasurable { .. } => energy(&side.energy, 1),
+            }
+        }),
+    ];
+    for (name, say) in rows {
+        body += &format!(
+            "<tr><td>{name}</td><td>{}</td><td>{}</td></tr>\n",
+            escaped(&say(original)),
+            escaped(&say(compressed))
+        );
+    }
+    body += "</table>\n<h2>Where they disagree</h2>\n";
+    body += &format!(
+        "<p>They answer differently on {}. Only the original is right on {} examples, only the \
+         compressed model on {}: McNemar's exact test gives p = {:.3}.</p>\n",
+        share(&trust.disagreement),
+        trust.only_original,
+        trust.only_compressed,
+        trust.mcnemar_p
+    );
+    body += "<h2>Calibration</h2>\n";
+    body += &plots::reliability(trust)?;
+    body += "<p class=\"note\">Bars: accuracy of the examples in a bin of confidence; on the line, \
+             confidence is what it says. Points: mean confidence. Grey: how many examples.</p>\n";
+    body += "<h2>Robustness</h2>\n";
+    body += &plots::robustness(trust)?;
+    body += "<p class=\"note\">σ is the deviation of a batch; shifts are along the last axis, in \
+             places.</p>\n<h2>Layers</h2>\n";
+    body += &plots::layers(trust)?;
+    body += "<p class=\"note\">Signal to noise: of weights against those of the original, pruning \
+             and training included; of activations (orange) before and after their quantizers.</p>\n";
+    let title = escaped(&format!("{} beside {}", compressed.stage, original.stage));
+    Ok(format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\
+         <style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n"
+    ))
+}
+
+fn verdict(trust: &Trust) -> String {
+    if trust.broken.is_empty() {
+        return "<p class=\"kept\">No bound is broken.</p>\n".into();
+    }
+    let items = trust.broken.iter();
+    let items = items.map(|broken| format!("<li>{}</li>", escaped(&broken.to_string())));
+    format!(
+        "<div class=\"broken\">Broken bounds:<ul>{}</ul></div>\n",
+        items.collect::<String>()
+    )
+}
+
+fn share(share: &Share) -> String {
+    format!(
+        "{:.2} % ({:.2} to {:.2})",
+        100.0 * share.value,
+        100.0 * share.low,
+        100.0 * share.high
+    )
+}
+
+fn energy(energy: &Energy, which: usize) -> String {
+    match energy {
+        Energy::Measured {
+            joules_per_task,
+            tasks_per_kwh,
+            tasks_per_second_per_watt,
+        } => {
+            let numbers = [joules_per_task, tasks_per_kwh, tasks_per_second_per_watt];
+            format!("{:.4}", numbers[which])
+        }
+        Energy::NotMeasurable { .. } => "not measurable here".into(),
+    }
+}
+
+/// Text as HTML.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}

@@ -1,0 +1,76 @@
+//! The distillation loss against its formula, with its gradient.
+
+use burn::tensor::{Device, Tensor};
+use burn_lean::recipe::Distillation;
+
+use crate::support::{each_device, numbers, tensor, values};
+
+const ROWS: usize = 3;
+const CLASSES: usize = 5;
+
+fn softmax(row: &[f64]) -> Vec<f64> {
+    let sum: f64 = row.iter().map(|z| z.exp()).sum();
+    row.iter().map(|z| z.exp() / sum).collect()
+}
+
+/// ½ and 4: numbers that are exact.
+#[test]
+fn logits_cost_the_divergence_times_the_squared_temperature() {
+    each_device(|target| {
+        let device = &target.device.clone().autodiff();
+        for t in [0.5, 1.0, 4.0] {
+            let student = tensor::<2>(1, [ROWS, CLASSES], device).require_grad();
+            let teacher = tensor::<2>(2, [ROWS, CLASSES], device);
+            let loss = Distillation::new(t, 1.0).logits(student.clone(), teacher);
+            let (z, v) = (numbers(1, ROWS * CLASSES), numbers(2, ROWS * CLASSES));
+            let (mut expected, mut gradient) = (0.0, Vec::new());
+            for row in 0..ROWS {
+                let scaled = |z: &[f32]| {
+                    let row = &z[row * CLASSES..(row + 1) * CLASSES];
+                    row.iter().map(|z| f64::from(*z) / t).collect::<Vec<f64>>()
+                };
+                let (q, p) = (softmax(&scaled(&z)), softmax(&scaled(&v)));
+                for (p, q) in p.iter().zip(&q) {
+                    expected += t * t * p * (p / q).ln() / ROWS as f64;
+                    // T² · (q − p) / T
+                    gradient.push(t * (q - p) / ROWS as f64);
+                }
+            }
+            let found = f64::from(values(loss.clone())[0]);
+            assert!(
+                (found - expected).abs() < 1e-5 * (1.0 + expected),
+                "{t}: {found} {expected}"
+            );
+            let grads = loss.backward();
+            let found = values(student.grad(&grads).unwrap());
+            for (found, expected) in found.iter().zip(gradient) {
+                assert!(
+                    (f64::from(*found) - expected).abs() < 1e-5,
+                    "{found} {expected}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_student_that_says_what_the_teacher_says_costs_nothing() {
+    let device = Device::flex();
+    let logits = tensor::<2>(1, [ROWS, CLASSES], &device);
+    let loss = Distillation::new(3.0, 1.0).logits(logits.clone(), logits);
+    assert!(values(loss)[0].abs() < 1e-6);
+}
+
+#[test]
+fn features_cost_the_mean_of_their_mean_squared_errors() {
+    let device = Device::flex();
+    let row = |values: [f32; 2]| Tensor::<2>::from_data([values], &device);
+    let distillation = Distillation::new(1.0, 0.0).with_features(1.0);
+    let error = distillation.feature_error(
+        vec![row([0.0, 0.0]), row([1.0, 1.0])],
+        vec![row([2.0, 0.0]), row([1.0, 5.0])],
+    );
+    // (4/2 + 16/2) / 2
+    assert_eq!(values(error.unwrap()), [5.0]);
+    assert!(distillation.feature_error(vec![], vec![]).is_none());
+}

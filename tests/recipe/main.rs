@@ -1,0 +1,12 @@
+//! The `recipe` crate as its users see it.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod distillation;
+mod plan;
+mod problem;
+mod resume;
+mod soup;
+mod trust;
+mod whole_way;

@@ -1,0 +1,223 @@
+//! A run that is killed at any moment, again and again, gives bit by bit what a run in one go gives.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::Command;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use burn_lean::recipe::{
+    Distillation, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe, RecipeError, Run,
+    TrainStage,
+};
+use burn_lean::reparam::{FloatVisitor, visit_floats};
+
+use crate::problem::{Net, task};
+use crate::support::numbers;
+
+/// Names the recipe that a child process runs; its folder, and after how many events it dies.
+const RECIPE: &str = "RECIPE_TEST_RECIPE";
+const FOLDER: &str = "RECIPE_TEST_FOLDER";
+const DIES: &str = "RECIPE_TEST_DIES";
+
+fn recipe(name: &str) -> Recipe {
+    let quantize =
+        |weights: &str| QuantizeStage::new(weights.parse().unwrap(), "uint8".parse().unwrap());
+    let tune = TrainStage::new(2, 3e-3).with_schedule(RateSchedule::Cosine);
+    let start = Recipe::new()
+        .with_seed(5)
+        .with_checkpoint_steps(4)
+        .with_train(TrainStage::new(2, 0.01).with_warmup(0.3));
+    match name {
+        "layerwise" => start
+            .with_prune(
+                PruneStage::new(0.8)
+                    .with_tune(tune.clone().with_distillation(Distillation::new(2.0, 0.5))),
+            )
+            .with_quantize(quantize("int8").with_train(tune))
+            .with_quantize(quantize("int4")),
+        _ => start.with_prune(
+            PruneStage::new(0.8)
+                .with_method(PruneMethod::Gradual)
+                .with_stages(2)
+                .with_samples(24)
+                .with_tune(tune),
+        ),
+    }
+}
+
+struct Bits(String);
+
+impl FloatVisitor for Bits {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let data = param.val().into_data();
+        let bits = data
+            .iter::<f32>()
+            .map(|value| format!("{:x}", value.to_bits()));
+        let bits: Vec<String> = bits.collect();
+        self.0 += &format!("{path} {}\n", bits.join(" "));
+    }
+}
+
+/// What a run comes to: every number of every model, and what was measured of it.
+fn run(recipe: &Recipe, folder: &Path, dies: Option<usize>) -> Result<String, RecipeError> {
+    let device = Device::flex();
+    let task = task(&device);
+    let mut events = 0;
+    let outcome = Run::new(recipe)
+        .with_state(folder.join("state"))
+        .with_output(folder.join("output"))
+        .with_progress(|_| {
+            if Some(events) == dies {
+                // No destructor runs, nothing is flushed.
+                std::process::abort();
+            }
+            events += 1;
+            ControlFlow::Continue(())
+        })
+        .run(Net::new(16, &device.clone().autodiff()), &task)?;
+    let mut said = String::new();
+    for stage in &outcome.stages {
+        let row = &stage.row;
+        // Not its bytes: identities of parameters are random, and written as decimals.
+        said += &format!("{} {:?} {}\n", row.stage, row.accuracy, row.nonzeros);
+        let mut bits = Bits(String::new());
+        visit_floats(&stage.model.valid(), &mut bits);
+        said += &bits.0;
+    }
+    Ok(said)
+}
+
+/// What the child process of the other tests does; without its variables there is nothing to do.
+#[test]
+fn as_a_child_process() {
+    let (Ok(name), Some(folder)) = (std::env::var(RECIPE), std::env::var_os(FOLDER)) else {
+        return;
+    };
+    let folder = Path::new(&folder);
+    let dies = std::env::var(DIES).ok().map(|dies| dies.parse().unwrap());
+    let said = run(&recipe(&name), folder, dies).unwrap();
+    std::fs::write(folder.join("said"), said).unwrap();
+}
+
+/// Runs the recipe in a process of its own; `None` where it died.
+fn child(name: &str, folder: &Path, dies: Option<usize>) -> Option<String> {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "resume::as_a_child_process", "--nocapture"])
+        .env(RECIPE, name)
+        .env(FOLDER, folder);
+    if let Some(dies) = dies {
+        command.env(DIES, dies.to_string());
+    }
+    let output = command.output().unwrap();
+    let said = std::fs::read_to_string(folder.join("said")).ok();
+    assert!(
+        dies.is_some() || output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(said.is_some(), output.status.success());
+    said
+}
+
+fn survives(name: &str) {
+    let straight = tempfile::tempdir().unwrap();
+    let expected = child(name, straight.path(), None).unwrap();
+    assert!(expected.lines().count() > 10);
+    // Two sequences of deaths, a life of 1 to 24 events after each.
+    for sequence in 0..2 {
+        let folder = tempfile::tempdir().unwrap();
+        let lives = numbers(31 + sequence, 200);
+        let mut lives = lives.iter().map(|life| 1 + (12.0 * (life + 1.0)) as usize);
+        let mut deaths = 0;
+        let found = loop {
+            match child(name, folder.path(), lives.next()) {
+                Some(said) => break said,
+                None => deaths += 1,
+            }
+            // A life may be too short to come from one checkpoint to the next.
+            assert!(deaths < 100, "{name}: no progress");
+        };
+        assert!(deaths >= 2, "{name}: {deaths}");
+        let differs = found.lines().zip(expected.lines()).find(|(a, b)| a != b);
+        let differs = differs.and_then(|(line, _)| line.split(' ').next());
+        assert_eq!(differs, None, "{name}: after {deaths} deaths");
+        assert_eq!(found.lines().count(), expected.lines().count());
+        let files = |folder: &Path| {
+            let files = std::fs::read_dir(folder.join("output")).unwrap();
+            let mut names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(files(folder.path()), files(straight.path()));
+    }
+}
+
+#[test]
+fn pruning_with_distillation_and_training_with_fake_quantization_survive_kills() {
+    survives("layerwise");
+}
+
+#[test]
+fn gradual_pruning_survives_kills() {
+    survives("gradual");
+}
+
+#[test]
+fn a_finished_run_is_not_run_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    run(&recipe, folder.path(), None).unwrap();
+    let device = Device::flex();
+    let task = task(&device);
+    let mut steps = 0;
+    Run::new(&recipe)
+        .with_state(folder.path().join("state"))
+        .with_progress(|progress| {
+            steps += usize::from(matches!(progress, burn_lean::recipe::Progress::Step { .. }));
+            ControlFlow::Continue(())
+        })
+        .run(Net::new(16, &device.clone().autodiff()), &task)
+        .unwrap();
+    assert_eq!(steps, 0);
+}
+
+#[test]
+fn the_state_of_another_recipe_or_of_other_weights_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    run(&recipe, folder.path(), None).unwrap();
+    let other = Recipe::new().with_train(TrainStage::new(2, 0.01));
+    let error = run(&other, folder.path(), None).unwrap_err().to_string();
+    assert!(
+        error.contains("`train.epochs` is 2 here and 1 there"),
+        "{error}"
+    );
+
+    let device = Device::flex();
+    let task = task(&device);
+    let other = Net::new(17, &device.clone().autodiff());
+    let rejected = Run::new(&recipe)
+        .with_state(folder.path().join("state"))
+        .run(other, &task)
+        .unwrap_err();
+    let RecipeError::StateOfAnotherRun { field, .. } = rejected.error() else {
+        panic!("{rejected:?}");
+    };
+    assert!(field.contains("weights"));
+}
+
+#[test]
+fn a_damaged_stage_is_an_error_and_not_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    run(&recipe, folder.path(), None).unwrap();
+    let model = folder.path().join("state/0-train/model.bpk");
+    let mut bytes = std::fs::read(&model).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&model, bytes).unwrap();
+    let error = run(&recipe, folder.path(), None).unwrap_err();
+    assert!(matches!(error, RecipeError::State { .. }), "{error:?}");
+}
