@@ -20,7 +20,9 @@ use std::process::ExitCode;
 use burn::module::Module;
 use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{Budget, Pruner, Shares, SupportMethod, recompute_batch_norm};
+use burn_lean::prune::{
+    Budget, JudgedCandidate, Pruner, Shares, SupportMethod, recompute_batch_norm,
+};
 use clap::{Parser, ValueEnum};
 use support::{Cell, CifarFiles, DeviceName, ImageSet, MlpNet, ResNet20, Table};
 
@@ -45,9 +47,15 @@ struct Cli {
     /// Seeds of the training images.
     #[arg(long, value_delimiter = ',', default_value = "0")]
     seed: Vec<u64>,
-    /// Only what a pruner with nothing chosen does, and magnitude.
+    /// Only magnitude and best subsets.
     #[arg(long)]
     ends_only: bool,
+    /// Passes of tuning.
+    #[arg(long, default_value_t = 0)]
+    tuning: usize,
+    /// Training images that judge.
+    #[arg(long)]
+    held_out: Option<usize>,
     /// Training images that layers are fitted to.
     #[arg(long)]
     examples: Option<usize>,
@@ -165,11 +173,16 @@ fn study<M: Module + 'static>(
                 pruner.recalibrate = *recalibrate;
                 pruner.shares = *shares;
                 pruner.candidates = false;
+                pruner.tuning = Some(cli.tuning);
+                pruner.held_out = cli.held_out.unwrap_or(pruner.held_out);
                 pruner.examples = cli.examples.unwrap_or(pruner.examples);
                 let inputs = images.train.shuffled(*seed, 256, device);
                 let inputs = inputs.map(|batch| batch.images);
                 let pruned = pruner.prune(model.clone(), &forward, inputs)?;
-                let judged = pruned.report.candidates[0];
+                let report = &pruned.report;
+                let is_chosen = |one: &&JudgedCandidate| one.candidate == report.chosen;
+                let judged = report.candidates.iter().find(is_chosen);
+                let judged = judged.ok_or("a report names one of its candidates")?;
                 table.push([
                     format!("{support:?}").as_str().into(),
                     if *refit { "fitted" } else { "dense" }.into(),
