@@ -18,7 +18,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::module::Module;
-use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, JudgedCandidate, Pruner, Shares, SupportMethod, recompute_batch_norm,
@@ -108,7 +107,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     match cli.arch {
         Arch::Mlpnet => {
             let images = ImageSet::load(Some(&cli.data))?.normalized_as(&[0.1307], &[0.3081]);
-            let model = load(MlpNet::new(images.train.side(), &device), cli)?;
+            let model = support::load(MlpNet::new(images.train.side(), &device), &cli.checkpoint)?;
             study(cli, &images, &device, model, |model, x| model.forward(x))
         }
         Arch::Resnet20 => {
@@ -116,7 +115,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
             let mut images = images.normalized_as(&mean, &deviation);
             images.train = images.train.augmented();
-            let model = load(ResNet20::new(&device), cli)?;
+            let model = support::load(ResNet20::new(&device), &cli.checkpoint)?;
             let inputs = images.train.shuffled(0, 500, &device).take(10);
             let model = recompute_batch_norm(
                 model,
@@ -126,17 +125,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             study(cli, &images, &device, model, |model, x| model.forward(x))
         }
     }
-}
-
-fn load<M: Module + 'static>(mut model: M, cli: &Cli) -> Result<M, Box<dyn Error>> {
-    let mut store = SafetensorsStore::from_file(&cli.checkpoint)
-        .with_from_adapter(PyTorchToBurnAdapter)
-        .with_key_remapping(r"downsample\.0\.", "downsample.conv.")
-        .with_key_remapping(r"downsample\.1\.", "downsample.norm.");
-    model
-        .load_from(&mut store)
-        .map_err(|error| format!("cannot load {}: {error}", cli.checkpoint.display()))?;
-    Ok(model)
 }
 
 fn study<M: Module + 'static>(

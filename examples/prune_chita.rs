@@ -16,12 +16,10 @@ mod options;
 mod support;
 
 use std::error::Error;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::module::Module;
-use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Int, Tensor};
 use burn_lean::prune::{
     Budget, FisherConfig, Masks, Pruner, PrunerConfig, Selection, SolverConfig,
@@ -82,7 +80,7 @@ fn compare<M: Module + 'static>(
     };
     let model = match &cli.checkpoint {
         // The statistics of a checkpoint may be stale, too.
-        Some(path) => recalibrated(load(model, path)?)?,
+        Some(path) => recalibrated(support::load(model, path)?)?,
         None => support::train(model, &forward, &images.train, EPOCHS, cli.seed),
     };
     let dense = accuracy(&model);
@@ -155,15 +153,4 @@ fn magnitude<M: Module + 'static>(model: M, budget: &Budget) -> Result<(M, Masks
     largest.truncate(Budget::kept_count(*sparsity, sizes.len())?);
     let masks = Masks::from_support(selection.layout(), &largest)?;
     Ok((masks.attach(model)?.materialize(), masks))
-}
-
-/// Loads a checkpoint with PyTorch's names and layouts.
-fn load<M: Module + 'static>(mut model: M, path: &Path) -> Result<M, Box<dyn Error>> {
-    let mut store = SafetensorsStore::from_file(path)
-        .with_from_adapter(PyTorchToBurnAdapter)
-        .with_key_remapping(r"downsample\.0\.", "downsample.conv.")
-        .with_key_remapping(r"downsample\.1\.", "downsample.norm.");
-    let loaded = model.load_from(&mut store);
-    loaded.map_err(|error| format!("cannot load {}: {error}", path.display()))?;
-    Ok(model)
 }

@@ -50,6 +50,9 @@ pub(crate) struct Cli {
     /// Training images, at most.
     #[arg(long, value_parser = support::at_least_one)]
     pub(crate) limit: Option<usize>,
+    /// Test images, at most.
+    #[arg(long, value_parser = support::at_least_one)]
+    pub(crate) test_limit: Option<usize>,
     /// BatchNorm statistics of the dense network for every method.
     #[arg(long)]
     pub(crate) no_recalibration: bool,
@@ -139,6 +142,9 @@ impl Cli {
         }
         if let Some(limit) = self.limit {
             images.train = images.train.take(limit);
+        }
+        if let Some(limit) = self.test_limit {
+            images.test = images.test.take(limit);
         }
         if self.augment {
             images.train = Images::augmented(images.train);

@@ -1,8 +1,11 @@
-//! A plain training loop for classifiers of images.
+//! Classifiers of images from a checkpoint, or from a plain training loop.
+
+use std::path::Path;
 
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
+use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Int, Tensor};
 
 use super::{Images, progress};
@@ -41,4 +44,15 @@ pub(crate) fn train<M: Module>(
     }
     bar.finish_and_clear();
     model
+}
+
+/// Loads a checkpoint with PyTorch's names and layouts.
+pub(crate) fn load<M: Module + 'static>(mut model: M, path: &Path) -> Result<M, String> {
+    let mut store = SafetensorsStore::from_file(path)
+        .with_from_adapter(PyTorchToBurnAdapter)
+        .with_key_remapping(r"downsample\.0\.", "downsample.conv.")
+        .with_key_remapping(r"downsample\.1\.", "downsample.norm.");
+    let loaded = model.load_from(&mut store);
+    loaded.map_err(|error| format!("cannot load {}: {error}", path.display()))?;
+    Ok(model)
 }

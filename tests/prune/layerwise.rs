@@ -169,8 +169,7 @@ fn batch_norm_is_measured_behind_the_pruned_layer() {
         let model = ConvNet::new(device);
         let before = values(model.norm.running_mean.value_sync());
         let inputs = images(3, device);
-        let mut pruner = Pruner::new(Budget::Sparsity(0.7));
-        pruner.candidates = false;
+        let mut pruner = Pruner::new(Budget::Sparsity(0.7)).with_effort(Effort::Quick);
         let pruned = pruner
             .prune(model.clone(), |m, x| m.forward(x), inputs.clone())
             .unwrap();
@@ -215,6 +214,7 @@ fn patterns_hold_along_the_reduction_axis() {
         for candidates in [false, true] {
             let mut pruner = Pruner::new(Budget::Pattern);
             pruner.pattern = SparsityPattern::NM { n: 2, m: 4 };
+            pruner.tuning = Some(2);
             pruner.candidates = candidates;
             let model = ConvNet::new(device);
             let pruned = pruner.prune(model, |m, x| m.forward(x), images(3, device));
@@ -276,7 +276,8 @@ fn an_encoder_with_layer_norm_is_pruned_as_it_is() {
         let device = target.device.clone().autodiff();
         let model = Encoder::new(&device);
         let inputs = sentences(6, &device);
-        let pruner = Pruner::new(Budget::Sparsity(0.5));
+        let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+        pruner.tuning = Some(4);
         let pruned = pruner
             .prune(model.clone(), |m, x| m.forward(x), inputs)
             .unwrap();

@@ -58,7 +58,8 @@ fn pruned(pruner: &Pruner, device: &Device) -> LayerwisePruned<Net> {
 #[test]
 fn tuning_brings_the_outputs_nearer_and_keeps_the_zeros() {
     each_device(|target| {
-        let pruner = Pruner::new(Budget::Sparsity(0.7));
+        let mut pruner = Pruner::new(Budget::Sparsity(0.7));
+        pruner.tuning = Some(12);
         let pruned = pruned(&pruner, &target.device);
         let report = &pruned.report;
         let of = |candidate| {
@@ -71,8 +72,8 @@ fn tuning_brings_the_outputs_nearer_and_keeps_the_zeros() {
         assert_eq!(report.chosen, Candidate::Tuned, "{report}");
         let (before, after) = (of(Candidate::Configured), of(Candidate::Tuned));
         assert!(after < 0.9 * before, "{after} {before}");
-        // 32 passes over the 4 batches of 48 that do not judge.
-        assert_eq!(report.tuning_steps, 32 * 4);
+        // Over the 4 batches of 48 that do not judge.
+        assert_eq!(report.tuning_steps, 12 * 4);
         let weights = values(pruned.selection.flatten(&pruned.model).unwrap());
         let masks = pruned.masks.parameters().iter();
         let kept: Vec<bool> = masks.flat_map(|mask| mask.kept().to_vec()).collect();
@@ -126,11 +127,25 @@ fn only_the_named_parameters_change() {
 }
 
 #[test]
+fn a_frozen_network_is_pruned_and_not_tuned() {
+    let device = Device::flex();
+    let model = Net::new(&device.clone().autodiff()).no_grad();
+    let pruned = Pruner::new(Budget::Sparsity(0.7))
+        .prune(model, |m, x| m.forward(x), images(&device))
+        .unwrap();
+    assert_eq!(pruned.report.tuning_steps, 0);
+    assert_eq!(pruned.report.chosen, Candidate::Configured);
+}
+
+#[test]
 fn efforts_and_times_bound_it() {
     let device = Device::flex();
     let quick = Pruner::new(Budget::Sparsity(0.7)).with_effort(Effort::Quick);
     let report = pruned(&quick, &device).report;
     assert_eq!((report.tuning_steps, report.candidates.len()), (0, 2));
+    let standard = Pruner::new(Budget::Sparsity(0.7));
+    let report = pruned(&standard, &device).report;
+    assert_eq!((report.tuning_steps, report.candidates.len()), (32 * 4, 3));
     let mut late = Pruner::new(Budget::Sparsity(0.7));
     late.time = Some(Duration::ZERO);
     let report = pruned(&late, &device).report;

@@ -14,7 +14,7 @@ use crate::fisher::gradient_matrix::read;
 use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
-use crate::layerwise::{failed, norm, rows, shares};
+use crate::layerwise::{failed, rows, shares};
 use crate::{Candidate, LayerwiseLayer, PruneError, Pruner, Refitted, Selection, SparsityPattern};
 
 /// What all candidates share.
@@ -122,48 +122,6 @@ impl Setting<'_> {
             recalibrated,
             dense,
         })
-    }
-
-    /// Measures running statistics anew behind weights that stay, and judges.
-    pub(crate) fn settle<M: Module, O: Tensors>(
-        &self,
-        model: M,
-        mut walk: Walk<O>,
-        dense: &[Tensor<2>],
-    ) -> Result<(M, Divergences), PruneError> {
-        let stops = stops(&walk, self.selection);
-        while let Some(mut step) = walk
-            .advance(|node| matches!(stops.get(&node.index()), Some(Stop::Norm(_))))
-            .map_err(failed)?
-        {
-            if let Stop::Norm(paths) = &stops[&step.node().index()] {
-                self.recalibrate(&mut step, paths)?;
-            }
-        }
-        let divergences = self.judge(&mut walk, dense)?;
-        Ok((walk.into_model(model), divergences))
-    }
-
-    fn recalibrate<O: Tensors>(
-        &self,
-        step: &mut Step<'_, O>,
-        paths: &[String; 2],
-    ) -> Result<bool, PruneError> {
-        Ok(self.pruner.recalibrate && norm::recalibrate(step, paths, self.sampling.batches)?)
-    }
-
-    /// How far the outputs of a finished walk are from those of the dense network.
-    fn judge<O: Tensors>(
-        &self,
-        walk: &mut Walk<O>,
-        dense: &[Tensor<2>],
-    ) -> Result<Divergences, PruneError> {
-        let mut divergences = Divergences::default();
-        for batch in self.judges.clone() {
-            let pruned = walk.result(batch, Pass::Replaced).map_err(failed)?;
-            divergences.add(&dense[batch], &logits(&pruned)?)?;
-        }
-        Ok(divergences)
     }
 
     /// The weights of a layer by a candidate.

@@ -3,10 +3,12 @@
 mod attempt;
 pub(crate) mod candidates;
 pub(crate) mod effort;
+mod inputs;
 mod losses;
 mod norm;
 pub(crate) mod report;
 mod rows;
+mod settle;
 pub(crate) mod shares;
 mod stops;
 mod tuning;
@@ -15,14 +17,15 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, ParamGroup};
-use burn::tensor::{Bool, Device, Int, Tensor};
-use burn_lean_graph::{GraphError, TensorMapper, Tensors, Walk};
+use burn::tensor::{Device, Tensor};
+use burn_lean_graph::{GraphError, Tensors, Walk};
 use burn_lean_layerwise::{Method, SearchConfig};
 use burn_lean_reparam::{Rejected, attached};
 
 use crate::layerwise::attempt::Setting;
 use crate::layerwise::candidates::{Candidate, Tried};
 use crate::layerwise::effort::Effort;
+use crate::layerwise::inputs::{Again, Plain};
 use crate::layerwise::report::{LayerwisePruned, LayerwiseReport};
 use crate::layerwise::rows::Sampling;
 use crate::layerwise::shares::Shares;
@@ -256,7 +259,10 @@ impl Pruner {
         };
         let mut tried = Tried::default();
         let walk = record(&dense, &everything)?;
-        let passes = self.passes(&walk, fitted, examples);
+        let each = effort::multiplications(&walk) * fitted as f64;
+        let passes = self
+            .tuning
+            .unwrap_or_else(|| self.effort.passes(each, examples));
         let begun = Instant::now();
         let mut attempt = setting.attempt(dense.valid(), walk, Candidate::Configured, None)?;
         tried.add(Candidate::Configured, &attempt.divergences, begun);
@@ -337,14 +343,6 @@ impl Pruner {
         }
     }
 
-    /// Passes of tuning over so many batches and examples.
-    fn passes<O: Tensors>(&self, walk: &Walk<O>, batches: usize, examples: usize) -> usize {
-        self.tuning.unwrap_or_else(|| {
-            let each = effort::multiplications(walk) * batches as f64;
-            self.effort.passes(each, examples)
-        })
-    }
-
     fn check(&self) -> Result<(), PruneError> {
         shares::check(&self.pattern, &self.budget)?;
         checks::accept(self.examples > 0, "examples", self.examples, "at least 1")?;
@@ -398,50 +396,4 @@ impl Pruner {
 /// What a recording or a walk refuses.
 pub(crate) fn failed(source: GraphError) -> PruneError {
     PruneError::NotRecorded { source }
-}
-
-/// Tensors without autodiff, on a device.
-struct Plain<'a>(Option<&'a Device>);
-
-impl TensorMapper for Plain<'_> {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        let tensor = tensor.clone().without_autodiff();
-        match self.0 {
-            Some(device) if tensor.device() != *device => tensor.to_device(device),
-            _ => tensor,
-        }
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        let tensor = tensor.clone().without_autodiff();
-        match self.0 {
-            Some(device) if tensor.device() != *device => tensor.to_device(device),
-            _ => tensor,
-        }
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        let tensor = tensor.clone().without_autodiff();
-        match self.0 {
-            Some(device) if tensor.device() != *device => tensor.to_device(device),
-            _ => tensor,
-        }
-    }
-}
-
-/// The same tensors.
-struct Again;
-
-impl TensorMapper for Again {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        tensor.clone()
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        tensor.clone()
-    }
 }

@@ -54,6 +54,12 @@ impl Tuning<'_> {
         let copy = model.valid().map(&mut trains);
         let attached = self.masks.attach(copy);
         let mut student = attached.map_err(|rejected| rejected.into_error())?.train();
+        let mut trainable = Trainable(false);
+        student.visit(&mut trainable);
+        if !trainable.0 {
+            // Nothing has a gradient: the caller's network is frozen.
+            return Ok((model.valid(), 0));
+        }
         let mut optimizer = AdamWConfig::new()
             .with_weight_decay(0.0)
             .with_epsilon(1e-8)
@@ -195,6 +201,15 @@ impl TensorMapper for Part {
             Some(examples) => tensor.slice([examples.clone()]),
             None => tensor,
         }
+    }
+}
+
+/// Whether any parameter is to have a gradient.
+struct Trainable(bool);
+
+impl ModuleVisitor for Trainable {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0 |= param.is_require_grad();
     }
 }
 
