@@ -18,9 +18,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::module::Module;
-use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{Budget, Pruner, Shares, SupportMethod, recompute_batch_norm};
+use burn_lean::prune::{
+    Budget, JudgedCandidate, Pruner, Shares, SupportMethod, recompute_batch_norm,
+};
 use clap::{Parser, ValueEnum};
 use support::{Cell, CifarFiles, DeviceName, ImageSet, MlpNet, ResNet20, Table};
 
@@ -45,9 +46,15 @@ struct Cli {
     /// Seeds of the training images.
     #[arg(long, value_delimiter = ',', default_value = "0")]
     seed: Vec<u64>,
-    /// Only what a pruner with nothing chosen does, and magnitude.
+    /// Only magnitude and best subsets.
     #[arg(long)]
     ends_only: bool,
+    /// Passes of tuning.
+    #[arg(long, default_value_t = 0)]
+    tuning: usize,
+    /// Training images that judge.
+    #[arg(long)]
+    held_out: Option<usize>,
     /// Training images that layers are fitted to.
     #[arg(long)]
     examples: Option<usize>,
@@ -100,7 +107,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     match cli.arch {
         Arch::Mlpnet => {
             let images = ImageSet::load(Some(&cli.data))?.normalized_as(&[0.1307], &[0.3081]);
-            let model = load(MlpNet::new(images.train.side(), &device), cli)?;
+            let model = support::load(MlpNet::new(images.train.side(), &device), &cli.checkpoint)?;
             study(cli, &images, &device, model, |model, x| model.forward(x))
         }
         Arch::Resnet20 => {
@@ -108,7 +115,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
             let mut images = images.normalized_as(&mean, &deviation);
             images.train = images.train.augmented();
-            let model = load(ResNet20::new(&device), cli)?;
+            let model = support::load(ResNet20::new(&device), &cli.checkpoint)?;
             let inputs = images.train.shuffled(0, 500, &device).take(10);
             let model = recompute_batch_norm(
                 model,
@@ -118,17 +125,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             study(cli, &images, &device, model, |model, x| model.forward(x))
         }
     }
-}
-
-fn load<M: Module + 'static>(mut model: M, cli: &Cli) -> Result<M, Box<dyn Error>> {
-    let mut store = SafetensorsStore::from_file(&cli.checkpoint)
-        .with_from_adapter(PyTorchToBurnAdapter)
-        .with_key_remapping(r"downsample\.0\.", "downsample.conv.")
-        .with_key_remapping(r"downsample\.1\.", "downsample.norm.");
-    model
-        .load_from(&mut store)
-        .map_err(|error| format!("cannot load {}: {error}", cli.checkpoint.display()))?;
-    Ok(model)
 }
 
 fn study<M: Module + 'static>(
@@ -165,11 +161,16 @@ fn study<M: Module + 'static>(
                 pruner.recalibrate = *recalibrate;
                 pruner.shares = *shares;
                 pruner.candidates = false;
+                pruner.tuning = Some(cli.tuning);
+                pruner.held_out = cli.held_out.unwrap_or(pruner.held_out);
                 pruner.examples = cli.examples.unwrap_or(pruner.examples);
                 let inputs = images.train.shuffled(*seed, 256, device);
                 let inputs = inputs.map(|batch| batch.images);
                 let pruned = pruner.prune(model.clone(), &forward, inputs)?;
-                let judged = pruned.report.candidates[0];
+                let report = &pruned.report;
+                let is_chosen = |one: &&JudgedCandidate| one.candidate == report.chosen;
+                let judged = report.candidates.iter().find(is_chosen);
+                let judged = judged.ok_or("a report names one of its candidates")?;
                 table.push([
                     format!("{support:?}").as_str().into(),
                     if *refit { "fitted" } else { "dense" }.into(),

@@ -1,49 +1,36 @@
-//! Prunes a trained network at several sparsities, with CHITA and with simpler methods.
+//! Prunes a trained network at several sparsities: by magnitude, by `Pruner` with nothing chosen, and
+//! by CHITA.
 //!
 //! ```sh
 //! cargo run --release --example prune_chita                          # the embedded 8×8 digits
-//! cargo run --release --example prune_chita -- --data path/to/mnist \
-//!     --checkpoint mlpnet_mnist.safetensors --arch mlpnet --method chita++ --stages 16
-//! cargo run --release --example prune_chita -- --data path/to/cifar10 \
-//!     --checkpoint resnet20_cifar10.safetensors --arch resnet20 --sparsity 0.4,0.6,0.8
+//! cargo run --release --example prune_chita -- --data path/to/cifar10 --arch resnet20 \
+//!     --checkpoint resnet20_cifar10.safetensors --cifar-files original --augment --sparsity 0.8
 //! ```
 //!
-//! The methods with one stage share one collection of gradients; `chita++` collects fresh ones in
-//! every stage, at the weights that the stage before left. Each row of `--json` has the objective
-//! of the (last) problem, over all prunable weights, and `peak_bytes`, the largest resident memory
-//! while pruning beyond what data and model took before (Linux; the gradient matrix is in it).
-//!
-//! Beside methods with one stage, `chita++` takes their batch size of 1; alone it takes 16. On the
-//! digits a stage draws 8,000 images for its gradients then, from 1,437: those that judge its ridges
-//! are not held out. With MNIST or CIFAR-10 most of them are.
+//! `Pruner` wants inputs, no labels; `PrunerConfig` (CHITA) wants a loss. Running statistics of
+//! BatchNorm are measured anew behind every method, which costs seconds. What CHITA can be told is in
+//! `benches/chita.rs`.
 
-#[path = "prune_chita/network.rs"]
-mod network;
 #[path = "prune_chita/options.rs"]
 mod options;
 mod support;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::tensor::Device;
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
 use burn_lean::prune::{
-    Budget, ChitaConfig, FisherConfig, GradientMethod, IhtConfig, Masks, Method, Problem,
-    PruneError, PruneReport, Pruner, PrunerConfig, RidgeChoice, RunningStatistics, Selection,
-    SolverConfig, StageReport, activation_norms, flops, mean_loss, solve_with_ridge,
+    Budget, FisherConfig, Masks, Pruner, PrunerConfig, Selection, SolverConfig,
+    recompute_batch_norm,
 };
 use clap::Parser;
-use network::{Network, loss};
-use options::{Cli, MethodName};
-use support::{Axes, Batch, Cell, Curve, ImageSet, MlpNet, PeakMemory, ResNet20, Table, Values};
+use options::{Arch, Cli, MethodName};
+use support::{Cell, ImageEncoder, ImageSet, MlpNet, PeakMemory, ResNet8, ResNet20, Table};
 
-/// Images per forward pass where no gradient is needed.
-const LOOK: usize = 500;
-/// Images that the loader yields at a time, about.
-const LOADED: usize = 256;
+/// Epochs of training, where there is no checkpoint.
+const EPOCHS: usize = 30;
 
 fn main() -> ExitCode {
     support::init_tracing();
@@ -51,492 +38,119 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
-    cli.check()?;
-    let device = cli.device.open()?;
     let images = cli.images()?;
+    let device = cli.device.open()?;
     device.seed(cli.seed);
-    match cli.arch() {
-        options::Arch::Mlpnet => {
-            let model = MlpNet::new(images.train.side(), &device.clone().autodiff());
-            Run::prepare(cli, images, device, model)?.run()
+    let (side, device) = (images.train.side(), device.autodiff());
+    match cli.arch {
+        Arch::Mlpnet => compare(cli, &images, MlpNet::new(side, &device), MlpNet::forward),
+        Arch::Encoder => {
+            let model = ImageEncoder::new(side, &device);
+            compare(cli, &images, model, ImageEncoder::forward)
         }
-        options::Arch::Resnet20 => {
-            let model = ResNet20::new(&device.clone().autodiff());
-            Run::prepare(cli, images, device, model)?.run()
-        }
+        Arch::Resnet8 => compare(cli, &images, ResNet8::new(&device), ResNet8::forward),
+        Arch::Resnet20 => compare(cli, &images, ResNet20::new(&device), ResNet20::forward),
     }
 }
 
-/// One invocation: a trained model and what to do with it.
-struct Run<'a, M> {
-    cli: &'a Cli,
-    images: ImageSet,
-    device: Device,
+/// Every method at every sparsity.
+fn compare<M: Module + 'static>(
+    cli: &Cli,
+    images: &ImageSet,
     model: M,
-    selection: Selection,
-    table: Table,
-    curves: Vec<Curve>,
-}
-
-impl<'a, M: Network> Run<'a, M> {
-    /// Loads or trains the model, after a look at what would be refused later.
-    fn prepare(
-        cli: &'a Cli,
-        images: ImageSet,
-        device: Device,
-        model: M,
-    ) -> Result<Self, Box<dyn Error>> {
-        let default = Selection::of(&model, None)?;
-        cli.check_exclude(&default)?;
-        let group = cli.group(&default);
-        let selection = Selection::of(&model, group.as_ref())?;
-        cli.check_sparsities(selection.layout().len())?;
-        let (count, m) = (images.train.len(), cli.batch_size());
-        if count < m {
-            return Err(format!(
-                "there are {count} training images, but a Fisher sample takes {m}: lower \
-                 `--batch-size`, or raise `--limit`"
-            )
-            .into());
-        }
-        let mut model = match &cli.checkpoint {
-            Some(path) => network::load(model, path)?,
-            None => network::train(model, &images, cli, &device)?,
-        };
-        if M::HAS_BATCH_NORM && cli.checkpoint.is_some() {
-            println!(
-                "accuracy as stored: {:.2} %",
-                network::accuracy(&model, &images, &device)
-            );
-            model = network::normalized(model, &images, &device)?;
-        }
-        let one: Vec<Batch> = images.test.take(1).ordered(1, &device).collect();
-        let selection =
-            Selection::of(&model, group.as_ref())?.with_flops(&flops(&model, loss::<M>, &one[0])?);
-        println!("{}", PruneReport::new(&model, &selection)?);
-        let accuracy = network::accuracy(&model, &images, &device);
-        println!("dense accuracy: {accuracy:.2} %");
-        let table = Table::new(
-            format!(
-                "{}: {} training and {} test images, n = {}, m = {}, dense {accuracy:.2} %",
-                images.name,
-                images.train.len(),
-                images.test.len(),
-                cli.samples(),
-                cli.batch_size(),
-            ),
-            &[
-                "method",
-                "stages",
-                "sparsity",
-                "accuracy",
-                "objective",
-                "nonzeros",
-                "gradient_seconds",
-                "solve_seconds",
-                "peak_bytes",
-                "l2",
-                "tempering",
-            ],
-        );
-        Ok(Self {
-            cli,
-            images,
-            device,
-            model,
-            selection,
-            table,
-            curves: Vec::new(),
-        })
-    }
-
-    fn run(mut self) -> Result<(), Box<dyn Error>> {
-        let pruned = self.prune();
-        // What is finished is kept, whatever went wrong after it.
-        let published = match self.table.is_empty() {
-            true => Ok(()),
-            false => self.publish(),
-        };
-        pruned?;
-        published?;
-        match self.cli.fine_tuning() {
-            0 => Ok(()),
-            _ => self.fine_tune(),
-        }
-    }
-
-    /// Every method at every sparsity.
-    fn prune(&mut self) -> Result<(), Box<dyn Error>> {
-        let methods = self.cli.methods().into_iter();
-        let (staged, single): (Vec<_>, Vec<_>) = methods.partition(|method| method.is_staged());
-        let free = single.iter().all(|method| method.is_without_gradients());
-        match free && self.cli.has_default() {
-            true => self.without_gradients(&single)?,
-            false => {
-                let (free, single): (Vec<_>, Vec<_>) = single
-                    .into_iter()
-                    .partition(|method| *method == MethodName::Default);
-                self.without_gradients(&free)?;
-                if !single.is_empty() {
-                    self.single_stage(&single)?;
-                }
-            }
-        }
-        match staged.is_empty() {
-            true => Ok(()),
-            false => self.multi_stage(),
-        }
-    }
-
-    fn publish(&self) -> Result<(), String> {
-        self.table.publish(self.cli.json.as_deref())?;
-        let Some(path) = &self.cli.plot else {
-            return Ok(());
-        };
-        let title = format!("{}: accuracy over sparsity", self.images.name);
-        let axes = Axes {
-            step: "sparsity [%]",
-            value: "accuracy [%]",
-            values: Values::Percent,
-        };
-        support::write_svg_over(path, &title, axes, &self.curves)
-    }
-
-    /// A point of the curve of that name.
-    fn plot(&mut self, name: &str, sparsity: f64, accuracy: f64) {
-        let point = ((100.0 * sparsity).round() as usize, accuracy);
-        match self.curves.iter_mut().find(|curve| curve.name == name) {
-            Some(curve) => curve.points.push(point),
-            None => self.curves.push(Curve {
-                name: name.into(),
-                points: vec![point],
-            }),
-        }
-    }
-
-    fn fisher(&self) -> FisherConfig {
-        let method = match self.cli.plain_gradients {
-            true => GradientMethod::Plain,
-            false => GradientMethod::Automatic,
-        };
-        FisherConfig::new(self.cli.samples())
-            .with_batch_size(self.cli.batch_size())
-            .with_method(method)
-    }
-
-    /// The training images in the order of a seed, again and again until there are enough.
-    fn loader(&self, seed: u64) -> impl Iterator<Item = Batch> + '_ {
-        let m = self.cli.batch_size();
-        let size = m * (LOADED / m).max(1);
+    forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
+) -> Result<(), Box<dyn Error>> {
+    let device = cli.device.open()?;
+    let accuracy = |model: &M| {
+        let model = model.valid();
+        support::accuracy(&images.test, &device, |x| forward(&model, x))
+    };
+    // The training images in the order of a seed, again and again.
+    let (train, inputs_on) = (&images.train, &device);
+    let inputs = |seed: u64| {
         (0..).flat_map(move |pass: u64| {
             let seed = seed.wrapping_mul(1000).wrapping_add(pass);
-            // What is left over in an epoch fills no batch of m.
-            let batches = self.images.train.shuffled(seed, size, &self.device);
-            batches.filter(move |batch| batch.labels.dims()[0] >= m)
+            train.shuffled(seed, 256, inputs_on)
         })
-    }
-
-    /// `magnitude` and `default`, which look at no gradient.
-    fn without_gradients(&mut self, methods: &[MethodName]) -> Result<(), Box<dyn Error>> {
-        let layout = self.selection.layout().clone();
-        for name in methods {
-            for sparsity in self.cli.sparsities() {
-                let memory = PeakMemory::start();
-                let start = Instant::now();
-                let model = self.model.clone();
-                let (model, nonzeros) = if *name == MethodName::Magnitude {
-                    let weights = self.selection.flatten(&model)?.into_data();
-                    let weights: Vec<f32> = weights.iter::<f32>().map(f32::abs).collect();
-                    let mut largest: Vec<usize> = (0..weights.len()).collect();
-                    largest.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
-                    largest.truncate(Budget::kept_count(sparsity, weights.len())?);
-                    let masks = Masks::from_support(&layout, &largest)?;
-                    let nonzeros = masks.nonzeros();
-                    (masks.attach(model)?.materialize(), nonzeros)
-                } else {
-                    let mut pruner = Pruner::new(Budget::Sparsity(sparsity));
-                    pruner.recalibrate = !self.cli.no_recalibration;
-                    pruner.group = self.cli.group(&self.selection);
-                    let inputs = self.loader(self.cli.seed).map(|batch| batch.images);
-                    let pruned = pruner.prune(model, |model, x| model.logits(x), inputs)?;
-                    println!("{}", options::layerwise(&pruned.report));
-                    (pruned.model, pruned.masks.nonzeros())
-                };
-                let seconds = start.elapsed().as_secs_f64();
-                let peak = memory.bytes();
-                let model = match M::HAS_BATCH_NORM && !self.cli.no_recalibration {
-                    true => network::normalized(model, &self.images, &self.device)?,
-                    false => model,
-                };
-                let accuracy = self.accuracy(&model);
-                self.plot(&name.to_string(), sparsity, accuracy);
-                self.table.push([
-                    name.to_string().into(),
-                    Cell::Integer(1),
-                    Cell::Number(sparsity, 4),
-                    Cell::Number(accuracy, 2),
-                    Cell::Empty,
-                    Cell::Integer(nonzeros as u64),
-                    Cell::Number(0.0, 2),
-                    Cell::Number(seconds, 3),
-                    Cell::optional_integer(peak),
-                    Cell::Empty,
-                    Cell::Empty,
-                ]);
-            }
-        }
-        Ok(())
-    }
-
-    /// All methods on one collection of gradients.
-    fn single_stage(&mut self, methods: &[MethodName]) -> Result<(), Box<dyn Error>> {
-        let memory = PeakMemory::start();
-        let mut images = self.loader(self.cli.seed);
-        let fisher =
-            self.fisher()
-                .collect(&self.model, &self.selection, loss::<M>, images.by_ref())?;
-        let held_out = self.cli.held_out.div_ceil(LOADED);
-        let held_out: Vec<Batch> = images.take(held_out).collect();
-        let report = fisher.report;
-        println!("{}", options::gradients(&report));
-        let layout = self.selection.layout().clone();
-        let a = match self.cli.first_order.unwrap_or(false) {
-            true => 1.0 / self.cli.batch_size() as f64,
-            false => 0.0,
-        };
-        let problem = Problem::new(
-            fisher.gradients,
-            self.selection.flatten(&self.model)?,
-            layout,
-        )?
-        .with_first_order(a)?;
-        for name in methods {
-            let method = self.method(*name)?;
-            for sparsity in self.cli.sparsities() {
-                memory.forget_peak();
-                let config = SolverConfig::new(Budget::Sparsity(sparsity))
-                    .with_method(method.clone())
-                    .with_dead_columns(Some(self.cli.dead_columns()))
-                    .with_seed(self.cli.seed);
-                let start = Instant::now();
-                let ridge = match name.has_ridge() {
-                    true => self.cli.ridge(),
-                    false => RidgeChoice::Fixed(self.cli.l2.unwrap_or(Problem::DEFAULT_L2)),
-                };
-                let sweep = solve_with_ridge(&problem, &config, &ridge, &mut |solution| {
-                    let weights = solution.weights.clone();
-                    let model = self.selection.unflatten(self.model.clone(), weights)?;
-                    Ok(self.with_statistics(model, &held_out)?.1)
-                })?;
-                let solution = sweep.solution;
-                let seconds = start.elapsed().as_secs_f64();
-                let peak = memory.bytes();
-                let model = self
-                    .selection
-                    .unflatten(self.model.clone(), solution.weights)?;
-                let (model, _) = self.with_statistics(model, &held_out)?;
-                let accuracy = self.accuracy(&model);
-                self.plot(&name.to_string(), sparsity, accuracy);
-                self.table.push([
-                    name.to_string().into(),
-                    Cell::Integer(1),
-                    Cell::Number(sparsity, 4),
-                    Cell::Number(accuracy, 2),
-                    Cell::Number(solution.objective, 4),
-                    Cell::Integer(solution.support.len() as u64),
-                    Cell::Number(report.seconds, 2),
-                    Cell::Number(seconds, 3),
-                    Cell::optional_integer(peak),
-                    Cell::Number(sweep.chosen.l2, 5),
-                    Cell::Number(sweep.chosen.tempering.unwrap_or(0.0), 1),
-                ]);
-            }
-        }
-        Ok(())
-    }
-
-    /// CHITA++ to each sparsity, or once to the highest with a row for every stage.
-    fn multi_stage(&mut self) -> Result<(), Box<dyn Error>> {
-        for sparsity in self.cli.staged_sparsities() {
-            let memory = PeakMemory::start();
-            let mut finished = Vec::new();
-            // A stage that an earlier run has finished is not among them, but for the last.
-            let mut measured = HashMap::new();
-            let targets = self.cli.schedule().targets(sparsity, self.cli.stages)?;
-            let pruned = self.pruner(sparsity)?.prune_with(
-                self.model.clone(),
-                loss::<M>,
-                |seed| self.loader(seed),
-                |model, _, stage| {
-                    if self.has_row(stage, &targets) {
-                        let accuracy = self.accuracy(&model);
-                        measured.insert(stage.stage, (accuracy, memory.bytes()));
-                    }
-                    println!("{}", options::stage(stage));
-                    finished.push(stage.clone());
-                    Ok(model)
-                },
-            );
-            let pruned = match pruned {
-                Ok(pruned) => pruned,
-                Err(error) => {
-                    self.push_stages(&finished, &targets, &measured);
-                    return Err(error.into());
+    };
+    let recalibrated = |model: M| {
+        let batches = images.train.shuffled(0, 500, &device).take(10);
+        let look = |model: &M, x: &Tensor<4>| forward(model, x.clone());
+        recompute_batch_norm(model, look, batches.map(|batch| batch.images))
+    };
+    let model = match &cli.checkpoint {
+        // The statistics of a checkpoint may be stale, too.
+        Some(path) => recalibrated(support::load(model, path)?)?,
+        None => support::train(model, &forward, &images.train, EPOCHS, cli.seed),
+    };
+    let dense = accuracy(&model);
+    let title = format!("{}: dense accuracy {dense:.2} %", images.name);
+    let header = [
+        "method",
+        "sparsity",
+        "accuracy",
+        "nonzeros",
+        "solve_seconds",
+        "peak_bytes",
+    ];
+    let mut table = Table::new(title, &header);
+    for method in &cli.methods {
+        for sparsity in &cli.sparsities {
+            let budget = Budget::Sparsity(*sparsity);
+            let (memory, start) = (PeakMemory::start(), Instant::now());
+            let (pruned, masks) = match method {
+                MethodName::Magnitude => magnitude(model.clone(), &budget)?,
+                MethodName::Default => {
+                    let mut pruner = Pruner::new(budget).with_effort(cli.effort.into());
+                    pruner.recalibrate = !cli.no_recalibration;
+                    let batches = inputs(cli.seed).map(|batch| batch.images);
+                    let pruned = pruner.prune(model.clone(), &forward, batches)?;
+                    println!("{}", pruned.report);
+                    (pruned.model, pruned.masks)
+                }
+                MethodName::Chita => {
+                    let fisher = FisherConfig::new(1000.min(images.train.len() / 2));
+                    let loss = |model: &M, (x, labels): &(Tensor<4>, Tensor<1, Int>)| {
+                        support::cross_entropy(forward(model, x.clone()), labels.clone())
+                    };
+                    let batches = |seed| inputs(seed).map(|batch| (batch.images, batch.labels));
+                    let config = PrunerConfig::new(SolverConfig::new(budget), fisher);
+                    let config = config.with_seed(cli.seed);
+                    let pruned = config.prune(model.clone(), loss, batches)?;
+                    (pruned.model, pruned.masks)
                 }
             };
-            let last = &pruned.stages[pruned.stages.len() - 1];
-            if let Entry::Vacant(entry) = measured.entry(last.stage) {
-                entry.insert((self.accuracy(&pruned.model), None));
-            }
-            println!("{}", options::gradients(&last.gradients));
-            self.push_stages(&pruned.stages, &targets, &measured);
-        }
-        Ok(())
-    }
-
-    /// Whether a stage has a row: the last of a run, and of a single run the first to reach each of
-    /// the sparsities.
-    fn has_row(&self, stage: &StageReport, targets: &[f64]) -> bool {
-        let before = stage.stage.checked_sub(1).map_or(0.0, |at| targets[at]);
-        let reached = |sparsity: &f64| {
-            let least = sparsity - 1e-9;
-            before < least && least <= stage.target
-        };
-        let last = stage.stage + 1 == stage.stages;
-        last || self.cli.one_run && self.cli.sparsities().iter().any(reached)
-    }
-
-    /// Adds the rows of a run; `measured` has the accuracy [%] and the memory [bytes] of its stages.
-    fn push_stages(
-        &mut self,
-        stages: &[StageReport],
-        targets: &[f64],
-        measured: &HashMap<usize, (f64, Option<u64>)>,
-    ) {
-        let (mut gradient_seconds, mut solve_seconds) = (0.0, 0.0);
-        for stage in stages {
-            gradient_seconds += stage.gradients.seconds;
-            solve_seconds += stage.solve_seconds;
-            if !self.has_row(stage, targets) {
-                continue;
-            }
-            let measured = measured.get(&stage.stage);
-            let peak = measured.and_then(|(_, peak)| *peak);
-            if let Some((accuracy, _)) = measured {
-                self.plot("chita++", stage.target, *accuracy);
-            }
-            self.table.push([
-                "chita++".into(),
-                Cell::Integer(stage.stage as u64 + 1),
-                Cell::Number(stage.target, 4),
-                measured.map_or(Cell::Empty, |(accuracy, _)| Cell::Number(*accuracy, 2)),
-                Cell::Number(stage.objective, 4),
-                Cell::Integer(stage.nonzeros as u64),
-                Cell::Number(gradient_seconds, 2),
-                Cell::Number(solve_seconds, 3),
+            let seconds = start.elapsed().as_secs_f64();
+            let peak = memory.bytes();
+            let pruned = match cli.no_recalibration {
+                true => pruned,
+                false => recalibrated(pruned)?,
+            };
+            table.push([
+                method.to_string().into(),
+                Cell::Number(*sparsity, 4),
+                Cell::Number(accuracy(&pruned), 2),
+                Cell::Integer(masks.nonzeros() as u64),
+                Cell::Number(seconds, 3),
                 Cell::optional_integer(peak),
-                Cell::Number(stage.ridge.l2, 5),
-                Cell::Number(stage.ridge.tempering.unwrap_or(0.0), 1),
             ]);
         }
     }
+    table.publish(cli.json.as_deref())?;
+    Ok(())
+}
 
-    fn pruner(&self, sparsity: f64) -> Result<PrunerConfig, PruneError> {
-        let solver = SolverConfig::new(Budget::Sparsity(sparsity))
-            .with_method(self.method(self.cli.stage_method)?)
-            .with_dead_columns(Some(self.cli.dead_columns()))
-            .with_seed(self.cli.seed);
-        Ok(PrunerConfig::new(solver, self.fisher())
-            .with_stages(self.cli.stages)
-            .with_schedule(self.cli.schedule())
-            .with_first_order(self.cli.first_order)
-            .with_zeros_return(self.cli.zeros_return)
-            .with_ridge(self.cli.ridge())
-            .with_held_out(self.cli.held_out)
-            .with_running_statistics(self.cli.running_statistics())
-            .with_seed(self.cli.seed)
-            .with_group(self.cli.group(&self.selection))
-            // Each sparsity is a run of its own.
-            .with_state(
-                self.cli
-                    .state
-                    .as_ref()
-                    .map(|dir| dir.join(sparsity.to_string())),
-            ))
-    }
-
-    fn method(&self, name: MethodName) -> Result<Method, PruneError> {
-        Ok(match name {
-            MethodName::Random => Method::Random,
-            MethodName::Magnitude | MethodName::Default => Method::Magnitude,
-            MethodName::Obd => Method::DiagonalFisher,
-            MethodName::WoodFisher => Method::WoodFisher { block_size: 50 },
-            MethodName::BackSolve => Method::BackSolve,
-            MethodName::Iht => Method::IterativeHardThresholding(IhtConfig::new()),
-            MethodName::Chita | MethodName::ChitaPlusPlus => Method::Chita(ChitaConfig::new()),
-            MethodName::Wanda => {
-                let batches = self.loader(self.cli.seed).take(1);
-                let norms = activation_norms(&self.model, &self.selection, loss::<M>, batches)?;
-                Method::Wanda {
-                    activation_norms: norms,
-                }
-            }
-        })
-    }
-
-    /// Test accuracy [%].
-    fn accuracy(&self, model: &M) -> f64 {
-        network::accuracy(model, &self.images, &self.device)
-    }
-
-    /// A pruned model with the running statistics of the options, and its loss on held-out images:
-    /// what `PrunerConfig` does after a stage.
-    fn with_statistics(&self, model: M, held_out: &[Batch]) -> Result<(M, f64), PruneError> {
-        let how = self.cli.running_statistics();
-        let kept = mean_loss(&model, loss::<M>, held_out)?;
-        if !M::HAS_BATCH_NORM || how == RunningStatistics::Kept {
-            return Ok((model, kept));
-        }
-        let renewed = network::normalized(model.clone(), &self.images, &self.device)?;
-        let new = mean_loss(&renewed, loss::<M>, held_out)?;
-        Ok(match new < kept || how == RunningStatistics::Recomputed {
-            true => (renewed, new),
-            false => (model, kept),
-        })
-    }
-
-    /// Prunes to the highest sparsity, trains with the zeros held, and prints the layers.
-    fn fine_tune(&self) -> Result<(), Box<dyn Error>> {
-        let sparsity = self.cli.highest_sparsity();
-        let pruned = self
-            .pruner(sparsity)?
-            .with_stages(1)
-            .with_state(None)
-            .prune(self.model.clone(), loss::<M>, |seed| self.loader(seed))?;
-        let before = self.accuracy(&pruned.model);
-        let masked = pruned.masks.attach(pruned.model)?;
-        let epochs = self.cli.fine_tuning();
-        let tuned = network::fine_tune(masked, &self.images, self.cli, epochs, &self.device)?;
-        let tuned = tuned.materialize();
-        let after = network::accuracy(&tuned, &self.images, &self.device);
-        let kept = Masks::from_zeros(&tuned, &burn::module::ParamGroup::all())?;
-        let method = self.cli.stage_method;
-        println!("\n{method} at {sparsity}, fine-tuned for {epochs} epochs with the mask:");
-        println!(
-            "accuracy {before:.2} % before, {after:.2} % after; {} weights kept",
-            kept.nonzeros()
-        );
-        let report = PruneReport::new(&tuned, &self.selection_of(&tuned)?)?.with_accuracy(after);
-        println!("{report}");
-        Ok(())
-    }
-
-    fn selection_of(&self, model: &M) -> Result<Selection, Box<dyn Error>> {
-        let layers = self.selection.layout().layers().iter();
-        let counted = layers
-            .map(|layer| (layer.path.clone(), layer.flops_per_weight))
-            .collect();
-        let group = self.cli.group(&self.selection);
-        Ok(Selection::of(model, group.as_ref())?.with_flops(&counted))
-    }
+/// The model without all but the largest weights.
+fn magnitude<M: Module + 'static>(model: M, budget: &Budget) -> Result<(M, Masks), Box<dyn Error>> {
+    let selection = Selection::of(&model, None)?;
+    let weights = selection.flatten(&model)?.into_data();
+    let sizes: Vec<f32> = weights.iter::<f32>().map(f32::abs).collect();
+    let mut largest: Vec<usize> = (0..sizes.len()).collect();
+    largest.sort_by(|a, b| sizes[*b].total_cmp(&sizes[*a]));
+    let Budget::Sparsity(sparsity) = budget else {
+        return Err("a fraction of zeros".into());
+    };
+    largest.truncate(Budget::kept_count(*sparsity, sizes.len())?);
+    let masks = Masks::from_support(selection.layout(), &largest)?;
+    Ok((masks.attach(model)?.materialize(), masks))
 }

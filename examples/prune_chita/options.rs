@@ -1,124 +1,61 @@
-//! The command line of the pruning example.
+//! The command line, and the data that it names.
 
 use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
-use burn::module::ParamGroup;
-use burn_lean::prune::{
-    Budget, DeadColumns, FisherReport, LayerwiseReport, PruneError, RidgeChoice, RunningStatistics,
-    Schedule, Selection, StageReport,
-};
+use burn_lean::prune::Effort;
 use clap::{Parser, ValueEnum};
 
-use crate::support::{self, CifarFiles, DeviceName, ImageSet};
+use crate::support::{self, CifarFiles, DeviceName, ImageSet, Images};
 
 /// Share of the training images that `--validate` takes.
 const VALIDATED: f64 = 0.1;
 
-/// Stages of chita++.
-const STAGES: usize = 16;
-/// Sparsity of the first of them.
-const BASE: f64 = 0.1;
-
 /// Prune a trained network at several sparsities and compare methods.
 #[derive(Debug, Parser)]
 pub(crate) struct Cli {
-    /// Methods to compare [default: magnitude,obd,chita,chita++].
-    #[arg(long = "method", value_enum, value_delimiter = ',')]
-    methods: Vec<MethodName>,
-    /// Fractions of zeros [default: 0.5,0.7,0.8,0.9].
-    #[arg(long = "sparsity", value_delimiter = ',', value_parser = fraction)]
-    sparsities: Vec<f64>,
-    /// Stages of chita++.
-    #[arg(long, default_value_t = STAGES, value_parser = support::at_least_one)]
-    pub(crate) stages: usize,
-    /// How the sparsity rises over the stages of chita++.
-    #[arg(long, value_enum, default_value_t = ScheduleName::Exponential)]
-    schedule: ScheduleName,
-    /// Sparsity of the first stage of chita++, at most that of the run.
-    #[arg(long, default_value_t = BASE, value_parser = fraction)]
-    base: f64,
-    /// Run chita++ once, to the highest sparsity, with a row for the first stage that reaches each
-    /// of the sparsities.
-    #[arg(long)]
-    pub(crate) one_run: bool,
-    /// Leave out parameters whose path contains this; the published ResNet20 figures leave out
-    /// `downsample`.
-    #[arg(long, value_name = "TEXT")]
-    exclude: Option<String>,
-    /// Gradients by one backward pass per Fisher sample, for comparison.
-    #[arg(long)]
-    pub(crate) plain_gradients: bool,
-    /// What solves the stages of chita++.
-    #[arg(long, value_enum, default_value_t = MethodName::Chita)]
-    pub(crate) stage_method: MethodName,
-    /// Let weights that a stage has pruned come back in a later one.
-    #[arg(long)]
-    pub(crate) zeros_return: bool,
-    /// Whether the problem has the gradient of the loss [default: with more than one stage].
-    #[arg(long)]
-    pub(crate) first_order: Option<bool>,
-    /// Fisher samples n [default: 1000; 500 for the embedded digits].
-    #[arg(long, value_parser = support::at_least_one)]
-    samples: Option<usize>,
-    /// Examples m that are averaged into one Fisher sample [default: 1; 16 where only chita++ runs].
-    #[arg(long, value_parser = support::at_least_one)]
-    batch_size: Option<usize>,
-    /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
-    #[arg(long, value_parser = support::positive)]
-    pub(crate) l2: Option<f64>,
-    /// Try every ridge with gradients that are made equally long, too: those of the few images that
-    /// the network gets wrong are the longest by far.
-    #[arg(long)]
-    temper: bool,
-    /// Let weights without any gradient compete, at the price of the ridge, instead of pruning them
-    /// first. The objectives of the published solver are of that kind.
-    #[arg(long)]
-    dead_columns_priced: bool,
-    /// Training images that judge a sweep.
-    #[arg(long, default_value_t = 1000, value_parser = support::at_least_one)]
-    pub(crate) held_out: usize,
+    /// Methods to compare.
+    #[arg(
+        long = "method",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "magnitude,default"
+    )]
+    pub(crate) methods: Vec<MethodName>,
+    /// Fractions of zeros.
+    #[arg(long = "sparsity", value_delimiter = ',', default_value = "0.5,0.7,0.8,0.9", value_parser = fraction)]
+    pub(crate) sparsities: Vec<f64>,
+    /// How long `default` searches.
+    #[arg(long, value_enum, default_value = "standard")]
+    pub(crate) effort: EffortName,
+    /// The network.
+    #[arg(long, value_enum, default_value = "mlpnet")]
+    pub(crate) arch: Arch,
     /// A checkpoint with PyTorch's names, instead of training; needs `--data`.
     #[arg(long, value_name = "FILE.safetensors", requires = "data")]
     pub(crate) checkpoint: Option<PathBuf>,
-    /// The network [default: mlpnet].
-    #[arg(long, value_enum)]
-    arch: Option<Arch>,
-    /// Folder with MNIST (mlpnet) or CIFAR-10 (resnet20); without it, the embedded 8×8 digits.
+    /// Folder with MNIST (mlpnet, encoder) or CIFAR-10 (resnets); without it, the embedded digits.
     #[arg(long, value_name = "DIR")]
-    data: Option<PathBuf>,
+    pub(crate) data: Option<PathBuf>,
     /// Which files of CIFAR-10.
     #[arg(long, value_enum, default_value_t = CifarFiles::Standard)]
-    cifar_files: CifarFiles,
+    pub(crate) cifar_files: CifarFiles,
     /// Move and mirror the training images at random, as is usual for CIFAR-10.
     #[arg(long)]
-    augment: bool,
-    /// BatchNorm statistics of a pruned network [default: judged; recomputed beside `default`].
-    #[arg(long, value_enum)]
-    running_statistics: Option<StatisticsName>,
-    /// BatchNorm statistics of the dense network for every method.
-    #[arg(long, conflicts_with = "running_statistics")]
-    pub(crate) no_recalibration: bool,
+    pub(crate) augment: bool,
     /// Take the last tenth of the training images for the test images, to choose settings on.
     #[arg(long)]
-    validate: bool,
+    pub(crate) validate: bool,
     /// Training images, at most.
     #[arg(long, value_parser = support::at_least_one)]
-    limit: Option<usize>,
+    pub(crate) limit: Option<usize>,
     /// Test images, at most.
     #[arg(long, value_parser = support::at_least_one)]
-    test_limit: Option<usize>,
-    /// Epochs of training, where there is no checkpoint.
-    #[arg(long, default_value_t = 30, value_parser = support::at_least_one)]
-    pub(crate) epochs: usize,
-    /// Epochs of training after pruning to the highest sparsity, with the mask; 0 for none
-    /// [default: 5].
+    pub(crate) test_limit: Option<usize>,
+    /// BatchNorm statistics of the dense network for every method.
     #[arg(long)]
-    fine_tune: Option<usize>,
-    /// Learning rate of AdamW.
-    #[arg(long, default_value_t = 3e-3)]
-    pub(crate) learning_rate: f64,
+    pub(crate) no_recalibration: bool,
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     pub(crate) device: DeviceName,
@@ -128,67 +65,35 @@ pub(crate) struct Cli {
     /// Also write the table to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw accuracy over sparsity.
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
-    /// Keep the stages of chita++ in this folder, and go on from there.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) state: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum StatisticsName {
-    /// New ones where they lower the loss on held-out images.
-    Judged,
-    /// New ones.
-    Recomputed,
-    /// Those of the dense network.
-    Kept,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum MethodName {
-    Random,
+    /// The largest weights stay.
     Magnitude,
-    /// `Pruner` with nothing chosen: layer by layer, without labels.
+    /// `Pruner` with nothing chosen: no labels.
     Default,
-    /// Optimal Brain Damage: the diagonal of the Fisher.
-    Obd,
-    /// Inverted blocks of the Fisher.
-    #[value(name = "woodfisher")]
-    WoodFisher,
-    /// Magnitude times the norm of the activation that meets the weight.
-    Wanda,
-    /// Magnitude, then the exact regression on the kept weights.
-    BackSolve,
-    /// Iterative hard thresholding, then the same regression.
-    Iht,
-    /// One stage of CHITA.
+    /// `PrunerConfig` with nothing chosen: one stage of CHITA.
     Chita,
-    /// Several stages of CHITA with fresh gradients.
-    #[value(name = "chita++")]
-    ChitaPlusPlus,
 }
 
-impl MethodName {
-    pub(crate) fn is_staged(self) -> bool {
-        self == Self::ChitaPlusPlus
-    }
-
-    /// Whether its support and values need no gradient.
-    pub(crate) fn is_without_gradients(self) -> bool {
-        matches!(self, Self::Magnitude | Self::Default)
-    }
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum EffortName {
+    Quick,
+    Standard,
+    Thorough,
 }
 
-impl MethodName {
-    /// Whether its solution depends on a ridge.
-    pub(crate) fn has_ridge(self) -> bool {
-        !matches!(
-            self,
-            Self::Random | Self::Magnitude | Self::Wanda | Self::Default
-        )
-    }
+#[derive(Debug, Clone, Copy, PartialEq, ValueEnum)]
+pub(crate) enum Arch {
+    /// Three linear layers.
+    Mlpnet,
+    /// Two layers of attention, with LayerNorm.
+    Encoder,
+    /// MLPerf Tiny's residual network of 8 layers.
+    Resnet8,
+    /// A residual network of 20 layers.
+    Resnet20,
 }
 
 impl fmt::Display for MethodName {
@@ -200,197 +105,37 @@ impl fmt::Display for MethodName {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ScheduleName {
-    Exponential,
-    Polynomial,
-    Linear,
-    Constant,
-    Geometric,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Arch {
-    /// Three linear layers.
-    Mlpnet,
-    /// A residual network of 20 layers.
-    Resnet20,
+impl From<EffortName> for Effort {
+    fn from(name: EffortName) -> Self {
+        match name {
+            EffortName::Quick => Self::Quick,
+            EffortName::Standard => Self::Standard,
+            EffortName::Thorough => Self::Thorough,
+        }
+    }
 }
 
 impl Cli {
-    pub(crate) fn methods(&self) -> Vec<MethodName> {
-        use MethodName::*;
-        match self.methods.is_empty() {
-            true => vec![Magnitude, Obd, Chita, ChitaPlusPlus],
-            false => self.methods.clone(),
-        }
-    }
-
-    pub(crate) fn has_default(&self) -> bool {
-        self.methods().contains(&MethodName::Default)
-    }
-
-    /// Epochs of fine-tuning; beside `default` only where they are asked for.
-    pub(crate) fn fine_tuning(&self) -> usize {
-        let default = if self.has_default() { 0 } else { 5 };
-        self.fine_tune.unwrap_or(default)
-    }
-
-    pub(crate) fn sparsities(&self) -> Vec<f64> {
-        match self.sparsities.is_empty() {
-            true => vec![0.5, 0.7, 0.8, 0.9],
-            false => self.sparsities.clone(),
-        }
-    }
-
-    pub(crate) fn arch(&self) -> Arch {
-        self.arch.unwrap_or(Arch::Mlpnet)
-    }
-
-    pub(crate) fn samples(&self) -> usize {
-        let default = if self.data.is_some() { 1000 } else { 500 };
-        self.samples.unwrap_or(default)
-    }
-
-    pub(crate) fn batch_size(&self) -> usize {
-        let only_staged = self.methods().iter().all(|method| method.is_staged());
-        self.batch_size.unwrap_or(if only_staged { 16 } else { 1 })
-    }
-
-    pub(crate) fn ridge(&self) -> RidgeChoice {
-        let swept = [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
-        match (self.l2, self.temper) {
-            (None, false) => RidgeChoice::sweep(),
-            (Some(l2), false) => RidgeChoice::Fixed(l2),
-            (None, true) => RidgeChoice::with_and_without_tempering(swept),
-            (Some(l2), true) => RidgeChoice::with_and_without_tempering([l2]),
-        }
-    }
-
-    pub(crate) fn running_statistics(&self) -> RunningStatistics {
-        match self.running_statistics {
-            _ if self.no_recalibration => RunningStatistics::Kept,
-            None if self.has_default() => RunningStatistics::Recomputed,
-            None | Some(StatisticsName::Judged) => RunningStatistics::Judged,
-            Some(StatisticsName::Recomputed) => RunningStatistics::Recomputed,
-            Some(StatisticsName::Kept) => RunningStatistics::Kept,
-        }
-    }
-
-    pub(crate) fn dead_columns(&self) -> DeadColumns {
-        match self.dead_columns_priced {
-            true => DeadColumns::Priced,
-            false => DeadColumns::PrunedFirst,
-        }
-    }
-
-    /// The sparsities that chita++ has runs for.
-    pub(crate) fn staged_sparsities(&self) -> Vec<f64> {
-        match self.one_run {
-            true => vec![self.highest_sparsity()],
-            false => self.sparsities(),
-        }
-    }
-
-    pub(crate) fn highest_sparsity(&self) -> f64 {
-        self.sparsities().into_iter().fold(0.0, f64::max)
-    }
-
-    /// Refuses options that none of the methods would look at.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let given = [
-            ("--one-run", self.one_run),
-            ("--state", self.state.is_some()),
-            ("--stages", self.stages != STAGES),
-            ("--base", self.base != BASE),
-        ];
-        let staged = self.methods().iter().any(|method| method.is_staged());
-        match given.iter().find(|(_, given)| *given && !staged) {
-            Some((option, _)) => Err(format!("`{option}` is about `--method chita++`")),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses what would keep none or all of the prunable weights, of which there are
-    /// `parameters`, in a run or a stage.
-    pub(crate) fn check_sparsities(&self, parameters: usize) -> Result<(), PruneError> {
-        let mut targets = self.sparsities();
-        if self.methods().iter().any(|method| method.is_staged()) {
-            for sparsity in self.staged_sparsities() {
-                targets.extend(self.schedule().targets(sparsity, self.stages)?);
-            }
-        }
-        for target in targets {
-            let k = Budget::kept_count(target, parameters)?;
-            if k == 0 || k >= parameters {
-                return Err(PruneError::KeptCount {
-                    k,
-                    parameters,
-                    path: None,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Refuses a text to leave out that no path contains.
-    pub(crate) fn check_exclude(&self, default: &Selection) -> Result<(), String> {
-        let layers = default.layout().layers();
-        match &self.exclude {
-            Some(text) if !layers.iter().any(|layer| layer.path.contains(text)) => {
-                let paths: Vec<&str> = layers.iter().map(|layer| layer.path.as_str()).collect();
-                let paths = paths.join(", ");
-                Err(format!(
-                    "`--exclude {text}` is in none of the paths {paths}"
-                ))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The parameters to prune, given those of the default.
-    pub(crate) fn group(&self, default: &Selection) -> Option<ParamGroup> {
-        let exclude = self.exclude.as_ref()?;
-        let layers = default
-            .layout()
-            .layers()
-            .iter()
-            .map(|layer| layer.path.clone());
-        Some(ParamGroup::from_paths(
-            layers.filter(|path| !path.contains(exclude)).collect(),
-        ))
-    }
-
-    pub(crate) fn schedule(&self) -> Schedule {
-        let base = self.base;
-        match self.schedule {
-            ScheduleName::Exponential => Schedule::Exponential { base },
-            ScheduleName::Polynomial => Schedule::Polynomial { base },
-            ScheduleName::Linear => Schedule::Linear { base },
-            ScheduleName::Constant => Schedule::Constant,
-            ScheduleName::Geometric => Schedule::Geometric { base },
-        }
-    }
-
-    /// The data, normalized as the checkpoints of the architecture were trained.
+    /// The data, scaled as the checkpoints of the architecture were trained.
     pub(crate) fn images(&self) -> Result<ImageSet, Box<dyn Error>> {
-        let mut images = match (self.arch(), &self.data) {
-            (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
-            (Arch::Resnet20, Some(dir)) => {
-                let mut images = support::read_cifar(dir, self.cifar_files)?;
-                let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
-                images.train = images.train.normalized(&mean, &deviation);
-                images.test = images.test.normalized(&mean, &deviation);
-                images
+        let mut images = match (self.arch, &self.data) {
+            (Arch::Resnet8 | Arch::Resnet20, None) => {
+                return Err("`--arch resnet8` and `resnet20` need `--data`".into());
             }
-            (Arch::Mlpnet, dir) => {
-                let mut images = ImageSet::load(dir.as_deref())?;
-                if dir.is_some() {
-                    images.train = images.train.normalized(&[0.1307], &[0.3081]);
-                    images.test = images.test.normalized(&[0.1307], &[0.3081]);
+            (Arch::Resnet8, Some(dir)) => {
+                let images = support::read_cifar(dir, self.cifar_files)?;
+                ImageSet {
+                    train: images.train.in_bytes(),
+                    test: images.test.in_bytes(),
+                    ..images
                 }
-                images
             }
+            (Arch::Resnet20, Some(dir)) => {
+                let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
+                support::read_cifar(dir, self.cifar_files)?.normalized_as(&mean, &deviation)
+            }
+            (_, None) => ImageSet::digits(),
+            (_, dir) => ImageSet::load(dir.as_deref())?.normalized_as(&[0.1307], &[0.3081]),
         };
         if self.validate {
             (images.train, images.test) = images.train.split(VALIDATED);
@@ -402,7 +147,7 @@ impl Cli {
             images.test = images.test.take(limit);
         }
         if self.augment {
-            images.train = images.train.augmented();
+            images.train = Images::augmented(images.train);
         }
         Ok(images)
     }
@@ -415,58 +160,4 @@ fn fraction(text: &str) -> Result<f64, String> {
         Ok(_) => Err("a sparsity is in [0, 1): 0.9 is 90 % zeros".into()),
         Err(error) => Err(error.to_string()),
     }
-}
-
-/// One line on a collection of gradients.
-pub(crate) fn gradients(report: &FisherReport) -> String {
-    let zeros: usize = report.zero_columns.iter().map(|(_, count)| count).sum();
-    let how = match &report.fallback {
-        Some(reason) => format!("one backward pass each, since {reason}"),
-        None => format!("{} of them batched", report.batched_rows),
-    };
-    format!(
-        "gradients: {} rows of {} examples in {:.2} s ({how}), {} bytes, mean loss {:.4}, {zeros} \
-         weights without any gradient",
-        report.samples, report.batch_size, report.seconds, report.bytes, report.loss
-    )
-}
-
-/// One line on how candidates compare.
-pub(crate) fn layerwise(report: &LayerwiseReport) -> String {
-    let judged = report.candidates.iter().map(|one| {
-        format!(
-            "{:?} {:.5} (disagrees in {:.2} %)",
-            one.candidate,
-            one.divergence,
-            100.0 * one.disagreement
-        )
-    });
-    let judged: Vec<String> = judged.collect();
-    let sure = if report.can_tell {
-        ""
-    } else {
-        ", within the noise"
-    };
-    format!(
-        "layer by layer: {:?} of {} in {:.1} s{sure}",
-        report.chosen,
-        judged.join(", "),
-        report.seconds
-    )
-}
-
-/// One line on a stage.
-pub(crate) fn stage(stage: &StageReport) -> String {
-    format!(
-        "stage {:>2}/{}: sparsity {:.4}, objective {:.4}, loss before {:.4}, gradients {:.1} s, \
-         solver {:.1} s, l2 {:e}",
-        stage.stage + 1,
-        stage.stages,
-        stage.target,
-        stage.objective,
-        stage.gradients.loss,
-        stage.gradients.seconds,
-        stage.solve_seconds,
-        stage.ridge.l2
-    )
 }

@@ -9,6 +9,7 @@ mod cifar;
 mod conv_net;
 mod curve;
 mod idx;
+mod image_encoder;
 mod image_set;
 pub(crate) mod learner_checkpoint;
 mod memory;
@@ -19,6 +20,7 @@ mod progress_renderer;
 mod res_net;
 mod res_net8;
 mod table;
+mod training;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -33,6 +35,7 @@ pub(crate) use cifar::{CifarFiles, read as read_cifar, read_part as read_cifar_p
 pub(crate) use conv_net::ConvNet;
 pub(crate) use curve::{Axes, Curve, Values, write_csv, write_svg, write_svg_over};
 pub(crate) use idx::IdxError;
+pub(crate) use image_encoder::ImageEncoder;
 pub(crate) use image_set::{Batch, ImageSet, Images, accuracy};
 pub(crate) use memory::PeakMemory;
 pub(crate) use mlp_net::MlpNet;
@@ -42,6 +45,7 @@ pub(crate) use progress_renderer::ProgressRenderer;
 pub(crate) use res_net::ResNet20;
 pub(crate) use res_net8::ResNet8;
 pub(crate) use table::{Cell, Table};
+pub(crate) use training::{cross_entropy, load, train};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.
 pub(crate) fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {

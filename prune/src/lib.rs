@@ -80,6 +80,7 @@ pub use error::PruneError;
 pub use fisher::gradient_matrix::GradientMatrix;
 pub use fisher::{Fisher, FisherConfig, FisherReport, GradientMethod};
 pub use layerwise::candidates::{Candidate, JudgedCandidate};
+pub use layerwise::effort::Effort;
 pub use layerwise::report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
 pub use layerwise::shares::Shares;
 pub use layerwise::{Pruner, SupportMethod};

@@ -3,7 +3,7 @@
 
 // The examples use more of these modules than this test does.
 #[allow(dead_code)]
-#[path = "../../examples/prune_chita/options.rs"]
+#[path = "../../benches/chita/options.rs"]
 mod options;
 #[path = "../../examples/support/mod.rs"]
 mod support;
@@ -231,9 +231,9 @@ fn write(dir: &Path, name: &str, magic: u32, dims: &[u32]) {
     fs::write(dir.join(name), bytes).expect("the folder can be written");
 }
 
-/// The options of `prune_chita`.
+/// The options of the study of CHITA.
 fn pruning(options: &[&str]) -> Result<options::Cli, clap::Error> {
-    options::Cli::try_parse_from(["prune_chita"].iter().chain(options))
+    options::Cli::try_parse_from(["chita"].iter().chain(options))
 }
 
 /// A network takes minutes to train, and the first methods some more.

@@ -11,8 +11,8 @@ use burn::nn::{
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::prune::{
-    Budget, Candidate, Groups, Masks, PruneError, Pruner, Refitted, Selection, Shares,
-    SparsityPattern, SupportMethod,
+    Budget, Candidate, Effort, Groups, JudgedCandidate, Masks, PruneError, Pruner, Refitted,
+    Selection, Shares, SparsityPattern, SupportMethod,
 };
 
 use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
@@ -68,6 +68,7 @@ fn outputs_stay_nearer_than_those_of_magnitude() {
             pruner.support = support;
             pruner.refit = refit;
             pruner.candidates = false;
+            pruner.tuning = Some(0);
             let pruned = pruner.prune(model.clone(), |m, x| m.forward(x), inputs.clone());
             let pruned = pruned.unwrap();
             assert_eq!(pruned.masks.nonzeros(), 64);
@@ -88,7 +89,7 @@ fn the_values_of_a_layer_are_least_squares() {
         let device = &target.device;
         let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(device), 5);
         let inputs = features(2, 50, 6, device);
-        let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+        let mut pruner = Pruner::new(Budget::Sparsity(0.5)).with_effort(Effort::Quick);
         pruner.damping = 1e-6;
         let pruned = pruner
             .prune(layer.clone(), |m, x| m.forward(x), inputs.clone())
@@ -168,7 +169,7 @@ fn batch_norm_is_measured_behind_the_pruned_layer() {
         let model = ConvNet::new(device);
         let before = values(model.norm.running_mean.value_sync());
         let inputs = images(3, device);
-        let mut pruner = Pruner::new(Budget::Sparsity(0.7));
+        let mut pruner = Pruner::new(Budget::Sparsity(0.7)).with_effort(Effort::Quick);
         let pruned = pruner
             .prune(model.clone(), |m, x| m.forward(x), inputs.clone())
             .unwrap();
@@ -213,6 +214,7 @@ fn patterns_hold_along_the_reduction_axis() {
         for candidates in [false, true] {
             let mut pruner = Pruner::new(Budget::Pattern);
             pruner.pattern = SparsityPattern::NM { n: 2, m: 4 };
+            pruner.tuning = Some(2);
             pruner.candidates = candidates;
             let model = ConvNet::new(device);
             let pruned = pruner.prune(model, |m, x| m.forward(x), images(3, device));
@@ -274,13 +276,14 @@ fn an_encoder_with_layer_norm_is_pruned_as_it_is() {
         let device = target.device.clone().autodiff();
         let model = Encoder::new(&device);
         let inputs = sentences(6, &device);
-        let pruner = Pruner::new(Budget::Sparsity(0.5));
+        let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+        pruner.tuning = Some(4);
         let pruned = pruner
             .prune(model.clone(), |m, x| m.forward(x), inputs)
             .unwrap();
         let report = &pruned.report;
-        let magnitude = report.candidates.last().unwrap();
-        assert_eq!(magnitude.candidate, Candidate::Magnitude);
+        let is_magnitude = |one: &&JudgedCandidate| one.candidate == Candidate::Magnitude;
+        let magnitude = report.candidates.iter().find(is_magnitude).unwrap();
         let chosen = report
             .candidates
             .iter()
@@ -331,6 +334,7 @@ fn every_share_and_support_keeps_the_budget() {
             pruner.shares = shares;
             pruner.support = support;
             pruner.candidates = false;
+            pruner.tuning = Some(0);
             let inputs = features(3, 40, 12, &device);
             let pruned = pruner
                 .prune(model.clone(), |m, x| m.forward(x), inputs)
@@ -357,7 +361,8 @@ fn every_share_and_support_keeps_the_budget() {
 #[test]
 fn held_out_examples_choose_among_candidates() {
     let device = Device::flex();
-    let pruner = Pruner::new(Budget::Sparsity(0.6));
+    let mut pruner = Pruner::new(Budget::Sparsity(0.6)).with_effort(Effort::Thorough);
+    pruner.tuning = Some(0);
     let inputs = features(5, 60, 12, &device);
     let pruned = pruner
         .prune(Mlp::new(&device), |m, x| m.forward(x), inputs)
@@ -375,8 +380,12 @@ fn held_out_examples_choose_among_candidates() {
     assert!(configured.disagreement <= magnitude.disagreement);
     assert!(configured.standard_error > 0.0 && report.can_tell);
     assert_eq!(report.chosen, Candidate::Configured);
+    let text = report.to_string();
+    assert!(
+        text.contains("* Configured") && text.contains("  Magnitude"),
+        "{text}"
+    );
     // Of candidates that are the same, none can be told from the other.
-    let mut pruner = Pruner::new(Budget::Sparsity(0.6));
     pruner.support = SupportMethod::Magnitude;
     let inputs = features(5, 60, 12, &device);
     let pruned = pruner
@@ -403,7 +412,7 @@ fn weights_that_are_read_twice_or_never_keep_dense_values() {
         9,
     );
     let forward = |m: &Twice, x| m.layer.forward(relu(m.layer.forward(x)));
-    let pruner = Pruner::new(Budget::PerLayer(0.5));
+    let pruner = Pruner::new(Budget::PerLayer(0.5)).with_effort(Effort::Quick);
     let pruned = pruner
         .prune(twice.clone(), forward, features(3, 40, 6, &device))
         .unwrap();

@@ -36,3 +36,4 @@ mod solver_patterns;
 mod solver_properties;
 mod sparse_linear;
 mod sparse_record;
+mod tuning;

@@ -7,17 +7,18 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_lean_graph::{Pass, Step, Tensors, Walk};
 use burn_lean_layerwise::{
-    LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, solve,
+    Gram, LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, solve,
 };
 
 use crate::fisher::gradient_matrix::read;
-use crate::layerwise::candidates::Divergences;
+use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
-use crate::layerwise::{failed, norm, rows, shares};
+use crate::layerwise::{failed, rows, shares};
 use crate::{Candidate, LayerwiseLayer, PruneError, Pruner, Refitted, Selection, SparsityPattern};
 
 /// What all candidates share.
+#[derive(Clone)]
 pub(crate) struct Setting<'a> {
     pub(crate) pruner: &'a Pruner,
     pub(crate) selection: &'a Selection,
@@ -26,7 +27,7 @@ pub(crate) struct Setting<'a> {
     /// Weights that each layer keeps.
     pub(crate) counts: &'a HashMap<String, usize>,
     pub(crate) sampling: Sampling,
-    /// Batches that judge, behind those that layers are fitted to.
+    /// Batches that judge: behind those that layers are fitted to, or the same.
     pub(crate) judges: std::ops::Range<usize>,
 }
 
@@ -38,6 +39,8 @@ pub(crate) struct Attempt<M> {
     pub(crate) divergences: Divergences,
     pub(crate) layers: Vec<LayerwiseLayer>,
     pub(crate) recalibrated: usize,
+    /// Outputs of the dense network for each batch of the walk, where it was computed beside.
+    pub(crate) dense: Vec<Tensor<2>>,
 }
 
 /// What one layer became.
@@ -50,14 +53,18 @@ struct Layer {
 }
 
 impl Setting<'_> {
-    /// Walks through a recorded network.
+    /// Walks through a recorded network; `dense` has the outputs of the dense one for the batches that
+    /// judge, where they are known.
     pub(crate) fn attempt<M: Module, O: Tensors>(
         &self,
         model: M,
         walk: Walk<O>,
         candidate: Candidate,
+        dense: Option<&[Tensor<2>]>,
     ) -> Result<Attempt<M>, PruneError> {
-        let mut walk = walk.with_original();
+        // Layers are fitted to what the dense network has there.
+        let forks = dense.is_none() || candidate != Candidate::Magnitude;
+        let mut walk = if forks { walk.with_original() } else { walk };
         let stops = stops(&walk, self.selection);
         let mut kept = self.magnitude.to_vec();
         let mut layers = Vec::new();
@@ -69,10 +76,7 @@ impl Setting<'_> {
         {
             match &stops[&step.node().index()] {
                 Stop::Norm(paths) => {
-                    if self.pruner.recalibrate {
-                        let done = norm::recalibrate(&mut step, paths, self.sampling.batches)?;
-                        recalibrated += usize::from(done);
-                    }
+                    recalibrated += usize::from(self.recalibrate(&mut step, paths)?)
                 }
                 Stop::Product(site) => {
                     let layer = self.layer(&mut step, site, candidate, differs)?;
@@ -83,12 +87,16 @@ impl Setting<'_> {
                 }
             }
         }
-        let mut divergences = Divergences::default();
-        for batch in self.judges.clone() {
-            let dense = walk.result(batch, Pass::Original).map_err(failed)?;
-            let pruned = walk.result(batch, Pass::Replaced).map_err(failed)?;
-            divergences.add(&dense, &pruned)?;
-        }
+        let dense = match dense {
+            Some(dense) => dense.to_vec(),
+            None => {
+                let batches = 0..walk.batches();
+                batches
+                    .map(|batch| logits(&walk.result(batch, Pass::Original).map_err(failed)?))
+                    .collect::<Result<_, _>>()?
+            }
+        };
+        let divergences = self.judge(&mut walk, &dense)?;
         let model = walk.into_model(model);
         // What no product reads has dense values so far.
         let weights = self.selection.flatten(&model)?;
@@ -112,6 +120,7 @@ impl Setting<'_> {
             divergences,
             layers,
             recalibrated,
+            dense,
         })
     }
 
@@ -196,16 +205,12 @@ impl Setting<'_> {
                 all.extend(own);
             }
             layer.report.damping = layer.report.damping.max(solved.damping);
-            layer.report.dead_features += gram.dead_features(self.is_centered(site)).len();
+            layer.report.dead_features += gram.dead_features(is_centered(self.pruner, site)).len();
             layer.report.rows += gram.rows();
         }
         layer.report.kept = layer.kept.iter().filter(|kept| **kept).count();
         layer.report.error = Some(errors / f64::max(scales, f64::MIN_POSITIVE));
         Ok(layer)
-    }
-
-    fn is_centered(&self, site: &Site) -> bool {
-        site.bias.is_some() || site.is_normalized && self.pruner.recalibrate
     }
 
     /// One group of a layer.
@@ -214,7 +219,7 @@ impl Setting<'_> {
         &self,
         site: &Site,
         candidate: Candidate,
-        gram: &burn_lean_layerwise::Gram,
+        gram: &Gram,
         dense: &[f32],
         magnitude: &[bool],
         order: Option<&[usize]>,
@@ -222,22 +227,11 @@ impl Setting<'_> {
     ) -> Result<Solved, LayerwiseError> {
         let product = &site.product;
         let d = product.inputs;
-        let centered = self.is_centered(site);
         let dense = match order {
             Some(order) => reordered(dense, order),
             None => dense.to_vec(),
         };
-        let variances = gram.target_squares(centered);
-        // Outputs that are normalized count by what they vary.
-        let mean = variances.iter().sum::<f64>() / variances.len().max(1) as f64;
-        let importance = (site.is_normalized && mean > 0.0)
-            .then(|| variances.iter().map(|v| 1.0 / (v + 1e-3 * mean)).collect());
-        let config = ProblemConfig {
-            damping: self.pruner.damping,
-            centered,
-            pull: Pull::Zero,
-            importance,
-        };
+        let config = problem_config(self.pruner, site, gram);
         let problem = LayerProblem::new(gram, &dense, &config)?;
         let in_order = |kept: &[bool]| -> Vec<bool> {
             match order {
@@ -331,6 +325,26 @@ impl Setting<'_> {
         for (at, from) in from.iter().enumerate() {
             own[native(site, at)] = *from;
         }
+    }
+}
+
+fn is_centered(pruner: &Pruner, site: &Site) -> bool {
+    site.bias.is_some() || site.is_normalized && pruner.recalibrate
+}
+
+/// What a layer's problem is made with.
+pub(crate) fn problem_config(pruner: &Pruner, site: &Site, gram: &Gram) -> ProblemConfig {
+    let centered = is_centered(pruner, site);
+    let variances = gram.target_squares(centered);
+    // Outputs that are normalized count by what they vary.
+    let mean = variances.iter().sum::<f64>() / variances.len().max(1) as f64;
+    let importance = (site.is_normalized && mean > 0.0)
+        .then(|| variances.iter().map(|v| 1.0 / (v + 1e-3 * mean)).collect());
+    ProblemConfig {
+        damping: pruner.damping,
+        centered,
+        pull: Pull::Zero,
+        importance,
     }
 }
 

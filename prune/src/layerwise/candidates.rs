@@ -1,5 +1,7 @@
 //! Ways to prune the same network, and the judge between them, who needs no labels.
 
+use std::time::{Duration, Instant};
+
 use burn::tensor::{Bool, Int, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 
@@ -16,6 +18,9 @@ pub enum Candidate {
     MagnitudeFitted,
     /// Magnitude, dense values.
     Magnitude,
+    /// The best of the others, its values tuned together: the kept weights of all layers, also of those
+    /// that were not fitted, biases and gains, by gradients of the divergence from the dense network.
+    Tuned,
 }
 
 /// How a candidate did on held-out examples.
@@ -30,11 +35,13 @@ pub struct JudgedCandidate {
     pub standard_error: f64,
     /// Fraction of places where the largest output is another one than the dense network's.
     pub disagreement: f64,
+    /// Wall clock.
+    pub seconds: f64,
 }
 
 impl JudgedCandidate {
     /// From the divergences of single places and the number of those that disagree.
-    pub(crate) fn new(candidate: Candidate, judged: &Divergences) -> Self {
+    pub(crate) fn new(candidate: Candidate, judged: &Divergences, time: Duration) -> Self {
         let n = judged.each.len().max(1) as f64;
         let mean = judged.each.iter().sum::<f64>() / n;
         let squares: f64 = judged.each.iter().map(|each| (each - mean).powi(2)).sum();
@@ -43,7 +50,63 @@ impl JudgedCandidate {
             divergence: mean,
             standard_error: (squares / (n - 1.0).max(1.0) / n).sqrt(),
             disagreement: judged.disagree as f64 / n,
+            seconds: time.as_secs_f64(),
         }
+    }
+}
+
+/// All candidates so far, in the order in which they were tried.
+#[derive(Debug, Default)]
+pub(crate) struct Tried {
+    pub(crate) judged: Vec<JudgedCandidate>,
+    divergences: Vec<Divergences>,
+    least: usize,
+}
+
+impl Tried {
+    /// Adds one that was begun then; whether it diverges less than all before.
+    pub(crate) fn add(
+        &mut self,
+        candidate: Candidate,
+        divergences: &Divergences,
+        begun: Instant,
+    ) -> bool {
+        let result = JudgedCandidate::new(candidate, divergences, begun.elapsed());
+        tracing::info!(
+            ?candidate,
+            divergence = result.divergence,
+            seconds = result.seconds,
+            "candidate"
+        );
+        let is_least = self
+            .divergences
+            .get(self.least)
+            .is_none_or(|least| divergences.mean() < least.mean());
+        if is_least {
+            self.least = self.judged.len();
+        }
+        self.judged.push(result);
+        self.divergences.push(divergences.clone());
+        is_least
+    }
+
+    /// Those of the candidate that diverges least.
+    pub(crate) fn least(&self) -> &Divergences {
+        &self.divergences[self.least]
+    }
+
+    pub(crate) fn chosen(&self) -> Candidate {
+        self.judged[self.least].candidate
+    }
+
+    /// Whether all others are behind by more than two standard errors.
+    pub(crate) fn can_tell(&self) -> bool {
+        let others = self.divergences.iter().enumerate();
+        let mut others = others.filter(|(at, _)| *at != self.least);
+        others.all(|(_, other)| {
+            let (behind, error) = self.least().behind(other);
+            behind > 2.0 * error
+        })
     }
 }
 
@@ -55,10 +118,10 @@ pub(crate) struct Divergences {
 }
 
 impl Divergences {
-    /// Adds the outputs of one batch.
-    pub(crate) fn add<O: Tensors>(&mut self, dense: &O, pruned: &O) -> Result<(), PruneError> {
-        let (dense, width) = first_output(dense)?;
-        let (pruned, _) = first_output(pruned)?;
+    /// Adds the outputs of one batch, as [`logits`] has them.
+    pub(crate) fn add(&mut self, dense: &Tensor<2>, pruned: &Tensor<2>) -> Result<(), PruneError> {
+        let [_, width] = dense.dims();
+        let (dense, pruned) = (read(dense.clone())?, read(pruned.clone())?);
         for (p, q) in dense.chunks_exact(width).zip(pruned.chunks_exact(width)) {
             self.each.push(match width {
                 1 => 0.5 * f64::from(p[0] - q[0]).powi(2),
@@ -102,14 +165,15 @@ fn largest(values: &[f32]) -> Option<usize> {
     (0..values.len()).max_by(|a, b| values[*a].total_cmp(&values[*b]).then(b.cmp(a)))
 }
 
-/// The first float tensor of an output, and its last axis.
-fn first_output(output: &impl Tensors) -> Result<(Vec<f32>, usize), PruneError> {
-    struct First(Option<(Result<Vec<f32>, PruneError>, usize)>);
+/// The first float tensor of an output, its last axis as columns, all others as rows.
+pub(crate) fn logits(output: &impl Tensors) -> Result<Tensor<2>, PruneError> {
+    struct First(Option<Tensor<2>>);
     impl TensorMapper for First {
         fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
             self.0.get_or_insert_with(|| {
                 let width = tensor.dims()[D - 1].max(1);
-                (read(tensor.clone().without_autodiff()), width)
+                let rows = tensor.shape().num_elements() / width;
+                tensor.clone().reshape([rows, width])
             });
             tensor.clone()
         }
@@ -122,10 +186,7 @@ fn first_output(output: &impl Tensors) -> Result<(Vec<f32>, usize), PruneError> 
     }
     let mut first = First(None);
     let _ = output.map_tensors(&mut first);
-    match first.0 {
-        Some((values, width)) => Ok((values?, width)),
-        None => Err(PruneError::NotLayerwise {
-            what: "a forward pass without a float output to compare by".into(),
-        }),
-    }
+    first.0.ok_or_else(|| PruneError::NotLayerwise {
+        what: "a forward pass without a float output to compare by".into(),
+    })
 }

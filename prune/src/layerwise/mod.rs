@@ -2,27 +2,34 @@
 
 mod attempt;
 pub(crate) mod candidates;
+pub(crate) mod effort;
+mod inputs;
 mod losses;
 mod norm;
 pub(crate) mod report;
 mod rows;
+mod settle;
 pub(crate) mod shares;
 mod stops;
+mod tuning;
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::module::{Module, ParamGroup};
-use burn::tensor::{Bool, Device, Int, Tensor};
-use burn_lean_graph::{GraphError, TensorMapper, Tensors, Walk};
+use burn::tensor::{Device, Tensor};
+use burn_lean_graph::{GraphError, Tensors, Walk};
 use burn_lean_layerwise::{Method, SearchConfig};
 use burn_lean_reparam::{Rejected, attached};
 
-use crate::layerwise::attempt::{Attempt, Setting};
-use crate::layerwise::candidates::{Candidate, JudgedCandidate};
+use crate::layerwise::attempt::Setting;
+use crate::layerwise::candidates::{Candidate, Tried};
+use crate::layerwise::effort::Effort;
+use crate::layerwise::inputs::{Again, Plain};
 use crate::layerwise::report::{LayerwisePruned, LayerwiseReport};
 use crate::layerwise::rows::Sampling;
 use crate::layerwise::shares::Shares;
+use crate::layerwise::tuning::Tuning;
 use crate::model::checks;
 use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 
@@ -55,7 +62,7 @@ impl SupportMethod {
     }
 }
 
-/// Prunes a network from inputs alone: no labels, no loss, no gradients.
+/// Prunes a network from inputs alone: no labels, no loss.
 ///
 /// The network is walked through once, all calibration examples at each layer. A layer gets the
 /// weights that best reproduce the dense layer's outputs from the inputs that the layers before it,
@@ -63,8 +70,9 @@ impl SupportMethod {
 /// follow, and the running statistics of BatchNorm are measured anew on the way. How many weights a
 /// layer keeps is what magnitude over the whole network would leave it.
 ///
-/// Magnitude, with and without fitted values, is a candidate, too. Held-out examples judge: who
-/// diverges least from the dense network's outputs is taken.
+/// At the end, where the [`Effort`] affords it, the values of all layers are tuned together towards the
+/// dense network's outputs. Magnitude is a candidate, too. Held-out examples judge: who diverges least
+/// from the dense network's outputs is taken.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -99,9 +107,17 @@ pub struct Pruner {
     pub recalibrate: bool,
     /// How many weights each layer keeps. Default: as magnitude says.
     pub shares: Shares,
-    /// Whether magnitude, with and without fitted values, are candidates beside what is configured.
-    /// Default: yes.
+    /// Whether magnitude is a candidate beside what is configured, with [`Effort::Thorough`] also with
+    /// fitted values. Default: yes.
     pub candidates: bool,
+    /// How much is done beyond one walk through the layers. Default: [`Effort::Standard`].
+    pub effort: Effort,
+    /// Passes over the examples in which the values of all layers are tuned together; 0 for none.
+    /// Default: as many as the effort affords, see [`Effort`].
+    pub tuning: Option<usize>,
+    /// Time after which nothing new is begun, and tuning ends: what is finished by then is judged. A
+    /// run that it cuts short is not repeatable to the bit. Default: none.
+    pub time: Option<Duration>,
     /// Examples that layers are fitted to, at most. Default 1024.
     pub examples: usize,
     /// Examples after those that judge candidates, at most. Default 512.
@@ -126,12 +142,26 @@ impl Pruner {
             recalibrate: true,
             shares: Shares::Magnitude,
             candidates: true,
+            effort: Effort::Standard,
+            tuning: None,
+            time: None,
             examples: 1024,
             held_out: 512,
             rows: 131_072,
             damping: 0.01,
             group: None,
         }
+    }
+
+    /// With another effort, and the support rule that goes with it: optimal brain surgeon for
+    /// [`Effort::Quick`], best-subset search otherwise.
+    pub fn with_effort(mut self, effort: Effort) -> Self {
+        self.effort = effort;
+        self.support = match effort {
+            Effort::Quick => SupportMethod::Obs,
+            _ => SupportMethod::BestSubset,
+        };
+        self
     }
 
     /// Prunes `model`.
@@ -199,10 +229,13 @@ impl Pruner {
             0 => 0..fitted,
             _ => fitted..batches.len(),
         };
-        let record = || {
-            let again = batches.iter().map(|batch| batch.map_tensors(&mut Again));
-            Walk::record(&dense, again, &forward).map_err(failed)
+        let everything: Vec<usize> = (0..batches.len()).collect();
+        let record = |model: &M, which: &[usize]| {
+            let again = which.iter().map(|at| batches[*at].map_tensors(&mut Again));
+            Walk::record(model, again, &forward).map_err(failed)
         };
+        let deadline = self.time.map(|time| start + time);
+        let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let sampling = Sampling {
             batches: fitted,
             rows: self.rows,
@@ -211,7 +244,10 @@ impl Pruner {
         let counts: HashMap<String, usize> = match self.shares {
             Shares::Magnitude => shares::counts(&magnitude, layout),
             Shares::Uniform => shares::uniform(layout, keep),
-            Shares::Losses => losses::shares(self, record()?, &selection, &magnitude, sampling)?,
+            Shares::Losses => {
+                let walk = record(&dense, &everything)?;
+                losses::shares(self, walk, &selection, &magnitude, sampling)?
+            }
         };
         let setting = Setting {
             pruner: self,
@@ -221,46 +257,90 @@ impl Pruner {
             sampling,
             judges,
         };
-        let mut tried = vec![Candidate::Configured];
-        if self.candidates {
-            tried.extend([Candidate::MagnitudeFitted, Candidate::Magnitude]);
-        }
-        let mut best: Option<(Candidate, Attempt<M>)> = None;
-        let mut judged = Vec::new();
-        let mut divergences = Vec::new();
-        for candidate in tried {
-            let attempt = setting.attempt(dense.valid(), record()?, candidate)?;
-            let result = JudgedCandidate::new(candidate, &attempt.divergences);
-            tracing::info!(?candidate, divergence = result.divergence, "candidate");
-            judged.push(result);
-            divergences.push((candidate, attempt.divergences.clone()));
-            let is_better = best
-                .as_ref()
-                .is_none_or(|(_, best)| attempt.divergences.mean() < best.divergences.mean());
-            if is_better {
-                best = Some((candidate, attempt));
+        let mut tried = Tried::default();
+        let walk = record(&dense, &everything)?;
+        let each = effort::multiplications(&walk) * fitted as f64;
+        let passes = self
+            .tuning
+            .unwrap_or_else(|| self.effort.passes(each, examples));
+        let begun = Instant::now();
+        let mut attempt = setting.attempt(dense.valid(), walk, Candidate::Configured, None)?;
+        tried.add(Candidate::Configured, &attempt.divergences, begun);
+        let outputs = std::mem::take(&mut attempt.dense);
+        for candidate in self.others() {
+            if is_late() {
+                break;
+            }
+            let begun = Instant::now();
+            // A few examples say enough of one that is far behind.
+            if candidate == Candidate::Magnitude && fitted > 1 && held_out > 0 {
+                let few: Vec<usize> = [0].into_iter().chain(fitted..batches.len()).collect();
+                let screen = Setting {
+                    sampling: Sampling {
+                        batches: 1,
+                        ..sampling
+                    },
+                    judges: 1..few.len(),
+                    ..setting.clone()
+                };
+                let outputs: Vec<Tensor<2>> = few.iter().map(|at| outputs[*at].clone()).collect();
+                let walk = record(&dense, &few)?;
+                let seen = screen.attempt(dense.valid(), walk, candidate, Some(&outputs))?;
+                let (behind, error) = tried.least().behind(&seen.divergences);
+                if behind > f64::max(4.0 * error, 0.5 * tried.least().mean()) {
+                    tried.add(candidate, &seen.divergences, begun);
+                    continue;
+                }
+            }
+            let walk = record(&dense, &everything)?;
+            let other = setting.attempt(dense.valid(), walk, candidate, Some(&outputs))?;
+            if tried.add(candidate, &other.divergences, begun) {
+                attempt = other;
             }
         }
-        let Some((chosen, attempt)) = best else {
-            return Err(PruneError::NoSamples);
-        };
-        let can_tell = divergences.iter().all(|(candidate, other)| {
-            let (behind, error) = attempt.divergences.behind(other);
-            *candidate == chosen || behind > 2.0 * error
-        });
         let support: Vec<usize> = (0..layout.len()).filter(|at| attempt.kept[*at]).collect();
         let masks = Masks::from_support(layout, &support)?;
+        let mut steps = 0;
+        if passes > 0 && !is_late() {
+            let begun = Instant::now();
+            let tuning = Tuning {
+                selection: &selection,
+                masks: &masks,
+                recalibrate: self.recalibrate,
+                only: self.group.as_ref().map(|_| selection.ids().to_vec()),
+                passes,
+                deadline,
+            };
+            let (tuned, taken) =
+                tuning.tune(&attempt.model, &forward, &batches[..fitted], &outputs)?;
+            let walk = record(&tuned, &everything)?;
+            let (tuned, divergences) = setting.settle(tuned, walk, &outputs)?;
+            steps = taken;
+            if tried.add(Candidate::Tuned, &divergences, begun) {
+                attempt.model = tuned;
+            }
+        }
         let report = LayerwiseReport {
-            chosen,
-            candidates: judged,
-            can_tell,
+            chosen: tried.chosen(),
+            can_tell: tried.can_tell(),
+            candidates: tried.judged,
             calibration_examples: examples,
             held_out_examples: held_out,
             layers: attempt.layers,
             recalibrated: attempt.recalibrated,
+            tuning_steps: steps,
             seconds: start.elapsed().as_secs_f64(),
         };
         Ok((attempt.model, masks, selection, report))
+    }
+
+    /// What is tried beside what is configured.
+    fn others(&self) -> Vec<Candidate> {
+        match (self.candidates, self.effort) {
+            (false, _) => Vec::new(),
+            (true, Effort::Thorough) => vec![Candidate::MagnitudeFitted, Candidate::Magnitude],
+            (true, _) => vec![Candidate::Magnitude],
+        }
     }
 
     fn check(&self) -> Result<(), PruneError> {
@@ -316,50 +396,4 @@ impl Pruner {
 /// What a recording or a walk refuses.
 pub(crate) fn failed(source: GraphError) -> PruneError {
     PruneError::NotRecorded { source }
-}
-
-/// Tensors without autodiff, on a device.
-struct Plain<'a>(Option<&'a Device>);
-
-impl TensorMapper for Plain<'_> {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        let tensor = tensor.clone().without_autodiff();
-        match self.0 {
-            Some(device) if tensor.device() != *device => tensor.to_device(device),
-            _ => tensor,
-        }
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        let tensor = tensor.clone().without_autodiff();
-        match self.0 {
-            Some(device) if tensor.device() != *device => tensor.to_device(device),
-            _ => tensor,
-        }
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        let tensor = tensor.clone().without_autodiff();
-        match self.0 {
-            Some(device) if tensor.device() != *device => tensor.to_device(device),
-            _ => tensor,
-        }
-    }
-}
-
-/// The same tensors.
-struct Again;
-
-impl TensorMapper for Again {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        tensor.clone()
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        tensor.clone()
-    }
 }

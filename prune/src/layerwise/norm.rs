@@ -2,11 +2,16 @@
 
 use burn::backend::ir::{ModuleOperationIr, OperationIr};
 use burn::tensor::Tensor;
-use burn_lean_graph::{Graph, Node, Pass, Step, Tensors};
+use burn_lean_graph::{Graph, GraphError, Node, Pass, Step, Tensors};
 
 use crate::PruneError;
 use crate::fisher::gradient_matrix::read;
 use crate::layerwise::failed;
+
+/// Values that are summed in F32.
+const PART: usize = 1024;
+/// Of them, side by side.
+const LANES: usize = 8;
 
 /// Paths of the running mean and variance of a normalization; `None` where it is none, or they are no
 /// parameters.
@@ -37,32 +42,39 @@ pub(crate) fn recalibrate<O: Tensors>(
     let mut mean = vec![0.0; channels];
     let mut squares = vec![0.0; channels];
     for batch in 0..batches {
-        let x = match shape.len() {
-            2 => by_channel(
-                step.operand::<2>(batch, 0, Pass::Replaced)
-                    .map_err(failed)?,
-            ),
-            3 => by_channel(
-                step.operand::<3>(batch, 0, Pass::Replaced)
-                    .map_err(failed)?,
-            ),
-            4 => by_channel(
-                step.operand::<4>(batch, 0, Pass::Replaced)
-                    .map_err(failed)?,
-            ),
-            5 => by_channel(
-                step.operand::<5>(batch, 0, Pass::Replaced)
-                    .map_err(failed)?,
-            ),
+        let (x, shape) = match shape.len() {
+            2 => values(step.operand::<2>(batch, 0, Pass::Replaced))?,
+            3 => values(step.operand::<3>(batch, 0, Pass::Replaced))?,
+            4 => values(step.operand::<4>(batch, 0, Pass::Replaced))?,
+            5 => values(step.operand::<5>(batch, 0, Pass::Replaced))?,
             _ => return Ok(false),
         };
-        let n = x.dims()[1] as f64;
-        let (variance, own) = x.var_mean_bias(1);
-        let (variance, own) = (read(variance)?, read(own)?);
-        // Chan's update: no difference of large sums.
-        for c in 0..channels {
-            let delta = f64::from(own[c]) - mean[c];
-            squares[c] += n * f64::from(variance[c]) + delta * delta * count * n / (count + n);
+        let places: usize = shape[2..].iter().product();
+        let n = (shape[0] * places) as f64;
+        // About the first value of each channel, so that a large mean costs no digits.
+        let mut sums = vec![(0.0, 0.0); channels];
+        for (at, plane) in x.chunks_exact(places.max(1)).enumerate() {
+            let origin = x[at % channels * places];
+            let sums = &mut sums[at % channels];
+            for part in plane.chunks(PART) {
+                let (mut sum, mut square) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+                for values in part.chunks(LANES) {
+                    for (lane, x) in values.iter().enumerate() {
+                        let x = x - origin;
+                        sum[lane] += x;
+                        square[lane] += x * x;
+                    }
+                }
+                sums.0 += f64::from(sum.iter().sum::<f32>());
+                sums.1 += f64::from(square.iter().sum::<f32>());
+            }
+        }
+        for (c, (sum, square)) in sums.into_iter().enumerate() {
+            let own = f64::from(x[c * places]) + sum / n;
+            let within = (square - sum * sum / n).max(0.0);
+            // Chan's update: no difference of large sums.
+            let delta = own - mean[c];
+            squares[c] += within + delta * delta * count * n / (count + n);
             mean[c] += delta * n / (count + n);
         }
         count += n;
@@ -80,8 +92,11 @@ pub(crate) fn recalibrate<O: Tensors>(
     Ok(true)
 }
 
-/// `[channels, all else]`
-fn by_channel<const D: usize>(x: Tensor<D>) -> Tensor<2> {
-    let channels = x.dims()[1];
-    x.swap_dims(0, 1).reshape([channels as i64, -1])
+/// The values of an operand and its shape.
+fn values<const D: usize>(
+    operand: Result<Tensor<D>, GraphError>,
+) -> Result<(Vec<f32>, Vec<usize>), PruneError> {
+    let operand = operand.map_err(failed)?;
+    let shape = operand.dims().to_vec();
+    Ok((read(operand)?, shape))
 }

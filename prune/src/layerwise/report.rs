@@ -1,5 +1,7 @@
 //! What came of pruning layer by layer.
 
+use std::fmt;
+
 use crate::{Candidate, JudgedCandidate, Masks, Selection};
 
 /// A model that was pruned layer by layer.
@@ -33,8 +35,41 @@ pub struct LayerwiseReport {
     pub layers: Vec<LayerwiseLayer>,
     /// BatchNorm layers with new running statistics.
     pub recalibrated: usize,
+    /// Steps in which all values were tuned together.
+    pub tuning_steps: usize,
     /// Wall clock, all candidates together.
     pub seconds: f64,
+}
+
+impl fmt::Display for LayerwiseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for one in &self.candidates {
+            let chosen = if one.candidate == self.chosen {
+                "*"
+            } else {
+                " "
+            };
+            writeln!(
+                f,
+                "{chosen} {:<16} divergence {:.5} ± {:.5}, disagrees in {:.2} %, {:.1} s",
+                format!("{:?}", one.candidate),
+                one.divergence,
+                one.standard_error,
+                100.0 * one.disagreement,
+                one.seconds
+            )?;
+        }
+        let noise = if self.can_tell {
+            ""
+        } else {
+            ", within the noise"
+        };
+        write!(
+            f,
+            "  fitted to {} examples, judged on {} others{noise}; {:.1} s",
+            self.calibration_examples, self.held_out_examples, self.seconds
+        )
+    }
 }
 
 /// What happened to one weight.

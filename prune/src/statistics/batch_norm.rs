@@ -198,9 +198,22 @@ impl Place {
     }
 }
 
+/// Training flags of BatchNorm layers on, those of all other modules off.
 #[derive(Default)]
-struct OnlyBatchNormTrains {
+pub(crate) struct OnlyBatchNormTrains {
     place: Place,
+    /// Not even they.
+    none: bool,
+}
+
+impl OnlyBatchNormTrains {
+    /// Of BatchNorm layers off, too, where `none` is to train.
+    pub(crate) fn unless(none: bool) -> Self {
+        Self {
+            none,
+            ..Self::default()
+        }
+    }
 }
 
 impl ModuleMapper for OnlyBatchNormTrains {
@@ -213,7 +226,7 @@ impl ModuleMapper for OnlyBatchNormTrains {
     }
 
     fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        let trains = self.place.is_batch_norm();
+        let trains = self.place.is_batch_norm() && !self.none;
         flag.with_value(trains)
     }
 }

@@ -1,0 +1,58 @@
+//! Classifiers of images from a checkpoint, or from a plain training loop.
+
+use std::path::Path;
+
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
+use burn::tensor::{Int, Tensor};
+
+use super::{Images, progress};
+
+/// Images of a step.
+const BATCH: usize = 32;
+
+/// Mean cross-entropy.
+pub(crate) fn cross_entropy(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+    let loss = CrossEntropyLossConfig::new().init(&logits.device());
+    loss.forward(logits, labels)
+}
+
+/// Trains on the autodiff device of `model` with AdamW, from a rate of 0.003 down to zero along half a
+/// cosine.
+pub(crate) fn train<M: Module>(
+    mut model: M,
+    forward: &impl Fn(&M, Tensor<4>) -> Tensor<2>,
+    images: &Images,
+    epochs: usize,
+    seed: u64,
+) -> M {
+    let device = model.devices().remove(0);
+    let mut optimizer = AdamWConfig::new().init();
+    let steps = epochs * images.len().div_ceil(BATCH);
+    let bar = progress(steps, "training");
+    for epoch in 0..epochs as u64 {
+        for batch in images.shuffled(seed.wrapping_add(epoch), BATCH, &device) {
+            let loss = cross_entropy(forward(&model, batch.images), batch.labels);
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            let progress = bar.position() as f64 / steps as f64;
+            let rate = 3e-3 * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
+            model = optimizer.step(rate, model, gradients);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    model
+}
+
+/// Loads a checkpoint with PyTorch's names and layouts.
+pub(crate) fn load<M: Module + 'static>(mut model: M, path: &Path) -> Result<M, String> {
+    let mut store = SafetensorsStore::from_file(path)
+        .with_from_adapter(PyTorchToBurnAdapter)
+        .with_key_remapping(r"downsample\.0\.", "downsample.conv.")
+        .with_key_remapping(r"downsample\.1\.", "downsample.norm.");
+    let loaded = model.load_from(&mut store);
+    loaded.map_err(|error| format!("cannot load {}: {error}", path.display()))?;
+    Ok(model)
+}

@@ -1,0 +1,50 @@
+//! Inputs as a walk takes them.
+
+use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_lean_graph::TensorMapper;
+
+/// Tensors without autodiff, on a device.
+pub(super) struct Plain<'a>(pub(super) Option<&'a Device>);
+
+impl TensorMapper for Plain<'_> {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        let tensor = tensor.clone().without_autodiff();
+        match self.0 {
+            Some(device) if tensor.device() != *device => tensor.to_device(device),
+            _ => tensor,
+        }
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        let tensor = tensor.clone().without_autodiff();
+        match self.0 {
+            Some(device) if tensor.device() != *device => tensor.to_device(device),
+            _ => tensor,
+        }
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        let tensor = tensor.clone().without_autodiff();
+        match self.0 {
+            Some(device) if tensor.device() != *device => tensor.to_device(device),
+            _ => tensor,
+        }
+    }
+}
+
+/// The same tensors.
+pub(super) struct Again;
+
+impl TensorMapper for Again {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        tensor.clone()
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        tensor.clone()
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        tensor.clone()
+    }
+}

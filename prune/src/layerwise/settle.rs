@@ -1,0 +1,55 @@
+//! The end of every walk: running statistics, and the judge.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn_lean_graph::{Pass, Step, Tensors, Walk};
+
+use crate::PruneError;
+use crate::layerwise::attempt::Setting;
+use crate::layerwise::candidates::{Divergences, logits};
+use crate::layerwise::stops::{Stop, stops};
+use crate::layerwise::{failed, norm};
+
+impl Setting<'_> {
+    /// Measures running statistics anew behind weights that stay, and judges.
+    pub(crate) fn settle<M: Module, O: Tensors>(
+        &self,
+        model: M,
+        mut walk: Walk<O>,
+        dense: &[Tensor<2>],
+    ) -> Result<(M, Divergences), PruneError> {
+        let stops = stops(&walk, self.selection);
+        while let Some(mut step) = walk
+            .advance(|node| matches!(stops.get(&node.index()), Some(Stop::Norm(_))))
+            .map_err(failed)?
+        {
+            if let Stop::Norm(paths) = &stops[&step.node().index()] {
+                self.recalibrate(&mut step, paths)?;
+            }
+        }
+        let divergences = self.judge(&mut walk, dense)?;
+        Ok((walk.into_model(model), divergences))
+    }
+
+    pub(super) fn recalibrate<O: Tensors>(
+        &self,
+        step: &mut Step<'_, O>,
+        paths: &[String; 2],
+    ) -> Result<bool, PruneError> {
+        Ok(self.pruner.recalibrate && norm::recalibrate(step, paths, self.sampling.batches)?)
+    }
+
+    /// How far the outputs of a finished walk are from those of the dense network.
+    pub(super) fn judge<O: Tensors>(
+        &self,
+        walk: &mut Walk<O>,
+        dense: &[Tensor<2>],
+    ) -> Result<Divergences, PruneError> {
+        let mut divergences = Divergences::default();
+        for batch in self.judges.clone() {
+            let pruned = walk.result(batch, Pass::Replaced).map_err(failed)?;
+            divergences.add(&dense[batch], &logits(&pruned)?)?;
+        }
+        Ok(divergences)
+    }
+}

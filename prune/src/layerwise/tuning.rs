@@ -1,0 +1,235 @@
+//! Values tuned together: gradients of the divergence from the dense network, no labels.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
+use burn_lean_graph::{TensorMapper, Tensors};
+
+use crate::fisher::gradient_matrix::read;
+use crate::layerwise::candidates::logits;
+use crate::statistics::batch_norm::OnlyBatchNormTrains;
+use crate::{Masks, PruneError, Selection};
+
+/// Examples of a step, at most, where batches can be divided.
+const STEP: usize = 64;
+/// The highest learning rate of AdamW, as a share of the root mean square of the kept weights.
+const RATE: f64 = 0.01;
+/// What outputs are divided by before their softmax: a network that is sure says little else.
+const TEMPERATURE: f64 = 2.0;
+
+/// What [`Tuning::tune`] needs to know.
+pub(crate) struct Tuning<'a> {
+    pub(crate) selection: &'a Selection,
+    pub(crate) masks: &'a Masks,
+    /// Whether running statistics of BatchNorm follow.
+    pub(crate) recalibrate: bool,
+    /// Parameters that may change; `None` for all.
+    pub(crate) only: Option<Vec<ParamId>>,
+    /// Passes over the examples.
+    pub(crate) passes: usize,
+    /// When to stop.
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl Tuning<'_> {
+    /// A copy of `model`, tuned on `batches` towards the dense network's outputs for them, and the
+    /// number of steps that were taken.
+    ///
+    /// The loss is the divergence of softened outputs; BatchNorm works on the statistics of the batch.
+    pub(crate) fn tune<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: &M,
+        forward: &impl Fn(&M, I) -> O,
+        batches: &[I],
+        dense: &[Tensor<2>],
+    ) -> Result<(M, usize), PruneError> {
+        let rate = RATE * self.typical_weight(model)?;
+        let mut trains = OnlyBatchNormTrains::unless(!self.recalibrate);
+        // Burn shares running statistics between clones, and copies them here.
+        let copy = model.valid().map(&mut trains);
+        let attached = self.masks.attach(copy);
+        let mut student = attached.map_err(|rejected| rejected.into_error())?.train();
+        let mut trainable = Trainable(false);
+        student.visit(&mut trainable);
+        if !trainable.0 {
+            // Nothing has a gradient: the caller's network is frozen.
+            return Ok((model.valid(), 0));
+        }
+        let mut optimizer = AdamWConfig::new()
+            .with_weight_decay(0.0)
+            .with_epsilon(1e-8)
+            .init();
+        let parts: Vec<(usize, Range<usize>)> = batches
+            .iter()
+            .zip(dense)
+            .enumerate()
+            .flat_map(|(batch, (inputs, dense))| {
+                parts(inputs, dense)
+                    .into_iter()
+                    .map(move |part| (batch, part))
+            })
+            .collect();
+        let steps = parts.len() * self.passes;
+        let mut done = 0;
+        for pass in 0..self.passes {
+            // Parts of other batches follow each other, in another order in each pass.
+            for at in 0..parts.len() {
+                let is_late = |deadline: Instant| Instant::now() >= deadline;
+                if self.deadline.is_some_and(is_late) {
+                    break;
+                }
+                let (batch, examples) = &parts[(at * stride(parts.len()) + pass) % parts.len()];
+                let inputs = &batches[*batch];
+                let all = first_dimension(inputs).unwrap_or(examples.end);
+                let [places, _] = dense[*batch].dims();
+                let per_example = places / all.max(1);
+                let rows = examples.start * per_example..match examples.end == all {
+                    true => places,
+                    false => examples.end * per_example,
+                };
+                let whole = *examples == (0..all);
+                let inputs = inputs.map_tensors(&mut Part((!whole).then(|| examples.clone())));
+                let outputs = logits(&forward(&student, inputs))?;
+                let target = dense[*batch].clone().slice([rows]);
+                let loss = divergence(target, outputs);
+                let mut gradients = loss.backward();
+                let gradients = match &self.only {
+                    Some(ids) => GradientsParams::from_params(&mut gradients, &student, ids),
+                    None => GradientsParams::from_grads(gradients, &student),
+                };
+                // Up in the first tenth, then down along half a cosine.
+                let progress = (done as f64 + 0.5) / steps as f64;
+                let up = (progress / 0.1).min(1.0);
+                let down = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
+                student = optimizer.step(rate * up * down, student, gradients);
+                done += 1;
+            }
+        }
+        let mut values = Values::default();
+        student.valid().materialize().visit(&mut values);
+        Ok((model.valid().map(&mut values), done))
+    }
+
+    /// The root mean square of the weights that are kept, over all layers.
+    fn typical_weight<M: Module>(&self, model: &M) -> Result<f64, PruneError> {
+        let weights = read(self.selection.flatten(model)?)?;
+        let squares: f64 = weights.iter().map(|w| f64::from(*w).powi(2)).sum();
+        Ok((squares / self.masks.nonzeros().max(1) as f64).sqrt())
+    }
+}
+
+/// A step through the parts that has no factor with their number.
+fn stride(count: usize) -> usize {
+    let gcd = |mut a: usize, mut b: usize| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    (count / 3..count.max(1))
+        .find(|step| *step > 0 && gcd(*step, count) == 1)
+        .unwrap_or(1)
+}
+
+/// KL of the softened outputs, or half the squared distance where there is one: the mean over rows.
+fn divergence(dense: Tensor<2>, pruned: Tensor<2>) -> Tensor<1> {
+    let in_f32 = |tensor: Tensor<2>| match tensor.dtype() {
+        DType::F32 => tensor,
+        _ => tensor.cast(FloatDType::F32),
+    };
+    let (dense, pruned) = (in_f32(dense).autodiff(), in_f32(pruned));
+    let [rows, width] = dense.dims();
+    if width == 1 {
+        return (pruned - dense).square().mean() * 0.5;
+    }
+    let t = TEMPERATURE;
+    let p = log_softmax(dense / t, 1);
+    let q = log_softmax(pruned / t, 1);
+    (p.clone().exp() * (p - q)).sum() * (t * t / rows.max(1) as f64)
+}
+
+/// The examples of a batch, in parts: all at once where not all of its tensors count them.
+fn parts(inputs: &impl Tensors, dense: &Tensor<2>) -> Vec<Range<usize>> {
+    let [places, _] = dense.dims();
+    let (all, step) = match first_dimension(inputs) {
+        Some(all) if places.is_multiple_of(all.max(1)) => {
+            (all, all.div_ceil(all.div_ceil(STEP).max(1)))
+        }
+        Some(all) => (all, all),
+        None => (1, 1),
+    };
+    let starts = (0..all).step_by(step.max(1));
+    starts.map(|start| start..(start + step).min(all)).collect()
+}
+
+/// The first dimension, where all tensors share it.
+fn first_dimension(inputs: &impl Tensors) -> Option<usize> {
+    let shapes = burn_lean_graph::shapes(inputs);
+    let first = *shapes.first()?.first()?;
+    let same = shapes.iter().all(|shape| shape.first() == Some(&first));
+    (same && first > 0).then_some(first)
+}
+
+/// Some examples, or all, on the autodiff device.
+struct Part(Option<Range<usize>>);
+
+impl TensorMapper for Part {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        let tensor = tensor.clone().autodiff();
+        match &self.0 {
+            Some(examples) => tensor.slice([examples.clone()]),
+            None => tensor,
+        }
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        let tensor = tensor.clone().autodiff();
+        match &self.0 {
+            Some(examples) => tensor.slice([examples.clone()]),
+            None => tensor,
+        }
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        let tensor = tensor.clone().autodiff();
+        match &self.0 {
+            Some(examples) => tensor.slice([examples.clone()]),
+            None => tensor,
+        }
+    }
+}
+
+/// Whether any parameter is to have a gradient.
+struct Trainable(bool);
+
+impl ModuleVisitor for Trainable {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0 |= param.is_require_grad();
+    }
+}
+
+/// Values of float parameters, from one model into another.
+#[derive(Default)]
+struct Values(HashMap<ParamId, Tensor<1>>);
+
+impl ModuleVisitor for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        let count = value.shape().num_elements();
+        self.0.insert(param.id, value.reshape([count]));
+    }
+}
+
+impl ModuleMapper for Values {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.get(&param.id) {
+            Some(value) => param.map(|old| value.clone().reshape(old.shape())),
+            None => param,
+        }
+    }
+}

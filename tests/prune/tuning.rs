@@ -1,0 +1,173 @@
+//! Values of a pruned network tuned together, towards the outputs of the dense one.
+
+use std::time::Duration;
+
+use burn::module::{Module, ParamGroup};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{Budget, Candidate, Effort, LayerwisePruned, Pruner};
+
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    norm: BatchNorm,
+    dropout: Dropout,
+    hidden: Linear,
+    head: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            conv: Conv2dConfig::new([2, 8], [3, 3])
+                .with_bias(false)
+                .init(device),
+            norm: BatchNormConfig::new(8).init(device),
+            dropout: DropoutConfig::new(0.5).init(),
+            hidden: LinearConfig::new(8, 12).init(device),
+            head: LinearConfig::new(12, 4).init(device),
+        };
+        with_numbers(net, 4)
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = relu(self.norm.forward(self.conv.forward(x)));
+        let x = self
+            .dropout
+            .forward(x.mean_dim(3).mean_dim(2).flatten(1, 3));
+        self.head.forward(relu(self.hidden.forward(x))) * 3.0
+    }
+}
+
+fn images(device: &Device) -> Vec<Tensor<4>> {
+    (0..5)
+        .map(|seed| tensor(60 + seed, [48, 2, 6, 6], device))
+        .collect()
+}
+
+fn pruned(pruner: &Pruner, device: &Device) -> LayerwisePruned<Net> {
+    let model = Net::new(device);
+    let pruned = pruner.prune(model, |m, x| m.forward(x), images(device));
+    pruned.unwrap()
+}
+
+#[test]
+fn tuning_brings_the_outputs_nearer_and_keeps_the_zeros() {
+    each_device(|target| {
+        let mut pruner = Pruner::new(Budget::Sparsity(0.7));
+        pruner.tuning = Some(12);
+        let pruned = pruned(&pruner, &target.device);
+        let report = &pruned.report;
+        let of = |candidate| {
+            let found = report
+                .candidates
+                .iter()
+                .find(|one| one.candidate == candidate);
+            found.unwrap().divergence
+        };
+        assert_eq!(report.chosen, Candidate::Tuned, "{report}");
+        let (before, after) = (of(Candidate::Configured), of(Candidate::Tuned));
+        assert!(after < 0.9 * before, "{after} {before}");
+        // Over the 4 batches of 48 that do not judge.
+        assert_eq!(report.tuning_steps, 12 * 4);
+        let weights = values(pruned.selection.flatten(&pruned.model).unwrap());
+        let masks = pruned.masks.parameters().iter();
+        let kept: Vec<bool> = masks.flat_map(|mask| mask.kept().to_vec()).collect();
+        let zeros = weights.iter().zip(kept).filter(|(_, kept)| !kept);
+        let zeros: Vec<f32> = zeros.map(|(weight, _)| *weight).collect();
+        let pruned_away = pruned.selection.layout().len() - pruned.masks.nonzeros();
+        assert_eq!(zeros, vec![0.0; pruned_away]);
+    });
+}
+
+/// Its statistics are those of the tuned network, and its layers train as they were told to.
+#[test]
+fn a_tuned_network_is_as_the_caller_has_it() {
+    let device = Device::flex();
+    let model = Net::new(&device.clone().autodiff());
+    let before = values(model.norm.running_mean.value_sync());
+    let inputs = images(&device);
+    let pruned = Pruner::new(Budget::Sparsity(0.7))
+        .prune(model.clone(), |m, x| m.forward(x), inputs.clone())
+        .unwrap();
+    assert_eq!(pruned.report.chosen, Candidate::Tuned);
+    assert_eq!(values(model.norm.running_mean.value_sync()), before);
+    let tuned = &pruned.model;
+    assert!(tuned.devices().iter().all(Device::is_autodiff));
+    let x = tensor::<2>(7, [64, 8], &device.clone().autodiff());
+    let dropped = values(tuned.dropout.forward(x));
+    assert!(dropped.contains(&0.0), "dropout is on again");
+    let seen = tuned
+        .valid()
+        .conv
+        .forward(Tensor::cat(inputs[..4].to_vec(), 0));
+    let mean = seen.swap_dims(0, 1).reshape([8, -1]).mean_dim(1);
+    let found = values(tuned.norm.running_mean.value_sync());
+    for (found, expected) in found.iter().zip(values(mean)) {
+        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+    }
+}
+
+#[test]
+fn only_the_named_parameters_change() {
+    let device = Device::flex();
+    let model = Net::new(&device);
+    let mut pruner = Pruner::new(Budget::Sparsity(0.7));
+    pruner.group = Some(ParamGroup::from_path("hidden.weight"));
+    let pruned = pruner
+        .prune(model.clone(), |m, x| m.forward(x), images(&device))
+        .unwrap();
+    assert!(pruned.report.tuning_steps > 0);
+    assert_eq!(parameters(&pruned.model.head), parameters(&model.head));
+    assert_eq!(parameters(&pruned.model.conv), parameters(&model.conv));
+}
+
+#[test]
+fn a_frozen_network_is_pruned_and_not_tuned() {
+    let device = Device::flex();
+    let model = Net::new(&device.clone().autodiff()).no_grad();
+    let pruned = Pruner::new(Budget::Sparsity(0.7))
+        .prune(model, |m, x| m.forward(x), images(&device))
+        .unwrap();
+    assert_eq!(pruned.report.tuning_steps, 0);
+    assert_eq!(pruned.report.chosen, Candidate::Configured);
+}
+
+#[test]
+fn efforts_and_times_bound_it() {
+    let device = Device::flex();
+    let quick = Pruner::new(Budget::Sparsity(0.7)).with_effort(Effort::Quick);
+    let report = pruned(&quick, &device).report;
+    assert_eq!((report.tuning_steps, report.candidates.len()), (0, 2));
+    let standard = Pruner::new(Budget::Sparsity(0.7));
+    let report = pruned(&standard, &device).report;
+    assert_eq!((report.tuning_steps, report.candidates.len()), (32 * 4, 3));
+    let mut late = Pruner::new(Budget::Sparsity(0.7));
+    late.time = Some(Duration::ZERO);
+    let report = pruned(&late, &device).report;
+    assert_eq!((report.tuning_steps, report.candidates.len()), (0, 1));
+    assert_eq!(report.chosen, Candidate::Configured);
+    let mut twice = Pruner::new(Budget::Sparsity(0.7));
+    twice.tuning = Some(2);
+    assert_eq!(pruned(&twice, &device).report.tuning_steps, 2 * 4);
+    let thorough = Pruner::new(Budget::Sparsity(0.7)).with_effort(Effort::Thorough);
+    let report = pruned(&thorough, &device).report;
+    assert_eq!((report.tuning_steps, report.candidates.len()), (128 * 4, 4));
+}
+
+/// Distances of numbers that are no logits: a network with one output.
+#[test]
+fn one_output_is_tuned_by_its_distance() {
+    let device = Device::flex();
+    let model = Net::new(&device);
+    let forward = |m: &Net, x: Tensor<4>| m.forward(x).narrow(1, 0, 1);
+    let pruned = Pruner::new(Budget::Sparsity(0.7))
+        .prune(model, forward, images(&device))
+        .unwrap();
+    let report = &pruned.report;
+    assert_eq!(report.chosen, Candidate::Tuned, "{report}");
+}
