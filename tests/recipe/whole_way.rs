@@ -21,15 +21,16 @@ fn int8() -> QuantizeStage {
 
 /// All stages, short.
 fn whole() -> Recipe {
+    let mut int4 = QuantizeStage::new("int4".parse().unwrap(), "uint8".parse().unwrap());
+    // Burn cannot read back 4-bit codes of 3 columns on wgpu while it checks itself
+    // (docs/upstream/quantized_into_data_debug.md).
+    int4.exclude = vec!["head".into()];
     Recipe::new()
         .with_dtype(ComputeDtype::Auto)
         .with_train(TrainStage::new(6, 0.01))
         .with_prune(PruneStage::new(0.8).with_tune(TrainStage::new(3, 3e-3)))
         .with_quantize(int8().with_train(TrainStage::new(2, 1e-3)))
-        .with_quantize(QuantizeStage::new(
-            "int4".parse().unwrap(),
-            "uint8".parse().unwrap(),
-        ))
+        .with_quantize(int4)
 }
 
 #[derive(Default)]
