@@ -60,7 +60,7 @@ struct Cli {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
-    /// Compare the last model with the dense one on the test images; a page, and JSON beside it.
+    /// Compare the last model with the dense one on the test images; a page, and beside it JSON (`.trust.json`).
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
     #[command(flatten)]

@@ -314,15 +314,11 @@ pub(crate) fn instead_of_random(
     let mut value = Dispatch::float_mul_scalar(noise, scale.into());
     value = Dispatch::float_add_scalar(value, offset.into());
     if let Distribution::Bernoulli(probability) = distribution {
-        // One where the number, uniform enough in [0, 1], is below the probability.
-        let below = Dispatch::float_lower_elem(
-            value.clone(),
-            (*probability).into(),
-            burn::tensor::BoolDType::Native,
-        );
-        let ones = Dispatch::float_ones(value.shape(), device, FloatDType::F32);
-        let zeros = Dispatch::float_mul_scalar(value, 0.0f32.into());
-        value = Dispatch::float_mask_where(zeros, below, ones);
+        // One where the number, uniform enough in [0, 1], is below the probability. Without booleans:
+        // which of them a device has, it alone knows.
+        let above = Dispatch::float_add_scalar(value, (-*probability).into());
+        let sign = Dispatch::float_mul_scalar(Dispatch::float_sign(above), (-1f32).into());
+        value = Dispatch::float_clamp(sign, 0f32.into(), 1f32.into());
     }
     Some(match out.dtype.is_float() {
         true => Dispatch::float_cast(value, out.dtype.into()),

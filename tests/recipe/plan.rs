@@ -262,3 +262,25 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
         }
     }
 }
+
+/// The files that the example comes with, with its own table beside the recipe.
+#[test]
+fn the_recipes_of_the_example_are_valid() {
+    let folder = crate::support::checkout().join("examples/recipe");
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "toml")
+        {
+            let (recipe, table) = Recipe::open_with::<serde_json::Value>(&path, "task").unwrap();
+            assert!(recipe.prune.is_some() && table["network"].is_string());
+            // Without the table it is no recipe that is read by itself.
+            assert!(Recipe::open(&path).is_err());
+            names.push(path.file_stem().unwrap().to_owned());
+        }
+    }
+    names.sort();
+    assert_eq!(names, ["digits", "mnist", "resnet20"]);
+}

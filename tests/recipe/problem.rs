@@ -5,10 +5,10 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::recipe::{RecipeError, Task};
 
-use crate::support::{numbers, with_numbers};
+use crate::support::{numbers, values, with_numbers};
 
 pub(crate) const EXAMPLES: usize = 96;
 const BATCH: usize = 16;
@@ -109,4 +109,12 @@ pub(crate) fn task(device: &Device) -> NetTask<'_> {
         }
         Ok::<_, RecipeError>(100.0 * correct as f64 / EXAMPLES as f64)
     })
+}
+
+/// The numbers that a tensor stands for, quantized or not.
+pub(crate) fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    match tensor.dtype() {
+        DType::QFloat(_) => values(tensor.dequantize()),
+        _ => values(tensor),
+    }
 }

@@ -12,7 +12,7 @@ use burn_lean::recipe::{
 };
 use burn_lean::reparam::{FloatVisitor, visit_floats};
 
-use crate::problem::{Net, task};
+use crate::problem::{Net, floats, task};
 use crate::support::numbers;
 
 /// Names the recipe that a child process runs; its folder, and after how many events it dies.
@@ -50,10 +50,8 @@ struct Bits(String);
 
 impl FloatVisitor for Bits {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        let data = param.val().into_data();
-        let bits = data
-            .iter::<f32>()
-            .map(|value| format!("{:x}", value.to_bits()));
+        let values = floats(param.val());
+        let bits = values.iter().map(|value| format!("{:x}", value.to_bits()));
         let bits: Vec<String> = bits.collect();
         self.0 += &format!("{path} {}\n", bits.join(" "));
     }

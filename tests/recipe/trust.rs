@@ -251,6 +251,6 @@ fn broken_bounds_are_named_and_fail_the_check() {
         small.save(&path).unwrap();
         let page = std::fs::read_to_string(&path).unwrap();
         assert!(page.contains("max_bytes is 10"));
-        assert!(path.with_extension("json").exists());
+        assert!(path.with_extension("trust.json").exists());
     });
 }

@@ -12,7 +12,7 @@ use burn_lean::recipe::{
 use burn_lean::reparam::{FloatVisitor, visit_floats};
 use std::ops::ControlFlow;
 
-use crate::problem::{Net, batches, task};
+use crate::problem::{self, Net, batches, task};
 use crate::support::{each_device, values};
 
 fn int8() -> QuantizeStage {
@@ -21,15 +21,16 @@ fn int8() -> QuantizeStage {
 
 /// All stages, short.
 fn whole() -> Recipe {
+    let mut int4 = QuantizeStage::new("int4".parse().unwrap(), "uint8".parse().unwrap());
+    // Burn cannot read back 4-bit codes of 3 columns on wgpu while it checks itself
+    // (docs/upstream/quantized_into_data_debug.md).
+    int4.exclude = vec!["head".into()];
     Recipe::new()
         .with_dtype(ComputeDtype::Auto)
         .with_train(TrainStage::new(6, 0.01))
         .with_prune(PruneStage::new(0.8).with_tune(TrainStage::new(3, 3e-3)))
         .with_quantize(int8().with_train(TrainStage::new(2, 1e-3)))
-        .with_quantize(QuantizeStage::new(
-            "int4".parse().unwrap(),
-            "uint8".parse().unwrap(),
-        ))
+        .with_quantize(int4)
 }
 
 #[derive(Default)]
@@ -37,7 +38,7 @@ struct AllFloats(Vec<(String, Vec<f32>)>);
 
 impl FloatVisitor for AllFloats {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        self.0.push((path.into(), values(param.val())));
+        self.0.push((path.into(), problem::floats(param.val())));
     }
 }
 
@@ -127,8 +128,8 @@ fn every_stage_leaves_a_row_a_model_and_a_file() {
         let (x, _) = batches(0, &device).remove(0);
         let last = &outcome.stages[2].model;
         assert_eq!(
-            values(last.valid().body.weight.val()),
-            values(loaded.body.weight.val())
+            problem::floats(last.valid().body.weight.val()),
+            problem::floats(loaded.body.weight.val())
         );
         assert_eq!(
             values(last.valid().forward(x.clone())),
@@ -175,8 +176,8 @@ fn one_record_of_a_pruned_and_quantized_model_has_fifteen_hundredths_of_the_byte
     };
     assert_eq!(quantizers(&loaded).len(), quantizers(model).len());
     assert_eq!(
-        values(loaded.body.weight.val()),
-        values(model.valid().body.weight.val())
+        problem::floats(loaded.body.weight.val()),
+        problem::floats(model.valid().body.weight.val())
     );
 }
 

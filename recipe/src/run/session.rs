@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_deploy::{Export, Form};
 use burn_lean_graph::Tensors;
 use burn_lean_prune::Batch;
@@ -286,8 +286,16 @@ struct Nonzeros(u64);
 
 impl FloatVisitor for Nonzeros {
     fn visit<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
-        let values = param.val().into_data();
+        let values = floats(param.val()).into_data();
         self.0 += values.iter::<f32>().filter(|value| *value != 0.0).count() as u64;
+    }
+}
+
+/// The values that a tensor stands for, quantized or not.
+pub(crate) fn floats<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::QFloat(_) => tensor.dequantize(),
+        _ => tensor,
     }
 }
 

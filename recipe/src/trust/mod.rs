@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use burn_lean_graph::Tensors;
 use burn_lean_prune::Batch;
 use burn_lean_quant::{QuantizedForward, Site, health, quantizers};
@@ -25,7 +25,7 @@ pub use energy::{Energy, Rapl};
 pub use perturbation::Perturbation;
 pub use statistics::{Share, mcnemar, wilson};
 
-use crate::run::session::predictor;
+use crate::run::session::{floats, predictor};
 use crate::run::tensors::on_device;
 use crate::state::files;
 use crate::{RecipeError, StageOutcome, Task};
@@ -344,7 +344,7 @@ impl Trust {
         html::page(self)
     }
 
-    /// Writes the page to `path`, and the JSON beside it with the ending `.json`.
+    /// Writes the page to `path`, and the JSON beside it with the ending `.trust.json`.
     ///
     /// # Errors
     ///
@@ -358,7 +358,10 @@ impl Trust {
             files::create_folder(folder)?;
         }
         files::write(path, self.to_html()?.as_bytes())?;
-        files::write(&path.with_extension("json"), self.to_json().as_bytes())
+        files::write(
+            &path.with_extension("trust.json"),
+            self.to_json().as_bytes(),
+        )
     }
 }
 
@@ -438,12 +441,7 @@ impl FloatVisitor for Weights {
         if D < 2 {
             return;
         }
-        let value = param.val();
-        let value = match value.dtype() {
-            DType::QFloat(_) => value.dequantize(),
-            _ => value,
-        };
-        let values = value.into_data().iter::<f32>().collect();
+        let values = floats(param.val()).into_data().iter::<f32>().collect();
         self.0.push((path.into(), values));
     }
 }
