@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn_lean_graph::Tensors;
 use burn_lean_prune::{Batch, Masks, SparseRecord};
-use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, audit, fold};
+use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, fold_for};
 use burn_lean_reparam::{ChainReparameterizer, attach};
 
 use super::StageOutcome;
@@ -70,15 +70,9 @@ where
         if !plan.fold {
             return Ok(model);
         }
-        let example = self.example()?;
-        let audit = audit(&model, |model, device| {
-            (self.task.forward)(model, on_device(&example, device))
-        })?;
-        let pairs = audit.fold_pairs();
-        match pairs.is_empty() {
-            true => Ok(model),
-            false => Ok(fold(model, &pairs)?),
-        }
+        Ok(fold_for(model, self.example()?, |model, inputs| {
+            (self.task.forward)(model, inputs)
+        })?)
     }
 
     /// With masks and quantizers on its weights, one after the other.
