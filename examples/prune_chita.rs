@@ -22,7 +22,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, Pruner, PrunerConfig, Selection, SolverConfig,
+    Budget, FisherConfig, Masks, Method, Pruner, PrunerConfig, Selection, SolverConfig,
     recompute_batch_norm,
 };
 use clap::Parser;
@@ -87,9 +87,12 @@ fn compare<M: Module + 'static>(
     let title = format!("{}: dense accuracy {dense:.2} %", images.name);
     let header = [
         "method",
+        "stages",
         "sparsity",
         "accuracy",
+        "objective",
         "nonzeros",
+        "gradient_seconds",
         "solve_seconds",
         "peak_bytes",
     ];
@@ -98,29 +101,39 @@ fn compare<M: Module + 'static>(
         for sparsity in &cli.sparsities {
             let budget = Budget::Sparsity(*sparsity);
             let (memory, start) = (PeakMemory::start(), Instant::now());
-            let (pruned, masks) = match method {
-                MethodName::Magnitude => magnitude(model.clone(), &budget)?,
+            let (pruned, masks, stages) = match method {
+                MethodName::Magnitude => {
+                    let (pruned, masks) = magnitude(model.clone(), &budget)?;
+                    (pruned, masks, Vec::new())
+                }
                 MethodName::Default => {
                     let mut pruner = Pruner::new(budget).with_effort(cli.effort.into());
                     pruner.recalibrate = !cli.no_recalibration;
                     let batches = inputs(cli.seed).map(|batch| batch.images);
                     let pruned = pruner.prune(model.clone(), &forward, batches)?;
                     println!("{}", pruned.report);
-                    (pruned.model, pruned.masks)
+                    (pruned.model, pruned.masks, Vec::new())
                 }
-                MethodName::Chita => {
+                MethodName::Obd | MethodName::Chita | MethodName::ChitaPlusPlus => {
                     let fisher = FisherConfig::new(1000.min(images.train.len() / 2));
                     let loss = |model: &M, (x, labels): &(Tensor<4>, Tensor<1, Int>)| {
                         support::cross_entropy(forward(model, x.clone()), labels.clone())
                     };
                     let batches = |seed| inputs(seed).map(|batch| (batch.images, batch.labels));
-                    let config = PrunerConfig::new(SolverConfig::new(budget), fisher);
+                    let solver = SolverConfig::new(budget);
+                    let (solver, stages) = match method {
+                        MethodName::Obd => (solver.with_method(Method::DiagonalFisher), 1),
+                        MethodName::ChitaPlusPlus => (solver, cli.stages),
+                        _ => (solver, 1),
+                    };
+                    let config = PrunerConfig::new(solver, fisher).with_stages(stages);
                     let config = config.with_seed(cli.seed);
                     let pruned = config.prune(model.clone(), loss, batches)?;
-                    (pruned.model, pruned.masks)
+                    (pruned.model, pruned.masks, pruned.stages)
                 }
             };
-            let seconds = start.elapsed().as_secs_f64();
+            let gradients: f64 = stages.iter().map(|stage| stage.gradients.seconds).sum();
+            let seconds = start.elapsed().as_secs_f64() - gradients;
             let peak = memory.bytes();
             let pruned = match cli.no_recalibration {
                 true => pruned,
@@ -128,9 +141,12 @@ fn compare<M: Module + 'static>(
             };
             table.push([
                 method.to_string().into(),
+                Cell::Integer(stages.len().max(1) as u64),
                 Cell::Number(*sparsity, 4),
                 Cell::Number(accuracy(&pruned), 2),
+                Cell::optional(stages.last().map(|stage| stage.objective), 4),
                 Cell::Integer(masks.nonzeros() as u64),
+                Cell::Number(gradients, 2),
                 Cell::Number(seconds, 3),
                 Cell::optional_integer(peak),
             ]);

@@ -26,6 +26,9 @@ pub(crate) struct Cli {
     /// Fractions of zeros.
     #[arg(long = "sparsity", value_delimiter = ',', default_value = "0.5,0.7,0.8,0.9", value_parser = fraction)]
     pub(crate) sparsities: Vec<f64>,
+    /// Stages of chita++.
+    #[arg(long, default_value_t = 16, value_parser = support::at_least_one)]
+    pub(crate) stages: usize,
     /// How long `default` searches.
     #[arg(long, value_enum, default_value = "standard")]
     pub(crate) effort: EffortName,
@@ -73,8 +76,13 @@ pub(crate) enum MethodName {
     Magnitude,
     /// `Pruner` with nothing chosen: no labels.
     Default,
+    /// The diagonal of the Fisher matrix.
+    Obd,
     /// `PrunerConfig` with nothing chosen: one stage of CHITA.
     Chita,
+    /// Several stages.
+    #[value(name = "chita++")]
+    ChitaPlusPlus,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

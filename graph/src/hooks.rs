@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
+use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::record::capture::id;
+use crate::record::placeholders::Hooks;
 use crate::{Node, Role};
 
 /// An operation on a tensor that a model carries.
@@ -98,6 +100,13 @@ thread_local! {
 /// share their state meanwhile.
 pub fn is_active() -> bool {
     TASK.with_borrow(Option::is_some)
+}
+
+/// Whether a model has hooks that act in forward passes which do not call them: without a recording
+/// they are passed by.
+pub fn acts_in_recordings<M: Module>(model: &M) -> bool {
+    let ((), carried) = collecting(|| model.visit(&mut Hooks));
+    carried.iter().any(|one| one.hook.role().is_some())
 }
 
 /// Offers a hook to whoever walks the model; returns whether it was taken, so that the module's

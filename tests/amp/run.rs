@@ -217,6 +217,20 @@ fn a_model_with_fake_quantization_runs_with_all_of_it() {
 }
 
 #[test]
+fn quantizers_act_in_f32_too() {
+    let device = Device::flex().autodiff();
+    let model = with_numbers(Net::new(&device), 3);
+    let x = tensor::<2>(5, [7, 6], &device);
+    let forward = |model: &Net, x: Tensor<2>| model.forward(x).square().mean();
+    let prepared = || QatConfig::new().prepare(model.clone()).unwrap();
+    let found = Autocast::new(FloatDType::F32).run(&prepared(), x.clone(), forward);
+    let exact = QuantizedForward::new().run(&prepared(), x.clone(), forward);
+    let [found, exact] = [found.unwrap(), exact.unwrap()].map(|loss| loss.into_scalar::<f32>());
+    assert_eq!(found, exact);
+    assert_ne!(found, forward(&model, x).into_scalar::<f32>());
+}
+
+#[test]
 fn masked_weights_stay_masked() {
     each_device(|target| {
         let device = target.device.clone().autodiff();

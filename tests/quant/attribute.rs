@@ -4,8 +4,9 @@
 #![allow(clippy::needless_borrow)]
 
 use burn::module::Module;
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::{QatConfig, map_quantizers, quantizers};
+use burn_lean::quant::{QatConfig, QuantizedForward, map_quantizers, quantizers};
 
 use crate::support::{tensor, values, with_numbers};
 
@@ -63,7 +64,7 @@ mod written {
     /// Layers behind more references than one.
     #[derive(Module, Debug)]
     pub(super) struct Referred {
-        first: Linear,
+        pub(super) first: Linear,
         second: Linear,
         third: Linear,
         lstm: Lstm,
@@ -305,4 +306,19 @@ fn calls_with_generic_arguments_by_path_in_macros_functions_and_traits_are_reach
         .filter(|located| !located.quantizer.was_called())
         .map(|located| located.path);
     assert_eq!(uncalled.collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+#[test]
+fn a_model_with_the_attribute_is_recorded_with_a_batch_that_has_no_tape() {
+    let plain = Device::flex();
+    let model = written::Referred::new(&plain.clone().autodiff());
+    let model = QatConfig::new().prepare(with_numbers(model, 3)).unwrap();
+    let loss = |model: &written::Referred, x: Tensor<3>| model.forward(x).square().mean();
+    let x = tensor::<3>(5, [2, 3, 4], &plain);
+    let loss = QuantizedForward::new().run(&model, x, loss).unwrap();
+    let all = quantizers(&model);
+    assert!(all.len() > 20, "{}", all.len());
+    assert!(all.iter().all(|located| located.quantizer.is_observed()));
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    assert!(grads.get::<2>(model.first.weight.id).is_some());
 }

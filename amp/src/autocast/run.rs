@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
-use burn_lean_graph::{Arithmetic, GraphError, Precision, Tensors, record};
+use burn_lean_graph::hooks::acts_in_recordings;
+use burn_lean_graph::{Arithmetic, AsRecorded, GraphError, Precision, Tensors, record};
 
 use crate::autocast::config::resolve;
 use crate::autocast::lists::{Except, OnDevice};
@@ -177,14 +178,16 @@ impl Autocast {
             return Err(GraphError::NoDevice.into());
         };
         let compute = self.compute_on(&devices)?;
-        if !compute.is_half() {
+        if !compute.is_half() && !acts_in_recordings(model) {
             return Ok(forward(model, input));
         }
-        let rules = self.rules(compute, device);
         let recording = self
             .recordings
             .recording(model, &input, forward, Location::caller(), 0)?;
-        Ok(recording.execute(model, &input, &rules)?)
+        Ok(match compute.is_half() {
+            true => recording.execute(model, &input, &self.rules(compute, device))?,
+            false => recording.execute(model, &input, &AsRecorded)?,
+        })
     }
 
     /// Says in which precision [`run`](Self::run) would run each operation of `forward`, without

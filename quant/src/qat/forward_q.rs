@@ -11,6 +11,7 @@ use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, C
 use burn::nn::{Embedding, Linear, SwiGlu};
 use burn::tensor::activation::silu;
 use burn::tensor::{Int, Tensor};
+use burn_lean_graph::hooks::is_active;
 
 use crate::WeightQuantizer;
 use crate::module::listen::layer_inputs;
@@ -81,10 +82,11 @@ pub trait ForwardQ<Input> {
 }
 
 /// A layer's input on the autodiff device of its weight: a batch that was made without autodiff is a
-/// constant in training, and observed like any other.
+/// constant in training, and observed like any other. In a recording nothing is observed, and there is
+/// no tape.
 fn input_of<const W: usize, const D: usize>(weight: &Param<Tensor<W>>, x: Tensor<D>) -> Tensor<D> {
     match weight.lazy_device().gradient_checkpointing_strategy() {
-        Some(strategy) if !x.is_autodiff() => on_tape(x, strategy),
+        Some(strategy) if !x.is_autodiff() && !is_active() => on_tape(x, strategy),
         _ => x,
     }
 }
