@@ -131,7 +131,7 @@ impl SparseMatrix {
         }
         let left = if lanes > 1 { &turned[..] } else { left };
         let threads = rayon::current_num_threads();
-        let parts = threads.min(self.values.len() * lanes >> 19).max(1);
+        let parts = threads.min((self.values.len() * lanes) >> 19).max(1);
         let share = self.columns.div_ceil(parts);
         let part = |start: usize| {
             let end = (start + share).min(self.columns);

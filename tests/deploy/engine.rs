@@ -214,7 +214,7 @@ fn the_least_code_of_a_weight_is_multiplied_exactly() {
     let x = Tensor::<2>::full([3, 16], -1.0, &device);
     let reference = IntegerLinear::of(&weight, None, GRID).unwrap();
     let code = GRID.quantize(-1.0).unwrap();
-    let sums = reference.accumulate(&vec![code; 3 * 16]).unwrap();
+    let sums = reference.accumulate(&[code; 3 * 16]).unwrap();
     let (found, report) = integer(&linear, &x, weight);
     assert_eq!(report.layers[0].execution, Execution::Integer, "{report}");
     assert_eq!(found, reference.dequantize(&sums));

@@ -30,7 +30,7 @@ pub(super) struct Candidate {
 pub(super) enum Way {
     /// With the parameters as they were recorded.
     Burn(Vec<DispatchTensor>),
-    Rten(Program),
+    Rten(Box<Program>),
     Own(Box<Runner>),
 }
 
@@ -240,7 +240,7 @@ fn candidates<O: Tensors>(
             Ok(Candidate::new(
                 Backend::Rten,
                 exported,
-                Way::Rten(program),
+                Way::Rten(Box::new(program)),
                 note,
             ))
         };

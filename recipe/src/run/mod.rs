@@ -38,9 +38,9 @@ pub struct Row {
     pub bytes: u64,
     /// Numbers of the model that are not zero.
     pub nonzeros: u64,
-    /// Median time of one example [ms].
+    /// Median time of one example in milliseconds.
     pub latency_ms: Option<f64>,
-    /// Wall clock of what made the model [s]; after a restart, of the part after it.
+    /// Wall clock of what made the model in seconds; after a restart, of the part after it.
     pub seconds: f64,
 }
 
@@ -313,7 +313,7 @@ where
             },
             |model| {
                 let bytes = model.valid().into_record().into_bytes();
-                let file = bytes.map_err(|error| RecipeError::task(error))?.to_vec();
+                let file = bytes.map_err(RecipeError::task)?.to_vec();
                 Ok(Shipped { model, file })
             },
         )

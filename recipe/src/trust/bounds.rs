@@ -29,7 +29,7 @@ pub struct Bounds {
     pub max_ece: Option<f64>,
     /// Bytes of the record.
     pub max_bytes: Option<u64>,
-    /// Latency [ms].
+    /// Latency in milliseconds.
     pub max_latency_ms: Option<f64>,
     /// Accuracy that may be lost more than by the original, under any perturbation [points of
     /// percent].

@@ -65,7 +65,7 @@ pub struct Side {
     pub reliability: Vec<ReliabilityBin>,
     /// Bytes of its record.
     pub bytes: u64,
-    /// Latency of one example [ms].
+    /// Latency of one example in milliseconds.
     pub latency_ms: Option<f64>,
     /// Energy of one example.
     pub energy: Energy,
@@ -89,7 +89,7 @@ pub struct LayerSqnr {
     pub path: String,
     /// What it is of: `weight`, or an activation: `input`, `output`…
     pub site: String,
-    /// 10 · log₁₀(Σx² / Σ(x − y)²) [dB], at most 200: of a weight, x in the original and y in the
+    /// 10 · log₁₀(Σx² / Σ(x − y)²) in dB, at most 200: of a weight, x in the original and y in the
     /// compressed model, pruning and training included; of an activation, x before and y after its
     /// quantizer.
     pub sqnr: f64,

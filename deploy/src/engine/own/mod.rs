@@ -65,7 +65,7 @@ enum Operation {
     Linear(Linear),
     Convolution(Convolution),
     Between(Between),
-    Foreign(Program),
+    Foreign(Box<Program>),
 }
 
 impl Runner {

@@ -197,7 +197,7 @@ impl<'a> Planner<'a> {
         )?;
         let inputs = inputs.into_iter().map(|name| self.slot(name)).collect();
         let outputs = outputs.into_iter().map(|name| self.slot(name)).collect();
-        self.push(Operation::Foreign(program), inputs, outputs);
+        self.push(Operation::Foreign(Box::new(program)), inputs, outputs);
         Ok(())
     }
 
