@@ -132,7 +132,9 @@ fn compare<M: Module + 'static>(
                     (pruned.model, pruned.masks, pruned.stages)
                 }
             };
-            let gradients: f64 = stages.iter().map(|stage| stage.gradients.seconds).sum();
+            let gradients = stages
+                .iter()
+                .fold(0.0, |seconds, stage| seconds + stage.gradients.seconds);
             let seconds = start.elapsed().as_secs_f64() - gradients;
             let peak = memory.bytes();
             let pruned = match cli.no_recalibration {

@@ -253,14 +253,7 @@ fn gelu_is_x_times_the_distribution_function() {
     // Φ(1) = 0.841344746, Φ(−2) = 0.022750132.
     let mut values = [0.0, 1.0, -2.0, 12.0, -12.0, 1e-3];
     gelu(&mut values);
-    let expected = [
-        0.0,
-        0.841_344_7,
-        -0.045_500_264,
-        12.0,
-        0.0,
-        0.000_500_398_9,
-    ];
+    let expected = [0.0, 0.841_344_7, -0.045_500_264, 12.0, 0.0, 0.000_500_398_9];
     for (found, expected) in values.iter().zip(expected) {
         assert!((found - expected).abs() < 5e-7, "{found} {expected}");
     }
