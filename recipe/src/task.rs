@@ -27,7 +27,7 @@ type Features<'a, O> = Box<dyn Fn(&O) -> Vec<Tensor<2>> + 'a>;
 /// again, so what `batches` gives must follow from the seed alone. Batches may be on any device.
 ///
 /// ```
-/// use burn::nn::LinearConfig;
+/// use burn::nn::{Initializer, LinearConfig};
 /// use burn::tensor::{Device, Tensor};
 /// use burn_lean_recipe::{ComputeDtype, Recipe, Run, Task, TrainStage};
 ///
@@ -46,9 +46,11 @@ type Features<'a, O> = Box<dyn Fn(&O) -> Vec<Tensor<2>> + 'a>;
 /// });
 /// let recipe = Recipe::new()
 ///     .with_dtype(ComputeDtype::F32)
-///     .with_train(TrainStage::new(400, 0.05));
-/// let outcome = Run::new(&recipe).run(LinearConfig::new(1, 1).init(&device), &task)?;
-/// assert!(outcome.last().row.accuracy.unwrap() < 0.05);
+///     .with_train(TrainStage::new(1000, 0.1));
+/// let model = LinearConfig::new(1, 1).with_initializer(Initializer::Zeros).init(&device);
+/// let outcome = Run::new(&recipe).run(model, &task)?;
+/// let error = outcome.last().row.accuracy.unwrap();
+/// assert!(error < 0.3, "{error}");
 /// # Ok::<(), burn_lean_recipe::RecipeError>(())
 /// ```
 pub struct Task<'a, M, I, T, O> {
