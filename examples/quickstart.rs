@@ -1,4 +1,5 @@
-//! The whole way in one file: a small convolution and attention network learns handwritten digits in
+//! The whole way in one file: a small convolution and attention network
+//! (`support/attention_net.rs`, in terms of Burn alone) learns handwritten digits in
 //! FP32 and, from the same initial weights and over the same batches, with automatic mixed precision;
 //! nine of ten of its weights are pruned; and what is left is quantized to INT8 and INT4,
 //! each fine-tuned for a moment.
@@ -24,12 +25,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::module::{Module, Param};
-use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{Autocast, GradScalerConfig};
 use burn_lean::deploy::{EngineConfig, Export};
@@ -39,7 +36,7 @@ use burn_lean::quant::{
 };
 use burn_lean::reparam::{ChainReparameterizer, FloatVisitor, attach, visit_plain_floats};
 use clap::Parser;
-use support::{Bar, Cell, ImageSet, Options, Table, median_ms, write_bars};
+use support::{AttentionNet, Bar, Cell, ImageSet, Options, Table, median_ms, write_bars};
 
 /// Train a small network, prune it and quantize it.
 #[derive(Debug, Parser)]
@@ -105,7 +102,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     };
 
     device.seed(cli.options.seed);
-    let initial = Network::new(images.train.side(), &device);
+    let initial = AttentionNet::new(images.train.side(), &device);
     let epochs = u64::from(cli.epochs);
     way.stage("FP32", |way| {
         let model = initial.clone();
@@ -141,59 +138,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An ordinary Burn model: nothing in it knows about mixed precision, quantization or pruning.
-#[derive(Module, Debug)]
-struct Network {
-    stem: Conv2d,
-    patches: Conv2d,
-    norm: LayerNorm,
-    attention: MultiHeadAttention,
-    head: Linear,
-}
-
-/// Channels after the stem.
-const CHANNELS: usize = 16;
-/// Features of each position that attention sees.
-const FEATURES: usize = 32;
-/// Positions along each side of the image.
-const GRID: usize = 4;
-
-impl Network {
-    fn new(side: usize, device: &Device) -> Self {
-        let patch = side / GRID;
-        Self {
-            stem: Conv2dConfig::new([1, CHANNELS], [3, 3])
-                .with_padding(PaddingConfig2d::Same)
-                .init(device),
-            patches: Conv2dConfig::new([CHANNELS, FEATURES], [2 * patch - 1, 2 * patch - 1])
-                .with_stride([patch, patch])
-                .with_padding(PaddingConfig2d::Explicit(
-                    patch - 1,
-                    patch - 1,
-                    patch - 1,
-                    patch - 1,
-                ))
-                .init(device),
-            norm: LayerNormConfig::new(FEATURES).init(device),
-            attention: MultiHeadAttentionConfig::new(FEATURES, 4)
-                .with_dropout(0.0)
-                .init(device),
-            head: LinearConfig::new(GRID * GRID * FEATURES, 10).init(device),
-        }
-    }
-
-    /// Images `[batch, 1, side, side]` to logits `[batch, 10]`.
-    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = relu(self.stem.forward(images));
-        let x = relu(self.patches.forward(x));
-        let x: Tensor<3> = x.flatten::<3>(2, 3).swap_dims(1, 2);
-        let attended = self
-            .attention
-            .forward(MhaInput::self_attn(self.norm.forward(x.clone())));
-        self.head.forward((x + attended.context).flatten(1, 2))
-    }
-}
-
 const BATCH_SIZE: usize = 32;
 const LEARNING_RATE: f64 = 3e-3;
 /// Passes over the training images to fine-tune with, and its learning rate.
@@ -202,7 +146,7 @@ const FINE_TUNING_RATE: f64 = 1e-3;
 
 /// A model as it is after a stage, and the file that it is shipped in.
 struct Stage {
-    model: Network,
+    model: AttentionNet,
     file: Vec<u8>,
 }
 
@@ -221,7 +165,7 @@ impl Way<'_> {
         &mut self,
         name: &str,
         stage: impl FnOnce(&Self) -> Result<Stage, Box<dyn Error>>,
-    ) -> Result<Network, Box<dyn Error>> {
+    ) -> Result<AttentionNet, Box<dyn Error>> {
         let start = Instant::now();
         let Stage { model, file } = stage(self)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -265,12 +209,12 @@ impl Way<'_> {
     /// A plain training loop in `dtype`; `after_step` is where quantization has its say.
     fn train(
         &self,
-        mut model: Network,
+        mut model: AttentionNet,
         dtype: FloatDType,
         epochs: u64,
         learning_rate: f64,
-        after_step: impl Fn(Network) -> Network,
-    ) -> Result<Network, Box<dyn Error>> {
+        after_step: impl Fn(AttentionNet) -> AttentionNet,
+    ) -> Result<AttentionNet, Box<dyn Error>> {
         // 1. Which precision, and a scaler for the loss: dynamic for F16, and one that does nothing
         // for BF16 and F32. The model stays as it is.
         let autocast = Autocast::new(dtype).with_fallback(self.cli.options.fallback());
@@ -297,7 +241,11 @@ impl Way<'_> {
     }
 
     /// Removes nine of ten weights and fine-tunes the others in mixed precision.
-    fn prune(&self, model: Network, half: FloatDType) -> Result<(Stage, Masks), Box<dyn Error>> {
+    fn prune(
+        &self,
+        model: AttentionNet,
+        half: FloatDType,
+    ) -> Result<(Stage, Masks), Box<dyn Error>> {
         // 4. Layer by layer, keep the weights, with new values, that reproduce what the dense layers
         // compute; no labels and no gradients. Some images judge the outcome.
         let images = &self.images.train;
@@ -307,7 +255,7 @@ impl Way<'_> {
         let batches = batches.take(images.len() / size);
         let pruned = Pruner::new(Budget::Sparsity(0.9)).prune(
             model,
-            |model: &Network, images| model.forward(images),
+            |model: &AttentionNet, images| model.forward(images),
             batches.map(|batch| batch.images),
         )?;
         // 5. Hold the zeros while the other weights are trained.
@@ -323,7 +271,7 @@ impl Way<'_> {
     /// Fine-tunes with fake quantization in mixed precision, the zeros held, and converts.
     fn quantize(
         &self,
-        model: Network,
+        model: AttentionNet,
         masks: &Masks,
         weight: WeightConfig,
         half: FloatDType,
@@ -349,7 +297,7 @@ impl Way<'_> {
     }
 
     /// The model and its record as Burn writes it.
-    fn dense(&self, model: Network) -> Result<Stage, Box<dyn Error>> {
+    fn dense(&self, model: AttentionNet) -> Result<Stage, Box<dyn Error>> {
         let file = model.valid().into_record().into_bytes()?.to_vec();
         Ok(Stage { model, file })
     }

@@ -102,27 +102,14 @@ mod flex {
     }
 }
 
+/// The gradient goes back in the dtype that the operand had.
 #[derive(Debug)]
-struct Narrowing;
-
-impl<B: HalfStorage> Backward<B, 1> for Narrowing {
-    type State = bool;
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        let bfloat = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::widen(grad, bfloat));
-    }
+enum Conversion {
+    Narrows,
+    Widens,
 }
 
-#[derive(Debug)]
-struct Widening;
-
-impl<B: HalfStorage> Backward<B, 1> for Widening {
+impl<B: HalfStorage> Backward<B, 1> for Conversion {
     type State = bool;
 
     fn backward(
@@ -132,7 +119,10 @@ impl<B: HalfStorage> Backward<B, 1> for Widening {
         _checkpointer: &mut Checkpointer,
     ) {
         let bfloat = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::narrow(grad, bfloat));
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| match self {
+            Self::Narrows => B::widen(grad, bfloat),
+            Self::Widens => B::narrow(grad, bfloat),
+        });
     }
 }
 
@@ -154,7 +144,11 @@ impl<B: HalfStorage> RetroForward for Again<B> {
 impl<B: HalfStorage, C: CheckpointStrategy> HalfStorage for Autodiff<B, C> {
     fn narrow(x: FloatTensor<Self>, bfloat: bool) -> FloatTensor<Self> {
         let (primitive, node) = x.into_parts();
-        match Narrowing.prepare::<C>([node]).compute_bound().stateful() {
+        match Conversion::Narrows
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(prep) => prep.finish(bfloat, B::narrow(primitive, bfloat)),
             OpsKind::UnTracked(prep) => prep.finish(B::narrow(primitive, bfloat)),
         }
@@ -166,7 +160,7 @@ impl<B: HalfStorage, C: CheckpointStrategy> HalfStorage for Autodiff<B, C> {
             bfloat,
             backend: PhantomData,
         };
-        match Widening
+        match Conversion::Widens
             .prepare::<BalancedCheckpointing>([x.node()])
             .memory_bound()
             .retro_forward(again)
