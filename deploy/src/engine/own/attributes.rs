@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use burn_lean_kernels::Geometry;
+
 use crate::onnx::Attribute;
 use crate::{ElementType, Initializer, OnnxModel, OnnxNode};
 
@@ -89,4 +91,28 @@ pub(super) fn sizes(node: &OnnxNode, name: &str) -> Option<Vec<usize>> {
         .into_iter()
         .map(|x| usize::try_from(x).ok())
         .collect()
+}
+
+/// The geometry of a window of two axes; one alone is the second.
+pub(super) fn geometry(node: &OnnxNode, kernel: &[usize]) -> Option<Geometry> {
+    let two = |values: &[usize], none: usize| match *values {
+        [width] => Some([none, width]),
+        [height, width] => Some([height, width]),
+        _ => None,
+    };
+    let or_ones = |name: &str| match ints(node, name) {
+        Some(_) => sizes(node, name),
+        None => Some(vec![1; kernel.len()]),
+    };
+    let pads = match ints(node, "pads") {
+        Some(_) => sizes(node, "pads")?,
+        None => vec![0; 2 * kernel.len()],
+    };
+    let (before, after) = pads.split_at_checked(kernel.len())?;
+    Some(Geometry {
+        kernel: two(kernel, 1)?,
+        stride: two(&or_ones("strides")?, 1)?,
+        padding: [two(before, 0)?, two(after, 0)?],
+        dilation: two(&or_ones("dilations")?, 1)?,
+    })
 }

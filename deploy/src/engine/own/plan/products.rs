@@ -1,0 +1,248 @@
+//! Products, with their weights packed.
+
+use std::sync::Arc;
+
+use burn_lean_kernels::{Depthwise, FloatMatrix, IntegerMatrix, SparseMatrix};
+
+use super::tail::Tail;
+use super::{Planner, refused};
+use crate::engine::own::Operation;
+use crate::engine::own::attributes::{geometry, int};
+use crate::engine::own::convolution::{Convolution, Kernel};
+use crate::engine::own::linear::{Linear, Matrix};
+use crate::{DeployError, OnnxNode};
+
+impl<'a> Planner<'a> {
+    pub(super) fn linear(
+        &mut self,
+        node: &'a OnnxNode,
+        out: &'a str,
+    ) -> Result<Option<(Operation, Tail<'a>)>, DeployError> {
+        let Some(weight) = node.inputs.get(1).and_then(|name| self.constants.get(name)) else {
+            return Ok(None);
+        };
+        let shape = match node.operator {
+            "MatMulNBits" => match (int(node, "K"), int(node, "N")) {
+                (Some(rows), Some(columns)) => vec![rows as usize, columns as usize],
+                _ => return Ok(None),
+            },
+            _ => weight.shape.clone(),
+        };
+        let [ones @ .., rows, columns] = &shape[..] else {
+            return Ok(None);
+        };
+        let (rows, columns) = (*rows, *columns);
+        let of_codes = node.operator == "MatMulInteger";
+        let axes = ones.len() + 2;
+        if ones.iter().any(|one| *one != 1) || rows == 0 || columns == 0 {
+            return Ok(None);
+        }
+        let Some(tail) = self.tail(out, columns, of_codes) else {
+            return Ok(None);
+        };
+        let key = format!("{} {}", node.operator, weight.name);
+        let matrix = match self.packed.get(&key) {
+            Some(known) => known.clone(),
+            None => {
+                let matrix = match node.operator {
+                    "MatMulInteger" => {
+                        let Some(codes) = self.constants.bytes(&weight.name) else {
+                            return Ok(None);
+                        };
+                        let matrix = IntegerMatrix::new(&codes, rows, columns, width(&codes));
+                        Matrix::Codes(Arc::new(matrix.map_err(refused)?))
+                    }
+                    "MatMulNBits" => match self.blocks(node, rows, columns)? {
+                        Some(matrix) => Matrix::Floats(Arc::new(matrix)),
+                        None => return Ok(None),
+                    },
+                    _ => {
+                        let Some(values) = self.constants.floats(&weight.name) else {
+                            return Ok(None);
+                        };
+                        let zeros = values.iter().filter(|value| **value == 0.0).count();
+                        if self.keep.sparse && 2 * zeros >= values.len() {
+                            self.is_sparse = true;
+                            let matrix = SparseMatrix::new(&values, rows, columns);
+                            Matrix::Sparse(Arc::new(matrix.map_err(refused)?))
+                        } else {
+                            let matrix = FloatMatrix::new(&values, rows, columns, self.keep.floats);
+                            Matrix::Floats(Arc::new(matrix.map_err(refused)?))
+                        }
+                    }
+                };
+                self.resident_bytes += matrix.bytes();
+                self.packed.insert(key, matrix.clone());
+                matrix
+            }
+        };
+        self.resident_bytes += 4 * columns;
+        let linear = Linear {
+            weight: matrix,
+            ends: self.ends(&tail, 0, columns),
+            rank: axes,
+        };
+        Ok(Some((Operation::Linear(linear), tail)))
+    }
+
+    /// Codes of 4 or 8 bits, column by column, in blocks.
+    fn blocks(
+        &self,
+        node: &OnnxNode,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Option<FloatMatrix>, DeployError> {
+        let (Some(bits), Some(block)) = (int(node, "bits"), int(node, "block_size")) else {
+            return Ok(None);
+        };
+        let (block, bits) = (block as usize, bits as u8);
+        let (Some(stored), Some(of_blocks)) = (
+            self.constants.get(&node.inputs[1]),
+            self.constants.floats(&node.inputs[2]),
+        ) else {
+            return Ok(None);
+        };
+        let blocks = rows / block.max(1);
+        let mut codes = vec![0_i8; rows * columns];
+        for column in 0..columns {
+            for row in 0..rows {
+                let at = column * rows + row;
+                codes[row * columns + column] = match bits {
+                    4 => ((stored.bytes[at / 2] >> (at % 2 * 4)) & 15) as i8 - 8,
+                    _ => stored.bytes[at].wrapping_sub(128) as i8,
+                };
+            }
+        }
+        let mut scales = vec![0.0; blocks * columns];
+        for (index, scale) in of_blocks.iter().enumerate() {
+            scales[index % blocks * columns + index / blocks] = *scale;
+        }
+        let matrix = FloatMatrix::of_codes(&codes, [rows, columns], bits, block, &scales);
+        matrix.map(Some).map_err(refused)
+    }
+
+    pub(super) fn convolution(
+        &mut self,
+        node: &'a OnnxNode,
+        out: &'a str,
+    ) -> Result<Option<(Operation, Tail<'a>)>, DeployError> {
+        let of_codes = node.operator == "ConvInteger";
+        let constants = &self.constants;
+        let Some(weight) = node.inputs.get(1).and_then(|name| constants.get(name)) else {
+            return Ok(None);
+        };
+        let (Some(groups), [to, per_group, taps @ ..]) = (int(node, "group"), &weight.shape[..])
+        else {
+            return Ok(None);
+        };
+        let (groups, to, per_group) = (groups as usize, *to, *per_group);
+        let Some(geometry) = geometry(node, taps) else {
+            return Ok(None);
+        };
+        let Some(mut tail) = self.tail(out, to, of_codes) else {
+            return Ok(None);
+        };
+        if let (false, Some(name)) = (of_codes, node.inputs.get(2)) {
+            // The operator's own, before what follows.
+            let Some(bias) = constants.floats(name) else {
+                return Ok(None);
+            };
+            tail.bias = Some(match tail.bias.take() {
+                None => bias,
+                Some(more) => bias.iter().zip(more).map(|(a, b)| a + b).collect(),
+            });
+        }
+        let taps: usize = taps.iter().product();
+        let depthwise = groups == to && per_group == 1;
+        let (outputs, terms) = (to / groups.max(1), taps * per_group);
+        // From [outputs, channels, taps] to [taps · channels, outputs].
+        let kernel = if of_codes {
+            let Some(codes) = constants.bytes(&weight.name) else {
+                return Ok(None);
+            };
+            let groups = turned(&codes, [groups, outputs, per_group, taps]);
+            match depthwise {
+                true => {
+                    let all = by_tap(&codes, to, taps);
+                    Kernel::DepthwiseCodes(depthwise_of(&all, taps, to)?)
+                }
+                false => {
+                    let pack =
+                        |codes: &Vec<i8>| IntegerMatrix::new(codes, terms, outputs, width(codes));
+                    let packed = groups.iter().map(pack).collect::<Result<_, _>>();
+                    Kernel::Codes(packed.map_err(refused)?)
+                }
+            }
+        } else {
+            let Some(values) = constants.floats(&weight.name) else {
+                return Ok(None);
+            };
+            let groups = turned(&values, [groups, outputs, per_group, taps]);
+            match depthwise {
+                true => {
+                    let all = by_tap(&values, to, taps);
+                    Kernel::DepthwiseFloats(depthwise_of(&all, taps, to)?)
+                }
+                false => {
+                    let keep = self.keep.floats;
+                    let pack = |values: &Vec<f32>| FloatMatrix::new(values, terms, outputs, keep);
+                    let packed = groups.iter().map(pack).collect::<Result<_, _>>();
+                    Kernel::Floats(packed.map_err(refused)?)
+                }
+            }
+        };
+        let ends = match depthwise {
+            true => vec![self.ends(&tail, 0, to)],
+            false => (0..groups)
+                .map(|group| self.ends(&tail, group * outputs, outputs))
+                .collect(),
+        };
+        self.resident_bytes += kernel.bytes() + 4 * to;
+        let convolution = Convolution {
+            kernel,
+            geometry,
+            channels: [per_group * groups, to],
+            ends,
+        };
+        Ok(Some((Operation::Convolution(convolution), tail)))
+    }
+}
+
+fn depthwise_of<T: Copy + Default>(
+    values: &[T],
+    taps: usize,
+    channels: usize,
+) -> Result<Depthwise<T>, DeployError> {
+    Depthwise::new(values, taps, channels).map_err(refused)
+}
+
+/// Bits that codes are packed in.
+fn width(codes: &[i8]) -> u8 {
+    match codes.iter().all(|code| (-8..8).contains(code)) {
+        true => 4,
+        false => 8,
+    }
+}
+
+/// For each group, from `[outputs, channels, taps]` to `[taps, channels, outputs]`.
+fn turned<T: Copy>(values: &[T], [groups, outputs, channels, taps]: [usize; 4]) -> Vec<Vec<T>> {
+    let group = |group: usize| {
+        let first = group * outputs * channels * taps;
+        let mut all = Vec::with_capacity(outputs * channels * taps);
+        for tap in 0..taps {
+            for channel in 0..channels {
+                for output in 0..outputs {
+                    all.push(values[first + (output * channels + channel) * taps + tap]);
+                }
+            }
+        }
+        all
+    };
+    (0..groups).map(group).collect()
+}
+
+/// From `[channels, taps]` to `[taps, channels]`.
+fn by_tap<T: Copy>(values: &[T], channels: usize, taps: usize) -> Vec<T> {
+    let at = |index: usize| values[index % channels * taps + index / channels];
+    (0..channels * taps).map(at).collect()
+}
