@@ -38,9 +38,11 @@ use burn_lean::prune::{
     SolverConfig, StageReport, activation_norms, flops, mean_loss, solve_with_ridge,
 };
 use clap::Parser;
-use network::{Network, loss};
+use network::loss;
 use options::{Cli, MethodName};
-use support::{Axes, Batch, Cell, Curve, ImageSet, MlpNet, PeakMemory, ResNet20, Table, Values};
+use support::{
+    Axes, Batch, Cell, Curve, ImageSet, MlpNet, Network, PeakMemory, ResNet20, Table, Values,
+};
 
 /// Images per forward pass where no gradient is needed.
 const LOOK: usize = 500;
@@ -50,6 +52,19 @@ const LOADED: usize = 256;
 fn main() -> ExitCode {
     support::init_tracing();
     support::exit(run(&Cli::parse()))
+}
+
+/// Trains, or trains on, from the full learning rate down.
+fn trained<M: Network>(cli: &Cli, model: M, images: &ImageSet, epochs: usize) -> M {
+    let images = &images.train;
+    support::train_from(
+        cli.learning_rate,
+        model,
+        &M::logits,
+        images,
+        epochs,
+        cli.seed,
+    )
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
@@ -102,8 +117,8 @@ impl<'a, M: Network> Run<'a, M> {
             .into());
         }
         let mut model = match &cli.checkpoint {
-            Some(path) => network::load(model, path)?,
-            None => network::train(model, &images, cli, &device)?,
+            Some(path) => support::load(model, path)?,
+            None => trained(cli, model, &images, cli.epochs),
         };
         if M::HAS_BATCH_NORM && cli.checkpoint.is_some() {
             println!(
@@ -518,7 +533,7 @@ impl<'a, M: Network> Run<'a, M> {
         let before = self.accuracy(&pruned.model);
         let masked = pruned.masks.attach(pruned.model)?;
         let epochs = self.cli.fine_tuning();
-        let tuned = network::fine_tune(masked, &self.images, self.cli, epochs, &self.device)?;
+        let tuned = trained(self.cli, masked, &self.images, epochs);
         let tuned = tuned.materialize();
         let after = network::accuracy(&tuned, &self.images, &self.device);
         let kept = Masks::from_zeros(&tuned, &burn::module::ParamGroup::all())?;

@@ -33,9 +33,9 @@ use burn_lean::quant::{
     sensitivity,
 };
 use clap::Parser;
-use network::{Network, loss, quantized};
+use network::{loss, quantized};
 use options::{Arch, Cli};
-use support::{Batch, Cell, ImageSet, Images, MlpNet, ResNet20, Table};
+use support::{Batch, Cell, ImageSet, Images, MlpNet, Network, ResNet20, Table};
 
 fn main() -> ExitCode {
     support::init_tracing();
@@ -162,9 +162,16 @@ impl<'a> Run<'a> {
     /// The checkpoint, or a model that is trained here.
     fn trained<M: Network>(&self, model: M) -> Result<M, Box<dyn Error>> {
         let Some(checkpoint) = &self.cli.checkpoint else {
-            return network::train(model, &self.images.train, self.cli.epochs, self.cli.seed);
+            let (images, cli) = (&self.images.train, self.cli);
+            return Ok(support::train(
+                model,
+                &M::logits,
+                images,
+                cli.epochs,
+                cli.seed,
+            ));
         };
-        let model = network::load(model, checkpoint)?;
+        let model = support::load(model, checkpoint)?;
         match M::HAS_BATCH_NORM {
             // The statistics in the checkpoint are those of another normalization.
             true => network::normalized(model, &self.images.train, &self.device),

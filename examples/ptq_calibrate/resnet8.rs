@@ -8,7 +8,6 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::deploy::{EngineConfig, Export, Form, OnnxFile};
 use burn_lean::quant::{PtqConfig, QuantizedForward, fold_for};
 
-use crate::network;
 use crate::options::Cli;
 use crate::support::{self, Batch, Cell, Images, ResNet8, Table, read_cifar_part};
 
@@ -40,7 +39,7 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         .ordered(BATCH_SIZE, &device)
         .collect();
 
-    let float = network::load(ResNet8::new(&training), checkpoint)?;
+    let float = support::load(ResNet8::new(&training), checkpoint)?;
     let one = Tensor::<4>::ones([1, 3, 32, 32], &device);
     let quantized = QuantizedForward::new();
     let mut sets = Vec::new();

@@ -45,7 +45,7 @@ pub(crate) use progress_renderer::ProgressRenderer;
 pub(crate) use res_net::ResNet20;
 pub(crate) use res_net8::ResNet8;
 pub(crate) use table::{Cell, Table};
-pub(crate) use training::{cross_entropy, load, train};
+pub(crate) use training::{Network, cross_entropy, load, train, train_from};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.
 pub(crate) fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {

@@ -8,7 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Int, Tensor};
 
-use super::{Images, progress};
+use super::{Images, MlpNet, ResNet20, progress};
 
 /// Images of a step.
 const BATCH: usize = 32;
@@ -19,15 +19,51 @@ pub(crate) fn cross_entropy(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor
     loss.forward(logits, labels)
 }
 
-/// Trains on the autodiff device of `model` with AdamW, from a rate of 0.003 down to zero along half a
-/// cosine.
+/// A classifier of images.
+pub(crate) trait Network: Module + 'static {
+    const HAS_BATCH_NORM: bool;
+
+    /// Images `[batch, channels, side, side]` to logits `[batch, 10]`.
+    fn logits(&self, images: Tensor<4>) -> Tensor<2>;
+}
+
+impl Network for MlpNet {
+    const HAS_BATCH_NORM: bool = false;
+
+    fn logits(&self, images: Tensor<4>) -> Tensor<2> {
+        self.forward(images)
+    }
+}
+
+impl Network for ResNet20 {
+    const HAS_BATCH_NORM: bool = true;
+
+    fn logits(&self, images: Tensor<4>) -> Tensor<2> {
+        self.forward(images)
+    }
+}
+
+/// Trains from a rate of 0.003 on; as [`train_from`].
 pub(crate) fn train<M: Module>(
+    model: M,
+    forward: &impl Fn(&M, Tensor<4>) -> Tensor<2>,
+    images: &Images,
+    epochs: usize,
+    seed: u64,
+) -> M {
+    train_from(3e-3, model, forward, images, epochs, seed)
+}
+
+/// Trains on the autodiff device of `model` with AdamW, from a rate down to zero along half a cosine.
+pub(crate) fn train_from<M: Module>(
+    rate: f64,
     mut model: M,
     forward: &impl Fn(&M, Tensor<4>) -> Tensor<2>,
     images: &Images,
     epochs: usize,
     seed: u64,
 ) -> M {
+    let highest = rate;
     let device = model.devices().remove(0);
     let mut optimizer = AdamWConfig::new().init();
     let steps = epochs * images.len().div_ceil(BATCH);
@@ -37,7 +73,7 @@ pub(crate) fn train<M: Module>(
             let loss = cross_entropy(forward(&model, batch.images), batch.labels);
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
             let progress = bar.position() as f64 / steps as f64;
-            let rate = 3e-3 * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
+            let rate = 0.5 * highest * (1.0 + (std::f64::consts::PI * progress).cos());
             model = optimizer.step(rate, model, gradients);
             bar.inc(1);
         }
