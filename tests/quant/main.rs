@@ -19,6 +19,7 @@ mod health;
 mod integer;
 mod layers;
 mod learned;
+mod norm_pairs;
 mod observing;
 mod own_quantizers;
 mod prepare;

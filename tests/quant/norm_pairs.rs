@@ -1,0 +1,150 @@
+//! Which batch normalizations a forward pass shows behind which layers, and which can be folded.
+
+use burn::module::{Module, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::quant::{NotFoldable, audit};
+
+#[test]
+fn a_norm_is_not_folded_into_a_layer_that_is_used_without_it() {
+    #[derive(Module, Debug)]
+    struct Shared {
+        linear: Linear,
+        norm: BatchNorm,
+    }
+    let device = Device::flex();
+    let model = Shared {
+        linear: LinearConfig::new(4, 4).init(&device),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    let reason = |forward: fn(&Shared, Tensor<2>) -> Tensor<2>| {
+        let x = Tensor::ones([8, 4], &device);
+        audit(&model, x, forward).unwrap().norm_pairs[0].not_foldable
+    };
+    assert_eq!(
+        reason(|model, x| model.norm.forward(model.linear.forward(x))),
+        None
+    );
+    assert_eq!(
+        reason(|model, x| {
+            let y = model.linear.forward(x);
+            y.clone() + model.norm.forward(y)
+        }),
+        Some(NotFoldable::OutputShared)
+    );
+    assert_eq!(
+        reason(|model, x| {
+            let y = model.norm.forward(model.linear.forward(x));
+            model.linear.forward(y)
+        }),
+        Some(NotFoldable::LayerShared)
+    );
+    assert_eq!(
+        reason(|model, x| {
+            let y = model.norm.forward(model.linear.forward(x));
+            model.norm.forward(relu(y))
+        }),
+        Some(NotFoldable::NormShared)
+    );
+    // Twice the whole pair is the pair.
+    assert_eq!(
+        reason(|model, x| {
+            let y = model.norm.forward(model.linear.forward(x));
+            model.norm.forward(model.linear.forward(y))
+        }),
+        None
+    );
+}
+
+#[test]
+fn a_norm_over_another_axis_than_the_layers_outputs_is_not_folded() {
+    #[derive(Module, Debug)]
+    struct Layers {
+        conv: Conv2d,
+        linear: Linear,
+        norm: BatchNorm,
+    }
+    let device = Device::flex();
+    // All axes have the same length: sizes say nothing.
+    let model = Layers {
+        conv: Conv2dConfig::new([4, 4], [1, 1]).init(&device),
+        linear: LinearConfig::new(4, 4).init(&device),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    type Forward = fn(&Layers, Tensor<4>) -> Tensor<4>;
+    let pairs = |forward: Forward| {
+        let x = Tensor::ones([4, 4, 4, 4], &device);
+        let pairs = audit(&model, x, forward).unwrap().norm_pairs;
+        let reasons = pairs.into_iter().map(|pair| pair.not_foldable);
+        reasons.collect::<Vec<_>>()
+    };
+    let other_axis = [Some(NotFoldable::OtherAxis)];
+    assert_eq!(
+        pairs(|model, x| model.norm.forward(model.conv.forward(x))),
+        [None]
+    );
+    assert_eq!(
+        pairs(|model, x| model.norm.forward(model.conv.forward(x).swap_dims(1, 2))),
+        other_axis
+    );
+    assert_eq!(
+        pairs(|model, x| model
+            .norm
+            .forward(model.conv.forward(x).swap_dims(1, 2).permute([0, 2, 1, 3]))),
+        [None]
+    );
+    assert_eq!(
+        pairs(|model, x| model.norm.forward(model.linear.forward(x))),
+        other_axis
+    );
+    assert_eq!(
+        pairs(|model, x| model
+            .norm
+            .forward(model.linear.forward(x).permute([0, 3, 1, 2]))),
+        [None]
+    );
+    let merged: Forward = |model, x| {
+        let rows = model.linear.forward(x).reshape([64, 4]);
+        model.norm.forward(rows).reshape([4, 4, 4, 4])
+    };
+    assert_eq!(pairs(merged), [None]);
+    let columns: Forward = |model, x| {
+        let rows = model.linear.forward(x).reshape([4, 16, 4]);
+        let y = model.norm.forward(rows.swap_dims(1, 2));
+        y.reshape([4, 4, 4, 4])
+    };
+    assert_eq!(pairs(columns), [None]);
+    let halves: Forward = |model, x| {
+        let parts = model.conv.forward(x).reshape([4, 2, 2, 4, 4]);
+        let parts: Tensor<4> = parts.swap_dims(1, 2).reshape([4, 4, 4, 4]);
+        model.norm.forward(parts)
+    };
+    assert_eq!(pairs(halves), other_axis);
+    assert_eq!(
+        pairs(|model, x| model.norm.forward(model.conv.forward(x).flip([1]))),
+        []
+    );
+}
+
+#[test]
+fn a_parameter_that_is_added_to_a_layers_output_is_not_its_bias() {
+    #[derive(Module, Debug)]
+    struct Shifted {
+        linear: Linear,
+        shift: Param<Tensor<1>>,
+        norm: BatchNorm,
+    }
+    let device = Device::flex();
+    let model = Shifted {
+        linear: LinearConfig::new(4, 4).with_bias(false).init(&device),
+        shift: Param::from_tensor(Tensor::ones([4], &device)),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    let audit = audit(&model, Tensor::<2>::ones([8, 4], &device), |model, x| {
+        let y = model.linear.forward(x);
+        model.norm.forward(y + model.shift.val().unsqueeze())
+    });
+    assert_eq!(audit.unwrap().norm_pairs, []);
+}
