@@ -7,6 +7,8 @@
 
 use burn::tensor::FloatDType;
 use half::{bf16, f16};
+use pulp::Arch;
+use rayon::prelude::*;
 
 /// Bits of the magnitude of infinity in F32.
 const INFINITY: u32 = 0x7f80_0000;
@@ -83,11 +85,46 @@ pub(crate) fn from_f16(x: f16) -> f32 {
 /// assert_eq!(numbers, [65_504.0, f32::INFINITY, 0.0]);
 /// ```
 pub fn round_all(numbers: &mut [f32], half: FloatDType) {
-    match half {
-        FloatDType::F16 => numbers.iter_mut().for_each(|x| *x = from_f16(to_f16(*x))),
-        FloatDType::BF16 => numbers.iter_mut().for_each(|x| *x = from_bf16(to_bf16(*x))),
+    let round = |numbers: &mut [f32]| match half {
+        FloatDType::F16 => each(numbers, |x| from_f16(to_f16(x))),
+        FloatDType::BF16 => each(numbers, |x| from_bf16(to_bf16(x))),
         _ => {}
+    };
+    match numbers.len() > PART {
+        true => numbers.par_chunks_mut(PART).for_each(round),
+        false => round(numbers),
     }
+}
+
+/// Numbers that one thread converts at a time.
+const PART: usize = 1 << 15;
+
+#[inline(always)]
+fn each(numbers: &mut [f32], convert: impl Fn(f32) -> f32) {
+    Arch::new().dispatch(|| numbers.iter_mut().for_each(|x| *x = convert(*x)));
+}
+
+/// Each number of `from` in another form.
+pub(crate) fn convert<A: Copy + Sync, B: Copy + Default + Send>(
+    from: &[A],
+    convert: impl Fn(A) -> B + Copy + Sync,
+) -> Vec<B> {
+    let mut to = vec![B::default(); from.len()];
+    let part = |(to, from): (&mut [B], &[A])| {
+        Arch::new().dispatch(|| {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = convert(*from);
+            }
+        });
+    };
+    match from.len() > PART {
+        true => to
+            .par_chunks_mut(PART)
+            .zip(from.par_chunks(PART))
+            .for_each(part),
+        false => part((&mut to, from)),
+    }
+    to
 }
 
 #[cfg(test)]

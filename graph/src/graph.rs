@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{
-    ActivationOperationIr, BaseOperationIr, BatchNormOpIr, IrVisitorMut, ModuleOperationIr,
-    OperationIr, ScalarIr, TensorId, TensorIr,
+    ActivationOperationIr, BaseOperationIr, BatchNormOpIr, FloatOperationIr, IrVisitorMut,
+    ModuleOperationIr, OperationIr, ScalarIr, TensorId, TensorIr,
 };
 use burn::tensor::{FloatDType, TensorData};
 
@@ -270,6 +270,32 @@ impl<'a> Node<'a> {
                         | BaseOperationIr::SwapDims(_)
                         | BaseOperationIr::Permute(_)
                 )
+        )
+    }
+
+    /// Whether Burn composes it of many operations, each as large as its operand.
+    pub(crate) fn is_composed(&self) -> bool {
+        matches!(
+            self.operation(),
+            OperationIr::Module(ModuleOperationIr::LayerNorm(_))
+                | OperationIr::Activation(
+                    ActivationOperationIr::Softmax(_)
+                        | ActivationOperationIr::LogSoftmax(_)
+                        | ActivationOperationIr::Softmin(_)
+                )
+        )
+    }
+
+    /// Whether its derivative, times its operand, changes little where the operand changes by a
+    /// small fraction: the backward pass can read the operand in half precision.
+    pub(crate) fn is_smooth(&self) -> bool {
+        matches!(
+            self.operation(),
+            OperationIr::Activation(
+                ActivationOperationIr::Gelu(_)
+                    | ActivationOperationIr::Sigmoid(_)
+                    | ActivationOperationIr::LogSigmoid(_)
+            ) | OperationIr::Float(_, FloatOperationIr::Tanh(_) | FloatOperationIr::Erf(_))
         )
     }
 

@@ -19,6 +19,8 @@
 //! - [`Tensors`] is what such a closure can take and return;
 //! - [`Graph::sites`] says where numbers are quantized: inputs of layers, operands of attentions,
 //!   sums and concatenations, each a [`Site`] of a parameter's path and a [`Role`];
+//! - [`Graph::units`] says which slices of which parameters go together, across residual sums, norms
+//!   and concatenations: what can be cut out of a network, and why the rest cannot;
 //! - a [`Hook`](hooks::Hook) is an operation that a model carries, a fake quantizer say: a
 //!   recording shows it as one node, and an execution calls it.
 //!
@@ -47,19 +49,21 @@ mod recordings;
 mod rules;
 mod sites;
 mod tensors;
+mod units;
 mod verify;
 mod walk;
 
 pub use conversions::round_all;
 pub use error::GraphError;
-pub use execute::{Observed, Observer};
+pub use execute::{HalfStorage, Observed, Observer};
 pub use graph::{Graph, Node, scalars};
 pub use interpret::name as operation_name;
 pub use record::placeholders::Parameter;
 pub use record::{Recording, record};
 pub use recordings::Recordings;
-pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Round, Rules};
+pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};
 pub use sites::{HookInfo, Place, Role, Site, SiteUse};
 pub use tensors::{TensorMapper, Tensors, shapes, signature};
+pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};
 pub use walk::{Mark, Pass, Product, Step, Walk};

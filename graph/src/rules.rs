@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use burn::backend::DispatchTensor;
 use burn::backend::ir::{BaseOperationIr, OperationIr, TensorId};
 use burn::tensor::{DType, FloatDType};
 
@@ -25,7 +24,7 @@ pub enum Precision {
 }
 
 /// How a device computes in a half dtype.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
     /// By itself.
     Native,
@@ -34,21 +33,8 @@ pub enum Arithmetic {
     /// device whose half arithmetic is slower than its conversions.
     Widened,
     /// As a device that has the half dtype would compute: the result of each operation in half is
-    /// on the grid of half numbers, held in F32.
-    Emulated(Round),
-}
-
-/// Rounds a value, and the gradient on its way back, to the grid of a dtype.
-pub type Round = fn(DispatchTensor, FloatDType) -> DispatchTensor;
-
-impl std::fmt::Debug for Arithmetic {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Native => "Native",
-            Self::Widened => "Widened",
-            Self::Emulated(_) => "Emulated",
-        })
-    }
+    /// on the grid of half numbers, held in F32, and so is its gradient.
+    Emulated,
 }
 
 /// Rules for the precision of an execution.
@@ -129,7 +115,7 @@ impl Graph {
             .nodes()
             .map(|node| self.assign_one(rules, node, precisions[node.index()], &mut dtypes))
             .collect();
-        if matches!(rules.arithmetic(), Arithmetic::Widened) {
+        if rules.arithmetic() == Arithmetic::Widened {
             self.keep_wide(&mut assigned);
         }
         assigned

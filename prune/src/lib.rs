@@ -56,8 +56,9 @@
 //!   survivors back at earlier values;
 //! - [`SparseRecord`]: files without zeros; [`NMTensor`]: the N:M layout; [`SparseLinear`]: sparse
 //!   inference;
-//! - [`shrink_linear`], [`shrink_conv`], [`shrink_conv_linear`], [`shrink_heads`]: layers that are
-//!   smaller instead.
+//! - [`Shrink`]: a whole model with smaller layers, in one call, as far as its recorded forward pass
+//!   shows what goes together;
+//! - [`shrink_heads`]: an attention with fewer heads.
 //!
 //! # Feature flags
 //!
@@ -102,9 +103,7 @@ pub use problem::sparsity::{Groups, SparsityPattern};
 pub use run::gradual::{Epoch, GradualConfig};
 pub use run::pruner::{Pruned, PrunerConfig, StageReport};
 pub use run::schedule::Schedule;
-pub use shrink::{
-    NormalizedConv2d, PrunedAttention, shrink_conv, shrink_conv_linear, shrink_heads, shrink_linear,
-};
+pub use shrink::{PrunedAttention, Shrink, ShrinkReport, Shrunk, ShrunkGroup, shrink_heads};
 pub use solver::method::{ChitaConfig, IhtConfig, Method, Refit};
 pub use solver::ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
 pub use solver::{DeadColumns, SolverConfig, solve};

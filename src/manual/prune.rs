@@ -42,5 +42,5 @@
 //!
 //! Fine-tune with the masks attached. [`Masks::from_zeros`](crate::prune::Masks::from_zeros) recovers
 //! them from a checkpoint. Zeros make files smaller, and nothing faster by themselves:
-//! [`shrink_linear`](crate::prune::shrink_linear) and its kin make layers smaller where whole units
-//! are gone.
+//! [`Shrink`](crate::prune::Shrink) makes a whole model's layers smaller in one call, where units are
+//! gone, or down to a share of the multiplications.

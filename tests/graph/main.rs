@@ -9,5 +9,6 @@ mod observer;
 mod refuses;
 mod rules;
 mod sites;
+mod units;
 mod walk;
 mod walk_rows;

@@ -3,7 +3,6 @@
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
 use burn_lean_graph::hooks::acts_in_recordings;
@@ -13,7 +12,6 @@ use crate::autocast::config::resolve;
 use crate::autocast::lists::{Except, OnDevice};
 use crate::autocast::region::Compute;
 use crate::device::backend_name;
-use crate::device::emulation::RoundToHalf;
 use crate::{AmpError, Autocast, Fallback};
 
 /// What an [`Autocast`] and its clones know of devices.
@@ -282,15 +280,11 @@ impl Resolved {
 /// How the device computes in the dtype, for [`Autocast::run`].
 fn arithmetic(compute: Compute, device: &Device) -> Arithmetic {
     if compute.emulated {
-        return Arithmetic::Emulated(round);
+        return Arithmetic::Emulated;
     }
     // Burn's CPU backend converts each half number in software, again for each of its uses.
     match backend_name(device).contains("flex") {
         true => Arithmetic::Widened,
         false => Arithmetic::Native,
     }
-}
-
-fn round(tensor: DispatchTensor, dtype: FloatDType) -> DispatchTensor {
-    Dispatch::round_to_half(tensor, dtype == FloatDType::BF16)
 }

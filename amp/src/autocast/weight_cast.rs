@@ -22,9 +22,9 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
+use burn_lean_graph::HalfStorage;
 
 use crate::autocast::region::Compute;
-use crate::device::emulation::RoundToHalf;
 
 /// The cast of an F32 weight, with the numbers of the region's copy if there is one.
 pub(crate) fn cast<const D: usize>(x: Tensor<D>, compute: Compute) -> Tensor<D> {
@@ -91,10 +91,10 @@ fn copy_of<T: Clone + 'static>(key: Key, cast: impl FnOnce() -> T) -> T {
     Capture,
     Autodiff
 )]
-pub(crate) trait CastWeight: Backend + RoundToHalf {
+pub(crate) trait CastWeight: Backend + HalfStorage {
     fn cast_weight(x: FloatTensor<Self>, bfloat: bool, emulated: bool) -> FloatTensor<Self> {
         match (emulated, bfloat) {
-            (true, _) => Self::round_to_half(x, bfloat),
+            (true, _) => Self::round(x, bfloat, false),
             (false, true) => Self::float_cast(x, FloatDType::BF16),
             (false, false) => Self::float_cast(x, FloatDType::F16),
         }
@@ -120,7 +120,7 @@ struct Source {
     bfloat: bool,
 }
 
-impl<B: RoundToHalf> Backward<B, 1> for CastGradient {
+impl<B: HalfStorage> Backward<B, 1> for CastGradient {
     type State = Source;
 
     fn backward(
@@ -131,7 +131,7 @@ impl<B: RoundToHalf> Backward<B, 1> for CastGradient {
     ) {
         let source = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |grad| match source.emulated {
-            true => B::round_to_half(grad, source.bfloat),
+            true => B::round(grad, source.bfloat, false),
             false => B::float_cast(grad, source.dtype.into()),
         });
     }

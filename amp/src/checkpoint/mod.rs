@@ -1,20 +1,22 @@
 //! Checkpoints of a plain training loop that survive being killed at any moment.
 
+mod files;
+mod manifest;
 pub(crate) mod resumable_optimizer;
 
 pub use resumable_optimizer::ResumableOptimizer;
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_reparam::Rejected;
-use serde::{Deserialize, Serialize};
+use files::{damaged, io_error, not_written, read, remove, sync_folder, write};
+use manifest::{Manifest, ManifestFile};
 
 use crate::{AmpError, GradScaler, GradScalerRecord};
 
@@ -60,48 +62,6 @@ const REPLACEMENT: &str = "replacement-";
 /// What is being written or removed.
 const PARTIAL: &str = "partial-";
 const VERSION: u32 = 1;
-
-#[derive(Serialize, Deserialize)]
-struct Manifest {
-    version: u32,
-    step: u64,
-    files: Vec<ManifestFile>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct ManifestFile {
-    name: String,
-    bytes: usize,
-    crc32: u32,
-}
-
-impl ManifestFile {
-    /// Reads the file once, in pieces.
-    fn of(folder: &Path, name: &str) -> Result<Self, AmpError> {
-        let path = folder.join(name);
-        let listed = File::open(&path).and_then(|file| {
-            let mut reader = BufReader::with_capacity(1 << 20, file);
-            let mut hasher = crc32fast::Hasher::new();
-            let mut bytes = 0;
-            loop {
-                let piece = reader.fill_buf()?;
-                if piece.is_empty() {
-                    break;
-                }
-                hasher.update(piece);
-                let read = piece.len();
-                bytes += read;
-                reader.consume(read);
-            }
-            Ok(Self {
-                name: name.into(),
-                bytes,
-                crc32: hasher.finalize(),
-            })
-        });
-        listed.map_err(|error| io_error("cannot read back", &path, &error))
-    }
-}
 
 impl Checkpoints {
     /// Checkpoints in `folder`, which is created when the first is saved. Keeps the newest two.
@@ -401,59 +361,5 @@ fn load_state(
                  kind. Load it into an optimizer of that kind"
             ),
         )),
-    }
-}
-
-fn not_written(path: &Path, error: &dyn std::fmt::Display) -> AmpError {
-    AmpError::Io {
-        action: "cannot write",
-        path: path.display().to_string(),
-        reason: error.to_string(),
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, AmpError> {
-    fs::read(path).map_err(|error| io_error("cannot read", path, &error))
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), AmpError> {
-    let written = File::create(path).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    written.map_err(|error| io_error("cannot write", path, &error))
-}
-
-fn remove(folder: &Path) -> Result<(), AmpError> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io_error("cannot remove", folder, &error))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Makes a rename or a new file durable; Windows has no such thing for folders.
-fn sync_folder(folder: &Path) -> Result<(), AmpError> {
-    if cfg!(windows) {
-        return Ok(());
-    }
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|error| io_error("cannot flush", folder, &error))
-}
-
-fn io_error(action: &'static str, path: &Path, error: &io::Error) -> AmpError {
-    AmpError::Io {
-        action,
-        path: path.display().to_string(),
-        reason: error.to_string(),
-    }
-}
-
-fn damaged(path: &Path, error: &dyn std::fmt::Display) -> AmpError {
-    AmpError::Record {
-        what: path.display().to_string(),
-        reason: error.to_string(),
     }
 }

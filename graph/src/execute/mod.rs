@@ -21,6 +21,7 @@ use crate::rules::is_castable;
 use crate::verify::instead_of_random;
 use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors};
 pub use observe::{Observed, Observer};
+pub use storage::HalfStorage;
 use tensors::Alive;
 
 pub(crate) use tensors::upload;
@@ -159,7 +160,7 @@ impl Graph {
         hooks: Option<&[Carried]>,
         observer: &mut impl Observer,
     ) -> Result<Alive<'a>, GraphError> {
-        let mut alive = Alive::new(self, parameters, inputs, device, rules.arithmetic());
+        let mut alive = Alive::new(self, parameters, inputs, device, rules);
         let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments) {
             alive.begin(node, assignment);

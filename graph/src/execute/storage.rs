@@ -2,7 +2,8 @@
 //!
 //! What is stored in half and computed with in F32 is widened for each use, and widened again, not
 //! kept, for the backward pass: Burn's autodiff calls such an operation memory bound, and recomputes
-//! it where gradient checkpointing is on. [`Widen`] asks for that by itself.
+//! it where gradient checkpointing is on. [`HalfStorage::widen`] asks for that by itself, and so does
+//! [`HalfStorage::round`] for what is kept in F32 anyway: a parameter has no copy in half.
 
 // Burn marks its ndarray backend as deprecated; this project still serves its users.
 #![allow(deprecated)]
@@ -17,8 +18,11 @@ use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, Check
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, backend_extension};
-use burn::tensor::FloatDType;
+use burn::backend::{Autodiff, Backend, TensorMetadata, backend_extension};
+use burn::tensor::{DType, FloatDType, TensorData, try_read_sync};
+use half::{bf16, f16};
+
+use crate::conversions::round_all;
 
 /// Conversions between F32 and a half dtype, with the gradient rounded to the half dtype.
 #[backend_extension(
@@ -28,7 +32,7 @@ use burn::tensor::FloatDType;
     Capture,
     Autodiff
 )]
-pub(crate) trait HalfStorage: Backend {
+pub trait HalfStorage: Backend {
     /// F32 numbers in BF16 or F16.
     fn narrow(x: FloatTensor<Self>, bfloat: bool) -> FloatTensor<Self> {
         Self::float_cast(x, half(bfloat))
@@ -38,6 +42,35 @@ pub(crate) trait HalfStorage: Backend {
     fn widen(x: FloatTensor<Self>, _bfloat: bool) -> FloatTensor<Self> {
         Self::float_cast(x, FloatDType::F32)
     }
+
+    /// F32 numbers on the grid of a half dtype; the gradient is rounded to it on its way back.
+    ///
+    /// Computed on the host: on a device that is not the CPU every call is a round trip. With `again`
+    /// the result is not kept for the backward pass but computed once more.
+    fn round(x: FloatTensor<Self>, bfloat: bool, _again: bool) -> FloatTensor<Self> {
+        let device = x.device();
+        let data = try_read_sync(Self::float_into_data(x))
+            .expect("rounding reads synchronously, which this platform does not allow")
+            .unwrap_or_else(|error| panic!("the tensor to round could not be read: {error}"));
+        Self::float_from_data(rounded(data, half(bfloat)), &device)
+    }
+
+    /// The same F32 numbers. The backward pass gets them as they are in half, cut off at the largest
+    /// half number: nothing else is kept for it. The gradient passes as it is.
+    fn store_in_half(x: FloatTensor<Self>, _bfloat: bool) -> FloatTensor<Self> {
+        x
+    }
+}
+
+fn rounded(mut data: TensorData, half: FloatDType) -> TensorData {
+    if data.dtype() != DType::F32 {
+        data = data.convert::<f32>();
+    }
+    let values = data
+        .as_mut_slice::<f32>()
+        .expect("the data was just converted to f32");
+    round_all(values, half);
+    data
 }
 
 #[cfg(feature = "flex")]
@@ -49,12 +82,21 @@ impl HalfStorage for burn::backend::Flex {
     fn widen(x: FloatTensor<Self>, bfloat: bool) -> FloatTensor<Self> {
         flex::widen(&x.to_contiguous(), bfloat)
     }
+
+    fn round(x: FloatTensor<Self>, bfloat: bool, _again: bool) -> FloatTensor<Self> {
+        flex::round(x.into_contiguous(), bfloat)
+    }
 }
 #[cfg(feature = "ndarray")]
 impl HalfStorage for burn::backend::NdArray {}
 #[cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu"))]
 impl HalfStorage for burn::backend::Cube {}
-impl HalfStorage for burn::backend::Capture {}
+/// Capture records no values: rounding keeps shape and dtype, so the operand stands for it.
+impl HalfStorage for burn::backend::Capture {
+    fn round(x: FloatTensor<Self>, _bfloat: bool, _again: bool) -> FloatTensor<Self> {
+        x
+    }
+}
 
 fn half(bfloat: bool) -> FloatDType {
     match bfloat {
@@ -70,43 +112,55 @@ mod flex {
     use burn::backend::TensorMetadata;
     use burn::backend::ops::FloatTensorOps;
     use burn::backend::tensor::FloatTensor;
-    use burn::tensor::TensorData;
+    use burn::tensor::{Element, TensorData};
     use half::{bf16, f16};
 
-    use crate::conversions::{from_bf16, from_f16, to_bf16, to_f16};
+    use crate::conversions::{convert, from_bf16, from_f16, round_all, to_bf16, to_f16};
 
     pub(super) fn narrow(x: &FloatTensor<Flex>, bfloat: bool) -> FloatTensor<Flex> {
-        let shape = x.shape();
-        let values = x.storage::<f32>()[..shape.num_elements()].iter();
-        let data = match bfloat {
-            true => TensorData::new(values.map(|x| to_bf16(*x)).collect::<Vec<_>>(), shape),
-            false => TensorData::new(values.map(|x| to_f16(*x)).collect::<Vec<_>>(), shape),
-        };
-        Flex::float_from_data(data, &x.device())
+        let values = &x.storage::<f32>()[..x.shape().num_elements()];
+        match bfloat {
+            true => tensor(convert(values, to_bf16), x),
+            false => tensor(convert(values, to_f16), x),
+        }
     }
 
     pub(super) fn widen(x: &FloatTensor<Flex>, bfloat: bool) -> FloatTensor<Flex> {
-        let shape = x.shape();
-        let count = shape.num_elements();
-        let values: Vec<f32> = match bfloat {
-            true => x.storage::<bf16>()[..count]
-                .iter()
-                .map(|x| from_bf16(*x))
-                .collect(),
-            false => x.storage::<f16>()[..count]
-                .iter()
-                .map(|x| from_f16(*x))
-                .collect(),
+        let count = x.shape().num_elements();
+        let values = match bfloat {
+            true => convert(&x.storage::<bf16>()[..count], from_bf16),
+            false => convert(&x.storage::<f16>()[..count], from_f16),
         };
-        Flex::float_from_data(TensorData::new(values, shape), &x.device())
+        tensor(values, x)
+    }
+
+    pub(super) fn round(mut x: FloatTensor<Flex>, bfloat: bool) -> FloatTensor<Flex> {
+        if x.is_unique() {
+            round_all(x.storage_mut::<f32>(), super::half(bfloat));
+            return x;
+        }
+        let values = &x.storage::<f32>()[..x.shape().num_elements()];
+        match bfloat {
+            true => tensor(convert(values, |x| from_bf16(to_bf16(x))), &x),
+            false => tensor(convert(values, |x| from_f16(to_f16(x))), &x),
+        }
+    }
+
+    fn tensor<E: Element>(values: Vec<E>, like: &FloatTensor<Flex>) -> FloatTensor<Flex> {
+        Flex::float_from_data(TensorData::new(values, like.shape()), &like.device())
     }
 }
 
 /// The gradient goes back in the dtype that the operand had.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 enum Conversion {
     Narrows,
     Widens,
+    Rounds,
+    /// Narrows what only the backward pass reads.
+    Stores,
+    /// Widens what is stored so.
+    Restores,
 }
 
 impl<B: HalfStorage> Backward<B, 1> for Conversion {
@@ -122,13 +176,16 @@ impl<B: HalfStorage> Backward<B, 1> for Conversion {
         unary::<B, _>(ops.parents, ops.node, grads, |grad| match self {
             Self::Narrows => B::widen(grad, bfloat),
             Self::Widens => B::narrow(grad, bfloat),
+            Self::Rounds => B::round(grad, bfloat, false),
+            Self::Stores | Self::Restores => grad,
         });
     }
 }
 
-/// Widens once more, for the backward pass.
+/// Converts once more, for the backward pass.
 #[derive(Debug)]
 struct Again<B> {
+    conversion: Conversion,
     stored: NodeId,
     bfloat: bool,
     backend: PhantomData<B>,
@@ -137,38 +194,106 @@ struct Again<B> {
 impl<B: HalfStorage> RetroForward for Again<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         let stored = states.get_state::<FloatTensor<B>>(&self.stored);
-        states.save(out_node, B::widen(stored, self.bfloat));
+        states.save(out_node, self.conversion.apply::<B>(stored, self.bfloat));
+    }
+}
+
+impl Conversion {
+    fn apply<B: HalfStorage>(&self, x: FloatTensor<B>, bfloat: bool) -> FloatTensor<B> {
+        match self {
+            Self::Narrows | Self::Stores => B::narrow(x, bfloat),
+            Self::Widens => B::widen(x, bfloat),
+            Self::Rounds => B::round(x, bfloat, false),
+            Self::Restores => {
+                let largest = match bfloat {
+                    true => bf16::MAX.to_f32(),
+                    false => f16::MAX.to_f32(),
+                };
+                B::float_clamp(B::widen(x, bfloat), (-largest).into(), largest.into())
+            }
+        }
+    }
+
+    fn again<B>(self, stored: NodeId, bfloat: bool) -> Again<B> {
+        Again {
+            conversion: self,
+            stored,
+            bfloat,
+            backend: PhantomData,
+        }
+    }
+
+    /// The conversion with its gradient; its result is kept for the backward pass.
+    fn kept<B: HalfStorage, C: CheckpointStrategy>(
+        self,
+        x: FloatTensor<Autodiff<B, C>>,
+        bfloat: bool,
+    ) -> FloatTensor<Autodiff<B, C>> {
+        let (primitive, node) = x.into_parts();
+        let converted = self.apply::<B>(primitive, bfloat);
+        match self.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(bfloat, converted),
+            OpsKind::UnTracked(prep) => prep.finish(converted),
+        }
+    }
+
+    /// The conversion with its gradient; its operand is kept for the backward pass.
+    fn repeated<B: HalfStorage, C: CheckpointStrategy>(
+        self,
+        x: FloatTensor<Autodiff<B, C>>,
+        bfloat: bool,
+    ) -> FloatTensor<Autodiff<B, C>> {
+        let again = self.again::<B>(x.id(), bfloat);
+        let prepared = self
+            .prepare::<BalancedCheckpointing>([x.node()])
+            .memory_bound()
+            .retro_forward(again)
+            .parents([&x])
+            .stateful();
+        let converted = self.apply::<B>(x.into_primitive(), bfloat);
+        match prepared {
+            OpsKind::Tracked(prep) => prep.finish(bfloat, converted),
+            OpsKind::UnTracked(prep) => prep.finish(converted),
+        }
     }
 }
 
 impl<B: HalfStorage, C: CheckpointStrategy> HalfStorage for Autodiff<B, C> {
     fn narrow(x: FloatTensor<Self>, bfloat: bool) -> FloatTensor<Self> {
-        let (primitive, node) = x.into_parts();
-        match Conversion::Narrows
-            .prepare::<C>([node])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(prep) => prep.finish(bfloat, B::narrow(primitive, bfloat)),
-            OpsKind::UnTracked(prep) => prep.finish(B::narrow(primitive, bfloat)),
-        }
+        Conversion::Narrows.kept::<B, C>(x, bfloat)
     }
 
     fn widen(x: FloatTensor<Self>, bfloat: bool) -> FloatTensor<Self> {
-        let again = Again::<B> {
-            stored: x.id(),
-            bfloat,
-            backend: PhantomData,
+        Conversion::Widens.repeated::<B, C>(x, bfloat)
+    }
+
+    fn round(x: FloatTensor<Self>, bfloat: bool, again: bool) -> FloatTensor<Self> {
+        match again {
+            true => Conversion::Rounds.repeated::<B, C>(x, bfloat),
+            false => Conversion::Rounds.kept::<B, C>(x, bfloat),
+        }
+    }
+
+    fn store_in_half(x: FloatTensor<Self>, bfloat: bool) -> FloatTensor<Self> {
+        let (primitive, node) = x.clone().into_parts();
+        let OpsKind::Tracked(prep) = Conversion::Stores
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        else {
+            return x;
         };
-        match Conversion::Widens
-            .prepare::<BalancedCheckpointing>([x.node()])
+        let stored = prep.finish(bfloat, B::narrow(primitive, bfloat));
+        let again = Conversion::Restores.again::<B>(stored.id(), bfloat);
+        let prepared = Conversion::Restores
+            .prepare::<BalancedCheckpointing>([stored.node()])
             .memory_bound()
             .retro_forward(again)
-            .parents([&x])
-            .stateful()
-        {
-            OpsKind::Tracked(prep) => prep.finish(bfloat, B::widen(x.into_primitive(), bfloat)),
-            OpsKind::UnTracked(prep) => prep.finish(B::widen(x.into_primitive(), bfloat)),
+            .parents([&stored])
+            .stateful();
+        match prepared {
+            OpsKind::Tracked(prep) => prep.finish(bfloat, x.into_primitive()),
+            OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),
         }
     }
 }

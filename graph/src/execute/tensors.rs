@@ -14,24 +14,29 @@ use super::recompute::Recompute;
 use super::storage::HalfStorage;
 use crate::interpret::Operands;
 use crate::rules::is_castable;
-use crate::{Arithmetic, Assignment, Graph, GraphError, Node, Precision};
+use crate::{Arithmetic, Assignment, Graph, GraphError, Node, Precision, Rules};
 
 /// Tensors by the names that they have in the graph.
 pub(crate) struct Alive<'a> {
     graph: &'a Graph,
     device: DispatchDevice,
     arithmetic: Arithmetic,
+    half: FloatDType,
     values: HashMap<TensorId, DispatchTensor>,
     /// Copies of values in another dtype: a tensor is cast once, whoever reads it.
     casts: HashMap<(TensorId, Form), DispatchTensor>,
     /// Values that are on the half grid, where half is emulated.
     on_grid: HashSet<TensorId>,
+    /// Values that somebody else keeps, in F32: parameters, inputs and constants.
+    given: HashSet<TensorId>,
     recompute: Recompute,
     /// The current operation.
     assignment: Assignment,
     moves: bool,
     /// It is recomputed in the backward pass.
     is_recomputed: bool,
+    /// In which half dtype the backward pass finds its operand.
+    stored_in: Option<FloatDType>,
     index: usize,
 }
 
@@ -44,6 +49,8 @@ enum Form {
     Widened(FloatDType),
     /// F32 numbers on a half grid.
     Rounded(FloatDType),
+    /// F32 numbers on a half grid; rounded again, not kept, for the backward pass.
+    RoundedAgain(FloatDType),
 }
 
 impl<'a> Alive<'a> {
@@ -52,7 +59,7 @@ impl<'a> Alive<'a> {
         parameters: &[DispatchTensor],
         inputs: &[DispatchTensor],
         device: DispatchDevice,
-        arithmetic: Arithmetic,
+        rules: &impl Rules,
     ) -> Self {
         let mut values: HashMap<TensorId, DispatchTensor> = HashMap::new();
         for (parameter, value) in graph.parameters.iter().zip(parameters) {
@@ -66,9 +73,11 @@ impl<'a> Alive<'a> {
         }
         Self {
             graph,
+            given: values.keys().copied().collect(),
             recompute: Recompute::on(&device),
             device,
-            arithmetic,
+            arithmetic: rules.arithmetic(),
+            half: rules.half(),
             values,
             casts: HashMap::new(),
             on_grid: HashSet::new(),
@@ -79,6 +88,7 @@ impl<'a> Alive<'a> {
             },
             moves: false,
             is_recomputed: false,
+            stored_in: None,
             index: 0,
         }
     }
@@ -87,12 +97,11 @@ impl<'a> Alive<'a> {
         self.index = node.index();
         self.assignment = assignment;
         self.moves = node.moves();
-        self.is_recomputed = match self.arithmetic {
-            Arithmetic::Emulated(_) => false,
-            Arithmetic::Native | Arithmetic::Widened => {
-                node.is_light() && self.half_result().is_some()
-            }
-        };
+        let is_emulated = self.arithmetic == Arithmetic::Emulated;
+        let is_full = assignment.precision == Precision::Full;
+        self.is_recomputed = !is_emulated
+            && (node.is_light() && self.half_result().is_some() || node.is_composed() && is_full);
+        self.stored_in = (!is_emulated && is_full && node.is_smooth()).then_some(self.half);
     }
 
     pub(crate) fn end(&mut self, index: usize) {
@@ -151,12 +160,16 @@ impl<'a> Alive<'a> {
             Arithmetic::Native => (dtype != DType::from(to)).then_some(Form::Is(to)),
             _ if !half => (dtype != DType::from(to)).then_some(Form::Is(to)),
             _ if self.on_grid.contains(&id) => None,
+            Arithmetic::Widened if dtype == DType::F32 && self.given.contains(&id) => {
+                Some(Form::RoundedAgain(to))
+            }
             Arithmetic::Widened => Some(Form::Widened(to)),
-            Arithmetic::Emulated(_) => Some(Form::Rounded(to)),
+            Arithmetic::Emulated => Some(Form::Rounded(to)),
         }
     }
 
     fn bring(&self, value: DispatchTensor, form: Form) -> DispatchTensor {
+        let bfloat = |half| half == FloatDType::BF16;
         match (form, self.arithmetic) {
             (Form::Is(FloatDType::F32), Arithmetic::Native) => match value.dtype() {
                 DType::F16 => Dispatch::widen(value, false),
@@ -165,8 +178,8 @@ impl<'a> Alive<'a> {
             },
             (Form::Is(dtype), _) => cast(value, dtype),
             (Form::Widened(half), _) => through(value, half),
-            (Form::Rounded(half), Arithmetic::Emulated(round)) => round(value, half),
-            (Form::Rounded(_), _) => value,
+            (Form::Rounded(half), _) => Dispatch::round(value, bfloat(half), false),
+            (Form::RoundedAgain(half), _) => Dispatch::round(value, bfloat(half), true),
         }
     }
 
@@ -182,6 +195,12 @@ impl<'a> Alive<'a> {
             self.casts.insert((tensor.id, form), value.clone());
         }
         value
+    }
+
+    /// Whether the current operation is the only one that reads a computed tensor.
+    fn is_read_here_alone(&self, tensor: &TensorIr) -> bool {
+        let readers = self.graph.readers.get(&tensor.id);
+        !self.given.contains(&tensor.id) && readers.is_some_and(|readers| readers.len() == 1)
     }
 
     /// The dtype in which the current operation gives its float results, if it is half.
@@ -209,6 +228,9 @@ impl Operands for Alive<'_> {
             None => self.take(tensor),
             Some(form) => self.brought(tensor, form),
         };
+        if let Some(half) = self.stored_in.filter(|_| self.is_read_here_alone(tensor)) {
+            value = Dispatch::store_in_half(value, half == FloatDType::BF16);
+        }
         if self.is_recomputed {
             self.recompute.mark(&mut value);
         }
@@ -234,10 +256,10 @@ impl Operands for Alive<'_> {
                         value = through(value, half);
                     }
                 }
-                Arithmetic::Emulated(round) => {
+                Arithmetic::Emulated => {
                     self.on_grid.insert(tensor.id);
                     if !self.moves {
-                        value = round(value, half);
+                        value = Dispatch::round(value, half == FloatDType::BF16, false);
                     }
                 }
             }

@@ -1,8 +1,10 @@
 //! A forward pass over several batches in lockstep: operation by operation, all batches at each.
 
 mod align;
+mod collect;
 mod inputs;
 mod lane;
+mod operation;
 mod parameters;
 mod product;
 mod rows;
@@ -13,20 +15,17 @@ mod step;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use burn::backend::ir::{TensorId, TensorIr};
+use burn::backend::ir::TensorId;
 use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::module::Module;
-use burn::tensor::{DType, FloatDType};
 use tempfile::TempDir;
 
-use crate::execute::{device_of, fill, store, values_of};
-use crate::interpret::Operands;
+use crate::execute::{fill, store};
 use crate::passes::operands;
-use crate::record::Given;
-use crate::record::placeholders::Values;
 use crate::{Graph, GraphError, Node, Recording, Tensors, record};
-use lane::{Lane, Live};
-use script::{Script, Weights, compute};
+use lane::Lane;
+use operation::compute_one;
+use script::{Script, Weights};
 
 pub use product::Product;
 pub use step::{Mark, Step};
@@ -130,72 +129,6 @@ impl<O: Tensors> Walk<O> {
         recordings: impl IntoIterator<Item = (Recording<O>, I)>,
     ) -> Result<Self, GraphError> {
         Self::collect(model, recordings.into_iter().map(Ok))
-    }
-
-    fn collect<M: Module, I: Tensors>(
-        model: &M,
-        recorded: impl Iterator<Item = Result<(Recording<O>, I), GraphError>>,
-    ) -> Result<Self, GraphError> {
-        let mut scripts: Vec<Script> = Vec::new();
-        let mut lanes = Vec::new();
-        let mut forms = Vec::new();
-        let mut device = None;
-        for (batch, recorded) in recorded.enumerate() {
-            let (recording, inputs) = recorded?;
-            let mut given = Given::default();
-            let _ = inputs.map_tensors(&mut given);
-            if given.signature != recording.inputs {
-                return Err(GraphError::Mismatch {
-                    recorded: format!("inputs {:?}", recording.inputs),
-                    found: format!("{:?} in batch {batch}", given.signature),
-                });
-            }
-            let trains = recording
-                .graph
-                .parameters
-                .iter()
-                .any(|one| one.update.is_some());
-            if trains || given.autodiff || model.devices().iter().any(|one| one.is_autodiff()) {
-                return Err(GraphError::Training);
-            }
-            if device.is_none() {
-                device = Some(device_of(model, &given.tensors)?);
-            }
-            let graph = align::canonical(recording.graph);
-            if let Some(first) = scripts.first() {
-                align::check(&first.graph, &graph, batch)?;
-            }
-            let ids = graph.inputs.iter().map(|id| (*id, Pass::Original));
-            let live: Live = ids.zip(given.tensors).collect();
-            let same = scripts.iter().position(|script| {
-                script.graph.operations == graph.operations
-                    && script.graph.constants == graph.constants
-            });
-            let script = same.unwrap_or_else(|| {
-                scripts.push(Script::new(graph));
-                scripts.len() - 1
-            });
-            lanes.push((script, Lane::Memory(live)));
-            forms.push(recording.form);
-        }
-        let first = scripts.first().ok_or(GraphError::NoBatch)?;
-        let original = values_of(&Values::of(model), &first.graph)?;
-        Ok(Self {
-            weights: Weights {
-                original,
-                replaced: HashMap::new(),
-            },
-            scripts,
-            lanes,
-            forms,
-            device: device.ok_or(GraphError::NoDevice)?,
-            forks: false,
-            differing: HashSet::new(),
-            touched: HashSet::new(),
-            position: 0,
-            shown: false,
-            folder: None,
-        })
     }
 
     /// Carries the original values beside the replaced ones, for [`Pass::Original`]: what depends
@@ -429,96 +362,5 @@ impl<O: Tensors> Walk<O> {
             script.forget(&same);
         }
         self.touched.extend(same);
-    }
-}
-
-/// One operation of a batch, in one pass or two.
-fn compute_one(
-    script: &mut Script,
-    index: usize,
-    live: &mut Live,
-    weights: &Weights,
-    device: &DispatchDevice,
-    twice: bool,
-) -> Result<(), GraphError> {
-    let operation = &script.graph.operations[index];
-    // Computed when something asks for it, whatever the batch.
-    if operation.outputs().all(|output| script.is_fixed(output.id)) {
-        return Ok(());
-    }
-    let ids: Vec<TensorId> = operation.inputs().map(|operand| operand.id).collect();
-    // The replaced pass first: the original one moves what nothing reads afterwards.
-    let passes = [Pass::Replaced, Pass::Original];
-    for pass in &passes[usize::from(!twice)..] {
-        let mut fixed = HashMap::new();
-        for id in &ids {
-            if script.is_fixed(*id) {
-                fixed.insert(*id, script.fixed(*id, *pass, weights, device)?);
-            }
-        }
-        let node = script.graph.node(index);
-        let lifetime = &script.graph.lifetimes[index];
-        let moved = |id: &TensorId| lifetime.moved.contains(id);
-        let mut operands = Present {
-            fixed,
-            live,
-            pass: *pass,
-            moved: &moved,
-            device,
-        };
-        compute(node, &mut operands)?;
-    }
-    for id in &script.graph.lifetimes[index].freed {
-        live.remove(&(*id, Pass::Original));
-        live.remove(&(*id, Pass::Replaced));
-    }
-    Ok(())
-}
-
-/// The operands of an operation, out of what is alive.
-struct Present<'a> {
-    fixed: HashMap<TensorId, DispatchTensor>,
-    live: &'a mut Live,
-    pass: Pass,
-    moved: &'a dyn Fn(&TensorId) -> bool,
-    device: &'a DispatchDevice,
-}
-
-impl Present<'_> {
-    fn take(&mut self, id: TensorId) -> DispatchTensor {
-        if let Some(value) = self.fixed.get(&id) {
-            return value.clone();
-        }
-        let own = (id, self.pass);
-        let key = match self.live.contains_key(&own) {
-            true => own,
-            false => (id, Pass::Original),
-        };
-        let value = match (self.moved)(&id) && key == own {
-            true => self.live.remove(&key),
-            false => self.live.get(&key).cloned(),
-        };
-        value.unwrap_or_else(|| panic!("tensor {id} is not alive: a defect of the graph"))
-    }
-}
-
-impl Operands for Present<'_> {
-    fn float(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.take(tensor.id)
-    }
-    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.take(tensor.id)
-    }
-    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.take(tensor.id)
-    }
-    fn set(&mut self, tensor: &TensorIr, value: DispatchTensor) {
-        self.live.insert((tensor.id, self.pass), value);
-    }
-    fn device(&self) -> DispatchDevice {
-        self.device.clone()
-    }
-    fn made(&self, declared: DType) -> FloatDType {
-        declared.into()
     }
 }

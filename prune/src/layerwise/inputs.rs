@@ -4,7 +4,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_lean_graph::TensorMapper;
 
 /// Tensors without autodiff, on a device.
-pub(super) struct Plain<'a>(pub(super) Option<&'a Device>);
+pub(crate) struct Plain<'a>(pub(crate) Option<&'a Device>);
 
 impl TensorMapper for Plain<'_> {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
@@ -33,7 +33,7 @@ impl TensorMapper for Plain<'_> {
 }
 
 /// The same tensors.
-pub(super) struct Again;
+pub(crate) struct Again;
 
 impl TensorMapper for Again {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {

@@ -3,7 +3,7 @@
 mod attempt;
 pub(crate) mod candidates;
 pub(crate) mod effort;
-mod inputs;
+pub(crate) mod inputs;
 mod losses;
 mod norm;
 pub(crate) mod report;

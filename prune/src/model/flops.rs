@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn_lean_graph::Graph;
 use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
 use crate::model::recorded::record_loss;
@@ -48,10 +49,17 @@ pub fn flops<M: Module, B: Batch>(
     let recording = recording.map_err(|error| PruneError::Trace {
         reason: error.to_string(),
     })?;
-    let graph = recording.graph();
-    let mut counted = Counted::default();
-    visit_plain_floats(model, &mut counted);
-    let Counted(mut counted) = counted;
+    let mut paths = Counted::default();
+    visit_plain_floats(model, &mut paths);
+    Ok(count(recording.graph(), paths.0, examples))
+}
+
+/// What one weight of each of these parameters costs per example.
+pub(crate) fn count(
+    graph: &Graph,
+    mut counted: HashMap<String, f64>,
+    examples: f64,
+) -> HashMap<String, f64> {
     let parameters = graph.parameters().iter();
     let mut origin: HashMap<TensorId, String> = parameters
         .filter(|parameter| counted.contains_key(&parameter.path))
@@ -70,7 +78,7 @@ pub fn flops<M: Module, B: Batch>(
             inherit(operation, &mut origin);
         }
     }
-    Ok(counted)
+    counted
 }
 
 /// A zero for each parameter.

@@ -1,0 +1,471 @@
+//! Places of axes through the operations of a graph.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::backend::ir::{
+    ActivationOperationIr as Activation, BaseOperationIr as Base, FloatOperationIr as Float,
+    ModuleOperationIr as Module, NumericOperationIr as Numeric, OperationIr, TensorId, TensorIr,
+};
+
+use super::classes::Classes;
+use super::reshape::reshaped;
+use super::{FixedBy, UnitRole};
+use crate::{Graph, operation_name};
+
+/// For each axis of a tensor its places.
+type Axes = Vec<Vec<u32>>;
+
+/// Follows places from parameters to results.
+pub(super) struct Flow<'a> {
+    graph: &'a Graph,
+    classes: &'a mut Classes,
+    axes: HashMap<TensorId, Axes>,
+    /// Parameters, and views of them.
+    weights: HashSet<TensorId>,
+}
+
+impl<'a> Flow<'a> {
+    /// `own` are the places of the parameters.
+    pub(super) fn new(graph: &'a Graph, own: &[Axes], classes: &'a mut Classes) -> Self {
+        let parameters = graph.parameters().iter().map(|one| one.tensor);
+        Self {
+            graph,
+            classes,
+            weights: parameters.clone().collect(),
+            axes: parameters.zip(own.iter().cloned()).collect(),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let graph = self.graph;
+        for node in graph.nodes() {
+            let operation = node.operation();
+            if self.step(operation).is_none() {
+                self.unknown(operation);
+            }
+        }
+        for id in graph.outputs() {
+            for places in self.axes.remove(id).unwrap_or_default() {
+                self.classes.fix(&places, &FixedBy::Output);
+            }
+        }
+    }
+
+    /// The places of a tensor; of an input or a constant, new ones that cannot go.
+    fn of(&mut self, tensor: &TensorIr) -> Axes {
+        if let Some(axes) = self.axes.get(&tensor.id) {
+            return axes.clone();
+        }
+        let why = match self.graph.inputs().contains(&tensor.id) {
+            true => FixedBy::Input,
+            false => FixedBy::Constant,
+        };
+        let axes: Axes = tensor
+            .shape
+            .iter()
+            .map(|n| self.classes.pinned(*n, why.clone()))
+            .collect();
+        self.axes.insert(tensor.id, axes.clone());
+        axes
+    }
+
+    fn set(&mut self, tensor: &TensorIr, axes: Axes) {
+        self.axes.insert(tensor.id, axes);
+    }
+
+    /// Places that nothing is cut out of: examples, positions.
+    fn positions(&mut self, count: usize) -> Vec<u32> {
+        self.classes.pinned(count, FixedBy::Input)
+    }
+
+    /// `None` for an operation that is not known here.
+    fn step(&mut self, operation: &OperationIr) -> Option<()> {
+        match operation {
+            OperationIr::BaseFloat(base) => self.base(base),
+            OperationIr::Float(_, Float::Matmul(op)) => self.matmul(&op.lhs, &op.rhs, &op.out),
+            OperationIr::NumericFloat(_, numeric) => match numeric {
+                Numeric::MeanDim(op)
+                | Numeric::SumDim(op)
+                | Numeric::MaxDim(op)
+                | Numeric::MinDim(op) => self.reduce(&op.input, &[op.axis], &op.out),
+                Numeric::SumDims(op) => self.reduce(&op.input, &op.axes, &op.out),
+                numeric if is_elementwise(numeric) => self.elementwise(operation),
+                _ => None,
+            },
+            OperationIr::Float(_, float) if !is_mixing(float) => self.elementwise(operation),
+            OperationIr::Activation(activation) => match activation {
+                Activation::Softmax(op) | Activation::LogSoftmax(op) | Activation::Softmin(op) => {
+                    let axes = self.of(&op.input);
+                    self.classes.fix(&axes[op.dim], &FixedBy::Reduction);
+                    self.set(&op.out, axes);
+                    Some(())
+                }
+                _ => self.elementwise(operation),
+            },
+            OperationIr::Module(module) => self.module(module),
+            // Of integers and booleans there are no units.
+            _ => (!operation.outputs().any(|out| out.dtype.is_float())).then_some(()),
+        }
+    }
+
+    /// What operands and results have cannot go.
+    fn unknown(&mut self, operation: &OperationIr) {
+        let why = FixedBy::Operation(operation_name(operation));
+        for operand in operation.inputs().filter(|one| one.dtype.is_float()) {
+            for places in self.of(operand) {
+                self.classes.fix(&places, &why);
+            }
+        }
+        for out in operation.outputs() {
+            let axes = out.shape.iter();
+            let axes = axes.map(|n| self.classes.pinned(*n, why.clone())).collect();
+            self.set(out, axes);
+        }
+    }
+
+    /// Each number of the result comes from those at its place.
+    fn elementwise(&mut self, operation: &OperationIr) -> Option<()> {
+        let out = operation.outputs().next()?;
+        let operands: Vec<&TensorIr> = operation
+            .inputs()
+            .filter(|one| one.dtype.is_float())
+            .collect();
+        if operands
+            .iter()
+            .any(|one| one.shape.num_dims() != out.shape.num_dims())
+        {
+            return None;
+        }
+        let all: Vec<Axes> = operands.iter().map(|one| self.of(one)).collect();
+        let axes = (0..out.shape.num_dims()).map(|axis| {
+            let size = out.shape[axis];
+            let mut known: Option<Vec<u32>> = None;
+            for axes in &all {
+                let places = &axes[axis];
+                match &known {
+                    _ if places.len() != size => self.classes.fix(places, &FixedBy::Broadcast),
+                    Some(first) => self.classes.join_all(first, places),
+                    None => known = Some(places.clone()),
+                }
+            }
+            known.unwrap_or_else(|| self.positions(size))
+        });
+        let axes = axes.collect();
+        // A mask on a weight is a weight.
+        let given = |one: &&TensorIr| self.graph.constants.contains_key(&one.id);
+        let is_weight = |one: &&TensorIr| self.weights.contains(&one.id);
+        let are_weights = operands.iter().all(|one| given(one) || is_weight(one));
+        if are_weights && operands.iter().any(is_weight) {
+            self.weights.insert(out.id);
+        }
+        self.set(out, axes);
+        Some(())
+    }
+
+    fn reduce(&mut self, input: &TensorIr, over: &[usize], out: &TensorIr) -> Option<()> {
+        let mut axes = self.of(input);
+        for axis in over {
+            self.classes.fix(&axes[*axis], &FixedBy::Reduction);
+            axes[*axis] = self.positions(1);
+        }
+        self.set(out, axes);
+        Some(())
+    }
+
+    fn base(&mut self, base: &Base) -> Option<()> {
+        let (input, out, axes) = match base {
+            Base::Reshape(op) => {
+                let axes = self.of(&op.input);
+                (
+                    &op.input,
+                    &op.out,
+                    reshaped(&axes, &op.out.shape, self.classes),
+                )
+            }
+            Base::Expand(op) => {
+                let mut axes = self.of(&op.input);
+                while axes.len() < op.out.shape.num_dims() {
+                    axes.insert(0, self.positions(1));
+                }
+                for (places, size) in axes.iter_mut().zip(op.out.shape.iter()) {
+                    if places.len() != *size {
+                        self.classes.fix(places, &FixedBy::Broadcast);
+                        *places = self.positions(*size);
+                    }
+                }
+                (&op.input, &op.out, axes)
+            }
+            Base::SwapDims(op) => {
+                let mut axes = self.of(&op.input);
+                axes.swap(op.dim1, op.dim2);
+                (&op.input, &op.out, axes)
+            }
+            Base::Permute(op) => {
+                let axes = self.of(&op.input);
+                let axes = op.axes.iter().map(|axis| axes[*axis].clone()).collect();
+                (&op.input, &op.out, axes)
+            }
+            Base::Flip(op) => {
+                let mut axes = self.of(&op.input);
+                op.axes.iter().for_each(|axis| axes[*axis].reverse());
+                (&op.input, &op.out, axes)
+            }
+            Base::Cast(op) => (&op.input, &op.out, self.of(&op.input)),
+            Base::Slice(op) => {
+                let mut axes = self.of(&op.tensor);
+                for (places, slice) in axes.iter_mut().zip(&op.ranges) {
+                    let (range, step) = slice.to_range_and_step(places.len());
+                    let cut = places.get(range)?.iter().copied();
+                    *places = match step {
+                        1.. => cut.step_by(step.unsigned_abs()).collect(),
+                        _ => cut.rev().step_by(step.unsigned_abs()).collect(),
+                    };
+                }
+                (&op.tensor, &op.out, axes)
+            }
+            Base::RepeatDim(op) => {
+                let mut axes = self.of(&op.tensor);
+                axes[op.dim] = axes[op.dim].repeat(op.times);
+                (&op.tensor, &op.out, axes)
+            }
+            // A table that is looked up: its rows are read whole.
+            Base::Select(op) => {
+                let mut axes = self.of(&op.tensor);
+                self.classes.fix(&axes[op.dim], &FixedBy::Input);
+                if self.weights.contains(&op.tensor.id) {
+                    let others = (0..axes.len()).filter(|axis| *axis != op.dim);
+                    others.for_each(|axis| self.classes.play(&axes[axis], UnitRole::Makes));
+                }
+                axes[op.dim] = self.positions(op.out.shape[op.dim]);
+                self.set(&op.out, axes);
+                return Some(());
+            }
+            Base::Cat(op) => {
+                let all: Vec<Axes> = op.tensors.iter().map(|one| self.of(one)).collect();
+                let mut axes = all.first()?.clone();
+                for others in &all[1..] {
+                    for (axis, places) in others.iter().enumerate() {
+                        match axis == op.dim {
+                            true => axes[axis].extend(places),
+                            false => self.classes.join_all(&axes[axis], places),
+                        }
+                    }
+                }
+                self.set(&op.out, axes);
+                return Some(());
+            }
+            Base::MaskFill(op) => (&op.tensor, &op.out, self.of(&op.tensor)),
+            Base::MaskWhere(op) => {
+                let (axes, others) = (self.of(&op.tensor), self.of(&op.value));
+                for (places, theirs) in axes.iter().zip(&others) {
+                    self.classes.join_all(places, theirs);
+                }
+                self.set(&op.out, axes);
+                return Some(());
+            }
+            _ => return None,
+        };
+        if self.weights.contains(&input.id) {
+            self.weights.insert(out.id);
+        }
+        self.set(out, axes);
+        Some(())
+    }
+
+    /// Sums over the last axis of `lhs` and the last but one of `rhs`.
+    fn matmul(&mut self, lhs: &TensorIr, rhs: &TensorIr, out: &TensorIr) -> Option<()> {
+        let (mut left, right) = (self.of(lhs), self.of(rhs));
+        let last = left.len().checked_sub(1).filter(|last| *last > 0)?;
+        let (read, summed) = (&left[last], &right[last - 1]);
+        self.classes.join_all(read, summed);
+        let are_weights = [lhs, rhs].map(|one| self.weights.contains(&one.id));
+        match are_weights {
+            [false, true] => {
+                self.classes.play(summed, UnitRole::Reads);
+                self.classes.play(&right[last], UnitRole::Makes);
+            }
+            [true, false] => {
+                self.classes.play(read, UnitRole::Reads);
+                self.classes.play(&left[last - 1], UnitRole::Makes);
+            }
+            _ => self.classes.fix(read, &FixedBy::Attention),
+        }
+        for axis in 0..last - 1 {
+            let (a, b) = (&left[axis], &right[axis]);
+            match a.len() == b.len() {
+                true => self.classes.join_all(a, b),
+                false if a.len() < b.len() => left[axis] = b.clone(),
+                false => {}
+            }
+        }
+        left[last] = right[last].clone();
+        self.set(out, left);
+        Some(())
+    }
+
+    /// A layer: places of the last axis (linear) or the second one (convolution) are read by one axis
+    /// of the weight and made by another.
+    fn layer(
+        &mut self,
+        [x, weight, out]: [&TensorIr; 3],
+        bias: Option<&TensorIr>,
+        axis: usize,
+        [reads, makes]: [usize; 2],
+        groups: usize,
+    ) -> Option<()> {
+        let (mut axes, own) = (self.of(x), self.of(weight));
+        self.classes.play(&own[reads], UnitRole::Reads);
+        self.classes.play(&own[makes], UnitRole::Makes);
+        let mut made = own[makes].clone();
+        if groups == 1 {
+            self.classes.join_all(&axes[axis], &own[reads]);
+        } else {
+            for places in [&axes[axis], &own[reads], &own[makes]] {
+                self.classes.fix(places, &FixedBy::Groups);
+            }
+            made = self.classes.pinned(out.shape[axis], FixedBy::Groups);
+        }
+        if let Some(bias) = bias {
+            let places = self.of(bias);
+            self.classes.join_all(&made, &places[0]);
+        }
+        for (at, places) in axes.iter_mut().enumerate() {
+            if at == axis {
+                *places = made.clone();
+            } else if places.len() != out.shape[at] || axis == 1 && at > 1 {
+                self.classes.fix(places, &FixedBy::Operation("a window"));
+                *places = self.positions(out.shape[at]);
+            }
+        }
+        self.set(out, axes);
+        Some(())
+    }
+
+    /// What keeps examples and channels, and looks at windows of the rest.
+    fn windows(&mut self, x: &TensorIr, out: &TensorIr) -> Option<()> {
+        let mut axes = self.of(x);
+        for axis in 2..axes.len() {
+            self.classes
+                .fix(&axes[axis], &FixedBy::Operation("a window"));
+            axes[axis] = self.positions(out.shape[axis]);
+        }
+        self.set(out, axes);
+        Some(())
+    }
+
+    fn module(&mut self, module: &Module) -> Option<()> {
+        macro_rules! convolution {
+            ($op:expr, $places:expr) => {
+                self.layer(
+                    [&$op.x, &$op.weight, &$op.out],
+                    $op.bias.as_ref(),
+                    1,
+                    $places,
+                    $op.options.groups,
+                )
+            };
+        }
+        match module {
+            Module::Linear(op) => {
+                let last = op.x.shape.num_dims() - 1;
+                let places = [0, 1];
+                self.layer(
+                    [&op.x, &op.weight, &op.out],
+                    op.bias.as_ref(),
+                    last,
+                    places,
+                    1,
+                )
+            }
+            Module::Conv1d(op) => convolution!(op, [1, 0]),
+            Module::Conv2d(op) => convolution!(op, [1, 0]),
+            Module::Conv3d(op) => convolution!(op, [1, 0]),
+            Module::ConvTranspose1d(op) => convolution!(op, [0, 1]),
+            Module::ConvTranspose2d(op) => convolution!(op, [0, 1]),
+            Module::ConvTranspose3d(op) => convolution!(op, [0, 1]),
+            Module::Embedding(op) => {
+                let table = self.of(&op.weights);
+                self.classes.fix(&table[0], &FixedBy::Input);
+                self.classes.play(&table[1], UnitRole::Makes);
+                let last = op.out.shape.num_dims() - 1;
+                let mut axes: Axes = (0..last)
+                    .map(|at| self.positions(op.out.shape[at]))
+                    .collect();
+                axes.push(table[1].clone());
+                self.set(&op.out, axes);
+                Some(())
+            }
+            Module::LayerNorm(op) => {
+                let axes = self.of(&op.input);
+                let last = axes.last()?;
+                self.classes.fix(last, &FixedBy::Reduction);
+                for parameter in [Some(&op.gamma), op.beta.as_ref()].into_iter().flatten() {
+                    let places = self.of(parameter);
+                    self.classes.join_all(last, &places[0]);
+                }
+                self.set(&op.out, axes);
+                Some(())
+            }
+            Module::AvgPool1d(op) => self.windows(&op.x, &op.out),
+            Module::AvgPool2d(op) => self.windows(&op.x, &op.out),
+            Module::AdaptiveAvgPool1d(op) => self.windows(&op.x, &op.out),
+            Module::AdaptiveAvgPool2d(op) => self.windows(&op.x, &op.out),
+            Module::AdaptiveAvgPool3d(op) => self.windows(&op.x, &op.out),
+            Module::MaxPool1d(op) => self.windows(&op.x, &op.out),
+            Module::MaxPool2d(op) => self.windows(&op.x, &op.out),
+            Module::Interpolate(op) => self.windows(&op.x, &op.out),
+            Module::Attention(op) => {
+                let operands = [&op.query, &op.key, &op.value];
+                for operand in operands.into_iter().chain(&op.mask).chain(&op.attn_bias) {
+                    for places in self.of(operand) {
+                        self.classes.fix(&places, &FixedBy::Attention);
+                    }
+                }
+                let sizes = op.out.shape.iter();
+                let axes = sizes.map(|n| self.classes.pinned(*n, FixedBy::Attention));
+                let axes = axes.collect();
+                self.set(&op.out, axes);
+                Some(())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether a number of the result comes from those at its place alone.
+fn is_elementwise(numeric: &Numeric) -> bool {
+    matches!(
+        numeric,
+        Numeric::Add(_)
+            | Numeric::AddScalar(_)
+            | Numeric::Sub(_)
+            | Numeric::SubScalar(_)
+            | Numeric::Div(_)
+            | Numeric::DivScalar(_)
+            | Numeric::Rem(_)
+            | Numeric::RemScalar(_)
+            | Numeric::Mul(_)
+            | Numeric::MulScalar(_)
+            | Numeric::Abs(_)
+            | Numeric::Clamp(_)
+            | Numeric::ClampMin(_)
+            | Numeric::ClampMax(_)
+            | Numeric::Powi(_)
+            | Numeric::PowiScalar(_)
+            | Numeric::Neg(_)
+            | Numeric::Sign(_)
+    )
+}
+
+/// Whether a number of the result comes from others than those at its place.
+fn is_mixing(float: &Float) -> bool {
+    matches!(
+        float,
+        Float::Matmul(_)
+            | Float::Cross(_)
+            | Float::Random(_)
+            | Float::Quantize(_)
+            | Float::Dequantize(_)
+            | Float::GridSample2d(_)
+    )
+}

@@ -1,0 +1,210 @@
+//! Which slices of which parameters go together: the units that can be cut out of a network.
+//!
+//! A channel of a convolution is a slice of its weight, of its bias, of the norm behind it, of every
+//! weight that reads it, and, across a residual sum, of everything that is added to it. Such coupled
+//! slices are found by following each place of each axis of each parameter through the operations
+//! ([DepGraph](https://arxiv.org/abs/2301.12900) follows layers; here it is numbers).
+
+mod classes;
+mod flow;
+mod reshape;
+
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::ParamId;
+
+use crate::Graph;
+use classes::Classes;
+use flow::Flow;
+
+/// What a parameter has to do with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UnitRole {
+    /// Its slice computes the unit: an output channel of a weight.
+    Makes,
+    /// Its slice is applied to the unit: an input channel of a weight.
+    Reads,
+    /// One number or a few for each unit: a bias, the scale of a norm, a running statistic.
+    Follows,
+}
+
+/// Why units cannot be cut out.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FixedBy {
+    /// They are inputs of the model, or places of them.
+    Input,
+    /// They are outputs of the model.
+    Output,
+    /// They meet a tensor that is no parameter.
+    Constant,
+    /// Norms, softmax and other reductions take all of them together.
+    Reduction,
+    /// The convolution has groups, whose number is written into the module.
+    Groups,
+    /// An attention multiplies them with each other, or with places of a sequence.
+    Attention,
+    /// A reshape splits or mixes them: the sizes are written into the model.
+    Reshape,
+    /// One unit is spread over several.
+    Broadcast,
+    /// The caller wants them to stay.
+    Excepted,
+    /// An operation of this name does not say.
+    Operation(&'static str),
+}
+
+impl std::fmt::Display for FixedBy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Input => "inputs of the model",
+            Self::Output => "outputs of the model",
+            Self::Constant => "they meet a tensor that is no parameter",
+            Self::Reduction => "a norm, a softmax or a mean takes all of them together",
+            Self::Groups => "the number of groups of a convolution is written into it",
+            Self::Attention => "an attention multiplies them with each other",
+            Self::Reshape => "a reshape splits or mixes them",
+            Self::Broadcast => "one is spread over several",
+            Self::Excepted => "they are excepted",
+            Self::Operation(name) => return write!(f, "`{name}` mixes them"),
+        })
+    }
+}
+
+/// An axis of a parameter along which units lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitAxis {
+    /// Path of the parameter.
+    pub path: String,
+    /// Burn's identity of it.
+    pub id: ParamId,
+    /// The axis.
+    pub axis: usize,
+    /// What the parameter has to do with the units.
+    pub role: UnitRole,
+    /// For each unit of the group the places on the axis.
+    pub places: Vec<Vec<usize>>,
+}
+
+/// Units that lie along the same axes of the same parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitGroup {
+    /// The axes, in the order of the parameters.
+    pub axes: Vec<UnitAxis>,
+    /// How many units there are.
+    pub units: usize,
+    /// Why they cannot be cut out; `None` where they can.
+    pub fixed: Option<FixedBy>,
+}
+
+impl Graph {
+    /// The units of the recorded forward pass, by the axes of parameters that they span.
+    ///
+    /// A unit can be cut out of a group that is not [`fixed`](UnitGroup::fixed): its places go from
+    /// all axes. What its own operations computed is gone, and nothing else changes but what its
+    /// readers added up of it.
+    ///
+    /// ```
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::tensor::{Device, Tensor, activation::relu};
+    /// use burn_lean_graph::{FixedBy, record};
+    ///
+    /// let device = Device::flex();
+    /// let model: Vec<Linear> = [(4, 8), (8, 2)]
+    ///     .map(|(inputs, outputs)| LinearConfig::new(inputs, outputs).init(&device))
+    ///     .to_vec();
+    /// let recording = record(&model, &Tensor::<2>::zeros([1, 4], &device), |model, x| {
+    ///     model[1].forward(relu(model[0].forward(x)))
+    /// })?;
+    /// let groups = recording.graph().units();
+    /// let hidden = groups.iter().find(|group| group.fixed.is_none()).unwrap();
+    /// assert_eq!(hidden.units, 8);
+    /// let axes: Vec<_> = hidden.axes.iter().map(|one| (&one.path[..], one.axis)).collect();
+    /// assert_eq!(axes, [("0.weight", 1), ("0.bias", 0), ("1.weight", 0)]);
+    /// assert!(groups.iter().any(|group| group.fixed == Some(FixedBy::Output)));
+    /// # Ok::<(), burn_lean_graph::GraphError>(())
+    /// ```
+    pub fn units(&self) -> Vec<UnitGroup> {
+        let mut classes = Classes::default();
+        let own: Vec<Vec<Vec<u32>>> = self
+            .parameters()
+            .iter()
+            .map(|parameter| parameter.shape.iter().map(|n| classes.fresh(*n)).collect())
+            .collect();
+        Flow::new(self, &own, &mut classes).run();
+        // One parameter may be shown at several paths.
+        let mut seen = HashMap::new();
+        for (index, parameter) in self.parameters().iter().enumerate() {
+            let first = *seen
+                .entry((parameter.id, &parameter.shape))
+                .or_insert(index);
+            for (ours, theirs) in own[index].iter().zip(&own[first]) {
+                classes.join_all(ours, theirs);
+            }
+        }
+        grouped(self, &own, &mut classes)
+    }
+}
+
+/// The places of all units, put together by the axes that they lie on.
+fn grouped(graph: &Graph, own: &[Vec<Vec<u32>>], classes: &mut Classes) -> Vec<UnitGroup> {
+    type Slices = BTreeMap<(usize, usize), Vec<usize>>;
+    let mut units: BTreeMap<u32, Slices> = BTreeMap::new();
+    let mut roles: HashMap<(usize, usize), UnitRole> = HashMap::new();
+    for (index, axes) in own.iter().enumerate() {
+        for (axis, places) in axes.iter().enumerate() {
+            for (place, id) in places.iter().enumerate() {
+                let role = roles.entry((index, axis)).or_insert(UnitRole::Follows);
+                *role = (*role).min(classes.role(*id));
+                let slices = units.entry(classes.root(*id)).or_default();
+                slices.entry((index, axis)).or_default().push(place);
+            }
+        }
+    }
+    // In the order of their first places.
+    let mut in_order: Vec<(u32, Slices)> = units.into_iter().collect();
+    in_order.sort_by(|(_, a), (_, b)| a.iter().next().cmp(&b.iter().next()));
+    let mut groups: Vec<(Vec<(usize, usize)>, UnitGroup)> = Vec::new();
+    for (root, slices) in in_order {
+        let is_made = slices.keys().any(|at| roles[at] == UnitRole::Makes);
+        let is_read = slices.keys().any(|at| roles[at] == UnitRole::Reads);
+        if !is_made && !is_read {
+            continue;
+        }
+        let fixed = match is_made {
+            true => classes.fixed(root),
+            false => Some(classes.fixed(root).unwrap_or(FixedBy::Input)),
+        };
+        let keys: Vec<(usize, usize)> = slices.keys().copied().collect();
+        let same = |(other, group): &&mut (Vec<(usize, usize)>, UnitGroup)| {
+            *other == keys && group.fixed == fixed
+        };
+        let group = match groups.iter_mut().find(same) {
+            Some((_, group)) => group,
+            None => {
+                let axes = keys.iter().map(|(index, axis)| {
+                    let parameter = &graph.parameters()[*index];
+                    UnitAxis {
+                        path: parameter.path.clone(),
+                        id: parameter.id,
+                        axis: *axis,
+                        role: roles[&(*index, *axis)],
+                        places: Vec::new(),
+                    }
+                });
+                let group = UnitGroup {
+                    axes: axes.collect(),
+                    units: 0,
+                    fixed,
+                };
+                groups.push((keys, group));
+                &mut groups.last_mut().expect("one was just added").1
+            }
+        };
+        group.units += 1;
+        for (axis, places) in group.axes.iter_mut().zip(slices.into_values()) {
+            axis.places.push(places);
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}

@@ -1,0 +1,180 @@
+//! Slices of parameters: read, set to zero, cut out.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::tensor::{Tensor, TensorData};
+use burn_lean_graph::{UnitGroup, UnitRole};
+use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
+
+use super::units::keep;
+use crate::PruneError;
+use crate::fisher::gradient_matrix::read;
+
+/// The numbers of the parameters along which units lie.
+pub(super) struct Weights {
+    by_id: HashMap<ParamId, Weight>,
+}
+
+/// A parameter.
+pub(super) struct Weight {
+    pub(super) path: String,
+    pub(super) shape: Vec<usize>,
+    values: Vec<f32>,
+}
+
+impl Weight {
+    /// The sum of squares of what lies at these places of an axis.
+    pub(super) fn squares(&self, axis: usize, places: &[usize]) -> f64 {
+        let stride: usize = self.shape[axis + 1..].iter().product();
+        let size = self.shape[axis];
+        let outer = self.values.len() / (stride * size).max(1);
+        let slices = (0..outer).flat_map(|block| {
+            places
+                .iter()
+                .map(move |place| (block * size + place) * stride)
+        });
+        slices
+            .flat_map(|first| &self.values[first..first + stride])
+            .map(|w| f64::from(*w) * f64::from(*w))
+            .sum()
+    }
+}
+
+impl Weight {
+    /// What a layer makes of constants at these places of the axis that it reads.
+    pub(super) fn applied(&self, axis: usize, places: &[usize], constants: &[f32]) -> Vec<f32> {
+        // Weights have their outputs on the other one of the first two axes.
+        let outputs = 1 - axis.min(1);
+        let stride = |axis: usize| self.shape[axis + 1..].iter().product::<usize>();
+        let (by_input, by_output) = (stride(axis), stride(outputs));
+        let mut sums = vec![0.0_f64; self.shape[outputs]];
+        for (at, w) in self.values.iter().enumerate() {
+            let input = at / by_input % self.shape[axis];
+            if let Some(which) = places.iter().position(|place| *place == input) {
+                let output = at / by_output % self.shape[outputs];
+                sums[output] += f64::from(*w) * f64::from(constants[which]);
+            }
+        }
+        sums.into_iter().map(|sum| sum as f32).collect()
+    }
+}
+
+impl Weights {
+    pub(super) fn of<M: Module>(model: &M, groups: &[UnitGroup]) -> Result<Self, PruneError> {
+        struct Reading {
+            wanted: HashSet<ParamId>,
+            read: Result<HashMap<ParamId, Weight>, PruneError>,
+        }
+        impl FloatVisitor for Reading {
+            fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+                let Ok(known) = &mut self.read else { return };
+                if !self.wanted.contains(&param.id) || known.contains_key(&param.id) {
+                    return;
+                }
+                match read(param.val()) {
+                    Ok(values) => {
+                        let weight = Weight {
+                            path: path.to_string(),
+                            shape: param.shape().to_vec(),
+                            values,
+                        };
+                        known.insert(param.id, weight);
+                    }
+                    Err(error) => self.read = Err(error),
+                }
+            }
+        }
+        let axes = groups.iter().flat_map(|group| &group.axes);
+        let mut reading = Reading {
+            wanted: axes.map(|axis| axis.id).collect(),
+            read: Ok(HashMap::new()),
+        };
+        visit_plain_floats(model, &mut reading);
+        reading.read.map(|by_id| Self { by_id })
+    }
+
+    pub(super) fn get(&self, id: &ParamId) -> Option<&Weight> {
+        self.by_id.get(id)
+    }
+
+    pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
+        self.by_id.values().map(|weight| &weight.path[..])
+    }
+}
+
+/// Places of axes that go, by parameter.
+type Gone = HashMap<ParamId, HashMap<usize, HashSet<usize>>>;
+
+fn places(groups: &[UnitGroup], gone: &[HashSet<usize>], readers_only: bool) -> Gone {
+    let mut places = Gone::new();
+    for (group, gone) in groups.iter().zip(gone) {
+        for axis in &group.axes {
+            if readers_only && axis.role != UnitRole::Reads {
+                continue;
+            }
+            let here = gone.iter().flat_map(|unit| &axis.places[*unit]);
+            let of_axis = places.entry(axis.id).or_default();
+            of_axis.entry(axis.axis).or_default().extend(here);
+        }
+    }
+    places
+}
+
+/// The model whose remaining units do not read those that go.
+pub(super) fn silence<M: Module>(
+    model: M,
+    groups: &[UnitGroup],
+    gone: &[HashSet<usize>],
+    moved: &HashMap<ParamId, Vec<f32>>,
+) -> M {
+    changed(model, places(groups, gone, true), moved, false)
+}
+
+/// The model without them.
+pub(super) fn cut<M: Module>(
+    model: M,
+    groups: &[UnitGroup],
+    gone: &[HashSet<usize>],
+    moved: &HashMap<ParamId, Vec<f32>>,
+) -> M {
+    changed(model, places(groups, gone, false), moved, true)
+}
+
+fn changed<M: Module>(model: M, gone: Gone, moved: &HashMap<ParamId, Vec<f32>>, cuts: bool) -> M {
+    struct Changing<'a> {
+        gone: Gone,
+        moved: &'a HashMap<ParamId, Vec<f32>>,
+        cuts: bool,
+    }
+    impl ModuleMapper for Changing<'_> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let id = param.id;
+            let param = match self.moved.get(&id) {
+                Some(moved) => param.map(|value| {
+                    let data = TensorData::new(moved.clone(), value.shape());
+                    let moved = Tensor::from_data(data, (&value.device(), value.dtype()));
+                    value + moved
+                }),
+                None => param,
+            };
+            let axes = self.gone.get(&id).into_iter().flatten();
+            let axes = axes.filter(|(_, gone)| !gone.is_empty());
+            axes.fold(param, |param, (axis, gone)| {
+                let all = 0..param.shape()[*axis];
+                if self.cuts {
+                    let kept: Vec<usize> = all.filter(|place| !gone.contains(place)).collect();
+                    return keep(param, *axis, &kept);
+                }
+                param.map(|value| {
+                    let mut shape = [1; D];
+                    shape[*axis] = value.dims()[*axis];
+                    let mask = all.map(|place| f32::from(u8::from(!gone.contains(&place))));
+                    let data = TensorData::new(mask.collect::<Vec<_>>(), shape);
+                    value.clone() * Tensor::from_data(data, (&value.device(), value.dtype()))
+                })
+            })
+        }
+    }
+    model.map(&mut Changing { gone, moved, cuts })
+}

@@ -1,0 +1,128 @@
+//! What arrives at the weights that read units.
+
+use std::collections::HashMap;
+
+use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
+use burn::module::{Module, ParamId};
+use burn::tensor::Tensor;
+use burn_lean_graph::{Graph, Pass, Recording, Tensors, UnitAxis, Walk};
+
+use crate::PruneError;
+use crate::fisher::gradient_matrix::read;
+use crate::layerwise::inputs::Again;
+
+/// A weight that reads units.
+#[derive(Debug, Clone, PartialEq)]
+struct Reader {
+    /// For each of its inputs the number that always arrives, over examples, positions and padding;
+    /// `None` where numbers differ.
+    constants: Vec<Option<f32>>,
+    /// The bias of the layer.
+    bias: Option<ParamId>,
+}
+
+/// The weights that read units, by path.
+#[derive(Debug)]
+pub(super) struct Readers(HashMap<String, Reader>);
+
+impl Readers {
+    /// Looks at what arrives at each weight on this batch.
+    pub(super) fn of<M: Module, I: Tensors, O: Tensors>(
+        model: &M,
+        recording: Recording<O>,
+        batch: &I,
+    ) -> Result<Self, PruneError> {
+        let failed = |source| PruneError::NotRecorded { source };
+        let biases = biases(recording.graph());
+        let again = batch.map_tensors(&mut Again);
+        let mut walk = Walk::new(model, [(recording, again)]).map_err(failed)?;
+        let mut readers: HashMap<String, Reader> = HashMap::new();
+        while let Some(mut step) = walk.next_product().map_err(failed)? {
+            let products = step.product();
+            let Some(product) = products.filter(|one| one.groups == 1 && !one.is_embedding())
+            else {
+                continue;
+            };
+            let mut bounds: Option<[Tensor<2>; 2]> = None;
+            let look = |rows: Tensor<2>| {
+                let here = [rows.clone().min_dim(0), rows.max_dim(0)];
+                bounds = Some(match bounds.take() {
+                    Some([low, high]) => {
+                        let [a, b] = here;
+                        [low.min_pair(a), high.max_pair(b)]
+                    }
+                    None => here,
+                });
+            };
+            step.rows(&product, 0, Pass::Original, 0, 1 << 16, look)
+                .map_err(failed)?;
+            let Some([low, high]) = bounds else { continue };
+            let (low, high) = (read(low)?, read(high)?);
+            let inputs = match product.is_transposed() {
+                true => product.parameter.shape[0],
+                false => product.parameter.shape.get(1).copied().unwrap_or(1),
+            };
+            // All places of a kernel see an input.
+            let each = (low.len() / inputs.max(1)).max(1);
+            let constants = low.chunks(each).zip(high.chunks(each)).map(|(low, high)| {
+                let first = low[0];
+                let all = low.iter().chain(high).all(|x| *x == first);
+                (all && first.is_finite()).then_some(first)
+            });
+            let found = Reader {
+                constants: constants.collect(),
+                bias: biases.get(&product.node).copied(),
+            };
+            let known = readers
+                .entry(product.parameter.path.clone())
+                .or_insert_with(|| found.clone());
+            // A weight with several uses: what differs is not constant.
+            if *known != found {
+                known.bias = None;
+                let pairs = known.constants.iter_mut().zip(found.constants);
+                pairs.for_each(|(known, found)| *known = known.filter(|x| found == Some(*x)));
+            }
+        }
+        Ok(Self(readers))
+    }
+
+    /// The constant that arrives at these places, where it is one that can be left out or moved into
+    /// a bias, with that bias.
+    pub(super) fn constants(
+        &self,
+        axis: &UnitAxis,
+        unit: usize,
+    ) -> Option<(Vec<f32>, Option<ParamId>)> {
+        let reader = self.0.get(&axis.path)?;
+        let places = axis.places[unit].iter();
+        let constants = places.map(|place| *reader.constants.get(*place)?);
+        let constants: Vec<f32> = constants.collect::<Option<_>>()?;
+        let is_zero = constants.iter().all(|x| *x == 0.0);
+        (is_zero || reader.bias.is_some()).then_some((constants, reader.bias))
+    }
+}
+
+/// The biases that are operands of a layer's own operation, by its place in the graph.
+fn biases(graph: &Graph) -> HashMap<usize, ParamId> {
+    let of = |operation: &OperationIr| -> Option<ParamId> {
+        let bias: Option<&TensorIr> = match operation {
+            OperationIr::Module(module) => match module {
+                ModuleOperationIr::Linear(op) => op.bias.as_ref(),
+                ModuleOperationIr::Conv1d(op) => op.bias.as_ref(),
+                ModuleOperationIr::Conv2d(op) => op.bias.as_ref(),
+                ModuleOperationIr::Conv3d(op) => op.bias.as_ref(),
+                _ => None,
+            },
+            _ => None,
+        };
+        let bias = bias?;
+        let mut parameters = graph.parameters().iter();
+        parameters
+            .find(|parameter| parameter.tensor == bias.id)
+            .map(|parameter| parameter.id)
+    };
+    let nodes = graph.nodes();
+    nodes
+        .filter_map(|node| Some((node.index(), of(node.operation())?)))
+        .collect()
+}

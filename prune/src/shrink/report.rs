@@ -1,0 +1,69 @@
+//! What was cut out of a model.
+
+use std::fmt;
+
+use burn_lean_graph::{UnitGroup, UnitRole};
+
+/// What [`Shrink`](crate::Shrink) did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShrinkReport {
+    /// The groups of units, in the order of the parameters.
+    pub groups: Vec<ShrunkGroup>,
+    /// Multiplications of a forward pass over the batch before, in layers whose weights have units.
+    pub multiplications_before: f64,
+    /// The same afterwards.
+    pub multiplications_after: f64,
+}
+
+/// What became of one group of units.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShrunkGroup {
+    /// Paths of the parameters that make its units, or read them where none does.
+    pub paths: Vec<String>,
+    /// How many units there were.
+    pub units: usize,
+    /// How many went.
+    pub removed: usize,
+    /// Why none could go; `None` where some could.
+    pub fixed: Option<String>,
+}
+
+impl ShrunkGroup {
+    pub(super) fn new(group: &UnitGroup, removed: usize) -> Self {
+        let of = |role| {
+            let axes = group.axes.iter().filter(move |axis| axis.role == role);
+            axes.map(|axis| axis.path.clone()).collect::<Vec<_>>()
+        };
+        let makers = of(UnitRole::Makes);
+        Self {
+            paths: match makers.is_empty() {
+                true => of(UnitRole::Reads),
+                false => makers,
+            },
+            units: group.units,
+            removed,
+            fixed: group.fixed.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+impl ShrinkReport {
+    /// How many units went.
+    pub fn removed(&self) -> usize {
+        self.groups.iter().map(|group| group.removed).sum()
+    }
+}
+
+impl fmt::Display for ShrinkReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for group in &self.groups {
+            write!(f, "{}: ", group.paths.join(", "))?;
+            match &group.fixed {
+                Some(why) => writeln!(f, "{} units stay: {why}", group.units)?,
+                None => writeln!(f, "{} of {} units removed", group.removed, group.units)?,
+            }
+        }
+        let left = self.multiplications_after / self.multiplications_before.max(1.0);
+        write!(f, "{:.1} % of the multiplications are left", 100.0 * left)
+    }
+}

@@ -1,0 +1,187 @@
+//! Which units go.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::module::ParamId;
+use burn_lean_graph::{UnitGroup, UnitRole};
+
+use super::cut::Weights;
+use super::readers::Readers;
+use crate::PruneError;
+
+/// The units of a model, what they cost, and which are removed so far.
+pub(super) struct Scored<'a> {
+    groups: &'a [UnitGroup],
+    weights: &'a Weights,
+    /// Multiplications of one weight, by parameter.
+    uses: HashMap<ParamId, f64>,
+    /// Places left on each axis, by parameter.
+    left: HashMap<ParamId, Vec<usize>>,
+    removed: Vec<HashSet<usize>>,
+    /// What biases get for constants that go.
+    moved: HashMap<ParamId, Vec<f32>>,
+    before: f64,
+}
+
+impl<'a> Scored<'a> {
+    /// `flops` has the operations of one weight by path.
+    pub(super) fn new(
+        groups: &'a [UnitGroup],
+        weights: &'a Weights,
+        flops: &HashMap<String, f64>,
+    ) -> Self {
+        let mut uses = HashMap::new();
+        let mut left = HashMap::new();
+        for axis in groups.iter().flat_map(|group| &group.axes) {
+            let Some(weight) = weights.get(&axis.id) else {
+                continue;
+            };
+            uses.insert(
+                axis.id,
+                flops.get(&weight.path).copied().unwrap_or(0.0) / 2.0,
+            );
+            left.insert(axis.id, weight.shape.clone());
+        }
+        let mut scored = Self {
+            groups,
+            weights,
+            uses,
+            left,
+            removed: vec![HashSet::new(); groups.len()],
+            moved: HashMap::new(),
+            before: 0.0,
+        };
+        scored.before = scored.multiplications();
+        scored
+    }
+
+    pub(super) fn multiplications_before(&self) -> f64 {
+        self.before
+    }
+
+    /// Those that are left.
+    pub(super) fn multiplications(&self) -> f64 {
+        let of = |(id, uses): (&ParamId, &f64)| -> f64 {
+            uses * self.left[id].iter().map(|n| *n as f64).product::<f64>()
+        };
+        self.uses.iter().map(of).sum()
+    }
+
+    pub(super) fn removed(&self) -> &[HashSet<usize>] {
+        &self.removed
+    }
+
+    fn remove(&mut self, group: usize, unit: usize) {
+        if self.removed[group].insert(unit) {
+            for axis in &self.groups[group].axes {
+                if let Some(left) = self.left.get_mut(&axis.id) {
+                    left[axis.axis] -= axis.places[unit].len();
+                }
+            }
+        }
+    }
+
+    fn can_go(&self, group: usize, at_least: usize) -> bool {
+        let one = &self.groups[group];
+        one.fixed.is_none() && one.units - self.removed[group].len() > at_least
+    }
+
+    /// The squares of the weights that make a unit, or that read it.
+    fn squares(&self, group: usize, unit: usize, role: UnitRole) -> f64 {
+        let axes = self.groups[group]
+            .axes
+            .iter()
+            .filter(|axis| axis.role == role);
+        axes.filter_map(|axis| {
+            let weight = self.weights.get(&axis.id)?;
+            Some(weight.squares(axis.axis, &axis.places[unit]))
+        })
+        .sum()
+    }
+
+    /// Removes what nothing reads, and what is made of nothing where its readers can do without.
+    pub(super) fn remove_dead(&mut self, readers: &Readers, at_least: usize) {
+        let groups = self.groups;
+        for (index, group) in groups.iter().enumerate() {
+            for unit in 0..group.units {
+                if !self.can_go(index, at_least) {
+                    break;
+                }
+                if self.squares(index, unit, UnitRole::Reads) == 0.0 {
+                    self.remove(index, unit);
+                    continue;
+                }
+                if self.squares(index, unit, UnitRole::Makes) > 0.0 {
+                    continue;
+                }
+                let reading = group
+                    .axes
+                    .iter()
+                    .filter(|axis| axis.role == UnitRole::Reads);
+                let constants = reading.map(|axis| Some((axis, readers.constants(axis, unit)?)));
+                let Some(constants) = constants.collect::<Option<Vec<_>>>() else {
+                    continue;
+                };
+                self.remove(index, unit);
+                for (axis, (constants, bias)) in constants {
+                    let (Some(bias), Some(weight)) = (bias, self.weights.get(&axis.id)) else {
+                        continue;
+                    };
+                    let made = weight.applied(axis.axis, &axis.places[unit], &constants);
+                    let moved = self
+                        .moved
+                        .entry(bias)
+                        .or_insert_with(|| vec![0.0; made.len()]);
+                    moved
+                        .iter_mut()
+                        .zip(made)
+                        .for_each(|(sum, made)| *sum += made);
+                }
+            }
+        }
+    }
+
+    /// What biases get for constants that go.
+    pub(super) fn moved(&self) -> &HashMap<ParamId, Vec<f32>> {
+        &self.moved
+    }
+
+    /// Removes the least important units until at most `share` of the multiplications is left.
+    pub(super) fn remove_until(&mut self, share: f64, at_least: usize) -> Result<(), PruneError> {
+        let mut order: Vec<(f64, usize, usize)> = Vec::new();
+        for (index, group) in self.groups.iter().enumerate() {
+            if group.fixed.is_some() {
+                continue;
+            }
+            let roles = [UnitRole::Makes, UnitRole::Reads];
+            let of = |unit| {
+                roles
+                    .iter()
+                    .map(|role| self.squares(index, unit, *role))
+                    .sum()
+            };
+            let squares: Vec<f64> = (0..group.units).map(of).collect();
+            let mean = squares.iter().sum::<f64>() / squares.len().max(1) as f64;
+            let units = squares.iter().enumerate();
+            order.extend(units.map(|(unit, one)| (one / f64::max(mean, 1e-30), index, unit)));
+        }
+        order.sort_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+        for (_, group, unit) in order {
+            if self.multiplications() <= share * self.before {
+                return Ok(());
+            }
+            if self.can_go(group, at_least) {
+                self.remove(group, unit);
+            }
+        }
+        match self.multiplications() <= share * self.before {
+            true => Ok(()),
+            false => Err(PruneError::CannotShrink {
+                reason: format!(
+                    "with all units gone that can go, {:.3} of the multiplications are left, not {share}",
+                    self.multiplications() / f64::max(self.before, 1.0)
+                ),
+            }),
+        }
+    }
+}

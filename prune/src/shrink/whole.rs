@@ -1,0 +1,257 @@
+//! Units cut out of a whole model.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{Module, ParamGroup, ParamId, Reparameterization};
+use burn::tensor::Tensor;
+use burn_lean_graph::{FixedBy, Recording, Tensors, UnitGroup, record};
+use burn_lean_reparam::{Rejected, attached};
+
+use super::cut::{Weights, cut, silence};
+use super::readers::Readers;
+use super::report::{ShrinkReport, ShrunkGroup};
+use super::scores::Scored;
+use crate::layerwise::candidates::logits;
+use crate::layerwise::inputs::{Again, Plain};
+use crate::model::{checks, flops};
+use crate::{Mask, PruneError};
+
+/// Cuts whole units out of a model: channels, hidden features, with everything that belongs to them.
+///
+/// A recorded forward pass says which slices of which parameters go together, across residual sums,
+/// norms, concatenations and flattened images ([`Graph::units`](burn_lean_graph::Graph::units)). What
+/// comes back is the same type of model with smaller parameters: faster on every device, without a
+/// sparse format.
+///
+/// - [`Shrink::dead`] removes the units that pruning left without weights: nothing reads them, or
+///   they are made of nothing, so that they put out one number whatever comes in; what is made of it
+///   moves into the bias of the layers that read it, where they have one and pad nothing, and is
+///   nothing where the number is zero. The outputs stay as they are, up to the rounding of an addition.
+/// - [`Shrink::to`] removes the least important units too, until a share of the multiplications is
+///   left: those with the least squares of weights around them, as a fraction of the mean of their
+///   group ([DepGraph](https://arxiv.org/abs/2301.12900)). Train the smaller model afterwards.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor, activation::relu};
+/// use burn_lean_prune::Shrink;
+///
+/// let device = Device::flex();
+/// let model: Vec<Linear> = [(4, 64), (64, 64), (64, 2)]
+///     .map(|(inputs, outputs)| LinearConfig::new(inputs, outputs).init(&device))
+///     .to_vec();
+/// let forward = |model: &Vec<Linear>, x: Tensor<2>| {
+///     let hidden = relu(model[1].forward(relu(model[0].forward(x))));
+///     model[2].forward(hidden)
+/// };
+/// let shrunk = Shrink::to(0.25).shrink(model, forward, Tensor::<2>::ones([8, 4], &device))?;
+/// let [inputs, outputs] = shrunk.model[1].weight.dims();
+/// assert!(inputs < 64 && outputs < 64);
+/// assert_eq!(shrunk.report.removed(), 128 - inputs - outputs);
+/// let left = shrunk.report.multiplications_after / shrunk.report.multiplications_before;
+/// assert!(left <= 0.25);
+/// # Ok::<(), burn_lean_prune::PruneError>(())
+/// ```
+///
+/// Units stay where the model writes their number down: heads of an attention, groups of a
+/// convolution, sizes in a `reshape`; and what a norm over features or the output takes whole. The
+/// [`report`](ShrinkReport) says which, and why.
+#[derive(Debug, Clone)]
+pub struct Shrink {
+    /// Share of the multiplications that is left at most, above 0 to 1; `None` removes only what has
+    /// no weights.
+    pub share: Option<f64>,
+    /// Units of a group that are left at least. Default 1.
+    pub at_least: usize,
+    /// Parameters whose units stay. Default: none.
+    pub except: Option<ParamGroup>,
+}
+
+/// A smaller model.
+#[derive(Debug)]
+pub struct Shrunk<M> {
+    /// The model; parameters that became smaller have new identities.
+    pub model: M,
+    /// What was removed, and what could not be.
+    pub report: ShrinkReport,
+}
+
+impl Shrink {
+    /// Removes what pruning left without weights.
+    pub fn dead() -> Self {
+        Self {
+            share: None,
+            at_least: 1,
+            except: None,
+        }
+    }
+
+    /// Removes units until `share` of the multiplications is left.
+    pub fn to(share: f64) -> Self {
+        Self {
+            share: Some(share),
+            ..Self::dead()
+        }
+    }
+
+    /// Leaves the units of these parameters alone.
+    pub fn except(mut self, group: ParamGroup) -> Self {
+        self.except = Some(group);
+        self
+    }
+
+    /// Shrinks `model`.
+    ///
+    /// `forward` gives the outputs of a batch of inputs like `batch`, in evaluation mode; it is
+    /// recorded. The smaller model's outputs on `batch` are compared with those of the given one
+    /// without the units that go. Masks are folded in.
+    ///
+    /// # Errors
+    ///
+    /// The model comes back in the error, unchanged.
+    /// - [`PruneError::NotRecorded`]: the forward pass cannot be recorded.
+    /// - [`PruneError::CannotShrink`]: it does not run with smaller parameters, because sizes are
+    ///   written into it, or another result comes out; the share is not reached.
+    /// - [`PruneError::CarriesReparameterization`]: a parameter carries something else than a mask.
+    /// - [`PruneError::InvalidConfig`], [`PruneError::Device`].
+    pub fn shrink<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: M,
+        forward: impl Fn(&M, I) -> O,
+        batch: I,
+    ) -> Result<Shrunk<M>, Rejected<M, PruneError>> {
+        match self.shrunk(&model, &forward, batch) {
+            Ok(Shrunk {
+                model: small,
+                report,
+            }) => Ok(Shrunk {
+                model: match model.devices().iter().any(|device| device.is_autodiff()) {
+                    true => small.train(),
+                    false => small,
+                },
+                report,
+            }),
+            Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    fn shrunk<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: &M,
+        forward: &impl Fn(&M, I) -> O,
+        batch: I,
+    ) -> Result<Shrunk<M>, PruneError> {
+        let share = self.share.unwrap_or(1.0);
+        checks::accept(
+            share > 0.0 && share <= 1.0,
+            "share",
+            share,
+            "above 0, at most 1",
+        )?;
+        checks::accept(self.at_least > 0, "at_least", self.at_least, "at least 1")?;
+        for carrier in attached(model) {
+            if carrier.name != Mask::NAME {
+                return Err(PruneError::CarriesReparameterization {
+                    path: carrier.path,
+                    name: carrier.name,
+                });
+            }
+        }
+        // A copy, of running statistics, too.
+        let dense = model.valid().materialize();
+        let device = dense.devices().into_iter().next();
+        let batch = batch.map_tensors(&mut Plain(device.as_ref()));
+        let recording = recorded(&dense, forward, &batch)?;
+        let mut groups = recording.graph().units();
+        self.leave_alone(&mut groups);
+        let weights = Weights::of(&dense, &groups)?;
+        let used: HashMap<String, f64> = flops::count(
+            recording.graph(),
+            weights
+                .paths()
+                .map(|path| (path.to_string(), 0.0))
+                .collect(),
+            1.0,
+        );
+        let readers = Readers::of(&dense, recording, &batch)?;
+        let mut scored = Scored::new(&groups, &weights, &used);
+        scored.remove_dead(&readers, self.at_least);
+        if self.share.is_some() {
+            scored.remove_until(share, self.at_least)?;
+        }
+        let report = ShrinkReport {
+            multiplications_before: scored.multiplications_before(),
+            multiplications_after: scored.multiplications(),
+            groups: (groups.iter().zip(scored.removed()))
+                .map(|(group, removed)| ShrunkGroup::new(group, removed.len()))
+                .collect(),
+        };
+        let gone: Vec<HashSet<usize>> = scored.removed().to_vec();
+        let moved = scored.moved();
+        // Units without weights go without a trace.
+        let expected = match self.share {
+            None => forward(&dense, batch.map_tensors(&mut Again)),
+            Some(_) => {
+                let silent = silence(dense.valid(), &groups, &gone, moved);
+                forward(&silent, batch.map_tensors(&mut Again))
+            }
+        };
+        let small = cut(dense, &groups, &gone, moved);
+        // Recorded first: a forward pass that does not fit panics.
+        let fits = record(&small, &batch, |small, batch| forward(small, batch));
+        fits.map_err(|source| PruneError::CannotShrink {
+            reason: format!(
+                "the forward pass does not run with smaller parameters, sizes seem to be written into \
+                 it ({source}). `Shrink::except` leaves parameters alone"
+            ),
+        })?;
+        let found = forward(&small, batch.map_tensors(&mut Again));
+        agree(&logits(&expected)?, &logits(&found)?)?;
+        Ok(Shrunk {
+            model: small,
+            report,
+        })
+    }
+
+    /// Marks what is not to be touched.
+    fn leave_alone(&self, groups: &mut [UnitGroup]) {
+        let Some(except) = &self.except else {
+            return;
+        };
+        for group in groups {
+            let meets = |id: &ParamId, path: &str| except.matches(id, Some(path));
+            if group.axes.iter().any(|axis| meets(&axis.id, &axis.path)) {
+                group.fixed.get_or_insert(FixedBy::Excepted);
+            }
+        }
+    }
+}
+
+fn recorded<M: Module, I: Tensors, O: Tensors>(
+    model: &M,
+    forward: &impl Fn(&M, I) -> O,
+    batch: &I,
+) -> Result<Recording<O>, PruneError> {
+    let recording = record(model, batch, |model, batch| forward(model, batch));
+    recording.map_err(|source| PruneError::NotRecorded { source })
+}
+
+/// Refuses a smaller model with other outputs.
+fn agree(expected: &Tensor<2>, found: &Tensor<2>) -> Result<(), PruneError> {
+    let read = |x: &Tensor<2>| crate::fisher::gradient_matrix::read(x.clone());
+    let (expected, found) = (read(expected)?, read(found)?);
+    let largest = expected.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+    let pairs = expected.iter().zip(&found);
+    let off = pairs.fold(0.0_f32, |a, (x, y)| a.max((x - y).abs()));
+    // Sums are added up in another order.
+    match expected.len() == found.len() && off <= 1e-4 * (1.0 + largest) {
+        true => Ok(()),
+        false => Err(PruneError::CannotShrink {
+            reason: format!(
+                "the smaller model's outputs differ from those of the given one without these units, by \
+                 {off}: the forward pass makes something of their number. `Shrink::except` leaves \
+                 parameters alone"
+            ),
+        }),
+    }
+}

@@ -1,0 +1,322 @@
+//! A whole model with smaller layers, in one call.
+
+use burn::module::{Module, Param, ParamGroup};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::{gelu, relu};
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{Masks, PruneError, Selection, Shrink};
+
+use crate::support::{devices, tensor, with_numbers};
+
+/// A residual network with a shortcut that has a convolution, as ResNets have.
+#[derive(Module, Debug)]
+struct Residual {
+    stem: Conv2d,
+    stem_norm: BatchNorm,
+    inner: Conv2d,
+    inner_norm: BatchNorm,
+    outer: Conv2d,
+    outer_norm: BatchNorm,
+    shortcut: Conv2d,
+    head: Linear,
+}
+
+impl Residual {
+    fn new(device: &Device) -> Self {
+        let conv = |channels| {
+            Conv2dConfig::new(channels, [3, 3])
+                .with_bias(false)
+                .init(device)
+        };
+        let model = Self {
+            stem: conv([2, 6]),
+            stem_norm: BatchNormConfig::new(6).init(device),
+            inner: conv([6, 8]),
+            inner_norm: BatchNormConfig::new(8).init(device),
+            outer: conv([8, 10]),
+            outer_norm: BatchNormConfig::new(10).init(device),
+            shortcut: Conv2dConfig::new([6, 10], [5, 5]).init(device),
+            head: LinearConfig::new(10, 3).init(device),
+        };
+        with_numbers(model, 5)
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = relu(self.stem_norm.forward(self.stem.forward(x)));
+        let y = relu(self.inner_norm.forward(self.inner.forward(x.clone())));
+        let y = self.outer_norm.forward(self.outer.forward(y));
+        let y = relu(y + self.shortcut.forward(x));
+        let [examples, channels, ..] = y.dims();
+        let y = y.mean_dim(3).mean_dim(2).reshape([examples, channels]);
+        self.head.forward(y)
+    }
+
+    fn batch(device: &Device) -> Tensor<4> {
+        tensor(9, [4, 2, 10, 10], device)
+    }
+}
+
+/// The weight with zeros at some places of an axis.
+fn without<const D: usize>(
+    weight: Param<Tensor<D>>,
+    axis: usize,
+    places: &[usize],
+) -> Param<Tensor<D>> {
+    weight.map(|weight| {
+        let mut value = weight.inner_or_self();
+        for place in places {
+            let mut ranges: Vec<std::ops::Range<usize>> =
+                value.dims().iter().map(|n| 0..*n).collect();
+            ranges[axis] = *place..place + 1;
+            let ranges: [std::ops::Range<usize>; D] = ranges.try_into().unwrap();
+            value = value.slice_fill(ranges, 0.0);
+        }
+        value
+    })
+}
+
+/// Without autodiff, where there is any.
+trait Inner {
+    fn inner_or_self(self) -> Self;
+}
+
+impl<const D: usize> Inner for Tensor<D> {
+    fn inner_or_self(self) -> Self {
+        self.without_autodiff()
+    }
+}
+
+#[test]
+fn channels_that_nothing_reads_go_with_all_that_belongs_to_them_and_outputs_stay() {
+    for device in devices() {
+        let mut model = Residual::new(&device);
+        model.outer.weight = without(model.outer.weight, 1, &[1, 5]);
+        let x = Residual::batch(&device);
+        let expected = model.forward(x.clone());
+        let shrunk = Shrink::dead()
+            .shrink(model, |model, x| model.forward(x), x.clone())
+            .unwrap();
+        let small = shrunk.model;
+        assert_eq!(shrunk.report.removed(), 2);
+        assert_eq!(small.inner.weight.dims(), [6, 6, 3, 3]);
+        assert_eq!(small.inner_norm.gamma.dims(), [6]);
+        assert_eq!(small.inner_norm.running_var.value_sync().dims(), [6]);
+        assert_eq!(small.outer.weight.dims(), [10, 6, 3, 3]);
+        assert_eq!(small.shortcut.weight.dims(), [10, 6, 5, 5]);
+        let off = (small.forward(x) - expected)
+            .abs()
+            .max()
+            .into_scalar::<f32>();
+        assert!(off < 1e-4, "{off}");
+    }
+}
+
+#[test]
+fn channels_on_both_sides_of_a_sum_go_together_where_the_sum_is_not_read() {
+    let device = Device::flex();
+    let mut model = Residual::new(&device);
+    model.head.weight = without(model.head.weight, 0, &[0, 9]);
+    let x = Residual::batch(&device);
+    let shrunk = Shrink::dead()
+        .shrink(model, |model, x| model.forward(x), x)
+        .unwrap();
+    assert_eq!(shrunk.model.outer.weight.dims(), [8, 8, 3, 3]);
+    assert_eq!(shrunk.model.shortcut.weight.dims(), [8, 6, 5, 5]);
+    assert_eq!(shrunk.model.shortcut.bias.unwrap().dims(), [8]);
+    assert_eq!(shrunk.model.outer_norm.beta.dims(), [8]);
+}
+
+#[test]
+fn a_channel_made_of_nothing_goes_only_if_it_arrives_as_zero() {
+    let device = Device::flex();
+    let mut model = Residual::new(&device);
+    model.inner.weight = without(model.inner.weight, 0, &[2, 3]);
+    // What BatchNorm makes of nothing: beta − mean · gamma / deviation.
+    let level = |values: [f32; 8]| Param::from_data(values, &device);
+    let (mut mean, mut beta) = ([0.1; 8], [0.5; 8]);
+    (mean[2], mean[3]) = (0.0, 0.0);
+    (beta[2], beta[3]) = (-1.0, 1.0);
+    model.inner_norm.beta = level(beta);
+    let mean = Tensor::<1>::from_data(mean, &device);
+    model.inner_norm.running_mean = burn::module::RunningState::new(mean);
+    let x = Residual::batch(&device);
+    let expected = model.forward(x.clone());
+    let shrunk = Shrink::dead()
+        .shrink(model, |model, x| model.forward(x), x.clone())
+        .unwrap();
+    assert_eq!(shrunk.model.inner.weight.dims()[0], 7);
+    let off = (shrunk.model.forward(x) - expected)
+        .abs()
+        .max()
+        .into_scalar::<f32>();
+    assert!(off < 1e-4, "{off}");
+}
+
+#[test]
+fn constants_move_into_the_bias_of_the_reader_unless_it_pads() {
+    let device = Device::flex();
+    let linear = |seed, size: [usize; 2]| {
+        let linear = LinearConfig::new(size[0], size[1]).init(&device);
+        let bias = tensor::<1>(seed, [size[1]], &device);
+        Linear {
+            bias: Some(Param::from_tensor(bias)),
+            ..with_numbers(linear, seed)
+        }
+    };
+    let mut model = vec![linear(1, [5, 8]), linear(2, [8, 3])];
+    model[0].weight = without(model[0].weight.clone(), 1, &[1, 6]);
+    model[1].weight = without(model[1].weight.clone(), 0, &[3, 6]);
+    let forward = |model: &Vec<Linear>, x: Tensor<2>| model[1].forward(gelu(model[0].forward(x)));
+    let x = tensor(3, [7, 5], &device);
+    let expected = forward(&model, x.clone());
+    let shrunk = Shrink::dead().shrink(model, forward, x.clone()).unwrap();
+    // Features 1 and 6 are constant, 3 and 6 are not read.
+    assert_eq!(shrunk.model[0].weight.dims(), [5, 5]);
+    let off = (forward(&shrunk.model, x) - expected)
+        .abs()
+        .max()
+        .into_scalar::<f32>();
+    assert!(off < 1e-5, "{off}");
+
+    for (padding, left) in [(PaddingConfig2d::Valid, 3), (PaddingConfig2d::Same, 4)] {
+        let conv = |seed, channels, padding| {
+            let conv = Conv2dConfig::new(channels, [3, 3])
+                .with_padding(padding)
+                .init(&device);
+            let bias = tensor::<1>(seed, [channels[1]], &device);
+            Conv2d {
+                bias: Some(Param::from_tensor(bias)),
+                ..with_numbers(conv, seed)
+            }
+        };
+        let mut model = vec![
+            conv(4, [2, 4], PaddingConfig2d::Same),
+            conv(5, [4, 2], padding),
+        ];
+        model[0].weight = without(model[0].weight.clone(), 0, &[2]);
+        let forward =
+            |model: &Vec<Conv2d>, x: Tensor<4>| model[1].forward(gelu(model[0].forward(x)));
+        let x = tensor(6, [2, 2, 6, 6], &device);
+        let expected = forward(&model, x.clone());
+        let shrunk = Shrink::dead().shrink(model, forward, x.clone()).unwrap();
+        assert_eq!(shrunk.model[0].weight.dims()[0], left);
+        let off = (forward(&shrunk.model, x) - expected)
+            .abs()
+            .max()
+            .into_scalar::<f32>();
+        assert!(off < 1e-5, "{off}");
+    }
+}
+
+#[test]
+fn one_unit_stays_where_all_are_gone() {
+    let device = Device::flex();
+    let mut model = Residual::new(&device);
+    model.outer.weight = model.outer.weight.map(|weight| weight.zeros_like());
+    let x = Residual::batch(&device);
+    let shrunk = Shrink::dead()
+        .shrink(model, |model, x| model.forward(x), x)
+        .unwrap();
+    assert_eq!(shrunk.model.inner.weight.dims()[0], 1);
+}
+
+#[test]
+fn a_share_of_the_multiplications_is_reached_and_the_model_still_trains() {
+    let device = Device::flex().autodiff();
+    let model = Residual::new(&device);
+    let x = Residual::batch(&device);
+    let shrunk = Shrink::to(0.5)
+        .shrink(model, |model, x| model.forward(x), x.clone())
+        .unwrap();
+    let report = &shrunk.report;
+    assert!(report.multiplications_after <= 0.5 * report.multiplications_before);
+    assert!(report.multiplications_after > 0.3 * report.multiplications_before);
+    // 36 · 9 · 12 · ... of the stem alone cannot be the whole: every group lost some.
+    assert!(shrunk.model.head.weight.dims()[0] < 10, "{report}");
+    let grads = shrunk.model.forward(x).square().mean().backward();
+    assert!(shrunk.model.inner.weight.grad(&grads).is_some());
+}
+
+#[test]
+fn excepted_parameters_keep_their_units() {
+    let device = Device::flex();
+    let shrunk = Shrink::to(0.7)
+        .except(ParamGroup::from_predicate("inner"))
+        .shrink(
+            Residual::new(&device),
+            |model, x| model.forward(x),
+            Residual::batch(&device),
+        )
+        .unwrap();
+    assert_eq!(shrunk.model.inner.weight.dims()[0], 8);
+    assert!(shrunk.report.to_string().contains("they are excepted"));
+}
+
+#[test]
+fn sizes_written_into_the_forward_pass_are_an_error_with_the_model() {
+    let device = Device::flex();
+    let model = vec![
+        LinearConfig::new(4, 6).init(&device),
+        LinearConfig::new(6, 2).init(&device),
+    ];
+    let forward = |model: &Vec<Linear>, x: Tensor<2>| {
+        let x = model[0].forward(x).reshape([4, 6]);
+        model[1].forward(relu(x))
+    };
+    let x = tensor(2, [4, 4], &device);
+    let rejected = Shrink::to(0.5).shrink(model, forward, x).unwrap_err();
+    assert!(matches!(rejected.error(), PruneError::CannotShrink { .. }));
+    assert_eq!(rejected.into_value()[0].weight.dims(), [4, 6]);
+}
+
+#[test]
+fn a_share_that_cannot_be_reached_is_an_error_that_says_what_is() {
+    let device = Device::flex();
+    let rejected = Shrink::to(0.01)
+        .shrink(
+            Residual::new(&device),
+            |model, x| model.forward(x),
+            Residual::batch(&device),
+        )
+        .unwrap_err();
+    assert!(rejected.error().to_string().contains("are left, not 0.01"));
+    for share in [0.0, -1.0, 1.5, f64::NAN] {
+        let model = Residual::new(&device);
+        let x = Residual::batch(&device);
+        let rejected = Shrink::to(share).shrink(model, |model, x| model.forward(x), x);
+        assert!(matches!(
+            rejected.unwrap_err().error(),
+            PruneError::InvalidConfig { .. }
+        ));
+    }
+}
+
+#[test]
+fn masks_are_folded_in() {
+    let device = Device::flex();
+    let model = Residual::new(&device);
+    let selection = Selection::of(&model, None).unwrap();
+    let layout = selection.layout();
+    let support: Vec<usize> = layout
+        .layers()
+        .iter()
+        .flat_map(|layer| {
+            let per_output = layer.len() / layer.shape[0].max(1);
+            let range = layer.range();
+            let is_inner = layer.path == "inner.weight";
+            // Without the first output channel of `inner`.
+            range.filter(move |at| !is_inner || at - layer.range().start >= per_output)
+        })
+        .collect();
+    let masks = Masks::from_support(layout, &support).unwrap();
+    let mut model = masks.attach(model).unwrap();
+    let zero = Tensor::<1>::zeros([8], &device);
+    model.inner_norm.beta = Param::from_tensor(zero.clone());
+    model.inner_norm.running_mean = burn::module::RunningState::new(zero);
+    let x = Residual::batch(&device);
+    let shrunk = Shrink::dead()
+        .shrink(model, |model, x| model.forward(x), x)
+        .unwrap();
+    assert_eq!(shrunk.model.inner.weight.dims()[0], 7);
+}
