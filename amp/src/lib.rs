@@ -115,6 +115,7 @@ pub mod gradients;
 #[cfg(feature = "train")]
 pub mod learner;
 pub mod scaler;
+pub mod self_test;
 
 /// What training in mixed precision takes: `use burn_lean_amp::prelude::*`.
 pub mod prelude {
@@ -132,7 +133,7 @@ pub use burn_lean_graph::{GraphError, Precision, TensorMapper, Tensors, tensors}
 pub use checkpoint::Checkpoints;
 pub use checkpoint::resumable_optimizer::ResumableOptimizer;
 pub use device::emulation::round_to;
-pub use device::{Fallback, MixedMatmul, SelfTest, self_test, supported_dtypes};
+pub use device::{Fallback, supported_dtypes};
 pub use error::AmpError;
 pub use gradients::Unscaled;
 pub use gradients::forensics::{
@@ -148,3 +149,4 @@ pub use scaler::loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use scaler::record::GradScalerRecord;
 pub use scaler::report::{Overflow, ParameterOverflow, SkipCause, StepReport};
 pub use scaler::speculative::Speculative;
+pub use self_test::{MixedMatmul, SelfTest, self_test};

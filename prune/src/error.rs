@@ -6,7 +6,6 @@ use burn_lean_layerwise::LayerwiseError;
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::RecordFault;
-use crate::sparse::shape_or_absent;
 
 /// Every error of this crate.
 ///
@@ -500,5 +499,13 @@ fn reparameterization(name: &Option<String>) -> String {
 impl<M> From<Rejected<M, PruneError>> for PruneError {
     fn from(rejected: Rejected<M, PruneError>) -> Self {
         rejected.into_error()
+    }
+}
+
+/// What a record, or a model, has in a place.
+fn shape_or_absent(shape: &Option<Vec<usize>>) -> String {
+    match shape {
+        Some(shape) => format!("has the shape {shape:?}"),
+        None => "does not exist".into(),
     }
 }

@@ -67,6 +67,7 @@
 
 mod error;
 mod fisher;
+mod host;
 mod layerwise;
 mod masks;
 mod model;

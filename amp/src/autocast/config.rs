@@ -16,9 +16,11 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach};
 
 use crate::autocast::precision::KeptParameters;
-use crate::autocast::region::{self, Compute};
+use crate::autocast::{region, weight_cast};
+use crate::device::compute::{Compute, cast_to};
 use crate::device::emulation;
-use crate::device::{Fallback, self_test_compute, unsupported};
+use crate::device::{Fallback, unsupported};
+use crate::self_test::self_test_compute;
 use crate::{AmpError, Autocast, KeptBecause, Precision};
 
 /// How a model computes in half precision.
@@ -235,7 +237,7 @@ impl Reparameterization for MasterWeight {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         match region::current() {
-            Some(compute) => compute.cast_weight(base),
+            Some(compute) => weight_cast::cast(base, compute),
             None => base,
         }
     }
@@ -275,7 +277,7 @@ impl ModuleMapper for KeepDtype {
         };
         let (id, value, mapper) = param.consume();
         let loading = mapper.clone();
-        let load = move |value| region::cast_to(loading.on_load(value), dtype);
+        let load = move |value| cast_to(loading.on_load(value), dtype);
         Param::from_mapped_value(id, value, mapper).load_mapper(load)
     }
 }

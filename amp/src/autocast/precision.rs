@@ -8,7 +8,8 @@ use burn_lean_graph::record;
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::autocast::region::{Compute, Entered};
+use crate::autocast::region::Entered;
+use crate::device::compute::Compute;
 
 /// Why a parameter of a prepared model stays in F32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,8 +10,8 @@ use burn_lean_graph::{Arithmetic, AsRecorded, GraphError, Precision, Tensors, re
 
 use crate::autocast::config::resolve;
 use crate::autocast::lists::{Except, OnDevice};
-use crate::autocast::region::Compute;
 use crate::device::backend_name;
+use crate::device::compute::Compute;
 use crate::{AmpError, Autocast, Fallback};
 
 /// What an [`Autocast`] and its clones know of devices.

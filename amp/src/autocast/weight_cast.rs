@@ -24,10 +24,16 @@ use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extensi
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_graph::HalfStorage;
 
-use crate::autocast::region::Compute;
+use crate::device::compute::Compute;
+use crate::device::emulation;
 
-/// The cast of an F32 weight, with the numbers of the region's copy if there is one.
+/// The cast of a weight, with the numbers of the region's copy if there is one.
 pub(crate) fn cast<const D: usize>(x: Tensor<D>, compute: Compute) -> Tensor<D> {
+    // A frozen weight is not kept: its copy is of no use after the operation that reads it.
+    let is_kept = x.dtype() == DType::F32 && compute.is_half() && x.is_require_grad();
+    if !is_kept || !emulation::is_available(&x.device()) {
+        return compute.cast(x);
+    }
     Tensor::from_dispatch(Dispatch::cast_weight(
         x.into_dispatch(),
         compute.dtype == FloatDType::BF16,

@@ -1,16 +1,14 @@
-//! What a device really does with a dtype: its own word, and a self-test.
+//! What a device can do by its own word, what stands in where it cannot, and what it is called.
 
+pub(crate) mod compute;
 pub(crate) mod emulation;
+mod names;
 
-use std::sync::{Mutex, PoisonError};
-
-use burn::backend::{Backend, Dispatch};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Transaction};
+use burn::tensor::{Device, FloatDType};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::autocast::region::Compute;
-use crate::gradients::{non_finite_flag, read};
+pub(crate) use names::{backend_name, device_name, is_cpu_backend};
 
 /// What to do where a device cannot compute in the requested dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -34,208 +32,6 @@ pub fn supported_dtypes(device: &Device) -> Vec<FloatDType> {
         .collect()
 }
 
-/// What [`self_test`] found on a device.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SelfTest {
-    /// The device, as Burn prints it.
-    pub device: String,
-    /// The dtype under test.
-    pub dtype: FloatDType,
-    /// An uploaded infinity is found in a gradient.
-    pub detects_inf: bool,
-    /// An uploaded NaN is found in a gradient.
-    pub detects_nan: bool,
-    /// A NaN computed on the device (0 · inf) is found in a gradient.
-    pub detects_computed_nan: bool,
-    /// The largest finite F32 is not taken for an infinity.
-    pub passes_largest_finite: bool,
-    /// Twice 60,000 in the dtype: infinite in F16, 120,000 or close in BF16 and F32.
-    pub doubled_60000: f32,
-    /// Sum of 4,096 ones, as the product of two vectors in the dtype: 4,096 with F32 accumulators,
-    /// 2,048 (F16) or 256 (BF16) without.
-    pub matmul_of_4096_ones: f32,
-    /// Sum of 4,096 ones in the dtype: as above.
-    pub sum_of_4096_ones: f32,
-    /// What a matrix product of F32 and the dtype does.
-    pub mixed_matmul: MixedMatmul,
-}
-
-/// What a device does with a matrix product of an F32 and a half tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub enum MixedMatmul {
-    /// It refuses (Burn panics), which is safe. Known for Burn's CPU backends; not run there.
-    Refused,
-    /// It gives the right product.
-    Correct,
-    /// It silently gives this instead of 64.
-    Wrong(f32),
-    /// Not applicable: the dtype is F32, or emulated.
-    NotTested,
-}
-
-impl SelfTest {
-    /// The first check that makes training in this dtype unsound, if any.
-    ///
-    /// Half accumulators and the mixed product are no failures by themselves: the first costs
-    /// accuracy, the second is what [`audit`](crate::audit()) looks for.
-    pub fn failure(&self) -> Option<AmpError> {
-        let fail = |check, expected: &str, found: String| {
-            Some(AmpError::SelfTest {
-                device: self.device.clone(),
-                dtype: self.dtype,
-                check,
-                expected: expected.into(),
-                found,
-            })
-        };
-        if !self.detects_inf {
-            return fail("uploaded infinity", "found", "missed".into());
-        }
-        if !self.detects_nan {
-            return fail("uploaded NaN", "found", "missed".into());
-        }
-        if !self.detects_computed_nan {
-            return fail("computed NaN", "found", "missed".into());
-        }
-        if !self.passes_largest_finite {
-            return fail("largest finite F32", "finite", "taken for infinite".into());
-        }
-        let overflow_is_right = match self.dtype {
-            FloatDType::F16 => self.doubled_60000 == f32::INFINITY,
-            // 120,000 is on the F32 grid; BF16 values there are 512 apart.
-            _ => (self.doubled_60000 - 120_000.0).abs() <= 1024.0,
-        };
-        if !overflow_is_right {
-            let expected = match self.dtype {
-                FloatDType::F16 => "inf",
-                _ => "about 120000",
-            };
-            return fail("60000 · 2", expected, self.doubled_60000.to_string());
-        }
-        None
-    }
-}
-
-/// Runs the self-test of `dtype` on `device`; the second call for the same pair is free.
-///
-/// It finds devices whose shaders miss infinities and NaN (a shader compiler may assume that
-/// there are none), or that do not overflow as the dtype must. It is run by
-/// [`AutocastConfig::prepare`](crate::AutocastConfig::prepare).
-///
-/// # Errors
-///
-/// [`AmpError::UnsupportedDtype`] when the device says that it cannot compute in `dtype`,
-/// [`AmpError::Device`] when reading back fails. A failed check is no error here: see
-/// [`SelfTest::failure`].
-///
-/// ```
-/// use burn::tensor::{Device, FloatDType};
-///
-/// let test = burn_lean_amp::self_test(&Device::flex(), FloatDType::F16).unwrap();
-/// assert_eq!(test.doubled_60000, f32::INFINITY);
-/// assert_eq!(test.matmul_of_4096_ones, 4096.0);
-/// assert!(test.failure().is_none());
-/// ```
-pub fn self_test(device: &Device, dtype: FloatDType) -> Result<SelfTest, AmpError> {
-    if !device.supports_dtype(dtype) {
-        return Err(unsupported(device, dtype));
-    }
-    self_test_compute(device, Compute::native(dtype))
-}
-
-pub(crate) fn self_test_compute(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
-    static DONE: Mutex<Vec<(Device, Compute, SelfTest)>> = Mutex::new(Vec::new());
-
-    // The lock is held while testing, so that two threads do not test the same device.
-    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, _, test)) = done
-        .iter()
-        .find(|(known, of, _)| known == device && *of == compute)
-    {
-        return Ok(test.clone());
-    }
-    let test = run(device, compute)?;
-    tracing::debug!(device = %test.device, dtype = ?test.dtype, ?test, "self-test");
-    done.push((device.clone(), compute, test.clone()));
-    Ok(test)
-}
-
-fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
-    // `inner` may only be asked of an autodiff device.
-    let device = match device.is_autodiff() {
-        true => device.clone().inner(),
-        false => device.clone(),
-    };
-    // Not in the default dtype of the device, which may be half itself.
-    let upload =
-        |values: &[f32]| Tensor::<1>::from_data(TensorData::from(values), (&device, DType::F32));
-    let inf = upload(&[1.0, f32::INFINITY, 2.0]);
-    let computed = inf.clone().mul_scalar(0.0);
-    let ones = Tensor::<2>::ones([1, 4096], (&device, DType::F32));
-    let mixed = mixed_matmul_operands(&device, compute);
-
-    let mut transaction = Transaction::default()
-        .register(non_finite_flag(inf))
-        .register(non_finite_flag(upload(&[1.0, f32::NAN, 2.0])))
-        .register(non_finite_flag(computed))
-        .register(non_finite_flag(upload(&[f32::MAX, -f32::MAX])))
-        .register(
-            compute
-                .cast(compute.cast(upload(&[60_000.0])).mul_scalar(2.0))
-                .cast(FloatDType::F32),
-        )
-        .register(
-            compute
-                .cast(ones.clone())
-                .matmul(compute.cast(ones.clone()).transpose())
-                .cast(FloatDType::F32),
-        )
-        .register(compute.cast(ones).sum().cast(FloatDType::F32));
-    if let Some((lhs, rhs)) = mixed.clone() {
-        transaction = transaction.register(lhs.matmul(rhs).cast(FloatDType::F32));
-    }
-    let data = read(transaction)?;
-    let first = |index: usize| {
-        data[index]
-            .iter::<f32>()
-            .next()
-            .expect("every check gives at least one number")
-    };
-    Ok(SelfTest {
-        device: device_name(&device),
-        dtype: compute.dtype,
-        detects_inf: !first(0).is_finite(),
-        detects_nan: !first(1).is_finite(),
-        detects_computed_nan: !first(2).is_finite(),
-        passes_largest_finite: first(3).is_finite(),
-        doubled_60000: first(4),
-        matmul_of_4096_ones: first(5),
-        sum_of_4096_ones: first(6),
-        mixed_matmul: match mixed {
-            Some(_) if first(7) == 64.0 => MixedMatmul::Correct,
-            Some(_) => MixedMatmul::Wrong(first(7)),
-            None if compute.is_half() && !compute.emulated => MixedMatmul::Refused,
-            None => MixedMatmul::NotTested,
-        },
-    })
-}
-
-/// Only the GPU backends accept the mixed product; the CPU backends panic on it.
-fn mixed_matmul_operands(device: &Device, compute: Compute) -> Option<(Tensor<2>, Tensor<2>)> {
-    let cpu = is_cpu_backend(device);
-    (compute.is_half() && !compute.emulated && !cpu).then(|| {
-        let lhs = Tensor::<2>::ones([1, 64], (device, DType::F32));
-        let rhs = Tensor::<2>::ones([64, 1], (device, compute.dtype.into()));
-        (lhs, rhs)
-    })
-}
-
-/// Flex or ndarray, whose tensors are in the memory of the host.
-pub(crate) fn is_cpu_backend(device: &Device) -> bool {
-    let name = backend_name(device);
-    name.contains("flex") || name.contains("ndarray")
-}
-
 pub(crate) fn unsupported(device: &Device, dtype: FloatDType) -> AmpError {
     AmpError::UnsupportedDtype {
         dtype,
@@ -243,28 +39,4 @@ pub(crate) fn unsupported(device: &Device, dtype: FloatDType) -> AmpError {
         supported: supported_dtypes(device),
         emulation: crate::device::emulation::is_available(device),
     }
-}
-
-/// Burn's own name of the backend, in lower case, without the layers around it: `flex`,
-/// `ndarray`, `wgpu<wgsl>`…
-pub(crate) fn backend_name(device: &Device) -> String {
-    let mut name = Dispatch::name(device.as_dispatch()).to_lowercase();
-    for layer in ["dispatch<", "autodiff<", "fusion<", "cubecl<"] {
-        if let Some(inner) = name
-            .strip_prefix(layer)
-            .and_then(|name| name.strip_suffix('>'))
-        {
-            name = inner.to_string();
-        }
-    }
-    name
-}
-
-/// The backend and Burn's identifier of the device, for messages and reports.
-pub(crate) fn device_name(device: &Device) -> String {
-    let plain = match device.is_autodiff() {
-        true => device.clone().inner(),
-        false => device.clone(),
-    };
-    format!("{} ({plain:?})", backend_name(device))
 }

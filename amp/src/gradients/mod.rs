@@ -10,7 +10,7 @@ mod walk;
 
 pub use forensics::{ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients};
 pub(crate) use norm::check_max_norm;
-pub(crate) use overflow::{describe_overflow, non_finite_flag, overflowing};
+pub(crate) use overflow::{OverflowingParameter, describe_overflow, non_finite_flag, overflowing};
 pub(crate) use reads::{Reads, read};
 pub(crate) use unscale::{Check, InverseScale, unscale};
 pub use unscaled::Unscaled;

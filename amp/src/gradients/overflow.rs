@@ -2,13 +2,21 @@
 
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use burn_lean_reparam::FloatVisitor;
 
 use super::reads::Reads;
 use super::walk::visit_once;
 use crate::AmpError;
-use crate::scaler::report::OverflowingParameter;
+
+/// What there is to say of a gradient that is not finite, on the device.
+#[derive(Debug, Clone)]
+pub(crate) struct OverflowingParameter {
+    pub(crate) path: String,
+    pub(crate) elements: usize,
+    pub(crate) non_finite: Tensor<1, Int>,
+    pub(crate) largest_finite: Tensor<1>,
+}
 
 /// A number that is finite exactly when every element of `x` is: 0 or NaN.
 ///

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::gradients::Reads;
+use crate::gradients::{OverflowingParameter, Reads};
 
 /// Outcome of one optimizer step under a [`GradScaler`](crate::GradScaler).
 #[derive(Debug, Clone)]
@@ -63,14 +62,6 @@ pub struct Overflow {
     pub(crate) paths: Vec<String>,
     /// Described on the device while the gradients were at hand.
     pub(crate) details: Vec<OverflowingParameter>,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct OverflowingParameter {
-    pub(crate) path: String,
-    pub(crate) elements: usize,
-    pub(crate) non_finite: Tensor<1, Int>,
-    pub(crate) largest_finite: Tensor<1>,
 }
 
 /// The non-finite gradient of one parameter.

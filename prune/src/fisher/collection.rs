@@ -7,9 +7,9 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::fisher::gradient_matrix::read;
 use crate::fisher::per_example::{GivenUp, PerExample};
 use crate::fisher::plain_rows::PlainRows;
+use crate::host::read;
 use crate::{
     Batch, Fisher, FisherConfig, FisherReport, GradientMatrix, GradientMethod, PruneError,
     Selection,

@@ -298,39 +298,6 @@ pub(crate) fn add_product(
     Ok(())
 }
 
-/// The values of a tensor on the host, in F32.
-pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, PruneError> {
-    let failed = |reason: String| PruneError::Device { reason };
-    let data = tensor
-        .cast(FloatDType::F32)
-        .try_into_data()
-        .map_err(|error| failed(error.to_string()))?;
-    data.try_into_vec::<f32>()
-        .map_err(|error| failed(format!("{error:?}")))
-}
-
-/// Whether reading a tensor of this device is no more than a copy.
-pub(crate) fn in_host_memory(device: &Device) -> bool {
-    let name = Dispatch::name(device.as_dispatch()).to_lowercase();
-    name.contains("flex") || name.contains("ndarray")
-}
-
-/// Fails where two sizes that belong together differ.
-pub(crate) fn mismatch(
-    what: &'static str,
-    expected: usize,
-    found: usize,
-) -> Result<(), PruneError> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(PruneError::Mismatch {
-            what,
-            expected,
-            found,
-        }),
-    }
-}
-
 fn bytes_of(dtype: FloatDType) -> usize {
     match dtype {
         FloatDType::F64 => 8,

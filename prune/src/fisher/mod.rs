@@ -102,7 +102,7 @@ pub struct FisherReport {
     /// Bytes of the matrix.
     pub bytes: usize,
     /// Mean loss over the examples.
-    #[serde(with = "crate::run::not_finite")]
+    #[serde(with = "crate::host::not_finite")]
     pub loss: f64,
     /// Rows that came from a backward pass over many examples; the others had one each.
     pub batched_rows: usize,

@@ -25,9 +25,9 @@ use rand::rngs::StdRng;
 use crate::fisher::collection::Put;
 use crate::fisher::factors::Factors;
 use crate::fisher::finder::uses;
-use crate::fisher::gradient_matrix::{in_host_memory, read};
 use crate::fisher::plain_rows::{PlainRows, check_number};
 use crate::fisher::taps::Taps;
+use crate::host::{in_host_memory, read};
 use crate::model::recorded::record_loss;
 use crate::{Batch, PruneError, Selection};
 

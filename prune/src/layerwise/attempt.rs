@@ -10,7 +10,7 @@ use burn_lean_layerwise::{
     Gram, LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, solve,
 };
 
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};

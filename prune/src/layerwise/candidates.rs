@@ -6,7 +6,7 @@ use burn::tensor::{Bool, Int, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 
 use crate::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 
 /// A way to prune a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn_lean_graph::{Pass, Tensors, Walk};
 use burn_lean_layerwise::{Elimination, LayerProblem, ProblemConfig, share_budget};
 
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::layerwise::rows::Sampling;
 use crate::layerwise::stops::{Stop, stops};
 use crate::layerwise::{failed, rows, shares};

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn_lean_graph::{Graph, GraphError, Node, Pass, Step, Tensors};
 
 use crate::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::layerwise::failed;
 
 /// Values that are summed in F32.

@@ -7,7 +7,7 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, get_global_parallelism};
 
 use crate::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::layerwise::failed;
 
 /// Which rows take part.

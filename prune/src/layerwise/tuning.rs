@@ -10,7 +10,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::layerwise::candidates::logits;
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
 use crate::{Masks, PruneError, Selection};

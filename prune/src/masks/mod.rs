@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sparse::bits;
+use crate::host::bits;
 use crate::{Layout, PruneError};
 
 /// Which weights of one parameter are kept.

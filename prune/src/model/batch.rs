@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::PruneError;
-use crate::fisher::gradient_matrix::mismatch;
+use crate::host::mismatch;
 
 /// Some examples with what the loss needs of them.
 ///

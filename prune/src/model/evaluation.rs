@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::{Flag, Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::{Batch, PruneError, Selection};
 
 /// `model` with gradients for the prunable parameters in `columns` alone, and otherwise as it is

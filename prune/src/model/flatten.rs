@@ -6,8 +6,9 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_reparam::Rejected;
 
+use crate::host::read;
+use crate::model::layout::Layout;
 use crate::model::selection::REPARAMETERIZATION;
-use crate::problem::finite;
 use crate::{PruneError, Selection};
 
 impl Selection {
@@ -203,5 +204,29 @@ fn like<const D: usize>(new: Tensor<D>, old: &Tensor<D>) -> Tensor<D> {
     match device.is_autodiff() {
         true => Tensor::from_inner(new).set_require_grad(old.is_require_grad()),
         false => new,
+    }
+}
+
+/// Dense weights `[p]` on the host, none of them NaN or infinite.
+pub(crate) fn finite(layout: &Layout, dense: Tensor<1>) -> Result<Vec<f32>, PruneError> {
+    let dense = read(dense)?;
+    match dense.iter().position(|weight| !weight.is_finite()) {
+        None => Ok(dense),
+        Some(index) => {
+            let (path, local) = locate(layout, index);
+            Err(PruneError::NonFiniteWeight {
+                path,
+                index: local,
+                value: dense[index],
+            })
+        }
+    }
+}
+
+/// The parameter of an element of the flat vector, and its index there.
+pub(crate) fn locate(layout: &Layout, index: usize) -> (String, usize) {
+    match layout.layer_at(index) {
+        Some(layer) => (layer.path.clone(), index - layer.offset),
+        None => ("weights".into(), index),
     }
 }

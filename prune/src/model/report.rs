@@ -7,7 +7,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::model::selection::own;
 use crate::{LayerKind, PruneError, SelectedParameter, Selection};
 

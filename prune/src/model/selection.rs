@@ -1,7 +1,5 @@
 //! Which parameters of a model are pruned.
 
-mod divisible;
-
 use std::collections::HashMap;
 use std::fmt;
 
@@ -9,7 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::{LayerKind, Layout, PruneError};
 
 /// The prunable parameters of a model, and the reason for each that is not.
@@ -32,9 +30,9 @@ use crate::{LayerKind, Layout, PruneError};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Selection {
-    layout: Layout,
-    ids: Vec<ParamId>,
-    parameters: Vec<SelectedParameter>,
+    pub(crate) layout: Layout,
+    pub(crate) ids: Vec<ParamId>,
+    pub(crate) parameters: Vec<SelectedParameter>,
     device: Device,
 }
 

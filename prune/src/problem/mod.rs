@@ -12,6 +12,7 @@
 //! al., 2023](https://arxiv.org/abs/2302.14623).
 
 pub(crate) mod budget;
+mod divisible;
 pub(crate) mod feasible;
 pub(crate) mod objective;
 pub(crate) mod reduced;
@@ -24,8 +25,10 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::{GradientMatrix, mismatch, read};
+use crate::fisher::gradient_matrix::GradientMatrix;
+use crate::host::mismatch;
 use crate::model::checks;
+use crate::model::flatten::{finite, locate};
 use crate::model::layout::Layout;
 use crate::problem::objective::Objective;
 use crate::problem::reduced::Reduced;
@@ -424,30 +427,6 @@ impl Problem {
 /// To the precision of the device.
 pub(crate) fn narrow(values: &[f64]) -> Vec<f32> {
     values.iter().map(|value| *value as f32).collect()
-}
-
-/// Dense weights `[p]` on the host, none of them NaN or infinite.
-pub(crate) fn finite(layout: &Layout, dense: Tensor<1>) -> Result<Vec<f32>, PruneError> {
-    let dense = read(dense)?;
-    match dense.iter().position(|weight| !weight.is_finite()) {
-        None => Ok(dense),
-        Some(index) => {
-            let (path, local) = locate(layout, index);
-            Err(PruneError::NonFiniteWeight {
-                path,
-                index: local,
-                value: dense[index],
-            })
-        }
-    }
-}
-
-/// The parameter of an element of the flat vector, and its index there.
-fn locate(layout: &Layout, index: usize) -> (String, usize) {
-    match layout.layer_at(index) {
-        Some(layer) => (layer.path.clone(), index - layer.offset),
-        None => ("weights".into(), index),
-    }
 }
 
 /// The first non-finite gradient of a row.

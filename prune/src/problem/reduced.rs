@@ -19,8 +19,8 @@ use faer::Mat;
 
 use crate::error::PruneError;
 use crate::fisher::gradient_matrix::GradientMatrix;
+use crate::host::HOST_BYTES;
 use crate::problem::narrow;
-use crate::solver::HOST_BYTES;
 
 /// Rows that one factorization takes in, as a multiple of those of R: more of them are more memory,
 /// fewer are more work.

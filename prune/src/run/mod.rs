@@ -1,9 +1,7 @@
 //! Whole runs: stages, budgets, schedules, and what is kept on disk in between.
 
 pub(crate) mod block_stage;
-pub(crate) mod files;
 pub(crate) mod gradual;
-pub(crate) mod not_finite;
 pub(crate) mod pruner;
 pub(crate) mod schedule;
 pub(crate) mod stage;

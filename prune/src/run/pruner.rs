@@ -123,7 +123,7 @@ pub struct StageReport {
     /// The terms of it.
     pub terms: Objective,
     /// See [`Solution::relative_gap`](crate::Solution::relative_gap).
-    #[serde(with = "crate::run::not_finite")]
+    #[serde(with = "crate::host::not_finite")]
     pub relative_gap: f64,
     /// The ridge that was used.
     pub ridge: Ridge,

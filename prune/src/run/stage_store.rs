@@ -11,7 +11,7 @@ use burn_lean_reparam::{Attached, Rejected, attached};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::run::files::{flush, io_error, read, write};
+use crate::host::files::{flush, io_error, read, write};
 use crate::{Masks, PruneError, PrunerConfig, StageReport};
 
 const MODEL: &str = "model.bpk";

@@ -9,7 +9,7 @@ use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
 use super::units::keep;
 use crate::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 
 /// The numbers of the parameters along which units lie.
 pub(super) struct Weights {

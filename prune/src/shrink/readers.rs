@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use burn_lean_graph::{Graph, Pass, Recording, Tensors, UnitAxis, Walk};
 
 use crate::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::layerwise::inputs::Again;
 
 /// A weight that reads units.

@@ -4,7 +4,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use crate::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 
 /// What is known about the units between two layers.
 pub(super) struct Units {

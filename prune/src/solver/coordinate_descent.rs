@@ -10,7 +10,7 @@
 use burn::tensor::Tensor;
 
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::problem::Problem;
 use crate::problem::solution::Step;
 use crate::solver::clock::Clock;

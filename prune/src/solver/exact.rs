@@ -24,7 +24,7 @@ use burn::tensor::Tensor;
 use faer::Mat;
 
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::problem::Problem;
 use crate::solver::factor::{Factor, Symmetric};
 

@@ -18,7 +18,7 @@
 use faer::Mat;
 
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::problem::Problem;
 use crate::problem::feasible::Feasible;
 use crate::problem::solution::{Step, Termination};

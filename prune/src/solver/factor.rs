@@ -11,13 +11,10 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::{in_host_memory, read};
+use crate::host::{HOST_BYTES, in_host_memory, read};
 
 /// Products of matrices with fewer rows are not split.
 const SPLIT_ROWS: usize = 256;
-/// Bytes of the host that a system may use with all that solving it takes: here a product to be added
-/// to it, and its factor, so that it may have 29,308 unknowns.
-pub(crate) const HOST_BYTES: usize = 16 << 30;
 /// Probes of a sketched leverage: its relative error is about √(2/64) = 18 %.
 const PROBES: usize = 64;
 

@@ -33,7 +33,6 @@ use blockwise::{Shrinking, blockwise};
 use clock::Clock;
 use coordinate_descent::coordinate_descent;
 pub(crate) use dead::Dead;
-pub(crate) use factor::HOST_BYTES;
 use scores::check_norms;
 use serde::{Deserialize, Serialize};
 pub(crate) use working_set::Shared;

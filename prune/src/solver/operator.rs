@@ -3,7 +3,8 @@
 use burn::tensor::Tensor;
 
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::{add_product, column, read};
+use crate::fisher::gradient_matrix::{add_product, column};
+use crate::host::read;
 use crate::problem::{Problem, narrow};
 
 /// Whether this many elements of G may be gathered and kept on the device: a small part of G, or

@@ -44,10 +44,10 @@ pub struct JudgedRidge {
     /// What the judge said of its solution, for example the loss on held-out batches; smaller is
     /// better. NaN loses against every number, and stands for a ridge that is too small for a
     /// solution: [`PruneError::NotPositiveDefinite`].
-    #[serde(with = "crate::run::not_finite")]
+    #[serde(with = "crate::host::not_finite")]
     pub loss: f64,
     /// The objective of its solution, NaN without one; not comparable between ridges.
-    #[serde(with = "crate::run::not_finite")]
+    #[serde(with = "crate::host::not_finite")]
     pub objective: f64,
 }
 

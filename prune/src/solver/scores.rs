@@ -4,7 +4,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::mismatch;
+use crate::host::mismatch;
 use crate::model::checks::accept;
 use crate::problem::Problem;
 

@@ -15,7 +15,8 @@
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::{add_product, column, read};
+use crate::fisher::gradient_matrix::{add_product, column};
+use crate::host::read;
 use crate::problem::{Problem, narrow};
 use crate::solver::back_solve::{keeps_few, product_of_pruned};
 use crate::solver::factor::{Factor, Symmetric};

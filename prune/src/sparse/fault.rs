@@ -46,11 +46,3 @@ pub enum RecordFault {
         reason: String,
     },
 }
-
-/// What a record, or a model, has in a place.
-pub(crate) fn shape_or_absent(shape: &Option<Vec<usize>>) -> String {
-    match shape {
-        Some(shape) => format!("has the shape {shape:?}"),
-        None => "does not exist".into(),
-    }
-}

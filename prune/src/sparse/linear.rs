@@ -6,7 +6,7 @@ use faer::traits::pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::PruneError;
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 
 /// Products that are worth a task of their own.
 const TASK: usize = 20_000;

@@ -1,7 +1,5 @@
 //! Pruned weights in few bytes.
 
-pub(crate) mod bits;
-
 mod codes;
 mod encoding;
 mod fault;
@@ -14,7 +12,6 @@ mod sizes;
 
 pub use encoding::Encoding;
 pub use fault::RecordFault;
-pub(crate) use fault::shape_or_absent;
 pub use linear::SparseLinear;
 pub use nm::NMTensor;
 pub use record::SparseRecord;

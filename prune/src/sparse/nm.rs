@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::PruneError;
-use crate::fisher::gradient_matrix::mismatch;
+use crate::host::mismatch;
 use crate::model::checks::accept;
 
 /// A weight with at most N nonzeros in every M consecutive elements along one axis, stored as N

@@ -13,7 +13,7 @@ use super::encoding::{self, Encoding, Layout, Width};
 use super::loader::{Kind, Loader, Place, Places, can_hold};
 use super::{RecordFault, RecordSizes, TensorSize, file};
 use crate::PruneError;
-use crate::run::files;
+use crate::host::files;
 
 /// A model's record in few bytes: each tensor is stored dense, with a bitmask, or with the gaps
 /// between its nonzero elements, whichever is smallest.

@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 use burn_lean_graph::{AsRecorded, GraphError, Node, Observed, Observer};
 
 use crate::fisher::finder::uses;
-use crate::fisher::gradient_matrix::read;
 use crate::fisher::uses::Use;
+use crate::host::read;
 use crate::model::layout::Layout;
 use crate::model::recorded::record_loss;
 use crate::{Batch, PruneError, Selection};

@@ -6,7 +6,7 @@ use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean_reparam::Rejected;
 
-use crate::fisher::gradient_matrix::read;
+use crate::host::read;
 use crate::{Batch, PruneError};
 
 /// How a walk calls the layer.

@@ -1,0 +1,34 @@
+//! What a device is called.
+
+use burn::backend::{Backend, Dispatch};
+use burn::tensor::Device;
+
+/// Flex or ndarray, whose tensors are in the memory of the host.
+pub(crate) fn is_cpu_backend(device: &Device) -> bool {
+    let name = backend_name(device);
+    name.contains("flex") || name.contains("ndarray")
+}
+
+/// Burn's own name of the backend, in lower case, without the layers around it: `flex`,
+/// `ndarray`, `wgpu<wgsl>`…
+pub(crate) fn backend_name(device: &Device) -> String {
+    let mut name = Dispatch::name(device.as_dispatch()).to_lowercase();
+    for layer in ["dispatch<", "autodiff<", "fusion<", "cubecl<"] {
+        if let Some(inner) = name
+            .strip_prefix(layer)
+            .and_then(|name| name.strip_suffix('>'))
+        {
+            name = inner.to_string();
+        }
+    }
+    name
+}
+
+/// The backend and Burn's identifier of the device, for messages and reports.
+pub(crate) fn device_name(device: &Device) -> String {
+    let plain = match device.is_autodiff() {
+        true => device.clone().inner(),
+        false => device.clone(),
+    };
+    format!("{} ({plain:?})", backend_name(device))
+}

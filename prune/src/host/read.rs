@@ -1,0 +1,39 @@
+//! Numbers of tensors on the host.
+
+use burn::backend::Dispatch;
+use burn::tensor::{Device, FloatDType, Tensor};
+
+use crate::PruneError;
+
+/// The values of a tensor on the host, in F32.
+pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, PruneError> {
+    let failed = |reason: String| PruneError::Device { reason };
+    let data = tensor
+        .cast(FloatDType::F32)
+        .try_into_data()
+        .map_err(|error| failed(error.to_string()))?;
+    data.try_into_vec::<f32>()
+        .map_err(|error| failed(format!("{error:?}")))
+}
+
+/// Whether reading a tensor of this device is no more than a copy.
+pub(crate) fn in_host_memory(device: &Device) -> bool {
+    let name = Dispatch::name(device.as_dispatch()).to_lowercase();
+    name.contains("flex") || name.contains("ndarray")
+}
+
+/// Fails where two sizes that belong together differ.
+pub(crate) fn mismatch(
+    what: &'static str,
+    expected: usize,
+    found: usize,
+) -> Result<(), PruneError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(PruneError::Mismatch {
+            what,
+            expected,
+            found,
+        }),
+    }
+}
