@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Transaction};
+use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
 use crate::device::compute::Compute;

@@ -1,15 +1,10 @@
-//! Physically smaller layers compute what the masked ones do.
+//! An attention with fewer heads computes what the masked one does.
 
-use burn::module::{Module, Param, RunningState};
+use burn::module::{Module, Param};
+use burn::nn::LinearConfig;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
-use burn::tensor::activation::{gelu, relu};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
-use burn_lean::prune::{
-    Groups, LayerKind, Layout, Masks, PruneError, SparsityPattern, shrink_conv, shrink_conv_linear,
-    shrink_heads, shrink_linear,
-};
+use burn_lean::prune::{PruneError, shrink_heads};
 
 use crate::support::{each_device, numbers, tensor, values, with_numbers};
 
@@ -100,7 +95,7 @@ fn a_head_with_one_weight_left_stays() {
 fn attention_of_another_width_comes_back() {
     let device = Device::flex();
     let mut dense = attention(false, &device);
-    dense.value = linear(1, [8, 6], &device);
+    dense.value = LinearConfig::new(8, 6).init(&device);
     let rejected = shrink_heads(dense).unwrap_err();
     assert!(matches!(rejected.error(), PruneError::CannotShrink { .. }));
     assert_eq!(

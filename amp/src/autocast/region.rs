@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
 use crate::Fallback;

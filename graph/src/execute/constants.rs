@@ -12,7 +12,7 @@ use crate::interpret::{Operands, run};
 use crate::record::capture::signature;
 use crate::record::placeholders::Values;
 use crate::verify::instead_of_random;
-use crate::{Arithmetic, AsRecorded, Graph, GraphError, Recording, Tensors};
+use crate::{AsRecorded, Graph, GraphError, Recording, Tensors};
 
 impl<O: Tensors> Recording<O> {
     /// Executes the recording with these values of [`Graph::parameters`], in their order, and inputs, as
@@ -96,7 +96,7 @@ impl Graph {
     ) -> Result<HashMap<TensorId, DispatchTensor>, GraphError> {
         let device = parameters.first().map(TensorMetadata::device);
         let device = device.ok_or(GraphError::NoDevice)?;
-        let mut alive = Alive::new(self, parameters, &[], device, Arithmetic::Native);
+        let mut alive = Alive::new(self, parameters, &[], device, &AsRecorded);
         let mut known: HashSet<TensorId> = self.constants.keys().copied().collect();
         known.extend(self.parameters.iter().map(|parameter| parameter.tensor));
         let mut values = HashMap::new();

@@ -84,7 +84,7 @@ impl HalfStorage for burn::backend::Flex {
     }
 
     fn round(x: FloatTensor<Self>, bfloat: bool, _again: bool) -> FloatTensor<Self> {
-        flex::round(x.into_contiguous(), bfloat)
+        flex::round(x, bfloat)
     }
 }
 #[cfg(feature = "ndarray")]
@@ -136,9 +136,11 @@ mod flex {
 
     pub(super) fn round(mut x: FloatTensor<Flex>, bfloat: bool) -> FloatTensor<Flex> {
         if x.is_unique() {
+            // Number by number: wherever they lie.
             round_all(x.storage_mut::<f32>(), super::half(bfloat));
             return x;
         }
+        let x = x.to_contiguous();
         let values = &x.storage::<f32>()[..x.shape().num_elements()];
         match bfloat {
             true => tensor(convert(values, |x| from_bf16(to_bf16(x))), &x),
@@ -283,7 +285,7 @@ impl<B: HalfStorage, C: CheckpointStrategy> HalfStorage for Autodiff<B, C> {
         else {
             return x;
         };
-        let stored = prep.finish(bfloat, B::narrow(primitive, bfloat));
+        let stored: FloatTensor<Self> = prep.finish(bfloat, B::narrow(primitive, bfloat));
         let again = Conversion::Restores.again::<B>(stored.id(), bfloat);
         let prepared = Conversion::Restores
             .prepare::<BalancedCheckpointing>([stored.node()])

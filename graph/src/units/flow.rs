@@ -96,7 +96,7 @@ impl<'a> Flow<'a> {
             OperationIr::Activation(activation) => match activation {
                 Activation::Softmax(op) | Activation::LogSoftmax(op) | Activation::Softmin(op) => {
                     let axes = self.of(&op.input);
-                    self.classes.fix(&axes[op.dim], &FixedBy::Reduction);
+                    self.classes.fix(&axes[op.axis], &FixedBy::Reduction);
                     self.set(&op.out, axes);
                     Some(())
                 }
@@ -392,6 +392,15 @@ impl<'a> Flow<'a> {
                     .map(|at| self.positions(op.out.shape[at]))
                     .collect();
                 axes.push(table[1].clone());
+                self.set(&op.out, axes);
+                Some(())
+            }
+            Module::BatchNorm(op) => {
+                let axes = self.of(&op.x);
+                for parameter in [&op.gamma, &op.beta, &op.mean, &op.variance] {
+                    let places = self.of(parameter);
+                    self.classes.join_all(&axes[1], &places[0]);
+                }
                 self.set(&op.out, axes);
                 Some(())
             }

@@ -12,7 +12,7 @@ mod sample;
 mod script;
 mod step;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 
 use burn::backend::ir::TensorId;

@@ -7,10 +7,10 @@ mod products;
 
 use std::ops::Range;
 
-use burn::backend::{Backend, Dispatch};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::error::PruneError;
+use crate::host::{mismatch, read};
 
 /// Bytes of one block of columns: well below the largest buffer of small GPUs.
 const BLOCK_BYTES: usize = 64 << 20;

@@ -1,6 +1,6 @@
 //! Numbers of tensors on the host.
 
-use burn::backend::Dispatch;
+use burn::backend::{Backend, Dispatch};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::PruneError;

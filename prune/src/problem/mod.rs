@@ -26,7 +26,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::error::PruneError;
 use crate::fisher::gradient_matrix::GradientMatrix;
-use crate::host::mismatch;
+use crate::host::{mismatch, read};
 use crate::model::checks;
 use crate::model::flatten::{finite, locate};
 use crate::model::layout::Layout;

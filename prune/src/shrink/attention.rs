@@ -1,6 +1,6 @@
 //! Multi-head attention with fewer heads.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::attention::MultiHeadAttention;
 use burn::nn::{Dropout, Linear};
 use burn::tensor::activation::{quiet_softmax, softmax};
@@ -8,7 +8,6 @@ use burn::tensor::{Bool, Tensor};
 use burn_lean_reparam::Rejected;
 
 use super::units::{Units, add_to_bias, keep, zero_slices};
-use super::{bias_or_zeros, matching};
 use crate::PruneError;
 
 /// Multi-head attention whose heads together are narrower than the model: what is left of Burn's
@@ -173,4 +172,20 @@ fn shrunk(attention: MultiHeadAttention) -> Result<PrunedAttention, PruneError> 
         min_float: attention.min_float,
         quiet_softmax: attention.quiet_softmax,
     })
+}
+
+fn bias_or_zeros(bias: &Option<Param<Tensor<1>>>, weight: &Tensor<2>, units: usize) -> Tensor<1> {
+    match bias {
+        Some(bias) => bias.val().detach(),
+        None => Tensor::zeros([units], (&weight.device(), weight.dtype())),
+    }
+}
+
+fn matching(units: usize, inputs: usize) -> Result<(), PruneError> {
+    match units == inputs {
+        true => Ok(()),
+        false => Err(PruneError::CannotShrink {
+            reason: format!("the heads put out {units}, what follows takes {inputs}"),
+        }),
+    }
 }

@@ -5,10 +5,9 @@ use std::ops::Range;
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
-use super::{
-    DEVICE_CHUNK_BYTES, GradientMatrix, HOST_CHUNK_BYTES, add_product, column, in_host_memory, read,
-};
+use super::{DEVICE_CHUNK_BYTES, GradientMatrix, HOST_CHUNK_BYTES, add_product, column};
 use crate::error::PruneError;
+use crate::host::{in_host_memory, read};
 
 impl GradientMatrix {
     /// G v for a vector of length p, in F32; widened to F64 for the host.
