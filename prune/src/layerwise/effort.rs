@@ -9,8 +9,8 @@ const LEAST: usize = 4;
 ///
 /// The difference is the tuning at the end: passes over the calibration examples in which all kept
 /// weights, biases and gains follow the gradients of the distance from the dense network's outputs (no
-/// labels).
-/// Its bound is in multiplications of the forward pass, so that the same call does the same everywhere:
+/// labels). Its bound is in multiplications of the forward pass, so that the same call does the same
+/// everywhere:
 ///
 /// | effort | multiplications of all passes | passes | candidates |
 /// |---|---|---|---|
@@ -20,6 +20,7 @@ const LEAST: usize = 4;
 ///
 /// Fewer than four passes gain nothing: a network of which the bound affords fewer is not tuned. A
 /// quarter of the passes, and at least 24 steps, come first: where they harm, the others are left out.
+/// Where that were half of all, all passes are one course.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Effort {
     /// Without gradients.

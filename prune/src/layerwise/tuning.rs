@@ -57,7 +57,12 @@ impl Tuning<'_> {
         let in_pass: usize = each.map(|(inputs, dense)| parts(inputs, dense).len()).sum();
         let trial = self.passes.div_ceil(TRIAL);
         let trial = trial.max(TRIAL_STEPS.div_ceil(in_pass.max(1)));
-        let trial = trial.min(self.passes);
+        // One that takes half of all passes saves too little.
+        let trial = if 2 * trial < self.passes {
+            trial
+        } else {
+            self.passes
+        };
         let (tuned, mut steps) = self.tune(trial, model, forward, batches, dense)?;
         let first = judge(tuned)?;
         let (behind, error) = before.behind(&first.1);
