@@ -46,9 +46,15 @@ struct Cli {
     /// Seeds of the training images.
     #[arg(long, value_delimiter = ',', default_value = "0")]
     seed: Vec<u64>,
-    /// Only magnitude and best subsets.
+    /// Only some rows, by number from 0: 1,10 for magnitude and what is the default.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<usize>,
+    /// Also the pruner's own candidates.
     #[arg(long)]
-    ends_only: bool,
+    candidates: bool,
+    /// Ridge of a layer.
+    #[arg(long)]
+    damping: Option<f64>,
     /// Passes of tuning.
     #[arg(long, default_value_t = 0)]
     tuning: usize,
@@ -150,17 +156,18 @@ fn study<M: Module + 'static>(
             "seconds",
         ],
     );
-    let ends = [PARTS[1], PARTS[10]];
-    let parts: &[Parts] = if cli.ends_only { &ends } else { &PARTS };
+    let is_wanted = |at: usize| cli.only.is_empty() || cli.only.contains(&at);
+    let parts = || PARTS.iter().enumerate().filter(|(at, _)| is_wanted(*at));
     for sparsity in &cli.sparsity {
         for seed in &cli.seed {
-            for (support, refit, recalibrate, shares) in parts {
+            for (_, (support, refit, recalibrate, shares)) in parts() {
                 let mut pruner = Pruner::new(Budget::Sparsity(*sparsity));
                 pruner.support = *support;
                 pruner.refit = *refit;
                 pruner.recalibrate = *recalibrate;
                 pruner.shares = *shares;
-                pruner.candidates = false;
+                pruner.candidates = cli.candidates;
+                pruner.damping = cli.damping.unwrap_or(pruner.damping);
                 pruner.tuning = Some(cli.tuning);
                 pruner.held_out = cli.held_out.unwrap_or(pruner.held_out);
                 pruner.examples = cli.examples.unwrap_or(pruner.examples);
@@ -168,6 +175,9 @@ fn study<M: Module + 'static>(
                 let inputs = inputs.map(|batch| batch.images);
                 let pruned = pruner.prune(model.clone(), &forward, inputs)?;
                 let report = &pruned.report;
+                if cli.candidates {
+                    println!("{report}");
+                }
                 let is_chosen = |one: &&JudgedCandidate| one.candidate == report.chosen;
                 let judged = report.candidates.iter().find(is_chosen);
                 let judged = judged.ok_or("a report names one of its candidates")?;

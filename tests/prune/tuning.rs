@@ -159,6 +159,18 @@ fn efforts_and_times_bound_it() {
     assert_eq!((report.tuning_steps, report.candidates.len()), (128 * 4, 4));
 }
 
+/// What is nearly the dense network gets no better: the first passes show it.
+#[test]
+fn passes_that_do_not_help_are_left_out() {
+    let device = Device::flex();
+    let mut pruner = Pruner::new(Budget::Keep(287));
+    (pruner.refit, pruner.recalibrate) = (false, false);
+    pruner.tuning = Some(32);
+    let report = pruned(&pruner, &device).report;
+    assert_eq!(report.chosen, Candidate::Configured, "{report}");
+    assert_eq!(report.tuning_steps, 8 * 4);
+}
+
 /// Distances of numbers that are no logits: a network with one output.
 #[test]
 fn one_output_is_tuned_by_its_distance() {

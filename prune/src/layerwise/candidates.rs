@@ -19,7 +19,8 @@ pub enum Candidate {
     /// Magnitude, dense values.
     Magnitude,
     /// The best of the others, its values tuned together: the kept weights of all layers, also of those
-    /// that were not fitted, biases and gains, by gradients of the divergence from the dense network.
+    /// that were not fitted, biases and gains, by gradients of the distance from the dense network's
+    /// outputs.
     Tuned,
 }
 

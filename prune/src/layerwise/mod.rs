@@ -10,7 +10,8 @@ pub(crate) mod report;
 mod rows;
 mod settle;
 pub(crate) mod shares;
-mod stops;
+pub(crate) mod stops;
+pub(crate) mod support;
 mod tuning;
 
 use std::collections::HashMap;
@@ -19,7 +20,6 @@ use std::time::{Duration, Instant};
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{Device, Tensor};
 use burn_lean_graph::{GraphError, Tensors, Walk};
-use burn_lean_layerwise::{Method, SearchConfig};
 use burn_lean_reparam::{Rejected, attached};
 
 use crate::layerwise::attempt::Setting;
@@ -29,38 +29,10 @@ use crate::layerwise::inputs::{Again, Plain};
 use crate::layerwise::report::{LayerwisePruned, LayerwiseReport};
 use crate::layerwise::rows::Sampling;
 use crate::layerwise::shares::Shares;
+use crate::layerwise::support::SupportMethod;
 use crate::layerwise::tuning::Tuning;
 use crate::model::checks;
 use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
-
-/// How the weights of a layer that stay are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SupportMethod {
-    /// The largest.
-    Magnitude,
-    /// Magnitude times the deviation of the input, over the whole layer
-    /// ([Wanda](https://arxiv.org/abs/2306.11695)).
-    Wanda,
-    /// One pass over the columns ([SparseGPT](https://arxiv.org/abs/2301.00774)).
-    SparseGpt,
-    /// Optimal brain surgeon, one weight after the other.
-    Obs,
-    /// The best of those as a start, then exchanges and splicing.
-    BestSubset,
-}
-
-impl SupportMethod {
-    fn method(self) -> Method {
-        match self {
-            Self::Magnitude => Method::Magnitude,
-            Self::Wanda => Method::Wanda,
-            Self::SparseGpt => Method::SparseGpt { block: 128 },
-            Self::Obs => Method::Obs,
-            Self::BestSubset => Method::BestSubset(SearchConfig::new()),
-        }
-    }
-}
 
 /// Prunes a network from inputs alone: no labels, no loss.
 ///
@@ -311,10 +283,18 @@ impl Pruner {
                 passes,
                 deadline,
             };
-            let (tuned, taken) =
-                tuning.tune(&attempt.model, &forward, &batches[..fitted], &outputs)?;
-            let walk = record(&tuned, &everything)?;
-            let (tuned, divergences) = setting.settle(tuned, walk, &outputs)?;
+            let judge = |tuned: M| {
+                let walk = record(&tuned, &everything)?;
+                setting.settle(tuned, walk, &outputs)
+            };
+            let ((tuned, divergences), taken) = tuning.tune_while_it_helps(
+                &attempt.model,
+                &forward,
+                &batches[..fitted],
+                &outputs,
+                tried.least(),
+                judge,
+            )?;
             steps = taken;
             if tried.add(Candidate::Tuned, &divergences, begun) {
                 attempt.model = tuned;

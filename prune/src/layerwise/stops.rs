@@ -87,7 +87,7 @@ pub(crate) fn stops<O: Tensors>(walk: &Walk<O>, selection: &Selection) -> HashMa
 }
 
 /// The bias of a product: its own operand, or what its only reader adds.
-fn bias(
+pub(crate) fn bias(
     graph: &Graph,
     node: &Node<'_>,
     readers: &[Node<'_>],

@@ -1,4 +1,4 @@
-//! Values tuned together: gradients of the divergence from the dense network, no labels.
+//! Values tuned together: gradients of the distance from the dense network's outputs, no labels.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,12 +6,11 @@ use std::time::Instant;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 
 use crate::host::read;
-use crate::layerwise::candidates::logits;
+use crate::layerwise::candidates::{Divergences, logits};
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
 use crate::{Masks, PruneError, Selection};
 
@@ -19,8 +18,11 @@ use crate::{Masks, PruneError, Selection};
 const STEP: usize = 64;
 /// The highest learning rate of AdamW, as a share of the root mean square of the kept weights.
 const RATE: f64 = 0.01;
-/// What outputs are divided by before their softmax: a network that is sure says little else.
-const TEMPERATURE: f64 = 2.0;
+
+/// One of so many passes belongs to a trial, which says whether the others would help.
+const TRIAL: usize = 4;
+/// Steps that a trial needs to say anything.
+const TRIAL_STEPS: usize = 24;
 
 /// What [`Tuning::tune`] needs to know.
 pub(crate) struct Tuning<'a> {
@@ -37,12 +39,61 @@ pub(crate) struct Tuning<'a> {
 }
 
 impl Tuning<'_> {
-    /// A copy of `model`, tuned on `batches` towards the dense network's outputs for them, and the
-    /// number of steps that were taken.
+    /// A copy of `model` after all passes, with how it is judged; after a quarter of them where it is
+    /// behind `before` then by more than a standard error. And the number of steps that were taken.
     ///
-    /// The loss is the divergence of softened outputs; BatchNorm works on the statistics of the batch.
-    pub(crate) fn tune<M: Module, I: Tensors, O: Tensors>(
+    /// The trial is a whole course of its own, its last steps as small as any: a course that is cut off
+    /// would say nothing, since its rate is still high there.
+    pub(crate) fn tune_while_it_helps<M: Module, I: Tensors, O: Tensors>(
         &self,
+        model: &M,
+        forward: &impl Fn(&M, I) -> O,
+        batches: &[I],
+        dense: &[Tensor<2>],
+        before: &Divergences,
+        mut judge: impl FnMut(M) -> Result<(M, Divergences), PruneError>,
+    ) -> Result<((M, Divergences), usize), PruneError> {
+        let each = batches.iter().zip(dense);
+        let in_pass: usize = each.map(|(inputs, dense)| parts(inputs, dense).len()).sum();
+        let trial = self.passes.div_ceil(TRIAL);
+        let trial = trial.max(TRIAL_STEPS.div_ceil(in_pass.max(1)));
+        // One that takes half of all passes saves too little.
+        let trial = if 2 * trial < self.passes {
+            trial
+        } else {
+            self.passes
+        };
+        let (tuned, mut steps) = self.tune(trial, model, forward, batches, dense)?;
+        let first = judge(tuned)?;
+        let (behind, error) = before.behind(&first.1);
+        if trial == self.passes || behind > error || self.is_late() {
+            return Ok((first, steps));
+        }
+        let rest = self.passes - trial;
+        let (tuned, taken) = self.tune(rest, &first.0, forward, batches, dense)?;
+        steps += taken;
+        let last = judge(tuned)?;
+        let best = match last.1.mean() < first.1.mean() {
+            true => last,
+            false => first,
+        };
+        Ok((best, steps))
+    }
+
+    fn is_late(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// A copy of `model`, tuned in so many passes over `batches` towards the dense network's outputs for
+    /// them, and the number of steps that were taken.
+    ///
+    /// The loss is the squared distance of the outputs: their divergence is near zero for examples that
+    /// the dense network is sure of, most of those that it was trained on, and follows the few others.
+    /// BatchNorm works on the statistics of the batch.
+    fn tune<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        passes: usize,
         model: &M,
         forward: &impl Fn(&M, I) -> O,
         batches: &[I],
@@ -74,13 +125,12 @@ impl Tuning<'_> {
                     .map(move |part| (batch, part))
             })
             .collect();
-        let steps = parts.len() * self.passes;
+        let steps = parts.len() * passes;
         let mut done = 0;
-        for pass in 0..self.passes {
+        for pass in 0..passes {
             // Parts of other batches follow each other, in another order in each pass.
             for at in 0..parts.len() {
-                let is_late = |deadline: Instant| Instant::now() >= deadline;
-                if self.deadline.is_some_and(is_late) {
+                if self.is_late() {
                     break;
                 }
                 let (batch, examples) = &parts[(at * stride(parts.len()) + pass) % parts.len()];
@@ -96,7 +146,7 @@ impl Tuning<'_> {
                 let inputs = inputs.map_tensors(&mut Part((!whole).then(|| examples.clone())));
                 let outputs = logits(&forward(&student, inputs))?;
                 let target = dense[*batch].clone().slice([rows]);
-                let loss = divergence(target, outputs);
+                let loss = distance(target, outputs);
                 let mut gradients = loss.backward();
                 let gradients = match &self.only {
                     Some(ids) => GradientsParams::from_params(&mut gradients, &student, ids),
@@ -136,21 +186,13 @@ fn stride(count: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// KL of the softened outputs, or half the squared distance where there is one: the mean over rows.
-fn divergence(dense: Tensor<2>, pruned: Tensor<2>) -> Tensor<1> {
+/// Half the squared distance, the mean over all outputs.
+fn distance(dense: Tensor<2>, pruned: Tensor<2>) -> Tensor<1> {
     let in_f32 = |tensor: Tensor<2>| match tensor.dtype() {
         DType::F32 => tensor,
         _ => tensor.cast(FloatDType::F32),
     };
-    let (dense, pruned) = (in_f32(dense).autodiff(), in_f32(pruned));
-    let [rows, width] = dense.dims();
-    if width == 1 {
-        return (pruned - dense).square().mean() * 0.5;
-    }
-    let t = TEMPERATURE;
-    let p = log_softmax(dense / t, 1);
-    let q = log_softmax(pruned / t, 1);
-    (p.clone().exp() * (p - q)).sum() * (t * t / rows.max(1) as f64)
+    (in_f32(pruned) - in_f32(dense).autodiff()).square().mean() * 0.5
 }
 
 /// The examples of a batch, in parts: all at once where not all of its tensors count them.

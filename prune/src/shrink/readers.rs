@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
-use burn_lean_graph::{Graph, Pass, Recording, Tensors, UnitAxis, Walk};
+use burn_lean_graph::{Node, Pass, Product, Recording, Tensors, UnitAxis, Walk};
 
 use crate::PruneError;
 use crate::host::read;
 use crate::layerwise::inputs::Again;
+use crate::layerwise::stops::bias;
 
 /// A weight that reads units.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,9 +33,9 @@ impl Readers {
         batch: &I,
     ) -> Result<Self, PruneError> {
         let failed = |source| PruneError::NotRecorded { source };
-        let biases = biases(recording.graph());
         let again = batch.map_tensors(&mut Again);
         let mut walk = Walk::new(model, [(recording, again)]).map_err(failed)?;
+        let biases = biases(&walk);
         let mut readers: HashMap<String, Reader> = HashMap::new();
         while let Some(mut step) = walk.next_product().map_err(failed)? {
             let products = step.product();
@@ -102,27 +102,28 @@ impl Readers {
     }
 }
 
-/// The biases that are operands of a layer's own operation, by its place in the graph.
-fn biases(graph: &Graph) -> HashMap<usize, ParamId> {
-    let of = |operation: &OperationIr| -> Option<ParamId> {
-        let bias: Option<&TensorIr> = match operation {
-            OperationIr::Module(module) => match module {
-                ModuleOperationIr::Linear(op) => op.bias.as_ref(),
-                ModuleOperationIr::Conv1d(op) => op.bias.as_ref(),
-                ModuleOperationIr::Conv2d(op) => op.bias.as_ref(),
-                ModuleOperationIr::Conv3d(op) => op.bias.as_ref(),
-                _ => None,
-            },
-            _ => None,
-        };
-        let bias = bias?;
+/// The biases of products, by their places in the graph.
+fn biases<O: Tensors>(walk: &Walk<O>) -> HashMap<usize, ParamId> {
+    let graph = walk.graph();
+    let nodes: Vec<Node<'_>> = graph.nodes().collect();
+    let of = |product: &Product| {
+        let node = &nodes[product.node];
+        let readers: Vec<Node<'_>> = node.readers().collect();
+        let path = bias(
+            graph,
+            node,
+            &readers,
+            product.outputs,
+            &product.parameter.path,
+        )?;
         let mut parameters = graph.parameters().iter();
         parameters
-            .find(|parameter| parameter.tensor == bias.id)
+            .find(|parameter| parameter.path == path)
             .map(|parameter| parameter.id)
     };
-    let nodes = graph.nodes();
-    nodes
-        .filter_map(|node| Some((node.index(), of(node.operation())?)))
+    let products = walk.products();
+    products
+        .iter()
+        .filter_map(|product| Some((product.node, of(product)?)))
         .collect()
 }
