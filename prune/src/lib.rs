@@ -54,10 +54,10 @@
 //!
 //! - [`Masks`], also recovered from the zeros of a checkpoint; [`AttachMasks`]; [`rewind`]: the
 //!   survivors back at earlier values;
-//! - [`SparseRecord`]: files without zeros; [`NMTensor`]: the N:M layout; [`SparseLinear`]: sparse
-//!   inference;
-//! - [`shrink_linear`], [`shrink_conv`], [`shrink_conv_linear`], [`shrink_heads`]: layers that are
-//!   smaller instead.
+//! - [`SparseRecord`]: files without zeros; [`SparseLinear`]: sparse inference of one layer (`Engine`
+//!   of `burn-lean-deploy` finds in a whole model which matrices are faster so);
+//! - [`shrink()`]: a network that is smaller instead; [`shrink_linear`], [`shrink_conv`],
+//!   [`shrink_conv_linear`], [`shrink_heads`]: pairs of layers.
 //!
 //! # Feature flags
 //!
@@ -103,14 +103,13 @@ pub use run::gradual::{Epoch, GradualConfig};
 pub use run::pruner::{Pruned, PrunerConfig, StageReport};
 pub use run::schedule::Schedule;
 pub use shrink::{
-    NormalizedConv2d, PrunedAttention, shrink_conv, shrink_conv_linear, shrink_heads, shrink_linear,
+    NormalizedConv2d, PrunedAttention, ShrinkReport, UnitGroup, shrink, shrink_conv,
+    shrink_conv_linear, shrink_heads, shrink_linear,
 };
 pub use solver::method::{ChitaConfig, IhtConfig, Method, Refit};
 pub use solver::ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
 pub use solver::{DeadColumns, SolverConfig, solve};
-pub use sparse::{
-    Encoding, NMTensor, RecordFault, RecordSizes, SparseLinear, SparseRecord, TensorSize,
-};
+pub use sparse::{Encoding, RecordFault, RecordSizes, SparseLinear, SparseRecord, TensorSize};
 pub use statistics::activation_norms::activation_norms;
 pub use statistics::batch_norm::recompute_batch_norm;
 pub use statistics::running::{JudgedStatistics, RunningStatistics};

@@ -31,6 +31,7 @@ use crate::layerwise::rows::Sampling;
 use crate::layerwise::shares::Shares;
 use crate::layerwise::tuning::Tuning;
 use crate::model::checks;
+use crate::statistics::batch_norm;
 use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 
 /// How the weights of a layer that stay are chosen.
@@ -103,7 +104,8 @@ pub struct Pruner {
     pub support: SupportMethod,
     /// Whether values are fitted. Default: yes.
     pub refit: bool,
-    /// Whether running statistics of BatchNorm are measured anew. Default: yes.
+    /// Whether running statistics of BatchNorm are measured anew; not of one that was folded into the layer
+    /// before it. Default: yes.
     pub recalibrate: bool,
     /// How many weights each layer keeps. Default: as magnitude says.
     pub shares: Shares,
@@ -223,6 +225,7 @@ impl Pruner {
         let magnitude = shares::magnitude(&weights, &self.pattern, &self.budget, layout)?;
         // A copy, of running statistics, too.
         let dense = model.valid();
+        let folded = batch_norm::folded(&dense)?;
         let device = dense.devices().into_iter().next();
         let (batches, fitted, examples, held_out) = self.split(batches, device.as_ref())?;
         let judges = match held_out {
@@ -246,7 +249,7 @@ impl Pruner {
             Shares::Uniform => shares::uniform(layout, keep),
             Shares::Losses => {
                 let walk = record(&dense, &everything)?;
-                losses::shares(self, walk, &selection, &magnitude, sampling)?
+                losses::shares(self, walk, &selection, &magnitude, sampling, &folded)?
             }
         };
         let setting = Setting {
@@ -255,6 +258,7 @@ impl Pruner {
             magnitude: &magnitude,
             counts: &counts,
             sampling,
+            folded: &folded,
             judges,
         };
         let mut tried = Tried::default();
@@ -307,6 +311,7 @@ impl Pruner {
                 selection: &selection,
                 masks: &masks,
                 recalibrate: self.recalibrate,
+                folded: &folded,
                 only: self.group.as_ref().map(|_| selection.ids().to_vec()),
                 passes,
                 deadline,

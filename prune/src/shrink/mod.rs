@@ -7,9 +7,12 @@
 //! - it is constant: its weights in its own layer are all zero, so that it puts out the same
 //!   number c whatever comes in. What the following layer makes of c moves into that layer's bias.
 //!
-//! Everything else keeps its value and its order.
+//! Everything else keeps its value and its order. [`shrink`] does it to a whole network, whose recorded
+//! forward pass shows which units go together; the other functions to a pair of layers.
 
 mod attention;
+mod groups;
+mod network;
 mod units;
 
 use burn::module::{Module, Param, RunningState};
@@ -19,6 +22,7 @@ use burn::tensor::Tensor;
 use burn_lean_reparam::Rejected;
 
 pub use attention::{PrunedAttention, shrink_heads};
+pub use network::{ShrinkReport, UnitGroup, shrink};
 use units::{Units, add_to_bias, keep, zero_slices};
 
 use crate::PruneError;

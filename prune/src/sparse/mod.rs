@@ -8,7 +8,6 @@ mod fault;
 mod file;
 mod linear;
 mod loader;
-mod nm;
 mod record;
 mod sizes;
 
@@ -16,6 +15,5 @@ pub use encoding::Encoding;
 pub use fault::RecordFault;
 pub(crate) use fault::shape_or_absent;
 pub use linear::SparseLinear;
-pub use nm::NMTensor;
 pub use record::SparseRecord;
 pub use sizes::{RecordSizes, TensorSize};
