@@ -42,5 +42,6 @@
 //!
 //! Fine-tune with the masks attached. [`Masks::from_zeros`](crate::prune::Masks::from_zeros) recovers
 //! them from a checkpoint. Zeros make files smaller, and nothing faster by themselves:
-//! [`shrink_linear`](crate::prune::shrink_linear) and its kin make layers smaller where whole units
+//! [`shrink`](crate::prune::shrink()) makes a whole network smaller, and
+//! [`shrink_linear`](crate::prune::shrink_linear) and its kin pairs of layers, where whole units
 //! are gone.

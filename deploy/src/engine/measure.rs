@@ -7,7 +7,7 @@ const ROUNDS: usize = 15;
 /// Rounds that are taken in any case.
 const AT_LEAST: usize = 5;
 /// After so long no round begins.
-const AT_MOST: Duration = Duration::from_millis(600);
+const AT_MOST: Duration = Duration::from_millis(400);
 /// A sample is of as many runs as take about this long: the clock and a thread that wakes up do not
 /// decide.
 const SAMPLE: Duration = Duration::from_micros(500);
