@@ -417,7 +417,7 @@ fn a_record_in_half_precision_loads_as_f32_master_weights() {
                 continue;
             }
             let device = target.device.clone().autodiff();
-            let (other, autocast) = AutocastConfig::new(dtype)
+            let (other, _) = AutocastConfig::new(dtype)
                 .prepare(Mlp::new(2, &device))
                 .unwrap();
             let (half, _) = materialize_half(other.clone(), dtype).unwrap();
