@@ -57,7 +57,7 @@ def check(path):
     sparsity = config.pop("sparsity_config", None)
     found = {}
     if sparsity:
-        sparsity = SparsityCompressionConfig.load_from_registry(**sparsity)
+        sparsity = SparsityCompressionConfig.load_from_registry(sparsity["format"], **sparsity)
         compressor = BaseCompressor.load_from_registry(sparsity.format, config=sparsity)
         for layer in sparsity.targets:
             data = {name: tensors[f"{layer}.{name}"] for name in ("shape", "compressed", "bitmask")}

@@ -203,7 +203,7 @@ fn the_report_says_who_rounds_activations_and_a_conversion_may_leave_them_float(
         let (float, report) = config.convert(model).unwrap();
         assert!(!report.weights[0].rounds_activations);
         assert_eq!(report.left_float.len(), 1, "{report}");
-        assert_eq!(report.left_float[0].name, "input of ``");
+        assert_eq!(report.left_float[0].name, "input of `weight`");
         let x = tensor::<2>(2, [3, 64], &target.device);
         // The weights are the same; nothing acts in a call besides Burn's own layer.
         assert_eq!(values(float.weight.val()), values(rounded.weight.val()));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn::backend::ExecutionError;
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
 use safetensors::tensor::Dtype;
 
 use super::codes::{Codes, Input};
@@ -329,16 +329,22 @@ impl ModuleVisitor for Writer {
             return;
         }
         let path = self.path.join(".");
-        if let Some(weight) = self.weights.remove(&path) {
-            let place = self.place(D);
-            if self.quantized(&place, &path, &weight) {
-                return;
+        let value = param.base().without_autodiff();
+        let value = match self.weights.remove(&path) {
+            None => value,
+            Some(weight) => {
+                let place = self.place(D);
+                if self.quantized(&place, &path, &weight) {
+                    return;
+                }
+                match weight.dequantize::<D>(&value.device()) {
+                    Ok(values) => values,
+                    Err(error) => {
+                        self.error.get_or_insert(error.at(path));
+                        return;
+                    }
+                }
             }
-        }
-        let value = param.val().without_autodiff();
-        let value = match value.dtype() {
-            DType::QFloat(_) => value.dequantize(),
-            _ => value,
         };
         self.store(D, value.try_into_data());
     }
