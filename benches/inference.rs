@@ -5,7 +5,8 @@
 //! `fp32` is the model in Burn, on the device; the other variants are what `EngineConfig::new()` gives for
 //! the model: FP32, weights in half precision, quantized, or with zeros. `w8a8 in burn` is a converted
 //! model that runs in Burn. All variants of a model run interleaved in one process; `ratio` is the median
-//! of the time of `fp32` over that of the variant. `way` is what the engine chose.
+//! of the time of `fp32` over that of the variant. `way` is what the engine chose. `--threads 1` measures on
+//! one thread.
 
 #[path = "support/mod.rs"]
 mod harness;
@@ -39,6 +40,9 @@ struct Arguments {
     /// Steps in a sample.
     #[arg(long, default_value_t = 3)]
     steps: usize,
+    /// Threads of Burn and of the engine; 0 for one on each core.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
     /// Only models whose name contains this.
     #[arg(long, default_value = "")]
     model: String,
@@ -60,13 +64,24 @@ pub(crate) trait Deployed: Module + Clone + 'static {
     fn run(&self, x: Tensor<4>) -> Tensor<2>;
     /// The shape of one sample.
     const SAMPLE: [usize; 3];
+    /// Samples in a forward pass.
+    const BATCHES: &[usize] = &[1, 32];
 }
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    if arguments.threads > 0 {
+        // Before anything else: the pool that Burn's CPU devices and the engine use is made once.
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(arguments.threads)
+            .build_global()?;
+    }
     let device = arguments.device.open()?;
     device.seed(42);
     let mut table = Table::new(
-        format!("inference on {device:?}"),
+        format!(
+            "inference on {device:?}, {} threads",
+            rayon::current_num_threads()
+        ),
         &[
             "model",
             "batch",
@@ -114,11 +129,11 @@ impl Bench<'_> {
             return Ok(());
         }
         let float = new();
-        for batch in [1, 32] {
+        for batch in M::BATCHES {
             let [a, b, c] = M::SAMPLE;
             let distribution = burn::tensor::Distribution::Default;
-            let x = Tensor::<4>::random([batch, a, b, c], distribution, &self.device);
-            self.variants(name, batch, &float, &x)?;
+            let x = Tensor::<4>::random([*batch, a, b, c], distribution, &self.device);
+            self.variants(name, *batch, &float, &x)?;
         }
         Ok(())
     }

@@ -66,6 +66,17 @@ pub enum AmpError {
         /// Its dtype.
         dtype: burn::tensor::DType,
     },
+    /// A weight has numbers that F16 does not have.
+    #[error(
+        "parameter `{path}` has a number of magnitude {largest}, which is infinite in F16: use BF16, or \
+         keep it in F32 with `AutocastConfig::with_full_precision`"
+    )]
+    HalfRange {
+        /// Path of the parameter.
+        path: String,
+        /// Its largest magnitude.
+        largest: f32,
+    },
     /// The forward pass could not be recorded, or not executed from its recording.
     #[error("{0}; `AutocastConfig::prepare` and `Autocast::forward` do without a recording")]
     Graph(#[from] burn_lean_graph::GraphError),

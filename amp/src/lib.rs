@@ -70,7 +70,7 @@
 //! # What it does
 //!
 //! - [`AutocastConfig`] attaches the casts; [`Autocast::forward`] is the region they work in;
-//!   [`full_precision`] is for what Burn cannot run in half. [`Autocast::export`] stores the weights
+//!   [`full_precision`] is for what Burn cannot run in half. [`materialize_half`] stores the weights
 //!   in half precision, for inference.
 //! - [`GradScaler`] with [`LossScale`]: none, static, dynamic; clipping by the global norm;
 //!   gradient accumulation; several optimizers. [`Speculative`] is the same without ever waiting
@@ -126,6 +126,7 @@ pub mod prelude {
 
 pub use audit::{Audit, AuditedOperation, CallSite, Finding, Memory, audit};
 pub use autocast::config::{AutocastConfig, MasterWeight};
+pub use autocast::half::materialize_half;
 pub use autocast::precision::{KeptBecause, ParameterPrecision, parameter_precision};
 pub use autocast::region::{Autocast, full_precision, region_dtype, to_region};
 pub use autocast::run::AssignedOperation;

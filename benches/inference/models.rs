@@ -29,6 +29,10 @@ impl<const WIDTH: usize> Mlp<WIDTH> {
 
 impl<const WIDTH: usize> Deployed for Mlp<WIDTH> {
     const SAMPLE: [usize; 3] = [1, 1, WIDTH];
+    const BATCHES: &[usize] = match WIDTH {
+        4096 => &[1, 32, 256],
+        _ => &[1, 32],
+    };
 
     fn run(&self, x: Tensor<4>) -> Tensor<2> {
         let mut x = x.flatten::<2>(1, 3);

@@ -17,7 +17,7 @@ mod quantization;
 #[cfg(feature = "engine")]
 pub use engine::{
     Arithmetic, Backend, Engine, EngineConfig, EngineReport, FloatStorage, IntegerKernels,
-    OnnxFile, Timed, integer_kernels,
+    OnnxFile, SparseLayer, SparseOutcome, Timed, integer_kernels,
 };
 pub use error::DeployError;
 pub use export::{Execution, Export, Exported, Form, LayerReport};

@@ -6,6 +6,7 @@ use std::error::Error;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_lean::deploy::{EngineConfig, Export, Form, OnnxFile};
+use burn_lean::prune::{Budget, Pruner};
 use burn_lean::quant::{PtqConfig, QuantizedForward, fold_for};
 
 use crate::options::Cli;
@@ -102,6 +103,18 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let w4a8 = quantize(&cli.ptq_of(4), folded, &calibration)?;
     measure("W4A8", &|x| {
         Ok(quantized.run(&w4a8, x, ResNet8::forward)?)
+    })?;
+
+    // Half of the weights are zero, chosen with the same images; then as above.
+    let inputs = calibration.iter().map(|batch| batch.images.clone());
+    let pruner = Pruner::new(Budget::Sparsity(0.5));
+    let pruned = pruner.prune(float, ResNet8::forward, inputs)?;
+    let evaluated = pruned.model.valid();
+    measure("pruned 50 %", &|x| Ok(evaluated.forward(x)))?;
+    let folded = fold_for(pruned.model, one, ResNet8::forward)?;
+    let both = quantize(&cli.ptq_of(8), folded, &calibration)?;
+    measure("pruned 50 %, W8A8", &|x| {
+        Ok(quantized.run(&both, x, ResNet8::forward)?)
     })?;
 
     table.publish(cli.json.as_deref())?;

@@ -88,9 +88,9 @@ impl Variants<'_> {
         let model = self.speech.train(self.new_model(), &autocast, &training)?;
         let seconds = start.elapsed().as_secs_f64();
 
-        let (prepared, region) = config.prepare(model)?;
+        let (half, _) = config.materialize_half(model)?;
         let file = self.file("amp.bpk");
-        region.export(&prepared).into_record().save(&file)?;
+        half.into_record().save(&file)?;
         let record = ModuleRecord::load(&file)?.cast_to_module_dtype();
         let device = self.device();
         let loaded = AcousticModel::new(&device).try_load_record(record)?;

@@ -407,35 +407,6 @@ pub enum PruneError {
         /// The device, as Burn prints it.
         device: String,
     },
-    /// A weight does not have the pattern that it should be compressed with.
-    #[error(
-        "group {group} of the weight, from element {first} on, has {nonzeros} nonzeros, more than \
-         {pattern} allows: prune it with `SparsityPattern::NM` first"
-    )]
-    PatternViolated {
-        /// The pattern, for example `2:4`.
-        pattern: String,
-        /// The group, counted with the pattern's axis running fastest.
-        group: usize,
-        /// Row-major index of the group's first element.
-        first: usize,
-        /// Nonzeros in the group.
-        nonzeros: usize,
-    },
-    /// The positions of a compressed N:M weight are not those of one.
-    #[error(
-        "the positions {positions:?} of group {group} do not ascend below M of {pattern}, or lie \
-         behind the last group: they are damaged, or packed in another way"
-    )]
-    NMPositions {
-        /// The pattern, for example `2:4`.
-        pattern: String,
-        /// The group, counted with the pattern's axis running fastest; their number for what lies
-        /// behind the last.
-        group: usize,
-        /// What was found.
-        positions: Vec<usize>,
-    },
     /// Layers cannot be made smaller.
     #[error("cannot make the layers smaller: {reason}")]
     CannotShrink {

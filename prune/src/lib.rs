@@ -54,8 +54,8 @@
 //!
 //! - [`Masks`], also recovered from the zeros of a checkpoint; [`AttachMasks`]; [`rewind`]: the
 //!   survivors back at earlier values;
-//! - [`SparseRecord`]: files without zeros; [`NMTensor`]: the N:M layout; [`SparseLinear`]: sparse
-//!   inference;
+//! - [`SparseRecord`]: files without zeros; [`SparseLinear`]: sparse inference of one layer (`Engine`
+//!   of `burn-lean-deploy` finds in a whole model which matrices are faster so);
 //! - [`Shrink`]: a whole model with smaller layers, in one call, as far as its recorded forward pass
 //!   shows what goes together;
 //! - [`shrink_heads`]: an attention with fewer heads.
@@ -109,9 +109,7 @@ pub use shrink::{PrunedAttention, Shrink, ShrinkReport, Shrunk, ShrunkGroup, shr
 pub use solver::method::{ChitaConfig, IhtConfig, Method, Refit};
 pub use solver::ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
 pub use solver::{DeadColumns, SolverConfig, solve};
-pub use sparse::{
-    Encoding, NMTensor, RecordFault, RecordSizes, SparseLinear, SparseRecord, TensorSize,
-};
+pub use sparse::{Encoding, RecordFault, RecordSizes, SparseLinear, SparseRecord, TensorSize};
 pub use statistics::activation_norms::activation_norms;
 pub use statistics::batch_norm::recompute_batch_norm;
 pub use statistics::running::{JudgedStatistics, RunningStatistics};

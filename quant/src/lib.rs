@@ -92,9 +92,9 @@ pub use burn_lean_graph::{GraphError, Role, TensorMapper, Tensors, tensors};
 pub use burn_lean_quant_macros::quantize_calls;
 pub use codes::{QuantizedTensor, Storage, quantized_weights};
 pub use deploy::{
-    ActivationMismatch, ConversionReport, ConvertConfig, ConvertedWeight, HostQuantParams,
-    LoadConfig, Mismatch, Outcome, QuantizedGraph, QuantizedOperand, Unsupported, load_safetensors,
-    save_safetensors,
+    ActivationMismatch, CompressedReport, ConversionReport, ConvertConfig, ConvertedWeight,
+    HostQuantParams, LoadConfig, Mismatch, Outcome, QuantizedGraph, QuantizedOperand, Unsupported,
+    load_compressed_tensors, load_safetensors, save_compressed_tensors, save_safetensors,
 };
 pub use error::QuantError;
 pub use fake::{
@@ -113,7 +113,8 @@ pub use integer::{
     rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
 };
 pub use model::{
-    LeftFloat, Unobserved, apply_schedule, float_record, load_float_record, load_record,
+    Activations, LeftFloat, Unobserved, apply_schedule, float_record, load_float_record,
+    load_record,
 };
 pub use module::{
     Dequantize, FakeQuantize, FakeQuantizeConfig, InputStatistics, LayerInputs, Learned, Located,

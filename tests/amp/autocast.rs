@@ -4,8 +4,8 @@ use burn::module::{Lora, Module, Param, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
-    AmpError, AutocastConfig, Fallback, KeptBecause, full_precision, parameter_precision,
-    self_test, supported_dtypes,
+    AmpError, AutocastConfig, Fallback, KeptBecause, full_precision, materialize_half,
+    parameter_precision, self_test, supported_dtypes,
 };
 use burn_lean::reparam::AttachError;
 
@@ -417,10 +417,11 @@ fn a_record_in_half_precision_loads_as_f32_master_weights() {
                 continue;
             }
             let device = target.device.clone().autodiff();
-            let (other, autocast) = AutocastConfig::new(dtype)
+            let (other, _) = AutocastConfig::new(dtype)
                 .prepare(Mlp::new(2, &device))
                 .unwrap();
-            let half = autocast.export(&other).into_record();
+            let (half, _) = materialize_half(other.clone(), dtype).unwrap();
+            let half = half.into_record();
             let (model, autocast) = AutocastConfig::new(dtype)
                 .prepare(Mlp::new(1, &device))
                 .unwrap();

@@ -10,6 +10,7 @@ mod devices;
 mod emulation;
 mod grad_scaler;
 mod gradient_checkpointing;
+mod half;
 mod model;
 mod optimizers;
 mod placement;

@@ -144,7 +144,7 @@ fn clones_with_other_values_are_not_mixed_up() {
 }
 
 #[test]
-fn an_exported_model_computes_what_the_prepared_one_does_without_a_cast() {
+fn a_half_model_computes_what_the_prepared_one_does_without_a_cast() {
     use crate::model::{Mlp, bits};
     each_device(|target| {
         let device = target.device.clone().autodiff();
@@ -155,7 +155,7 @@ fn an_exported_model_computes_what_the_prepared_one_does_without_a_cast() {
         let x = crate::support::tensor::<2>(3, [2, 6], &target.device);
         let expected = autocast.forward(x.clone(), |x| model.valid().forward(x));
 
-        let shipped = autocast.export(&model);
+        let (shipped, _) = config.materialize_half(model.clone()).unwrap();
         let half = match autocast.is_emulated() {
             true => DType::F32,
             false => DType::F16,
@@ -169,7 +169,8 @@ fn an_exported_model_computes_what_the_prepared_one_does_without_a_cast() {
         // And by its record, or by that of the master weights.
         for record in [shipped.into_record(), model.clone().into_record()] {
             let (other, autocast) = prepare(2);
-            let loaded = autocast.export(&other).try_load_record(record).unwrap();
+            let (loaded, _) = config.materialize_half(other).unwrap();
+            let loaded = loaded.try_load_record(record).unwrap();
             assert_eq!(loaded.first.weight.base().dtype(), half);
             if !autocast.is_emulated() {
                 let found = autocast.forward(x.clone(), |x| loaded.forward(x));

@@ -83,6 +83,11 @@ fn every_backend_gives_the_numbers_of_the_model() {
         close(found, expected);
         assert!(report.times.len() >= 3, "{report}");
         assert!(report.times.is_sorted_by_key(|timed| timed.time));
+        // Burn stays unless another way is clearly faster.
+        let burn = report.times.iter().find(|timed| timed.way == "Burn");
+        let burn = burn.expect("Burn is always a candidate");
+        let clearly = report.times[0].time.mul_f64(1.04) <= burn.time;
+        assert!(clearly || report.backend == Backend::Burn, "{report}");
         let print = report.to_string();
         assert!(
             print.contains("run by: ") && print.contains("Burn: "),
@@ -127,28 +132,6 @@ impl ModuleMapper for Rounded {
             2 => param.map(|x| x.cast(self.0).cast(burn::tensor::FloatDType::F32)),
             _ => param,
         }
-    }
-}
-
-#[test]
-fn zeros_are_left_out_and_change_nothing() {
-    let device = Device::flex();
-    let mut linear: Linear = with_numbers(LinearConfig::new(96, 40).init(&device), 3);
-    linear.weight = linear.weight.map(|weight| {
-        let keep = weight.clone().greater_elem(0.5).float();
-        weight * keep
-    });
-    for rows in [1, 3, 33] {
-        let x = tensor::<2>(4, [rows, 96], &device);
-        let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
-        let own = EngineConfig::new().with_backend(Some(Backend::Own));
-        let engine = own.compile(export).unwrap();
-        let report = engine.report();
-        assert!(
-            report.times.iter().any(|timed| timed.way == "own, sparse"),
-            "{report}"
-        );
-        close(engine.run(&x).unwrap(), linear.forward(x));
     }
 }
 

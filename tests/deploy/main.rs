@@ -9,5 +9,6 @@ mod functions;
 mod judge;
 mod layers;
 mod movement;
+mod pruned;
 mod quantized;
 mod refuses;

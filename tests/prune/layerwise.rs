@@ -12,8 +12,9 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::prune::{
     Budget, Candidate, Effort, Groups, JudgedCandidate, Masks, PruneError, Pruner, Refitted,
-    Selection, Shares, SparsityPattern, SupportMethod,
+    Selection, Shares, SparsityPattern, SupportMethod, recompute_batch_norm,
 };
+use burn_lean::quant::fold_for;
 
 use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
 
@@ -159,6 +160,41 @@ fn images(batches: usize, device: &Device) -> Vec<Tensor<4>> {
     seeds
         .map(|seed| tensor(40 + seed, [12, 4, 6, 6], device))
         .collect()
+}
+
+/// What folding leaves of a BatchNorm adds a number: measured anew it would normalize again, and the
+/// network be another one.
+#[test]
+fn a_folded_batch_norm_is_no_normalization_and_stays() {
+    each_device(|target| {
+        let device = &target.device;
+        let inputs = images(3, device);
+        let forward = |model: &ConvNet, x| model.forward(x);
+        let folded = fold_for(ConvNet::new(device), inputs[0].clone(), forward).unwrap();
+        let expected = values(folded.forward(inputs[0].clone()));
+        let state = |model: &ConvNet| {
+            let norm = &model.norm;
+            let running = [
+                norm.running_mean.value_sync(),
+                norm.running_var.value_sync(),
+            ];
+            running.map(values)
+        };
+        let before = state(&folded);
+        let renewed = recompute_batch_norm(
+            folded.clone(),
+            |model: &ConvNet, x: &Tensor<4>| model.forward(x.clone()),
+            inputs.clone(),
+        );
+        assert_eq!(state(&renewed.unwrap()), before);
+        let pruner = Pruner::new(Budget::Sparsity(0.2));
+        let pruned = pruner.prune(folded, forward, inputs.clone()).unwrap();
+        assert_eq!(pruned.report.recalibrated, 0);
+        assert_eq!(state(&pruned.model), before);
+        let found = values(pruned.model.forward(inputs[0].clone()));
+        let nothing = vec![0.0; expected.len()];
+        assert!(distance(&found, &expected) < 0.1 * distance(&nothing, &expected));
+    });
 }
 
 /// The statistics of what the pruned convolution returns; those of the caller's model stay.

@@ -12,7 +12,6 @@ mod gradual_chains;
 mod layerwise;
 mod many_samples;
 mod mask;
-mod nm;
 mod per_example;
 mod per_example_models;
 mod pruner;

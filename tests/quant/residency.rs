@@ -7,8 +7,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
-    ConversionReport, ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping, NumberFormat,
-    Outcome, QatConfig, Unsupported, WeightConfig, calibrate, load_record, save_safetensors,
+    Activations, ConversionReport, ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping,
+    NumberFormat, Outcome, QatConfig, Unsupported, WeightConfig, calibrate, load_record,
+    save_safetensors,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -182,4 +183,50 @@ fn a_weight_that_burn_cannot_hold_is_float_without_a_second_copy() {
     assert!(is_resident(&converted));
     assert_eq!(report.weights[0].resident_bytes, 4 * 64 * 32);
     assert!(report.weights[0].packed_bytes < 64 * 32);
+}
+
+#[test]
+fn the_report_says_who_rounds_activations_and_a_conversion_may_leave_them_float() {
+    each_device(|target| {
+        let (rounded, report) = converted(Dequantize::Once, &target.device);
+        assert!(report.weights[0].rounds_activations);
+        assert!(
+            report
+                .to_string()
+                .contains("activations rounded at every use")
+        );
+
+        let config = ConvertConfig::new()
+            .with_unsupported(Unsupported::KeepFakeQuantized)
+            .with_activations(Activations::Float);
+        let model = prepared(1, &QatConfig::new(), &target.device);
+        let (float, report) = config.convert(model).unwrap();
+        assert!(!report.weights[0].rounds_activations);
+        assert_eq!(report.left_float.len(), 1, "{report}");
+        assert_eq!(report.left_float[0].name, "input of `weight`");
+        let x = tensor::<2>(2, [3, 64], &target.device);
+        // The weights are the same; nothing acts in a call besides Burn's own layer.
+        assert_eq!(values(float.weight.val()), values(rounded.weight.val()));
+        let plain = values(float.forward(x.clone()));
+        assert_eq!(values(float.forward_q(x.clone())), plain);
+        assert_ne!(values(rounded.forward_q(x)), plain);
+
+        // What was never observed is no matter then.
+        let unobserved = QatConfig::new();
+        let layer = with_numbers(LinearConfig::new(64, 32).init(&target.device), 1);
+        let layer: Linear = unobserved.prepare(layer).unwrap();
+        assert!(config.convert(layer).is_ok());
+    });
+}
+
+#[test]
+fn a_loaded_model_says_who_rounds_activations() {
+    let device = Device::flex();
+    let (layer, _) = converted(Dequantize::Once, &device);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save_safetensors(&layer, &path).unwrap();
+    let fresh = prepared(2, &QatConfig::new(), &device);
+    let (_, report) = LoadConfig::new().load(fresh, &path).unwrap();
+    assert!(report.weights[0].rounds_activations);
 }

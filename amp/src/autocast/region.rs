@@ -8,7 +8,6 @@ use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
 use crate::Fallback;
-use crate::autocast::config::KeepDtype;
 use crate::autocast::lists::Lists;
 use crate::autocast::run::Resolved;
 use crate::autocast::weight_cast::Cache;
@@ -174,38 +173,6 @@ impl Autocast {
             Some(outer) => Edge::Between(self.compute, outer),
             None => Edge::Out(self.compute, self.output_dtype),
         }))
-    }
-
-    /// The model with its weights stored in the compute dtype, for inference: half the bytes, and no
-    /// cast in a call.
-    ///
-    /// Casting the weights is most of the work of a forward pass over few examples. Call the result
-    /// inside of [`forward`](Self::forward), as the prepared model. What stays in F32 in a prepared
-    /// model (BatchNorm, recurrent layers, what was asked for) stays so here, and reparameterizations
-    /// are folded in. Its record holds half-precision weights: it is for shipping, not for training
-    /// on. To load one, export a fresh prepared model and load it there.
-    ///
-    /// ```
-    /// use burn::module::Module;
-    /// use burn::nn::LinearConfig;
-    /// use burn::tensor::{DType, Device, FloatDType, Tensor};
-    /// use burn_lean_amp::AutocastConfig;
-    ///
-    /// let device = Device::flex().autodiff();
-    /// let model = LinearConfig::new(4, 2).init(&device);
-    /// let (model, autocast) = AutocastConfig::new(FloatDType::F16).prepare(model)?;
-    /// let x = Tensor::<2>::ones([1, 4], &Device::flex());
-    /// let expected = autocast.forward(x.clone(), |x| model.valid().forward(x));
-    ///
-    /// let shipped = autocast.export(&model);
-    /// assert_eq!(shipped.weight.val().dtype(), DType::F16);
-    /// let y = autocast.forward(x, |x| shipped.forward(x));
-    /// assert_eq!(y.into_data(), expected.into_data());
-    /// # Ok::<(), burn_lean_amp::AmpError>(())
-    /// ```
-    pub fn export<M: Module>(&self, model: &M) -> M {
-        let _region = Entered::enter(Some(self.compute));
-        model.valid().materialize().map(&mut KeepDtype)
     }
 
     /// The same region without any cast.

@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 use burn::backend::DispatchTensor;
 use burn_lean_graph::{Recording, Tensors};
 use burn_lean_kernels::Storage;
-use rten::{ThreadPool, Value};
+use rten::ThreadPool;
 
+use super::example::Example;
+use super::measure::{Samples, pick, sample};
 use super::own::{Keep, Runner};
 use super::program::Program;
-use super::values::results;
-use super::{Arithmetic, Backend, EngineConfig, FloatStorage, Timed, integer_kernels};
+use super::report::{SparseLayer, SparseOutcome, Timed};
+use super::values::{given, results};
+use super::{Arithmetic, Backend, EngineConfig, FloatStorage, integer_kernels};
 use crate::export::Limits;
-use crate::{DeployError, Dimension, ElementType, Execution, Export, Exported, Form, LayerReport};
+use crate::{DeployError, Execution, Export, Exported, Form, LayerReport};
 
 /// A way to run a model.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(super) struct Candidate {
     pub(super) way: Way,
     /// What tells it from others of the backend.
     pub(super) note: &'static str,
+    /// Where zeros are left out: its weights that have many.
+    sparse: Vec<SparseLayer>,
     resident_bytes: usize,
 }
 
@@ -41,6 +46,8 @@ pub(super) struct Chosen {
     /// For other sizes of the batch, where the best takes one alone.
     pub(super) other: Option<Candidate>,
     pub(super) times: Vec<Timed>,
+    /// Weights of which half is zero.
+    pub(super) sparse: Vec<SparseLayer>,
 }
 
 impl Candidate {
@@ -54,6 +61,7 @@ impl Candidate {
             exported,
             way,
             note,
+            sparse: Vec::new(),
             resident_bytes,
         }
     }
@@ -79,21 +87,29 @@ impl Candidate {
         }
     }
 
-    /// The results for values on the host.
+    /// One run as [`Engine::run`](super::Engine::run) does it, with the result on the host: a device may
+    /// compute later, and reading waits for it.
     fn run<O: Tensors>(
         &self,
         recording: &Recording<O>,
-        values: &[Value],
-        tensors: &[DispatchTensor],
+        example: &Example,
     ) -> Result<(), DeployError> {
-        match &self.way {
-            Way::Burn(parameters) => {
-                let result = recording.evaluate(parameters, tensors)?;
-                // A device may compute later: reading waits for it.
-                super::values::given(&result).map(drop)
+        if let Way::Burn(parameters) = &self.way {
+            let result = recording.evaluate(parameters, &example.tensors)?;
+            return given(&result).map(drop);
+        }
+        let values = example.read()?;
+        let made = match &self.way {
+            Way::Rten(program) => program.run(values)?,
+            Way::Own(runner) => runner.run(values)?,
+            Way::Burn(_) => Vec::new(),
+        };
+        match &example.device {
+            Some(device) => {
+                let tensors = results(made, &self.exported.model.outputs, device)?;
+                given(&recording.result(tensors)).map(drop)
             }
-            Way::Rten(program) => program.run(values.to_vec()).map(drop),
-            Way::Own(runner) => runner.run(values.to_vec()).map(drop),
+            None => Ok(()),
         }
     }
 }
@@ -111,10 +127,14 @@ pub(super) fn choose<O: Tensors>(
     config: &EngineConfig,
     pool: &Arc<ThreadPool>,
 ) -> Result<Chosen, DeployError> {
-    let candidates = candidates(export, config, pool)?;
+    let Candidates {
+        all,
+        example,
+        zeros,
+    } = candidates(export, config, pool)?;
     let mut first_error = None;
     let mut running = Vec::new();
-    for candidate in candidates {
+    for candidate in all {
         match candidate {
             Ok(candidate) => running.push(candidate),
             Err(error) => first_error = first_error.or(Some(error)),
@@ -129,33 +149,52 @@ pub(super) fn choose<O: Tensors>(
             best: best.ok_or_else(|| first_error.unwrap_or_else(nothing))?,
             other: None,
             times: Vec::new(),
+            sparse: zeros,
         });
     }
-    let (mut order, error) = times(export, &running)?;
-    order.sort_by_key(|(_, time)| *time);
-    let Some((first, best_time)) = order.first().copied() else {
-        return Err(error.or(first_error).unwrap_or_else(nothing));
+    let mut samples = Vec::new();
+    let mut runs = Vec::new();
+    for candidate in running {
+        // The first run packs and allocates, and shows whether it runs at all; the second one how long
+        // a sample must be.
+        let timed = || -> Result<Duration, DeployError> {
+            candidate.run(&export.recording, &example)?;
+            let start = Instant::now();
+            candidate.run(&export.recording, &example)?;
+            Ok(start.elapsed())
+        };
+        match timed() {
+            Ok(time) => {
+                samples.push(time);
+                runs.push(candidate);
+            }
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    let samples: Vec<Samples> = sample(&samples, |index| {
+        runs[index].run(&export.recording, &example)
+    })?;
+    let burn = runs.iter().position(|one| matches!(one.way, Way::Burn(_)));
+    let Some(chosen) = pick(&samples, burn, |index| runs[index].is_integer()) else {
+        return Err(first_error.unwrap_or_else(nothing));
     };
+    let mut order: Vec<(usize, Duration)> = samples.iter().map(Samples::time).enumerate().collect();
+    order.sort_by_key(|(_, time)| *time);
     let timed = |(index, time): &(usize, Duration)| Timed {
-        way: running[*index].name(),
+        way: runs[*index].name(),
         time: *time,
     };
     let times: Vec<Timed> = order.iter().map(timed).collect();
-    // Of two that are as fast, the one that computes in integers takes less memory.
-    let near = best_time.mul_f64(1.02);
-    let integers = order
-        .iter()
-        .find(|(index, time)| running[*index].is_integer() && *time <= near);
-    let chosen = integers.map_or(first, |(index, _)| *index);
-    let open = |index: &usize| !matches!(running[*index].way, Way::Burn(_));
+    let open = |index: &usize| !matches!(runs[*index].way, Way::Burn(_));
     let other = match open(&chosen) {
         true => None,
         false => order.iter().map(|(index, _)| *index).find(open),
     };
-    let integer = order.iter().find(|(index, _)| running[*index].is_integer());
-    let integer = integer.map(|(index, time)| (running[*index].exported.layers.clone(), *time));
-    let mut running: Vec<Option<Candidate>> = running.into_iter().map(Some).collect();
-    let Some(mut best) = running[chosen].take() else {
+    let integer = order.iter().find(|(index, _)| runs[*index].is_integer());
+    let integer = integer.map(|(index, time)| (runs[*index].exported.layers.clone(), *time));
+    let best_time = samples[chosen].time();
+    let mut runs: Vec<Option<Candidate>> = runs.into_iter().map(Some).collect();
+    let Some(mut best) = runs[chosen].take() else {
         return Err(nothing());
     };
     if let Some((layers, time)) = integer
@@ -163,11 +202,32 @@ pub(super) fn choose<O: Tensors>(
     {
         explain(&mut best.exported.layers, &layers, best_time, time);
     }
+    let sparse = best.zeros(zeros);
     Ok(Chosen {
         best,
-        other: other.and_then(|index| running[index].take()),
+        other: other.and_then(|index| runs[index].take()),
         times,
+        sparse,
     })
+}
+
+impl Candidate {
+    /// What became of weights with many zeros, where this one runs the model.
+    fn zeros(&mut self, mut zeros: Vec<SparseLayer>) -> Vec<SparseLayer> {
+        if !self.sparse.is_empty() {
+            for layer in &mut self.exported.layers {
+                let left_out = |one: &SparseLayer| one.path == layer.path && one.is_left_out();
+                if self.sparse.iter().any(left_out) {
+                    layer.execution = Execution::Sparse;
+                }
+            }
+            return self.sparse.clone();
+        }
+        for layer in zeros.iter_mut().filter(|layer| layer.is_left_out()) {
+            layer.outcome = SparseOutcome::OtherWay;
+        }
+        zeros
+    }
 }
 
 /// Says of layers that could be integers why they are not.
@@ -182,12 +242,19 @@ fn explain(layers: &mut [LayerReport], integer: &[LayerReport], best: Duration, 
     }
 }
 
-/// What the configuration allows; an error in the place of what cannot run the model.
+struct Candidates {
+    /// What the configuration allows; an error in the place of what cannot run the model.
+    all: Vec<Result<Candidate, DeployError>>,
+    example: Example,
+    /// Float weights of which half is zero.
+    zeros: Vec<SparseLayer>,
+}
+
 fn candidates<O: Tensors>(
     export: &Export<O>,
     config: &EngineConfig,
     pool: &Arc<ThreadPool>,
-) -> Result<Vec<Result<Candidate, DeployError>>, DeployError> {
+) -> Result<Candidates, DeployError> {
     let allowed = |backend| config.backend.is_none_or(|one| one == backend);
     let weights = export.weights()?;
     let own = Limits::default();
@@ -203,6 +270,8 @@ fn candidates<O: Tensors>(
     }
     let floats = config.arithmetic != Arithmetic::Integer || integer.is_none();
     let mut all = Vec::new();
+    let mut zeros = Vec::new();
+    let example = Example::of(export, &float.model.inputs)?;
     if allowed(Backend::Own) {
         let own = |exported: &Exported, keep, note| {
             let runner = Runner::new(&exported.model, keep, config.threads, pool)?;
@@ -230,8 +299,17 @@ fn candidates<O: Tensors>(
                 floats: storage,
                 sparse: true,
             };
-            let sparse: Result<Candidate, DeployError> = own(&float, sparse, "sparse");
-            all.extend(sparse.ok().filter(is_sparse).map(Ok));
+            if let Ok(mut runner) = Runner::new(&float.model, sparse, config.threads, pool)
+                && let Ok(layers) = runner.settle(example.values.clone())
+            {
+                if layers.iter().any(SparseLayer::is_left_out) {
+                    let way = Way::Own(Box::new(runner));
+                    let mut one = Candidate::new(Backend::Own, float.clone(), way, "sparse");
+                    one.sparse = layers.clone();
+                    all.push(Ok(one));
+                }
+                zeros = layers;
+            }
         }
     }
     if allowed(Backend::Rten) {
@@ -268,78 +346,9 @@ fn candidates<O: Tensors>(
         let way = Way::Burn(export.parameters.clone());
         all.push(Ok(Candidate::new(Backend::Burn, float, way, "")));
     }
-    Ok(all)
-}
-
-fn is_sparse(candidate: &Candidate) -> bool {
-    matches!(&candidate.way, Way::Own(runner) if runner.is_sparse())
-}
-
-/// The shortest of a few runs of each, in turns; and what those that fail say.
-#[allow(clippy::type_complexity)]
-fn times<O: Tensors>(
-    export: &Export<O>,
-    candidates: &[Candidate],
-) -> Result<(Vec<(usize, Duration)>, Option<DeployError>), DeployError> {
-    const RUNS: usize = 15;
-    const AT_MOST: Duration = Duration::from_millis(400);
-    let shape = export.inputs.first().map(|(shape, _)| shape.as_slice());
-    let batch = shape.and_then(|shape| shape.first().copied()).unwrap_or(1);
-    let Some(infos) = candidates.first().map(|one| &one.exported.model.inputs) else {
-        return Ok((Vec::new(), None));
-    };
-    let values: Vec<Value> = infos.iter().map(|info| example(info, batch)).collect();
-    let device = export
-        .parameters
-        .first()
-        .map(burn::backend::TensorMetadata::device);
-    let tensors = match &device {
-        Some(device) => results(values.clone(), infos, device)?,
-        None => Vec::new(),
-    };
-    let mut error = None;
-    let mut shortest: Vec<Option<Duration>> = Vec::new();
-    for one in candidates {
-        // The first run packs and allocates, and shows whether it runs at all.
-        let found = one.run(&export.recording, &values, &tensors);
-        shortest.push(found.is_ok().then_some(Duration::MAX));
-        error = error.or(found.err());
-    }
-    let begin = Instant::now();
-    for run in 0..RUNS {
-        if run >= 3 && begin.elapsed() > AT_MOST {
-            break;
-        }
-        for (shortest, one) in shortest.iter_mut().zip(candidates) {
-            let Some(shortest) = shortest else {
-                continue;
-            };
-            let start = Instant::now();
-            one.run(&export.recording, &values, &tensors)?;
-            *shortest = start.elapsed().min(*shortest);
-        }
-    }
-    let order = shortest.into_iter().enumerate();
-    let order = order.filter_map(|(index, time)| Some((index, time?)));
-    Ok((order.collect(), error))
-}
-
-/// Numbers for an input: between -1 and 1, or 0 where they are integers, which may be indices.
-fn example(info: &crate::ValueInfo, batch: usize) -> Value {
-    let shape: Vec<usize> = info
-        .shape
-        .iter()
-        .map(|dimension| match dimension {
-            Dimension::Fixed(size) => *size,
-            Dimension::Batch(times) => times * batch,
-        })
-        .collect();
-    let count = shape.iter().product();
-    match info.element {
-        ElementType::F32 => {
-            let numbers = (0..count).map(|i: usize| (i * 7919 % 2003) as f32 / 1001.5 - 1.0);
-            rten_tensor::Tensor::from_data(&shape, numbers.collect::<Vec<_>>()).into()
-        }
-        _ => rten_tensor::Tensor::from_data(&shape, vec![0_i32; count]).into(),
-    }
+    Ok(Candidates {
+        all,
+        example,
+        zeros,
+    })
 }

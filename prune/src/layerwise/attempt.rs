@@ -1,6 +1,6 @@
 //! One walk through the network that leaves every layer pruned and, where asked, fitted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use burn::module::Module;
@@ -27,6 +27,8 @@ pub(crate) struct Setting<'a> {
     /// Weights that each layer keeps.
     pub(crate) counts: &'a HashMap<String, usize>,
     pub(crate) sampling: Sampling,
+    /// BatchNorm layers that do no more than shift.
+    pub(crate) folded: &'a HashSet<String>,
     /// Batches that judge: behind those that layers are fitted to, or the same.
     pub(crate) judges: std::ops::Range<usize>,
 }
@@ -65,7 +67,7 @@ impl Setting<'_> {
         // Layers are fitted to what the dense network has there.
         let forks = dense.is_none() || candidate != Candidate::Magnitude;
         let mut walk = if forks { walk.with_original() } else { walk };
-        let stops = stops(&walk, self.selection);
+        let stops = stops(&walk, self.selection, self.folded);
         let mut kept = self.magnitude.to_vec();
         let mut layers = Vec::new();
         let mut recalibrated = 0;

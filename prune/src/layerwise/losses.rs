@@ -1,6 +1,6 @@
 //! Shares of a budget by what removals cost in the dense network.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn_lean_graph::{Pass, Tensors, Walk};
 use burn_lean_layerwise::{Elimination, LayerProblem, ProblemConfig, share_budget};
@@ -18,9 +18,10 @@ pub(crate) fn shares<O: Tensors>(
     selection: &Selection,
     magnitude: &[bool],
     sampling: Sampling,
+    folded: &HashSet<String>,
 ) -> Result<HashMap<String, usize>, PruneError> {
     let mut counts = shares::counts(magnitude, selection.layout());
-    let stops = stops(&walk, selection);
+    let stops = stops(&walk, selection, folded);
     let mut measured = Vec::new();
     while let Some(mut step) = walk
         .advance(|node| matches!(stops.get(&node.index()), Some(Stop::Product(_))))

@@ -32,6 +32,7 @@ use crate::layerwise::shares::Shares;
 use crate::layerwise::support::SupportMethod;
 use crate::layerwise::tuning::Tuning;
 use crate::model::checks;
+use crate::statistics::batch_norm;
 use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 
 /// Prunes a network from inputs alone: no labels, no loss.
@@ -75,7 +76,8 @@ pub struct Pruner {
     pub support: SupportMethod,
     /// Whether values are fitted. Default: yes.
     pub refit: bool,
-    /// Whether running statistics of BatchNorm are measured anew. Default: yes.
+    /// Whether running statistics of BatchNorm are measured anew; not of one that was folded into the layer
+    /// before it. Default: yes.
     pub recalibrate: bool,
     /// How many weights each layer keeps. Default: as magnitude says.
     pub shares: Shares,
@@ -195,6 +197,7 @@ impl Pruner {
         let magnitude = shares::magnitude(&weights, &self.pattern, &self.budget, layout)?;
         // A copy, of running statistics, too.
         let dense = model.valid();
+        let folded = batch_norm::folded(&dense)?;
         let device = dense.devices().into_iter().next();
         let (batches, fitted, examples, held_out) = self.split(batches, device.as_ref())?;
         let judges = match held_out {
@@ -218,7 +221,7 @@ impl Pruner {
             Shares::Uniform => shares::uniform(layout, keep),
             Shares::Losses => {
                 let walk = record(&dense, &everything)?;
-                losses::shares(self, walk, &selection, &magnitude, sampling)?
+                losses::shares(self, walk, &selection, &magnitude, sampling, &folded)?
             }
         };
         let setting = Setting {
@@ -227,6 +230,7 @@ impl Pruner {
             magnitude: &magnitude,
             counts: &counts,
             sampling,
+            folded: &folded,
             judges,
         };
         let mut tried = Tried::default();
@@ -279,6 +283,7 @@ impl Pruner {
                 selection: &selection,
                 masks: &masks,
                 recalibrate: self.recalibrate,
+                folded: &folded,
                 only: self.group.as_ref().map(|_| selection.ids().to_vec()),
                 passes,
                 deadline,

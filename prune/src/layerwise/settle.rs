@@ -18,7 +18,7 @@ impl Setting<'_> {
         mut walk: Walk<O>,
         dense: &[Tensor<2>],
     ) -> Result<(M, Divergences), PruneError> {
-        let stops = stops(&walk, self.selection);
+        let stops = stops(&walk, self.selection, self.folded);
         while let Some(mut step) = walk
             .advance(|node| matches!(stops.get(&node.index()), Some(Stop::Norm(_))))
             .map_err(failed)?

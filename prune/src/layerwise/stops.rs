@@ -1,6 +1,6 @@
 //! Where a walk stops, and what is known there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
 use burn_lean_graph::{Graph, Node, Product, Tensors, Walk};
@@ -47,12 +47,20 @@ impl Site {
 }
 
 /// The stops of a walk, by operation.
-pub(crate) fn stops<O: Tensors>(walk: &Walk<O>, selection: &Selection) -> HashMap<usize, Stop> {
+///
+/// BatchNorm layers at the paths of `folded` do no more than shift: they are no stops.
+pub(crate) fn stops<O: Tensors>(
+    walk: &Walk<O>,
+    selection: &Selection,
+    folded: &HashSet<String>,
+) -> HashMap<usize, Stop> {
     let graph = walk.graph();
     let nodes: Vec<Node<'_>> = graph.nodes().collect();
     let mut stops = HashMap::new();
     for node in &nodes {
-        if let Some(paths) = norm::statistics(graph, node) {
+        if let Some(paths) = norm::statistics(graph, node)
+            && !folded.contains(paths[0].rsplit_once('.').map_or("", |(norm, _)| norm))
+        {
             stops.insert(node.index(), Stop::Norm(paths));
         }
     }

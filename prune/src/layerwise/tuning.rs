@@ -1,6 +1,6 @@
 //! Values tuned together: gradients of the distance from the dense network's outputs, no labels.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -30,6 +30,8 @@ pub(crate) struct Tuning<'a> {
     pub(crate) masks: &'a Masks,
     /// Whether running statistics of BatchNorm follow.
     pub(crate) recalibrate: bool,
+    /// BatchNorm layers that do no more than shift: they have none.
+    pub(crate) folded: &'a HashSet<String>,
     /// Parameters that may change; `None` for all.
     pub(crate) only: Option<Vec<ParamId>>,
     /// Passes over the examples.
@@ -100,7 +102,7 @@ impl Tuning<'_> {
         dense: &[Tensor<2>],
     ) -> Result<(M, usize), PruneError> {
         let rate = RATE * self.typical_weight(model)?;
-        let mut trains = OnlyBatchNormTrains::unless(!self.recalibrate);
+        let mut trains = OnlyBatchNormTrains::unless(!self.recalibrate).except(self.folded.clone());
         // Burn shares running statistics between clones, and copies them here.
         let copy = model.valid().map(&mut trains);
         let attached = self.masks.attach(copy);

@@ -6,13 +6,11 @@ mod fault;
 mod file;
 mod linear;
 mod loader;
-mod nm;
 mod record;
 mod sizes;
 
 pub use encoding::Encoding;
 pub use fault::RecordFault;
 pub use linear::SparseLinear;
-pub use nm::NMTensor;
 pub use record::SparseRecord;
 pub use sizes::{RecordSizes, TensorSize};

@@ -1,10 +1,10 @@
 //! New running statistics for the BatchNorm layers of a model whose weights have changed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{FloatVisitor, Rejected, visit_floats};
 
 use crate::host::read;
 use crate::{Batch, PruneError};
@@ -20,7 +20,8 @@ const BATCH_NORM: &str = "Struct:BatchNorm";
 /// computed: the layers only look. They do so in training mode, with the statistics of the batch,
 /// while dropout stays off. `forward` is whatever runs the model, its loss for example. A model
 /// without BatchNorm comes back as it was, and so does a layer with momentum 0. A BatchNorm that is
-/// the very first layer trains only on batches that were made on the autodiff device.
+/// the very first layer trains only on batches that were made on the autodiff device. One that was folded
+/// into the layer before it does no more than shift, and stays as it is.
 ///
 /// Burn moves a running statistic s to (1 − μ)·s + μ·b for a batch with statistic b, and does not
 /// show the momentum μ. From s = 0 that is μ·b, from s = c it is c·(1 − μ) more: two passes over the
@@ -63,6 +64,56 @@ pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     Ok(if has_autodiff { model.train() } else { model })
 }
 
+/// Paths of the BatchNorm layers that do no more than shift: gain 1, mean 0 and one variance below 1, which
+/// with epsilon is 1. Folding into the layer before leaves them so, and what it left is no statistic.
+pub(crate) fn folded<M: Module>(model: &M) -> Result<HashSet<String>, PruneError> {
+    let mut norms = Norms::default();
+    visit_floats(model, &mut norms);
+    if let Some(error) = norms.error {
+        return Err(error);
+    }
+    let of = |norm: &str, field: &str| norms.found.get(&format!("{norm}.{field}"));
+    let shifts = |norm: &&String| {
+        let all = |field: &str, value: f32| {
+            of(norm, field).is_some_and(|v| v.iter().all(|x| *x == value))
+        };
+        let variance = of(norm, "running_var").and_then(|values| values.first().copied());
+        let neutral = |v: f32| v < 1.0 && v > 0.0 && all("running_var", v);
+        all("gamma", 1.0) && all("running_mean", 0.0) && variance.is_some_and(neutral)
+    };
+    Ok(norms.norms.iter().filter(shifts).cloned().collect())
+}
+
+/// Gains and running statistics by path.
+#[derive(Default)]
+struct Norms {
+    norms: Vec<String>,
+    found: HashMap<String, Vec<f32>>,
+    error: Option<PruneError>,
+}
+
+impl FloatVisitor for Norms {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some((norm, field)) = path.rsplit_once('.') else {
+            return;
+        };
+        if D != 1 || !matches!(field, "gamma" | "running_mean" | "running_var") {
+            return;
+        }
+        if field == "running_var" {
+            self.norms.push(norm.to_string());
+        }
+        match read(param.base().without_autodiff()) {
+            Ok(values) => {
+                self.found.insert(path.to_string(), values);
+            }
+            Err(error) => {
+                self.error.get_or_insert(error);
+            }
+        }
+    }
+}
+
 /// Whether the model has a BatchNorm layer.
 pub(crate) fn has_batch_norm<M: Module>(model: &M) -> bool {
     #[derive(Default)]
@@ -85,7 +136,10 @@ fn averages<M: Module, B: Batch, O>(
 ) -> Result<Option<Statistics>, PruneError> {
     // Burn takes the statistics of the batch where the device has autodiff and the layer's flag is
     // set, whether or not there are gradients.
-    let observer = model.valid().map(&mut OnlyBatchNormTrains::default());
+    let folded = folded(model)?;
+    let observer = model
+        .valid()
+        .map(&mut OnlyBatchNormTrains::unless(false).except(folded.clone()));
     let device = model
         .devices()
         .into_iter()
@@ -95,7 +149,7 @@ fn averages<M: Module, B: Batch, O>(
         // `valid` copies running statistics, which clones of a model share.
         let model = observer
             .valid()
-            .map(&mut SetRunning::all(from))
+            .map(&mut SetRunning::all(from, folded.clone()))
             .train()
             .no_grad();
         let batch = match &device {
@@ -103,7 +157,7 @@ fn averages<M: Module, B: Batch, O>(
             None => batch.clone(),
         };
         forward(&model, &batch);
-        Statistics::of(&model.valid())
+        Statistics::of(&model.valid(), &folded)
     };
     let mut sum: Option<Statistics> = None;
     let mut kept_share: Option<Statistics> = None;
@@ -139,9 +193,9 @@ fn averages<M: Module, B: Batch, O>(
 struct Statistics(HashMap<ParamId, Vec<f64>>);
 
 impl Statistics {
-    fn of<M: Module>(model: &M) -> Result<Self, PruneError> {
+    fn of<M: Module>(model: &M, folded: &HashSet<String>) -> Result<Self, PruneError> {
         let mut find = FindRunning {
-            place: Place::default(),
+            place: Place::except(folded.clone()),
             found: Ok(Self::default()),
         };
         model.visit(&mut find);
@@ -172,9 +226,18 @@ impl Statistics {
 struct Place {
     containers: Vec<String>,
     names: Vec<String>,
+    /// Paths of BatchNorm layers that count as none.
+    except: HashSet<String>,
 }
 
 impl Place {
+    fn except(except: HashSet<String>) -> Self {
+        Self {
+            except,
+            ..Self::default()
+        }
+    }
+
     fn enter(&mut self, name: &str, container: &str) {
         self.names.push(name.to_string());
         self.containers.push(container.to_string());
@@ -187,9 +250,9 @@ impl Place {
 
     /// Directly inside of a BatchNorm.
     fn is_batch_norm(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|container| container == BATCH_NORM)
+        let mut containers = self.containers.iter();
+        let depth = containers.position(|container| container == BATCH_NORM);
+        depth.is_some_and(|depth| !self.except.contains(&self.names[..depth].join(".")))
     }
 
     fn is_running(&self) -> bool {
@@ -212,6 +275,14 @@ impl OnlyBatchNormTrains {
         Self {
             none,
             ..Self::default()
+        }
+    }
+
+    /// Nor those at these paths.
+    pub(crate) fn except(self, except: HashSet<String>) -> Self {
+        Self {
+            place: Place::except(except),
+            ..self
         }
     }
 }
@@ -268,9 +339,9 @@ struct SetRunning {
 }
 
 impl SetRunning {
-    fn all(value: f32) -> Self {
+    fn all(value: f32, folded: HashSet<String>) -> Self {
         Self {
-            place: Place::default(),
+            place: Place::except(folded),
             all: Some(value),
             values: Statistics::default(),
         }

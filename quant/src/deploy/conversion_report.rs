@@ -52,6 +52,11 @@ pub struct ConvertedWeight {
     pub resident_bytes: usize,
     /// When the float values that the layer multiplies with are computed.
     pub dequantize: Dequantize,
+    /// Whether the layer rounds its input or output in every call: of all that a converted model does
+    /// in Burn the one thing that the float model does not, and what makes it slower. See
+    /// [`Activations`](crate::Activations).
+    #[serde(default)]
+    pub rounds_activations: bool,
     /// Largest difference between the fake-quantized and the converted model at this layer, once
     /// [`compare`](crate::compare) has run both.
     pub mismatch: Option<Mismatch>,
@@ -171,8 +176,16 @@ impl ConvertedWeight {
         };
     }
 
-    /// When its values are computed, in words.
+    /// When its values are computed, and whether activations are rounded, in words.
     fn forward_pass(&self) -> String {
+        let weight = self.weight_in_forward_pass();
+        match self.rounds_activations {
+            true => format!("{weight}, activations rounded at every use"),
+            false => weight,
+        }
+    }
+
+    fn weight_in_forward_pass(&self) -> String {
         match (&self.outcome, self.dequantize) {
             (Outcome::KeptFakeQuantized { .. }, Dequantize::Once) => "float".into(),
             (Outcome::Dequantized, _) => "float".into(),

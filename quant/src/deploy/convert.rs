@@ -2,7 +2,7 @@
 
 mod other_bytes;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::config::Config;
 use burn::module::{Module, ModuleMapper, Param};
@@ -18,7 +18,7 @@ use crate::codes::weights::QuantizedWeight;
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::model::called::uncalled;
 use crate::model::float_parameters;
-use crate::model::unobserved::{Unobserved, leave_float, without_range};
+use crate::model::unobserved::{Activations, Unobserved, leave_float, rounding, without_range};
 use crate::module::effective::Effective;
 use crate::module::walk::{Located, map_quantizers, quantizers};
 use crate::{Dequantize, QuantError, QuantParams, QuantizedTensor, Site, Storage, WeightQuantizer};
@@ -64,6 +64,10 @@ pub struct ConvertConfig {
     /// What to do with activations that were never observed. Default: refuse.
     #[config(default = "Unobserved::Refuse")]
     pub unobserved: Unobserved,
+    /// Whether activations are rounded in every call of the converted model in Burn, which takes time,
+    /// or stay float. Default: rounded, as in training.
+    #[config(default = "Activations::Rounded")]
+    pub activations: Activations,
 }
 
 impl Default for ConvertConfig {
@@ -148,7 +152,10 @@ impl ConvertConfig {
         unused: Option<&[String]>,
     ) -> Result<(M, ConversionReport), QuantError> {
         let all = quantizers(model);
-        let left_float = self.unobserved.judge(without_range(&all, unused))?;
+        let left_float = match self.activations {
+            Activations::Rounded => self.unobserved.judge(without_range(&all, unused))?,
+            Activations::Float => Activations::left(&all),
+        };
         let mut chosen = self.choose(model, &all)?;
         let model = leave_float(model.valid(), &left_float);
         for weight in &mut chosen {
@@ -159,6 +166,7 @@ impl ConvertConfig {
             path: Vec::new(),
             config: self,
             effective: &effective,
+            rounding: rounding(&model),
             chosen: chosen
                 .into_iter()
                 .map(|weight| (weight.path.clone(), weight))
@@ -249,6 +257,8 @@ struct Converter<'a> {
     path: Vec<String>,
     config: &'a ConvertConfig,
     effective: &'a Effective,
+    /// Weights of layers that round activations.
+    rounding: HashSet<String>,
     chosen: HashMap<String, QuantizedWeight>,
     outcomes: Vec<ConvertedWeight>,
     /// Dtypes of the values of the weights that were converted now, by path.
@@ -276,6 +286,7 @@ impl Converter<'_> {
             packed_bytes: 0,
             resident_bytes: 0,
             dequantize: self.config.dequantize,
+            rounds_activations: self.rounding.contains(&weight.path),
             mismatch: None,
         };
         let float_bytes =

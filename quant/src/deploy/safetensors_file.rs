@@ -34,6 +34,7 @@ use crate::{QuantError, Scheme};
 
 pub use config::{LoadConfig, load_safetensors};
 pub use save::save_safetensors;
+pub(crate) use save::{Stored, write};
 
 const FORMAT: &str = "burn-lean-quant";
 const VERSION: &str = "2";
@@ -47,7 +48,7 @@ struct Entry {
 }
 
 /// The dtypes that a model's tensors may have.
-const DTYPES: [(DType, Dtype); 12] = [
+pub(crate) const DTYPES: [(DType, Dtype); 12] = [
     (DType::F64, Dtype::F64),
     (DType::F32, Dtype::F32),
     (DType::F16, Dtype::F16),
@@ -63,20 +64,20 @@ const DTYPES: [(DType, Dtype); 12] = [
 ];
 
 /// Names the file in errors.
-struct FileError<'a> {
+pub(crate) struct FileError<'a> {
     path: &'a Path,
 }
 
 impl<'a> FileError<'a> {
-    fn new(path: &'a Path) -> Self {
+    pub(crate) fn new(path: &'a Path) -> Self {
         Self { path }
     }
 
-    fn read(&self, reason: impl ToString) -> QuantError {
+    pub(crate) fn read(&self, reason: impl ToString) -> QuantError {
         self.error("cannot load", reason)
     }
 
-    fn write(&self, reason: impl ToString) -> QuantError {
+    pub(crate) fn write(&self, reason: impl ToString) -> QuantError {
         self.error("cannot write", reason)
     }
 

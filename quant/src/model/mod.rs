@@ -12,4 +12,4 @@ pub(crate) mod unobserved;
 
 pub use batch_norm::apply_schedule;
 pub use record::{float_record, load_float_record, load_record};
-pub use unobserved::{LeftFloat, Unobserved};
+pub use unobserved::{Activations, LeftFloat, Unobserved};

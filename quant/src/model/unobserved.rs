@@ -1,4 +1,4 @@
-//! Activations that have quantizers, but no range.
+//! Activations that stay float: those that have quantizers, but no range, or all.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,7 +7,7 @@ use burn::module::Module;
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
-use crate::module::walk::{Located, Site, map_quantizers};
+use crate::module::walk::{Located, Site, map_quantizers, quantizers};
 
 /// What to do with an activation whose quantizer has no range: no value ever came by, or one value
 /// only (all zeros, for example).
@@ -20,6 +20,21 @@ pub enum Unobserved {
     LeaveFloat,
 }
 
+/// What the quantizers of activations do in a converted model that runs in Burn.
+///
+/// Burn multiplies floats: rounding activations on the way costs time that no integers win back. Where
+/// integers compute (`Engine` of `burn-lean-deploy`, an ONNX file), they need the ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum Activations {
+    /// They round in every call, as in training: the outputs are those of integers, and a forward pass
+    /// takes longer than that of the float model.
+    #[default]
+    Rounded,
+    /// They are switched off, and the report names them: the outputs are those of quantized weights and
+    /// float activations, and a forward pass takes as long as that of the float model.
+    Float,
+}
+
 /// An activation that stays float.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftFloat {
@@ -27,7 +42,7 @@ pub struct LeftFloat {
     pub path: String,
     /// What it was to quantize, for example ``input of `fc1` ``.
     pub name: String,
-    /// Why it has no range.
+    /// Why.
     pub reason: String,
 }
 
@@ -68,6 +83,31 @@ impl Unobserved {
             _ => Err(QuantError::Several { errors: refused }),
         }
     }
+}
+
+impl Activations {
+    /// What is left float of all quantizers of activations.
+    pub(crate) fn left(all: &[Located]) -> Vec<LeftFloat> {
+        let activations = all
+            .iter()
+            .filter(|located| located.site != Site::Weight && located.quantizer.is_enabled());
+        let left = activations.map(|located| LeftFloat {
+            path: located.path.clone(),
+            name: located.name(),
+            reason: "the conversion was told to leave activations float".into(),
+        });
+        left.collect()
+    }
+}
+
+/// Paths of the weights of layers that round their inputs or outputs in every call.
+pub(crate) fn rounding<M: Module>(model: &M) -> HashSet<String> {
+    let rounding = quantizers(model).into_iter().filter(|located| {
+        located.site != Site::Weight
+            && located.quantizer.is_enabled()
+            && located.quantizer.phase().quantizes()
+    });
+    rounding.filter_map(|located| located.parameter).collect()
 }
 
 fn innermost(error: &QuantError) -> &QuantError {

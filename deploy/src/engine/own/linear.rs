@@ -22,6 +22,16 @@ pub(super) enum Matrix {
     Codes(Arc<IntegerMatrix>),
     Floats(Arc<FloatMatrix>),
     Sparse(Arc<SparseMatrix>),
+    /// Mostly zero, before [`Runner::settle`](super::Runner::settle) has measured it.
+    Undecided(Arc<Undecided>),
+}
+
+/// A matrix as its nonzero numbers, and as all of them.
+#[derive(Debug)]
+pub(super) struct Undecided {
+    pub(super) name: String,
+    pub(super) sparse: Arc<SparseMatrix>,
+    pub(super) dense: Arc<FloatMatrix>,
 }
 
 impl Matrix {
@@ -30,6 +40,7 @@ impl Matrix {
             Self::Codes(matrix) => matrix.bytes(),
             Self::Floats(matrix) => matrix.bytes(),
             Self::Sparse(matrix) => matrix.bytes(),
+            Self::Undecided(both) => both.dense.bytes(),
         }
     }
 
@@ -38,6 +49,7 @@ impl Matrix {
             Self::Codes(matrix) => matrix.shape(),
             Self::Floats(matrix) => matrix.shape(),
             Self::Sparse(matrix) => matrix.shape(),
+            Self::Undecided(both) => both.dense.shape(),
         }
     }
 }
@@ -65,7 +77,12 @@ impl Ends {
 
 impl Linear {
     pub(super) fn run(&self, x: Value) -> Result<Floats, DeployError> {
-        let [terms, columns] = self.weight.shape();
+        self.times(&self.weight, x)
+    }
+
+    /// The product with a form of the weight.
+    pub(super) fn times(&self, weight: &Matrix, x: Value) -> Result<Floats, DeployError> {
+        let [terms, columns] = weight.shape();
         let output = |shape: &[usize]| -> Result<(Vec<usize>, Vec<f32>), DeployError> {
             let (last, front) = match shape.split_last() {
                 Some((last, front)) if *last == terms => (*last, front),
@@ -77,7 +94,7 @@ impl Linear {
             shape.push(columns);
             Ok((shape, vec![0.0; rows * columns]))
         };
-        let (shape, data) = match (&self.weight, x) {
+        let (shape, data) = match (weight, x) {
             (Matrix::Codes(matrix), Value::Codes(x)) if !x.last => {
                 let (shape, mut data) = output(&x.shape)?;
                 if !data.is_empty() {
@@ -101,6 +118,9 @@ impl Linear {
                 let (shape, mut data) = output(&x.shape)?;
                 matrix.multiply(&x.data, &self.ends.epilogue, &mut data);
                 (shape, data)
+            }
+            (Matrix::Undecided(both), x) => {
+                return self.times(&Matrix::Floats(both.dense.clone()), x);
             }
             _ => return Err(failed("a product of codes got no codes")),
         };

@@ -8,6 +8,7 @@ mod between;
 mod convolution;
 mod linear;
 mod plan;
+mod sparse;
 mod value;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use rten::ThreadPool;
 use rten::Value as Foreign;
 
 use super::program::Program;
+use super::report::SparseLayer;
 use crate::{DeployError, OnnxModel};
 use between::Between;
 use convolution::Convolution;
@@ -28,7 +30,7 @@ use value::{Codes, Floats, Value};
 pub(crate) struct Keep {
     /// Those that stay floats.
     pub(crate) floats: Storage,
-    /// Matrices of which half is zero, as their nonzero numbers.
+    /// Matrices of which half is zero as their nonzero numbers, where [`Runner::settle`] finds them faster.
     pub(crate) sparse: bool,
 }
 
@@ -40,8 +42,8 @@ pub(crate) struct Runner {
     inputs: Vec<usize>,
     outputs: Vec<usize>,
     resident_bytes: usize,
-    /// Whether a matrix is kept as its nonzero numbers.
-    is_sparse: bool,
+    /// Weights of which half is zero and that no product leaves out.
+    dense_zeros: Vec<SparseLayer>,
     pool: Option<rayon::ThreadPool>,
 }
 
@@ -90,10 +92,6 @@ impl Runner {
         self.resident_bytes
     }
 
-    pub(crate) fn is_sparse(&self) -> bool {
-        self.is_sparse
-    }
-
     pub(crate) fn run(&self, inputs: Vec<Foreign>) -> Result<Vec<Foreign>, DeployError> {
         match &self.pool {
             Some(pool) => pool.install(|| self.steps(inputs)),
@@ -102,28 +100,10 @@ impl Runner {
     }
 
     fn steps(&self, inputs: Vec<Foreign>) -> Result<Vec<Foreign>, DeployError> {
-        let mut slots: Vec<Option<Value>> = Vec::new();
-        slots.resize_with(self.slots, || None);
-        for (slot, value) in self.inputs.iter().zip(inputs) {
-            slots[*slot] = Some(Value::of(value));
-        }
+        let mut slots = self.filled(inputs);
         for step in &self.steps {
-            let mut given: Vec<Value> = Vec::with_capacity(step.inputs.len());
-            for (position, slot) in step.inputs.iter().enumerate() {
-                let again = step.inputs[position + 1..].contains(slot);
-                let value = match step.freed.contains(slot) && !again {
-                    true => slots[*slot].take(),
-                    false => slots[*slot].clone(),
-                };
-                given.push(value.ok_or_else(|| failed("an operand is missing"))?);
-            }
-            let made = step.operation.run(given)?;
-            for (slot, value) in step.outputs.iter().zip(made) {
-                slots[*slot] = Some(value);
-            }
-            for slot in &step.freed {
-                slots[*slot] = None;
-            }
+            let given = step.given(&mut slots)?;
+            step.keep(step.operation.run(given)?, &mut slots);
         }
         let results = self.outputs.iter().map(|slot| {
             let value = slots[*slot].clone();
@@ -132,6 +112,44 @@ impl Runner {
                 .into_foreign()
         });
         results.collect()
+    }
+}
+
+impl Runner {
+    /// The slots, with the inputs in theirs.
+    fn filled(&self, inputs: Vec<Foreign>) -> Vec<Option<Value>> {
+        let mut slots: Vec<Option<Value>> = Vec::new();
+        slots.resize_with(self.slots, || None);
+        for (slot, value) in self.inputs.iter().zip(inputs) {
+            slots[*slot] = Some(Value::of(value));
+        }
+        slots
+    }
+}
+
+impl Step {
+    /// Its operands.
+    fn given(&self, slots: &mut [Option<Value>]) -> Result<Vec<Value>, DeployError> {
+        let mut given: Vec<Value> = Vec::with_capacity(self.inputs.len());
+        for (position, slot) in self.inputs.iter().enumerate() {
+            let again = self.inputs[position + 1..].contains(slot);
+            let value = match self.freed.contains(slot) && !again {
+                true => slots[*slot].take(),
+                false => slots[*slot].clone(),
+            };
+            given.push(value.ok_or_else(|| failed("an operand is missing"))?);
+        }
+        Ok(given)
+    }
+
+    /// Puts its results where others read them.
+    fn keep(&self, made: Vec<Value>, slots: &mut [Option<Value>]) {
+        for (slot, value) in self.outputs.iter().zip(made) {
+            slots[*slot] = Some(value);
+        }
+        for slot in &self.freed {
+            slots[*slot] = None;
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use rten::ThreadPool;
 use super::attributes::Constants;
 use super::linear::Matrix;
 use super::{Keep, Operation, Program, Runner, Step};
+use crate::engine::report::SparseLayer;
 use crate::{DeployError, OnnxModel, OnnxNode};
 
 pub(super) fn plan(
@@ -34,7 +35,7 @@ pub(super) fn plan(
         others: Vec::new(),
         foreign,
         resident_bytes: 0,
-        is_sparse: false,
+        dense_zeros: Vec::new(),
     };
     for (index, node) in model.nodes.iter().enumerate() {
         let made = node.outputs.iter().map(|name| (name.as_str(), index));
@@ -65,7 +66,7 @@ struct Planner<'a> {
     others: Vec<usize>,
     foreign: &'a Arc<ThreadPool>,
     resident_bytes: usize,
-    is_sparse: bool,
+    dense_zeros: Vec<SparseLayer>,
 }
 
 fn refused(error: KernelError) -> DeployError {
@@ -108,7 +109,7 @@ impl<'a> Planner<'a> {
             inputs,
             outputs,
             resident_bytes: self.resident_bytes,
-            is_sparse: self.is_sparse,
+            dense_zeros: self.dense_zeros,
             pool: None,
         })
     }

@@ -15,6 +15,8 @@ pub enum Execution {
     Qdq,
     /// Floats times floats; nothing of it is quantized.
     Float,
+    /// Floats times the weights that are not zero.
+    Sparse,
 }
 
 impl std::fmt::Display for Execution {
@@ -25,6 +27,7 @@ impl std::fmt::Display for Execution {
             Self::DequantizedOnce => "dequantized once",
             Self::Qdq => "quantize, dequantize",
             Self::Float => "float",
+            Self::Sparse => "without zeros",
         })
     }
 }

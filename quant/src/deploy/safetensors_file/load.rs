@@ -16,6 +16,7 @@ use crate::codes::stored::{NotStored, Stored};
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::deploy::convert::OtherBytes;
 use crate::model::record::check_schemes;
+use crate::model::unobserved::rounding;
 use crate::module::effective::FileNames;
 use crate::module::walk::{Site, map_quantizers, quantizers};
 use crate::range::observer::read;
@@ -128,6 +129,10 @@ pub(super) fn try_load<M: Module>(
             let loaded = unlink_before::<WeightQuantizer, _>(loaded, |path| {
                 names.iter().any(|name| name == path)
             });
+            let rounding = rounding(&loaded);
+            for weight in &mut loader.outcomes {
+                weight.rounds_activations = rounding.contains(&weight.path);
+            }
             let others = OtherBytes::of(&loaded, &loader.outcomes);
             let report = ConversionReport::new(loader.outcomes, others, Vec::new());
             Ok((loaded, report))
@@ -262,6 +267,7 @@ impl Loader<'_> {
             resident_bytes: 0,
             dequantize: self.config.dequantize,
             outcome,
+            rounds_activations: false,
             mismatch: None,
         };
         match &report.outcome {

@@ -72,8 +72,17 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
         ("version".to_string(), VERSION.to_string()),
         ("quantized".to_string(), quantized),
     ]);
-    let views = collector
-        .tensors
+    write(&collector.tensors, metadata, path)
+}
+
+/// Writes a file; returns its bytes.
+pub(crate) fn write(
+    tensors: &BTreeMap<String, Stored>,
+    metadata: HashMap<String, String>,
+    path: &Path,
+) -> Result<u64, QuantError> {
+    let file = FileError::new(path);
+    let views = tensors
         .iter()
         .map(|(name, stored)| Ok((name.clone(), stored.view()?)))
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
@@ -105,14 +114,14 @@ fn dtypes<M: Module>(model: &M) -> HashMap<String, FloatDType> {
 }
 
 /// A tensor of the file to be.
-struct Stored {
+pub(crate) struct Stored {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 impl Stored {
-    fn new(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
+    pub(crate) fn new(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
         Self {
             dtype,
             shape,

@@ -9,7 +9,8 @@ use super::{Planner, refused};
 use crate::engine::own::Operation;
 use crate::engine::own::attributes::{geometry, int};
 use crate::engine::own::convolution::{Convolution, Kernel};
-use crate::engine::own::linear::{Linear, Matrix};
+use crate::engine::own::linear::{Linear, Matrix, Undecided};
+use crate::engine::report::{SparseLayer, SparseOutcome};
 use crate::{DeployError, OnnxNode};
 
 impl<'a> Planner<'a> {
@@ -62,9 +63,13 @@ impl<'a> Planner<'a> {
                         };
                         let zeros = values.iter().filter(|value| **value == 0.0).count();
                         if self.keep.sparse && 2 * zeros >= values.len() {
-                            self.is_sparse = true;
-                            let matrix = SparseMatrix::new(&values, rows, columns);
-                            Matrix::Sparse(Arc::new(matrix.map_err(refused)?))
+                            let sparse = SparseMatrix::new(&values, rows, columns);
+                            let dense = FloatMatrix::new(&values, rows, columns, self.keep.floats);
+                            Matrix::Undecided(Arc::new(Undecided {
+                                name: weight.name.clone(),
+                                sparse: Arc::new(sparse.map_err(refused)?),
+                                dense: Arc::new(dense.map_err(refused)?),
+                            }))
                         } else {
                             let matrix = FloatMatrix::new(&values, rows, columns, self.keep.floats);
                             Matrix::Floats(Arc::new(matrix.map_err(refused)?))
@@ -177,6 +182,17 @@ impl<'a> Planner<'a> {
             let Some(values) = constants.floats(&weight.name) else {
                 return Ok(None);
             };
+            let nonzeros = values.iter().filter(|value| **value != 0.0).count();
+            if self.keep.sparse && 2 * nonzeros <= values.len() {
+                self.dense_zeros.push(SparseLayer {
+                    path: weight.name.clone(),
+                    nonzeros,
+                    weights: values.len(),
+                    outcome: SparseOutcome::NoProduct {
+                        reason: "there is no convolution without them",
+                    },
+                });
+            }
             let groups = turned(&values, [groups, outputs, per_group, taps]);
             match depthwise {
                 true => {

@@ -1,0 +1,61 @@
+//! Inputs to measure with.
+
+use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
+use rten::Value;
+
+use super::values::{read, results};
+use crate::{DeployError, Dimension, ElementType, Export, ValueInfo};
+
+/// Inputs of the recorded shapes.
+pub(super) struct Example {
+    pub(super) values: Vec<Value>,
+    /// The same on the device of the model; empty for a model without parameters.
+    pub(super) tensors: Vec<DispatchTensor>,
+    pub(super) device: Option<DispatchDevice>,
+}
+
+impl Example {
+    pub(super) fn of<O>(export: &Export<O>, infos: &[ValueInfo]) -> Result<Self, DeployError> {
+        let shape = export.inputs.first().map(|(shape, _)| shape.as_slice());
+        let batch = shape.and_then(|shape| shape.first().copied()).unwrap_or(1);
+        let values: Vec<Value> = infos.iter().map(|info| numbers(info, batch)).collect();
+        let device = export.parameters.first().map(TensorMetadata::device);
+        let tensors = match &device {
+            Some(device) => results(values.clone(), infos, device)?,
+            None => Vec::new(),
+        };
+        Ok(Self {
+            values,
+            tensors,
+            device,
+        })
+    }
+
+    /// The inputs on the host, read from the device if there is one.
+    pub(super) fn read(&self) -> Result<Vec<Value>, DeployError> {
+        match self.device {
+            Some(_) => self.tensors.iter().cloned().map(read).collect(),
+            None => Ok(self.values.clone()),
+        }
+    }
+}
+
+/// Numbers for an input: between -1 and 1, or 0 where they are integers, which may be indices.
+fn numbers(info: &ValueInfo, batch: usize) -> Value {
+    let shape: Vec<usize> = info
+        .shape
+        .iter()
+        .map(|dimension| match dimension {
+            Dimension::Fixed(size) => *size,
+            Dimension::Batch(times) => times * batch,
+        })
+        .collect();
+    let count = shape.iter().product();
+    match info.element {
+        ElementType::F32 => {
+            let numbers = (0..count).map(|i: usize| (i * 7919 % 2003) as f32 / 1001.5 - 1.0);
+            rten_tensor::Tensor::from_data(&shape, numbers.collect::<Vec<_>>()).into()
+        }
+        _ => rten_tensor::Tensor::from_data(&shape, vec![0_i32; count]).into(),
+    }
+}

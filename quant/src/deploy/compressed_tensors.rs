@@ -1,0 +1,32 @@
+//! Quantized models in the layout of [compressed-tensors](https://pypi.org/project/compressed-tensors),
+//! which vLLM, llm-compressor and Transformers read.
+//!
+//! A [safetensors](https://github.com/huggingface/safetensors) file, with PyTorch's names and axes: the
+//! weight of a linear layer is `[d_output, d_input]`, gains and offsets of norms are `weight` and `bias`.
+//! Of a layer at path `P`:
+//!
+//! | name | dtype, shape | content |
+//! |---|---|---|
+//! | `P.weight` | I8, `[d_output, d_input]` | codes of 8 bits (`int-quantized`) |
+//! | `P.weight_packed` | I32, `[d_output, ⌈d_input / ⌊32 / bits⌋⌉]` | codes of fewer bits, plus 2ᵇ⁻¹, low bits first (`pack-quantized`) |
+//! | `P.weight_shape` | I64, `[2]` | of the weight, where it is packed |
+//! | `P.weight_scale` | F32, `[1]`, `[d_output, 1]` or `[d_output, groups]` | value of one step |
+//! | `P.weight_zero_point` | I8, as the scale; I32, packed along the outputs, where the weight is | affine weights only |
+//! | `P.input_scale`, `P.input_zero_point` | F32 and I8, `[1]` | of an input that is quantized per tensor with a range of its own |
+//! | `P.compressed`, `P.bitmask`, `P.shape` | F32 `[d_output, d_input / 2]`, U8, I64 `[2, 1]` | a float weight of 2:4 along the inputs (`sparse-24-bitmask`) |
+//! | all others | their own | every other tensor of the model |
+//!
+//! The metadata has `format` (`pt`) and `quantization_config`, the JSON that belongs under that name into
+//! a `config.json` beside the file. Codes of unsigned formats are stored as signed ones, with their zero
+//! points: the values are the same.
+
+mod codes;
+mod config;
+mod contents;
+mod layout;
+mod load;
+mod save;
+mod sparse;
+
+pub use load::load_compressed_tensors;
+pub use save::{CompressedReport, save_compressed_tensors};

@@ -1,0 +1,96 @@
+//! The JSON of the layout, as far as it is read and written here.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub(super) const METHOD: &str = "compressed-tensors";
+pub(super) const KEY: &str = "quantization_config";
+pub(super) const INT: &str = "int-quantized";
+pub(super) const PACKED: &str = "pack-quantized";
+pub(super) const DENSE: &str = "dense";
+pub(super) const SPARSE: &str = "sparse-24-bitmask";
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct QuantizationConfig {
+    pub(super) quant_method: String,
+    #[serde(default)]
+    pub(super) format: String,
+    #[serde(default)]
+    pub(super) quantization_status: String,
+    #[serde(default)]
+    pub(super) ignore: Vec<String>,
+    #[serde(default)]
+    pub(super) config_groups: BTreeMap<String, Group>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sparsity_config: Option<SparsityConfig>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Group {
+    pub(super) targets: Vec<String>,
+    pub(super) weights: Option<Arguments>,
+    pub(super) input_activations: Option<Arguments>,
+}
+
+/// How numbers are quantized.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Arguments {
+    pub(super) num_bits: u8,
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) symmetric: bool,
+    #[serde(default)]
+    pub(super) strategy: Option<String>,
+    #[serde(default)]
+    pub(super) group_size: Option<i64>,
+    /// A flag, or the name of a kind that is not read here.
+    #[serde(default)]
+    pub(super) dynamic: serde_json::Value,
+}
+
+impl Arguments {
+    pub(super) fn is_dynamic(&self) -> bool {
+        !matches!(
+            self.dynamic,
+            serde_json::Value::Null | serde_json::Value::Bool(false)
+        )
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct SparsityConfig {
+    pub(super) format: String,
+    #[serde(default)]
+    pub(super) targets: Vec<String>,
+    #[serde(default)]
+    pub(super) global_sparsity: f64,
+    #[serde(default)]
+    pub(super) sparsity_structure: String,
+}
+
+impl QuantizationConfig {
+    /// How the weights of a layer are quantized: of the group that names it, of that of all linear
+    /// layers, or of the only one.
+    pub(super) fn weights(&self, layer: &str) -> Option<&Arguments> {
+        self.group(layer)?.weights.as_ref()
+    }
+
+    pub(super) fn inputs(&self, layer: &str) -> Option<&Arguments> {
+        self.group(layer)?.input_activations.as_ref()
+    }
+
+    fn group(&self, layer: &str) -> Option<&Group> {
+        let mut groups = self.config_groups.values();
+        let naming = |name: &'static str| {
+            let mut groups = self.config_groups.values();
+            groups.find(|group| group.targets.iter().any(|target| target == name))
+        };
+        let own = groups.find(|group| group.targets.iter().any(|target| target == layer));
+        let only = || match self.config_groups.len() {
+            1 => self.config_groups.values().next(),
+            _ => None,
+        };
+        own.or_else(|| naming("Linear")).or_else(only)
+    }
+}

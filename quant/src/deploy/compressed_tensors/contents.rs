@@ -1,0 +1,215 @@
+//! What is in a file.
+
+use std::collections::HashSet;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+
+use super::codes::{Codes, shift};
+use super::config::QuantizationConfig;
+use super::layout::{Place, turn, unpack, words};
+use crate::deploy::safetensors_file::{DTYPES, FileError};
+use crate::{QuantError, QuantParams, Scheme};
+
+/// A file that was read.
+pub(super) struct Contents<'a> {
+    pub(super) tensors: SafeTensors<'a>,
+    pub(super) config: QuantizationConfig,
+    pub(super) file: &'a FileError<'a>,
+}
+
+impl Contents<'_> {
+    pub(super) fn find(&self, name: &str) -> Result<TensorView<'_>, QuantError> {
+        let found = self.tensors.tensor(name);
+        found.map_err(|_| self.file.read(format!("`{name}` is missing")))
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.tensor(name).is_ok()
+    }
+
+    /// As F32, from any of the float types.
+    pub(super) fn floats(&self, name: &str) -> Result<(Vec<f32>, Vec<usize>), QuantError> {
+        let view = self.find(name)?;
+        match view.dtype() {
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64 => Ok((
+                data(&view, self.file)?.iter().collect(),
+                view.shape().to_vec(),
+            )),
+            other => Err(self
+                .file
+                .read(format!("`{name}` is {other:?}, not of floats"))),
+        }
+    }
+
+    pub(super) fn integers(
+        &self,
+        name: &str,
+        dtypes: &[Dtype],
+    ) -> Result<(Vec<i32>, Vec<usize>), QuantError> {
+        let view = self.find(name)?;
+        if !dtypes.contains(&view.dtype()) {
+            let found = view.dtype();
+            return Err(self
+                .file
+                .read(format!("`{name}` is {found:?}, not {dtypes:?}")));
+        }
+        Ok((
+            data(&view, self.file)?.iter().collect(),
+            view.shape().to_vec(),
+        ))
+    }
+
+    /// The codes of the weight at a place; `None` where it is of floats.
+    pub(super) fn codes(
+        &self,
+        place: &Place,
+        used: &mut HashSet<String>,
+    ) -> Result<Option<Codes>, QuantError> {
+        let (scale_name, packed_name) = (place.with("_scale"), place.with("_packed"));
+        if !self.has(&scale_name) {
+            return Ok(None);
+        }
+        let wrong = |reason: String| self.file.read(format!("`{}`: {reason}", place.with("")));
+        if self.has(&place.with("_g_idx")) {
+            return Err(wrong("an order of activations is not read here".into()));
+        }
+        let arguments = self.config.weights(&place.layer).cloned();
+        let arguments =
+            arguments.ok_or_else(|| wrong("no group of the configuration has its layer".into()))?;
+        let bits = arguments.num_bits;
+        if arguments.kind != "int" || !(2..=8).contains(&bits) {
+            let kind = &arguments.kind;
+            return Err(wrong(format!("{kind} of {bits} bits is not read here")));
+        }
+        let (codes, shape) = if self.has(&packed_name) {
+            let (sizes, _) = self.integers(&place.with("_shape"), &[Dtype::I64, Dtype::I32])?;
+            let (packed, found) = self.integers(&packed_name, &[Dtype::I32])?;
+            let sizes: Vec<usize> = sizes
+                .iter()
+                .map(|size| usize::try_from(*size).unwrap_or(0))
+                .collect();
+            let &[rows, columns] = &sizes[..] else {
+                return Err(wrong("its shape is not that of a matrix".into()));
+            };
+            if found != [rows, words(columns, bits)] {
+                return Err(wrong(format!(
+                    "{found:?} words of {bits} bits are no [{rows}, {columns}]"
+                )));
+            }
+            used.extend([packed_name, place.with("_shape")]);
+            (unpack(&packed, columns, bits), [rows, columns])
+        } else {
+            let (codes, shape) = self.integers(&place.with(""), &[Dtype::I8])?;
+            let [rows, columns] = shape[..] else {
+                return Err(wrong("it is no matrix".into()));
+            };
+            used.insert(place.with(""));
+            (codes, [rows, columns])
+        };
+        let (scale, found) = self.floats(&scale_name)?;
+        used.insert(scale_name);
+        let groups = match found[..] {
+            [] | [1] | [1, 1] => [1, 1],
+            [rows] if rows == shape[0] => [rows, 1],
+            [rows, groups] => [rows, groups],
+            _ => return Err(wrong(format!("scales of the shape {found:?}"))),
+        };
+        let divides = |axis: usize| groups[axis] > 0 && shape[axis].is_multiple_of(groups[axis]);
+        if !divides(0) || !divides(1) {
+            return Err(wrong(format!("{groups:?} groups do not divide {shape:?}")));
+        }
+        let zero_name = place.with("_zero_point");
+        let zero_point = match self.has(&zero_name) {
+            false => vec![0; scale.len()],
+            true => {
+                used.insert(zero_name.clone());
+                let dtypes = [Dtype::I8, Dtype::I32];
+                let (zeros, found) = self.integers(&zero_name, &dtypes)?;
+                let packed = self.find(&zero_name)?.dtype() == Dtype::I32;
+                let of_words = [words(groups[0], bits), groups[1]];
+                let zeros = match (packed, found == of_words) {
+                    (false, _) => zeros,
+                    (true, true) => {
+                        let turned = turn(&zeros, of_words[0], of_words[1]);
+                        let by_group = unpack(&turned, groups[0], bits);
+                        turn(&by_group, groups[1], groups[0])
+                    }
+                    (true, false) => return Err(wrong(format!("{found:?} words of zero points"))),
+                };
+                if zeros.len() != scale.len() {
+                    let (zeros, scales) = (zeros.len(), scale.len());
+                    return Err(wrong(format!("{zeros} zero points for {scales} scales")));
+                }
+                zeros
+            }
+        };
+        Ok(Some(Codes {
+            shape,
+            codes,
+            groups,
+            scale,
+            zero_point,
+            arguments,
+        }))
+    }
+
+    /// Scale and zero point of the input of a layer; `None` where it has none of its own.
+    pub(super) fn input(
+        &self,
+        place: &Place,
+        scheme: &Scheme,
+        device: &Device,
+        used: &mut HashSet<String>,
+    ) -> Result<Option<QuantParams>, QuantError> {
+        let foreign = || QuantError::ForeignScheme {
+            expected: scheme.to_string(),
+        };
+        let Some(arguments) = self.config.inputs(&place.layer) else {
+            return Ok(None);
+        };
+        let fits = arguments.num_bits == scheme.format.bits()
+            && arguments.symmetric == scheme.mapping.is_symmetric()
+            && scheme.format.is_int();
+        if !fits {
+            return Err(foreign().at(place.with("")));
+        }
+        if arguments.is_dynamic() {
+            return Ok(None);
+        }
+        let name = place.in_layer("input_scale");
+        let (scale, _) = self.floats(&name)?;
+        used.insert(name.clone());
+        let zero_name = place.in_layer("input_zero_point");
+        let zero = match self.has(&zero_name) {
+            true => self.integers(&zero_name, &[Dtype::I8, Dtype::I32])?.0,
+            false => vec![0],
+        };
+        used.insert(zero_name);
+        let ([scale], [zero]) = (&scale[..], &zero[..]) else {
+            return Err(self.file.read(format!("`{name}` is not one number")));
+        };
+        if !(*scale > 0.0 && scale.is_finite()) {
+            return Err(self.file.read(format!("`{name}` is {scale}")));
+        }
+        let zero = zero + shift(scheme);
+        let inside = (scheme.quant_min()..=scheme.quant_max()).contains(&(zero as f32));
+        if !inside {
+            return Err(self
+                .file
+                .read(format!("the zero point of `{name}` is {zero}")));
+        }
+        Ok(Some(QuantParams {
+            scale: Tensor::from_data(TensorData::from([*scale]), (device, DType::F32)),
+            zero_point: Tensor::from_data(TensorData::from([zero as f32]), (device, DType::F32)),
+        }))
+    }
+}
+
+/// The elements of a tensor of the file.
+pub(super) fn data(view: &TensorView<'_>, file: &FileError<'_>) -> Result<TensorData, QuantError> {
+    let dtype = DTYPES.iter().find(|(_, stored)| *stored == view.dtype());
+    let (dtype, _) = dtype.ok_or_else(|| file.read(format!("a tensor is {:?}", view.dtype())))?;
+    let (bytes, shape) = (view.data().to_vec(), view.shape().to_vec());
+    Ok(TensorData::from_bytes_vec(bytes, shape, *dtype))
+}

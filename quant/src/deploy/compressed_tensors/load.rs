@@ -1,0 +1,286 @@
+//! Reading.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn_lean_reparam::{Rejected, unlink_before};
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use super::config::{KEY, METHOD, QuantizationConfig};
+use super::contents::{Contents, data};
+use super::layout::{Place, turn};
+use super::sparse::decompress;
+use crate::deploy::safetensors_file::FileError;
+use crate::module::walk::{Site, map_quantizers, quantizers};
+use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
+
+/// Loads a file in the layout of [compressed-tensors](https://pypi.org/project/compressed-tensors)
+/// into `model`, for inference; see the [module](super).
+///
+/// Codes become floats of the values that they stand for. Where `model` is prepared with the same
+/// number format and groups, its weights and the inputs of its layers are quantized with the scales and
+/// zero points of the file: a [conversion](crate::ConvertConfig::convert) has its codes again. Files of
+/// `int-quantized` and `pack-quantized` weights, per tensor, per channel and in groups, of
+/// `sparse-24-bitmask` and of floats are read; the names are those of the model's fields.
+///
+/// # Errors
+///
+/// Each with the model inside: [`QuantError::File`] when the file cannot be read, is truncated, is of
+/// something else, needs what is not read here (an order of activations, floats of 8 bits), or does not
+/// fit the model; [`QuantError::ForeignScheme`] for a weight or an input that the model quantizes in
+/// another way.
+pub fn load_compressed_tensors<M: Module>(
+    model: M,
+    path: impl AsRef<Path>,
+) -> Result<M, Rejected<M, QuantError>> {
+    match try_load(&model, path.as_ref()) {
+        Ok(loaded) => Ok(loaded),
+        Err(error) => Err(Rejected::new(model, error)),
+    }
+}
+
+fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
+    let file = FileError::new(path);
+    let bytes = std::fs::read(path).map_err(|error| file.read(error))?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| file.read(error))?;
+    let metadata = header.metadata().clone().unwrap_or_default();
+    let config = metadata
+        .get(KEY)
+        .ok_or_else(|| file.read(format!("its metadata has no `{KEY}`")))?;
+    let config: QuantizationConfig =
+        serde_json::from_str(config).map_err(|error| file.read(format!("`{KEY}`: {error}")))?;
+    if config.quant_method != METHOD {
+        return Err(file.read(format!(
+            "it is of the method `{}`, not `{METHOD}`",
+            config.quant_method
+        )));
+    }
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;
+    let mut schemes: HashMap<String, Scheme> = HashMap::new();
+    for located in quantizers(model) {
+        if let (Site::Weight, Some(path), true) = (
+            located.site,
+            located.parameter,
+            located.quantizer.is_enabled(),
+        ) {
+            schemes.insert(path, located.quantizer.scheme().clone());
+        }
+    }
+    let contents = Contents {
+        tensors,
+        config,
+        file: &file,
+    };
+    let mut loader = Loader {
+        path: Vec::new(),
+        containers: Vec::new(),
+        contents: &contents,
+        schemes,
+        weights: BTreeMap::new(),
+        used: HashSet::new(),
+        error: None,
+    };
+    let loaded = model.valid().map(&mut loader);
+    if let Some(error) = loader.error {
+        return Err(error);
+    }
+    let Loader {
+        weights, mut used, ..
+    } = loader;
+    let mut error = None;
+    let loaded = map_quantizers(loaded, |located| {
+        let quantizer = located.quantizer;
+        let Some((weight, place, device)) = located
+            .parameter
+            .as_ref()
+            .and_then(|path| weights.get(path))
+        else {
+            return quantizer;
+        };
+        match located.site {
+            Site::Weight => quantizer.with_qparams(weight.qparams(device)),
+            Site::Input => match contents.input(place, quantizer.scheme(), device, &mut used) {
+                Ok(Some(qparams)) => quantizer.with_qparams(qparams),
+                Ok(None) => quantizer,
+                Err(found) => {
+                    error.get_or_insert(found);
+                    quantizer
+                }
+            },
+            _ => quantizer,
+        }
+    });
+    if let Some(error) = error {
+        return Err(error);
+    }
+    // What a model without quantizers has no place for.
+    for (_, place, _) in weights.values() {
+        used.insert(place.in_layer("input_scale"));
+        used.insert(place.in_layer("input_zero_point"));
+    }
+    let names = contents.tensors.names();
+    if let Some(name) = names.into_iter().find(|name| !used.contains(*name)) {
+        return Err(file.read(format!("the model has no parameter for its `{name}`")));
+    }
+    // What acts on a weight before its quantizer is part of the codes.
+    Ok(unlink_before::<WeightQuantizer, _>(loaded, |path| {
+        weights.contains_key(path)
+    }))
+}
+
+struct Loader<'a> {
+    path: Vec<String>,
+    containers: Vec<String>,
+    contents: &'a Contents<'a>,
+    /// Of the weights that the model quantizes.
+    schemes: HashMap<String, Scheme>,
+    weights: BTreeMap<String, (QuantizedTensor, Place, Device)>,
+    used: HashSet<String>,
+    error: Option<QuantError>,
+}
+
+impl Loader<'_> {
+    fn is_attached(&self) -> bool {
+        self.containers
+            .iter()
+            .any(|name| name == "Reparameterization")
+    }
+
+    fn place(&self, rank: usize) -> Place {
+        let container = self.containers.last().map(String::as_str);
+        Place::of(&self.path, container.unwrap_or_default(), rank)
+    }
+
+    /// The elements of a tensor that is not quantized, in the model's order.
+    fn plain(&mut self, place: &Place, shape: &[usize]) -> Result<TensorData, QuantError> {
+        let file = self.contents.file;
+        let expected: Vec<usize> = match place.turned {
+            true => shape.iter().rev().copied().collect(),
+            false => shape.to_vec(),
+        };
+        let fits = |name: &str, found: &[usize]| match found == expected {
+            true => Ok(()),
+            false => Err(file.read(format!(
+                "`{name}` has the shape {found:?}, but the model's has {expected:?}"
+            ))),
+        };
+        let name = place.with("");
+        let kept = place.in_layer("compressed");
+        if place.turned && !self.contents.has(&name) && self.contents.has(&kept) {
+            let (sizes, _) = self
+                .contents
+                .integers(&place.in_layer("shape"), &[Dtype::I64, Dtype::I32])?;
+            let found: Vec<usize> = sizes.iter().map(|size| *size as usize).collect();
+            fits(&name, &found)?;
+            let (values, _) = self.contents.floats(&kept)?;
+            let bitmask = self.contents.find(&place.in_layer("bitmask"))?;
+            let (rows, columns) = (expected[0], expected[1]);
+            let values = decompress(&values, bitmask.data(), rows, columns)
+                .map_err(|reason| file.read(format!("`{name}`: {reason}")))?;
+            for part in ["compressed", "bitmask", "shape"] {
+                self.used.insert(place.in_layer(part));
+            }
+            let turned = turn(&values, rows, columns);
+            return Ok(TensorData::new(turned, shape.to_vec()));
+        }
+        let view = self.contents.find(&name)?;
+        fits(&name, view.shape())?;
+        let found = data(&view, file)?;
+        self.used.insert(name);
+        if !place.turned {
+            return Ok(found);
+        }
+        let width = found.dtype().size();
+        let elements: Vec<&[u8]> = found.as_bytes().chunks_exact(width).collect();
+        let turned = turn(&elements, expected[0], expected[1]).concat();
+        Ok(TensorData::from_bytes_vec(
+            turned,
+            shape.to_vec(),
+            found.dtype(),
+        ))
+    }
+
+    fn float<const D: usize>(
+        &mut self,
+        shape: &[usize],
+        device: &Device,
+    ) -> Result<Tensor<D>, QuantError> {
+        let (place, path) = (self.place(D), self.path.join("."));
+        let Some(codes) = self.contents.codes(&place, &mut self.used)? else {
+            let data = self.plain(&place, shape)?;
+            let dtype = data.dtype();
+            return Ok(Tensor::from_data(data, (device, dtype)));
+        };
+        let weight = codes
+            .quantized(place.turned, self.schemes.get(&path))
+            .map_err(|error| match error {
+                foreign @ QuantError::ForeignScheme { .. } => foreign.at(&path),
+                error => self.contents.file.read(format!("`{path}`: {error}")),
+            })?;
+        if weight.shape() != shape {
+            return Err(self.contents.file.read(format!(
+                "`{path}` has the shape {:?}, but the model's has {shape:?}",
+                weight.shape()
+            )));
+        }
+        let values = weight.dequantize::<D>(device)?;
+        self.weights.insert(path, (weight, place, device.clone()));
+        Ok(values)
+    }
+}
+
+macro_rules! load_kind {
+    ($method:ident, $kind:ty) => {
+        fn $method<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, $kind>>,
+        ) -> Param<Tensor<D, $kind>> {
+            if self.error.is_some() || self.is_attached() {
+                return param;
+            }
+            let device = param.lazy_device();
+            let place = self.place(D);
+            match self.plain(&place, &param.base().shape()) {
+                Ok(data) => {
+                    let (dtype, id) = (data.dtype(), param.id);
+                    param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id)
+                }
+                Err(error) => {
+                    self.error = Some(error);
+                    param
+                }
+            }
+        }
+    };
+}
+
+impl ModuleMapper for Loader<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.to_string());
+        self.containers.push(container.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+        self.containers.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() || self.is_attached() {
+            return param;
+        }
+        let device = param.lazy_device();
+        match self.float::<D>(&param.base().shape(), &device) {
+            Ok(tensor) => param.map(|_| tensor),
+            Err(error) => {
+                self.error = Some(error);
+                param
+            }
+        }
+    }
+
+    load_kind!(map_int, Int);
+    load_kind!(map_bool, Bool);
+}

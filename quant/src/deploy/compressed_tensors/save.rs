@@ -1,0 +1,364 @@
+//! Writing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use burn::backend::ExecutionError;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+use safetensors::tensor::Dtype;
+
+use super::codes::{Codes, Input};
+use super::config::SparsityConfig;
+use super::config::{DENSE, Group, INT, KEY, METHOD, PACKED, QuantizationConfig, SPARSE};
+use super::layout::{Place, pack, turn, words};
+use super::sparse::compress;
+use crate::codes::weights::quantized_weights;
+use crate::deploy::safetensors_file::{DTYPES, FileError, Stored, write};
+use crate::model::record::settle;
+use crate::module::walk::{Located, Site, quantizers};
+use crate::{QuantError, QuantizedTensor};
+
+/// What a file in the layout of compressed-tensors holds, and what it does not.
+#[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
+pub struct CompressedReport {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// `int-quantized`, `pack-quantized`, or `dense` where nothing is quantized.
+    pub format: String,
+    /// Paths of the weights that are stored as codes.
+    pub quantized: Vec<String>,
+    /// Paths of the float weights that are stored without the zeros of 2:4.
+    pub sparse: Vec<String>,
+    /// What the layout has no place for, and why: quantized weights, which are stored as floats of the
+    /// values of their codes, and quantizers of activations, which are not stored.
+    pub left_out: Vec<(String, String)>,
+}
+
+/// Writes a prepared or converted model in the layout of
+/// [compressed-tensors](https://pypi.org/project/compressed-tensors); see the [module](super).
+///
+/// Matrices with one scale for the tensor, an output or a group of inputs become codes; float matrices
+/// with at most two nonzeros in each four along the inputs (2:4) become `sparse-24-bitmask`; kernels of
+/// convolutions, number formats that are no integers, and other groups stay floats. Which is which, the
+/// report says.
+///
+/// # Errors
+///
+/// [`QuantError::File`] when it cannot be written, [`QuantError::Device`] when reading the model fails,
+/// and what [`quantized_weights`] finds.
+pub fn save_compressed_tensors<M: Module>(
+    model: &M,
+    path: impl AsRef<Path>,
+) -> Result<CompressedReport, QuantError> {
+    settle(model);
+    let file = FileError::new(path.as_ref());
+    let mut inputs: HashMap<String, Located> = HashMap::new();
+    let mut report = CompressedReport::default();
+    for located in quantizers(model) {
+        let quantizes = located.quantizer.is_enabled() && located.quantizer.phase().quantizes();
+        match (located.site, &located.parameter) {
+            _ if !quantizes => {}
+            (Site::Weight, _) => {}
+            (Site::Input, Some(parameter)) => {
+                inputs.insert(parameter.clone(), located);
+            }
+            _ => report.left_out.push((
+                located.name(),
+                "the layout has quantizers at inputs of layers alone".into(),
+            )),
+        }
+    }
+    let weights: HashMap<String, QuantizedTensor> = quantized_weights(model)?.into_iter().collect();
+    let packs = weights
+        .values()
+        .any(|weight| weight.scheme().format.bits() < 8);
+    let mut writer = Writer {
+        path: Vec::new(),
+        containers: Vec::new(),
+        format: if packs { PACKED } else { INT },
+        weights,
+        inputs,
+        tensors: BTreeMap::new(),
+        groups: Vec::new(),
+        report,
+        error: None,
+    };
+    model.visit(&mut writer);
+    if let Some(error) = writer.error {
+        return Err(error);
+    }
+    let Writer {
+        tensors,
+        groups,
+        mut report,
+        format,
+        inputs,
+        ..
+    } = writer;
+    for located in inputs.into_values() {
+        let reason = "its weight is not quantized to codes".to_string();
+        report.left_out.push((located.name(), reason));
+    }
+    report.left_out.sort();
+    report.format = if groups.is_empty() { DENSE } else { format }.into();
+    let config = QuantizationConfig {
+        quant_method: METHOD.into(),
+        format: report.format.clone(),
+        quantization_status: "compressed".into(),
+        ignore: Vec::new(),
+        config_groups: groups
+            .into_iter()
+            .enumerate()
+            .map(|(index, group)| (format!("group_{index}"), group))
+            .collect(),
+        sparsity_config: (!report.sparse.is_empty()).then(|| SparsityConfig {
+            format: SPARSE.into(),
+            targets: report.sparse.iter().map(|path| layer_of(path)).collect(),
+            global_sparsity: 0.5,
+            sparsity_structure: "2:4".into(),
+        }),
+    };
+    let config = serde_json::to_string(&config).map_err(|error| file.write(error))?;
+    let metadata = HashMap::from([
+        ("format".to_string(), "pt".to_string()),
+        (KEY.to_string(), config),
+    ]);
+    report.bytes = write(&tensors, metadata, path.as_ref())?;
+    Ok(report)
+}
+
+fn layer_of(weight: &str) -> String {
+    weight.strip_suffix(".weight").unwrap_or("").into()
+}
+
+struct Writer {
+    path: Vec<String>,
+    containers: Vec<String>,
+    format: &'static str,
+    weights: HashMap<String, QuantizedTensor>,
+    inputs: HashMap<String, Located>,
+    tensors: BTreeMap<String, Stored>,
+    groups: Vec<Group>,
+    report: CompressedReport,
+    error: Option<QuantError>,
+}
+
+fn floats(values: &[f32], shape: Vec<usize>) -> Stored {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    Stored::new(Dtype::F32, shape, bytes.collect())
+}
+
+fn integers(values: &[i32], shape: Vec<usize>) -> Stored {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    Stored::new(Dtype::I32, shape, bytes.collect())
+}
+
+fn bytes(values: &[i32], shape: Vec<usize>) -> Stored {
+    let bytes = values.iter().map(|value| *value as i8 as u8).collect();
+    Stored::new(Dtype::I8, shape, bytes)
+}
+
+fn sizes(values: &[usize], shape: Vec<usize>) -> Stored {
+    let bytes = values
+        .iter()
+        .flat_map(|value| (*value as i64).to_le_bytes());
+    Stored::new(Dtype::I64, shape, bytes.collect())
+}
+
+impl Writer {
+    /// Whether a tensor belongs to what hangs on a weight.
+    fn is_attached(&self) -> bool {
+        self.containers
+            .iter()
+            .any(|name| name == "Reparameterization")
+    }
+
+    fn place(&self, rank: usize) -> Place {
+        let container = self.containers.last().map(String::as_str);
+        Place::of(&self.path, container.unwrap_or_default(), rank)
+    }
+
+    fn put(&mut self, name: String, stored: Stored) {
+        self.tensors.insert(name, stored);
+    }
+
+    /// Writes the codes of a weight, if the layout has a place for them.
+    fn quantized(&mut self, place: &Place, path: &str, weight: &QuantizedTensor) -> bool {
+        let named = (place.name == "weight").then(|| Codes::of(weight, place.turned));
+        let not_named = || Err("the layout has codes of tensors named `weight` alone".into());
+        let codes = match named.unwrap_or_else(not_named) {
+            Ok(codes) => codes,
+            Err(reason) => {
+                self.report.left_out.push((path.to_string(), reason));
+                return false;
+            }
+        };
+        let [rows, columns] = codes.shape;
+        let bits = codes.arguments.num_bits;
+        if self.format == PACKED {
+            let packed = pack(&codes.codes, columns, bits);
+            let shape = vec![rows, words(columns, bits)];
+            self.put(place.with("_packed"), integers(&packed, shape));
+            self.put(place.with("_shape"), sizes(&[rows, columns], vec![2]));
+        } else {
+            self.put(place.with(""), bytes(&codes.codes, vec![rows, columns]));
+        }
+        self.put(
+            place.with("_scale"),
+            floats(&codes.scale, codes.scale_shape()),
+        );
+        if !codes.arguments.symmetric {
+            let stored = match (self.format, codes.groups) {
+                (PACKED, [outputs, groups]) if outputs == rows => {
+                    // Along the outputs.
+                    let by_group = turn(&codes.zero_point, outputs, groups);
+                    let packed = pack(&by_group, outputs, bits);
+                    let packed = turn(&packed, groups, words(outputs, bits));
+                    integers(&packed, vec![words(outputs, bits), groups])
+                }
+                _ => bytes(&codes.zero_point, codes.scale_shape()),
+            };
+            self.put(place.with("_zero_point"), stored);
+        }
+        let mut group = Group {
+            targets: Vec::new(),
+            weights: Some(codes.arguments),
+            input_activations: None,
+        };
+        if let Some(located) = self.inputs.remove(path) {
+            match Input::of(&located) {
+                Ok(Ok(Input { arguments, range })) => {
+                    if let Some((scale, zero)) = range {
+                        self.put(place.in_layer("input_scale"), floats(&[scale], vec![1]));
+                        if !arguments.symmetric {
+                            let name = place.in_layer("input_zero_point");
+                            self.put(name, bytes(&[zero], vec![1]));
+                        }
+                    }
+                    group.input_activations = Some(arguments);
+                }
+                Ok(Err(reason)) => self.report.left_out.push((located.name(), reason)),
+                Err(error) => {
+                    self.error.get_or_insert(error);
+                }
+            }
+        }
+        self.report.quantized.push(path.to_string());
+        let same = |one: &&mut Group| {
+            one.weights == group.weights && one.input_activations == group.input_activations
+        };
+        match self.groups.iter_mut().find(same) {
+            Some(known) => known.targets.push(place.layer.clone()),
+            None => {
+                group.targets.push(place.layer.clone());
+                self.groups.push(group);
+            }
+        }
+        true
+    }
+
+    fn store(&mut self, rank: usize, data: Result<TensorData, ExecutionError>) {
+        let place = self.place(rank);
+        let path = self.path.join(".");
+        let data = match data {
+            Ok(data) => data,
+            Err(error) => {
+                self.error.get_or_insert(QuantError::Device {
+                    reason: error.to_string(),
+                });
+                return;
+            }
+        };
+        let shape = data.shape().to_vec();
+        let Some((_, dtype)) = DTYPES.iter().find(|(dtype, _)| *dtype == data.dtype()) else {
+            self.error.get_or_insert(QuantError::UnsupportedLayer {
+                path,
+                reason: format!("a file cannot hold {:?}", data.dtype()),
+            });
+            return;
+        };
+        let [rows, columns] = match (place.turned, &shape[..]) {
+            (true, [rows, columns]) => [*rows, *columns],
+            _ => {
+                let stored = Stored::new(*dtype, shape, data.as_bytes().to_vec());
+                return self.put(place.with(""), stored);
+            }
+        };
+        if *dtype == Dtype::F32 {
+            let values: Vec<f32> = data.iter().collect();
+            let turned = turn(&values, rows, columns);
+            if 2 * values.iter().filter(|value| **value == 0.0).count() >= values.len()
+                && let Some((kept, bitmask)) = compress(&turned, rows)
+            {
+                self.put(
+                    place.in_layer("compressed"),
+                    floats(&kept, vec![columns, rows / 2]),
+                );
+                let mask = Stored::new(Dtype::U8, vec![columns, rows.div_ceil(8)], bitmask);
+                self.put(place.in_layer("bitmask"), mask);
+                self.put(place.in_layer("shape"), sizes(&[columns, rows], vec![2, 1]));
+                self.report.sparse.push(path);
+                return;
+            }
+        }
+        let width = data.dtype().size();
+        let elements: Vec<&[u8]> = data.as_bytes().chunks_exact(width).collect();
+        let turned = turn(&elements, rows, columns).concat();
+        self.put(
+            place.with(""),
+            Stored::new(*dtype, vec![columns, rows], turned),
+        );
+    }
+}
+
+impl ModuleVisitor for Writer {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.to_string());
+        self.containers.push(container.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+        self.containers.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.is_attached() || self.error.is_some() {
+            return;
+        }
+        let path = self.path.join(".");
+        let value = param.base().without_autodiff();
+        let value = match self.weights.remove(&path) {
+            None => value,
+            Some(weight) => {
+                let place = self.place(D);
+                if self.quantized(&place, &path, &weight) {
+                    return;
+                }
+                match weight.dequantize::<D>(&value.device()) {
+                    Ok(values) => values,
+                    Err(error) => {
+                        self.error.get_or_insert(error.at(path));
+                        return;
+                    }
+                }
+            }
+        };
+        self.store(D, value.try_into_data());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        if !self.is_attached() {
+            self.store(D, param.base().try_into_data());
+        }
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        if !self.is_attached() {
+            // Bytes: a bool's own layout is the backend's.
+            self.store(D, param.base().int().try_into_data());
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! The layout of compressed-tensors: names, axes and bits in the file, the way back, and bad files.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use burn::module::{Module, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean::quant::{
+    CompressedReport, ConvertConfig, FakeQuantizeConfig, ForwardQ, Granularity, Mapping,
+    NumberFormat, ObserverConfig, QatConfig, QuantError, Scheme, Unsupported, WeightConfig,
+    WeightGranularity, calibrate, load_compressed_tensors, quantized_weights,
+    save_compressed_tensors, save_safetensors,
+};
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Net {
+    fc1: Linear,
+    norm: LayerNorm,
+    fc2: Linear,
+}
+
+impl Net {
+    fn new(seed: u64, device: &Device) -> Self {
+        let net = Self {
+            fc1: LinearConfig::new(16, 12).init(device),
+            norm: LayerNormConfig::new(12).init(device),
+            fc2: LinearConfig::new(12, 8).init(device),
+        };
+        with_numbers(net, seed)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = self.norm.forward(self.fc1.forward_q(x));
+        self.fc2.forward_q(x)
+    }
+}
+
+fn weight(format: NumberFormat, affine: bool, granularity: WeightGranularity) -> WeightConfig {
+    let mapping = match affine {
+        true => Mapping::Affine,
+        false => Mapping::Symmetric,
+    };
+    WeightConfig::new()
+        .with_format(format)
+        .with_mapping(mapping)
+        .with_granularity(granularity)
+}
+
+/// Each kind of weight that the layout has, with the names of its tensors.
+fn kinds() -> Vec<(WeightConfig, &'static str, &'static [&'static str])> {
+    use WeightGranularity::{PerBlock, PerChannel, PerTensor};
+    let (int, uint) = (NumberFormat::int, NumberFormat::uint);
+    let of_bytes: &[&str] = &["weight", "weight_scale"];
+    let of_words: &[&str] = &["weight_packed", "weight_scale", "weight_shape"];
+    let groups = PerBlock { size: 4 };
+    vec![
+        (weight(int(8), false, PerTensor), "int-quantized", of_bytes),
+        (
+            weight(int(8).narrow(), false, PerChannel),
+            "int-quantized",
+            of_bytes,
+        ),
+        (
+            weight(uint(8), true, PerChannel),
+            "int-quantized",
+            &["weight", "weight_scale", "weight_zero_point"],
+        ),
+        (
+            weight(int(4), false, PerChannel),
+            "pack-quantized",
+            of_words,
+        ),
+        (weight(int(3), false, groups), "pack-quantized", of_words),
+        (
+            weight(uint(4), true, groups),
+            "pack-quantized",
+            &[
+                "weight_packed",
+                "weight_scale",
+                "weight_shape",
+                "weight_zero_point",
+            ],
+        ),
+    ]
+}
+
+fn config(weight: WeightConfig) -> QatConfig {
+    let activation = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+    QatConfig::new()
+        .with_weight(weight)
+        .with_activation(Some(activation))
+}
+
+fn calibrated(config: &QatConfig, device: &Device) -> Net {
+    let training = device.clone().autodiff();
+    let prepared = config.prepare(Net::new(1, &training)).unwrap();
+    let x = tensor::<2>(3, [9, 16], device);
+    let run = |net: &Net| drop(net.forward(x.clone()));
+    calibrate(prepared, run).unwrap().valid()
+}
+
+fn saved(model: &Net, path: &Path) -> CompressedReport {
+    save_compressed_tensors(model, path).unwrap()
+}
+
+#[test]
+fn codes_scales_and_names_are_those_of_the_layout_and_come_back_exactly() {
+    each_device(|target| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        for (weight, format, names) in kinds() {
+            let (kind, config) = (format!("{weight:?}"), config(weight));
+            let model = calibrated(&config, &target.device);
+            let report = saved(&model, &path);
+            assert_eq!(report.format, format, "{kind}");
+            assert_eq!(report.quantized, ["fc1.weight", "fc2.weight"]);
+            assert_eq!(report.left_out, []);
+            let bytes = std::fs::read(&path).unwrap();
+            assert_eq!(report.bytes, bytes.len() as u64);
+            let found = SafeTensors::deserialize(&bytes).unwrap();
+            let mut expected: Vec<String> =
+                names.iter().map(|name| format!("fc1.{name}")).collect();
+            expected
+                .extend(["fc1.bias", "fc1.input_scale", "fc1.input_zero_point"].map(Into::into));
+            expected.sort();
+            let mut of_fc1 = found.names();
+            of_fc1.retain(|name| name.starts_with("fc1."));
+            of_fc1.sort();
+            assert_eq!(of_fc1, expected, "{kind}");
+            assert_eq!(found.tensor("norm.weight").unwrap().shape(), [12]);
+
+            // Into a model without quantizers: the values that fake quantization gave.
+            let plain = load_compressed_tensors(Net::new(2, &target.device), &path).unwrap();
+            for (loaded, trained) in [(&plain.fc1, &model.fc1), (&plain.fc2, &model.fc2)] {
+                assert_eq!(
+                    values(loaded.weight.val()),
+                    values(trained.weight.val()),
+                    "{kind}"
+                );
+                let bias = |linear: &Linear| values(linear.bias.as_ref().unwrap().val());
+                assert_eq!(bias(loaded), bias(trained));
+            }
+            // Into a prepared one: the same codes, scales and activations.
+            let fresh = config.prepare(Net::new(2, &target.device)).unwrap();
+            let loaded = load_compressed_tensors(fresh, &path).unwrap();
+            let codes = |model: &Net| quantized_weights(model).unwrap();
+            assert_eq!(codes(&loaded), codes(&model), "{kind}");
+            let x = tensor::<2>(4, [5, 16], &target.device);
+            let outputs = |model: &Net| values(model.forward(x.clone()));
+            assert_eq!(outputs(&loaded), outputs(&model), "{kind}");
+            for_the_library(&path, &plain);
+            // A converted model is written as it was before.
+            let convert = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+            let (converted, _) = convert.convert(model).unwrap();
+            let again = folder.path().join("again.safetensors");
+            saved(&converted, &again);
+            let again = std::fs::read(&again).unwrap();
+            assert!(contents(&again) == contents(&bytes), "{kind}");
+        }
+    });
+}
+
+#[test]
+fn words_hold_the_codes_of_an_output_from_the_low_bits_on() {
+    let device = Device::flex();
+    let mut linear = LinearConfig::new(9, 2).with_bias(false).init(&device);
+    // The steps are 1: codes are the numbers themselves.
+    let numbers: Vec<f32> = (0..18)
+        .map(|at| [7.0, -7.0][at % 2] + (at / 2) as f32 * [-1.0, 1.0][at % 2])
+        .collect();
+    linear.weight = Param::from_data(TensorData::new(numbers, [9, 2]), &device);
+    let config = QatConfig::new()
+        .with_weight(WeightConfig::int(4))
+        .with_activation(None);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let model = config.prepare(linear).unwrap();
+    save_compressed_tensors(&model, &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let found = SafeTensors::deserialize(&bytes).unwrap();
+    let packed = found.tensor("weight_packed").unwrap();
+    assert_eq!((packed.dtype(), packed.shape()), (Dtype::I32, &[2, 2][..]));
+    let words: Vec<u32> = packed
+        .data()
+        .chunks(4)
+        .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
+        .collect();
+    // 7, 6, … 0, -1 and -7, -6, … 0, 1, each plus 8.
+    assert_eq!(words, [0x89ab_cdef, 0x7, 0x8765_4321, 0x9]);
+    let shape = found.tensor("weight_shape").unwrap();
+    assert_eq!(shape.data()[..1], [2]);
+    let scale = found.tensor("weight_scale").unwrap();
+    assert_eq!(scale.shape(), [2, 1]);
+}
+
+#[test]
+fn the_metadata_says_how_each_layer_is_quantized() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let groups = WeightGranularity::PerBlock { size: 4 };
+    let dynamic = FakeQuantizeConfig::new(
+        Scheme::symmetric(NumberFormat::int8()).with_granularity(Granularity::PerToken),
+    )
+    .with_observer(ObserverConfig::Memoryless);
+    let config = QatConfig::new()
+        .with_weight(weight(NumberFormat::int(4), false, groups))
+        .with_activation(Some(dynamic));
+    saved(&calibrated(&config, &device), &path);
+    let bytes = std::fs::read(&path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let metadata = header.metadata().clone().unwrap();
+    assert_eq!(metadata["format"], "pt");
+    let config: serde_json::Value = serde_json::from_str(&metadata["quantization_config"]).unwrap();
+    assert_eq!(config["quant_method"], "compressed-tensors");
+    assert_eq!(config["quantization_status"], "compressed");
+    let group = &config["config_groups"]["group_0"];
+    assert_eq!(group["targets"], serde_json::json!(["fc1", "fc2"]));
+    let weights = &group["weights"];
+    assert_eq!(
+        (&weights["num_bits"], &weights["group_size"]),
+        (&4.into(), &4.into())
+    );
+    assert_eq!(
+        (&weights["strategy"], &weights["symmetric"]),
+        (&"group".into(), &true.into())
+    );
+    let inputs = &group["input_activations"];
+    assert_eq!(
+        (&inputs["strategy"], &inputs["dynamic"]),
+        (&"token".into(), &true.into())
+    );
+}
+
+#[test]
+fn what_the_layout_cannot_hold_stays_float_and_is_reported() {
+    let device = Device::flex();
+    let conv: Conv2d = with_numbers(Conv2dConfig::new([2, 3], [3, 3]).init(&device), 1);
+    let config = QatConfig::new().with_activation(None);
+    let model = config.prepare(conv).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let report = save_compressed_tensors(&model, &path).unwrap();
+    assert_eq!(
+        (report.format.as_str(), report.quantized.len()),
+        ("dense", 0)
+    );
+    let [(name, reason)] = &report.left_out[..] else {
+        panic!("{report:?}")
+    };
+    assert_eq!(name, "weight");
+    assert!(reason.contains("matrices"), "{reason}");
+    let fresh: Conv2d = with_numbers(Conv2dConfig::new([2, 3], [3, 3]).init(&device), 2);
+    let loaded = load_compressed_tensors(fresh, &path).unwrap();
+    assert_eq!(values(loaded.weight.val()), values(model.weight.val()));
+}
+
+#[test]
+fn a_matrix_of_two_of_four_is_stored_without_its_zeros() {
+    each_device(|target| {
+        let mut net = Net::new(1, &target.device);
+        let mut numbers = values(net.fc1.weight.val());
+        for (index, number) in numbers.iter_mut().enumerate() {
+            // Along the inputs, which are the rows here.
+            if matches!((index / 12 + index % 12) % 4, 1 | 2) {
+                *number = 0.0;
+            }
+        }
+        let data = TensorData::new(numbers, [16, 12]);
+        net.fc1.weight = Param::from_data(data, &target.device);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let report = saved(&net, &path);
+        assert_eq!(report.sparse, ["fc1.weight"]);
+        let bytes = std::fs::read(&path).unwrap();
+        let found = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(found.tensor("fc1.compressed").unwrap().shape(), [12, 8]);
+        assert_eq!(found.tensor("fc1.bitmask").unwrap().shape(), [12, 2]);
+        assert!(found.tensor("fc1.weight").is_err());
+        let loaded = load_compressed_tensors(Net::new(2, &target.device), &path).unwrap();
+        assert_eq!(parameters(&loaded), parameters(&net));
+        for_the_library(&path, &loaded);
+    });
+}
+
+/// What is in a file; the order of the metadata is of chance.
+fn contents(bytes: &[u8]) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+    let found = SafeTensors::deserialize(bytes).unwrap();
+    let tensors = found.iter().map(|(name, view)| {
+        let (shape, data) = (view.shape().to_vec(), view.data().to_vec());
+        (name.to_string(), (view.dtype(), shape, data))
+    });
+    tensors.collect()
+}
+
+/// With `LEAN_COMPRESSED=DIR`: the file, and the float weights, outputs first, for
+/// `tools/read_compressed_tensors.py`.
+fn for_the_library(path: &Path, plain: &Net) {
+    let Some(folder) = std::env::var_os("LEAN_COMPRESSED") else {
+        return;
+    };
+    let folder = Path::new(&folder);
+    let index = (0..).find(|index| !folder.join(format!("{index}.safetensors")).exists());
+    let index = index.unwrap();
+    std::fs::copy(path, folder.join(format!("{index}.safetensors"))).unwrap();
+    let weights = [("fc1.weight", &plain.fc1), ("fc2.weight", &plain.fc2)];
+    let tensors: Vec<(&str, Vec<usize>, Vec<u8>)> = weights
+        .into_iter()
+        .map(|(name, linear)| {
+            let data = linear.weight.val().transpose().into_data();
+            (name, data.shape().to_vec(), data.as_bytes().to_vec())
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view = safetensors::tensor::TensorView::new(Dtype::F32, shape.clone(), bytes);
+        (*name, view.unwrap())
+    });
+    let bytes = safetensors::serialize(views, None).unwrap();
+    std::fs::write(folder.join(format!("{index}.expected.safetensors")), bytes).unwrap();
+}
+
+/// The file with some tensors changed or left out.
+fn rewritten(
+    bytes: &[u8],
+    change: impl Fn(&str, Dtype, &[usize], &[u8]) -> Option<(String, Dtype, Vec<usize>, Vec<u8>)>,
+) -> Vec<u8> {
+    let found = SafeTensors::deserialize(bytes).unwrap();
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    let changed: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = found
+        .iter()
+        .filter_map(|(name, view)| {
+            let (name, dtype, shape, data) = change(name, view.dtype(), view.shape(), view.data())?;
+            Some((name, (dtype, shape, data)))
+        })
+        .collect();
+    let views = changed.iter().map(|(name, (dtype, shape, data))| {
+        let view = safetensors::tensor::TensorView::new(*dtype, shape.clone(), data);
+        (name, view.unwrap())
+    });
+    safetensors::serialize(views, header.metadata().clone()).unwrap()
+}
+
+#[test]
+fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let (weight, ..) = kinds().remove(3);
+    let config = config(weight);
+    let model = calibrated(&config, &device);
+    saved(&model, &path);
+    let whole = std::fs::read(&path).unwrap();
+    let refused = |bytes: &[u8], says: &str| {
+        std::fs::write(&path, bytes).unwrap();
+        let fresh = config.prepare(Net::new(2, &device)).unwrap();
+        let before = parameters(&fresh);
+        let (back, error) = load_compressed_tensors(fresh, &path)
+            .unwrap_err()
+            .into_parts();
+        assert!(matches!(error, QuantError::File { .. }), "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert_eq!(parameters(&back), before);
+    };
+    for length in [0, 5, 40, whole.len() / 2, whole.len() - 1] {
+        refused(&whole[..length], "");
+    }
+    let keep = |name: &str, dtype, shape: &[usize], data: &[u8]| {
+        Some((name.to_string(), dtype, shape.to_vec(), data.to_vec()))
+    };
+    for (left_out, says) in [
+        ("fc1.weight_packed", "`fc1.weight` is missing"),
+        ("fc2.weight_shape", "`fc2.weight_shape` is missing"),
+        ("norm.bias", "`norm.bias` is missing"),
+        ("fc1.input_scale", "`fc1.input_scale` is missing"),
+    ] {
+        let bytes = rewritten(&whole, |name, dtype, shape, data| {
+            keep(name, dtype, shape, data).filter(|_| name != left_out)
+        });
+        refused(&bytes, says);
+    }
+    let renamed = |from: &'static str, to: &'static str| {
+        rewritten(&whole, move |name, dtype, shape, data| {
+            let name = if name == from { to } else { name };
+            Some((name.to_string(), dtype, shape.to_vec(), data.to_vec()))
+        })
+    };
+    refused(&renamed("fc1.bias", "fc1.offset"), "`fc1.bias` is missing");
+    refused(
+        &renamed("fc1.input_zero_point", "fc1.weight_g_idx"),
+        "order of activations",
+    );
+    // Scales that are no numbers to divide by, words of another width.
+    let bytes = rewritten(&whole, |name, dtype, shape, data| {
+        let data = match name {
+            "fc1.weight_scale" => vec![0; data.len()],
+            _ => data.to_vec(),
+        };
+        Some((name.to_string(), dtype, shape.to_vec(), data))
+    });
+    refused(&bytes, "fc1.weight");
+    let bytes = rewritten(&whole, |name, dtype, shape, data| match name {
+        "fc1.weight_packed" => Some((
+            name.to_string(),
+            dtype,
+            vec![shape[1], shape[0]],
+            data.to_vec(),
+        )),
+        _ => keep(name, dtype, shape, data),
+    });
+    refused(&bytes, "words");
+    // Our own layout, and a configuration of another method.
+    save_safetensors(&model, &path).unwrap();
+    refused(&std::fs::read(&path).unwrap(), "`quantization_config`");
+    let found = SafeTensors::deserialize(&whole).unwrap();
+    for (config, says) in [
+        ("{", "`quantization_config`"),
+        (r#"{"quant_method": "gptq"}"#, "of the method `gptq`"),
+        (r#"{"quant_method": "compressed-tensors"}"#, "no group"),
+    ] {
+        let metadata = [("quantization_config".to_string(), config.to_string())];
+        let bytes = safetensors::serialize(found.iter(), Some(metadata.into())).unwrap();
+        refused(&bytes, says);
+    }
+}
+
+#[test]
+fn a_model_that_quantizes_in_another_way_is_told_so() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let all = kinds();
+    saved(&calibrated(&config(all[3].0.clone()), &device), &path);
+    for other in [1, 4, 5] {
+        let fresh = config(all[other].0.clone())
+            .prepare(Net::new(2, &device))
+            .unwrap();
+        let error = load_compressed_tensors(fresh, &path)
+            .unwrap_err()
+            .into_error();
+        let QuantError::Parameter { path, error } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(path, "fc1.weight");
+        assert!(
+            matches!(*error, QuantError::ForeignScheme { .. }),
+            "{error}"
+        );
+    }
+}
