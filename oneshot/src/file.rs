@@ -6,10 +6,10 @@ use std::path::Path;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use burn_lean_reparam::{FloatVisitor, Rejected, visit_floats};
-use safetensors::tensor::SafeTensors;
 use serde::{Deserialize, Serialize};
 
 use crate::collect::floats;
+use crate::sealed::{Sealed, seal};
 use crate::state::{Raw, failed, write_atomically};
 use crate::{Compressed, CompressedWeight, Grid, OneShotError};
 
@@ -56,11 +56,11 @@ impl<M: Module> Compressed<M> {
         }
         let headers = serde_json::to_string(&headers).map_err(|error| failed(file, error))?;
         let metadata = HashMap::from([
-            ("format".to_string(), "burn-lean-oneshot 1".to_string()),
+            ("format".to_string(), "burn-lean-oneshot 2".to_string()),
             ("weights".to_string(), headers),
         ]);
-        let bytes = safetensors::serialize(tensors, Some(metadata));
-        write_atomically(file, &bytes.map_err(|error| failed(file, error))?)
+        let bytes = seal(tensors, metadata).map_err(|error| failed(file, error))?;
+        write_atomically(file, &bytes)
     }
 }
 
@@ -90,35 +90,39 @@ type Values = HashMap<String, Vec<f32>>;
 
 fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
     let bytes = std::fs::read(file).map_err(|error| error.to_string())?;
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| error.to_string())?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| error.to_string())?;
-    let headers = metadata
-        .metadata()
-        .as_ref()
-        .and_then(|all| all.get("weights"));
+    let sealed = Sealed::open(&bytes)?;
+    let headers = sealed.said("weights");
     let headers = headers.ok_or("it is not a file of a compressed model")?;
     let headers: Vec<Header> = serde_json::from_str(headers).map_err(|error| error.to_string())?;
-    let bytes_of = |name: String| -> Result<&[u8], String> {
-        match tensors.tensor(&name) {
-            Ok(tensor) => Ok(tensor.data()),
-            Err(error) => Err(format!("`{name}`: {error}")),
-        }
-    };
+    let mut expected = Sizes(Vec::new());
+    visit_floats(model, &mut expected);
     let mut values: Values = HashMap::new();
     for header in &headers {
-        values.insert(header.path.clone(), unpacked(header, &bytes_of)?);
+        // Before anything of that size is made.
+        let Header {
+            path,
+            outputs,
+            inputs,
+            ..
+        } = header;
+        let size = outputs.checked_mul(*inputs);
+        let fits = |(name, expected): &(String, usize)| name == path && Some(*expected) == size;
+        if !expected.0.iter().any(fits) {
+            return Err(format!(
+                "the model has no `{path}` of {outputs} by {inputs} numbers"
+            ));
+        }
+        values.insert(header.path.clone(), unpacked(header, &sealed)?);
     }
-    for name in tensors.names() {
+    for name in sealed.names() {
         let is_part = headers.iter().any(|header| {
             name.strip_prefix(&header.path)
                 .is_some_and(|rest| rest.starts_with('.'))
         });
         if !is_part {
-            values.insert(name.to_string(), numbers(bytes_of(name.to_string())?));
+            values.insert(name.to_string(), sealed.floats(name)?);
         }
     }
-    let mut expected = Sizes(Vec::new());
-    visit_floats(model, &mut expected);
     for (path, size) in &expected.0 {
         match values.get(path) {
             None => return Err(format!("it has no `{path}`")),
@@ -178,15 +182,14 @@ fn packed(weight: &CompressedWeight) -> (Header, Vec<(&'static str, Raw)>) {
 }
 
 /// The values of a weight, in the layout of its parameter.
-fn unpacked<'a>(
-    header: &Header,
-    bytes_of: &impl Fn(String) -> Result<&'a [u8], String>,
-) -> Result<Vec<f32>, String> {
-    let named = |what: &str| bytes_of(format!("{}.{what}", header.path));
+fn unpacked(header: &Header, sealed: &Sealed<'_>) -> Result<Vec<f32>, String> {
+    let named = |what: &str| format!("{}.{what}", header.path);
+    let bytes = |what: &str| sealed.bytes(&named(what));
+    let floats = |what: &str| sealed.floats(&named(what));
     let damaged = || format!("`{}` is damaged", header.path);
     let count = header.outputs * header.inputs;
     let kept: Vec<bool> = match header.sparse {
-        true => unpack(named("mask")?, 1, count)
+        true => unpack(bytes("mask")?, 1, count)
             .ok_or_else(damaged)?
             .iter()
             .map(|bit| *bit == 1)
@@ -197,7 +200,7 @@ fn unpacked<'a>(
     let mut values = vec![0.0; count];
     match &header.grid {
         None => {
-            let stored = numbers(named("values")?);
+            let stored = floats("values")?;
             if stored.len() != places.len() {
                 return Err(damaged());
             }
@@ -213,9 +216,9 @@ fn unpacked<'a>(
             let groups = header.outputs * header.inputs.div_ceil(of.group);
             let zero_points = match of.symmetric {
                 true => vec![1 << (of.bits - 1); groups],
-                false => unpack(named("zero_points")?, of.bits, groups).ok_or_else(damaged)?,
+                false => unpack(bytes("zero_points")?, of.bits, groups).ok_or_else(damaged)?,
             };
-            let stored = unpack(named("codes")?, of.bits, places.len()).ok_or_else(damaged)?;
+            let stored = unpack(bytes("codes")?, of.bits, places.len()).ok_or_else(damaged)?;
             let mut codes = vec![0; count];
             places
                 .iter()
@@ -226,10 +229,10 @@ fn unpacked<'a>(
                 group: of.group,
                 symmetric: of.symmetric,
                 codes,
-                scales: numbers(named("scales")?),
+                scales: floats("scales")?,
                 zero_points,
             };
-            if grid.scales.len() != groups {
+            if !grid.fits(header.outputs, header.inputs) {
                 return Err(damaged());
             }
             let all = grid.values(header.inputs);
@@ -284,13 +287,6 @@ fn unpack(bytes: &[u8], bits: u8, count: usize) -> Option<Vec<u8>> {
         (((low | high) >> (first % 8)) & mask) as u8
     };
     Some((0..count).map(value).collect())
-}
-
-fn numbers(bytes: &[u8]) -> Vec<f32> {
-    let numbers = bytes.chunks_exact(4);
-    numbers
-        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-        .collect()
 }
 
 /// Parameters that are not compressed.

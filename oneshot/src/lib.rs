@@ -48,6 +48,7 @@ mod preset;
 mod report;
 mod round;
 mod scaling;
+mod sealed;
 mod solve;
 mod state;
 mod stream;

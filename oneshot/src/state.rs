@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 use burn_lean_graph::{TensorMapper, Tensors};
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::tensor::{Dtype, View};
 use serde::{Deserialize, Serialize};
 
+use crate::sealed::{Sealed, seal};
 use crate::{BlockReport, CompressedWeight, Grid, LayerReport, OneShotError, Preset};
 
 /// What a block has become.
@@ -88,7 +89,7 @@ pub(crate) fn fingerprint<M: Module, I: Tensors>(
         let _ = batch.map_tensors(&mut of_batches);
     }
     Ok(Manifest {
-        format: 1,
+        format: 2,
         preset: preset.clone(),
         model: of_model.0.finalize(),
         batches: of_batches.0.finalize(),
@@ -230,8 +231,8 @@ impl State {
         }
         let header = serde_json::to_string(&header).map_err(|error| failed(&file, error))?;
         let metadata = HashMap::from([("block".to_string(), header)]);
-        let bytes = safetensors::serialize(tensors, Some(metadata));
-        write_atomically(&file, &bytes.map_err(|error| failed(&file, error))?)
+        let bytes = seal(tensors, metadata).map_err(|error| failed(&file, error))?;
+        write_atomically(&file, &bytes)
     }
 
     /// A block that was finished before; `None` where there is none.
@@ -245,25 +246,9 @@ impl State {
         let damaged =
             |why: String| failed(&file, format!("{why}. Remove it to do its block again"));
         let read = || -> Result<Finished, String> {
-            let text = |error: &dyn std::fmt::Display| error.to_string();
-            let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| text(&e))?;
-            let header = metadata
-                .metadata()
-                .as_ref()
-                .and_then(|all| all.get("block"));
-            let header: Header =
-                serde_json::from_str(header.ok_or("no header")?).map_err(|e| text(&e))?;
-            let tensors = SafeTensors::deserialize(&bytes).map_err(|e| text(&e))?;
-            let bytes_of = |name: &str| -> Result<Vec<u8>, String> {
-                Ok(tensors.tensor(name).map_err(|e| text(&e))?.data().to_vec())
-            };
-            let floats = |name: &str| -> Result<Vec<f32>, String> {
-                let bytes = bytes_of(name)?;
-                let numbers = bytes.chunks_exact(4);
-                Ok(numbers
-                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                    .collect())
-            };
+            let sealed = Sealed::open(&bytes)?;
+            let header = sealed.said("block").ok_or("no header")?;
+            let header: Header = serde_json::from_str(header).map_err(|error| error.to_string())?;
             let mut weights = Vec::new();
             for shape in header.weights {
                 let named = |what: &str| format!("{}.{what}", shape.path);
@@ -281,23 +266,26 @@ impl State {
                             bits,
                             group,
                             symmetric,
-                            codes: bytes_of(&named("codes"))?,
-                            scales: floats(&named("scales"))?,
-                            zero_points: bytes_of(&named("zero_points"))?,
+                            codes: sealed.bytes(&named("codes"))?.to_vec(),
+                            scales: sealed.floats(&named("scales"))?,
+                            zero_points: sealed.bytes(&named("zero_points"))?.to_vec(),
                         };
+                        if !grid.fits(weight.outputs, weight.inputs) {
+                            return Err(format!("the grid of `{}` has another size", weight.path));
+                        }
                         weight.values = grid.values(weight.inputs);
                         weight.grid = Some(grid);
                     }
-                    None => weight.values = floats(&named("values"))?,
+                    None => weight.values = sealed.floats(&named("values"))?,
                 }
-                if weight.values.len() != weight.outputs * weight.inputs {
+                if weight.outputs.checked_mul(weight.inputs) != Some(weight.values.len()) {
                     return Err(format!("`{}` has another size", weight.path));
                 }
                 weights.push(weight);
             }
             let mut vectors = Vec::new();
             for path in header.vectors {
-                let values = floats(&path)?;
+                let values = sealed.floats(&path)?;
                 vectors.push((path, values));
             }
             Ok(Finished {

@@ -37,6 +37,16 @@ pub struct Grid {
 }
 
 impl Grid {
+    /// Whether it is one of a weight of that size.
+    pub(crate) fn fits(&self, outputs: usize, inputs: usize) -> bool {
+        let groups = (self.group > 0).then(|| inputs.div_ceil(self.group));
+        let groups = groups.and_then(|groups| groups.checked_mul(outputs));
+        (1..=8).contains(&self.bits)
+            && outputs.checked_mul(inputs) == Some(self.codes.len())
+            && groups == Some(self.scales.len())
+            && groups == Some(self.zero_points.len())
+    }
+
     /// The values of the codes, for outputs of so many inputs.
     pub fn values(&self, inputs: usize) -> Vec<f32> {
         let groups = inputs.div_ceil(self.group.max(1));

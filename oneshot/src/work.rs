@@ -4,7 +4,7 @@ use burn::tensor::{Tensor, TensorData};
 use burn_lean_graph::{Pass, Product, Tensors, Walk};
 use burn_lean_layerwise::Gram;
 
-use crate::block::{Block, Group, Layer};
+use crate::block::{Block, Group};
 use crate::collect::{Sums, collect, floats};
 use crate::scaling::scale;
 use crate::solve::compress;
@@ -86,14 +86,6 @@ impl<O: Tensors> Work<'_, O> {
         Ok(sums)
     }
 
-    /// Whether the parameter of a layer, `dense` by outputs, lies by inputs.
-    fn is_transposed(&self, layer: &Layer, dense: &[f32], pass: Pass) -> bool {
-        let parameter = self.walk.parameter::<2>(layer.path(), pass).map(floats);
-        parameter.is_ok_and(|own| {
-            own != dense && own == crate::file::transposed(dense, layer.product.inputs)
-        })
-    }
-
     /// Parameters with one dimension that scaling has changed.
     fn note_vectors(&mut self, group: &Group) -> Result<(), OneShotError> {
         for path in group.producer.iter().flat_map(|producer| &producer.vectors) {
@@ -119,7 +111,7 @@ impl<O: Tensors> Work<'_, O> {
                 path: path.into(),
                 outputs: product.outputs,
                 inputs: product.inputs,
-                transposed: self.is_transposed(layer, &dense, pass),
+                transposed: product.is_transposed(),
                 values: Vec::new(),
                 grid: None,
             };

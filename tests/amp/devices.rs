@@ -5,7 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{
-    AmpError, GradScaler, GradScalerConfig, LossScale, calibrate_scale, inspect_gradients,
+    AmpError, GradScaler, GradScalerConfig, LossScale, SkipCause, calibrate_scale,
+    inspect_gradients,
 };
 
 use crate::model::{bits, gradients, loss, prepared};
@@ -119,5 +120,57 @@ fn gradients_on_two_devices_are_inspected_stepped_and_reported() {
         let paths: Vec<_> = details.iter().map(|found| found.path.as_str()).collect();
         assert_eq!(paths, ["first.weight", "second.weight"]);
         assert!(details.iter().all(|found| found.non_finite == 9));
+    }
+}
+
+/// Each replica has gradients of its own, as where they are exchanged after unscaling.
+#[test]
+fn replicas_that_agree_on_found_inf_skip_the_same_steps() {
+    for [first, second] in pairs() {
+        let config = GradScalerConfig::for_dtype(FloatDType::F16);
+        let mut scalers = [config.init().unwrap(), config.init().unwrap()];
+        let mut models = [
+            prepared(1, FloatDType::F16, &first),
+            prepared(1, FloatDType::F16, &second),
+        ];
+        let mut optims = [SgdConfig::new().init(), SgdConfig::new().init()];
+        for factors in [
+            [1.0, 1.0],
+            [f32::INFINITY, 1.0],
+            [1.0, f32::NAN],
+            [1.0, 1.0],
+        ] {
+            let before = models.each_ref().map(|(model, _)| bits(model));
+            let mut unscaled = Vec::new();
+            let mut found = Vec::new();
+            for ((scaler, (model, autocast)), factor) in
+                scalers.iter_mut().zip(&models).zip(factors)
+            {
+                let grads = gradients(model, autocast, scaler, 0, factor).unwrap();
+                let one = scaler.unscale(model, grads).unwrap();
+                found.push(scaler.found_inf(model, &one).unwrap());
+                unscaled.push(one);
+            }
+            assert_eq!(found, factors.map(|factor| !factor.is_finite()));
+            let any = found.contains(&true);
+            for (index, one) in unscaled.into_iter().enumerate() {
+                let (model, autocast) = models[index].clone();
+                let one = one.with_found_inf(any);
+                let (scaler, optim) = (&mut scalers[index], &mut optims[index]);
+                let model = scaler.apply(optim, 0.1, model, one).unwrap();
+                scaler.update().unwrap();
+                let report = scaler.report().unwrap();
+                assert_eq!(report.skipped, any);
+                let other = report.overflow.as_ref().is_some_and(|overflow| {
+                    overflow.cause == SkipCause::OtherReplica && overflow.first().is_none()
+                });
+                assert_eq!(other, any && !found[index]);
+                models[index] = (model, autocast);
+            }
+            let after = models.each_ref().map(|(model, _)| bits(model));
+            assert_eq!(after == before, any);
+        }
+        assert_eq!(scalers[0].state(), scalers[1].state());
+        assert_eq!(scalers[0].state().skipped_steps, 2);
     }
 }

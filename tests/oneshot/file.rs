@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
 use burn_lean::oneshot::{OneShot, OneShotError, Preset, load_compressed};
 
-use crate::support::{each_device, parameters, with_numbers};
+use crate::support::{each_device, parameters, tensor, with_numbers};
 use crate::{small_llama, tokens};
 
 #[test]
@@ -67,4 +68,33 @@ fn files_that_do_not_fit_are_refused_with_the_model() {
     let linear: burn::nn::Linear = burn::nn::LinearConfig::new(3, 2).init(&device);
     let error = load_compressed(linear, &file).unwrap_err();
     assert!(error.to_string().contains("weight"), "{error}");
+}
+
+/// Whichever way a constant matrix is read, it gives the same numbers.
+#[test]
+fn a_constant_weight_lies_in_the_file_as_in_its_parameter() {
+    let device = burn::tensor::Device::flex();
+    let net = || -> Vec<burn::nn::Linear> {
+        let layer = |[from, to]: [usize; 2]| {
+            let mut layer = burn::nn::LinearConfig::new(from, to).init(&device);
+            layer.weight = Param::from_tensor(Tensor::ones([from, to], &device));
+            layer
+        };
+        vec![layer([8, 12]), layer([12, 6])]
+    };
+    // Zeros are those of inputs that are always zero.
+    let x = tensor::<2>(3, [20, 8], &device);
+    let alive = Tensor::<2>::from_floats([[1., 0., 0., 1., 1., 0., 1., 0.]], &device);
+    let x = x * alive.expand([20, 8]);
+    let preset = Preset::sparse(0.5);
+    let done = OneShot::new(preset).compress(net(), [x], |net, x| {
+        net.iter().fold(x, |x, layer| layer.forward(x))
+    });
+    let done = done.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    done.save(&file).unwrap();
+    let loaded = load_compressed(net(), &file).unwrap();
+    assert_eq!(parameters(&loaded), parameters(&done.model));
+    assert!(done.weights.iter().all(|weight| weight.transposed));
 }

@@ -110,3 +110,54 @@ fn a_matrix_that_is_not_full_is_no_problem_yet() {
         }
     );
 }
+
+/// Collected in shards, on devices of their own: rows, problem and solution are those of one collection.
+#[test]
+fn shards_of_the_fisher_samples_are_the_whole_to_the_bit() {
+    let plain = Plain::random(13, 12, 30);
+    let rows = |range: std::ops::Range<usize>, device: &Device| {
+        let rows = plain.gradients[range.clone()].iter().flatten();
+        let rows: Vec<f64> = rows.copied().collect();
+        vector(&rows, device).reshape([range.len(), 30])
+    };
+    let config = SolverConfig::new(Budget::Keep(9));
+    let solved = |gradients: GradientMatrix, device: &Device| {
+        let dense = vector(&plain.dense, device);
+        let problem = Problem::new(gradients, dense, Layout::anonymous(30)).unwrap();
+        let solution = solve(&problem, &config).unwrap();
+        (solution.support, solution.objective)
+    };
+    each_device(|target| {
+        let device = &target.device;
+        let whole = GradientMatrix::from_tensor(rows(0..12, device)).unwrap();
+        let mut open = GradientMatrix::with_capacity(9, 30, FloatDType::F32, device).unwrap();
+        // Of the room for nine rows four are filled.
+        open.push(rows(5..9, device)).unwrap();
+        let shards = [
+            GradientMatrix::from_tensor(rows(0..5, device)).unwrap(),
+            open,
+            GradientMatrix::from_tensor(rows(9..12, &Device::flex())).unwrap(),
+        ];
+        let merged = GradientMatrix::concat(&shards).unwrap();
+        assert_eq!((merged.samples(), merged.filled()), (12, 12));
+        for row in 0..12 {
+            assert_eq!(merged.row(row).unwrap(), whole.row(row).unwrap());
+        }
+        assert_eq!(solved(merged, device), solved(whole, device));
+    });
+    let other = GradientMatrix::from_tensor(tensor(1, [2, 7], &Device::flex())).unwrap();
+    let one = GradientMatrix::from_tensor(rows(0..2, &Device::flex())).unwrap();
+    let refused = GradientMatrix::concat(&[one, other]).unwrap_err();
+    assert!(matches!(
+        refused,
+        PruneError::Mismatch {
+            expected: 30,
+            found: 7,
+            ..
+        }
+    ));
+    assert!(matches!(
+        GradientMatrix::concat(&[]).unwrap_err(),
+        PruneError::NoSamples
+    ));
+}

@@ -193,3 +193,13 @@ fn a_tensor_that_does_not_fit_is_refused() {
         refused
     );
 }
+
+#[test]
+fn an_affine_range_wider_than_the_largest_number_has_a_scale() {
+    each_device(|target| {
+        let scheme = Scheme::affine(NumberFormat::uint8());
+        let range = range(-f32::MAX, f32::MAX, &target.device);
+        let scale = values(QuantParams::from_range(range, &scheme).scale);
+        assert_eq!(scale, [f32::MAX / 127.5]);
+    });
+}

@@ -69,6 +69,7 @@ pub(crate) fn unscale<M: Module>(
             flags_are_squares: check == Check::Squares,
             norm: None,
             loss: None,
+            found_elsewhere: false,
         },
     };
     visit_once(model, &mut visitor);

@@ -27,6 +27,8 @@ pub struct Unscaled {
     pub(crate) norm: Option<Tensor<1>>,
     /// The loss that these are the gradients of, where that was said; `[1]`.
     pub(crate) loss: Option<Tensor<1>>,
+    /// Whether another replica found an infinity or NaN in its gradients of this step.
+    pub(crate) found_elsewhere: bool,
 }
 
 impl Unscaled {
@@ -57,6 +59,42 @@ impl Unscaled {
     /// of several optimizers steps.
     pub fn with_loss(mut self, loss: &Tensor<1>) -> Self {
         self.loss = Some(reported(loss));
+        self
+    }
+
+    /// Says whether another replica found an infinity or NaN among its own gradients of this step:
+    /// then the step is skipped here, too.
+    ///
+    /// Replicas that all get the same reduced gradients take the same decision by themselves. This
+    /// is for those that do not: a model whose parts are in several processes, gradients that are
+    /// exchanged after they were unscaled. Each asks
+    /// [`GradScaler::found_inf`](crate::GradScaler::found_inf), all take the *or* of the answers, and
+    /// their scales stay the same.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::optim::{GradientsParams, SgdConfig};
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_amp::{GradScalerConfig, LossScale, SkipCause};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(1, 1).init(&device);
+    /// let mut scaler = GradScalerConfig::new(LossScale::Static(8.0)).init()?;
+    /// let loss = scaler.scale(model.forward(Tensor::<2>::ones([1, 1], &device)).mean())?;
+    /// let grads = GradientsParams::from_grads(loss.backward(), &model);
+    ///
+    /// let unscaled = scaler.unscale(&model, grads)?;
+    /// let here = scaler.found_inf(&model, &unscaled)?;
+    /// let there = true; // As the other replica says.
+    /// let unscaled = unscaled.with_found_inf(here || there);
+    /// let model = scaler.apply(&mut SgdConfig::new().init(), 0.1, model, unscaled)?;
+    /// scaler.update()?;
+    /// let overflow = scaler.report().unwrap().overflow.as_ref().unwrap();
+    /// assert_eq!((here, overflow.cause), (false, SkipCause::OtherReplica));
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    pub fn with_found_inf(mut self, elsewhere: bool) -> Self {
+        self.found_elsewhere = elsewhere;
         self
     }
 

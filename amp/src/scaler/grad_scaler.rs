@@ -168,6 +168,18 @@ impl GradScaler {
         gradients::unscale(model, grads, self.inverse_scale(), check)
     }
 
+    /// Whether one of the gradients, or their norm, is infinite or NaN: what replicas that do not see
+    /// the same gradients have to agree on before they [`apply`](Self::apply) them
+    /// ([`Unscaled::with_found_inf`]). A read of its own; false with [`LossScale::None`].
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::Device`] when the read fails.
+    pub fn found_inf<M: Module>(&self, model: &M, unscaled: &Unscaled) -> Result<bool, AmpError> {
+        let verdict = Reading::of(unscaled, &[]).wait()?.exact(model, unscaled)?;
+        Ok(!verdict.is_finite())
+    }
+
     fn inverse_scale(&self) -> InverseScale {
         InverseScale::Number(self.state.inverse_scale())
     }

@@ -63,6 +63,13 @@ pub struct DynamicLossScale {
     pub max_scale: f32,
 }
 
+impl DynamicLossScale {
+    /// As a state counts them: more than it can count are never used up.
+    fn overflows_tolerated(&self) -> i32 {
+        i32::try_from(self.hysteresis).unwrap_or(i32::MAX)
+    }
+}
+
 impl Default for DynamicLossScale {
     fn default() -> Self {
         Self {
@@ -161,7 +168,7 @@ impl LossScale {
         let (scale, hysteresis_left) = match self {
             Self::None => (1.0, 0),
             Self::Static(scale) => (*scale, 0),
-            Self::Dynamic(dynamic) => (dynamic.init_scale, dynamic.hysteresis as i32),
+            Self::Dynamic(dynamic) => (dynamic.init_scale, dynamic.overflows_tolerated()),
         };
         LossScaleState {
             scale,
@@ -186,12 +193,12 @@ impl LossScale {
     /// ```
     pub fn update(&self, state: LossScaleState, found_inf: bool) -> LossScaleState {
         let mut next = LossScaleState {
-            steps: state.steps + 1,
+            steps: state.steps.saturating_add(1),
             ..state
         };
         if found_inf {
-            next.skipped_steps += 1;
-            next.consecutive_skips += 1;
+            next.skipped_steps = state.skipped_steps.saturating_add(1);
+            next.consecutive_skips = state.consecutive_skips.saturating_add(1);
         } else {
             next.consecutive_skips = 0;
         }
@@ -201,13 +208,13 @@ impl LossScale {
         if found_inf {
             next.growth_tracker = 0;
             // Below zero only "exhausted" matters; saturate for a run of any length.
-            next.hysteresis_left = (state.hysteresis_left - 1).max(0);
+            next.hysteresis_left = state.hysteresis_left.saturating_sub(1).max(0);
             if next.hysteresis_left == 0 {
                 next.scale = (state.scale * rule.backoff_factor).max(rule.min_scale);
             }
         } else {
-            next.hysteresis_left = rule.hysteresis as i32;
-            next.growth_tracker += 1;
+            next.hysteresis_left = rule.overflows_tolerated();
+            next.growth_tracker = state.growth_tracker.saturating_add(1);
             if next.growth_tracker >= rule.growth_interval {
                 let grown = state.scale * rule.growth_factor;
                 if grown <= rule.max_scale {

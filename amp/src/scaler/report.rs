@@ -37,6 +37,9 @@ pub enum SkipCause {
     ScaleAtFloor,
     /// All gradients are finite, but their global norm is not: the clipping has no factor.
     NormNotFinite,
+    /// Another replica found one that is not finite
+    /// ([`Unscaled::with_found_inf`](crate::Unscaled::with_found_inf)); here all are.
+    OtherReplica,
 }
 
 impl fmt::Display for SkipCause {
@@ -48,6 +51,7 @@ impl fmt::Display for SkipCause {
                 "gradients overflow although the loss is finite and the loss scale is at its floor"
             }
             Self::NormNotFinite => "the global gradient norm overflows F32",
+            Self::OtherReplica => "gradients of another replica overflow",
         })
     }
 }

@@ -74,6 +74,7 @@ impl Reading {
             overflowing,
             norm,
             losses: numbers.take(self.losses).collect(),
+            found_elsewhere: false,
         }
     }
 }
@@ -85,9 +86,15 @@ pub(crate) struct Verdict {
     pub(crate) norm: Option<f32>,
     /// Of every loss that may be one of this step.
     losses: Vec<f32>,
+    pub(crate) found_elsewhere: bool,
 }
 
 impl Verdict {
+    /// Whether what was read here is finite.
+    pub(crate) fn is_finite(&self) -> bool {
+        self.overflowing.is_empty() && self.norm.is_none_or(f32::is_finite)
+    }
+
     /// Says which gradients are not finite where sums of squares served as flags: a sum may overflow
     /// by itself. Reads only where one of them is not finite.
     pub(crate) fn exact<M: Module>(
@@ -98,6 +105,7 @@ impl Verdict {
         if unscaled.flags_are_squares && !self.overflowing.is_empty() {
             self.overflowing = overflowing(model, &unscaled.grads, &self.overflowing)?;
         }
+        self.found_elsewhere = unscaled.found_elsewhere;
         Ok(self)
     }
 
@@ -136,7 +144,7 @@ impl Verdict {
         }
         match self.norm {
             Some(norm) if !norm.is_finite() => Some(SkipCause::NormNotFinite),
-            _ => None,
+            _ => self.found_elsewhere.then_some(SkipCause::OtherReplica),
         }
     }
 }

@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use burn::tensor::TensorData;
+use burn_lean_reparam::catch_quietly;
 
 use super::EngineConfig;
 use super::program::Program;
 use super::values::{to_data, to_value};
 use crate::DeployError;
+use crate::onnx::lengths;
 
 /// An ONNX file that is ready to run.
 #[derive(Debug)]
@@ -28,7 +30,11 @@ impl EngineConfig {
             path: path.to_path_buf(),
             reason: error.to_string(),
         })?;
-        let program = Program::from_bytes(bytes, self.pool())?;
+        let load = |reason| DeployError::Load { reason };
+        lengths::check(&bytes).map_err(load)?;
+        // Of what nobody wrote on purpose the loader says so, or panics.
+        let program = catch_quietly(|| Program::from_bytes(bytes, self.pool()));
+        let program = program.map_err(load)??;
         Ok(OnnxFile { program })
     }
 }
@@ -51,6 +57,8 @@ impl OnnxFile {
         }
         let values = inputs.into_iter().map(to_value).collect::<Result<_, _>>();
         let values = values.map_err(|reason| DeployError::Run { reason })?;
-        self.program.run(values)?.into_iter().map(to_data).collect()
+        let results = catch_quietly(|| self.program.run(values));
+        let results = results.map_err(|reason| DeployError::Run { reason })??;
+        results.into_iter().map(to_data).collect()
     }
 }

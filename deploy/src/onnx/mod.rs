@@ -1,5 +1,7 @@
 //! ONNX files: what is in them, and how they are written.
 
+#[cfg(feature = "engine")]
+pub(crate) mod lengths;
 mod model;
 mod protobuf;
 

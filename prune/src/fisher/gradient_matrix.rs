@@ -123,6 +123,40 @@ impl GradientMatrix {
         })
     }
 
+    /// The rows of several matrices as one, on the device and in the dtype of the first: Fisher samples
+    /// that were collected on several devices or in several processes, each over its own examples, at
+    /// the same weights.
+    ///
+    /// The rows that they have so far, in this order, bit by bit where the dtypes are the same. The
+    /// problem is that of a collection in one go: nothing else of it is a sum.
+    ///
+    /// # Errors
+    ///
+    /// [`PruneError::Mismatch`] where they have different numbers of weights,
+    /// [`PruneError::NoSamples`] without a row, [`PruneError::Device`].
+    pub fn concat(shards: &[Self]) -> Result<Self, PruneError> {
+        let first = shards.first().ok_or(PruneError::NoSamples)?;
+        let (parameters, device) = (first.parameters, first.device());
+        let samples = shards.iter().map(|shard| shard.filled).sum();
+        let mut whole = Self::with_capacity(samples, parameters, first.dtype, &device)?;
+        let mut scale = Vec::with_capacity(samples);
+        for shard in shards.iter().filter(|shard| shard.filled > 0) {
+            mismatch("weights per gradient", parameters, shard.parameters)?;
+            let factors = shard.scale.as_deref();
+            scale.extend((0..shard.filled).map(|row| factors.map_or(1.0, |all| all[row])));
+            let rows = whole.filled..whole.filled + shard.filled;
+            for block in &shard.blocks {
+                let width = block.values.dims()[1];
+                let part = block.values.clone().slice([0..shard.filled, 0..width]);
+                whole.write(rows.clone(), block.start, part.to_device(&device));
+            }
+            whole.filled = rows.end;
+        }
+        let is_scaled = shards.iter().any(|shard| shard.scale.is_some());
+        whole.scale = is_scaled.then_some(scale);
+        Ok(whole)
+    }
+
     /// Appends the rows `[r, p]`, in F32.
     ///
     /// # Errors

@@ -360,7 +360,8 @@ pub(crate) fn pack(codes: &[i32], bits: u8) -> Vec<u8> {
 
 /// The inverse of [`pack`]; `None` when there are not as many bytes as `count` codes take.
 pub(crate) fn unpack(bytes: &[u8], bits: u8, signed: bool, count: usize) -> Option<Vec<i32>> {
-    if bytes.len() != packed_len(count, bits) {
+    // Before the number of bits is one that cannot be counted.
+    if count / 8 > bytes.len() || bytes.len() != packed_len(count, bits) {
         return None;
     }
     let bits = usize::from(bits);

@@ -75,7 +75,10 @@ impl QuantParams {
                 stored(below.max_pair(max.div_scalar(quant_max)))
             }
             Mapping::Affine => {
-                let scale = (max - min.clone()).div_scalar(quant_max - quant_min);
+                // Halves, since the whole may be more than the largest number: exact, so that nothing
+                // else changes.
+                let half = max.mul_scalar(0.5) - min.clone().mul_scalar(0.5);
+                let scale = half.div_scalar(0.5 * (quant_max - quant_min));
                 let scale = scale.clamp_min(smallest);
                 let zero_point = (min / scale.clone()).round().neg() + quant_min;
                 Self {

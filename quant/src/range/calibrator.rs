@@ -145,7 +145,7 @@ pub fn search(histogram: &Histogram, scheme: &Scheme) -> (f32, f32) {
     if histogram.is_empty() || histogram.min() == histogram.max() {
         return (histogram.min(), histogram.max());
     }
-    let width = (histogram.max() - histogram.min()) / counts.len() as f32;
+    let width = histogram.bin_width();
     let codes = f64::exp2(f64::from(scheme.format.bits()));
     let cumulative: Vec<f64> = counts
         .iter()
@@ -190,7 +190,8 @@ pub fn search(histogram: &Histogram, scheme: &Scheme) -> (f32, f32) {
     }
     (
         histogram.min() + width * first as f32,
-        histogram.min() + width * (last + 1) as f32,
+        // Rounding can take it beyond the largest number.
+        (histogram.min() + width * (last + 1) as f32).min(f32::MAX),
     )
 }
 

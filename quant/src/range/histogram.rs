@@ -122,11 +122,21 @@ impl Histogram {
     /// Lower end of bin `index`; from index `counts().len()` on, the upper end of the last one.
     pub fn edge(&self, index: usize) -> f32 {
         let bins = self.counts.len();
-        let step = (self.max - self.min) / bins as f32;
+        let step = self.bin_width();
         // From the nearer end, so that both ends are exact.
         match index <= bins / 2 {
             true => self.min + step * index as f32,
             false => self.max - step * bins.saturating_sub(index) as f32,
+        }
+    }
+
+    /// The width of a bin, also where the whole is wider than the largest number.
+    pub(crate) fn bin_width(&self) -> f32 {
+        let bins = self.counts.len() as f32;
+        let whole = self.max - self.min;
+        match whole.is_finite() {
+            true => whole / bins,
+            false => self.max / bins - self.min / bins,
         }
     }
 

@@ -168,15 +168,13 @@ fn read_weight(
         true => vec![scheme.symmetric_zero_point(); scale.len()],
         false => floats(find("zero_point", Dtype::F32)?),
     };
-    let elements = shape.iter().product();
+    let mut sizes = shape.iter();
+    let elements = sizes.try_fold(1_usize, |product, len| product.checked_mul(*len));
     let signed = scheme.quant_min() < 0.0 && scheme.format.is_int();
-    let codes = unpack(
-        find("codes", Dtype::U8)?,
-        scheme.format.bits(),
-        signed,
-        elements,
-    )
-    .ok_or_else(|| file.read(format!("`{name}.codes` has another length than its shape")))?;
+    let codes = find("codes", Dtype::U8)?;
+    let codes = elements
+        .and_then(|elements| unpack(codes, scheme.format.bits(), signed, elements))
+        .ok_or_else(|| file.read(format!("`{name}.codes` has another length than its shape")))?;
     QuantizedTensor::new(codes, shape, scale, zero_point, scheme).map_err(damaged)
 }
 

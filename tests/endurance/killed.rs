@@ -1,0 +1,190 @@
+//! Killed at any moment, again and again, a pruner, a one-shot run and a training loop come to what they
+//! come to in one go, bit by bit.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::process::Command;
+
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::{Autocast, Checkpoints, GradScalerConfig};
+use burn_lean::oneshot::{OneShot, Preset};
+use burn_lean::prune::{
+    Budget, FisherConfig, Method, PrunerConfig, RidgeChoice, Schedule, SolverConfig,
+};
+
+use crate::hostile::Kind;
+use crate::network::Net;
+use crate::support::{numbers, parameters};
+
+/// What a child process does, where it keeps its state, and at which moment it dies.
+const WORK: &str = "KILLED_TEST_WORK";
+const FOLDER: &str = "KILLED_TEST_FOLDER";
+const DIES: &str = "KILLED_TEST_DIES";
+
+/// Moments of work, at one of which the process dies.
+struct Moments {
+    left: Cell<Option<usize>>,
+}
+
+impl Moments {
+    fn pass(&self) {
+        if self.left.get() == Some(0) {
+            // No destructor runs, nothing is flushed.
+            std::process::abort();
+        }
+        self.left.set(self.left.get().map(|left| left - 1));
+    }
+}
+
+fn inputs(seed: u64, device: &Device) -> Tensor<2> {
+    Kind::Ordinary.tensor(seed, [16, 8], device)
+}
+
+fn pruned(folder: &Path, moments: &Moments) -> Net {
+    let device = Device::flex().autodiff();
+    let solver = SolverConfig::new(Budget::Sparsity(0.8)).with_method(Method::BackSolve);
+    let config = PrunerConfig::new(solver, FisherConfig::new(8).with_progress(false))
+        .with_stages(4)
+        .with_schedule(Schedule::Exponential { base: 0.2 })
+        .with_ridge(RidgeChoice::sweep())
+        .with_state(Some(folder.into()));
+    let loss = |net: &Net, x: &Tensor<2>| {
+        moments.pass();
+        net.forward(x.clone()).square().mean()
+    };
+    let pruned = config.prune(Net::of(Kind::Ordinary, 1, &device), loss, |seed| {
+        [inputs(seed, &device)]
+    });
+    pruned.unwrap().model
+}
+
+fn compressed(folder: &Path, moments: &Moments) -> Net {
+    let device = Device::flex();
+    let preset: Preset = "sparse-0.5-w4a16-g3".parse().unwrap();
+    let done = OneShot::new(preset)
+        .with_state(folder)
+        .with_progress(|_, _, _| moments.pass())
+        .compress(
+            Net::of(Kind::Ordinary, 1, &device),
+            [inputs(1, &device), inputs(2, &device)],
+            |net: &Net, x| net.forward(x),
+        );
+    done.unwrap().model
+}
+
+fn trained(folder: &Path, moments: &Moments) -> Net {
+    let device = Device::flex().autodiff();
+    let checkpoints = Checkpoints::new(folder);
+    let mut net = Net::of(Kind::Ordinary, 1, &device);
+    let mut optim = AdamWConfig::new().init();
+    let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let mut first = 0;
+    if let Some(step) = checkpoints.latest().unwrap() {
+        (net, optim, scaler) = checkpoints.load(step, net, optim).unwrap();
+        first = step;
+    }
+    let autocast = Autocast::new(FloatDType::F16);
+    for step in first..20 {
+        moments.pass();
+        // Some batches overflow.
+        let kind = if step % 5 == 3 {
+            Kind::Huge
+        } else {
+            Kind::Ordinary
+        };
+        let x = kind.tensor::<2>(step, [16, 8], &device);
+        let loss = autocast.run(&net, x, |net: &Net, x| net.forward(x).square().mean());
+        let grads = scaler.scale(loss.unwrap()).unwrap().backward();
+        let grads = GradientsParams::from_grads(grads, &net);
+        net = scaler.step(&mut optim, 0.01, net, grads).unwrap();
+        if step % 3 == 2 {
+            checkpoints.save(step + 1, &net, &optim, &scaler).unwrap();
+        }
+    }
+    net
+}
+
+fn work(name: &str, folder: &Path, dies: Option<usize>) -> String {
+    let moments = Moments {
+        left: Cell::new(dies),
+    };
+    let net = match name {
+        "pruner" => pruned(folder, &moments),
+        "one-shot" => compressed(folder, &moments),
+        _ => trained(folder, &moments),
+    };
+    let said = parameters(&net.valid()).into_iter().map(|one| {
+        let bits = one
+            .values
+            .iter()
+            .map(|value| format!("{:x}", value.to_bits()));
+        format!("{} {}\n", one.path, bits.collect::<Vec<_>>().join(" "))
+    });
+    said.collect()
+}
+
+/// What the child process of the other tests does; without its variables there is nothing to do.
+#[test]
+fn as_a_child_process() {
+    let (Ok(name), Some(folder)) = (std::env::var(WORK), std::env::var_os(FOLDER)) else {
+        return;
+    };
+    let folder = Path::new(&folder);
+    let dies = std::env::var(DIES).ok().map(|dies| dies.parse().unwrap());
+    let said = work(&name, &folder.join("state"), dies);
+    std::fs::write(folder.join("said"), said).unwrap();
+}
+
+/// Does the work in a process of its own; `None` where it died.
+fn child(name: &str, folder: &Path, dies: usize) -> Option<String> {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "killed::as_a_child_process", "--nocapture"])
+        .env(WORK, name)
+        .env(FOLDER, folder)
+        .env(DIES, dies.to_string())
+        .output()
+        .unwrap();
+    let said = std::fs::read_to_string(folder.join("said")).ok();
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(!failed.contains("panicked"), "{failed}");
+    said
+}
+
+/// `longest`: moments of a life, at most.
+fn survives(name: &str, longest: usize) {
+    let straight = tempfile::tempdir().unwrap();
+    let expected = work(name, &straight.path().join("state"), None);
+    for sequence in 0..2 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut random = numbers(41 + sequence, 100)
+            .into_iter()
+            .map(|life| (0.5 * (life + 1.0) * (longest + 1) as f32) as usize);
+        // It dies at least once.
+        let mut lives = std::iter::once(1).chain(random.by_ref());
+        let mut deaths = 0;
+        let found = loop {
+            match child(name, folder.path(), lives.next().unwrap()) {
+                Some(said) => break said,
+                None => deaths += 1,
+            }
+        };
+        assert_eq!(found, expected, "{name}: after {deaths} deaths");
+    }
+}
+
+#[test]
+fn a_pruner_in_stages_survives_kills() {
+    survives("pruner", 60);
+}
+
+#[test]
+fn a_one_shot_run_survives_kills() {
+    survives("one-shot", 4);
+}
+
+#[test]
+fn a_training_with_checkpoints_survives_kills() {
+    survives("training", 12);
+}

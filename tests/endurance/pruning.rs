@@ -1,0 +1,301 @@
+//! Random budgets, patterns, methods and problems.
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean::layerwise::{self, Gram, Keep, LayerProblem, ProblemConfig, Pull, SearchConfig};
+use burn_lean::prune::{
+    Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Groups, IhtConfig,
+    LayerKind, Layout, Masks, Method, NMTensor, Problem, Pruner, PrunerConfig, Refit, Ridge,
+    RidgeChoice, Schedule, Shares, SolverConfig, SparseRecord, SparsityPattern, SupportMethod,
+    solve,
+};
+use proptest::prelude::*;
+
+use crate::cases::cases;
+use crate::hostile::kind;
+use crate::network::Net;
+use crate::support::{parameters, values};
+
+fn share() -> impl Strategy<Value = f64> {
+    prop_oneof![
+        6 => 0.0f64..1.0,
+        1 => Just(0.0),
+        1 => Just(1.0),
+        1 => Just(-0.5),
+        1 => Just(f64::NAN),
+        1 => Just(1.0 - 1e-17),
+        1 => Just(f64::INFINITY),
+    ]
+}
+
+fn budget() -> impl Strategy<Value = Budget> {
+    prop_oneof![
+        4 => share().prop_map(Budget::Sparsity),
+        2 => (0usize..100).prop_map(Budget::Keep),
+        2 => share().prop_map(Budget::PerLayer),
+        1 => share().prop_map(|share| Budget::PerLayerTargets([("a".to_string(), share)].into())),
+        2 => (share(), proptest::option::of(share()))
+            .prop_map(|(kept, sparsity)| Budget::Flops { kept, sparsity }),
+        2 => Just(Budget::Pattern),
+    ]
+}
+
+fn pattern() -> impl Strategy<Value = SparsityPattern> {
+    let groups = prop_oneof![
+        Just(Groups::Outputs),
+        Just(Groups::Inputs),
+        (0usize..5).prop_map(Groups::Heads),
+        proptest::collection::vec(proptest::collection::vec(0usize..50, 0..6), 0..4)
+            .prop_map(Groups::Custom),
+    ];
+    prop_oneof![
+        4 => Just(SparsityPattern::Unstructured),
+        2 => (0usize..5, 0usize..6).prop_map(|(n, m)| SparsityPattern::NM { n, m }),
+        2 => groups.prop_map(SparsityPattern::Groups),
+    ]
+}
+
+fn method() -> impl Strategy<Value = Method> {
+    let refit = prop_oneof![
+        Just(Refit::None),
+        (0usize..4).prop_map(|sweeps| Refit::CoordinateDescent { sweeps }),
+        Just(Refit::BackSolve),
+    ];
+    let iht = (0usize..20, -1e-7f64..1e-3, 0.5f64..3.0, refit).prop_map(
+        |(max_iterations, tolerance, active_set, refit)| {
+            let iht = IhtConfig::new().with_max_iterations(max_iterations);
+            let iht = iht.with_tolerance(tolerance).with_active_set(active_set);
+            Method::IterativeHardThresholding(iht.with_refit(refit))
+        },
+    );
+    let chita = (0.5f64..4.0, 0usize..5, proptest::option::of(0usize..5)).prop_map(
+        |(expansion, stages, exchanges)| {
+            let chita = ChitaConfig::new()
+                .with_expansion(expansion)
+                .with_stages(stages);
+            Method::Chita(chita.with_max_exchanges(exchanges))
+        },
+    );
+    prop_oneof![
+        1 => Just(Method::Random),
+        1 => Just(Method::Magnitude),
+        1 => Just(Method::DiagonalFisher),
+        1 => (0usize..60).prop_map(|block_size| Method::WoodFisher { block_size }),
+        1 => (kind(), 0usize..60).prop_map(|(kind, count)| Method::Wanda {
+            activation_norms: kind.values(5, count),
+        }),
+        1 => Just(Method::BackSolve),
+        1 => iht,
+        4 => chita,
+    ]
+}
+
+fn layout(shapes: &[([usize; 2], u8)]) -> Layout {
+    let mut layout = Layout::new();
+    for (index, (shape, kind)) in shapes.iter().enumerate() {
+        let path = ["a", "b", "c"][index % 3];
+        match kind {
+            0 => layout.push(path, shape.to_vec(), LayerKind::Other, 0.0),
+            1 => layout.push(path, [shape[0], shape[1], 1, 1], LayerKind::Conv, 32.0),
+            _ => layout.push(path, shape.to_vec(), LayerKind::Linear, 2.0),
+        }
+    }
+    layout
+}
+
+proptest! {
+    #![proptest_config(cases(600))]
+
+    #[test]
+    fn any_solver_gives_finite_weights_within_the_budget_or_an_error(
+        shapes in proptest::collection::vec((proptest::array::uniform2(0usize..7), 0u8..3), 1..4),
+        n in 0usize..9, gradients in kind(), dense in kind(), seed in 0u64..10_000,
+        l2 in prop_oneof![3 => 1e-6f64..1.0, 1 => Just(0.0), 1 => Just(f64::NAN), 1 => Just(1e-300),
+            1 => Just(1e300), 1 => Just(-1.0)],
+        first_order in prop_oneof![3 => Just(0.0), 2 => -1f64..1.0, 1 => Just(f64::INFINITY)],
+        tempering in prop_oneof![3 => Just(0.0), 1 => 0f64..=1.0, 1 => Just(f64::NAN)],
+        config in (budget(), pattern(), method(), proptest::option::of(0usize..40), 0usize..3),
+    ) {
+        let device = Device::flex();
+        let layout = layout(&shapes);
+        let p = layout.len();
+        let g = GradientMatrix::from_tensor(gradients.tensor(seed, [n, p], &device));
+        let w = dense.tensor(seed + 1, [p], &device);
+        let problem = g.and_then(|g| Problem::new(g, w, layout));
+        let problem = problem
+            .and_then(|problem| problem.with_l2(l2))
+            .and_then(|problem| problem.with_first_order(first_order))
+            .and_then(|problem| problem.with_tempering(tempering));
+        let Ok(problem) = problem else { return Ok(()) };
+        let (budget, pattern, method, block_size, dead) = config;
+        let config = SolverConfig::new(budget.clone())
+            .with_pattern(pattern)
+            .with_method(method)
+            .with_block_size(block_size)
+            .with_dead_columns([None, Some(DeadColumns::Priced), Some(DeadColumns::PrunedFirst)][dead]);
+        let Ok(solution) = solve(&problem, &config) else { return Ok(()) };
+        let weights = values(solution.weights);
+        prop_assert!(weights.iter().all(|w| w.is_finite()), "{:?}", weights);
+        prop_assert!(!solution.objective.is_nan());
+        prop_assert!(solution.support.is_sorted_by(|a, b| a < b));
+        for (index, weight) in weights.iter().enumerate() {
+            prop_assert!(*weight == 0.0 || solution.support.binary_search(&index).is_ok());
+        }
+        match budget {
+            Budget::Keep(k) => prop_assert!(solution.support.len() <= k),
+            Budget::Sparsity(share) => {
+                let k = Budget::kept_count(share, p).unwrap();
+                prop_assert!(solution.support.len() <= k);
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn any_layer_gives_finite_weights_or_an_error(
+        o in 0usize..5, d in 0usize..9, rows in 0usize..12, x in kind(), w in kind(),
+        seed in 0u64..10_000, damping in prop_oneof![3 => 0f64..0.1, 1 => Just(f64::NAN), 1 => Just(1e300)],
+        centered in any::<bool>(), zero in any::<bool>(), targets in any::<bool>(),
+        keep in (0..4, 0usize..40, 0usize..6), method in 0..5, block in 0usize..10,
+        importance in proptest::option::of(kind()),
+    ) {
+        let inputs = x.values(seed, rows * d);
+        let outputs = x.values(seed + 2, rows * o);
+        let mut gram = if targets { Gram::with_targets(d, o) } else { Gram::new(d) };
+        let added = match targets {
+            true => gram.add_with_targets(&inputs, &outputs),
+            false => gram.add(&inputs),
+        };
+        if added.is_err() {
+            return Ok(());
+        }
+        let config = ProblemConfig {
+            damping,
+            centered,
+            pull: if zero { Pull::Zero } else { Pull::Dense },
+            importance: importance.map(|kind| {
+                kind.values(seed + 3, o).into_iter().map(f64::from).collect()
+            }),
+        };
+        let Ok(problem) = LayerProblem::new(&gram, &w.values(seed + 1, o * d), &config) else {
+            return Ok(());
+        };
+        let keep = match keep {
+            (0, count, _) => Keep::Weights(count),
+            (1, count, _) => Keep::PerRow(count),
+            (2, n, m) => Keep::NOfM { n, m },
+            (_, count, size) => Keep::Blocks { size, count },
+        };
+        let method = match method {
+            0 => layerwise::Method::Magnitude,
+            1 => layerwise::Method::Wanda,
+            2 => layerwise::Method::SparseGpt { block },
+            3 => layerwise::Method::Obs,
+            _ => layerwise::Method::BestSubset(SearchConfig::new()),
+        };
+        if let Ok(solution) = layerwise::solve(&problem, &keep, &method) {
+            prop_assert!(solution.weights.iter().all(|w| w.is_finite()), "{:?}", solution);
+            prop_assert!(!solution.objective.is_nan(), "{:?}", solution);
+            let kept = solution.weights.iter().filter(|w| **w != 0.0).count();
+            prop_assert!(kept <= keep.count(o, d));
+        }
+    }
+
+    #[test]
+    fn any_matrix_is_compressed_and_comes_back_or_is_refused(
+        shape in proptest::array::uniform2(0usize..9), n in 0usize..5, m in 0usize..9,
+        axis in 0usize..3, kind in kind(), seed in 0u64..10_000, step in 1usize..4,
+    ) {
+        let device = Device::flex();
+        let mut numbers = kind.values(seed, shape[0] * shape[1]);
+        numbers.iter_mut().enumerate().filter(|(at, _)| at % step != 0).for_each(|(_, x)| *x = 0.0);
+        let weight = Tensor::<2>::from_data(TensorData::new(numbers, shape), &device);
+        if let Ok(compressed) = NMTensor::compress(weight.clone(), n, m, axis) {
+            let back = compressed.decompress::<2>(&device).unwrap();
+            let bits = |x: Tensor<2>| values(x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            prop_assert_eq!(bits(back), bits(weight));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(40))]
+
+    #[test]
+    fn any_pruner_of_a_model_gives_finite_weights_or_an_error(
+        budget in budget(), pattern in pattern(), method in method(), x in kind(), w in kind(),
+        seed in 0u64..10_000, samples in 0usize..12, stages in 0usize..3, base in share(),
+        sweep in any::<bool>(), in_blocks in any::<bool>(), gradual in any::<bool>(),
+    ) {
+        let device = Device::flex().autodiff();
+        let net = Net::of(w, seed, &device);
+        let solver = SolverConfig::new(budget).with_pattern(pattern).with_method(method);
+        let ridge = |l2| Ridge { l2, first_order: None, tempering: None };
+        let config = PrunerConfig::new(solver, FisherConfig::new(samples).with_progress(false))
+            .with_stages(stages)
+            .with_in_blocks(in_blocks)
+            .with_schedule(match gradual {
+                true => Schedule::Polynomial { base },
+                false => Schedule::Exponential { base },
+            })
+            .with_ridge(match sweep {
+                true => RidgeChoice::Sweep(vec![ridge(1e-4), ridge(1e-2)]),
+                false => RidgeChoice::Fixed(1e-2),
+            });
+        let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();
+        let before = parameters(&net);
+        let finite = |of: &Net| {
+            parameters(of).iter().all(|one| one.values.iter().all(|value| value.is_finite()))
+        };
+        let sound = finite(&net);
+        match config.prune(net, loss, |_| [x.tensor::<2>(seed + 5, [14, 8], &device)]) {
+            Ok(pruned) => {
+                prop_assert!(!sound || finite(&pruned.model));
+                let record = SparseRecord::from_module(&pruned.model.valid()).unwrap();
+                let bytes = record.to_bytes().unwrap();
+                let again = SparseRecord::from_bytes(&bytes).unwrap();
+                prop_assert_eq!(again, record);
+            }
+            Err(rejected) => {
+                let after = parameters(rejected.value());
+                prop_assert_eq!(format!("{:?}", after), format!("{:?}", before));
+            }
+        }
+    }
+
+    #[test]
+    fn any_pruning_layer_by_layer_gives_finite_weights_or_an_error(
+        budget in budget(), pattern in pattern(), support in 0usize..5, refit in any::<bool>(),
+        shares in 0usize..3, x in kind(), w in kind(), seed in 0u64..10_000, held_out in 0usize..9,
+        examples in 0usize..20, damping in prop_oneof![3 => 0f64..0.1, 1 => Just(f64::NAN)],
+        quick in any::<bool>(),
+    ) {
+        let device = Device::flex();
+        let net = Net::of(w, seed, &device);
+        let mut pruner = Pruner::new(budget);
+        pruner.pattern = pattern;
+        pruner.refit = refit;
+        pruner.support = [
+            SupportMethod::Magnitude,
+            SupportMethod::Wanda,
+            SupportMethod::SparseGpt,
+            SupportMethod::Obs,
+            SupportMethod::BestSubset,
+        ][support];
+        pruner.shares = [Shares::Magnitude, Shares::Uniform, Shares::Losses][shares];
+        pruner.held_out = held_out;
+        pruner.examples = examples;
+        pruner.damping = damping;
+        pruner.tuning = Some(usize::from(!quick));
+        pruner.effort = if quick { Effort::Quick } else { Effort::Standard };
+        let finite = |of: &Net| {
+            parameters(of).iter().all(|one| one.values.iter().all(|value| value.is_finite()))
+        };
+        let sound = finite(&net);
+        let batches = [0, 1].map(|salt| x.tensor::<2>(seed + salt, [14, 8], &device));
+        if let Ok(pruned) = pruner.prune(net, |net: &Net, x| net.forward(x), batches) {
+            prop_assert!(!sound || finite(&pruned.model), "{:?}", pruned.model);
+            prop_assert_eq!(Masks::of(&pruned.masks.attach(pruned.model).unwrap()).unwrap(), pruned.masks);
+        }
+    }
+}
