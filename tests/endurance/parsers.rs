@@ -12,8 +12,8 @@ use burn_lean::amp::{Checkpoints, GradScaler, GradScalerConfig, GradScalerRecord
 use burn_lean::deploy::{EngineConfig, Export, Form};
 use burn_lean::oneshot::{OneShot, Preset, load_compressed};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, NMTensor, PrunerConfig, RidgeChoice, Schedule, Selection,
-    SolverConfig, SparseRecord,
+    Budget, FisherConfig, Masks, PrunerConfig, RidgeChoice, Schedule, Selection, SolverConfig,
+    SparseRecord,
 };
 use burn_lean::quant::{
     PtqConfig, QatConfig, QuantizedForward, QuantizedTensor, Scheme, Storage, WeightConfig,
@@ -237,9 +237,6 @@ pub(crate) fn json_values(bytes: &[u8]) -> Result<(), String> {
             masks.attach(Net::new(&device)).map_err(said)?;
             Ok(())
         });
-    let nm = serde_json::from_slice::<NMTensor>(bytes)
-        .map_err(said)
-        .and_then(|tensor| tensor.decompress::<2>(&device).map_err(said).map(|_| ()));
     let codes = serde_json::from_slice::<QuantizedTensor>(bytes)
         .map_err(said)
         .and_then(|tensor| {
@@ -272,7 +269,7 @@ pub(crate) fn json_values(bytes: &[u8]) -> Result<(), String> {
     let scheme = serde_json::from_slice::<Scheme>(bytes)
         .map_err(said)
         .and_then(|scheme| scheme.group_count(&[8, 32]).map_err(said).map(|_| ()));
-    masks.or(nm).or(codes).or(scaler).or(preset).or(scheme)
+    masks.or(codes).or(scaler).or(preset).or(scheme)
 }
 
 fn all_json_values() -> Vec<Vec<u8>> {
@@ -285,15 +282,12 @@ fn all_json_values() -> Vec<Vec<u8>> {
     let scheme = Scheme::symmetric(burn_lean::quant::NumberFormat::int(4));
     let qparams = burn_lean::quant::QuantParams::of(&weight, &scheme).expect("numbers");
     let codes = QuantizedTensor::quantize(&weight, &qparams, &scheme).expect("numbers");
-    let half = Tensor::<2>::from_floats([[1., 0., 0., 2.], [0., 3., 4., 0.]], &device);
-    let nm = NMTensor::compress(half, 2, 4, 1).expect("2:4");
     let scaler = GradScalerConfig::for_dtype(FloatDType::F16)
         .init()
         .expect("defaults");
     let preset: Preset = "sparse-2:4-w4a16-g32".parse().expect("a preset");
     let written = [
         serde_json::to_vec(&masks),
-        serde_json::to_vec(&nm),
         serde_json::to_vec(&codes),
         serde_json::to_vec(&scaler.to_record()),
         serde_json::to_vec(&preset),

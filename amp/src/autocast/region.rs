@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use burn::module::Module;
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
