@@ -194,7 +194,7 @@ proptest! {
 /// Storms of overflows, calms between them, and single ones.
 fn outcome(step: u64) -> bool {
     let storm = step / 1000 % 10 == 7 && step % 1000 < 60;
-    let rare = step % 997 == 0;
+    let rare = step.is_multiple_of(997);
     storm || rare
 }
 

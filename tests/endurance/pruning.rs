@@ -1,7 +1,7 @@
 //! Random budgets, patterns, methods and problems.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use burn_lean::layerwise::{self, Gram, Keep, LayerProblem, ProblemConfig, Pull, SearchConfig};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Groups, IhtConfig,

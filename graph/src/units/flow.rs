@@ -344,10 +344,9 @@ impl<'a> Flow<'a> {
     /// What keeps examples and channels, and looks at windows of the rest.
     fn windows(&mut self, x: &TensorIr, out: &TensorIr) -> Option<()> {
         let mut axes = self.of(x);
-        for axis in 2..axes.len() {
-            self.classes
-                .fix(&axes[axis], &FixedBy::Operation("a window"));
-            axes[axis] = self.positions(out.shape[axis]);
+        for (places, size) in axes.iter_mut().zip(out.shape.iter()).skip(2) {
+            self.classes.fix(places, &FixedBy::Operation("a window"));
+            *places = self.positions(*size);
         }
         self.set(out, axes);
         Some(())
