@@ -77,7 +77,7 @@
 //!   for the device. [`Checkpoints`] survive being killed; a [`ResumableOptimizer`] loads where
 //!   Burn's default device is not there.
 //! - [`audit()`] looks at every operation before training, and lists all calls that a region needs in
-//!   full precision; [`self_test`] at the device;
+//!   full precision; [`self_test()`] at the device;
 //!   [`StepReport`], [`Overflow`] and [`inspect_gradients`] at what went wrong;
 //!   [`calibrate_scale`] proposes the first loss scale.
 //! - Skipped steps, changes of the scale and fallbacks are [`tracing`] events.

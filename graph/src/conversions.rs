@@ -105,6 +105,7 @@ fn each(numbers: &mut [f32], convert: impl Fn(f32) -> f32) {
 }
 
 /// Each number of `from` in another form.
+#[cfg(feature = "flex")]
 pub(crate) fn convert<A: Copy + Sync, B: Copy + Default + Send>(
     from: &[A],
     convert: impl Fn(A) -> B + Copy + Sync,
