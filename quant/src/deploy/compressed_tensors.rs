@@ -1,4 +1,4 @@
-//! Quantized models in the layout of [compressed-tensors](https://pypi.org/project/compressed-tensors),
+//! Quantized models in the layout of [compressed-tensors](https://github.com/vllm-project/compressed-tensors),
 //! which vLLM, llm-compressor and Transformers read.
 //!
 //! A [safetensors](https://github.com/huggingface/safetensors) file, with PyTorch's names and axes: the

@@ -16,7 +16,7 @@ use crate::deploy::safetensors_file::FileError;
 use crate::module::walk::{Site, map_quantizers, quantizers};
 use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
-/// Loads a file in the layout of [compressed-tensors](https://pypi.org/project/compressed-tensors)
+/// Loads a file in the layout of [compressed-tensors](https://github.com/vllm-project/compressed-tensors)
 /// into `model`, for inference; see the [module](super).
 ///
 /// Codes become floats of the values that they stand for. Where `model` is prepared with the same

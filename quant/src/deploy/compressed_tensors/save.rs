@@ -37,7 +37,7 @@ pub struct CompressedReport {
 }
 
 /// Writes a prepared or converted model in the layout of
-/// [compressed-tensors](https://pypi.org/project/compressed-tensors); see the [module](super).
+/// [compressed-tensors](https://github.com/vllm-project/compressed-tensors); see the [module](super).
 ///
 /// Matrices with one scale for the tensor, an output or a group of inputs become codes; float matrices
 /// with at most two nonzeros in each four along the inputs (2:4) become `sparse-24-bitmask`; kernels of
