@@ -1,14 +1,13 @@
 //! Burn's tensors as the engine's values, and back.
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{
-    Dispatch, DispatchDevice, DispatchTensor, TensorMetadata, get_device_settings,
-};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, get_device_settings};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use burn_lean_graph::{TensorMapper, Tensors};
 use rten::Value;
 use rten_tensor::prelude::*;
 
+use crate::export::data;
 use crate::{DeployError, ElementType, ValueInfo};
 
 /// Inputs as the engine takes them.
@@ -109,15 +108,7 @@ impl TensorMapper for Reader {
 
 /// A tensor of any dtype and rank, read to the host.
 pub(crate) fn read(tensor: DispatchTensor) -> Result<Value, DeployError> {
-    let dtype = tensor.dtype();
-    // A dispatch tensor knows its shape; the rank of the wrapper is of no interest.
-    let data = if dtype.is_bool() {
-        Tensor::<1, Bool>::from_dispatch(tensor).try_into_data()
-    } else if dtype.is_float() {
-        Tensor::<1>::from_dispatch(tensor).try_into_data()
-    } else {
-        Tensor::<1, Int>::from_dispatch(tensor).try_into_data()
-    };
+    let data = data::read(tensor);
     let value = data.map_err(|error| error.to_string()).and_then(to_value);
     value.map_err(|reason| DeployError::Run { reason })
 }

@@ -1,6 +1,6 @@
 //! Tensors on the host, as ONNX stores them.
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchTensor, ExecutionError, TensorMetadata};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
 use super::element;
@@ -25,15 +25,7 @@ impl HostTensor {
 
     /// Reads from the device.
     pub(crate) fn read(tensor: DispatchTensor) -> Result<Self, DeployError> {
-        let dtype = tensor.dtype();
-        // A dispatch tensor knows its shape; the rank of the wrapper is of no interest.
-        let data = if dtype.is_bool() {
-            Tensor::<1, Bool>::from_dispatch(tensor).try_into_data()
-        } else if dtype.is_float() {
-            Tensor::<1>::from_dispatch(tensor).try_into_data()
-        } else {
-            Tensor::<1, Int>::from_dispatch(tensor).try_into_data()
-        };
+        let data = read(tensor);
         let data = data.map_err(|error| DeployError::Run {
             reason: format!("a constant could not be read from its device: {error}"),
         })?;
@@ -68,4 +60,17 @@ impl HostTensor {
 
 fn collect<const N: usize>(bytes: impl Iterator<Item = [u8; N]>) -> Vec<u8> {
     bytes.flatten().collect()
+}
+
+/// A tensor of any dtype and rank, read to the host.
+pub(crate) fn read(tensor: DispatchTensor) -> Result<TensorData, ExecutionError> {
+    let dtype = tensor.dtype();
+    // A dispatch tensor knows its shape; the rank of the wrapper is of no interest.
+    if dtype.is_bool() {
+        Tensor::<1, Bool>::from_dispatch(tensor).try_into_data()
+    } else if dtype.is_float() {
+        Tensor::<1>::from_dispatch(tensor).try_into_data()
+    } else {
+        Tensor::<1, Int>::from_dispatch(tensor).try_into_data()
+    }
 }

@@ -1,7 +1,7 @@
 //! From a recorded forward pass to ONNX.
 
 mod batch;
-mod data;
+pub(crate) mod data;
 mod lower;
 mod products;
 mod quantizers;

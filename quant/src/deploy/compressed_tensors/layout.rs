@@ -1,5 +1,41 @@
 //! Names, axes and packed codes.
 
+/// Where a walk through a model is.
+#[derive(Debug, Default)]
+pub(super) struct Position {
+    path: Vec<String>,
+    containers: Vec<String>,
+}
+
+impl Position {
+    pub(super) fn enter(&mut self, name: &str, container: &str) {
+        self.path.push(name.to_string());
+        self.containers.push(container.to_string());
+    }
+
+    pub(super) fn exit(&mut self) {
+        self.path.pop();
+        self.containers.pop();
+    }
+
+    pub(super) fn path(&self) -> String {
+        self.path.join(".")
+    }
+
+    /// Whether a tensor belongs to what hangs on a weight.
+    pub(super) fn is_attached(&self) -> bool {
+        self.containers
+            .iter()
+            .any(|name| name == "Reparameterization")
+    }
+
+    /// Of a tensor of this rank.
+    pub(super) fn place(&self, rank: usize) -> Place {
+        let container = self.containers.last().map(String::as_str);
+        Place::of(&self.path, container.unwrap_or_default(), rank)
+    }
+}
+
 /// What a float tensor of a model is called in the file, and how it lies there.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Place {

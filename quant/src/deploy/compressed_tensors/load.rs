@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::{KEY, METHOD, QuantizationConfig};
 use super::contents::{Contents, data};
-use super::layout::{Place, turn};
+use super::layout::{Place, Position, turn};
 use super::sparse::decompress;
 use crate::deploy::safetensors_file::FileError;
 use crate::module::walk::{Site, map_quantizers, quantizers};
@@ -74,8 +74,7 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
         file: &file,
     };
     let mut loader = Loader {
-        path: Vec::new(),
-        containers: Vec::new(),
+        position: Position::default(),
         contents: &contents,
         schemes,
         weights: BTreeMap::new(),
@@ -131,8 +130,7 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
 }
 
 struct Loader<'a> {
-    path: Vec<String>,
-    containers: Vec<String>,
+    position: Position,
     contents: &'a Contents<'a>,
     /// Of the weights that the model quantizes.
     schemes: HashMap<String, Scheme>,
@@ -142,17 +140,6 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn is_attached(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|name| name == "Reparameterization")
-    }
-
-    fn place(&self, rank: usize) -> Place {
-        let container = self.containers.last().map(String::as_str);
-        Place::of(&self.path, container.unwrap_or_default(), rank)
-    }
-
     /// The elements of a tensor that is not quantized, in the model's order.
     fn plain(&mut self, place: &Place, shape: &[usize]) -> Result<TensorData, QuantError> {
         let file = self.contents.file;
@@ -207,7 +194,7 @@ impl Loader<'_> {
         shape: &[usize],
         device: &Device,
     ) -> Result<Tensor<D>, QuantError> {
-        let (place, path) = (self.place(D), self.path.join("."));
+        let (place, path) = (self.position.place(D), self.position.path());
         let Some(codes) = self.contents.codes(&place, &mut self.used)? else {
             let data = self.plain(&place, shape)?;
             let dtype = data.dtype();
@@ -237,11 +224,11 @@ macro_rules! load_kind {
             &mut self,
             param: Param<Tensor<D, $kind>>,
         ) -> Param<Tensor<D, $kind>> {
-            if self.error.is_some() || self.is_attached() {
+            if self.error.is_some() || self.position.is_attached() {
                 return param;
             }
             let device = param.lazy_device();
-            let place = self.place(D);
+            let place = self.position.place(D);
             match self.plain(&place, &param.base().shape()) {
                 Ok(data) => {
                     let (dtype, id) = (data.dtype(), param.id);
@@ -258,17 +245,15 @@ macro_rules! load_kind {
 
 impl ModuleMapper for Loader<'_> {
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push(name.to_string());
-        self.containers.push(container.to_string());
+        self.position.enter(name, container);
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-        self.containers.pop();
+        self.position.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.error.is_some() || self.is_attached() {
+        if self.error.is_some() || self.position.is_attached() {
             return param;
         }
         let device = param.lazy_device();

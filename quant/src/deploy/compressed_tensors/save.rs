@@ -11,7 +11,7 @@ use safetensors::tensor::Dtype;
 use super::codes::{Codes, Input};
 use super::config::SparsityConfig;
 use super::config::{DENSE, Group, INT, KEY, METHOD, PACKED, QuantizationConfig, SPARSE};
-use super::layout::{Place, pack, turn, words};
+use super::layout::{Place, Position, pack, turn, words};
 use super::sparse::compress;
 use crate::codes::weights::quantized_weights;
 use crate::deploy::safetensors_file::{DTYPES, FileError, Stored, write};
@@ -75,8 +75,7 @@ pub fn save_compressed_tensors<M: Module>(
         .values()
         .any(|weight| weight.scheme().format.bits() < 8);
     let mut writer = Writer {
-        path: Vec::new(),
-        containers: Vec::new(),
+        position: Position::default(),
         format: if packs { PACKED } else { INT },
         weights,
         inputs,
@@ -134,8 +133,7 @@ fn layer_of(weight: &str) -> String {
 }
 
 struct Writer {
-    path: Vec<String>,
-    containers: Vec<String>,
+    position: Position,
     format: &'static str,
     weights: HashMap<String, QuantizedTensor>,
     inputs: HashMap<String, Located>,
@@ -168,18 +166,6 @@ fn sizes(values: &[usize], shape: Vec<usize>) -> Stored {
 }
 
 impl Writer {
-    /// Whether a tensor belongs to what hangs on a weight.
-    fn is_attached(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|name| name == "Reparameterization")
-    }
-
-    fn place(&self, rank: usize) -> Place {
-        let container = self.containers.last().map(String::as_str);
-        Place::of(&self.path, container.unwrap_or_default(), rank)
-    }
-
     fn put(&mut self, name: String, stored: Stored) {
         self.tensors.insert(name, stored);
     }
@@ -260,8 +246,8 @@ impl Writer {
     }
 
     fn store(&mut self, rank: usize, data: Result<TensorData, ExecutionError>) {
-        let place = self.place(rank);
-        let path = self.path.join(".");
+        let place = self.position.place(rank);
+        let path = self.position.path();
         let data = match data {
             Ok(data) => data,
             Err(error) => {
@@ -315,25 +301,23 @@ impl Writer {
 
 impl ModuleVisitor for Writer {
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push(name.to_string());
-        self.containers.push(container.to_string());
+        self.position.enter(name, container);
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-        self.containers.pop();
+        self.position.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.is_attached() || self.error.is_some() {
+        if self.position.is_attached() || self.error.is_some() {
             return;
         }
-        let path = self.path.join(".");
+        let path = self.position.path();
         let value = param.base().without_autodiff();
         let value = match self.weights.remove(&path) {
             None => value,
             Some(weight) => {
-                let place = self.place(D);
+                let place = self.position.place(D);
                 if self.quantized(&place, &path, &weight) {
                     return;
                 }
@@ -350,13 +334,13 @@ impl ModuleVisitor for Writer {
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        if !self.is_attached() {
+        if !self.position.is_attached() {
             self.store(D, param.base().try_into_data());
         }
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        if !self.is_attached() {
+        if !self.position.is_attached() {
             // Bytes: a bool's own layout is the backend's.
             self.store(D, param.base().int().try_into_data());
         }
