@@ -3,8 +3,8 @@
 //! `cargo bench --bench amp -- --device flex --json FILE`
 //!
 //! All variants of a network run interleaved in one process; times and ratios are medians. "held" is
-//! what is allocated between forward and backward pass, of that in F32; "bytes" is what the audit
-//! says of it, weights included.
+//! what is allocated between forward and backward pass, of that in F32, and of the unedited model in
+//! megabytes; "bytes" is what the audit says of it, weights included.
 
 #[path = "support/mod.rs"]
 mod harness;
@@ -43,6 +43,9 @@ struct Arguments {
     /// Sizes for a GPU instead of a CPU.
     #[arg(long)]
     large: bool,
+    /// Computes activations again in the backward pass (gradient checkpointing), in every row.
+    #[arg(long)]
+    checkpointing: bool,
     /// Samples of each variant; 0 measures nothing and reports bytes only.
     #[arg(long, default_value_t = 9)]
     samples: usize,
@@ -66,6 +69,10 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let device = arguments.device.open()?.autodiff();
+    let device = match arguments.checkpointing {
+        true => device.gradient_checkpointing(),
+        false => device,
+    };
     let mut table = Table::new(
         format!("training step with AdamW on {device:?}"),
         &[
@@ -82,6 +89,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             "bytes of F32",
             "held by region",
             "held unedited",
+            "held MB",
         ],
     );
     benchmark::<Mlp>(arguments, &device, &mut table)?;
@@ -377,6 +385,7 @@ fn report(network: &str, rows: &[Row], variants: &[Variant], table: &mut Table) 
             Cell::Number(memory.ratio(), 3),
             Cell::optional(of_f32(held[0]), 3),
             Cell::optional(of_f32(held[1]), 3),
+            Cell::optional(held[1].map(|bytes| bytes as f64 / 1e6), 2),
         ]);
     }
 }

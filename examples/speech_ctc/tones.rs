@@ -30,12 +30,12 @@ pub(crate) fn corpus() -> Corpus {
     }
 }
 
-/// A chord of 0.1 to 0.25 s, up to 3 % out of tune, that swells and dies away.
+/// A chord of 0.15 to 0.3 s, up to 3 % out of tune, that swells and dies away.
 fn recording(symbol: usize, rng: &mut StdRng) -> Recording {
     // On a telephone the 0 is below the 8.
     let key = if symbol == 0 { 10 } else { symbol - 1 };
     let tune: f32 = rng.random_range(0.97..1.03);
-    let seconds: f32 = rng.random_range(0.1..0.25);
+    let seconds: f32 = rng.random_range(0.15..0.3);
     let [low, high] = [ROWS[key / 3], COLUMNS[key % 3]].map(|tone| tone * tune);
     let phase: f32 = rng.random_range(0.0..TAU);
     let count = (seconds * SAMPLE_RATE as f32) as usize;

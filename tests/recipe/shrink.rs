@@ -42,10 +42,7 @@ fn later_stages_start_from_the_smaller_model_and_its_file_loads() {
         assert!(2 * parameters(1) < parameters(0) + 100, "{names:?}");
         assert_eq!(parameters(2), parameters(1));
         assert!(rows[1].nonzeros < rows[0].nonzeros && rows[2].nonzeros < rows[1].nonzeros);
-        assert!(
-            rows[1].bytes < rows[0].bytes && rows[3].bytes < rows[2].bytes,
-            "{rows:?}"
-        );
+        assert!(rows[1].bytes < rows[0].bytes && rows[3].bytes < rows[1].bytes);
         // One of three classes by chance.
         assert!(rows[1].accuracy.unwrap() > 60.0, "{rows:?}");
 
