@@ -14,6 +14,7 @@
 #[path = "../examples/support/mod.rs"]
 mod support;
 
+use std::cell::RefCell;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -199,16 +200,16 @@ impl Study<'_> {
     fn accuracy(&self, model: &ResNet20) -> Result<f64, QuantError> {
         let model = model.valid();
         let quantized = QuantizedForward::new().cached();
-        let mut failed = None;
+        let failed = RefCell::new(None);
         let accuracy = support::accuracy(&self.test, &self.device, |images| {
             let classes = [images.dims()[0], 10];
             let logits = quantized.run(&model, images, ResNet20::logits);
             logits.unwrap_or_else(|error| {
-                failed = Some(error);
+                failed.replace(Some(error));
                 Tensor::zeros(classes, &self.device)
             })
         });
-        match failed {
+        match failed.into_inner() {
             Some(error) => Err(error),
             None => Ok(accuracy),
         }

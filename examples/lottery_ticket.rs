@@ -83,7 +83,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         let trial = Trial {
             images: &images,
             device: &device,
-            epochs,
             seed,
         };
         let early = trial.train(trial.new_model(0), cli.rewind_to);
@@ -129,7 +128,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
 struct Trial<'a> {
     images: &'a ImageSet,
     device: &'a Device,
-    epochs: usize,
     seed: u64,
 }
 
