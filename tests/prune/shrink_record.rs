@@ -49,7 +49,8 @@ fn file(model: Net) -> ModuleRecord {
 
 #[test]
 fn a_new_model_takes_the_sizes_of_the_record_with_its_running_statistics() {
-    each_device(|device| {
+    each_device(|target| {
+        let device = &target.device;
         for layout in [LinearLayout::Row, LinearLayout::Col] {
             let x = || Net::batch(device);
             let shrunk = Shrink::to(0.4)
@@ -72,7 +73,8 @@ fn a_new_model_takes_the_sizes_of_the_record_with_its_running_statistics() {
 
 #[test]
 fn what_was_frozen_stays_so_and_the_rest_trains() {
-    each_device(|device| {
+    each_device(|target| {
+        let device = &target.device;
         let training = device.clone().autodiff();
         let x = || Net::batch(&training);
         let small = Shrink::to(0.4)
@@ -92,7 +94,8 @@ fn what_was_frozen_stays_so_and_the_rest_trains() {
 
 #[test]
 fn the_record_of_another_model_is_an_error_and_the_model_is_as_before() {
-    each_device(|device| {
+    each_device(|target| {
+        let device = &target.device;
         let x = || Net::batch(device);
         let model = Net::new(LinearLayout::Row, 3, device);
         let before = values(model.forward(x()));
