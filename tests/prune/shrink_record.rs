@@ -66,7 +66,10 @@ fn a_new_model_takes_the_sizes_of_the_record_with_its_running_statistics() {
             new.forward(x());
             let loaded = load_shrunk(new, file(small)).unwrap();
             assert_eq!(loaded.num_params(), parameters);
-            assert_eq!(values(loaded.forward(x())), expected);
+            // Columns that lie apart are summed in another order.
+            let found = values(loaded.forward(x()));
+            let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+            assert!(off.fold(0.0, f32::max) < 1e-6, "{found:?} {expected:?}");
         }
     });
 }

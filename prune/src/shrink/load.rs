@@ -16,7 +16,7 @@ use crate::PruneError;
 /// use burn::module::Module;
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::store::ModuleRecord;
-/// use burn::tensor::{Device, Tensor};
+/// use burn::tensor::{Device, Tensor, Tolerance};
 /// use burn_lean_prune::{Shrink, load_shrunk};
 ///
 /// let device = Device::flex();
@@ -31,7 +31,8 @@ use crate::PruneError;
 /// let file = small.into_record().into_bytes()?;
 /// let loaded = load_shrunk(new(), ModuleRecord::from_bytes(file)?)?;
 /// assert!(loaded[0].weight.dims()[1] <= 16);
-/// forward(&loaded, x()).into_data().assert_eq(&expected.into_data(), true);
+/// let close = Tolerance::<f32>::absolute(1e-6);
+/// forward(&loaded, x()).into_data().assert_approx_eq(&expected.into_data(), close);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
