@@ -129,12 +129,15 @@ impl Cli {
         let quantize = QatConfig::new()
             .with_weight(WeightConfig::int(weight_bits))
             .with_activation(Some(FakeQuantizeConfig::new(activation)));
-        PtqConfig::new()
-            .with_quantize(quantize)
-            .with_weight_range(match weight_bits {
-                0..=4 => WeightRange::LeastSquares,
-                _ => WeightRange::MinMax,
-            })
+        let ptq = PtqConfig::new().with_quantize(quantize);
+        match weight_bits {
+            0..=4 => ptq
+                .with_weight_range(WeightRange::LeastSquares)
+                .with_rounding(
+                    RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new())),
+                ),
+            _ => ptq,
+        }
     }
 
     pub(crate) fn ptq(&self) -> PtqConfig {

@@ -77,7 +77,13 @@ impl Candidate {
     }
 
     pub(super) fn is_integer(&self) -> bool {
-        self.exported.layers.iter().any(is_integer)
+        self.integers() > 0
+    }
+
+    /// How many layers are computed in integers.
+    fn integers(&self) -> usize {
+        let layers = self.exported.layers.iter();
+        layers.filter(|layer| is_integer(layer)).count()
     }
 
     fn name(&self) -> String {
@@ -190,7 +196,12 @@ pub(super) fn choose<O: Tensors>(
         true => None,
         false => order.iter().map(|(index, _)| *index).find(open),
     };
-    let integer = order.iter().find(|(index, _)| runs[*index].is_integer());
+    // The one with the most layers in integers; of as many, the fastest.
+    let integer = order
+        .iter()
+        .rev()
+        .max_by_key(|(index, _)| runs[*index].integers());
+    let integer = integer.filter(|(index, _)| runs[*index].is_integer());
     let integer = integer.map(|(index, time)| (runs[*index].exported.layers.clone(), *time));
     let best_time = samples[chosen].time();
     let mut runs: Vec<Option<Candidate>> = runs.into_iter().map(Some).collect();
