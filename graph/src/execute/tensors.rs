@@ -29,6 +29,8 @@ pub(crate) struct Alive<'a> {
     on_grid: HashSet<TensorId>,
     /// Values that somebody else keeps, in F32: parameters, inputs and constants.
     given: HashSet<TensorId>,
+    /// Values that the backward pass computes again where it reads them, in F32.
+    again: HashSet<TensorId>,
     recompute: Recompute,
     /// The current operation.
     assignment: Assignment,
@@ -81,6 +83,7 @@ impl<'a> Alive<'a> {
             values,
             casts: HashMap::new(),
             on_grid: HashSet::new(),
+            again: HashSet::new(),
             assignment: Assignment {
                 precision: Precision::AsRecorded,
                 operands: None,
@@ -99,8 +102,9 @@ impl<'a> Alive<'a> {
         self.moves = node.moves();
         let is_emulated = self.arithmetic == Arithmetic::Emulated;
         let is_full = assignment.precision == Precision::Full;
+        let gives_half = self.half_result().is_some();
         self.is_recomputed = !is_emulated
-            && (node.is_light() && self.half_result().is_some() || node.is_composed() && is_full);
+            && (node.is_light() && gives_half || node.is_composed() && is_full && !gives_half);
         self.stored_in = (!is_emulated && is_full && node.is_smooth()).then_some(self.half);
     }
 
@@ -160,7 +164,7 @@ impl<'a> Alive<'a> {
             Arithmetic::Native => (dtype != DType::from(to)).then_some(Form::Is(to)),
             _ if !half => (dtype != DType::from(to)).then_some(Form::Is(to)),
             _ if self.on_grid.contains(&id) => None,
-            Arithmetic::Widened if dtype == DType::F32 && self.given.contains(&id) => {
+            Arithmetic::Widened if dtype == DType::F32 && self.is_kept_or_again(id) => {
                 Some(Form::RoundedAgain(to))
             }
             Arithmetic::Widened => Some(Form::Widened(to)),
@@ -203,8 +207,36 @@ impl<'a> Alive<'a> {
         !self.given.contains(&tensor.id) && readers.is_some_and(|readers| readers.len() == 1)
     }
 
+    /// Whether the backward pass has a value in F32 without keeping it.
+    fn is_kept_or_again(&self, id: TensorId) -> bool {
+        self.given.contains(&id) || self.again.contains(&id)
+    }
+
+    /// Notes that the backward pass computes a result again where it reads it.
+    pub(super) fn is_computed_again(&mut self, tensor: &TensorIr) {
+        self.again.insert(tensor.id);
+    }
+
+    /// Whether the current operation may keep less than Burn's own does: it runs in F32 under rules
+    /// for a half dtype, which is not emulated.
+    pub(super) fn is_lean(&self) -> bool {
+        let is_half = matches!(self.half, FloatDType::F16 | FloatDType::BF16);
+        is_half && self.arithmetic != Arithmetic::Emulated
+    }
+
+    /// The half dtype of the rules.
+    pub(super) fn half(&self) -> FloatDType {
+        self.half
+    }
+
+    /// Whether a value is there in F32.
+    pub(super) fn is_f32(&self, tensor: &TensorIr) -> bool {
+        let value = self.values.get(&tensor.id);
+        value.is_some_and(|value| value.dtype() == DType::F32)
+    }
+
     /// The dtype in which the current operation gives its float results, if it is half.
-    fn half_result(&self) -> Option<FloatDType> {
+    pub(super) fn half_result(&self) -> Option<FloatDType> {
         match self.assignment.results? {
             DType::F16 => Some(FloatDType::F16),
             DType::BF16 => Some(FloatDType::BF16),
@@ -252,7 +284,9 @@ impl Operands for Alive<'_> {
                 Arithmetic::Native => {}
                 Arithmetic::Widened => {
                     self.on_grid.insert(tensor.id);
-                    if !self.moves {
+                    if value.dtype() == DType::from(half) {
+                        value = Dispatch::widen(value, half == FloatDType::BF16);
+                    } else if !self.moves {
                         value = through(value, half);
                     }
                 }
@@ -266,6 +300,7 @@ impl Operands for Alive<'_> {
         }
         if self.is_recomputed {
             self.recompute.unmark(&mut value);
+            self.again.insert(tensor.id);
         }
         self.values.insert(tensor.id, value);
     }
