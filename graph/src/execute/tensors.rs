@@ -35,6 +35,8 @@ pub(crate) struct Alive<'a> {
     /// The current operation.
     assignment: Assignment,
     moves: bool,
+    /// It gives what somebody else keeps another shape.
+    shows_given: bool,
     /// It is recomputed in the backward pass.
     is_recomputed: bool,
     /// In which half dtype the backward pass finds its operand.
@@ -90,6 +92,7 @@ impl<'a> Alive<'a> {
                 results: None,
             },
             moves: false,
+            shows_given: false,
             is_recomputed: false,
             stored_in: None,
             index: 0,
@@ -100,10 +103,15 @@ impl<'a> Alive<'a> {
         self.index = node.index();
         self.assignment = assignment;
         self.moves = node.moves();
+        self.shows_given = self.arithmetic == Arithmetic::Widened
+            && node
+                .reshaped()
+                .is_some_and(|shown| self.given.contains(&shown.id) && self.is_f32(shown));
         let is_emulated = self.arithmetic == Arithmetic::Emulated;
         let is_full = assignment.precision == Precision::Full;
         let gives_half = self.half_result().is_some();
         self.is_recomputed = !is_emulated
+            && !self.shows_given
             && (node.is_light() && gives_half || node.is_composed() && is_full && !gives_half);
         self.stored_in = (!is_emulated && is_full && node.is_smooth()).then_some(self.half);
     }
@@ -158,7 +166,9 @@ impl<'a> Alive<'a> {
 
     /// The form in which the current operation gets an operand of this dtype.
     fn form(&self, id: TensorId, dtype: DType) -> Option<Form> {
-        let to = self.assignment.operands.filter(|_| is_castable(dtype))?;
+        // Rounded where it is read: nothing else is kept then.
+        let casts = is_castable(dtype) && !self.shows_given;
+        let to = self.assignment.operands.filter(|_| casts)?;
         let half = matches!(to, FloatDType::F16 | FloatDType::BF16);
         match self.arithmetic {
             Arithmetic::Native => (dtype != DType::from(to)).then_some(Form::Is(to)),
@@ -217,11 +227,33 @@ impl<'a> Alive<'a> {
         self.again.insert(tensor.id);
     }
 
-    /// Whether the current operation may keep less than Burn's own does: it runs in F32 under rules
-    /// for a half dtype, which is not emulated.
+    /// Whether operations may keep less than Burn's own do: the rules are for a half dtype, which is
+    /// not emulated.
     pub(super) fn is_lean(&self) -> bool {
         let is_half = matches!(self.half, FloatDType::F16 | FloatDType::BF16);
         is_half && self.arithmetic != Arithmetic::Emulated
+    }
+
+    /// Whether the current operation gets its operands in F32.
+    pub(super) fn widens(&self) -> bool {
+        self.assignment.operands == Some(FloatDType::F32)
+    }
+
+    /// Whether the current operation reads this operand in half, widened, and no gradient goes to it.
+    pub(super) fn is_constant_in_half(&self, tensor: &TensorIr) -> bool {
+        let is_widened = self.arithmetic == Arithmetic::Widened
+            && self.assignment.operands == Some(self.half)
+            && matches!(self.device, DispatchDevice::Autodiff(_));
+        let value = self.values.get(&tensor.id).filter(|_| is_widened);
+        value.is_some_and(|value| value.dtype() == DType::F32 && !Dispatch::is_tracked(value))
+    }
+
+    /// Such an operand: not rounded where somebody keeps it in F32, which is said too.
+    pub(super) fn constant(&mut self, tensor: &TensorIr) -> (DispatchTensor, bool) {
+        match self.given.contains(&tensor.id) {
+            true => (self.take(tensor), true),
+            false => (self.float(tensor), false),
+        }
     }
 
     /// The half dtype of the rules.
@@ -279,7 +311,9 @@ impl Operands for Alive<'_> {
 
     fn set(&mut self, tensor: &TensorIr, value: DispatchTensor) {
         let mut value = value;
-        if let Some(half) = self.half_result().filter(|_| tensor.dtype.is_float()) {
+        if self.shows_given {
+            self.given.insert(tensor.id);
+        } else if let Some(half) = self.half_result().filter(|_| tensor.dtype.is_float()) {
             match self.arithmetic {
                 Arithmetic::Native => {}
                 Arithmetic::Widened => {

@@ -194,6 +194,14 @@ impl<'a> Node<'a> {
         )
     }
 
+    /// The operand that it gives another shape.
+    pub(crate) fn reshaped(&self) -> Option<&'a TensorIr> {
+        match self.operation() {
+            OperationIr::BaseFloat(BaseOperationIr::Reshape(view)) => Some(&view.input),
+            _ => None,
+        }
+    }
+
     /// Whether it only looks at its operand in another way: its result has the same numbers.
     pub fn is_view(&self) -> bool {
         match self.operation() {
