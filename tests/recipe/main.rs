@@ -7,6 +7,7 @@ mod distillation;
 mod plan;
 mod problem;
 mod resume;
+mod shrink;
 mod soup;
 mod trust;
 mod whole_way;
