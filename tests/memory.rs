@@ -155,6 +155,8 @@ fn training_through_storms_of_overflows_grows_in_no_memory() {
     let rule = DynamicLossScale {
         growth_interval: 20,
         min_scale: 1.0,
+        // No gradient overflows by itself.
+        max_scale: 1024.0,
         ..DynamicLossScale::default()
     };
     let mut scaler: GradScaler = GradScalerConfig::new(LossScale::Dynamic(rule))

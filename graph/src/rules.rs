@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
-use burn::backend::ir::{ActivationOperationIr, BaseOperationIr, OperationIr, TensorId};
+use burn::backend::ir::{BaseOperationIr, OperationIr, TensorId};
 use burn::tensor::{DType, FloatDType};
 
+use crate::graph::composite::CompositeKind;
 use crate::{Graph, Node};
 
 /// What an execution does with the float operands of an operation.
@@ -151,16 +152,24 @@ impl Graph {
         }
     }
 
-    /// Whether it is a softmax in F32 that products in half read, also behind a dropout: of its
-    /// results the rounded ones are kept for them, and enough for its own gradient.
-    fn gives_probabilities(&self, node: Node<'_>, precisions: &[Precision]) -> bool {
-        let is_softmax = matches!(
-            node.operation(),
-            OperationIr::Activation(ActivationOperationIr::Softmax(_))
-        );
-        is_softmax
-            && node.hook().is_none()
+    /// Whether it gives a softmax, computed in F32, that products in half read, also behind a dropout:
+    /// of its results the rounded ones are kept for them, and enough for its own gradient.
+    fn gives_probabilities(
+        &self,
+        node: Node<'_>,
+        precisions: &[Precision],
+        dtypes: &HashMap<TensorId, DType>,
+    ) -> bool {
+        let Some(composite) = self.composites.ending_at(node.index()) else {
+            return false;
+        };
+        let is_f32 = |index: &usize| {
+            let mut made = self.operations[*index].outputs();
+            made.all(|tensor| dtypes.get(&tensor.id) == Some(&DType::F32))
+        };
+        matches!(composite.kind, CompositeKind::Softmax { .. })
             && precisions[node.index()] == Precision::Full
+            && composite.inner.iter().all(is_f32)
             && self.is_read_by(node, |reader| {
                 precisions[reader.index()] == Precision::Half || reader.masked().is_some()
             })
@@ -203,7 +212,7 @@ impl Graph {
         let is_cast = matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Cast(_)));
         let rounds = operands == Some(FloatDType::F32)
             && rules.arithmetic() != Arithmetic::Emulated
-            && self.gives_probabilities(node, precisions);
+            && self.gives_probabilities(node, precisions, dtypes);
         let mut results = None;
         for output in operation.outputs().filter(|tensor| tensor.dtype.is_float()) {
             let dtype = match (operands, found.first()) {

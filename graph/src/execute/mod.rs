@@ -165,7 +165,7 @@ impl Graph {
     ) -> Result<Alive<'a>, GraphError> {
         let mut alive = Alive::new(self, parameters, inputs, device, rules);
         let assignments = self.assign(rules);
-        for (node, assignment) in self.nodes().zip(assignments) {
+        for (node, assignment) in self.nodes().zip(assignments.iter().copied()) {
             alive.begin(node, assignment);
             observer.before(&node, &Observed(&mut alive));
             let operation = node.operation();
@@ -194,7 +194,7 @@ impl Graph {
                     alive.set(&norm.mean, result.mean);
                     alive.set(&norm.variance, result.variance);
                 }
-                None if alive.compute_lean(node) => {}
+                None if alive.compute_lean(self, node, &assignments) => {}
                 None => {
                     run(operation, &mut alive).map_err(|unsupported| GraphError::Operation {
                         operation: unsupported.name,

@@ -31,6 +31,9 @@ pub(crate) struct Alive<'a> {
     given: HashSet<TensorId>,
     /// Values that the backward pass computes again where it reads them, in F32.
     again: HashSet<TensorId>,
+    /// Operands of composites that are under way, and those that were freed meanwhile.
+    held: HashMap<TensorId, DispatchTensor>,
+    put_back: Vec<TensorId>,
     recompute: Recompute,
     /// The current operation.
     assignment: Assignment,
@@ -86,6 +89,8 @@ impl<'a> Alive<'a> {
             casts: HashMap::new(),
             on_grid: HashSet::new(),
             again: HashSet::new(),
+            held: HashMap::new(),
+            put_back: Vec::new(),
             assignment: Assignment {
                 precision: Precision::AsRecorded,
                 operands: None,
@@ -234,9 +239,41 @@ impl<'a> Alive<'a> {
         is_half && self.arithmetic != Arithmetic::Emulated
     }
 
-    /// Whether the current operation gets its operands in F32.
-    pub(super) fn widens(&self) -> bool {
-        self.assignment.operands == Some(FloatDType::F32)
+    /// Keeps operands that are there for an operation to come, whatever is freed before it.
+    pub(super) fn hold(&mut self, operands: Vec<&TensorIr>) {
+        for tensor in operands {
+            if let Some(value) = self.values.get(&tensor.id) {
+                self.held.insert(tensor.id, value.clone());
+            }
+        }
+    }
+
+    /// Puts back what was held, as far as it was freed.
+    pub(super) fn release(&mut self, operands: Vec<&TensorIr>) {
+        for tensor in operands {
+            if let Some(value) = self.held.remove(&tensor.id) {
+                self.values.entry(tensor.id).or_insert_with(|| {
+                    self.put_back.push(tensor.id);
+                    value
+                });
+            }
+        }
+    }
+
+    /// Frees what was put back.
+    pub(super) fn free_put_back(&mut self) {
+        for id in std::mem::take(&mut self.put_back) {
+            self.values.remove(&id);
+            self.casts.retain(|(of, _), _| *of != id);
+        }
+    }
+
+    /// An operand in F32, whatever the current operation gets its operands in.
+    pub(super) fn wide(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        let operands = self.assignment.operands.replace(FloatDType::F32);
+        let value = self.float(tensor);
+        self.assignment.operands = operands;
+        value
     }
 
     /// Whether the current operation reads this operand in half, widened, and no gradient goes to it.

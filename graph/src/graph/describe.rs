@@ -7,6 +7,7 @@ use burn::backend::ir::{
 };
 use burn::tensor::Distribution;
 
+use super::composite::Composites;
 use super::{Graph, Lifetime};
 
 /// Notes who reads what, and when for the last time.
@@ -19,6 +20,7 @@ pub(crate) fn describe(graph: &mut Graph) {
             graph.readers.entry(id).or_default().push(index);
         }
     }
+    graph.composites = Composites::of(graph);
 }
 
 /// Gives tensors other names; says of all that they can be read only, since sharing a result makes

@@ -1,5 +1,6 @@
 //! The operations of a forward pass, with what is known about them.
 
+pub(crate) mod composite;
 pub(crate) mod describe;
 mod node;
 mod parameter;
@@ -11,6 +12,7 @@ use std::collections::{HashMap, HashSet};
 use burn::backend::ir::{BatchNormOpIr, ModuleOperationIr, OperationIr, TensorId};
 use burn::tensor::{FloatDType, TensorData};
 
+use composite::Composites;
 pub use node::{Node, scalars};
 pub use parameter::Parameter;
 pub use site::{HookInfo, Role, Site};
@@ -30,6 +32,8 @@ pub struct Graph {
     /// For each tensor, which operations read it.
     pub(crate) readers: HashMap<TensorId, Vec<usize>>,
     pub(crate) lifetimes: Vec<Lifetime>,
+    /// Softmax and layer norm in parts.
+    pub(crate) composites: Composites,
     /// Tensors of zeros and ones that are drawn.
     pub(crate) masks: HashSet<TensorId>,
     /// The hooks of the recorded model.
@@ -68,6 +72,7 @@ impl Graph {
             reads: Vec::new(),
             readers: HashMap::new(),
             lifetimes: Vec::new(),
+            composites: Composites::default(),
             masks: HashSet::new(),
             hooks: Vec::new(),
             hooked: HashMap::new(),

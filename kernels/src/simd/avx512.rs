@@ -54,7 +54,8 @@ impl Simd for Vnni {
     fn nibbles(self, bytes: &[u8; WIDTH]) -> [__m512; 2] {
         // The code of each half of a byte; of an index the lowest four bits count.
         let codes: __m512 = cast([
-            -8.0_f32, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+            -8.0_f32, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
+            7.0,
         ]);
         let bytes: __m128i = cast(*bytes);
         let low = self.avx512f._mm512_cvtepu8_epi32(bytes);

@@ -109,13 +109,15 @@ impl ModuleMapper for Fit {
             return param;
         };
         let own = param.transform_for_save().shape().to_vec();
-        let fits = recorded.len() == D && recorded.iter().zip(&own).all(|(small, own)| small <= own);
+        let fits =
+            recorded.len() == D && recorded.iter().zip(&own).all(|(small, own)| small <= own);
         if !fits {
-            self.refused.get_or_insert(PruneError::RecordOfAnotherModel {
-                path,
-                record: Some(recorded.clone()),
-                model: Some(own),
-            });
+            self.refused
+                .get_or_insert(PruneError::RecordOfAnotherModel {
+                    path,
+                    record: Some(recorded.clone()),
+                    model: Some(own),
+                });
             return param;
         }
         // A parameter without autodiff tells whether it is to be trained only where it is.

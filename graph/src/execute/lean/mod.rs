@@ -18,56 +18,100 @@ mod softmax;
 
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
 use burn::backend::autodiff::ops::{Backward, OpsKind};
-use burn::backend::ir::{
-    ActivationOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
-};
+use burn::backend::ir::{FloatOperationIr, NumericOperationIr, OperationIr};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Dispatch, TensorMetadata, backend_extension};
-use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType, Shape};
 
 use super::storage::HalfStorage;
 use super::tensors::Alive;
-use crate::Node;
+use crate::graph::composite::{Composite, CompositeKind};
 use crate::interpret::Operands;
+use crate::{Assignment, Graph, Node, Precision};
 use layer_norm::{LayerNorm, NormAgain, Read};
 use mask::Mask;
 use product::{Constant, Product};
 use softmax::Softmax;
 
 impl Alive<'_> {
-    /// Computes the current operation here, if that keeps less for the backward pass.
-    pub(super) fn compute_lean(&mut self, node: Node<'_>) -> bool {
+    /// Computes the current operation here, or leaves it to the end of the composite that it is part
+    /// of, if that keeps less for the backward pass.
+    pub(super) fn compute_lean(
+        &mut self,
+        graph: &Graph,
+        node: Node<'_>,
+        assignments: &[Assignment],
+    ) -> bool {
         if !self.is_lean() {
             return false;
         }
+        let is_f32 = |composite: &Composite| {
+            let results = |index: &usize| assignments[*index].results == Some(DType::F32);
+            composite.inner.iter().all(results)
+        };
+        if let Some((end, composite)) = graph.composites.around(node.index()) {
+            let is_lean = is_f32(composite) && self.gives(composite, assignments[end]);
+            if is_lean {
+                self.hold(composite.kind.operands());
+            }
+            return is_lean;
+        }
+        if let Some(composite) = graph.composites.ending_at(node.index())
+            && is_f32(composite)
+            && self.gives(composite, assignments[node.index()])
+        {
+            self.compute_composite(composite);
+            return true;
+        }
+        self.compute_product(node)
+    }
+
+    /// Whether the end of a composite gives what is computed here for it.
+    fn gives(&self, composite: &Composite, end: Assignment) -> bool {
+        match composite.kind {
+            CompositeKind::Softmax { .. } => {
+                end.precision == Precision::Full && end.results == Some(self.half().into())
+            }
+            CompositeKind::LayerNorm { .. } => {
+                end.precision != Precision::Half && end.results == Some(DType::F32)
+            }
+        }
+    }
+
+    fn compute_composite(&mut self, composite: &Composite) {
+        self.release(composite.kind.operands());
+        match &composite.kind {
+            CompositeKind::Softmax { x, axis } => {
+                let x = self.wide(x);
+                let bfloat = self.half() == FloatDType::BF16;
+                let y = Dispatch::softmax_in_half(x, *axis, bfloat);
+                self.set(&composite.out, y);
+            }
+            CompositeKind::LayerNorm {
+                x,
+                gamma,
+                beta,
+                epsilon,
+            } => {
+                let x = self.wide(x);
+                let width = Shape::new([gamma.shape.num_elements()]);
+                let gamma = Dispatch::float_reshape(self.wide(gamma), width.clone());
+                let beta = match beta {
+                    Some(beta) => Dispatch::float_reshape(self.wide(beta), width),
+                    None => Dispatch::float_zeros(width, &self.device(), FloatDType::F32),
+                };
+                let y = Dispatch::lean_layer_norm(x, gamma, beta, epsilon.elem());
+                self.set(&composite.out, y);
+                self.is_computed_again(&composite.out);
+            }
+        }
+        self.free_put_back();
+    }
+
+    fn compute_product(&mut self, node: Node<'_>) -> bool {
         let bfloat = self.half() == FloatDType::BF16;
         match node.operation() {
-            OperationIr::Activation(ActivationOperationIr::Softmax(softmax)) => {
-                if !self.widens() || self.half_result().is_none() {
-                    return false;
-                }
-                let x = self.float(&softmax.input);
-                let y = Dispatch::softmax_in_half(x, softmax.axis, bfloat);
-                self.set(&softmax.out, y);
-            }
-            OperationIr::Module(ModuleOperationIr::LayerNorm(norm)) => {
-                if !self.widens() {
-                    return false;
-                }
-                let x = self.float(&norm.input);
-                let gamma = self.float(&norm.gamma);
-                let beta = match &norm.beta {
-                    Some(beta) => self.float(beta),
-                    None => {
-                        let shape = norm.gamma.shape.clone();
-                        Dispatch::float_zeros(shape, &self.device(), FloatDType::F32)
-                    }
-                };
-                let y = Dispatch::lean_layer_norm(x, gamma, beta, norm.epsilon.elem());
-                self.set(&norm.out, y);
-                self.is_computed_again(&norm.out);
-            }
             OperationIr::NumericFloat(_, NumericOperationIr::Mul(product)) => {
                 let Some((x, mask)) = node.masked() else {
                     return false;
