@@ -153,6 +153,7 @@ fn training_through_storms_of_overflows_grows_in_no_memory() {
     let _alone = alone();
     let device = Device::flex().autodiff();
     let rule = DynamicLossScale {
+        init_scale: 1024.0,
         growth_interval: 20,
         min_scale: 1.0,
         // No gradient overflows by itself.
