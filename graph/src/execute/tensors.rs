@@ -115,9 +115,14 @@ impl<'a> Alive<'a> {
         let is_emulated = self.arithmetic == Arithmetic::Emulated;
         let is_full = assignment.precision == Precision::Full;
         let gives_half = self.half_result().is_some();
+        let shows_again = node
+            .reshaped()
+            .is_some_and(|shown| self.again.contains(&shown.id));
         self.is_recomputed = !is_emulated
             && !self.shows_given
-            && (node.is_light() && gives_half || node.is_composed() && is_full && !gives_half);
+            && (node.is_light() && gives_half
+                || node.is_composed() && is_full && !gives_half
+                || shows_again);
         self.stored_in = (!is_emulated && is_full && node.is_smooth()).then_some(self.half);
     }
 
