@@ -1,10 +1,30 @@
-//! What a look at a model costs in memory, in a process of its own.
+//! What a look at a model, a step and many steps cost in memory, in a process of their own.
 
 #![cfg(target_os = "linux")]
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::module::Module;
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use burn_lean::amp::{
+    Autocast, AutocastConfig, DynamicLossScale, GradScaler, GradScalerConfig, LossScale,
+};
 use burn_lean::{amp, quant};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+/// The process is one test's at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static PROCESS: Mutex<()> = Mutex::new(());
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The most memory that this process has had [bytes].
 fn peak() -> usize {
@@ -17,6 +37,7 @@ fn peak() -> usize {
 /// 64 MiB of weights; the activations of one example are some KiB.
 #[test]
 fn audits_copy_no_weights() {
+    let _alone = alone();
     const WIDTH: usize = 2048;
     const BYTES: usize = 4 * 4 * WIDTH * WIDTH;
     let device = Device::flex().autodiff();
@@ -48,4 +69,133 @@ fn audits_copy_no_weights() {
         let grown = peak() - before;
         assert!(!is_counted || grown < BYTES / 4, "{grown} of {BYTES}");
     }
+}
+
+/// Bytes that are allocated when the loss is there, but not before.
+fn held(loss: impl Fn() -> Tensor<1>) -> f64 {
+    // What is made once is made.
+    drop(loss().backward());
+    let before = HEAP.current_usage();
+    let loss = loss();
+    let held = HEAP.current_usage() - before;
+    drop(loss.backward());
+    held as f64
+}
+
+#[test]
+fn a_transformer_holds_no_more_unedited_than_in_a_region() {
+    const GOAL: f64 = 1.05;
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let forward = |model: &TransformerEncoder, x: Tensor<3>| {
+        let x = model.forward(TransformerEncoderInput::new(x));
+        x.square().mean()
+    };
+    for (norm_first, dropout) in [(false, 0.0), (true, 0.0), (false, 0.1)] {
+        let model = TransformerEncoderConfig::new(64, 256, 4, 2)
+            .with_norm_first(norm_first)
+            .with_dropout(dropout)
+            .init(&device);
+        let x = Tensor::<3>::random([8, 64, 64], Distribution::Default, &device);
+        let of_f32 = held(|| forward(&model, x.clone()));
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let unedited = Autocast::new(dtype).cached();
+            let run = || unedited.run(&model, x.clone(), forward).unwrap();
+            let (prepared, region) = AutocastConfig::new(dtype).prepare(model.clone()).unwrap();
+            let in_region = || {
+                let run = |x| prepared.forward(TransformerEncoderInput::new(x));
+                region.forward(x.clone(), run).square().mean()
+            };
+            let (run, in_region) = (held(run), held(in_region));
+            println!(
+                "norm first {norm_first}, dropout {dropout}, {dtype:?}: {:.3} unedited, {:.3} in a \
+                 region",
+                run / of_f32,
+                in_region / of_f32
+            );
+            assert!(
+                run <= GOAL * in_region,
+                "{run} bytes, {in_region} in a region"
+            );
+        }
+    }
+}
+
+/// A product with a weight without gradient keeps the weight as it is, not another copy of it.
+#[test]
+fn frozen_weights_have_no_copy() {
+    const WIDTH: usize = 512;
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let layer = || LinearConfig::new(WIDTH, WIDTH).init(&device);
+    let model = (layer(), [layer(), layer(), layer()].map(Module::freeze));
+    let x = Tensor::<2>::random([2, WIDTH], Distribution::Default, &device);
+    let autocast = Autocast::new(FloatDType::BF16).cached();
+    let bytes = held(|| {
+        let forward = |model: &(Linear, [Linear; 3]), x| {
+            let x = model.0.forward(x);
+            model.1.iter().fold(x, |x, layer| layer.forward(x)).sum()
+        };
+        autocast.run(&model, x.clone(), forward).unwrap()
+    });
+    assert!(bytes < (WIDTH * WIDTH) as f64, "{bytes} bytes");
+}
+
+/// Storms of overflows, and single ones.
+fn overflows(step: u32) -> bool {
+    step % 500 < 40 || step.is_multiple_of(97)
+}
+
+/// `LEAN_CASES=50` takes 100,000 steps.
+#[test]
+fn training_through_storms_of_overflows_grows_in_no_memory() {
+    const WARM: u32 = 1_000;
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let rule = DynamicLossScale {
+        init_scale: 1024.0,
+        growth_interval: 20,
+        min_scale: 1.0,
+        // No gradient overflows by itself.
+        max_scale: 1024.0,
+        ..DynamicLossScale::default()
+    };
+    let mut scaler: GradScaler = GradScalerConfig::new(LossScale::Dynamic(rule))
+        .with_max_consecutive_skips(None)
+        .init()
+        .unwrap();
+    let mut optim = AdamWConfig::new().init();
+    let mut model = LinearConfig::new(2, 1).init(&device);
+    let x = Tensor::<2>::from_floats([[1.0, 2.0]], &device);
+    let autocast = Autocast::new(FloatDType::F16);
+    let times = std::env::var("LEAN_CASES").map_or(1, |times| times.parse().unwrap());
+    let (mut skipped, mut before, mut lowest) = (0, 0, f32::MAX);
+    for step in 0..WARM + 2_000 * times {
+        if step == WARM {
+            before = HEAP.current_usage();
+        }
+        let factor = if overflows(step) { f32::INFINITY } else { 1.0 };
+        let loss = autocast.run(&model, x.clone(), |model, x| {
+            (model.forward(x) - 1.0).square().mean()
+        });
+        let loss = scaler.scale(loss.unwrap() * factor).unwrap();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = scaler.step(&mut optim, 1e-3, model, grads).unwrap();
+        skipped += u64::from(overflows(step));
+        let state = scaler.to_record().state;
+        assert_eq!(
+            (state.steps, state.skipped_steps),
+            (u64::from(step) + 1, skipped)
+        );
+        assert!(state.scale >= rule.min_scale && state.scale.log2().fract() == 0.0);
+        lowest = lowest.min(state.scale);
+    }
+    let grown = HEAP.current_usage().saturating_sub(before);
+    assert!(
+        grown < 16 << 10,
+        "{grown} bytes more than after {WARM} steps"
+    );
+    assert_eq!(lowest, rule.min_scale);
+    let y = model.forward(x).into_scalar::<f32>();
+    assert!((y - 1.0).abs() < 0.1, "{y}");
 }

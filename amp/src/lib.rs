@@ -48,11 +48,12 @@
 //! | how | the pass is recorded, each operation runs in the precision that it needs | a region in which weights and inputs are half, and all operations with them |
 //! | edits | none | [`full_precision`] around BatchNorm, recurrent layers, encodings; [`to_region`] |
 //! | large activations in F16 | right up to 30,000 | as far as [`modules`] says |
-//! | memory | norms, softmax and losses keep F32 | all activations are half |
+//! | memory | norms and losses keep F32, softmax what products read of it | all activations are half |
 //! | cannot | read values, stop gradients inside | – |
 //! | under the Learner | `autocast.run(self, item, …)` in `AmpTrainStep` | `autocast.forward(…)` there |
 //!
-//! Take the first, and the second where memory is what is short.
+//! Take the first, and the second for what cannot be recorded. On flex the first holds fewer bytes, too; on
+//! a device that computes in half by itself that was not measured.
 //!
 //! # Which dtype
 //!

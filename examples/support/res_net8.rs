@@ -7,7 +7,6 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::quantize_calls;
 
 #[derive(Module, Debug)]
 pub(crate) struct ResNet8 {
@@ -28,7 +27,6 @@ struct Block {
     shortcut: Option<Conv2d>,
 }
 
-#[quantize_calls(crate = burn_lean::quant)]
 impl ResNet8 {
     pub(crate) fn new(device: &Device) -> Self {
         Self {
@@ -53,7 +51,6 @@ impl ResNet8 {
     }
 }
 
-#[quantize_calls(crate = burn_lean::quant)]
 impl Block {
     fn new(from: usize, to: usize, stride: usize, device: &Device) -> Self {
         Self {

@@ -10,11 +10,10 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor};
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use crate::record::capture::id;
-use crate::record::placeholders::Hooks;
+use crate::capture::id;
 use crate::{Node, Role};
 
 /// An operation on a tensor that a model carries.
@@ -105,8 +104,7 @@ pub fn is_active() -> bool {
 /// Whether a model has hooks that act in forward passes which do not call them: without a recording
 /// they are passed by.
 pub fn acts_in_recordings<M: Module>(model: &M) -> bool {
-    let ((), carried) = collecting(|| model.visit(&mut Hooks));
-    carried.iter().any(|one| one.hook.role().is_some())
+    offered(model).iter().any(|one| one.hook.role().is_some())
 }
 
 /// Offers a hook to whoever walks the model; returns whether it was taken, so that the module's
@@ -237,6 +235,24 @@ pub(crate) fn exited() {
             }
         }
     });
+}
+
+/// The hooks that a model offers, in its order.
+pub(crate) fn offered<M: Module>(model: &M) -> Vec<Carried> {
+    collecting(|| model.visit(&mut Hooks)).1
+}
+
+/// Follows a walk for hooks, and looks at nothing else.
+struct Hooks;
+
+impl ModuleVisitor for Hooks {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        entered(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        exited();
+    }
 }
 
 /// The hooks that a model offers while `walk` visits it, in its order.

@@ -37,6 +37,7 @@
 //! | plain tensors in modules | constants: copied from the device when recorded |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod capture;
 mod conversions;
 mod error;
 mod execute;
@@ -56,13 +57,12 @@ mod walk;
 pub use conversions::round_all;
 pub use error::GraphError;
 pub use execute::{HalfStorage, Observed, Observer};
-pub use graph::{Graph, Node, scalars};
+pub use graph::{Graph, HookInfo, Node, Parameter, Role, Site, scalars};
 pub use interpret::name as operation_name;
-pub use record::placeholders::Parameter;
 pub use record::{Recording, record};
 pub use recordings::Recordings;
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};
-pub use sites::{HookInfo, Place, Role, Site, SiteUse};
+pub use sites::{Place, SiteUse};
 pub use tensors::{TensorMapper, Tensors, shapes, signature};
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};

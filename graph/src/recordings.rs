@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::module::Module;
 use burn::tensor::{DType, Device};
 
-use crate::record::placeholders::Hooks;
 use crate::{GraphError, Recording, Tensors, hooks, record, record_with_backward, signature};
 
 /// A place in the user's program with the types, ranks and shapes that it uses.
@@ -104,7 +103,7 @@ impl Recordings {
             .get(signature)?
             .downcast_ref::<Arc<Recording<O>>>()?
             .clone();
-        let ((), carried) = hooks::collecting(|| model.visit(&mut Hooks));
+        let carried = hooks::offered(model);
         known.graph.check_hooks(&carried).is_ok().then_some(known)
     }
 

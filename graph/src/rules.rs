@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use burn::backend::ir::{BaseOperationIr, OperationIr, TensorId};
 use burn::tensor::{DType, FloatDType};
 
+use crate::graph::composite::CompositeKind;
 use crate::{Graph, Node};
 
 /// What an execution does with the float operands of an operation.
@@ -113,7 +114,7 @@ impl Graph {
         let mut dtypes: HashMap<TensorId, DType> = HashMap::new();
         let mut assigned: Vec<Assignment> = self
             .nodes()
-            .map(|node| self.assign_one(rules, node, precisions[node.index()], &mut dtypes))
+            .map(|node| self.assign_one(rules, node, &precisions, &mut dtypes))
             .collect();
         if rules.arithmetic() == Arithmetic::Widened {
             self.keep_wide(&mut assigned);
@@ -151,6 +152,29 @@ impl Graph {
         }
     }
 
+    /// Whether it gives a softmax, computed in F32, that products in half read, also behind a dropout:
+    /// of its results the rounded ones are kept for them, and enough for its own gradient.
+    fn gives_probabilities(
+        &self,
+        node: Node<'_>,
+        precisions: &[Precision],
+        dtypes: &HashMap<TensorId, DType>,
+    ) -> bool {
+        let Some(composite) = self.composites.ending_at(node.index()) else {
+            return false;
+        };
+        let is_f32 = |index: &usize| {
+            let mut made = self.operations[*index].outputs();
+            made.all(|tensor| dtypes.get(&tensor.id) == Some(&DType::F32))
+        };
+        matches!(composite.kind, CompositeKind::Softmax { .. })
+            && precisions[node.index()] == Precision::Full
+            && composite.inner.iter().all(is_f32)
+            && self.is_read_by(node, |reader| {
+                precisions[reader.index()] == Precision::Half || reader.masked().is_some()
+            })
+    }
+
     /// Whether something reads the results of an operation, and all that does is of a kind.
     fn is_read_by(&self, node: Node<'_>, kind: impl Fn(&Node<'_>) -> bool) -> bool {
         let given = |id: &TensorId| self.outputs.contains(id);
@@ -163,10 +187,11 @@ impl Graph {
         &self,
         rules: &impl Rules,
         node: Node<'_>,
-        precision: Precision,
+        precisions: &[Precision],
         dtypes: &mut HashMap<TensorId, DType>,
     ) -> Assignment {
         let operation = node.operation();
+        let precision = precisions[node.index()];
         let found: Vec<DType> = operation
             .inputs()
             .map(|tensor| dtypes.get(&tensor.id).copied().unwrap_or(tensor.dtype))
@@ -185,10 +210,14 @@ impl Graph {
             Precision::AsRecorded => None,
         };
         let is_cast = matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Cast(_)));
+        let rounds = operands == Some(FloatDType::F32)
+            && rules.arithmetic() != Arithmetic::Emulated
+            && self.gives_probabilities(node, precisions, dtypes);
         let mut results = None;
         for output in operation.outputs().filter(|tensor| tensor.dtype.is_float()) {
             let dtype = match (operands, found.first()) {
                 _ if is_cast => output.dtype,
+                _ if rounds => rules.half().into(),
                 (Some(dtype), _) => dtype.into(),
                 (None, Some(dtype)) => *dtype,
                 (None, None) => output.dtype,

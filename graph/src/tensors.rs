@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
 
+use burn::backend::DispatchTensor;
 use burn::nn::attention::MhaOutput;
 use burn::nn::{LstmState, RnnState};
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
-use crate::record::Given;
+use crate::capture;
 
 /// What is done to each tensor of a value.
 pub trait TensorMapper {
@@ -112,6 +113,43 @@ macro_rules! tensors {
     ($ty:ty { $($fields:tt)* }) => {
         $crate::tensors!([] $ty { $($fields)* });
     };
+}
+
+/// The tensors of an input as they come.
+#[derive(Default)]
+pub(crate) struct Given {
+    pub(crate) tensors: Vec<DispatchTensor>,
+    pub(crate) signature: Vec<(Vec<usize>, DType)>,
+    pub(crate) autodiff: bool,
+    pub(crate) device: Option<Device>,
+}
+
+impl Given {
+    fn note(&mut self, tensor: DispatchTensor) {
+        self.signature.push(capture::signature(&tensor));
+        self.tensors.push(tensor);
+    }
+}
+
+impl TensorMapper for Given {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        self.autodiff |= tensor.is_autodiff();
+        self.device.get_or_insert_with(|| tensor.device());
+        self.note(tensor.clone().into_dispatch());
+        tensor.clone()
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        self.device.get_or_insert_with(|| tensor.device());
+        self.note(tensor.clone().into_dispatch());
+        tensor.clone()
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.device.get_or_insert_with(|| tensor.device());
+        self.note(tensor.clone().into_dispatch());
+        tensor.clone()
+    }
 }
 
 /// Shapes and dtypes of the tensors of a value, in order.

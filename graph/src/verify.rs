@@ -4,17 +4,19 @@
 //! device does: the backward pass that it records is that of the model. Both backward passes run
 //! once, on the same numbers, and are compared.
 
-use burn::backend::ir::{FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr, TensorId};
-use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::ir::TensorId;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{
     AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchDevice, DispatchTensor,
     TensorMetadata,
 };
 use burn::module::Module;
-use burn::tensor::{Distribution, FloatDType, IntDType, Shape, Tensor};
+use burn::tensor::{FloatDType, Shape, Tensor};
 
+use crate::execute::noise;
 use crate::record::placeholders::Values;
-use crate::record::{Backward, Given, record_with};
+use crate::record::{Backward, record_with};
+use crate::tensors::Given;
 use crate::{AsRecorded, Graph, GraphError, Parameter, Recording, Tensors, passes};
 
 /// Relative distance of gradients, in the L2 norm, from which on something is wrong.
@@ -277,51 +279,10 @@ fn host(tensor: DispatchTensor) -> Vec<f32> {
         .collect()
 }
 
-/// Numbers in [−1, 1] that look random and are the same each time.
-fn noise(shape: Shape, device: &DispatchDevice) -> DispatchTensor {
-    let count = shape.num_elements() as i64;
-    let numbers = Dispatch::int_arange(1..count + 1, device, IntDType::I32);
-    let numbers = Dispatch::int_into_float(numbers, FloatDType::F32);
-    let numbers = Dispatch::float_mul_scalar(numbers, 12.9898f32.into());
-    Dispatch::float_reshape(Dispatch::float_sin(numbers), shape)
-}
-
 /// A weight that is moved by up to a twentieth.
 fn moved(weight: DispatchTensor) -> DispatchTensor {
     let noise = noise(weight.shape(), &weight.device());
     let noise = Dispatch::float_mul_scalar(noise, 0.05f32.into());
     let dtype = FloatDType::from(weight.dtype());
     Dispatch::float_add(weight, Dispatch::float_cast(noise, dtype))
-}
-
-/// What stands for random numbers of an operation, the same each time; `None` for other
-/// operations.
-pub(crate) fn instead_of_random(
-    operation: &OperationIr,
-    device: &DispatchDevice,
-) -> Option<DispatchTensor> {
-    let RandomOpIr { out, distribution } = match operation {
-        OperationIr::Float(_, FloatOperationIr::Random(random)) => random,
-        OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => random,
-        _ => return None,
-    };
-    let noise = noise(out.shape.clone(), device);
-    let (scale, offset) = match distribution {
-        Distribution::Default | Distribution::Bernoulli(_) => (0.499, 0.5),
-        Distribution::Uniform(low, high) => (0.499 * (high - low), 0.5 * (high + low)),
-        Distribution::Normal(mean, std) => (1.4 * std, *mean),
-    };
-    let mut value = Dispatch::float_mul_scalar(noise, scale.into());
-    value = Dispatch::float_add_scalar(value, offset.into());
-    if let Distribution::Bernoulli(probability) = distribution {
-        // One where the number, uniform enough in [0, 1], is below the probability. Without booleans:
-        // which of them a device has, it alone knows.
-        let above = Dispatch::float_add_scalar(value, (-*probability).into());
-        let sign = Dispatch::float_mul_scalar(Dispatch::float_sign(above), (-1f32).into());
-        value = Dispatch::float_clamp(sign, 0f32.into(), 1f32.into());
-    }
-    Some(match out.dtype.is_float() {
-        true => Dispatch::float_cast(value, out.dtype.into()),
-        false => Dispatch::float_into_int(value, out.dtype.into()),
-    })
 }

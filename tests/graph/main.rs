@@ -4,6 +4,7 @@
 mod support;
 
 mod follows;
+mod lean;
 mod models;
 mod observer;
 mod refuses;

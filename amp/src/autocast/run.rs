@@ -113,8 +113,13 @@ impl Autocast {
     /// quantizers of a model that is prepared for quantization act where they do in a run of its own,
     /// before the casts.
     ///
-    /// [`forward`](Self::forward) is the other way: a region for a prepared model, where memory
-    /// counts more than edits, and for what cannot be recorded.
+    /// What is held for the backward pass: operands of products in half, each weight once; of a
+    /// softmax that products read its rounded results alone; of a norm its F32 input, from which its
+    /// result is computed again; masks of dropouts in half. What Burn keeps of other operations, it
+    /// keeps here.
+    ///
+    /// [`forward`](Self::forward) is the other way: a region for a prepared model, for what cannot be
+    /// recorded.
     ///
     /// ```
     /// use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};

@@ -7,11 +7,11 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 
 use super::fill;
+use super::random::instead_of_random;
 use super::tensors::Alive;
+use crate::capture::signature;
 use crate::interpret::{Operands, run};
-use crate::record::capture::signature;
 use crate::record::placeholders::Values;
-use crate::verify::instead_of_random;
 use crate::{AsRecorded, Graph, GraphError, Recording, Tensors};
 
 impl<O: Tensors> Recording<O> {

@@ -1,7 +1,9 @@
 //! Running a graph on a device, under rules.
 
 mod constants;
+mod lean;
 mod observe;
+mod random;
 mod recompute;
 mod storage;
 mod tensors;
@@ -12,18 +14,19 @@ use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
+use crate::capture::signature;
 use crate::hooks::{self, Carried, HookedAt};
 use crate::interpret::{Operands, run};
-use crate::record::Given;
-use crate::record::capture::signature;
 use crate::record::placeholders::Values;
 use crate::rules::is_castable;
-use crate::verify::instead_of_random;
+use crate::tensors::Given;
 use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors};
 pub use observe::{Observed, Observer};
+use random::instead_of_random;
 pub use storage::HalfStorage;
 use tensors::Alive;
 
+pub(crate) use random::noise;
 pub(crate) use tensors::upload;
 pub(crate) use write_back::store;
 
@@ -162,7 +165,7 @@ impl Graph {
     ) -> Result<Alive<'a>, GraphError> {
         let mut alive = Alive::new(self, parameters, inputs, device, rules);
         let assignments = self.assign(rules);
-        for (node, assignment) in self.nodes().zip(assignments) {
+        for (node, assignment) in self.nodes().zip(assignments.iter().copied()) {
             alive.begin(node, assignment);
             observer.before(&node, &Observed(&mut alive));
             let operation = node.operation();
@@ -191,6 +194,7 @@ impl Graph {
                     alive.set(&norm.mean, result.mean);
                     alive.set(&norm.variance, result.variance);
                 }
+                None if alive.compute_lean(self, node, &assignments) => {}
                 None => {
                     run(operation, &mut alive).map_err(|unsupported| GraphError::Operation {
                         operation: unsupported.name,

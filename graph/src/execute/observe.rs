@@ -8,6 +8,9 @@ use crate::Node;
 
 /// Looks at the operations of an execution, and may replace what they compute.
 ///
+/// Under rules for a half dtype the parts of a softmax or a layer norm may be computed as one: what is
+/// between them is not there.
+///
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};

@@ -29,10 +29,17 @@ pub(crate) struct Alive<'a> {
     on_grid: HashSet<TensorId>,
     /// Values that somebody else keeps, in F32: parameters, inputs and constants.
     given: HashSet<TensorId>,
+    /// Values that the backward pass computes again where it reads them, in F32.
+    again: HashSet<TensorId>,
+    /// Operands of composites that are under way, and those that were freed meanwhile.
+    held: HashMap<TensorId, DispatchTensor>,
+    put_back: Vec<TensorId>,
     recompute: Recompute,
     /// The current operation.
     assignment: Assignment,
     moves: bool,
+    /// It gives what somebody else keeps another shape.
+    shows_given: bool,
     /// It is recomputed in the backward pass.
     is_recomputed: bool,
     /// In which half dtype the backward pass finds its operand.
@@ -81,12 +88,16 @@ impl<'a> Alive<'a> {
             values,
             casts: HashMap::new(),
             on_grid: HashSet::new(),
+            again: HashSet::new(),
+            held: HashMap::new(),
+            put_back: Vec::new(),
             assignment: Assignment {
                 precision: Precision::AsRecorded,
                 operands: None,
                 results: None,
             },
             moves: false,
+            shows_given: false,
             is_recomputed: false,
             stored_in: None,
             index: 0,
@@ -97,10 +108,21 @@ impl<'a> Alive<'a> {
         self.index = node.index();
         self.assignment = assignment;
         self.moves = node.moves();
+        self.shows_given = self.arithmetic == Arithmetic::Widened
+            && node
+                .reshaped()
+                .is_some_and(|shown| self.given.contains(&shown.id) && self.is_f32(shown));
         let is_emulated = self.arithmetic == Arithmetic::Emulated;
         let is_full = assignment.precision == Precision::Full;
+        let gives_half = self.half_result().is_some();
+        let shows_again = node
+            .reshaped()
+            .is_some_and(|shown| self.again.contains(&shown.id));
         self.is_recomputed = !is_emulated
-            && (node.is_light() && self.half_result().is_some() || node.is_composed() && is_full);
+            && !self.shows_given
+            && (node.is_light() && gives_half
+                || node.is_composed() && is_full && !gives_half
+                || shows_again);
         self.stored_in = (!is_emulated && is_full && node.is_smooth()).then_some(self.half);
     }
 
@@ -154,13 +176,15 @@ impl<'a> Alive<'a> {
 
     /// The form in which the current operation gets an operand of this dtype.
     fn form(&self, id: TensorId, dtype: DType) -> Option<Form> {
-        let to = self.assignment.operands.filter(|_| is_castable(dtype))?;
+        // Rounded where it is read: nothing else is kept then.
+        let casts = is_castable(dtype) && !self.shows_given;
+        let to = self.assignment.operands.filter(|_| casts)?;
         let half = matches!(to, FloatDType::F16 | FloatDType::BF16);
         match self.arithmetic {
             Arithmetic::Native => (dtype != DType::from(to)).then_some(Form::Is(to)),
             _ if !half => (dtype != DType::from(to)).then_some(Form::Is(to)),
             _ if self.on_grid.contains(&id) => None,
-            Arithmetic::Widened if dtype == DType::F32 && self.given.contains(&id) => {
+            Arithmetic::Widened if dtype == DType::F32 && self.is_kept_or_again(id) => {
                 Some(Form::RoundedAgain(to))
             }
             Arithmetic::Widened => Some(Form::Widened(to)),
@@ -203,8 +227,90 @@ impl<'a> Alive<'a> {
         !self.given.contains(&tensor.id) && readers.is_some_and(|readers| readers.len() == 1)
     }
 
+    /// Whether the backward pass has a value in F32 without keeping it.
+    fn is_kept_or_again(&self, id: TensorId) -> bool {
+        self.given.contains(&id) || self.again.contains(&id)
+    }
+
+    /// Notes that the backward pass computes a result again where it reads it.
+    pub(super) fn is_computed_again(&mut self, tensor: &TensorIr) {
+        self.again.insert(tensor.id);
+    }
+
+    /// Whether operations may keep less than Burn's own do: the rules are for a half dtype, which is
+    /// not emulated.
+    pub(super) fn is_lean(&self) -> bool {
+        let is_half = matches!(self.half, FloatDType::F16 | FloatDType::BF16);
+        is_half && self.arithmetic != Arithmetic::Emulated
+    }
+
+    /// Keeps operands that are there for an operation to come, whatever is freed before it.
+    pub(super) fn hold(&mut self, operands: Vec<&TensorIr>) {
+        for tensor in operands {
+            if let Some(value) = self.values.get(&tensor.id) {
+                self.held.insert(tensor.id, value.clone());
+            }
+        }
+    }
+
+    /// Puts back what was held, as far as it was freed.
+    pub(super) fn release(&mut self, operands: Vec<&TensorIr>) {
+        for tensor in operands {
+            if let Some(value) = self.held.remove(&tensor.id) {
+                self.values.entry(tensor.id).or_insert_with(|| {
+                    self.put_back.push(tensor.id);
+                    value
+                });
+            }
+        }
+    }
+
+    /// Frees what was put back.
+    pub(super) fn free_put_back(&mut self) {
+        for id in std::mem::take(&mut self.put_back) {
+            self.values.remove(&id);
+            self.casts.retain(|(of, _), _| *of != id);
+        }
+    }
+
+    /// An operand in F32, whatever the current operation gets its operands in.
+    pub(super) fn wide(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        let operands = self.assignment.operands.replace(FloatDType::F32);
+        let value = self.float(tensor);
+        self.assignment.operands = operands;
+        value
+    }
+
+    /// Whether the current operation reads this operand in half, widened, and no gradient goes to it.
+    pub(super) fn is_constant_in_half(&self, tensor: &TensorIr) -> bool {
+        let is_widened = self.arithmetic == Arithmetic::Widened
+            && self.assignment.operands == Some(self.half)
+            && matches!(self.device, DispatchDevice::Autodiff(_));
+        let value = self.values.get(&tensor.id).filter(|_| is_widened);
+        value.is_some_and(|value| value.dtype() == DType::F32 && !Dispatch::is_tracked(value))
+    }
+
+    /// Such an operand: not rounded where somebody keeps it in F32, which is said too.
+    pub(super) fn constant(&mut self, tensor: &TensorIr) -> (DispatchTensor, bool) {
+        match self.given.contains(&tensor.id) {
+            true => (self.take(tensor), true),
+            false => (self.float(tensor), false),
+        }
+    }
+
+    /// The half dtype of the rules.
+    pub(super) fn half(&self) -> FloatDType {
+        self.half
+    }
+
+    /// Whether a value is there in F32.
+    pub(super) fn is_f32(&self, tensor: &TensorIr) -> bool {
+        let value = self.values.get(&tensor.id);
+        value.is_some_and(|value| value.dtype() == DType::F32)
+    }
+
     /// The dtype in which the current operation gives its float results, if it is half.
-    fn half_result(&self) -> Option<FloatDType> {
+    pub(super) fn half_result(&self) -> Option<FloatDType> {
         match self.assignment.results? {
             DType::F16 => Some(FloatDType::F16),
             DType::BF16 => Some(FloatDType::BF16),
@@ -247,12 +353,16 @@ impl Operands for Alive<'_> {
 
     fn set(&mut self, tensor: &TensorIr, value: DispatchTensor) {
         let mut value = value;
-        if let Some(half) = self.half_result().filter(|_| tensor.dtype.is_float()) {
+        if self.shows_given {
+            self.given.insert(tensor.id);
+        } else if let Some(half) = self.half_result().filter(|_| tensor.dtype.is_float()) {
             match self.arithmetic {
                 Arithmetic::Native => {}
                 Arithmetic::Widened => {
                     self.on_grid.insert(tensor.id);
-                    if !self.moves {
+                    if value.dtype() == DType::from(half) {
+                        value = Dispatch::widen(value, half == FloatDType::BF16);
+                    } else if !self.moves {
                         value = through(value, half);
                     }
                 }
@@ -266,6 +376,7 @@ impl Operands for Alive<'_> {
         }
         if self.is_recomputed {
             self.recompute.unmark(&mut value);
+            self.again.insert(tensor.id);
         }
         self.values.insert(tensor.id, value);
     }

@@ -1,6 +1,5 @@
 //! A forward pass as a list of operations.
 
-pub(crate) mod capture;
 pub(crate) mod placeholders;
 
 use std::collections::HashMap;
@@ -10,13 +9,14 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData};
 
+use burn_lean_reparam::{catch_quietly, with_capture_device_like};
+
+use crate::capture::{self, as_autodiff, autodiff_primitive, id, placeholder};
 use crate::hooks::Noted;
 use crate::interpret::name;
 use crate::passes::{self, Hooked};
-use crate::sites::{HookInfo, Site};
-use crate::{Graph, GraphError, Parameter, TensorMapper, Tensors, hooks};
-use burn_lean_reparam::{catch_quietly, with_capture_device_like};
-use capture::{as_autodiff, autodiff_primitive, id, placeholder, signature};
+use crate::tensors::Given;
+use crate::{Graph, GraphError, HookInfo, Parameter, Site, TensorMapper, Tensors, hooks};
 use placeholders::{Mode, Placeholders};
 
 /// A recorded forward pass, with the shape of its result.
@@ -114,7 +114,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
         (true, true) => Mode::TrainWithBackward,
     };
     let mut recorder = Recorder::new(device);
-    let ((), carried) = hooks::collecting(|| model.visit(&mut placeholders::Hooks));
+    let carried = hooks::offered(model);
     let mut hooks: Vec<HookInfo> = carried.iter().map(info).collect();
     let mut noted = Noted::default();
     // The first tensor after the forward pass.
@@ -350,43 +350,6 @@ impl TensorMapper for Recorder<'_> {
 
     fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
         Tensor::from_dispatch(self.input(&tensor.clone().into_dispatch(), false))
-    }
-}
-
-/// The tensors of an input as they come.
-#[derive(Default)]
-pub(crate) struct Given {
-    pub(crate) tensors: Vec<DispatchTensor>,
-    pub(crate) signature: Vec<(Vec<usize>, DType)>,
-    pub(crate) autodiff: bool,
-    pub(crate) device: Option<Device>,
-}
-
-impl Given {
-    fn note(&mut self, tensor: DispatchTensor) {
-        self.signature.push(signature(&tensor));
-        self.tensors.push(tensor);
-    }
-}
-
-impl TensorMapper for Given {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        self.autodiff |= tensor.is_autodiff();
-        self.device.get_or_insert_with(|| tensor.device());
-        self.note(tensor.clone().into_dispatch());
-        tensor.clone()
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        self.device.get_or_insert_with(|| tensor.device());
-        self.note(tensor.clone().into_dispatch());
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        self.device.get_or_insert_with(|| tensor.device());
-        self.note(tensor.clone().into_dispatch());
-        tensor.clone()
     }
 }
 

@@ -2,32 +2,13 @@
 
 use std::collections::HashMap;
 
-use burn::backend::ir::TensorId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 
-use super::capture::{as_autodiff, as_leaf, id, placeholder};
+use crate::Parameter;
+use crate::capture::{as_autodiff, as_leaf, id, placeholder};
 use crate::hooks::{self, Carried};
-
-/// A parameter of the recorded model, or a buffer of it.
-#[derive(Debug, Clone)]
-pub struct Parameter {
-    /// Path in the module, for example `encoder.0.weight`.
-    pub path: String,
-    /// Burn's identity of it.
-    pub id: ParamId,
-    /// Shape.
-    pub shape: Vec<usize>,
-    /// The tensor that stands for it in the operations.
-    pub tensor: TensorId,
-    /// A running statistic that the forward pass has updated: the tensor with its next value.
-    pub update: Option<TensorId>,
-    /// Which of the parameters at this path: 0 but for a module that shows several at one path.
-    pub(crate) occurrence: usize,
-    /// A running statistic.
-    pub(crate) running: bool,
-}
 
 /// How parameters take part in the recording.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -165,19 +146,6 @@ impl Values {
         let key = (parameter.path.clone(), parameter.occurrence);
         let value = self.found.get(&key)?;
         (value.shape().to_vec() == parameter.shape).then_some(value)
-    }
-}
-
-/// Follows a walk for hooks, and looks at nothing else.
-pub(crate) struct Hooks;
-
-impl ModuleVisitor for Hooks {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        hooks::entered(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        hooks::exited();
     }
 }
 

@@ -4,8 +4,8 @@ use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId,
 };
 
-use super::{Place, Role, SiteUse};
-use crate::Graph;
+use super::{Place, SiteUse};
+use crate::{Graph, Role};
 
 impl Graph {
     /// The axis of the output channels of a weight, as it lies in its parameter; `None` where

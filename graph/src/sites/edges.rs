@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use burn::backend::ir::TensorId;
 
-use super::views::moved;
 use crate::Graph;
+use crate::graph::views::moved;
 
 impl Graph {
     /// The operands that are the result of a [`Hook`](crate::hooks::Hook), through views at most:

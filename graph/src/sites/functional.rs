@@ -7,8 +7,8 @@ use burn::backend::ir::{
 
 use super::product::Product;
 use super::trace::Trace;
-use super::{Place, Role, Site, SiteUse};
-use crate::Node;
+use super::{Place, SiteUse};
+use crate::{Node, Role, Site};
 
 impl<'a> Trace<'a> {
     /// A product of two computed tensors; whether it is of an attention is not known yet.

@@ -7,9 +7,9 @@ use burn::backend::ir::{
     TensorIr, TensorStatus,
 };
 
-use super::views::keeps_all;
 use super::{Place, SiteUse};
 use crate::Graph;
+use crate::graph::views::keeps_all;
 
 /// Puts a node for each hook that acts at a site, and that the forward pass does not call by
 /// itself, between the site's tensors and what reads them there.

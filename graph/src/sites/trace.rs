@@ -5,11 +5,12 @@ use std::collections::{HashMap, HashSet};
 use burn::backend::ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr};
 
 use super::product::{Product, product};
-use super::views::{is_weighting, keeps_all, moved};
-use super::{Place, Role, Site, SiteUse};
+use super::weighting::is_weighting;
+use super::{Place, SiteUse};
+use crate::graph::describe::operands;
 use crate::graph::scalars;
-use crate::passes::operands;
-use crate::{Graph, Node};
+use crate::graph::views::{keeps_all, moved};
+use crate::{Graph, Node, Role, Site};
 
 pub(super) fn sites(graph: &Graph) -> Vec<SiteUse> {
     let mut trace = Trace::new(graph);

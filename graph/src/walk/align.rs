@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use burn::backend::ir::TensorId;
 
+use crate::graph::describe::{describe, operands, rename};
 use crate::interpret::name;
-use crate::passes::{describe, operands, rename};
 use crate::{Graph, GraphError};
 
 /// The graph with its tensors numbered in the order in which they are first named, so that equal

@@ -8,8 +8,8 @@ use super::lane::{Lane, Live};
 use super::script::{Script, Weights};
 use super::{Walk, align};
 use crate::execute::{device_of, values_of};
-use crate::record::Given;
 use crate::record::placeholders::Values;
+use crate::tensors::Given;
 use crate::{GraphError, Pass, Recording, Tensors};
 
 impl<O: Tensors> Walk<O> {

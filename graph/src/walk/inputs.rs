@@ -2,7 +2,7 @@
 
 use super::lane::Lane;
 use super::{Pass, Walk};
-use crate::record::Given;
+use crate::tensors::Given;
 use crate::{GraphError, Tensors};
 
 impl<O: Tensors> Walk<O> {
@@ -33,7 +33,7 @@ impl<O: Tensors> Walk<O> {
                 let _ = inputs.map_tensors(&mut given);
             }
             let replaced = ids.iter().map(|id| &live[&(*id, Pass::Original)]);
-            let expected: Vec<_> = replaced.map(crate::record::capture::signature).collect();
+            let expected: Vec<_> = replaced.map(crate::capture::signature).collect();
             if given.signature != expected {
                 return Err(GraphError::Mismatch {
                     recorded: format!("inputs {expected:?}"),

@@ -21,7 +21,7 @@ use burn::module::Module;
 use tempfile::TempDir;
 
 use crate::execute::{fill, store};
-use crate::passes::operands;
+use crate::graph::describe::operands;
 use crate::{Graph, GraphError, Node, Recording, Tensors, record};
 use lane::Lane;
 use operation::compute_one;

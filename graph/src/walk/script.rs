@@ -10,8 +10,8 @@ use burn::tensor::{DType, FloatDType};
 
 use super::Pass;
 use crate::execute::upload;
+use crate::graph::describe::operands;
 use crate::interpret::{Operands, run};
-use crate::passes::operands;
 use crate::{Graph, GraphError, Node};
 
 /// The values of the parameters, in the order of the graph.

@@ -1,6 +1,6 @@
 //! Operations that show numbers in another way.
 
-use burn::backend::ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorIr};
+use burn::backend::ir::{BaseOperationIr, OperationIr, TensorIr};
 
 /// The operand of an operation that moves numbers but computes none.
 pub(crate) fn moved(operation: &OperationIr) -> Option<&TensorIr> {
@@ -15,7 +15,7 @@ pub(crate) fn moved(operation: &OperationIr) -> Option<&TensorIr> {
 }
 
 /// The operand of an operation that shows all of its numbers in another way.
-pub(super) fn keeps_all(operation: &OperationIr) -> Option<&TensorIr> {
+pub(crate) fn keeps_all(operation: &OperationIr) -> Option<&TensorIr> {
     use BaseOperationIr as Op;
     let OperationIr::BaseFloat(operation) = operation else {
         return None;
@@ -29,17 +29,4 @@ pub(super) fn keeps_all(operation: &OperationIr) -> Option<&TensorIr> {
         Op::Cast(op) => Some(&op.input),
         _ => None,
     }
-}
-
-/// What may happen to attention weights before they weight values: views, a dropout.
-pub(super) fn is_weighting(operation: &OperationIr) -> bool {
-    use NumericOperationIr as Op;
-    moved(operation).is_some()
-        || matches!(
-            operation,
-            OperationIr::NumericFloat(
-                _,
-                Op::Mul(_) | Op::MulScalar(_) | Op::DivScalar(_) | Op::AddScalar(_)
-            ) | OperationIr::BaseFloat(BaseOperationIr::MaskFill(_))
-        )
 }

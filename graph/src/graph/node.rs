@@ -1,140 +1,21 @@
-//! The operations of a forward pass, with what is known about them.
-
-use std::collections::{HashMap, HashSet};
+//! One operation of a graph, and what is known about it.
 
 use burn::backend::ir::{
-    ActivationOperationIr, BaseOperationIr, BatchNormOpIr, FloatOperationIr, IrVisitorMut,
-    ModuleOperationIr, OperationIr, ScalarIr, TensorId, TensorIr,
+    ActivationOperationIr, BaseOperationIr, FloatOperationIr, IrVisitorMut, ModuleOperationIr,
+    NumericOperationIr, OperationIr, ScalarIr, TensorIr,
 };
-use burn::tensor::{FloatDType, TensorData};
+use burn::tensor::FloatDType;
 
-use crate::Parameter;
+use super::describe::operands;
+use super::views::moved;
+use super::{Graph, HookInfo, Parameter};
 use crate::interpret::name;
-use crate::passes::operands;
-use crate::sites::{HookInfo, moved};
-
-/// The operations of a forward pass, in order: what no result needs is left out.
-#[derive(Debug, Clone)]
-pub struct Graph {
-    pub(crate) operations: Vec<OperationIr>,
-    pub(crate) constants: HashMap<TensorId, TensorData>,
-    pub(crate) parameters: Vec<Parameter>,
-    pub(crate) inputs: Vec<TensorId>,
-    pub(crate) outputs: Vec<TensorId>,
-    /// Outputs of batch normalizations whose statistics are those of the batch itself.
-    pub(crate) batch_norms: HashSet<TensorId>,
-    /// For each operation, which parameters it reads, through views and casts.
-    pub(crate) reads: Vec<Vec<usize>>,
-    /// For each tensor, which operations read it.
-    pub(crate) readers: HashMap<TensorId, Vec<usize>>,
-    pub(crate) lifetimes: Vec<Lifetime>,
-    /// The hooks of the recorded model.
-    pub(crate) hooks: Vec<HookInfo>,
-    /// The tensors that hooks make, with the positions of the hooks.
-    pub(crate) hooked: HashMap<TensorId, usize>,
-    /// The tensors that stand for what a cast makes.
-    pub(crate) noted_casts: HashMap<TensorId, FloatDType>,
-}
-
-/// What happens to tensors at one operation.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Lifetime {
-    /// Operands that nothing reads afterwards, and that the operation reads once.
-    pub(crate) moved: HashSet<TensorId>,
-    /// Tensors that nothing reads afterwards.
-    pub(crate) freed: Vec<TensorId>,
-}
-
-impl Graph {
-    /// What was recorded, before any pass.
-    pub(crate) fn new(
-        operations: Vec<OperationIr>,
-        constants: HashMap<TensorId, TensorData>,
-        parameters: Vec<Parameter>,
-        inputs: Vec<TensorId>,
-        outputs: Vec<TensorId>,
-    ) -> Self {
-        Self {
-            operations,
-            constants,
-            parameters,
-            inputs,
-            outputs,
-            batch_norms: HashSet::new(),
-            reads: Vec::new(),
-            readers: HashMap::new(),
-            lifetimes: Vec::new(),
-            hooks: Vec::new(),
-            hooked: HashMap::new(),
-            noted_casts: HashMap::new(),
-        }
-    }
-
-    /// The operations in order.
-    pub fn nodes(&self) -> impl ExactSizeIterator<Item = Node<'_>> {
-        (0..self.operations.len()).map(|index| self.node(index))
-    }
-
-    pub(crate) fn node(&self, index: usize) -> Node<'_> {
-        Node { graph: self, index }
-    }
-
-    /// The parameters and buffers that some operation reads.
-    pub fn parameters(&self) -> &[Parameter] {
-        &self.parameters
-    }
-
-    /// The tensors that the recording was given besides parameters, in their order.
-    pub fn inputs(&self) -> &[TensorId] {
-        &self.inputs
-    }
-
-    /// The tensors of the result, in their order.
-    pub fn outputs(&self) -> &[TensorId] {
-        &self.outputs
-    }
-
-    /// Tensors that the forward pass made from numbers of its own, and plain tensors of modules.
-    pub fn constants(&self) -> impl Iterator<Item = (TensorId, &TensorData)> {
-        self.constants.iter().map(|(id, data)| (*id, data))
-    }
-
-    /// The position of the hook that an operation stands for.
-    pub(crate) fn hook_of(&self, operation: &OperationIr) -> Option<usize> {
-        if self.hooked.is_empty() {
-            return None;
-        }
-        let output = operation.outputs().next()?;
-        self.hooked.get(&output.id).copied()
-    }
-
-    /// The dtype of the cast that an operation stands for.
-    pub(crate) fn noted_cast(&self, operation: &OperationIr) -> Option<FloatDType> {
-        if self.noted_casts.is_empty() {
-            return None;
-        }
-        let output = operation.outputs().next()?;
-        self.noted_casts.get(&output.id).copied()
-    }
-
-    /// The batch normalization of a training pass at an operation, as one operation.
-    pub(crate) fn batch_norm<'a>(&self, operation: &'a OperationIr) -> Option<&'a BatchNormOpIr> {
-        match operation {
-            OperationIr::Module(ModuleOperationIr::BatchNorm(norm))
-                if self.batch_norms.contains(&norm.out.id) =>
-            {
-                Some(norm)
-            }
-            _ => None,
-        }
-    }
-}
 
 /// One operation of a graph.
 #[derive(Clone, Copy)]
 pub struct Node<'a> {
-    graph: &'a Graph,
-    index: usize,
+    pub(super) graph: &'a Graph,
+    pub(super) index: usize,
 }
 
 impl std::fmt::Debug for Node<'_> {
@@ -277,13 +158,27 @@ impl<'a> Node<'a> {
     pub(crate) fn is_composed(&self) -> bool {
         matches!(
             self.operation(),
-            OperationIr::Module(ModuleOperationIr::LayerNorm(_))
-                | OperationIr::Activation(
-                    ActivationOperationIr::Softmax(_)
-                        | ActivationOperationIr::LogSoftmax(_)
-                        | ActivationOperationIr::Softmin(_)
-                )
+            OperationIr::Activation(
+                ActivationOperationIr::Softmax(_)
+                    | ActivationOperationIr::LogSoftmax(_)
+                    | ActivationOperationIr::Softmin(_)
+            )
         )
+    }
+
+    /// The operand and the mask, where it multiplies with zeros and ones that are drawn for it: a
+    /// dropout.
+    pub(crate) fn masked(&self) -> Option<(&'a TensorIr, &'a TensorIr)> {
+        let OperationIr::NumericFloat(_, NumericOperationIr::Mul(product)) = self.operation()
+        else {
+            return None;
+        };
+        let is_mask = |tensor: &TensorIr| self.graph.masks.contains(&tensor.id);
+        match (is_mask(&product.lhs), is_mask(&product.rhs)) {
+            (false, true) => Some((&product.lhs, &product.rhs)),
+            (true, false) => Some((&product.rhs, &product.lhs)),
+            _ => None,
+        }
     }
 
     /// Whether its derivative, times its operand, changes little where the operand changes by a
@@ -297,6 +192,14 @@ impl<'a> Node<'a> {
                     | ActivationOperationIr::LogSigmoid(_)
             ) | OperationIr::Float(_, FloatOperationIr::Tanh(_) | FloatOperationIr::Erf(_))
         )
+    }
+
+    /// The operand that it gives another shape.
+    pub(crate) fn reshaped(&self) -> Option<&'a TensorIr> {
+        match self.operation() {
+            OperationIr::BaseFloat(BaseOperationIr::Reshape(view)) => Some(&view.input),
+            _ => None,
+        }
     }
 
     /// Whether it only looks at its operand in another way: its result has the same numbers.

@@ -1,0 +1,130 @@
+//! Who reads what, under which name, and when for the last time.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::backend::ir::{
+    BaseOperationIr, FloatOperationIr, IrVisitorMut, OperationIr, TensorId, TensorIr, TensorStatus,
+};
+use burn::tensor::Distribution;
+
+use super::composite::Composites;
+use super::{Graph, Lifetime};
+
+/// Notes who reads what, and when for the last time.
+pub(crate) fn describe(graph: &mut Graph) {
+    graph.reads = reads(graph);
+    graph.lifetimes = lifetimes(graph);
+    graph.masks = masks(graph);
+    for (index, operation) in graph.operations.iter().enumerate() {
+        for id in operands(graph, operation) {
+            graph.readers.entry(id).or_default().push(index);
+        }
+    }
+    graph.composites = Composites::of(graph);
+}
+
+/// Gives tensors other names; says of all that they can be read only, since sharing a result makes
+/// what Burn noted about its last reader wrong.
+struct Rename<'a>(&'a HashMap<TensorId, TensorId>);
+
+impl IrVisitorMut for Rename<'_> {
+    fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
+        if let Some(id) = self.0.get(&tensor.id) {
+            tensor.id = *id;
+        }
+        tensor.status = TensorStatus::ReadOnly;
+    }
+}
+
+/// Gives the tensors of an operation other names.
+pub(crate) fn rename(operation: &mut OperationIr, names: &HashMap<TensorId, TensorId>) {
+    operation.visit_mut(&mut Rename(names));
+}
+
+/// What an operation of the graph reads.
+pub(crate) fn operands(graph: &Graph, operation: &OperationIr) -> Vec<TensorId> {
+    match graph.batch_norm(operation) {
+        Some(norm) => vec![norm.x.id, norm.gamma.id, norm.beta.id],
+        None => operation.inputs().map(|tensor| tensor.id).collect(),
+    }
+}
+
+/// The parameters that each operation reads, through views and casts.
+fn reads(graph: &Graph) -> Vec<Vec<usize>> {
+    let mut origin: HashMap<TensorId, usize> = graph
+        .parameters
+        .iter()
+        .enumerate()
+        .map(|(index, parameter)| (parameter.tensor, index))
+        .collect();
+    let mut reads = Vec::with_capacity(graph.operations.len());
+    for operation in &graph.operations {
+        let mut found: Vec<usize> = operands(graph, operation)
+            .iter()
+            .filter_map(|id| origin.get(id).copied())
+            .collect();
+        found.dedup();
+        let is_view = matches!(
+            operation,
+            OperationIr::BaseFloat(
+                BaseOperationIr::Reshape(_)
+                    | BaseOperationIr::SwapDims(_)
+                    | BaseOperationIr::Permute(_)
+                    | BaseOperationIr::Expand(_)
+                    | BaseOperationIr::Slice(_)
+                    | BaseOperationIr::Cast(_)
+            )
+        );
+        if let [parameter] = &found[..]
+            && (is_view
+                || graph.hook_of(operation).is_some()
+                || graph.noted_cast(operation).is_some())
+        {
+            for output in operation.outputs() {
+                origin.insert(output.id, *parameter);
+            }
+        }
+        reads.push(found);
+    }
+    reads
+}
+
+/// The tensors of zeros and ones that are drawn.
+fn masks(graph: &Graph) -> HashSet<TensorId> {
+    let drawn = graph
+        .operations
+        .iter()
+        .filter_map(|operation| match operation {
+            OperationIr::Float(_, FloatOperationIr::Random(random)) => match random.distribution {
+                Distribution::Bernoulli(_) => Some(random.out.id),
+                _ => None,
+            },
+            _ => None,
+        });
+    drawn.collect()
+}
+
+/// When each tensor is read for the last time.
+fn lifetimes(graph: &Graph) -> Vec<Lifetime> {
+    let mut seen: HashSet<TensorId> = graph.outputs.iter().copied().collect();
+    seen.extend(graph.parameters.iter().filter_map(|one| one.update));
+    let mut lifetimes = vec![Lifetime::default(); graph.operations.len()];
+    for (operation, lifetime) in graph.operations.iter().zip(&mut lifetimes).rev() {
+        let ids = operands(graph, operation);
+        for id in &ids {
+            if seen.insert(*id) {
+                lifetime.freed.push(*id);
+                if ids.iter().filter(|other| *other == id).count() == 1 {
+                    lifetime.moved.insert(*id);
+                }
+            }
+        }
+        // What is made and never read, one of two results say, goes at once.
+        for output in operation.outputs() {
+            if seen.insert(output.id) {
+                lifetime.freed.push(output.id);
+            }
+        }
+    }
+    lifetimes
+}

@@ -1,0 +1,23 @@
+//! What stands for a parameter.
+
+use burn::backend::ir::TensorId;
+use burn::module::ParamId;
+
+/// A parameter of the recorded model, or a buffer of it.
+#[derive(Debug, Clone)]
+pub struct Parameter {
+    /// Path in the module, for example `encoder.0.weight`.
+    pub path: String,
+    /// Burn's identity of it.
+    pub id: ParamId,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// The tensor that stands for it in the operations.
+    pub tensor: TensorId,
+    /// A running statistic that the forward pass has updated: the tensor with its next value.
+    pub update: Option<TensorId>,
+    /// Which of the parameters at this path: 0 but for a module that shows several at one path.
+    pub(crate) occurrence: usize,
+    /// A running statistic.
+    pub(crate) running: bool,
+}
