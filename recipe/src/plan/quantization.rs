@@ -1,7 +1,9 @@
 //! A stage that quantizes.
 
 use burn::module::Module;
-use burn_lean_prune::{Budget, FisherConfig, Method, PrunerConfig, Selection, SolverConfig};
+use burn_lean_prune::{
+    Budget, FisherConfig, Method, PruneError, PrunerConfig, Selection, SolverConfig,
+};
 use burn_lean_quant::{
     AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, ObserverConfig, Override,
     PtqConfig, QatConfig, Rounding, RoundingConfig, Scheme, WeightConfig, WeightGranularity,
@@ -120,6 +122,12 @@ impl QuantizeStage {
         self
     }
 
+    /// With so many Fisher samples, for the rounding `fisher`.
+    pub fn with_samples(mut self, samples: usize) -> Self {
+        self.samples = Some(samples);
+        self
+    }
+
     /// As tables call it: `W4A8`, `W8`, `WE4M3A8`.
     pub fn name(&self) -> String {
         format!("{}{}", self.weights.short('W'), self.activations.short('A'))
@@ -206,7 +214,10 @@ impl QuantizeStage {
 
     /// How the weights of a model are rounded with the Fisher, its zeros where they are.
     pub(crate) fn joint<M: Module>(&self, model: &M) -> Result<Joint, RecipeError> {
-        let weights = Selection::of(model, None)?.flatten(model)?.into_data();
+        let weights = Selection::of(model, None)?.flatten(model)?.try_into_data();
+        let weights = weights.map_err(|error| PruneError::Device {
+            reason: error.to_string(),
+        })?;
         let nonzeros = weights
             .iter::<f32>()
             .filter(|weight| *weight != 0.0)
