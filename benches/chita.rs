@@ -40,7 +40,8 @@ use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, FisherConfig, GradientMethod, IhtConfig, Masks, Method, Problem,
     PruneError, PruneReport, Pruner, PrunerConfig, RidgeChoice, RunningStatistics, Selection,
-    SolverConfig, StageReport, activation_norms, flops, mean_loss, solve_with_ridge,
+    SolverConfig, SparsityPattern, StageReport, activation_norms, flops, mean_loss,
+    solve_with_ridge,
 };
 use clap::Parser;
 use network::loss;
@@ -263,19 +264,15 @@ impl<'a, M: Network> Run<'a, M> {
 
     /// `magnitude` and `default`, which look at no gradient.
     fn without_gradients(&mut self, methods: &[MethodName]) -> Result<(), Box<dyn Error>> {
-        let layout = self.selection.layout().clone();
         for name in methods {
             for sparsity in self.cli.sparsities() {
                 let memory = PeakMemory::start();
                 let start = Instant::now();
                 let model = self.model.clone();
                 let (model, nonzeros) = if *name == MethodName::Magnitude {
-                    let weights = self.selection.flatten(&model)?.into_data();
-                    let weights: Vec<f32> = weights.iter::<f32>().map(f32::abs).collect();
-                    let mut largest: Vec<usize> = (0..weights.len()).collect();
-                    largest.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
-                    largest.truncate(Budget::kept_count(sparsity, weights.len())?);
-                    let masks = Masks::from_support(&layout, &largest)?;
+                    let (pattern, budget) =
+                        (SparsityPattern::Unstructured, Budget::Sparsity(sparsity));
+                    let masks = Masks::by_magnitude(&model, &self.selection, &pattern, &budget)?;
                     let nonzeros = masks.nonzeros();
                     (masks.attach(model)?.materialize(), nonzeros)
                 } else {

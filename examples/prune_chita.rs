@@ -8,8 +8,7 @@
 //! ```
 //!
 //! `Pruner` wants inputs, no labels; `PrunerConfig` (CHITA) wants a loss. Running statistics of
-//! BatchNorm are measured anew behind every method, which costs seconds. What CHITA can be told is in
-//! `benches/chita.rs`.
+//! BatchNorm are measured anew behind every method. What CHITA can be told is in `benches/chita.rs`.
 
 #[path = "prune_chita/options.rs"]
 mod options;
@@ -22,15 +21,18 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, Method, Pruner, PrunerConfig, Selection, SolverConfig,
+    Budget, FisherConfig, Masks, Pruner, PrunerConfig, Selection, SolverConfig, SparsityPattern,
     recompute_batch_norm,
 };
 use clap::Parser;
 use options::{Arch, Cli, MethodName};
 use support::{Cell, ImageEncoder, ImageSet, MlpNet, PeakMemory, ResNet8, ResNet20, Table};
 
-/// Epochs of training, where there is no checkpoint.
-const EPOCHS: usize = 30;
+#[rustfmt::skip]
+const COLUMNS: [&str; 9] = [
+    "method", "stages", "sparsity", "accuracy", "objective", "nonzeros", "gradient_seconds",
+    "solve_seconds", "peak_bytes",
+];
 
 fn main() -> ExitCode {
     support::init_tracing();
@@ -81,29 +83,20 @@ fn compare<M: Module + 'static>(
     let model = match &cli.checkpoint {
         // The statistics of a checkpoint may be stale, too.
         Some(path) => recalibrated(support::load(model, path)?)?,
-        None => support::train(model, &forward, &images.train, EPOCHS, cli.seed),
+        None => support::train(model, &forward, &images.train, 30, cli.seed),
     };
-    let dense = accuracy(&model);
-    let title = format!("{}: dense accuracy {dense:.2} %", images.name);
-    let header = [
-        "method",
-        "stages",
-        "sparsity",
-        "accuracy",
-        "objective",
-        "nonzeros",
-        "gradient_seconds",
-        "solve_seconds",
-        "peak_bytes",
-    ];
-    let mut table = Table::new(title, &header);
+    let title = format!("{}: dense {:.2} %", images.name, accuracy(&model));
+    let mut table = Table::new(title, &COLUMNS);
     for method in &cli.methods {
         for sparsity in &cli.sparsities {
             let budget = Budget::Sparsity(*sparsity);
             let (memory, start) = (PeakMemory::start(), Instant::now());
             let (pruned, masks, stages) = match method {
                 MethodName::Magnitude => {
-                    let (pruned, masks) = magnitude(model.clone(), &budget)?;
+                    let selection = Selection::of(&model, None)?;
+                    let pattern = SparsityPattern::Unstructured;
+                    let masks = Masks::by_magnitude(&model, &selection, &pattern, &budget)?;
+                    let pruned = masks.attach(model.clone())?.materialize();
                     (pruned, masks, Vec::new())
                 }
                 MethodName::Default => {
@@ -114,18 +107,17 @@ fn compare<M: Module + 'static>(
                     println!("{}", pruned.report);
                     (pruned.model, pruned.masks, Vec::new())
                 }
-                MethodName::Obd | MethodName::Chita | MethodName::ChitaPlusPlus => {
+                MethodName::Chita | MethodName::ChitaPlusPlus => {
                     let fisher = FisherConfig::new(1000.min(images.train.len() / 2));
                     let loss = |model: &M, (x, labels): &(Tensor<4>, Tensor<1, Int>)| {
                         support::cross_entropy(forward(model, x.clone()), labels.clone())
                     };
                     let batches = |seed| inputs(seed).map(|batch| (batch.images, batch.labels));
-                    let solver = SolverConfig::new(budget);
-                    let (solver, stages) = match method {
-                        MethodName::Obd => (solver.with_method(Method::DiagonalFisher), 1),
-                        MethodName::ChitaPlusPlus => (solver, cli.stages),
-                        _ => (solver, 1),
+                    let stages = match method {
+                        MethodName::ChitaPlusPlus => cli.stages,
+                        _ => 1,
                     };
+                    let solver = SolverConfig::new(budget);
                     let config = PrunerConfig::new(solver, fisher).with_stages(stages);
                     let config = config.with_seed(cli.seed);
                     let pruned = config.prune(model.clone(), loss, batches)?;
@@ -154,21 +146,5 @@ fn compare<M: Module + 'static>(
             ]);
         }
     }
-    table.publish(cli.json.as_deref())?;
-    Ok(())
-}
-
-/// The model without all but the largest weights.
-fn magnitude<M: Module + 'static>(model: M, budget: &Budget) -> Result<(M, Masks), Box<dyn Error>> {
-    let selection = Selection::of(&model, None)?;
-    let weights = selection.flatten(&model)?.into_data();
-    let sizes: Vec<f32> = weights.iter::<f32>().map(f32::abs).collect();
-    let mut largest: Vec<usize> = (0..sizes.len()).collect();
-    largest.sort_by(|a, b| sizes[*b].total_cmp(&sizes[*a]));
-    let Budget::Sparsity(sparsity) = budget else {
-        return Err("a fraction of zeros".into());
-    };
-    largest.truncate(Budget::kept_count(*sparsity, sizes.len())?);
-    let masks = Masks::from_support(selection.layout(), &largest)?;
-    Ok((masks.attach(model)?.materialize(), masks))
+    Ok(table.publish(cli.json.as_deref())?)
 }

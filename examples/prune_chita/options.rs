@@ -76,8 +76,6 @@ pub(crate) enum MethodName {
     Magnitude,
     /// `Pruner` with nothing chosen: no labels.
     Default,
-    /// The diagonal of the Fisher matrix.
-    Obd,
     /// `PrunerConfig` with nothing chosen: one stage of CHITA.
     Chita,
     /// Several stages.

@@ -1,7 +1,9 @@
-//! The inner loops, for AVX2 and for any CPU.
+//! The inner loops, for AVX-512 with VNNI, for AVX2 and for any CPU.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod portable;
 
 use crate::layout::WIDTH;
@@ -46,8 +48,12 @@ pub(crate) trait Task {
 /// Runs a task with the best instructions that the CPU has.
 pub(crate) fn dispatch(task: impl Task) {
     #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = avx512::Vnni::try_new() {
+        return simd.vectorize(With { task, simd });
+    }
+    #[cfg(target_arch = "x86_64")]
     if let Some(simd) = pulp::x86::V3::try_new() {
-        return simd.vectorize(WithAvx2 { task, simd });
+        return simd.vectorize(With { task, simd });
     }
     task.run(portable::Portable);
 }
@@ -55,13 +61,13 @@ pub(crate) fn dispatch(task: impl Task) {
 /// A closure would not do: what it calls is compiled without the instructions unless all of it is
 /// inlined.
 #[cfg(target_arch = "x86_64")]
-struct WithAvx2<T> {
+struct With<T, S> {
     task: T,
-    simd: pulp::x86::V3,
+    simd: S,
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<T: Task> pulp::NullaryFnOnce for WithAvx2<T> {
+impl<T: Task, S: Simd> pulp::NullaryFnOnce for With<T, S> {
     type Output = ();
 
     #[inline(always)]

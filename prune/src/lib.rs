@@ -53,12 +53,12 @@
 //!
 //! # Zeros that stay
 //!
-//! - [`Masks`], also recovered from the zeros of a checkpoint; [`AttachMasks`]; [`rewind`]: the
+//! - [`Masks`], also of the largest weights or from the zeros of a checkpoint; [`AttachMasks`]; [`rewind`]: the
 //!   survivors back at earlier values;
 //! - [`SparseRecord`]: files without zeros; [`SparseLinear`]: sparse inference of one layer (`Engine`
 //!   of `burn-lean-deploy` finds in a whole model which matrices are faster so);
 //! - [`Shrink`]: a whole model with smaller layers, in one call, as far as its recorded forward pass
-//!   shows what goes together;
+//!   shows what goes together; [`load_shrunk`]: its record back into a new model;
 //! - [`shrink_heads`]: an attention with fewer heads.
 //!
 //! # Feature flags
@@ -106,7 +106,9 @@ pub use problem::sparsity::{Groups, SparsityPattern};
 pub use run::gradual::{Epoch, GradualConfig};
 pub use run::pruner::{Pruned, PrunerConfig, StageReport};
 pub use run::schedule::Schedule;
-pub use shrink::{PrunedAttention, Shrink, ShrinkReport, Shrunk, ShrunkGroup, shrink_heads};
+pub use shrink::{
+    PrunedAttention, Shrink, ShrinkReport, Shrunk, ShrunkGroup, load_shrunk, shrink_heads,
+};
 pub use solver::grid::config::{FirstCodes, GridConfig, LayerGrid};
 pub use solver::method::{ChitaConfig, IhtConfig, Method, Refit};
 pub use solver::ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};

@@ -1,5 +1,5 @@
 //! From a trained model to a small, fast one: a [`Recipe`] orders what the other crates do (mixed
-//! precision, pruning, quantization, export), and [`Run`] does it, inside your own program, resumable
+//! precision, smaller layers, pruning, quantization, export), and [`Run`] does it, inside your own program, resumable
 //! at any moment.
 //!
 //! ```
@@ -54,7 +54,7 @@ pub use error::RecipeError;
 pub use joint::{Joint, JointOutcome};
 pub use plan::{
     ComputeDtype, Format, Numbers, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe,
-    RoundingMethod, TrainStage,
+    RoundingMethod, ShrinkStage, TrainStage,
 };
 pub use run::{Latency, Outcome, Progress, Row, Run, StageOutcome};
 pub use soup::{GreedySoup, greedy_soup, uniform_soup};

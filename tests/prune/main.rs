@@ -27,6 +27,7 @@ mod running_statistics;
 mod schedule;
 mod selection;
 mod shrink;
+mod shrink_record;
 mod shrink_whole;
 mod solver_brute_force;
 mod solver_budgets;

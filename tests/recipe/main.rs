@@ -8,6 +8,7 @@ mod joint;
 mod plan;
 mod problem;
 mod resume;
+mod shrink;
 mod soup;
 mod trust;
 mod whole_way;

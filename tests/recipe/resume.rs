@@ -8,7 +8,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_lean::recipe::{
     Distillation, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe, RecipeError, Run,
-    TrainStage,
+    ShrinkStage, TrainStage,
 };
 use burn_lean::reparam::{FloatVisitor, visit_floats};
 
@@ -36,6 +36,13 @@ fn recipe(name: &str) -> Recipe {
             )
             .with_quantize(quantize("int8").with_train(tune))
             .with_quantize(quantize("int4")),
+        "shrunk" => start
+            .with_shrink(
+                ShrinkStage::new(0.5)
+                    .with_tune(tune.clone().with_distillation(Distillation::new(2.0, 0.5))),
+            )
+            .with_prune(PruneStage::new(0.5).with_tune(tune.clone()))
+            .with_quantize(quantize("int8").with_train(tune)),
         _ => start.with_prune(
             PruneStage::new(0.8)
                 .with_method(PruneMethod::Gradual)
@@ -155,6 +162,11 @@ fn survives(name: &str) {
 #[test]
 fn pruning_with_distillation_and_training_with_fake_quantization_survive_kills() {
     survives("layerwise");
+}
+
+#[test]
+fn smaller_layers_and_what_follows_survive_kills() {
+    survives("shrunk");
 }
 
 #[test]

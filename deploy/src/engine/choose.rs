@@ -330,10 +330,9 @@ fn candidates<O: Tensors>(
         };
         let forced = config.backend.is_some();
         // Where its products are exact as they are; elsewhere they were never faster.
-        if integer.is_some() && (forced || !kernels.products_saturate && kernels.exact_convolutions)
-        {
+        if integer.is_some() && (forced || !kernels.products_saturate) {
             let written = export.write(&weights, &|_| Form::Integer, limits)?;
-            if floats || written.layers.iter().any(is_integer) {
+            if written.layers.iter().any(is_integer) {
                 all.push(load(written, "integers"));
             }
         }

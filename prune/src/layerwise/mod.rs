@@ -31,6 +31,7 @@ use crate::layerwise::rows::Sampling;
 use crate::layerwise::shares::Shares;
 use crate::layerwise::support::SupportMethod;
 use crate::layerwise::tuning::Tuning;
+use crate::masks::magnitude::largest;
 use crate::model::checks;
 use crate::statistics::batch_norm;
 use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
@@ -194,7 +195,10 @@ impl Pruner {
         }
         let layout = selection.layout();
         let weights = selection.finite_weights(model)?;
-        let magnitude = shares::magnitude(&weights, &self.pattern, &self.budget, layout)?;
+        let mut magnitude = vec![false; weights.len()];
+        for index in largest(&weights, &self.pattern, &self.budget, layout)? {
+            magnitude[index] = true;
+        }
         // A copy, of running statistics, too.
         let dense = model.valid();
         let folded = batch_norm::folded(&dense)?;

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use burn_lean_layerwise::Keep;
 
-use crate::problem::feasible::Feasible;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
 /// How a budget over all layers is shared.
@@ -18,23 +17,6 @@ pub enum Shares {
     /// As what removals cost says: the errors of all layers' outputs by optimal brain surgeon on the
     /// dense network's inputs, each relative to what the outputs vary by.
     Losses,
-}
-
-/// The weights that each layer of the layout keeps by magnitude, true where kept.
-pub(crate) fn magnitude(
-    weights: &[f32],
-    pattern: &SparsityPattern,
-    budget: &Budget,
-    layout: &Layout,
-) -> Result<Vec<bool>, PruneError> {
-    let feasible = Feasible::new(pattern, budget, layout)?;
-    let all: Vec<usize> = (0..weights.len()).collect();
-    let scores: Vec<f64> = weights.iter().map(|w| f64::from(w.abs())).collect();
-    let mut kept = vec![false; weights.len()];
-    for index in feasible.select(&all, &scores, 1.0)? {
-        kept[index] = true;
-    }
-    Ok(kept)
 }
 
 /// Weights to keep, by path.

@@ -1,6 +1,7 @@
 //! The masks of a whole model, as data.
 
 pub(crate) mod attach;
+pub(crate) mod magnitude;
 pub(crate) mod mask;
 pub(crate) mod rewind;
 
@@ -79,8 +80,8 @@ impl ParameterMask {
 /// The masks of a model: for each masked parameter which of its weights are kept.
 ///
 /// Plain data, on the host. It comes from a solution ([`from_support`](Self::from_support)), from
-/// the zeros of a pruned model ([`from_zeros`](Self::from_zeros)) or from a model that carries
-/// masks ([`of`](Self::of)); it goes onto a model with [`attach`](Self::attach), or with
+/// the sizes of weights ([`by_magnitude`](Self::by_magnitude)), from the zeros of a pruned model
+/// ([`from_zeros`](Self::from_zeros)) or from a model that carries masks ([`of`](Self::of)); it goes onto a model with [`attach`](Self::attach), or with
 /// [`replace`](Self::replace) if masks are there already. Serializes to one bit per weight.
 ///
 /// ```

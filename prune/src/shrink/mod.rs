@@ -12,6 +12,7 @@
 
 mod attention;
 mod cut;
+mod load;
 mod readers;
 mod report;
 mod scores;
@@ -19,5 +20,6 @@ mod units;
 mod whole;
 
 pub use attention::{PrunedAttention, shrink_heads};
+pub use load::load_shrunk;
 pub use report::{ShrinkReport, ShrunkGroup};
 pub use whole::{Shrink, Shrunk};

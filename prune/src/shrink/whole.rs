@@ -70,7 +70,8 @@ pub struct Shrink {
 /// A smaller model.
 #[derive(Debug)]
 pub struct Shrunk<M> {
-    /// The model; parameters that became smaller have new identities.
+    /// The model; parameters that became smaller have new identities. Its record goes into a new model
+    /// by [`load_shrunk`](crate::load_shrunk).
     pub model: M,
     /// What was removed, and what could not be.
     pub report: ShrinkReport,

@@ -4,6 +4,7 @@ mod check;
 mod numbers;
 mod pruning;
 mod quantization;
+mod shrinking;
 mod training;
 
 use std::fs;
@@ -19,6 +20,7 @@ use numbers::FallbackName;
 pub use numbers::{ComputeDtype, Numbers};
 pub use pruning::{PruneMethod, PruneStage};
 pub use quantization::{QuantizeStage, RoundingMethod};
+pub use shrinking::ShrinkStage;
 pub use training::{RateSchedule, TrainStage};
 
 /// A file that is written for the models at the end of a recipe, beside their records.
@@ -34,10 +36,11 @@ pub enum Format {
     Onnx,
 }
 
-/// From a model to a small one: train, prune, quantize, export; any of them may be left out.
+/// From a model to a small one: train, shrink, prune, quantize, export; any of them may be left out.
 ///
 /// ```text
 /// train      from the start or on from a checkpoint, in mixed precision
+/// shrink     fewer channels and features: a smaller model, faster everywhere; then fine-tuned
 /// prune      layer by layer, CHITA, or gradually; then fine-tuned with the zeros held
 /// quantize   one or several ways, each from what pruning left: fake quantization trained in mixed
 ///            precision with the zeros held (QAT), or calibration (PTQ); converted
@@ -92,6 +95,9 @@ pub struct Recipe {
     /// Training. Default: the model is trained already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train: Option<TrainStage>,
+    /// Cutting out channels and features. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shrink: Option<ShrinkStage>,
     /// Pruning. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prune: Option<PruneStage>,
@@ -119,6 +125,7 @@ impl Recipe {
             fallback: Fallback::Error,
             checkpoint_steps: None,
             train: None,
+            shrink: None,
             prune: None,
             quantize: Vec::new(),
             export: Vec::new(),
@@ -152,6 +159,12 @@ impl Recipe {
     /// With training.
     pub fn with_train(mut self, train: TrainStage) -> Self {
         self.train = Some(train);
+        self
+    }
+
+    /// With smaller layers.
+    pub fn with_shrink(mut self, shrink: ShrinkStage) -> Self {
+        self.shrink = Some(shrink);
         self
     }
 
@@ -305,6 +318,9 @@ impl Recipe {
         }
         if let Some(train) = &self.train {
             train.validate("train", false)?;
+        }
+        if let Some(shrink) = &self.shrink {
+            shrink.validate()?;
         }
         if let Some(prune) = &self.prune {
             prune.validate()?;

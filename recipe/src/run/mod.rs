@@ -5,6 +5,7 @@ mod progress;
 mod prune;
 mod quantize;
 pub(crate) mod session;
+mod shrink;
 pub(crate) mod tensors;
 mod train;
 
@@ -20,8 +21,7 @@ use serde::{Deserialize, Serialize};
 use progress::Listener;
 pub use progress::Progress;
 use quantize::Source;
-use session::{Session, Shipped, checksum, own};
-use train::Trainer;
+use session::{Session, Shipped, checksum, load, own};
 
 use crate::state::{State, files};
 use crate::{Recipe, RecipeError, Task, TrainStage};
@@ -29,7 +29,7 @@ use crate::{Recipe, RecipeError, Task, TrainStage};
 /// What was measured of the model of one stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// `FP32`, `AMP BF16` or, where nothing was trained, `dense`; `pruned 90 %`;
+    /// `FP32`, `AMP BF16` or, where nothing was trained, `dense`; `shrunk to 50 %`; `pruned 90 %`;
     /// `pruned 90 %, W8A8`…
     pub stage: String,
     /// What the evaluation of the task says; `None` without one.
@@ -213,20 +213,30 @@ impl<'a> Run<'a> {
         let dense = session.train(model)?;
         let mut stages = vec![dense];
         let mut masks = None;
+        // What has been done to the last model.
+        let done = |stages: &[StageOutcome<M>]| match stages {
+            [_] => None,
+            stages => stages.last().map(|stage| stage.row.stage.clone()),
+        };
+        if let Some(shrink) = &self.recipe.shrink {
+            let shrunk = session.shrink(shrink, &stages[0].model)?;
+            stages.push(shrunk);
+        }
         if let Some(prune) = &self.recipe.prune {
-            let (pruned, found) = session.prune(prune, &stages[0].model)?;
+            let from = &stages[stages.len() - 1].model;
+            let (pruned, found) =
+                session.prune(prune, from, &stages[0].model, done(&stages).as_deref())?;
             stages.push(pruned);
             masks = Some(found);
         }
         let last_float = stages.len() - 1;
+        let done = done(&stages);
         for quantize in &self.recipe.quantize {
             let source = Source {
                 model: &stages[last_float].model,
                 masks: masks.as_ref(),
                 dense: &stages[0].model,
-                pruned: masks
-                    .is_some()
-                    .then_some(stages[last_float].row.stage.as_str()),
+                done: done.as_deref(),
             };
             let quantized = session.quantize(quantize, &source)?;
             stages.push(quantized);
@@ -245,10 +255,12 @@ impl<'a> Run<'a> {
 
     /// Everything that is trained.
     fn trainings(&self) -> impl Iterator<Item = &TrainStage> {
-        let tune = self.recipe.prune.iter().flat_map(|prune| &prune.tune);
+        let shrink = self.recipe.shrink.iter().flat_map(|shrink| &shrink.tune);
+        let prune = self.recipe.prune.iter().flat_map(|prune| &prune.tune);
         let quantize = self.recipe.quantize.iter();
         let quantize = quantize.flat_map(|quantize| &quantize.train);
-        self.recipe.train.iter().chain(tune).chain(quantize)
+        let train = self.recipe.train.iter();
+        train.chain(shrink).chain(prune).chain(quantize)
     }
 
     /// Refuses what the task lacks.
@@ -295,27 +307,12 @@ where
         self.stage(
             KEY,
             &name,
-            || Ok(own(given)),
-            || {
-                let mut model = own(given);
-                let Some(train) = &self.recipe.train else {
-                    return Ok(model);
-                };
-                let epochs = train.epochs;
-                let mut trainer = Trainer::new(self, KEY, &name, train, None)?;
-                model = trainer.begin(model, 0..epochs as u64)?;
-                for epoch in 0..epochs {
-                    model = trainer.epoch(model, epoch as u64, (epoch, epochs), |part| {
-                        train.rate((epoch as f64 + part) / epochs as f64)
-                    })?;
-                }
-                Ok(model)
+            |record| load(own(given), record),
+            || match &self.recipe.train {
+                Some(train) => self.trained(KEY, &name, train, own(given), None),
+                None => Ok(own(given)),
             },
-            |model| {
-                let bytes = model.valid().into_record().into_bytes();
-                let file = bytes.map_err(RecipeError::task)?.to_vec();
-                Ok(Shipped { model, file })
-            },
+            Shipped::dense,
         )
     }
 }

@@ -1,7 +1,6 @@
 //! The stage that prunes and trains with the zeros held.
 
 use burn::module::Module;
-use burn::store::ModuleRecord;
 use burn_lean_graph::Tensors;
 use burn_lean_prune::{Batch, Masks, PruneError, Selection, SparseRecord};
 use burn_lean_reparam::Rejected;
@@ -23,33 +22,31 @@ where
     T: Tensors + Batch,
     O: Tensors + Send + Sync + 'static,
 {
-    /// The pruned model, and its masks.
+    /// The pruned model, and its masks. A fine-tuned one may learn from `teacher`; `done` is what has been
+    /// done to `dense`, where that is smaller already.
     pub(crate) fn prune(
         &self,
         plan: &PruneStage,
         dense: &M,
+        teacher: &M,
+        done: Option<&str>,
     ) -> Result<(StageOutcome<M>, Masks), RecipeError> {
         let percent = 100.0 * plan.sparsity;
-        let name = format!("pruned {} %", (percent * 100.0).round() / 100.0);
+        let mut name = format!("pruned {} %", (percent * 100.0).round() / 100.0);
+        if let Some(done) = done {
+            name = format!("{done}, {name}");
+        }
         let mut masks = None;
         let outcome = self.stage(
             KEY,
             &name,
-            || Ok(own(dense)),
+            |record| load(own(dense), record),
             || {
-                let (model, found) = self.solved(plan, dense, &name)?;
+                let (model, found) = self.solved(plan, dense, teacher, &name)?;
                 let model = match &plan.tune {
                     Some(tune) if plan.method != PruneMethod::Gradual => {
-                        let mut trainer = Trainer::new(self, KEY, &name, tune, Some(dense))?;
-                        let epochs = tune.epochs;
-                        let mut model =
-                            trainer.begin(found.attach(own(&model))?, 0..epochs as u64)?;
-                        for epoch in 0..epochs {
-                            model =
-                                trainer.epoch(model, epoch as u64, (epoch, epochs), |part| {
-                                    tune.rate((epoch as f64 + part) / epochs as f64)
-                                })?;
-                        }
+                        let masked = found.attach(own(&model))?;
+                        let model = self.trained(KEY, &name, tune, masked, Some(teacher))?;
                         model.materialize()
                     }
                     _ => model,
@@ -81,15 +78,21 @@ where
     }
 
     /// The model with zeros, before it is trained (of `gradual`: at the end), and where they are.
-    fn solved(&self, plan: &PruneStage, dense: &M, name: &str) -> Result<(M, Masks), RecipeError> {
+    fn solved(
+        &self,
+        plan: &PruneStage,
+        dense: &M,
+        teacher: &M,
+        name: &str,
+    ) -> Result<(M, Masks), RecipeError> {
         if let Some((record, kept)) = self.state.finished(SOLVED)?
             && let Some(masks) = kept.masks
         {
-            return Ok((load_plain(dense, record)?, masks));
+            return Ok((load(own(dense), record)?, masks));
         }
         let start = std::time::Instant::now();
         seed_device(self, KEY);
-        let (model, masks) = self.solve(plan, dense, name)?;
+        let (model, masks) = self.solve(plan, dense, teacher, name)?;
         let kept = Kept {
             row: None,
             masks: Some(masks.clone()),
@@ -103,7 +106,13 @@ where
         Ok((model, masks))
     }
 
-    fn solve(&self, plan: &PruneStage, dense: &M, name: &str) -> Result<(M, Masks), RecipeError> {
+    fn solve(
+        &self,
+        plan: &PruneStage,
+        dense: &M,
+        teacher: &M,
+        name: &str,
+    ) -> Result<(M, Masks), RecipeError> {
         let selection = Selection::of(dense, None)?;
         let layout = selection.layout();
         let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
@@ -136,7 +145,7 @@ where
         };
         let mut gradual = plan.gradual(layout, 0, tune);
         gradual.pruner = gradual.pruner.with_state(state);
-        let mut trainer = Trainer::new(self, KEY, name, tune, Some(dense))?;
+        let mut trainer = Trainer::new(self, KEY, name, tune, Some(teacher))?;
         let mut failed = None;
         let pruned = gradual.prune(own(dense), loss, loader, |model, epoch| {
             // Each stage has numbers of its own.
@@ -162,8 +171,4 @@ where
             (Err(rejected), None) => Err(rejected.into()),
         }
     }
-}
-
-fn load_plain<M: Module>(dense: &M, record: ModuleRecord) -> Result<M, RecipeError> {
-    load(own(dense), record)
 }

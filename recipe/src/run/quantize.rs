@@ -7,24 +7,23 @@ use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, fold_for, se
 use burn_lean_reparam::{ChainReparameterizer, attach};
 
 use super::StageOutcome;
-use super::session::{Session, Shipped, own, seed_device, slug};
+use super::session::{Session, Shipped, load, own, seed_device, slug};
 use super::tensors::on_device;
-use super::train::Trainer;
 use crate::joint::scales;
-use crate::{QuantizeStage, RecipeError, RoundingMethod, TrainStage};
+use crate::{QuantizeStage, RecipeError, RoundingMethod};
 
 /// What the examples of Fisher samples are drawn by.
 const FISHER: &str = "2-fisher";
 
 /// What a quantized model comes from.
 pub(crate) struct Source<'m, M> {
-    /// The model to quantize: dense, or pruned.
+    /// The model to quantize: dense, shrunk or pruned.
     pub(crate) model: &'m M,
     pub(crate) masks: Option<&'m Masks>,
-    /// The model before pruning.
+    /// What the run began with, trained: the teacher.
     pub(crate) dense: &'m M,
-    /// The row of a pruned model.
-    pub(crate) pruned: Option<&'m str>,
+    /// What has been done to the model, where it is smaller than that.
+    pub(crate) done: Option<&'m str>,
 }
 
 impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
@@ -39,21 +38,24 @@ where
         plan: &QuantizeStage,
         source: &Source<'_, M>,
     ) -> Result<StageOutcome<M>, RecipeError> {
-        let name = match source.pruned {
-            Some(pruned) => format!("{pruned}, {}", plan.name()),
+        let name = match source.done {
+            Some(done) => format!("{done}, {}", plan.name()),
             None => plan.name(),
         };
         let key = format!("2-{}", slug(&plan.name()));
         self.stage(
             &key,
             &name,
-            || self.prepared(plan, self.folded(plan, source.model)?, source.masks),
+            |record| {
+                let folded = self.folded(plan, source.model)?;
+                load(self.prepared(plan, folded, source.masks)?, record)
+            },
             || {
                 let folded = self.folded(plan, source.model)?;
                 match &plan.train {
                     Some(train) => {
                         let prepared = self.prepared(plan, folded, source.masks)?;
-                        self.trained(&key, &name, train, prepared, source.dense)
+                        self.trained(&key, &name, train, prepared, Some(source.dense))
                     }
                     None => self.calibrated(&key, plan, folded),
                 }
@@ -95,25 +97,6 @@ where
                 Ok(attach(model, ChainReparameterizer::new(masks, quantizers))?)
             }
         }
-    }
-
-    fn trained(
-        &self,
-        key: &str,
-        name: &str,
-        plan: &TrainStage,
-        model: M,
-        dense: &M,
-    ) -> Result<M, RecipeError> {
-        let mut trainer = Trainer::new(self, key, name, plan, Some(dense))?;
-        let epochs = plan.epochs;
-        let mut model = trainer.begin(model, 0..epochs as u64)?;
-        for epoch in 0..epochs {
-            model = trainer.epoch(model, epoch as u64, (epoch, epochs), |part| {
-                plan.rate((epoch as f64 + part) / epochs as f64)
-            })?;
-        }
-        Ok(model)
     }
 
     fn calibrated(&self, key: &str, plan: &QuantizeStage, model: M) -> Result<M, RecipeError> {

@@ -14,6 +14,7 @@ use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
 use super::progress::Listener;
 use super::tensors::on_device;
+use super::train::Trainer;
 use super::{Latency, Progress, Row, Run, StageOutcome, dtype, key_seed, seed};
 use crate::state::{Kept, State, files};
 use crate::task::Batches;
@@ -38,6 +39,15 @@ pub(crate) struct Session<'s, 'r, 'a, M, I, T, O> {
 pub(crate) struct Shipped<M> {
     pub(crate) model: M,
     pub(crate) file: Vec<u8>,
+}
+
+impl<M: Module> Shipped<M> {
+    /// As Burn records it.
+    pub(crate) fn dense(model: M) -> Result<Self, RecipeError> {
+        let bytes = model.valid().into_record().into_bytes();
+        let file = bytes.map_err(RecipeError::task)?.to_vec();
+        Ok(Self { model, file })
+    }
 }
 
 impl<'r, 'a, M, I, T, O> Session<'_, 'r, 'a, M, I, T, O>
@@ -99,13 +109,13 @@ where
         }
     }
 
-    /// A stage: made, or loaded into `template` where an earlier run has finished it; then measured,
-    /// written, kept.
+    /// A stage: made, or loaded by `load` where an earlier run has finished it; then measured, written,
+    /// kept.
     pub(crate) fn stage(
         &self,
         key: &str,
         name: &str,
-        template: impl FnOnce() -> Result<M, RecipeError>,
+        load: impl FnOnce(ModuleRecord) -> Result<M, RecipeError>,
         make: impl FnOnce() -> Result<M, RecipeError>,
         ship: impl Fn(M) -> Result<Shipped<M>, RecipeError>,
     ) -> Result<StageOutcome<M>, RecipeError> {
@@ -116,8 +126,7 @@ where
         if let Some((record, kept)) = self.state.finished(key)?
             && let Some(row) = kept.row
         {
-            let model = template().and_then(|model| load(model, record));
-            let shipped = model.and_then(&ship).map_err(at)?;
+            let shipped = load(record).and_then(&ship).map_err(at)?;
             self.write(name, &shipped)?;
             self.state.tidy(key)?;
             self.listener()
@@ -150,6 +159,26 @@ where
             row,
             model: shipped.model,
         })
+    }
+
+    /// Trains `model` as the plan says, from its latest checkpoint.
+    pub(crate) fn trained(
+        &self,
+        key: &str,
+        name: &str,
+        plan: &TrainStage,
+        model: M,
+        teacher: Option<&M>,
+    ) -> Result<M, RecipeError> {
+        let mut trainer = Trainer::new(self, key, name, plan, teacher)?;
+        let epochs = plan.epochs;
+        let mut model = trainer.begin(model, 0..epochs as u64)?;
+        for epoch in 0..epochs {
+            model = trainer.epoch(model, epoch as u64, (epoch, epochs), |part| {
+                plan.rate((epoch as f64 + part) / epochs as f64)
+            })?;
+        }
+        Ok(model)
     }
 
     fn measure(&self, name: &str, shipped: &Shipped<M>, seconds: f64) -> Result<Row, RecipeError> {

@@ -1,0 +1,79 @@
+//! The stage that makes layers smaller.
+
+use burn::module::ParamGroup;
+use burn_lean_prune::Shrink;
+use serde::{Deserialize, Serialize};
+
+use super::check::Check;
+use super::training::TrainStage;
+use crate::RecipeError;
+
+/// Cutting whole channels and features out of the model ([`Shrink`]), and training what is left.
+///
+/// ```
+/// use burn_lean_recipe::{ShrinkStage, TrainStage};
+///
+/// let shrink = ShrinkStage::new(0.5).with_tune(TrainStage::new(3, 1e-3));
+/// assert_eq!(shrink.share, 0.5);
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShrinkStage {
+    /// Share of the multiplications that is left at most, above 0 and below 1.
+    pub share: f64,
+    /// Units of parameters whose path contains one of these stay. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+    /// Training of the smaller model. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tune: Option<TrainStage>,
+}
+
+impl ShrinkStage {
+    /// With the defaults.
+    pub fn new(share: f64) -> Self {
+        Self {
+            share,
+            exclude: Vec::new(),
+            tune: None,
+        }
+    }
+
+    /// Leaves the units of parameters alone whose path contains this.
+    pub fn with_exclude(mut self, text: impl Into<String>) -> Self {
+        self.exclude.push(text.into());
+        self
+    }
+
+    /// With training after it.
+    pub fn with_tune(mut self, tune: TrainStage) -> Self {
+        self.tune = Some(tune);
+        self
+    }
+
+    /// As a row is named.
+    pub(crate) fn name(&self) -> String {
+        format!("shrunk to {} %", (self.share * 10_000.0).round() / 100.0)
+    }
+
+    pub(crate) fn shrink(&self) -> Shrink {
+        let shrink = Shrink::to(self.share);
+        if self.exclude.is_empty() {
+            return shrink;
+        }
+        shrink.except(ParamGroup::from_any_predicates(self.exclude.clone()))
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), RecipeError> {
+        let check = Check("shrink");
+        let inside = self.share > 0.0 && self.share < 1.0;
+        check.accept(inside, "share", self.share, "above 0 and below 1")?;
+        if let Some(empty) = self.exclude.iter().find(|text| text.is_empty()) {
+            check.refuse("exclude", format!("`{empty}`"), "parts of paths")?;
+        }
+        match &self.tune {
+            Some(tune) => tune.validate("shrink.tune", true),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The stage that makes layers smaller, and trains what is left.
+
+use burn::module::Module;
+use burn::store::ModuleRecord;
+use burn_lean_graph::Tensors;
+use burn_lean_prune::{Batch, load_shrunk};
+
+use super::StageOutcome;
+use super::session::{Session, Shipped, own};
+use super::tensors::on_device;
+use crate::state::Kept;
+use crate::{RecipeError, ShrinkStage};
+
+const KEY: &str = "1-shrink";
+/// The part of the stage that cuts.
+const CUT: &str = "1-shrink-cut";
+
+impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
+where
+    M: Module,
+    I: Tensors + Batch,
+    T: Tensors + Batch,
+    O: Tensors + Send + Sync + 'static,
+{
+    pub(crate) fn shrink(
+        &self,
+        plan: &ShrinkStage,
+        dense: &M,
+    ) -> Result<StageOutcome<M>, RecipeError> {
+        let name = plan.name();
+        let load = |record: ModuleRecord| Ok(load_shrunk(own(dense), record)?);
+        self.stage(
+            KEY,
+            &name,
+            load,
+            || {
+                let small = match self.state.finished(CUT)? {
+                    Some((record, _)) => load(record)?,
+                    None => self.cut(plan, dense)?,
+                };
+                match &plan.tune {
+                    Some(tune) => self.trained(KEY, &name, tune, small, Some(dense)),
+                    None => Ok(small),
+                }
+            },
+            Shipped::dense,
+        )
+    }
+
+    fn cut(&self, plan: &ShrinkStage, dense: &M) -> Result<M, RecipeError> {
+        let start = std::time::Instant::now();
+        let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
+        let batch = self
+            .inputs(KEY)
+            .next()
+            .ok_or(RecipeError::NoBatch { stage: plan.name() })?;
+        let batch = on_device(&batch, &self.inner);
+        let small = plan.shrink().shrink(own(dense), forward, batch)?.model;
+        // Training goes on from checkpoints of this very model.
+        let kept = Kept {
+            row: None,
+            masks: None,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        self.state.keep(CUT, &small, kept, || Ok(()))?;
+        Ok(small)
+    }
+}

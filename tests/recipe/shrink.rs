@@ -1,0 +1,91 @@
+//! Recipes that make layers smaller.
+
+use burn::module::Module;
+use burn::store::ModuleRecord;
+use burn_lean::prune::load_shrunk;
+use burn_lean::recipe::{
+    PruneStage, QuantizeStage, Recipe, RecipeError, Run, ShrinkStage, TrainStage,
+};
+
+use crate::problem::{Net, batches, task};
+use crate::support::{each_device, values};
+
+#[test]
+fn later_stages_start_from_the_smaller_model_and_its_file_loads() {
+    each_device(|target| {
+        let device = target.device.clone();
+        let task = task(&device);
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = Recipe::new()
+            .with_train(TrainStage::new(6, 0.01))
+            .with_shrink(ShrinkStage::new(0.5).with_tune(TrainStage::new(4, 5e-3)))
+            .with_prune(PruneStage::new(0.5))
+            .with_quantize(QuantizeStage::new(
+                "int8".parse().unwrap(),
+                "uint8".parse().unwrap(),
+            ));
+        let outcome = Run::new(&recipe)
+            .with_output(folder.path())
+            .run(Net::new(24, &device.clone().autodiff()), &task)
+            .unwrap();
+        let rows: Vec<_> = outcome.rows().collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.stage.as_str()).collect();
+        assert_eq!(
+            names[1..],
+            [
+                "shrunk to 50 %",
+                "shrunk to 50 %, pruned 50 %",
+                "shrunk to 50 %, pruned 50 %, W8A8"
+            ]
+        );
+        let parameters = |stage: usize| outcome.stages[stage].model.num_params();
+        assert!(2 * parameters(1) < parameters(0) + 100, "{names:?}");
+        assert_eq!(parameters(2), parameters(1));
+        assert!(rows[1].nonzeros < rows[0].nonzeros && rows[2].nonzeros < rows[1].nonzeros);
+        assert!(
+            rows[1].bytes < rows[0].bytes && rows[3].bytes < rows[2].bytes,
+            "{rows:?}"
+        );
+        // One of three classes by chance.
+        assert!(rows[1].accuracy.unwrap() > 60.0, "{rows:?}");
+
+        let bytes = std::fs::read(folder.path().join("shrunk-to-50.model")).unwrap();
+        let record = ModuleRecord::from_bytes(burn::tensor::Bytes::from_bytes_vec(bytes)).unwrap();
+        let loaded = load_shrunk(Net::new(24, &device), record).unwrap();
+        let (x, _) = batches(0, &device).remove(0);
+        assert_eq!(
+            values(loaded.forward(x.clone())),
+            values(outcome.stages[1].model.valid().forward(x))
+        );
+    });
+}
+
+#[test]
+fn layers_that_are_excluded_keep_their_sizes() {
+    let device = burn::tensor::Device::flex();
+    let task = task(&device);
+    let recipe = Recipe::new().with_shrink(ShrinkStage::new(0.7).with_exclude("conv"));
+    let model = Net::new(24, &device.clone().autodiff());
+    let outcome = Run::new(&recipe).run(model, &task).unwrap();
+    let small = &outcome.last().model;
+    assert_eq!(small.conv.weight.dims()[0], 4);
+    assert!(small.body.weight.dims()[1] < 24);
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_computed() {
+    for (text, field) in [
+        ("[shrink]\nshare = 0.0", "share"),
+        ("[shrink]\nshare = 1.0", "share"),
+        ("[shrink]\nshare = 0.5\nexclude = [\"\"]", "exclude"),
+        (
+            "[shrink]\nshare = 0.5\ntune = { epochs = 0, learning_rate = 0.1 }",
+            "epochs",
+        ),
+    ] {
+        let error = Recipe::from_toml(text).unwrap_err();
+        assert!(matches!(error, RecipeError::Invalid { .. }), "{error:?}");
+        assert!(error.to_string().contains(field), "{error}");
+    }
+    assert!(Recipe::from_toml("[shrink]\nexclude = [\"head\"]").is_err());
+}
