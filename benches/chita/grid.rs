@@ -37,7 +37,8 @@ enum Codes {
 impl Codes {
     const OF_FISHER: [Self; 4] = [Self::Nearest, Self::Compensated, Self::Fitted, Self::Joint];
 
-    fn grid(self, layers: Vec<LayerGrid>) -> Option<GridConfig> {
+    fn grid(self, layout: &Layout, bits: u8) -> Option<GridConfig> {
+        let layers = layers(layout, bits);
         match self {
             Self::None | Self::Gptq => None,
             Self::Nearest => Some(GridConfig::nearest(layers)),
@@ -63,7 +64,7 @@ impl fmt::Display for Codes {
 
 /// A scale for each output channel, and codes of so many bits without the lowest.
 fn layers(layout: &Layout, bits: u8) -> Vec<LayerGrid> {
-    let largest = (1 << (bits - 1)) - 1;
+    let largest = (1 << (bits.min(8) - 1)) - 1;
     let layers = layout.layers().iter().map(|layer| {
         let mut groups = vec![1; layer.shape.len()];
         if let Some(axis) = layer.output_axis() {
@@ -162,7 +163,7 @@ impl<M: Network> Study<'_, M> {
         let config = SolverConfig::new(budget)
             .with_method(method)
             .with_dead_columns(Some(self.run.cli.dead_columns()))
-            .with_grid(codes.grid(layers(self.problem.layout(), bits)));
+            .with_grid(codes.grid(self.problem.layout(), bits));
         let start = Instant::now();
         let ridge = self.run.cli.ridge();
         let sweep = solve_with_ridge(&self.problem, &config, &ridge, &mut |solution| {

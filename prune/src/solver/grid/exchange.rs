@@ -7,9 +7,9 @@
 //! the exchange adds    g_i δ_i + ½ h_i δ_i² + g_j δ_j + ½ h_j δ_j² + a_iᵀa_j δ_i δ_j
 //! ```
 //!
-//! A kept weight whose code is 0 already costs nothing. The most promising pruned weights meet the
-//! cheapest kept ones of their block or pool; what an exchange adds is then computed at the residual
-//! that those before it have left, and is done where that is below 0.
+//! A kept weight whose code is 0 already costs nothing. The most promising pruned weights meet some of
+//! the cheapest kept ones of their block or pool; what an exchange adds is computed at the residual
+//! that those before it have left, and the best one is done where that is below 0.
 
 use std::collections::HashMap;
 
@@ -33,8 +33,9 @@ pub(crate) fn exchange(
     dead: &Dead,
     support: &mut Vec<usize>,
 ) -> Result<usize, PruneError> {
-    let pairs = pairs(state, feasible, dead, support)?;
-    let mut indices: Vec<usize> = pairs.iter().flat_map(|(i, j)| [*i, *j]).collect();
+    let offers = offers(state, feasible, dead, support)?;
+    let of = |(enters, kept): &(usize, Vec<usize>)| kept.iter().copied().chain([*enters]).collect();
+    let mut indices: Vec<usize> = offers.iter().flat_map::<Vec<usize>, _>(of).collect();
     indices.sort_unstable();
     indices.dedup();
     let place: HashMap<usize, usize> = indices.iter().copied().zip(0..).collect();
@@ -43,31 +44,41 @@ pub(crate) fn exchange(
     state
         .columns
         .each(&indices, |_, column| values.extend_from_slice(column))?;
-    let column = |index: &usize| {
-        let first = place[index] * samples;
+    let column = |index: usize| {
+        let first = place[&index] * samples;
         &values[first..first + samples]
     };
     let least = TOLERANCE * state.squares();
     let mut occupancy = feasible.occupancy(support);
     let mut left = vec![false; state.weights.len()];
     let mut entered = Vec::new();
-    for (leaves, enters) in pairs {
-        if !feasible.allows_exchange(leaves, enters, &occupancy) {
-            continue;
-        }
-        let (out, new) = (column(&leaves), column(&enters));
-        let gone = -f64::from(state.weights[leaves]);
-        let cost = state.slope(leaves, out) * gone + 0.5 * state.curvature[leaves] * gone * gone;
-        // The slope at j once i is gone.
-        let mut slope = state.slope(enters, new);
-        if gone != 0.0 {
-            slope += gone * product(out, new);
-        }
-        let curvature = state.curvature[enters];
-        let (code, value) = nonzero(state, enters, -slope / curvature);
-        let step = f64::from(value);
-        if cost + slope * step + 0.5 * curvature * step * step < -least {
-            state.put(leaves, 0, 0.0, out);
+    for (enters, kept) in offers {
+        let new = column(enters);
+        let slope = state.slope(enters, new);
+        let allowed = |leaves: &usize| {
+            !left[*leaves] && feasible.allows_exchange(*leaves, enters, &occupancy)
+        };
+        let exchanges = kept.into_iter().filter(allowed).map(|leaves| {
+            let out = column(leaves);
+            let gone = -f64::from(state.weights[leaves]);
+            let of_out = state.slope(leaves, out);
+            let cost = of_out * gone + 0.5 * state.curvature[leaves] * gone * gone;
+            // The slope at j once i is gone.
+            let slope = match gone {
+                0.0 => slope,
+                gone => slope + gone * product(out, new),
+            };
+            let curvature = state.curvature[enters];
+            let (code, value) = nonzero(state, enters, -slope / curvature);
+            let step = f64::from(value);
+            let adds = cost + slope * step + 0.5 * curvature * step * step;
+            (adds, leaves, code, value)
+        });
+        let best = exchanges.min_by(|a, b| a.0.total_cmp(&b.0));
+        if let Some((adds, leaves, code, value)) = best
+            && adds < -least
+        {
+            state.put(leaves, 0, 0.0, column(leaves));
             state.put(enters, code, value, new);
             feasible.record_exchange(leaves, enters, &mut occupancy);
             left[leaves] = true;
@@ -98,18 +109,18 @@ fn product(a: &[f32], b: &[f32]) -> f64 {
     dot(b, &wide)
 }
 
-/// Kept and pruned weights that may be worth an exchange, no weight twice.
-fn pairs(
+/// The most promising pruned weights, each with kept ones that it may take the place of.
+fn offers(
     state: &State<'_>,
     feasible: &Feasible,
     dead: &Dead,
     support: &[usize],
-) -> Result<Vec<(usize, usize)>, PruneError> {
+) -> Result<Vec<(usize, Vec<usize>)>, PruneError> {
     let mut is_kept = vec![false; state.weights.len()];
     support.iter().for_each(|index| is_kept[*index] = true);
     let all: Vec<usize> = (0..state.weights.len()).collect();
     // What each kept weight costs, by the bucket that it makes room in; what each pruned one gains.
-    let mut kept: HashMap<usize, Vec<(f64, usize)>> = HashMap::new();
+    let mut kept: HashMap<usize, Bucket> = HashMap::new();
     let mut pruned = Vec::new();
     state.columns.each(&all, |index, column| {
         let (slope, curvature) = (state.slope(index, column), state.curvature[index]);
@@ -117,40 +128,45 @@ fn pairs(
         match is_kept[index] {
             true => {
                 let cost = adds(-f64::from(state.weights[index]));
-                kept.entry(feasible.bucket(index))
-                    .or_default()
-                    .push((cost, index));
+                let bucket = kept.entry(feasible.bucket(index)).or_default();
+                bucket.kept.push((cost, index));
             }
             false if dead.contains(index) => {}
             false => {
                 let (_, value) = nonzero(state, index, -slope / curvature);
-                let gain = -adds(f64::from(value));
-                if gain > 0.0 {
-                    pruned.push((gain, index));
-                }
+                pruned.push((adds(f64::from(value)), index));
             }
         }
     })?;
-    for kept in kept.values_mut() {
-        // The cheapest last, to be taken from there.
-        kept.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-    }
-    pruned.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let ascending = |a: &(f64, usize), b: &(f64, usize)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
+    kept.values_mut()
+        .for_each(|bucket| bucket.kept.sort_by(ascending));
+    pruned.sort_by(ascending);
     pruned.truncate(ENTERING);
-    let occupancy = feasible.occupancy(support);
-    let mut pairs = Vec::new();
-    for (gain, enters) in pruned {
-        let Some(kept) = kept.get_mut(&feasible.bucket(enters)) else {
-            continue;
-        };
-        let offers = kept.len().saturating_sub(OFFERS)..kept.len();
-        let fits = |at: &usize| {
-            let (cost, leaves) = kept[*at];
-            cost < gain && feasible.allows_exchange(leaves, enters, &occupancy)
-        };
-        if let Some(at) = offers.rev().find(fits) {
-            pairs.push((kept.remove(at).1, enters));
+    let mut offers = Vec::with_capacity(pruned.len());
+    for (_, enters) in pruned {
+        if let Some(bucket) = kept.get_mut(&feasible.bucket(enters)) {
+            offers.push((enters, bucket.next()));
         }
     }
-    Ok(pairs)
+    Ok(offers)
+}
+
+/// Kept weights that make room for each other's places, the cheapest first.
+#[derive(Default)]
+struct Bucket {
+    kept: Vec<(f64, usize)>,
+    /// How often some were offered.
+    offered: usize,
+}
+
+impl Bucket {
+    /// Those from the next one on, around the end.
+    fn next(&mut self) -> Vec<usize> {
+        let count = self.kept.len();
+        let first = self.offered;
+        self.offered += 1;
+        let offers = (0..OFFERS.min(count)).map(|at| self.kept[(first + at) % count].1);
+        offers.collect()
+    }
 }
