@@ -92,7 +92,8 @@ fn zeros_and_codes_together_are_mostly_the_best_of_all() {
             assert_eq!(weights, decoded(codes, 0.6), "{name}, seed {seed}");
             assert!(solution.support.len() <= k);
             let own = plain.objective(&weights);
-            assert!((own - solution.objective).abs() <= 1e-9 * (own - floor).max(1.0));
+            // Over fewer rows, and in the linear term, products are in F32.
+            assert!((own - solution.objective).abs() <= 1e-6 * (own - floor).max(1.0));
             assert!(
                 own >= best - 1e-9,
                 "{name}, seed {seed}: better than the best"
