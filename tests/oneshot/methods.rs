@@ -522,7 +522,7 @@ fn zeros_that_move_lower_the_objective_within_their_pattern() {
         (Pattern::NOfM { n: 2, m: 4 }, Some(4)),
     ] {
         let error = |exchange: bool| {
-            let quantize = grid(2, group, true, Rounding::refined()).with_exchange_zeros(exchange);
+            let quantize = grid(2, None, true, Rounding::refined()).with_exchange_zeros(exchange);
             let prune = Prune::new(pattern, PruneMethod::BestSubset);
             let preset = Preset::new()
                 .with_prune(Some(prune))

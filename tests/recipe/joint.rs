@@ -9,7 +9,7 @@ use burn_lean::prune::{
 };
 use burn_lean::quant::{
     ConvertConfig, NumberFormat, Override, QatConfig, QuantError, QuantizedForward, Site,
-    WeightConfig, WeightGranularity, quantized_weights, quantizers,
+    Unsupported, WeightConfig, WeightGranularity, quantized_weights, quantizers,
 };
 use burn_lean::recipe::{
     Joint, Latency, PruneStage, QuantizeStage, Recipe, RecipeError, RoundingMethod, Run, TrainStage,
@@ -55,7 +55,11 @@ fn converted_codes_are_the_solvers_and_zeros_are_not_stored() {
             (2, WeightGranularity::PerTensor),
         ] {
             let weight = WeightConfig::int(bits).with_granularity(granularity);
-            let joint = Joint::new(pruner(Budget::Sparsity(0.6)), weights_only(weight));
+            // Burn cannot read back 4-bit codes of 3 columns on wgpu while it checks itself
+            // (docs/upstream/quantized_into_data_debug.md).
+            let head = Override::new("head".into()).with_skip(Some(true));
+            let quantize = weights_only(weight).with_overrides(vec![head]);
+            let joint = Joint::new(pruner(Budget::Sparsity(0.6)), quantize);
             let loader = |seed| batches(seed, device);
             let outcome = joint.compress(net(device), loss, loader).unwrap();
             let rounded: HashMap<_, _> = outcome
@@ -64,23 +68,24 @@ fn converted_codes_are_the_solvers_and_zeros_are_not_stored() {
                 .iter()
                 .map(|layer| (layer.path.as_str(), layer))
                 .collect();
-            assert_eq!(rounded.len(), 3);
-            let nonzero = |code: &&i32| **code != 0;
-            let codes = || outcome.rounded.layers.iter().flat_map(|layer| &layer.codes);
-            assert_eq!(
-                codes().filter(nonzero).count(),
-                outcome.pruned.masks.nonzeros()
-            );
-            let kept = Budget::kept_count(0.6, codes().count()).unwrap();
-            assert!(outcome.pruned.masks.nonzeros() <= kept);
+            assert_eq!(rounded.len(), 2);
+            let masks = &outcome.pruned.masks;
+            for layer in &outcome.rounded.layers {
+                let nonzeros = layer.codes.iter().filter(|code| **code != 0).count();
+                assert_eq!(nonzeros, masks.get(&layer.path).unwrap().nonzeros());
+            }
+            let kept = Budget::kept_count(0.6, masks.weights()).unwrap();
+            assert!(masks.nonzeros() <= kept && 10 * masks.nonzeros() > 5 * kept);
 
             // Codes and scales, before and after conversion, bit by bit.
             let fake = outcome.model.valid();
-            let (converted, _) = ConvertConfig::new().convert(outcome.model.clone()).unwrap();
+            // What the device cannot store as codes stays fake-quantized.
+            let convert = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+            let (converted, _) = convert.convert(outcome.model.clone()).unwrap();
             let converted = converted.valid();
             for model in [&fake, &converted] {
                 let weights = quantized_weights(model).unwrap();
-                assert_eq!(weights.len(), 3);
+                assert_eq!(weights.len(), 2);
                 for (path, weight) in weights {
                     let layer = rounded[path.as_str()];
                     assert_eq!(
@@ -165,8 +170,13 @@ fn what_cannot_be_rounded_so_is_refused_with_the_model() {
         matches!(*error, QuantError::UnsupportedScheme { .. }),
         "{error}"
     );
-    let skipped = Override::new("**".into()).with_skip(Some(true));
-    let none = refused(weights_only(WeightConfig::int(4)).with_overrides(vec![skipped]));
+    // Nothing that is pruned is quantized.
+    let skipped = Override::new("body".into()).with_skip(Some(true));
+    let quantize = weights_only(WeightConfig::int(4)).with_overrides(vec![skipped]);
+    let group = Some(burn::module::ParamGroup::from_path("body.weight"));
+    let joint = Joint::new(pruner(Budget::Sparsity(0.5)).with_group(group), quantize);
+    let none = joint.compress(net(&device), loss, loader).unwrap_err();
+    let none = none.into_error();
     let RecipeError::Prune(PruneError::InvalidConfig { field, .. }) = none else {
         panic!("{none:?}");
     };
