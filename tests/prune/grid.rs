@@ -273,7 +273,7 @@ fn patterns_and_budgets_hold_through_exchanges() {
     let pattern = SparsityPattern::NM { n: 2, m: 4 };
     let mut exchanged = 0;
     for seed in 0..8 {
-        let plain = Plain::random(900 + seed, 15, 80);
+        let plain = Plain::random(900 + seed, 60, 80);
         let problem = plain.problem_with(layout.clone(), &Device::flex());
         let config =
             on_grid(Budget::Pattern, GridConfig::new(grids())).with_pattern(pattern.clone());
@@ -297,7 +297,7 @@ fn patterns_and_budgets_hold_through_exchanges() {
             assert!(layer.codes.iter().all(|code| (min..=max).contains(code)));
         }
     }
-    assert!(exchanged >= 6, "exchanges improve {exchanged} of 8");
+    assert!(exchanged >= 5, "exchanges improve {exchanged} of 8");
 }
 
 #[test]
