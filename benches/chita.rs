@@ -9,6 +9,9 @@
 //!     --checkpoint resnet20_cifar10.safetensors --arch resnet20 --sparsity 0.4,0.6,0.8
 //! ```
 //!
+//! With `--bits` it rounds what CHITA has pruned in one stage instead: `--bits 4,3,2 --sparsity
+//! 0,0.5,0.8`, rows by how codes are found.
+//!
 //! The methods with one stage share one collection of gradients; `chita++` collects fresh ones in
 //! every stage, at the weights that the stage before left. Each row of `--json` has the objective
 //! of the (last) problem, over all prunable weights, and `peak_bytes`, the largest resident memory
@@ -18,6 +21,8 @@
 //! digits a stage draws 8,000 images for its gradients then, from 1,437: those that judge its ridges
 //! are not held out. With MNIST or CIFAR-10 most of them are.
 
+#[path = "chita/grid.rs"]
+mod grid;
 #[path = "chita/network.rs"]
 mod network;
 #[path = "chita/options.rs"]
@@ -169,6 +174,9 @@ impl<'a, M: Network> Run<'a, M> {
     }
 
     fn run(mut self) -> Result<(), Box<dyn Error>> {
+        if !self.cli.bits.is_empty() {
+            return self.on_grids();
+        }
         let pruned = self.prune();
         // What is finished is kept, whatever went wrong after it.
         let published = match self.table.is_empty() {

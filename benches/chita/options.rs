@@ -30,6 +30,11 @@ pub(crate) struct Cli {
     /// Fractions of zeros [default: 0.5,0.7,0.8,0.9].
     #[arg(long = "sparsity", value_delimiter = ',', value_parser = fraction)]
     sparsities: Vec<f64>,
+    /// Compare ways to put what CHITA keeps on a grid of so many bits, instead of methods; a sparsity
+    /// of 0 prunes nothing.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u8).range(2..=8),
+          conflicts_with_all = ["methods", "plot", "fine_tune"])]
+    pub(crate) bits: Vec<u8>,
     /// Stages of chita++.
     #[arg(long, default_value_t = STAGES, value_parser = support::at_least_one)]
     pub(crate) stages: usize,
@@ -256,7 +261,8 @@ impl Cli {
     }
 
     pub(crate) fn batch_size(&self) -> usize {
-        let only_staged = self.methods().iter().all(|method| method.is_staged());
+        let mut methods = self.methods().into_iter();
+        let only_staged = self.bits.is_empty() && methods.all(|method| method.is_staged());
         self.batch_size.unwrap_or(if only_staged { 16 } else { 1 })
     }
 
@@ -318,13 +324,16 @@ impl Cli {
     /// `parameters`, in a run or a stage.
     pub(crate) fn check_sparsities(&self, parameters: usize) -> Result<(), PruneError> {
         let mut targets = self.sparsities();
-        if self.methods().iter().any(|method| method.is_staged()) {
+        if self.bits.is_empty() && self.methods().iter().any(|method| method.is_staged()) {
             for sparsity in self.staged_sparsities() {
                 targets.extend(self.schedule().targets(sparsity, self.stages)?);
             }
         }
         for target in targets {
             let k = Budget::kept_count(target, parameters)?;
+            if k == parameters && !self.bits.is_empty() {
+                continue;
+            }
             if k == 0 || k >= parameters {
                 return Err(PruneError::KeptCount {
                     k,

@@ -40,6 +40,9 @@ pub(crate) struct Cli {
     /// A fraction of zeros (0.5), or kept:of (2:4) [default: 0.5 for the methods that prune].
     #[arg(long)]
     pub(crate) sparsity: Option<Pattern>,
+    /// How values become codes [default: as the method has it].
+    #[arg(long, value_enum, conflicts_with_all = ["preset", "as_published"])]
+    pub(crate) rounding: Option<Codes>,
     /// The method as it was published, without what this project adds.
     #[arg(long)]
     pub(crate) as_published: bool,
@@ -102,6 +105,19 @@ pub(crate) enum Method {
     #[value(name = "sparsegpt")]
     SparseGpt,
     BestSubset,
+}
+
+/// How values become codes.
+#[derive(Debug, Clone, Copy, PartialEq, ValueEnum)]
+pub(crate) enum Codes {
+    /// Each to its nearest.
+    Nearest,
+    /// Input by input, the others make good.
+    Gptq,
+    /// And then again, with better scales.
+    Refined,
+    /// And zeros move, too.
+    Joint,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, ValueEnum)]
@@ -193,9 +209,20 @@ impl Cli {
         };
         let plain = matches!(method, Method::Rtn | Method::Magnitude | Method::Wanda);
         let published = self.as_published || plain || method == Method::SparseGpt;
-        match published {
-            true => preset.as_published(),
-            false => preset,
+        if published {
+            preset = preset.as_published();
         }
+        if let (Some(codes), Some(quantize)) = (self.rounding, &mut preset.quantize) {
+            quantize.exchange_zeros = codes == Codes::Joint;
+            quantize.rounding = match codes {
+                Codes::Nearest => Rounding::Nearest,
+                Codes::Gptq => Rounding::Compensated {
+                    activation_order: true,
+                    sweeps: 0,
+                },
+                Codes::Refined | Codes::Joint => Rounding::refined(),
+            };
+        }
+        preset
     }
 }

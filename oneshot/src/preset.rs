@@ -110,6 +110,10 @@ pub struct Quantize {
     /// How values become codes. Default: compensated, with 8 sweeps.
     #[config(default = "Rounding::refined()")]
     pub rounding: Rounding,
+    /// Whether zeros may move while codes are chosen, within an output, or a group of a pattern;
+    /// needs compensated codes with sweeps. Default: no, they stay where pruning left them.
+    #[config(default = false)]
+    pub exchange_zeros: bool,
 }
 
 /// How values become codes.
@@ -241,6 +245,7 @@ impl Preset {
         self.order = Order::Block;
         if let Some(quantize) = &mut self.quantize {
             quantize.search_range = false;
+            quantize.exchange_zeros = false;
             if let Rounding::Compensated { sweeps, .. } = &mut quantize.rounding {
                 *sweeps = 0;
             }
@@ -291,6 +296,12 @@ impl Preset {
             }
             if quantize.group == Some(0) {
                 return invalid("group", 0, "at least 1");
+            }
+            let sweeps =
+                matches!(quantize.rounding, Rounding::Compensated { sweeps, .. } if sweeps > 0);
+            if quantize.exchange_zeros && !(sweeps && self.prune.is_some()) {
+                let expected = "false without zeros, and without sweeps over codes";
+                return invalid("exchange_zeros", true, expected);
             }
         }
         if let Some(activations) = &self.activations {

@@ -13,6 +13,7 @@ use faer::{Mat, Side};
 use rayon::prelude::*;
 
 use crate::grid::Range;
+use crate::zeros::Zeros;
 use crate::{Quantize, Rounding};
 
 /// Most inputs for which an output with zeros has a factor of its own.
@@ -32,8 +33,10 @@ pub(crate) struct RoundingProblem<'a> {
     pub(crate) hessian: &'a [f64],
     /// The optimum, `[outputs, inputs]`: on the support where there is one.
     pub(crate) optimum: &'a [f64],
-    /// Weights that are not zero, `[outputs, inputs]`.
+    /// Weights that are not zero, `[outputs, inputs]`; the optimum is 0 at the others.
     pub(crate) kept: Option<&'a [bool]>,
+    /// Where there are some, whether and where zeros may move.
+    pub(crate) zeros: Option<Zeros<'a>>,
     pub(crate) inputs: usize,
     pub(crate) damping: f64,
     pub(crate) quantize: &'a Quantize,
@@ -128,10 +131,20 @@ impl RoundingProblem<'_> {
             );
         }
         self.refine(optimum, kept, sweeps, &mut codes, &mut ranges);
+        if let Some(zeros) = self.zeros {
+            let whole = &zeros.optimum[row * d..(row + 1) * d];
+            let mut kept = kept.to_vec();
+            for _ in 0..sweeps {
+                if self.exchange(zeros, row, &mut kept, &mut codes, &ranges) == 0 {
+                    break;
+                }
+                self.refine(whole, &kept, sweeps, &mut codes, &mut ranges);
+            }
+        }
         Ok((codes, ranges))
     }
 
-    fn group(&self) -> usize {
+    pub(crate) fn group(&self) -> usize {
         group_size(self.inputs, self.quantize)
     }
 
@@ -236,12 +249,9 @@ impl RoundingProblem<'_> {
     ) {
         let (d, group) = (self.inputs, self.group());
         for sweep in 0..sweeps {
-            let mut off: Vec<f64> = (0..d)
+            let off: Vec<f64> = (0..d)
                 .map(|at| ranges[at / group].value(codes[at]) - optimum[at])
                 .collect();
-            for at in (0..d).filter(|at| !kept[*at]) {
-                off[at] = 0.0;
-            }
             let mut gradient = self.times(&off);
             let mut changed = false;
             for at in (0..d).filter(|at| kept[*at]) {
@@ -280,10 +290,7 @@ impl RoundingProblem<'_> {
             true => f64::from(codes[at]) - f64::from(ranges[at / group].zero),
             false => 0.0,
         };
-        let masked: Vec<f64> = (0..d)
-            .map(|at| if kept[at] { optimum[at] } else { 0.0 })
-            .collect();
-        let right = self.times(&masked);
+        let right = self.times(optimum);
         // H B, a column for each group.
         let mut columns = vec![vec![0.0; d]; groups];
         for at in 0..d {
@@ -330,7 +337,7 @@ impl RoundingProblem<'_> {
     }
 
     /// H v.
-    fn times(&self, vector: &[f64]) -> Vec<f64> {
+    pub(crate) fn times(&self, vector: &[f64]) -> Vec<f64> {
         let rows = self.hessian.chunks_exact(self.inputs);
         rows.map(|row| row.iter().zip(vector).map(|(h, v)| h * v).sum())
             .collect()

@@ -3,6 +3,7 @@
 use burn_lean_layerwise::{Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, solve};
 
 use crate::round::{Rounded, RoundingProblem, group_size};
+use crate::zeros::Zeros;
 use crate::{Grid, OneShotError, Pattern, Preset, PruneMethod, Quantize, Rounding, Target};
 
 /// Values of a weight, and how good they are.
@@ -115,10 +116,19 @@ fn solve_problem(
     let Some(quantize) = &preset.quantize else {
         return Ok((values, None));
     };
+    let optimum = match quantize.exchange_zeros && kept.is_some() {
+        true => Some(problem.optimum()),
+        false => None,
+    };
+    let group = match preset.prune.as_ref().map(|prune| &prune.pattern) {
+        Some(Pattern::NOfM { m, .. }) => Some(*m),
+        _ => None,
+    };
     let rounded = RoundingProblem {
         hessian: problem.hessian(),
         optimum: &start,
         kept: kept.as_deref(),
+        zeros: optimum.as_deref().map(|optimum| Zeros { optimum, group }),
         inputs,
         damping: problem.damping(),
         quantize,
@@ -150,6 +160,7 @@ pub(crate) fn nearest(
         hessian,
         optimum: values,
         kept: None,
+        zeros: None,
         inputs,
         damping: 0.0,
         quantize: &quantize,

@@ -100,6 +100,14 @@ pub enum PruneError {
         /// The size that was given.
         found: usize,
     },
+    /// The grid of a layer does not fit it.
+    #[error("the grid of `{path}`: {reason}")]
+    LayerGrid {
+        /// Path of the parameter.
+        path: String,
+        /// What does not fit.
+        reason: String,
+    },
     /// Fewer rows were pushed than the gradient matrix was made for.
     #[error(
         "the gradient matrix has {found} of {expected} rows: the loader ended early. Give it more \

@@ -41,6 +41,7 @@
 //! - [`Budget`] and [`SparsityPattern`]: how much is kept (in all, per layer, in operations as
 //!   [`flops()`] counts them), and in which shape (single weights, N:M, groups);
 //! - [`Method`]: CHITA, iterative hard thresholding, and what to compare them with;
+//! - [`GridConfig`]: kept weights on the grid of a quantized model, by the same objective;
 //! - [`RunningStatistics`]: what becomes of BatchNorm;
 //! - [`recompute_batch_norm`], [`mean_loss`], [`PruneReport`]: what to do with the outcome.
 //!
@@ -100,7 +101,7 @@ pub use model::selection::{ExcludedBecause, SelectedParameter, Selection};
 pub use problem::Problem;
 pub use problem::budget::Budget;
 pub use problem::objective::Objective;
-pub use problem::solution::{Solution, Step, Termination, TracePoint};
+pub use problem::solution::{Rounded, RoundedLayer, Solution, Step, Termination, TracePoint};
 pub use problem::sparsity::{Groups, SparsityPattern};
 pub use run::gradual::{Epoch, GradualConfig};
 pub use run::pruner::{Pruned, PrunerConfig, StageReport};
@@ -108,6 +109,7 @@ pub use run::schedule::Schedule;
 pub use shrink::{
     PrunedAttention, Shrink, ShrinkReport, Shrunk, ShrunkGroup, load_shrunk, shrink_heads,
 };
+pub use solver::grid::config::{FirstCodes, GridConfig, LayerGrid};
 pub use solver::method::{ChitaConfig, IhtConfig, Method, Refit};
 pub use solver::ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
 pub use solver::{DeadColumns, SolverConfig, solve};

@@ -136,7 +136,7 @@ pub use qat::{
 pub use range::{Histogram, ObserverConfig, RangeMethod, entropy, mse, percentile, search};
 pub use rounding::{
     AdaRoundConfig, GptqConfig, RoundedWeight, Rounding, RoundingConfig, RoundingReport,
-    WeightGrid, adaround, bias_correction, gptq,
+    WeightGrid, adaround, bias_correction, gptq, set_weight_scales,
 };
 
 /// What quantizing a model takes: `use burn_lean_quant::prelude::*`.

@@ -41,6 +41,7 @@
 
 mod distillation;
 mod error;
+mod joint;
 mod plan;
 mod run;
 mod soup;
@@ -50,6 +51,7 @@ mod trust;
 
 pub use distillation::Distillation;
 pub use error::RecipeError;
+pub use joint::{Joint, JointOutcome};
 pub use plan::{
     ComputeDtype, Format, Numbers, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe,
     RoundingMethod, ShrinkStage, TrainStage,

@@ -512,3 +512,52 @@ fn awq_beats_plain_rounding_where_inputs_differ_in_size() {
     let (plain, scaled) = (error(None), error(Some(Scaling::Awq)));
     assert!(scaled < 0.7 * plain, "{scaled} against {plain}");
 }
+
+/// Zeros that move lower the objective, and stay as many, where the pattern has them.
+#[test]
+fn zeros_that_move_lower_the_objective_within_their_pattern() {
+    let device = Device::flex();
+    for (pattern, group) in [
+        (Pattern::PerOutput(0.5), None),
+        (Pattern::NOfM { n: 2, m: 4 }, Some(4)),
+    ] {
+        let error = |exchange: bool| {
+            let quantize = grid(2, None, true, Rounding::refined()).with_exchange_zeros(exchange);
+            let prune = Prune::new(pattern, PruneMethod::BestSubset);
+            let preset = Preset::new()
+                .with_prune(Some(prune))
+                .with_quantize(Some(quantize));
+            let done = compressed(&device, preset);
+            for row in rows(&done.model) {
+                let nonzeros = |row: &[f64]| row.iter().filter(|w| **w != 0.0).count();
+                assert!(nonzeros(&row) <= INPUTS - INPUTS / 2);
+                if let Some(m) = group {
+                    assert!(row.chunks(m).all(|group| nonzeros(group) <= 2));
+                }
+            }
+            done.report.layers[0].relative_error
+        };
+        let (stay, moved) = (error(false), error(true));
+        assert!(moved < stay, "{pattern}: {moved} against {stay}");
+    }
+}
+
+#[test]
+fn zeros_move_only_where_there_are_some_and_codes_are_searched() {
+    let quantize = |rounding| {
+        Some(
+            Quantize::new(4)
+                .with_rounding(rounding)
+                .with_exchange_zeros(true),
+        )
+    };
+    let dense = Preset::new().with_quantize(quantize(Rounding::refined()));
+    let prune = Some(Prune::new(Pattern::PerOutput(0.5), PruneMethod::BestSubset));
+    let nearest = Preset::new()
+        .with_prune(prune)
+        .with_quantize(quantize(Rounding::Nearest));
+    for preset in [dense, nearest] {
+        let error = preset.validate().unwrap_err().to_string();
+        assert!(error.contains("exchange_zeros"), "{error}");
+    }
+}

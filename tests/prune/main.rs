@@ -9,6 +9,7 @@ mod fisher_checks;
 mod gradient_matrix;
 mod gradual;
 mod gradual_chains;
+mod grid;
 mod layerwise;
 mod many_samples;
 mod mask;

@@ -41,3 +41,4 @@ mod stored;
 mod threads;
 mod unedited;
 mod unobserved;
+mod weight_scales;

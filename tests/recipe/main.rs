@@ -4,6 +4,7 @@
 mod support;
 
 mod distillation;
+mod joint;
 mod plan;
 mod problem;
 mod resume;

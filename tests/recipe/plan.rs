@@ -240,6 +240,21 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
             "rounding",
         ),
         (
+            "[[quantize]]\nrounding = 'gptq'\nsamples = 100",
+            "quantize[0]",
+            "samples",
+        ),
+        (
+            "[[quantize]]\nrounding = 'fisher'\nsamples = 0",
+            "quantize[0]",
+            "samples",
+        ),
+        (
+            "[[quantize]]\nweights = 'e2m1'\nrounding = 'fisher'",
+            "quantize[0]",
+            "rounding",
+        ),
+        (
             &format!("[[quantize]]\nrounding = 'gptq'\n[quantize.train]\n{train}"),
             "quantize[0]",
             "rounding",

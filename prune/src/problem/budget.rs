@@ -33,6 +33,8 @@ pub enum Budget {
     },
     /// As many as the N:M pattern leaves.
     Pattern,
+    /// All of them: for weights that are only put on a [grid](crate::SolverConfig::grid).
+    All,
 }
 
 /// Weights that a pool of them may keep.
@@ -85,7 +87,7 @@ impl Budget {
                 Some(sparsity) => all(Self::kept_count(*sparsity, p)?),
                 None => return Ok(all(p)),
             },
-            Self::Pattern => return Ok(all(p)),
+            Self::Pattern | Self::All => return Ok(all(p)),
         };
         let kept: usize = pools.iter().map(|pool| pool.k).sum();
         if kept == 0 || kept >= p {

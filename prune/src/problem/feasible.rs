@@ -206,6 +206,15 @@ impl Feasible {
             && self.cost(enters) <= self.cost(leaves)
     }
 
+    /// Weights of one bucket can mostly be exchanged for each other: those of a block, or else of a
+    /// pool.
+    pub(crate) fn bucket(&self, index: usize) -> usize {
+        match &self.shape {
+            Shape::Blocks { of, .. } => of[index] as usize,
+            _ => self.pool_of(index),
+        }
+    }
+
     /// Moves an exchanged weight in `occupancy`.
     pub(crate) fn record_exchange(&self, leaves: usize, enters: usize, occupancy: &mut [usize]) {
         if let Shape::Blocks { of, .. } = &self.shape {

@@ -19,7 +19,8 @@ pub struct Solution {
     /// How far the values may be from the best ones on this support, as a fraction of the sum of
     /// squares: ‖gradient on the support‖² / 4λ bounds the distance from above, and so does the
     /// objective, which is no square below 0. At 1 nothing is known: the ridge is so small that F32
-    /// does not tell it from 0, as a warning says where the values were to be exact.
+    /// does not tell it from 0, as a warning says where the values were to be exact. On a grid it is
+    /// what the grid costs, at most.
     pub relative_gap: f64,
     /// Steps: stages, exchanges, gradient steps, sweeps.
     pub iterations: usize,
@@ -27,6 +28,32 @@ pub struct Solution {
     pub termination: Termination,
     /// The objective over time.
     pub trace: Vec<TracePoint>,
+    /// Codes and scales, where the weights lie on a grid.
+    pub rounded: Option<Rounded>,
+}
+
+/// Weights as whole multiples of scales.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rounded {
+    /// The layers on a grid, in the order of their config.
+    pub layers: Vec<RoundedLayer>,
+    /// The objective before anything was rounded.
+    pub real: f64,
+    /// The objective with every weight at its nearest code, on the first support and scales.
+    pub nearest: f64,
+}
+
+/// The codes of one parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RoundedLayer {
+    /// Its path.
+    pub path: String,
+    /// Groups with a scale of their own along each axis.
+    pub groups: Vec<usize>,
+    /// The scale of each group, row-major.
+    pub scales: Vec<f32>,
+    /// The code of each weight, row-major; the weight is code · scale, in F32.
+    pub codes: Vec<i32>,
 }
 
 /// Why a solver stopped.
@@ -78,4 +105,12 @@ pub enum Step {
     CoordinateDescent,
     /// Exact minimum on the support.
     BackSolve,
+    /// The first codes on a grid.
+    Round,
+    /// Sweep of coordinate descent over codes.
+    CodeDescent,
+    /// The best scales for the codes.
+    Scales,
+    /// Exchange of kept against pruned weights on a grid.
+    CodeExchange,
 }

@@ -92,7 +92,9 @@ fn pools(budget: &Budget, layout: &Layout, start: usize, kept: &[usize]) -> Vec<
         }
     };
     match budget {
-        Budget::Sparsity(_) | Budget::Keep(_) | Budget::Pattern => vec![pool(0..layout.len())],
+        Budget::Sparsity(_) | Budget::Keep(_) | Budget::Pattern | Budget::All => {
+            vec![pool(0..layout.len())]
+        }
         _ => {
             let layers = layout.layers().iter();
             layers.map(|layer| pool(layer.range())).collect()
@@ -116,6 +118,7 @@ fn unsolved(
         iterations: 0,
         termination: Termination::Completed,
         trace: Vec::new(),
+        rounded: None,
     })
 }
 
@@ -273,6 +276,7 @@ impl Whole {
                 iterations: self.iterations,
                 termination: self.termination.unwrap_or(Termination::Completed),
                 trace: Vec::new(),
+                rounded: None,
             },
             gradients: report,
             ridge: Ridge {

@@ -122,7 +122,8 @@ impl GradualConfig {
     ///
     /// The model comes back in the error, as [`PrunerConfig::prune_with`] says; where `train` fails,
     /// it is the one that `train` returns, with masks.
-    /// - [`PruneError::InvalidConfig`]: a learning rate that is not positive and finite.
+    /// - [`PruneError::InvalidConfig`]: a learning rate that is not positive and finite; a
+    ///   [grid](crate::SolverConfig::grid) with training after the last stage.
     /// - [`PruneError::NeedsMasks`]: the model carries a reparameterization, but no masks on all of
     ///   the parameters to prune.
     /// - Whatever `train` returns, and as [`PrunerConfig::prune`].
@@ -141,6 +142,11 @@ impl GradualConfig {
             if let Err(error) = checks::accept(fits, field, rate, "positive and finite") {
                 return Err(Rejected::new(model, error));
             }
+        }
+        let stays = self.pruner.solver.grid.is_none() || self.last_epochs == 0;
+        let expected = "none with epochs after the last stage, which would leave it";
+        if let Err(error) = checks::accept(stays, "grid", "given", expected) {
+            return Err(Rejected::new(model, error));
         }
         let carries_masks = match self.carries_masks(&model) {
             Ok(carries_masks) => carries_masks,

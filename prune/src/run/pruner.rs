@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::start::Start;
 use crate::{
-    Batch, FisherConfig, FisherReport, JudgedRidge, JudgedStatistics, Masks, Objective, PruneError,
-    Ridge, RidgeChoice, RunningStatistics, Schedule, Selection, SolverConfig, Termination,
+    Batch, DeadColumns, FisherConfig, FisherReport, JudgedRidge, JudgedStatistics, Masks,
+    Objective, PruneError, Ridge, RidgeChoice, Rounded, RunningStatistics, Schedule, Selection,
+    SolverConfig, Termination,
 };
 
 /// How a model is pruned.
@@ -133,6 +134,9 @@ pub struct StageReport {
     pub statistics: Option<JudgedStatistics>,
     /// Why the solver stopped.
     pub termination: Termination,
+    /// Codes and scales of the last stage, where the solver has a grid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounded: Option<Rounded>,
     /// How the gradients came about; the mean loss in it is that before the stage.
     pub gradients: FisherReport,
     /// Time of the solver in seconds, wall clock.
@@ -225,8 +229,16 @@ impl PrunerConfig {
             } else {
                 masks.as_ref()
             };
+            let is_last = stage + 1 == budgets.len();
+            let solver = SolverConfig {
+                budget: budget.clone(),
+                dead_columns: self.solver.dead_columns.or(Some(DeadColumns::PrunedFirst)),
+                // What is pruned further is rounded at the end.
+                grid: self.solver.grid.clone().filter(|_| is_last),
+                ..self.solver.clone()
+            };
             let staged = self
-                .stage(&model, &selection, &loss, batches, budget, frozen)
+                .stage(&model, &selection, &loss, batches, &solver, frozen)
                 .and_then(|staged| {
                     let support = &staged.solved.solution.support;
                     let new = Masks::from_support(selection.layout(), support)?;
@@ -249,6 +261,7 @@ impl PrunerConfig {
                 ridges: solved.ridges,
                 statistics: staged.statistics,
                 termination: solved.solution.termination,
+                rounded: solved.solution.rounded,
                 gradients: solved.gradients,
                 solve_seconds: solved.seconds,
             };

@@ -8,9 +8,8 @@ use burn::tensor::{DType, Tensor};
 use crate::run::block_stage::solve_blocks;
 use crate::statistics::running::Statistics;
 use crate::{
-    Batch, Budget, DeadColumns, Fisher, FisherReport, JudgedRidge, JudgedStatistics, Masks,
-    Problem, PruneError, PrunerConfig, Ridge, RidgeChoice, Selection, Solution, SolverConfig,
-    solve_with_ridge,
+    Batch, Fisher, FisherReport, JudgedRidge, JudgedStatistics, Masks, Problem, PruneError,
+    PrunerConfig, Ridge, RidgeChoice, Selection, Solution, SolverConfig, solve_with_ridge,
 };
 
 impl PrunerConfig {
@@ -21,15 +20,10 @@ impl PrunerConfig {
         selection: &Selection,
         loss: &dyn Fn(&M, &B) -> Tensor<1>,
         batches: impl IntoIterator<Item = B>,
-        budget: &Budget,
+        solver: &SolverConfig,
         frozen: Option<&Masks>,
     ) -> Result<Staged<M>, PruneError> {
         let free = frozen.map(|masks| free_weights(masks, selection));
-        let solver = SolverConfig {
-            budget: budget.clone(),
-            dead_columns: self.solver.dead_columns.or(Some(DeadColumns::PrunedFirst)),
-            ..self.solver.clone()
-        };
         let first_order = match self.first_order.unwrap_or(self.stages > 1) {
             true => 1.0 / self.fisher.batch_size as f64,
             false => 0.0,
@@ -41,7 +35,7 @@ impl PrunerConfig {
             let examples: Vec<B> = self.fisher.enough(batches.by_ref())?;
             let solved = solve_blocks(
                 self,
-                &solver,
+                solver,
                 self.fixed_ridge()?,
                 first_order,
                 selection,
@@ -71,7 +65,7 @@ impl PrunerConfig {
             let (_, loss, _) = statistics.choose(pruned, loss)?;
             Ok(loss)
         };
-        let sweep = solve_with_ridge(&problem, &solver, &self.ridge, &mut judge)?;
+        let sweep = solve_with_ridge(&problem, solver, &self.ridge, &mut judge)?;
         let solved = Solved {
             solution: sweep.solution,
             gradients: report,

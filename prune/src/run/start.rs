@@ -11,6 +11,7 @@ use crate::problem::feasible::Feasible;
 use crate::run::stage_budgets::stage_budgets;
 use crate::run::stage_store::StageStore;
 use crate::solver::check;
+use crate::solver::grid::levels::Levels;
 use crate::{
     Batch, Budget, ExcludedBecause, Layout, PruneError, PrunerConfig, RidgeChoice, Selection,
 };
@@ -33,6 +34,13 @@ impl PrunerConfig {
         let budgets = stage_budgets(self, selection.layout().len())?;
         check(&self.solver, selection.layout().len())?;
         self.check_budgets(&budgets, selection.layout())?;
+        if let Some(grid) = &self.solver.grid {
+            Levels::new(grid, selection.layout())?;
+            let expected = "none where the gradient matrix is taken in blocks of columns: fewer \
+                            Fisher samples, or a larger memory bound";
+            let whole = !self.needs_blocks(&selection);
+            checks::accept(whole, "grid", "given", expected)?;
+        }
         self.ridge.check()?;
         if let RidgeChoice::Sweep(_) = &self.ridge {
             let expected = "at least 1, to judge the ridges of a sweep by";

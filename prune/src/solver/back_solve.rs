@@ -18,6 +18,11 @@ const DUAL_ITERATIONS: usize = 20;
 /// Of fewer samples than kept weights, by a system of F32 products that is refined, and in F64 where
 /// that does not reach the minimum; of more, in F64.
 pub(crate) fn back_solve(problem: &Problem, support: &[usize]) -> Result<Vec<f32>, PruneError> {
+    // Nothing is pruned that was not 0 already: the dense weights are the minimum.
+    let unchanged = scatter(problem, support, &vec![0.0; support.len()]);
+    if problem.first_order() == 0.0 && unchanged == problem.dense() {
+        return Ok(unchanged);
+    }
     if problem.samples() < support.len()
         && let Some((weights, _)) = refined_anew(problem, support)?
     {

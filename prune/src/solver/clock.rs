@@ -79,6 +79,7 @@ impl Clock {
                 false => termination,
             },
             trace: self.trace,
+            rounded: None,
             support,
         })
     }

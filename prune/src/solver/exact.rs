@@ -68,7 +68,7 @@ impl Exact {
         let mut kept = is_small.then(Vec::new);
         for (_, columns) in problem.gradients().chunks(support) {
             let columns = host(columns)?;
-            system.add_exact_gram(columns.as_ref());
+            system.add_exact_gram(1.0, columns.as_ref());
             if let Some(kept) = &mut kept {
                 kept.push(columns);
             }
@@ -118,7 +118,7 @@ impl Exact {
         for first in (0..samples).step_by(step) {
             let last = samples.min(first + step);
             let rows = host(columns.clone().slice([first..last, 0..size]))?;
-            system.add_exact_gram(rows.transpose());
+            system.add_exact_gram(1.0, rows.transpose());
             for (at, sum) in right.iter_mut().enumerate() {
                 *sum += dot(rows.col_as_slice(at), &target[first..last]);
             }

@@ -118,8 +118,8 @@ impl Symmetric {
         Ok(())
     }
 
-    /// Adds A Aᵀ for A `[size, c]`, all of it in F64.
-    pub(crate) fn add_exact_gram(&mut self, rows: MatRef<'_, f64>) {
+    /// Adds `factor` times A Aᵀ for A `[size, c]`, all of it in F64.
+    pub(crate) fn add_exact_gram(&mut self, factor: f64, rows: MatRef<'_, f64>) {
         triangular::matmul(
             self.0.as_mut(),
             BlockStructure::TriangularLower,
@@ -128,7 +128,7 @@ impl Symmetric {
             BlockStructure::Rectangular,
             rows.transpose(),
             BlockStructure::Rectangular,
-            1.0,
+            factor,
             get_global_parallelism(),
         );
     }
@@ -198,6 +198,11 @@ impl Factor {
     /// Rows.
     pub(crate) fn size(&self) -> usize {
         self.0.L().nrows()
+    }
+
+    /// L.
+    pub(crate) fn lower(&self) -> MatRef<'_, f64> {
+        self.0.L()
     }
 
     /// A matrix W `[probes, size]`, row-major, with ‖W a‖² ≈ aᵀ (L Lᵀ)⁻¹ a: exact up to

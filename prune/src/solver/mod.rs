@@ -1,5 +1,6 @@
 //! Chooses the weights to keep and finds their values.
 
+pub(crate) mod grid;
 pub(crate) mod method;
 pub(crate) mod ridge;
 
@@ -33,6 +34,7 @@ use blockwise::{Shrinking, blockwise};
 use clock::Clock;
 use coordinate_descent::coordinate_descent;
 pub(crate) use dead::Dead;
+use grid::config::GridConfig;
 use scores::check_norms;
 use serde::{Deserialize, Serialize};
 pub(crate) use working_set::Shared;
@@ -60,6 +62,10 @@ pub struct SolverConfig {
     /// Seed of the methods that use chance. Default 0.
     #[config(default = 0)]
     pub seed: u64,
+    /// The grid that the kept weights are rounded to, with the same objective: for a model that is
+    /// quantized, too. Default: none, they are real numbers.
+    #[config(default = "None")]
+    pub grid: Option<GridConfig>,
 }
 
 /// What happens to weights whose column of the gradient matrix is zero.
@@ -159,7 +165,28 @@ pub(crate) fn solve_within(
             }
         },
     };
-    clock.finish(problem, weights, support, step, termination)
+    let Some(grid) = &config.grid else {
+        return clock.finish(problem, weights, support, step, termination);
+    };
+    let start = (weights, support);
+    let on_grid = grid::on_grid(problem, feasible, grid, start, &dead, &mut clock)?;
+    let (weights, support) = (on_grid.weights, on_grid.support);
+    let solution = clock.finish(problem, weights, support, Step::CodeDescent, termination)?;
+    let objective = on_grid.terms.total();
+    let mut trace = solution.trace;
+    // In F64, as the points before.
+    trace
+        .iter_mut()
+        .next_back()
+        .into_iter()
+        .for_each(|last| last.objective = objective);
+    Ok(Solution {
+        objective,
+        terms: on_grid.terms,
+        rounded: Some(on_grid.rounded),
+        trace,
+        ..solution
+    })
 }
 
 /// The dense weights on `support`.
@@ -193,6 +220,13 @@ pub(crate) fn check(config: &SolverConfig, parameters: usize) -> Result<(), Prun
         Method::WoodFisher { block_size } => at_least_one(*block_size)?,
         _ => {}
     }
+    let is_refused = config.grid.is_none() && config.budget == Budget::All;
+    let expected = "another one where there is no grid: nothing would be pruned";
+    accept(!is_refused, "budget", "All", expected)?;
+    let blocks = config.block_size.unwrap_or_default();
+    let expected = "none with a grid, which has one Fisher for all weights";
+    let is_whole = config.grid.is_none() || config.block_size.is_none();
+    accept(is_whole, "block_size", blocks, expected)?;
     match (&config.method, config.block_size) {
         (_, None) => Ok(()),
         (Method::BackSolve | Method::Chita(_), Some(size)) => at_least_one(size),

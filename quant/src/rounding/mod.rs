@@ -4,10 +4,12 @@ pub(crate) mod adaround;
 pub(crate) mod gptq;
 mod matrix_layout;
 pub(crate) mod weight_grid;
+mod weight_scales;
 
 pub use adaround::{AdaRoundConfig, adaround};
 pub use gptq::{GptqConfig, gptq};
 pub use weight_grid::WeightGrid;
+pub use weight_scales::set_weight_scales;
 
 use matrix_layout::{MatrixLayout, grid};
 

@@ -1,5 +1,9 @@
 //! A stage that quantizes.
 
+use burn::module::Module;
+use burn_lean_prune::{
+    Budget, FisherConfig, Method, PruneError, PrunerConfig, Selection, SolverConfig,
+};
 use burn_lean_quant::{
     AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, ObserverConfig, Override,
     PtqConfig, QatConfig, Rounding, RoundingConfig, Scheme, WeightConfig, WeightGranularity,
@@ -10,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::check::Check;
 use super::numbers::Numbers;
 use super::training::TrainStage;
-use crate::RecipeError;
+use crate::{Joint, RecipeError};
 
 /// How weights are rounded without training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -24,6 +28,9 @@ pub enum RoundingMethod {
     Gptq,
     /// Up or down as calibration data learn, and corrected biases.
     Adaround,
+    /// With the Fisher of the whole network, as [`Joint`] does: gradients of the loss decide about
+    /// codes and scales of the weights that are not 0; zeros stay.
+    Fisher,
 }
 
 /// Quantization: with training (QAT) where [`train`](Self::train) is given, without (PTQ) elsewhere.
@@ -52,6 +59,9 @@ pub struct QuantizeStage {
     /// How weights are rounded, without training. Default: to the nearest code.
     #[serde(default)]
     pub rounding: RoundingMethod,
+    /// Fisher samples of the rounding `fisher`, at least 1. Default: 500.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<usize>,
     /// Batches that ranges are calibrated on, without training; at least 1. Default: 16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<usize>,
@@ -86,6 +96,7 @@ impl QuantizeStage {
             activations,
             block: None,
             rounding: RoundingMethod::Nearest,
+            samples: None,
             calibration: None,
             fold: true,
             exclude: Vec::new(),
@@ -108,6 +119,12 @@ impl QuantizeStage {
     /// With weights rounded in another way.
     pub fn with_rounding(mut self, rounding: RoundingMethod) -> Self {
         self.rounding = rounding;
+        self
+    }
+
+    /// With so many Fisher samples, for the rounding `fisher`.
+    pub fn with_samples(mut self, samples: usize) -> Self {
+        self.samples = Some(samples);
         self
     }
 
@@ -157,6 +174,12 @@ impl QuantizeStage {
                 )?;
             }
         }
+        if let Some(samples) = self.samples {
+            let is_fisher = self.rounding == RoundingMethod::Fisher;
+            let expected = "left out: it belongs to the rounding `fisher`";
+            check.accept(is_fisher, "samples", samples, expected)?;
+            check.accept(samples >= 1, "samples", samples, "at least 1")?;
+        }
         let config = self.qat().validate();
         config.map_err(|error| RecipeError::from(error).at(stage))
     }
@@ -189,10 +212,32 @@ impl QuantizeStage {
             .with_overrides(skipped.collect())
     }
 
+    /// How the weights of a model are rounded with the Fisher, its zeros where they are.
+    pub(crate) fn joint<M: Module>(&self, model: &M) -> Result<Joint, RecipeError> {
+        let weights = Selection::of(model, None)?.flatten(model)?.try_into_data();
+        let weights = weights.map_err(|error| PruneError::Device {
+            reason: error.to_string(),
+        })?;
+        let nonzeros = weights
+            .iter::<f32>()
+            .filter(|weight| *weight != 0.0)
+            .count();
+        let budget = match nonzeros == weights.num_elements() {
+            true => Budget::All,
+            false => Budget::Keep(nonzeros),
+        };
+        // The largest weights: all that are not 0.
+        let solver = SolverConfig::new(budget).with_method(Method::BackSolve);
+        let fisher = FisherConfig::new(self.samples.unwrap_or(500)).with_progress(false);
+        let mut joint = Joint::new(PrunerConfig::new(solver, fisher), self.qat());
+        joint.grid.exchange_rounds = 0;
+        Ok(joint)
+    }
+
     /// How a model is quantized without training.
     pub(crate) fn ptq(&self) -> PtqConfig {
         let rounding = match self.rounding {
-            RoundingMethod::Nearest => RoundingConfig::new()
+            RoundingMethod::Nearest | RoundingMethod::Fisher => RoundingConfig::new()
                 .with_rounding(Rounding::Nearest)
                 .with_bias_correction(false),
             RoundingMethod::Gptq => {
@@ -210,7 +255,8 @@ impl QuantizeStage {
             .with_quantize(self.qat())
             .with_rounding(rounding)
             .with_progress(false);
-        if few_bits {
+        // With the Fisher the scales are the solver's.
+        if few_bits && self.rounding != RoundingMethod::Fisher {
             ptq = ptq.with_weight_range(WeightRange::LeastSquares);
         }
         if self.activations.format().is_none() {

@@ -7,7 +7,7 @@ use burn_lean_reparam::Rejected;
 
 use super::session::{Session, Shipped, load, own, seed_device};
 use super::train::Trainer;
-use super::{Progress, StageOutcome, seed};
+use super::{Progress, StageOutcome};
 use crate::state::Kept;
 use crate::{PruneMethod, PruneStage, RecipeError};
 
@@ -116,7 +116,6 @@ where
         let selection = Selection::of(dense, None)?;
         let layout = selection.layout();
         let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
-        let seed_of = self.recipe.seed;
         if plan.method == PruneMethod::Layerwise {
             let pruner = plan.pruner(layout);
             let wanted = pruner.examples + pruner.held_out;
@@ -129,18 +128,9 @@ where
             let pruned = pruner.prune(own(dense), forward, inputs)?;
             return Ok((pruned.model, pruned.masks));
         }
-        let loss = |model: &M, batch: &(I, T)| {
-            (self.task.loss)(forward(model, batch.0.clone()), batch.1.clone())
-        };
-        // Examples of a batch that does not fill a sample belong to none.
+        let loss = |model: &M, batch: &(I, T)| self.loss(model, batch);
         let least = plan.batch_size.unwrap_or(1);
-        let loader = |stage: u64| {
-            (0u64..).flat_map(move |pass| {
-                let seed = seed(seed_of, KEY, stage, pass);
-                let batches = self.task.batches(seed);
-                batches.filter(move |(inputs, _)| inputs.examples() >= least)
-            })
-        };
+        let loader = |stage: u64| self.examples(KEY, stage, least);
         let state = self.state.solver(KEY);
         if plan.method == PruneMethod::Chita {
             let config = plan.chita(layout, 0).with_state(state);

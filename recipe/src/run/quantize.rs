@@ -3,13 +3,17 @@
 use burn::module::Module;
 use burn_lean_graph::Tensors;
 use burn_lean_prune::{Batch, Masks, SparseRecord};
-use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, fold_for};
+use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, fold_for, set_weight_scales};
 use burn_lean_reparam::{ChainReparameterizer, attach};
 
 use super::StageOutcome;
 use super::session::{Session, Shipped, load, own, seed_device, slug};
 use super::tensors::on_device;
-use crate::{QuantizeStage, RecipeError};
+use crate::joint::scales;
+use crate::{QuantizeStage, RecipeError, RoundingMethod};
+
+/// What the examples of Fisher samples are drawn by.
+const FISHER: &str = "2-fisher";
 
 /// What a quantized model comes from.
 pub(crate) struct Source<'m, M> {
@@ -97,6 +101,16 @@ where
 
     fn calibrated(&self, key: &str, plan: &QuantizeStage, model: M) -> Result<M, RecipeError> {
         seed_device(self, key);
+        let (model, scales) = match plan.rounding {
+            RoundingMethod::Fisher => {
+                let joint = plan.joint(&model)?;
+                let loss = |model: &M, batch: &(I, T)| self.loss(model, batch);
+                let loader = |stage| self.examples(FISHER, stage, 1);
+                let outcome = joint.compress(model, loss, loader)?;
+                (outcome.pruned.model, Some(scales(&outcome.rounded)))
+            }
+            _ => (model, None),
+        };
         let quantized = QuantizedForward::new();
         let batches = || {
             let inputs = self.inputs(key).take(plan.calibration_batches());
@@ -107,6 +121,10 @@ where
                 (self.task.forward)(model, inputs)
             })
         })?;
-        Ok(model)
+        match scales {
+            // Rounded weights lie on a grid of their own.
+            Some(scales) => Ok(set_weight_scales(model, &scales)?),
+            None => Ok(model),
+        }
     }
 }

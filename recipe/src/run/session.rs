@@ -79,6 +79,26 @@ where
         first.filter(move |inputs| *size.get_or_insert(inputs.examples()) == inputs.examples())
     }
 
+    /// The mean loss of a batch.
+    pub(crate) fn loss(&self, model: &M, batch: &(I, T)) -> Tensor<1> {
+        let outputs = (self.task.forward)(model, batch.0.clone());
+        (self.task.loss)(outputs, batch.1.clone())
+    }
+
+    /// Batches of one stage of the solver of this key, pass after pass; a Fisher sample takes `least`
+    /// examples, and those of a smaller batch belong to none.
+    pub(crate) fn examples(
+        &self,
+        key: &'static str,
+        stage: u64,
+        least: usize,
+    ) -> impl Iterator<Item = (I, T)> + use<'_, 'r, 'a, M, I, T, O> {
+        (0u64..).flat_map(move |pass| {
+            let batches = self.task.batches(seed(self.recipe.seed, key, stage, pass));
+            batches.filter(move |(inputs, _)| inputs.examples() >= least)
+        })
+    }
+
     /// One example.
     pub(crate) fn example(&self) -> Result<I, RecipeError> {
         match self.batches("example", 0).next() {

@@ -1,0 +1,122 @@
+//! Scales that were chosen elsewhere.
+
+use std::collections::HashMap;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::Device;
+use burn_lean::quant::{
+    ConvertConfig, Mapping, QatConfig, QuantError, WeightConfig, WeightGranularity, load_record,
+    quantized_weights, set_weight_scales,
+};
+
+use crate::support::{each_device, values, with_numbers};
+
+const SHAPE: [usize; 2] = [64, 32];
+
+fn config() -> QatConfig {
+    QatConfig::new()
+        .with_weight(WeightConfig::int(8))
+        .with_activation(None)
+}
+
+fn linear(device: &Device) -> Linear {
+    with_numbers(LinearConfig::new(SHAPE[0], SHAPE[1]).init(device), 5)
+}
+
+/// Scales that no range of F32 numbers gives back: (s · 127) / 127 is another number.
+fn awkward() -> Vec<f32> {
+    let is_lost = |scale: &f32| (scale * 127.0) / 127.0 != *scale;
+    let scales: Vec<f32> = (0..)
+        .map(|at| 1.5e-2 + 1e-7 * at as f32)
+        .filter(is_lost)
+        .take(32)
+        .collect();
+    scales
+}
+
+fn of(path: &str, scales: Vec<f32>) -> HashMap<String, Vec<f32>> {
+    HashMap::from([(path.to_string(), scales)])
+}
+
+#[test]
+fn scales_are_kept_bit_by_bit_through_records_and_conversion() {
+    each_device(|target| {
+        let device = &target.device;
+        let scales = awkward();
+        let prepared = config().prepare(linear(device)).unwrap();
+        let model = set_weight_scales(prepared, &of("weight", scales.clone())).unwrap();
+        let fake = values(model.weight.val());
+        let fresh = config().prepare(linear(device)).unwrap();
+        let loaded = load_record(fresh, model.clone().into_record()).unwrap();
+        let (converted, _) = ConvertConfig::new().convert(model.clone()).unwrap();
+        for model in [model, loaded, converted] {
+            let (_, weight) = quantized_weights(&model).unwrap().remove(0);
+            assert_eq!(weight.scale(), scales);
+            let decoded = weight.codes().iter().enumerate();
+            let decoded: Vec<f32> = decoded
+                .map(|(at, code)| *code as f32 * scales[at % SHAPE[1]])
+                .collect();
+            assert_eq!(decoded, fake);
+        }
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_model_as_it_was() {
+    let device = Device::flex();
+    let refused = |config: QatConfig, path: &str, scales: Vec<f32>| {
+        let model = config.prepare(linear(&device)).unwrap();
+        let before = values(model.weight.val());
+        let (model, error) = set_weight_scales(model, &of(path, scales))
+            .unwrap_err()
+            .into_parts();
+        assert_eq!(values(model.weight.val()), before);
+        error
+    };
+    let located = |error: QuantError| match error {
+        QuantError::Parameter { path, error } => {
+            assert_eq!(path, "weight");
+            *error
+        }
+        other => other,
+    };
+    let unknown = refused(config(), "wheight", vec![0.1; 32]);
+    assert!(
+        matches!(unknown, QuantError::UnknownParameter { .. }),
+        "{unknown}"
+    );
+    let bias = refused(config(), "bias", vec![0.1; 32]);
+    assert!(
+        matches!(bias, QuantError::UnsupportedLayer { .. }),
+        "{bias}"
+    );
+    let blocks = WeightConfig::int(8).with_granularity(WeightGranularity::PerBlock { size: 16 });
+    let few = located(refused(
+        config().with_weight(blocks),
+        "weight",
+        vec![0.1; 32],
+    ));
+    let expected = QuantError::LengthMismatch {
+        what: "scales".into(),
+        expected: 128,
+        found: 32,
+    };
+    assert_eq!(few.to_string(), expected.to_string());
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let mut scales = vec![0.1; 32];
+        scales[7] = bad;
+        let error = located(refused(config(), "weight", scales));
+        assert!(matches!(error, QuantError::InvalidScale { .. }), "{error}");
+    }
+    let affine = WeightConfig::int(8).with_mapping(Mapping::Affine);
+    let affine = located(refused(
+        config().with_weight(affine),
+        "weight",
+        vec![0.1; 32],
+    ));
+    assert!(
+        matches!(affine, QuantError::UnsupportedScheme { .. }),
+        "{affine}"
+    );
+}
