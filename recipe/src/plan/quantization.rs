@@ -21,8 +21,11 @@ use crate::{Joint, RecipeError};
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum RoundingMethod {
-    /// To the nearest code.
+    /// [`Gptq`](Self::Gptq) for integers of 4 bits and less, where the nearest codes cost much;
+    /// [`Nearest`](Self::Nearest) for all else.
     #[default]
+    Auto,
+    /// To the nearest code.
     Nearest,
     /// With second-order information of calibration data, and corrected biases.
     Gptq,
@@ -56,7 +59,7 @@ pub struct QuantizeStage {
     /// of an output channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<usize>,
-    /// How weights are rounded, without training. Default: to the nearest code.
+    /// How weights are rounded, without training. Default: as their bits want it.
     #[serde(default)]
     pub rounding: RoundingMethod,
     /// Fisher samples of the rounding `fisher`, at least 1. Default: 500.
@@ -154,8 +157,9 @@ impl QuantizeStage {
                     let expected = "left out: training sees all data";
                     check.refuse("calibration", batches, expected)?;
                 }
+                let nearest = [RoundingMethod::Auto, RoundingMethod::Nearest];
                 check.accept(
-                    self.rounding == RoundingMethod::Nearest,
+                    nearest.contains(&self.rounding),
                     "rounding",
                     format!("{:?}", self.rounding).to_lowercase(),
                     "left out: training rounds to the nearest code",
@@ -166,8 +170,9 @@ impl QuantizeStage {
                 let batches = self.calibration_batches();
                 check.accept(batches >= 1, "calibration", batches, "at least 1")?;
                 let of_integers = self.weights.format().is_some_and(NumberFormat::is_int);
+                let nearest = [RoundingMethod::Auto, RoundingMethod::Nearest];
                 check.accept(
-                    of_integers || self.rounding == RoundingMethod::Nearest,
+                    of_integers || nearest.contains(&self.rounding),
                     "rounding",
                     format!("{:?}", self.rounding).to_lowercase(),
                     "`nearest` for weights that are no integers",
@@ -236,10 +241,20 @@ impl QuantizeStage {
 
     /// How a model is quantized without training.
     pub(crate) fn ptq(&self) -> PtqConfig {
-        let rounding = match self.rounding {
-            RoundingMethod::Nearest | RoundingMethod::Fisher => RoundingConfig::new()
-                .with_rounding(Rounding::Nearest)
-                .with_bias_correction(false),
+        let few_bits = self
+            .weights
+            .format()
+            .is_some_and(|format| format.is_int() && format.bits() <= 4);
+        let method = match self.rounding {
+            RoundingMethod::Auto if few_bits => RoundingMethod::Gptq,
+            method => method,
+        };
+        let rounding = match method {
+            RoundingMethod::Auto | RoundingMethod::Nearest | RoundingMethod::Fisher => {
+                RoundingConfig::new()
+                    .with_rounding(Rounding::Nearest)
+                    .with_bias_correction(false)
+            }
             RoundingMethod::Gptq => {
                 RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()))
             }
@@ -247,10 +262,6 @@ impl QuantizeStage {
                 RoundingConfig::new().with_rounding(Rounding::AdaRound(AdaRoundConfig::new()))
             }
         };
-        let few_bits = self
-            .weights
-            .format()
-            .is_some_and(|format| format.is_int() && format.bits() <= 4);
         let mut ptq = PtqConfig::new()
             .with_quantize(self.qat())
             .with_rounding(rounding)
