@@ -56,6 +56,7 @@ pub(crate) fn check(pattern: &SparsityPattern, budget: &Budget) -> Result<(), Pr
     let what = match (pattern, budget) {
         (SparsityPattern::Groups(_), _) => format!("the pattern {pattern}"),
         (_, Budget::Flops { .. }) => "a budget of operations".into(),
+        (_, Budget::All) => "a budget of all weights".into(),
         (SparsityPattern::NM { n, m }, budget) if *budget != Budget::Pattern => {
             format!("another budget than `Budget::Pattern` with {n}:{m}")
         }

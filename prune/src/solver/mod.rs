@@ -174,12 +174,10 @@ pub(crate) fn solve_within(
     let solution = clock.finish(problem, weights, support, Step::CodeDescent, termination)?;
     let objective = on_grid.terms.total();
     let mut trace = solution.trace;
-    // In F64, as the points before.
-    trace
-        .iter_mut()
-        .next_back()
-        .into_iter()
-        .for_each(|last| last.objective = objective);
+    if let Some(last) = trace.last_mut() {
+        // In F64, as the points before.
+        last.objective = objective;
+    }
     Ok(Solution {
         objective,
         terms: on_grid.terms,

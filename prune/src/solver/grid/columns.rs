@@ -84,8 +84,8 @@ pub(crate) fn dot(column: &[f32], vector: &[f64]) -> f64 {
         .map(|(a, e)| f64::from(*a) * e)
         .sum();
     for (column, vector) in columns.zip(vectors) {
-        for lane in 0..8 {
-            sums[lane] += f64::from(column[lane]) * vector[lane];
+        for ((sum, a), e) in sums.iter_mut().zip(column).zip(vector) {
+            *sum += f64::from(*a) * e;
         }
     }
     sums.iter().sum::<f64>() + rest
