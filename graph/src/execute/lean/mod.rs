@@ -64,7 +64,7 @@ impl Alive<'_> {
             self.compute_composite(composite);
             return true;
         }
-        self.compute_product(node)
+        self.compute_one(node)
     }
 
     /// Whether the end of a composite gives what is computed here for it.
@@ -109,7 +109,7 @@ impl Alive<'_> {
         self.free_put_back();
     }
 
-    fn compute_product(&mut self, node: Node<'_>) -> bool {
+    fn compute_one(&mut self, node: Node<'_>) -> bool {
         let bfloat = self.half() == FloatDType::BF16;
         match node.operation() {
             OperationIr::NumericFloat(_, NumericOperationIr::Mul(product)) => {
