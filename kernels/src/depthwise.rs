@@ -2,7 +2,7 @@
 
 use crate::error::expect;
 use crate::layout::{WIDTH, in_panels, panels};
-use crate::simd::{Simd, Task, dispatch};
+use crate::simd::{Simd, Task, dispatch_narrow};
 use crate::{Epilogue, KernelError, Windows};
 
 /// A convolution with one window for each channel: weights `[taps, channels]`, codes (`i8` by `i16`) or
@@ -45,7 +45,7 @@ impl Depthwise<i8> {
     pub fn convolve(&self, windows: &Windows<'_, i16>, epilogue: &Epilogue, output: &mut [f32]) {
         let finish = |panel: usize, sums: &[i32; WIDTH]| epilogue.of_codes(panel, sums);
         let add = |sum: i32, x: i16, weight: i8| sum + i32::from(x) * i32::from(weight);
-        dispatch(Convolve {
+        dispatch_narrow(Convolve {
             kernel: self,
             windows,
             output,
@@ -69,7 +69,7 @@ impl Depthwise<f32> {
             values
         };
         let add = |sum: f32, x: f32, weight: f32| sum + x * weight;
-        dispatch(Convolve {
+        dispatch_narrow(Convolve {
             kernel: self,
             windows,
             output,

@@ -1,7 +1,7 @@
 //! What comes between products.
 
 use crate::epilogue::limit;
-use crate::simd::{Simd, Task, dispatch};
+use crate::simd::{Simd, Task, dispatch_narrow};
 
 /// Work on one number after the other.
 struct Each<'a, F> {
@@ -20,7 +20,7 @@ impl<F: Fn(f32) -> f32> Task for Each<'_, F> {
 
 /// Numbers that are not below one and not above another. NaN stays NaN.
 pub fn clamp(values: &mut [f32], low: f32, high: f32) {
-    dispatch(Each {
+    dispatch_narrow(Each {
         values,
         change: move |x| limit(x, low, high),
     });
@@ -33,7 +33,7 @@ pub fn clamp(values: &mut [f32], low: f32, high: f32) {
 /// Unless there are as many.
 pub fn add(values: &mut [f32], others: &[f32]) {
     assert_eq!(values.len(), others.len(), "shapes differ");
-    dispatch(Add { values, others });
+    dispatch_narrow(Add { values, others });
 }
 
 struct Add<'a> {
@@ -76,7 +76,7 @@ fn exp(x: f32) -> f32 {
 
 /// 1 / (1 + e⁻ˣ).
 pub fn sigmoid(values: &mut [f32]) {
-    dispatch(Each {
+    dispatch_narrow(Each {
         values,
         change: |x: f32| 1.0 / (1.0 + exp(-x)),
     });
@@ -84,7 +84,7 @@ pub fn sigmoid(values: &mut [f32]) {
 
 /// The hyperbolic tangent, within 3·10⁻⁷.
 pub fn tanh(values: &mut [f32]) {
-    dispatch(Each {
+    dispatch_narrow(Each {
         values,
         change: |x: f32| {
             // Near 0 the quotient would lose what is small.
@@ -99,7 +99,7 @@ pub fn tanh(values: &mut [f32]) {
 
 /// x · Φ(x), with the distribution function of the normal distribution, within 3·10⁻⁷ · |x|.
 pub fn gelu(values: &mut [f32]) {
-    dispatch(Each {
+    dispatch_narrow(Each {
         values,
         change: |x: f32| {
             // Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
@@ -123,7 +123,7 @@ pub fn gelu(values: &mut [f32]) {
 ///
 /// For a `size` of 0.
 pub fn softmax(values: &mut [f32], size: usize) {
-    dispatch(Softmax { values, size });
+    dispatch_narrow(Softmax { values, size });
 }
 
 struct Softmax<'a> {
@@ -156,7 +156,7 @@ impl Task for Softmax<'_> {
 ///
 /// For an empty `gain`.
 pub fn layer_norm(values: &mut [f32], gain: &[f32], shift: Option<&[f32]>, epsilon: f32) {
-    dispatch(LayerNorm {
+    dispatch_narrow(LayerNorm {
         values,
         gain,
         shift,

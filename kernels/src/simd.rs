@@ -51,6 +51,12 @@ pub(crate) fn dispatch(task: impl Task) {
     if let Some(simd) = avx512::Vnni::try_new() {
         return simd.vectorize(With { task, simd });
     }
+    dispatch_narrow(task);
+}
+
+/// As [`dispatch`], with registers of at most 256 bits: for loops that the compiler turns into vector
+/// instructions, which wider ones made slower.
+pub(crate) fn dispatch_narrow(task: impl Task) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = pulp::x86::V3::try_new() {
         return simd.vectorize(With { task, simd });

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::error::expect;
-use crate::simd::{Simd, Task, dispatch};
+use crate::simd::{Simd, Task, dispatch_narrow};
 use crate::{Epilogue, KernelError};
 
 /// A matrix `[k, n]` that is mostly zero: for each column the rows and values of the others.
@@ -138,7 +138,7 @@ impl SparseMatrix {
             let mut sums = vec![0.0; (end - start) * lanes];
             macro_rules! of {
                 ($lanes:literal) => {
-                    dispatch(Columns::<$lanes> {
+                    dispatch_narrow(Columns::<$lanes> {
                         matrix: self,
                         left: left.as_chunks::<$lanes>().0,
                         start,
