@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn_lean_prune::{
-    Budget, FisherConfig, Method, PruneError, PrunerConfig, Selection, SolverConfig,
+    Budget, DeadColumns, FisherConfig, Method, PruneError, PrunerConfig, Selection, SolverConfig,
 };
 use burn_lean_quant::{
     AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, ObserverConfig, Override,
@@ -98,7 +98,7 @@ impl QuantizeStage {
             weights,
             activations,
             block: None,
-            rounding: RoundingMethod::Nearest,
+            rounding: RoundingMethod::Auto,
             samples: None,
             calibration: None,
             fold: true,
@@ -231,8 +231,10 @@ impl QuantizeStage {
             true => Budget::All,
             false => Budget::Keep(nonzeros),
         };
-        // The largest weights: all that are not 0.
-        let solver = SolverConfig::new(budget).with_method(Method::BackSolve);
+        // The largest weights: all that are not 0, those too that no gradient reaches.
+        let solver = SolverConfig::new(budget)
+            .with_method(Method::BackSolve)
+            .with_dead_columns(Some(DeadColumns::Priced));
         let fisher = FisherConfig::new(self.samples.unwrap_or(500)).with_progress(false);
         let mut joint = Joint::new(PrunerConfig::new(solver, fisher), self.qat());
         joint.grid.exchange_rounds = 0;
