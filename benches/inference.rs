@@ -22,7 +22,10 @@ use std::process::ExitCode;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::deploy::{EngineConfig, Export, FloatStorage};
-use burn_lean::quant::{ConvertConfig, QatConfig, Unsupported, WeightConfig, calibrate};
+use burn_lean::quant::{
+    ConvertConfig, QatConfig, QuantError, QuantizedForward, Unsupported, WeightConfig, calibrate,
+    quantizers,
+};
 use clap::Parser;
 use harness::{ConvNet, Variant, interleave};
 use models::{Encoder, Mlp, Recurrent};
@@ -60,8 +63,12 @@ fn main() -> ExitCode {
 
 /// A model of the table.
 pub(crate) trait Deployed: Module + Clone + 'static {
-    /// A forward pass in which quantizers take part, of an input of F32.
+    /// The forward pass, of an input of F32.
     fn run(&self, x: Tensor<4>) -> Tensor<2>;
+    /// A forward pass in which quantizers take part: they do in `run`, where layers are called so.
+    fn quantized(&self, _: &QuantizedForward, x: Tensor<4>) -> Result<Tensor<2>, QuantError> {
+        Ok(self.run(x))
+    }
     /// The shape of one sample.
     const SAMPLE: [usize; 3];
     /// Samples in a forward pass.
@@ -149,7 +156,15 @@ impl Bench<'_> {
             let prepared = QatConfig::new()
                 .with_weight(weight)
                 .prepare(float.clone())?;
-            Ok(calibrate(prepared, |model| drop(model.run(x.clone())))?.valid())
+            let recorded = QuantizedForward::new();
+            let mut failed = None;
+            let calibrated = calibrate(prepared, |model| {
+                failed = model.quantized(&recorded, x.clone()).err();
+            })?;
+            match failed {
+                Some(error) => Err(error.into()),
+                None => Ok(calibrated.valid()),
+            }
         };
         let weights = |bits| -> Result<M, Box<dyn Error>> {
             let config = QatConfig::new().with_weight(WeightConfig::int(bits));
@@ -211,8 +226,13 @@ impl Bench<'_> {
 
 fn in_burn<M: Deployed>(model: M, x: &Tensor<4>, bytes: usize) -> (Variant, usize, String) {
     let x = x.clone();
+    let recorded = QuantizedForward::new().cached();
+    let quantizes = !quantizers(&model).is_empty();
     let run = move || {
-        drop(model.run(x.clone()).into_data());
+        drop(match quantizes {
+            true => model.quantized(&recorded, x.clone())?.into_data(),
+            false => model.run(x.clone()).into_data(),
+        });
         Ok(())
     };
     (Variant::new(run), bytes, "Burn".into())

@@ -1,4 +1,5 @@
-//! The models of the table. Only those that are prepared for quantization notice the attributes.
+//! The models of the table. Only those that are prepared for quantization notice the attributes; ResNet8 has
+//! none.
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
@@ -6,7 +7,9 @@ use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::amp::full_precision;
-use burn_lean::quant::{ForwardQ, TransformerEncoderInput, quantize_calls};
+use burn_lean::quant::{
+    ForwardQ, QuantError, QuantizedForward, TransformerEncoderInput, quantize_calls,
+};
 
 use crate::Deployed;
 use crate::harness::ConvNet;
@@ -124,5 +127,14 @@ impl Deployed for ResNet8 {
 
     fn run(&self, x: Tensor<4>) -> Tensor<2> {
         self.forward(x)
+    }
+
+    /// Nothing in it knows of quantization.
+    fn quantized(
+        &self,
+        recorded: &QuantizedForward,
+        x: Tensor<4>,
+    ) -> Result<Tensor<2>, QuantError> {
+        recorded.run(self, x, |model, x| model.forward(x))
     }
 }
