@@ -154,7 +154,7 @@ impl EngineConfig {
     /// Unless [`backend`](Self::backend) and [`arithmetic`](Self::arithmetic) leave one way alone, this
     /// takes the time of some runs of each: all products in integers, all in floats, without the zeros
     /// of pruned matrices, rten, and Burn. The fastest for the recorded shapes stays; Burn, unless
-    /// another one is faster by 5 %.
+    /// another one is faster by 10 %.
     ///
     /// A pruned model, with its [masks](burn::module::Reparameterization) or after them, needs nothing
     /// else: each matrix of which half or more is zero (also one of 2:4) is measured with and without
