@@ -343,7 +343,12 @@ fn candidates<O: Tensors>(
         // Where its products are exact as they are; elsewhere they were never faster.
         if integer.is_some() && (forced || !kernels.products_saturate) {
             let written = export.write(&weights, &|_| Form::Integer, limits)?;
-            if written.layers.iter().any(is_integer) {
+            // Weights alone it dequantizes in every run.
+            let pays = |layer: &LayerReport| match forced {
+                true => is_integer(layer),
+                false => matches!(layer.execution, Execution::Integer),
+            };
+            if written.layers.iter().any(pays) {
                 all.push(load(written, "integers"));
             }
         }
