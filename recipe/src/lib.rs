@@ -1,6 +1,6 @@
 //! From a trained model to a small, fast one: a [`Recipe`] orders what the other crates do (mixed
-//! precision, smaller layers, pruning, quantization, export), and [`Run`] does it, inside your own program, resumable
-//! at any moment.
+//! precision, smaller layers, pruning, quantization, export), and [`Run`] does it, inside your own
+//! program, resumable at any moment.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};

@@ -4,6 +4,11 @@ use std::fmt::Display;
 
 use crate::RecipeError;
 
+/// A share in percent, with at most two decimals: as rows are named.
+pub(crate) fn percent(share: f64) -> f64 {
+    (share * 10_000.0).round() / 100.0
+}
+
 /// The stage whose fields are checked.
 pub(crate) struct Check<'a>(pub(crate) &'a str);
 
@@ -19,6 +24,14 @@ impl Check<'_> {
         match fits {
             true => Ok(()),
             false => self.refuse(field, value, expected),
+        }
+    }
+
+    /// Refuses parts of paths without a letter: they would name every parameter.
+    pub(crate) fn excluded(&self, texts: &[String]) -> Result<(), RecipeError> {
+        match texts.iter().find(|text| text.is_empty()) {
+            Some(empty) => self.refuse("exclude", format!("`{empty}`"), "parts of paths"),
+            None => Ok(()),
         }
     }
 

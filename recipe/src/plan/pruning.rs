@@ -6,7 +6,7 @@ use burn_lean_prune::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::check::Check;
+use super::check::{Check, percent};
 use super::training::{RateSchedule, TrainStage};
 use crate::RecipeError;
 
@@ -113,6 +113,11 @@ impl PruneStage {
         self
     }
 
+    /// As a row is named.
+    pub(crate) fn name(&self) -> String {
+        format!("pruned {} %", percent(self.sparsity))
+    }
+
     /// Stages, where the method has some.
     pub(crate) fn stage_count(&self) -> usize {
         let default = match self.method {
@@ -165,9 +170,7 @@ impl PruneStage {
             check.accept(is_gradual, "stage_epochs", epochs, expected)?;
             check.accept(epochs >= 1, "stage_epochs", epochs, "at least 1")?;
         }
-        if let Some(empty) = self.exclude.iter().find(|text| text.is_empty()) {
-            check.refuse("exclude", format!("`{empty}`"), "parts of paths")?;
-        }
+        check.excluded(&self.exclude)?;
         match &self.tune {
             None => check.accept(
                 !is_gradual,

@@ -4,7 +4,7 @@ use burn::module::ParamGroup;
 use burn_lean_prune::Shrink;
 use serde::{Deserialize, Serialize};
 
-use super::check::Check;
+use super::check::{Check, percent};
 use super::training::TrainStage;
 use crate::RecipeError;
 
@@ -53,7 +53,7 @@ impl ShrinkStage {
 
     /// As a row is named.
     pub(crate) fn name(&self) -> String {
-        format!("shrunk to {} %", (self.share * 10_000.0).round() / 100.0)
+        format!("shrunk to {} %", percent(self.share))
     }
 
     pub(crate) fn shrink(&self) -> Shrink {
@@ -68,9 +68,7 @@ impl ShrinkStage {
         let check = Check("shrink");
         let inside = self.share > 0.0 && self.share < 1.0;
         check.accept(inside, "share", self.share, "above 0 and below 1")?;
-        if let Some(empty) = self.exclude.iter().find(|text| text.is_empty()) {
-            check.refuse("exclude", format!("`{empty}`"), "parts of paths")?;
-        }
+        check.excluded(&self.exclude)?;
         match &self.tune {
             Some(tune) => tune.validate("shrink.tune", true),
             None => Ok(()),

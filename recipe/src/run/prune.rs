@@ -5,7 +5,7 @@ use burn_lean_graph::Tensors;
 use burn_lean_prune::{Batch, Masks, PruneError, Selection, SparseRecord};
 use burn_lean_reparam::Rejected;
 
-use super::session::{Session, Shipped, load, own, seed_device};
+use super::session::{Session, Shipped, after, load, own, seed_device};
 use super::train::Trainer;
 use super::{Progress, StageOutcome};
 use crate::state::Kept;
@@ -31,11 +31,7 @@ where
         teacher: &M,
         done: Option<&str>,
     ) -> Result<(StageOutcome<M>, Masks), RecipeError> {
-        let percent = 100.0 * plan.sparsity;
-        let mut name = format!("pruned {} %", (percent * 100.0).round() / 100.0);
-        if let Some(done) = done {
-            name = format!("{done}, {name}");
-        }
+        let name = after(done, plan.name());
         let mut masks = None;
         let outcome = self.stage(
             KEY,

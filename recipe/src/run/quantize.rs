@@ -7,7 +7,7 @@ use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, fold_for, se
 use burn_lean_reparam::{ChainReparameterizer, attach};
 
 use super::StageOutcome;
-use super::session::{Session, Shipped, load, own, seed_device, slug};
+use super::session::{Session, Shipped, after, load, own, seed_device, slug};
 use super::tensors::on_device;
 use crate::joint::scales;
 use crate::{QuantizeStage, RecipeError, RoundingMethod};
@@ -38,10 +38,7 @@ where
         plan: &QuantizeStage,
         source: &Source<'_, M>,
     ) -> Result<StageOutcome<M>, RecipeError> {
-        let name = match source.done {
-            Some(done) => format!("{done}, {}", plan.name()),
-            None => plan.name(),
-        };
+        let name = after(source.done, plan.name());
         let key = format!("2-{}", slug(&plan.name()));
         self.stage(
             &key,

@@ -379,6 +379,14 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// The name of a stage behind what has been done before it.
+pub(crate) fn after(done: Option<&str>, name: String) -> String {
+    match done {
+        Some(done) => format!("{done}, {name}"),
+        None => name,
+    }
+}
+
 /// The name of a stage as that of a file.
 pub(crate) fn slug(name: &str) -> String {
     let words = name.split(|letter: char| !letter.is_alphanumeric());
