@@ -185,7 +185,7 @@ impl Way<'_> {
         let export = Export::record(&valid, &image, |model, image| model.forward(image))?;
         let engine = EngineConfig::new().compile(export)?;
         engine.run(&image)?;
-        let latency = median_ms(31, || {
+        let latency = median_ms(|| {
             engine.run(&image).expect("it has run before");
         });
         let mut nonzeros = Nonzeros::default();

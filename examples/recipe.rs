@@ -149,8 +149,9 @@ fn cook<M: Network>(
 ) -> Result<(), Box<dyn Error>> {
     if let Some(path) = table.checkpoint(cli.config.as_deref(), cli.data.as_deref())? {
         model = network::load(model, &path)?;
-        // Those of a checkpoint may be of other pixels; without BatchNorm nothing happens.
-        let batches = images.train.ordered(500, device).take(10);
+        // The statistics of a checkpoint may be of other pixels. Images as the network was trained with,
+        // moved and mirrored where the recipe says so; without BatchNorm nothing happens.
+        let batches = images.train.shuffled(0, 500, device).take(10);
         let forward = |model: &M, images: &Tensor<4>| model.logits(images.clone());
         model = recompute_batch_norm(model, forward, batches.map(|batch| batch.images))?;
     }

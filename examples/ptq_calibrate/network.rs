@@ -20,15 +20,17 @@ pub(crate) fn loss<M: Network>(model: &M, batch: &Batch) -> Tensor<1> {
     support::cross_entropy(logits, batch.labels.clone().to_device(&device))
 }
 
-/// The model with BatchNorm statistics averaged over the images.
+/// The model with BatchNorm statistics averaged over the images, moved and mirrored at random, as those
+/// that networks for CIFAR-10 are trained with.
 pub(crate) fn normalized<M: Network>(
     model: M,
     images: &Images,
     device: &Device,
 ) -> Result<M, Box<dyn Error>> {
+    let moved = images.take(5000).augmented();
     Ok(recompute_batch_norm(
         model,
         |model, images: &Tensor<4>| model.logits(images.clone()),
-        images.ordered(500, device).map(|batch| batch.images),
+        moved.shuffled(0, 500, device).map(|batch| batch.images),
     )?)
 }

@@ -24,7 +24,7 @@ mod training;
 
 use std::error::Error;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn_lean::amp::Autocast;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -114,16 +114,18 @@ pub(crate) fn not_negative(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The median time of `calls` calls in milliseconds, after one that does not count.
-pub(crate) fn median_ms(calls: usize, mut call: impl FnMut()) -> f64 {
-    call();
-    let mut times: Vec<f64> = (0..calls)
-        .map(|_| {
-            let start = Instant::now();
-            call();
-            1e3 * start.elapsed().as_secs_f64()
-        })
-        .collect();
+/// The median time of a call in milliseconds: of at least 31 calls, and of as many as fit in a fifth of a
+/// second; the first tenth of a second, in which caches fill and threads wake up, does not count.
+pub(crate) fn median_ms(mut call: impl FnMut()) -> f64 {
+    let begin = Instant::now();
+    let mut times = Vec::new();
+    while times.len() < 31 || begin.elapsed() < Duration::from_millis(300) {
+        let start = Instant::now();
+        call();
+        if begin.elapsed() > Duration::from_millis(100) {
+            times.push(1e3 * start.elapsed().as_secs_f64());
+        }
+    }
     times.sort_by(f64::total_cmp);
-    times[calls / 2]
+    times[times.len() / 2]
 }

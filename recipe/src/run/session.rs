@@ -1,7 +1,7 @@
 //! What the stages of one run share.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
@@ -20,8 +20,12 @@ use crate::state::{Kept, State, files};
 use crate::task::Batches;
 use crate::{Format, Recipe, RecipeError, Task, TrainStage};
 
-/// Runs of the forward pass whose median is the latency.
+/// At least so many runs of the forward pass, whose median is the latency.
 const LATENCY_RUNS: usize = 31;
+/// In which caches fill and threads wake up: runs that do not count.
+const WARM_UP: Duration = Duration::from_millis(100);
+/// After so long [`LATENCY_RUNS`] are enough.
+const LATENCY_TIME: Duration = Duration::from_millis(300);
 
 /// What the stages of one run share.
 pub(crate) struct Session<'s, 'r, 'a, M, I, T, O> {
@@ -206,14 +210,12 @@ where
             Latency::None => None,
             Latency::Burn => {
                 let predict = predictor(self.task, model, &self.inner);
-                let mut times = Vec::new();
-                for _ in 0..=LATENCY_RUNS {
+                Some(median_ms(|| {
                     let input = on_device(&example, &self.inner);
                     let start = Instant::now();
                     predict(input)?.map_tensors(&mut Finish);
-                    times.push(1e3 * start.elapsed().as_secs_f64());
-                }
-                Some(median(times.split_off(1)))
+                    Ok(start.elapsed())
+                })?)
             }
             #[cfg(feature = "engine")]
             Latency::Engine => {
@@ -221,14 +223,11 @@ where
                     (self.task.forward)(model, input)
                 })?;
                 let engine = burn_lean_deploy::EngineConfig::new().compile(export)?;
-                engine.run(&example)?;
-                let mut times = Vec::new();
-                for _ in 0..LATENCY_RUNS {
+                Some(median_ms(|| {
                     let start = Instant::now();
                     engine.run(&example)?;
-                    times.push(1e3 * start.elapsed().as_secs_f64());
-                }
-                Some(median(times))
+                    Ok(start.elapsed())
+                })?)
             }
         })
     }
@@ -372,6 +371,21 @@ impl burn_lean_graph::TensorMapper for Finish {
         let _ = tensor.to_data();
         tensor.clone()
     }
+}
+
+/// The median of what `run` takes, in milliseconds.
+fn median_ms(run: impl Fn() -> Result<Duration, RecipeError>) -> Result<f64, RecipeError> {
+    let begin = Instant::now();
+    run()?;
+    let mut times = Vec::new();
+    while times.len() < LATENCY_RUNS || begin.elapsed() < LATENCY_TIME {
+        let is_warm = begin.elapsed() > WARM_UP || !times.is_empty();
+        let time = run()?;
+        if is_warm {
+            times.push(1e3 * time.as_secs_f64());
+        }
+    }
+    Ok(median(times))
 }
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
