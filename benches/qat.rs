@@ -7,8 +7,8 @@
 //! Learned step sizes (LSQ, [Esser et al., 2020](https://arxiv.org/abs/1902.08153)) for weights, one per
 //! channel, and for the inputs of layers; the first and the last layer with 8 bits, as is usual. SGD with
 //! momentum, the learning rate falls along half a cosine. Every row of training sees the same images in the
-//! same order; `FP32, tuned` is trained for as long. `PTQ` quantizes after training: least-squares ranges and
-//! GPTQ, BatchNorm folded, 512 training images. Settings are those of the literature: no image was looked at
+//! same order; `FP32, tuned` is trained for as long. `PTQ` quantizes after training, with nothing chosen:
+//! BatchNorm folded, 512 training images. Settings are those of the literature: no image was looked at
 //! to choose them.
 
 #[path = "../examples/support/mod.rs"]
@@ -26,9 +26,8 @@ use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::recompute_batch_norm;
 use burn_lean::quant::{
-    FakeQuantizeConfig, GptqConfig, Learned, NumberFormat, Override, PtqConfig, QatConfig,
-    QuantError, QuantizedForward, Rounding, RoundingConfig, Schedule, Scheme, WeightConfig,
-    WeightRange, fold_for, learned_parameters,
+    FakeQuantizeConfig, Learned, NumberFormat, Override, PtqConfig, QatConfig, QuantError,
+    QuantizedForward, Schedule, Scheme, WeightConfig, fold_for, learned_parameters,
 };
 use clap::Parser;
 use support::{Cell, CifarFiles, DeviceName, ImageSet, Images, Network, ResNet20, Table};
@@ -256,10 +255,7 @@ impl Study<'_> {
         let batches = || some.ordered(64, &self.device).map(|batch| batch.images);
         let sample = batches().next().ok_or("there is no training image")?;
         let folded = fold_for(model.valid(), sample, ResNet20::logits)?;
-        let ptq = PtqConfig::new()
-            .with_quantize(config(bits, Learned::None))
-            .with_weight_range(WeightRange::LeastSquares)
-            .with_rounding(RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new())));
+        let ptq = PtqConfig::new().with_quantize(config(bits, Learned::None));
         let (model, _) = ptq.quantize_for(folded, batches, ResNet20::logits)?;
         Ok(model)
     }

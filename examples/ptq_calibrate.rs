@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
             }
             false => {
                 // What nearest rounding costs is what better rounding has to win back.
-                let nearest = ptq.clone().with_rounding(PtqConfig::new().rounding);
+                let nearest = ptq.clone().with_rounding(options::nearest());
                 self.report_costs(&self.calibrated(&nearest, float.clone())?.0)?;
                 let (model, report) = self.calibrated(&ptq, float)?;
                 println!("\n{report}");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use burn_lean::quant::{
     AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, PtqConfig, PtqMode, QatConfig,
-    Rounding, RoundingConfig, Scheme, WeightConfig, WeightRange,
+    Rounding, RoundingConfig, Scheme, WeightConfig,
 };
 use clap::{Parser, ValueEnum};
 
@@ -50,10 +50,10 @@ pub(crate) struct Cli {
     #[arg(long, value_parser = clap::value_parser!(u8).range(2..=8))]
     activation_bits: Option<u8>,
     /// How weights are rounded.
-    #[arg(long, value_enum, default_value_t = RoundingName::Nearest)]
+    #[arg(long, value_enum, default_value_t = RoundingName::Auto)]
     rounding: RoundingName,
     /// Keep the most sensitive layers at 8 bits until the accuracy is within `--max-drop`. Takes
-    /// static activations, and weights with their full range that are rounded to nearest.
+    /// static activations, and weights that are rounded to nearest.
     #[arg(long, conflicts_with_all = ["mode", "rounding"])]
     pub(crate) mixed: bool,
     /// Accuracy that may be lost with `--mixed` [points].
@@ -104,9 +104,30 @@ enum Mode {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum RoundingName {
+    /// By GPTQ to 4 bits and less, else to nearest.
+    Auto,
     Nearest,
     Gptq,
     Adaround,
+}
+
+impl RoundingName {
+    fn config(self) -> RoundingConfig {
+        let config = RoundingConfig::new();
+        match self {
+            Self::Auto => config.with_rounding(Rounding::Auto),
+            Self::Nearest => nearest(),
+            Self::Gptq => config.with_rounding(Rounding::Gptq(GptqConfig::new())),
+            Self::Adaround => config.with_rounding(Rounding::AdaRound(AdaRoundConfig::new())),
+        }
+    }
+}
+
+/// The nearest codes, biases as they are.
+pub(crate) fn nearest() -> RoundingConfig {
+    RoundingConfig::new()
+        .with_rounding(Rounding::Nearest)
+        .with_bias_correction(false)
 }
 
 impl Cli {
@@ -129,15 +150,7 @@ impl Cli {
         let quantize = QatConfig::new()
             .with_weight(WeightConfig::int(weight_bits))
             .with_activation(Some(FakeQuantizeConfig::new(activation)));
-        let ptq = PtqConfig::new().with_quantize(quantize);
-        match weight_bits {
-            0..=4 => ptq
-                .with_weight_range(WeightRange::LeastSquares)
-                .with_rounding(
-                    RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new())),
-                ),
-            _ => ptq,
-        }
+        PtqConfig::new().with_quantize(quantize)
     }
 
     pub(crate) fn ptq(&self) -> PtqConfig {
@@ -152,19 +165,7 @@ impl Cli {
                 Mode::Dynamic => PtqMode::Dynamic,
                 Mode::Static => PtqMode::Static,
             })
-            .with_weight_range(match self.weight_bits {
-                0..=4 => WeightRange::LeastSquares,
-                _ => WeightRange::MinMax,
-            })
-            .with_rounding(match self.rounding {
-                RoundingName::Nearest => PtqConfig::new().rounding,
-                RoundingName::Gptq => {
-                    RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()))
-                }
-                RoundingName::Adaround => {
-                    RoundingConfig::new().with_rounding(Rounding::AdaRound(AdaRoundConfig::new()))
-                }
-            })
+            .with_rounding(self.rounding.config())
     }
 
     /// The data, normalized as the checkpoints of the network were trained.

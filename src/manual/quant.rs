@@ -57,7 +57,7 @@
 //! 1. [`fold_for`](crate::quant::fold_for): BatchNorm into the layers before it, before all else.
 //! 2. W8A8 without training. [`audit`](crate::quant::audit()) says what is quantized,
 //!    [`health`](crate::quant::health()) how well.
-//! 3. W4: `RoundingConfig` with GPTQ, ranges of weights by least squares.
+//! 3. W4 without training: GPTQ and ranges of the least squared error, with nothing chosen.
 //! 4. [`sensitivity`](crate::quant::sensitivity()) and
 //!    [`MixedPrecisionConfig`](crate::quant::MixedPrecisionConfig): a few layers at 8 bits.
 //! 5. Training with fake quantization: W4A4, W3A3, W2A2.

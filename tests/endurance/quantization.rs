@@ -226,7 +226,7 @@ proptest! {
     #[test]
     fn any_quantization_of_a_model_is_an_error_or_a_model_of_numbers(
         weight in (format(), mapping(), observer(), 0..4, 0usize..9), activation in scheme(),
-        mode in 0usize..3, rounding in 0..3, correct in any::<bool>(), least in any::<bool>(),
+        mode in 0usize..3, rounding in 0..4, correct in any::<bool>(), least in any::<bool>(),
         lax in any::<bool>(), inputs in kind(), weights in kind(), seed in 0u64..10_000,
     ) {
         let device = Device::flex();
@@ -247,6 +247,7 @@ proptest! {
         let rounding = match rounding {
             0 => Rounding::Nearest,
             1 => Rounding::Gptq(GptqConfig::new()),
+            2 => Rounding::Auto,
             _ => Rounding::AdaRound(AdaRoundConfig::new().with_iterations(5)),
         };
         let ptq = PtqConfig::new()

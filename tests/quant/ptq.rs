@@ -6,9 +6,9 @@ use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, Schedule, WeightConfig,
-    WeightRange, health, quantizers,
+    AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, Override,
+    PtqConfig, PtqMode, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, Schedule,
+    WeightConfig, WeightRange, health, quantizers,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -44,12 +44,20 @@ fn batches(device: &Device) -> Vec<Tensor<4>> {
         .collect()
 }
 
-fn weights_only(bits: u8) -> PtqConfig {
+/// With nothing chosen.
+fn default_of(bits: u8) -> PtqConfig {
     let quantize = QatConfig::new().with_weight(WeightConfig::int(bits));
     PtqConfig::new()
         .with_quantize(quantize)
         .with_mode(PtqMode::WeightOnly)
         .with_progress(false)
+}
+
+/// With full ranges, rounded to nearest.
+fn weights_only(bits: u8) -> PtqConfig {
+    default_of(bits)
+        .with_weight_range(WeightRange::MinMax)
+        .with_rounding(of(Rounding::Nearest))
 }
 
 /// Without bias correction.
@@ -166,6 +174,59 @@ fn rounding_by_data_has_less_output_error_than_nearest() {
             assert!(rounded < nearest, "{rounded} {nearest}\n{report}");
         }
     });
+}
+
+#[test]
+fn few_bits_are_rounded_by_data_with_nothing_chosen() {
+    each_device(|target| {
+        let run = |config: PtqConfig| quantize(&config, &target.device);
+        for bits in [2, 4] {
+            let (net, report) = run(default_of(bits));
+            assert_eq!(report.rounding.weights.len(), 2, "{report}");
+            let corrected = |bias: Option<f32>| bias.is_some_and(|moved| moved > 0.0);
+            let mut weights = report.rounding.weights.iter();
+            assert!(
+                weights.all(|weight| corrected(weight.bias_correction)),
+                "{report}"
+            );
+            let explicit = weights_only(bits)
+                .with_weight_range(WeightRange::LeastSquares)
+                .with_rounding(RoundingConfig::new());
+            let x = tensor(0, [2, 2, 6, 6], &target.device);
+            let same = values(run(explicit).0.forward(x.clone()));
+            assert_eq!(values(net.forward(x)), same);
+            let chosen = error(&net, &target.device);
+            let nearest = error(&run(weights_only(bits)).0, &target.device);
+            assert!(chosen < nearest, "{bits} bits: {chosen}, nearest {nearest}");
+        }
+        // More bits lose nothing worth a pass over the data.
+        let (net, report) = run(default_of(5));
+        assert!(report.rounding.weights.is_empty() && report.batches == 0);
+        let x = tensor(0, [2, 2, 6, 6], &target.device);
+        let nearest = run(weights_only(5)).0.forward(x.clone());
+        assert_eq!(values(net.forward(x)), values(nearest));
+    });
+}
+
+#[test]
+fn only_the_layers_of_few_bits_are_rounded_by_data() {
+    let device = Device::flex();
+    let head = Override::new("head".into()).with_weight_bits(Some(3));
+    let spared = QatConfig::new().with_overrides(vec![head]);
+    let config = default_of(8).with_quantize(spared);
+    let (net, report) = quantize(&config, &device);
+    let paths: Vec<&str> = report
+        .rounding
+        .weights
+        .iter()
+        .map(|w| w.path.as_str())
+        .collect();
+    assert_eq!(paths, ["head.weight"]);
+    let full = quantize(&weights_only(8), &device).0;
+    assert_eq!(
+        values(net.conv.weight.val()),
+        values(full.conv.weight.val())
+    );
 }
 
 #[test]
@@ -288,13 +349,13 @@ fn no_calibration_data_is_an_error_with_the_model() {
         );
         assert!(quantizers(rejected.value()).is_empty());
     }
-    // Without anything that depends on data, none is needed.
-    let (_, report) = weights_only(4)
-        .quantize(Net::new(&device), none, |net, x| {
+    // Without anything that asks for data, none is needed.
+    for config in [weights_only(4), default_of(4)] {
+        let quantized = config.quantize(Net::new(&device), none, |net, x| {
             net.forward(x);
-        })
-        .unwrap();
-    assert_eq!(report.batches, 0);
+        });
+        assert_eq!(quantized.unwrap().1.batches, 0);
+    }
 }
 
 #[test]

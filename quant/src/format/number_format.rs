@@ -102,6 +102,11 @@ impl NumberFormat {
         matches!(self, Self::Int { .. })
     }
 
+    /// Whether they are integers of 4 bits or less: where rounding and clipping cost accuracy.
+    pub(crate) const fn has_few_integers(self) -> bool {
+        self.is_int() && self.bits() <= 4
+    }
+
     /// The lowest number.
     pub fn quant_min(self) -> f32 {
         self.grid().bounds().0

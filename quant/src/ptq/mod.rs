@@ -16,8 +16,8 @@ use crate::model::unobserved::{LeftFloat, Unobserved, leave_float, without_range
 use crate::qat::training::calibrated;
 use crate::range::observer::ObserverConfig;
 use crate::{
-    LayerInputs, QatConfig, QuantError, QuantizedForward, Range, RangeMethod, Rounding,
-    RoundingConfig, RunOutcome,
+    LayerInputs, NumberFormat, QatConfig, QuantError, QuantizedForward, Range, RangeMethod,
+    Rounding, RoundingConfig, RunOutcome,
 };
 use crate::{RoundingReport, Site, WeightConfig, map_quantizers, quantizers};
 
@@ -46,17 +46,14 @@ pub enum PtqMode {
 /// How the range of a weight is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum WeightRange {
-    /// From the lowest to the highest value: nothing is clipped.
+    /// [`LeastSquares`](Self::LeastSquares) for integers of 4 bits and less, [`MinMax`](Self::MinMax)
+    /// for others.
     #[default]
+    Auto,
+    /// From the lowest to the highest value: nothing is clipped.
     MinMax,
-    /// A share of that, for each group the one with the least squared error: for 4 bits and fewer.
+    /// A share of that, for each group the one with the least squared error.
     LeastSquares,
-}
-
-fn nearest() -> RoundingConfig {
-    RoundingConfig::new()
-        .with_rounding(Rounding::Nearest)
-        .with_bias_correction(false)
 }
 
 /// Post-training quantization: calibration, the choice of ranges, rounding, bias correction.
@@ -96,12 +93,13 @@ pub struct PtqConfig {
         default = "vec![ObserverConfig::MinMax, ObserverConfig::histogram(RangeMethod::Search)]"
     )]
     pub observers: Vec<ObserverConfig>,
-    /// How the ranges of weights are chosen. Default: from the lowest to the highest value.
-    #[config(default = "WeightRange::MinMax")]
+    /// How the ranges of weights are chosen. Default: with the least squared error for integers of 4
+    /// bits and less, from the lowest to the highest value for others.
+    #[config(default = "WeightRange::Auto")]
     pub weight_range: WeightRange,
-    /// How weights are rounded, and whether biases make up for what is left. Default: to the
-    /// nearest code, and no.
-    #[config(default = "nearest()")]
+    /// How weights are rounded, and whether biases make up for what is left. Default: integers of 4 bits
+    /// and less by GPTQ and yes, where there is calibration data; to the nearest code and no for others.
+    #[config(default = "RoundingConfig::new().with_rounding(Rounding::Auto)")]
     pub rounding: RoundingConfig,
     /// What to do with an activation that has no useful range: no batch came by its quantizer, or
     /// only one value did (all zeros, for example). Default: refuse.
@@ -214,7 +212,7 @@ impl PtqConfig {
             prepared = weight_range::choose(prepared, self.weight_range)?;
         }
         let mut rounding = RoundingReport::default();
-        if self.rounding != nearest() {
+        if self.rounds() {
             // Weights are float meanwhile, so that a layer's inputs do not depend on how those
             // before it are rounded.
             let float_weights = map_quantizers(prepared.valid(), |located| match located.site {
@@ -223,8 +221,15 @@ impl PtqConfig {
             });
             let inputs = data.run("inputs of layers", |run| {
                 LayerInputs::collect(&float_weights, |model| run(model))
-            })??;
-            (prepared, rounding) = self.rounding.apply(prepared, &inputs)?;
+            });
+            (prepared, rounding) = match inputs {
+                Ok(inputs) => self.rounding.apply(prepared, &inputs?)?,
+                // Nobody asked for it.
+                Err(QuantError::NoData { .. }) if self.rounding.rounding == Rounding::Auto => {
+                    (prepared, rounding)
+                }
+                Err(error) => return Err(error),
+            };
         }
         let report = PtqReport {
             batches: data.count(),
@@ -248,7 +253,40 @@ impl PtqConfig {
     /// Whether weights keep the range that is chosen here, instead of that of their values: after
     /// rounding, the largest value need not be there any more.
     fn has_static_weights(&self) -> bool {
-        self.weight_range != WeightRange::MinMax || self.rounding.rounding != Rounding::Nearest
+        let chosen = match self.weight_range {
+            WeightRange::Auto => self.has_few_codes(),
+            WeightRange::MinMax => false,
+            WeightRange::LeastSquares => true,
+        };
+        chosen
+            || match self.rounding.rounding {
+                Rounding::Auto => self.has_few_codes(),
+                Rounding::Nearest => false,
+                _ => true,
+            }
+    }
+
+    /// Whether the inputs of layers are looked at, to round weights or to correct biases.
+    fn rounds(&self) -> bool {
+        match self.rounding.rounding {
+            Rounding::Auto => self.has_few_codes(),
+            Rounding::Nearest => self.rounding.bias_correction,
+            _ => true,
+        }
+    }
+
+    /// Whether some weights may have 4 bits or less.
+    fn has_few_codes(&self) -> bool {
+        let QatConfig {
+            weight, overrides, ..
+        } = &self.quantize;
+        let formats = overrides.iter().filter_map(|choice| choice.weight.as_ref());
+        let mut formats = std::iter::once(weight).chain(formats);
+        formats.any(|weight| weight.format.has_few_integers())
+            || overrides
+                .iter()
+                .filter_map(|choice| choice.weight_bits)
+                .any(|bits| NumberFormat::int(bits).has_few_integers())
     }
 
     /// The config with this observer for all activations; `None` for weights only.

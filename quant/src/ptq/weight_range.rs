@@ -48,7 +48,8 @@ impl WeightVisitor for Ranges {
         let range = Groups::new(&scheme.granularity, &weight.dims()).and_then(|groups| {
             let full = Range::of(&weight, scheme)?;
             Ok(match self.method {
-                WeightRange::LeastSquares if scheme.format.is_int() => {
+                WeightRange::Auto if !scheme.format.has_few_integers() => full,
+                WeightRange::Auto | WeightRange::LeastSquares if scheme.format.is_int() => {
                     let weight = weight.flatten::<1>(0, D - 1);
                     least_squares(&weight, full, &groups, scheme)
                 }

@@ -35,8 +35,10 @@ use crate::{InputStatistics, QuantError, QuantizedTensor, Scheme};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Rounding {
-    /// To the nearest code.
+    /// Integers of 4 bits and less by [`gptq`] with its defaults, others to the nearest code.
     #[default]
+    Auto,
+    /// To the nearest code.
     Nearest,
     /// By [`gptq`].
     Gptq(GptqConfig),
@@ -139,6 +141,9 @@ impl RoundingConfig {
             else {
                 continue;
             };
+            if self.rounding == Rounding::Auto && !weight.scheme().format.has_few_integers() {
+                continue;
+            }
             self.round(
                 (model, &effective),
                 &parameters,
@@ -199,6 +204,7 @@ impl RoundingConfig {
             let nearest = grid.nearest();
             let codes = match &self.rounding {
                 Rounding::Nearest => nearest.clone(),
+                Rounding::Auto => gptq(&grid, inputs, &GptqConfig::new())?,
                 Rounding::Gptq(config) => gptq(&grid, inputs, config)?,
                 Rounding::AdaRound(config) => adaround(&grid, inputs, config)?,
             };

@@ -243,34 +243,23 @@ impl QuantizeStage {
 
     /// How a model is quantized without training.
     pub(crate) fn ptq(&self) -> PtqConfig {
-        let few_bits = self
-            .weights
-            .format()
-            .is_some_and(|format| format.is_int() && format.bits() <= 4);
-        let method = match self.rounding {
-            RoundingMethod::Auto if few_bits => RoundingMethod::Gptq,
-            method => method,
+        let rounding = match self.rounding {
+            RoundingMethod::Auto => Rounding::Auto,
+            RoundingMethod::Nearest | RoundingMethod::Fisher => Rounding::Nearest,
+            RoundingMethod::Gptq => Rounding::Gptq(GptqConfig::new()),
+            RoundingMethod::Adaround => Rounding::AdaRound(AdaRoundConfig::new()),
         };
-        let rounding = match method {
-            RoundingMethod::Auto | RoundingMethod::Nearest | RoundingMethod::Fisher => {
-                RoundingConfig::new()
-                    .with_rounding(Rounding::Nearest)
-                    .with_bias_correction(false)
-            }
-            RoundingMethod::Gptq => {
-                RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()))
-            }
-            RoundingMethod::Adaround => {
-                RoundingConfig::new().with_rounding(Rounding::AdaRound(AdaRoundConfig::new()))
-            }
-        };
+        let corrects = rounding != Rounding::Nearest;
+        let rounding = RoundingConfig::new()
+            .with_rounding(rounding)
+            .with_bias_correction(corrects);
         let mut ptq = PtqConfig::new()
             .with_quantize(self.qat())
             .with_rounding(rounding)
             .with_progress(false);
-        // With the Fisher the scales are the solver's.
-        if few_bits && self.rounding != RoundingMethod::Fisher {
-            ptq = ptq.with_weight_range(WeightRange::LeastSquares);
+        if self.rounding == RoundingMethod::Fisher {
+            // The scales are the solver's.
+            ptq = ptq.with_weight_range(WeightRange::MinMax);
         }
         if self.activations.format().is_none() {
             ptq = ptq.with_mode(burn_lean_quant::PtqMode::WeightOnly);
