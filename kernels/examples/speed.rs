@@ -40,6 +40,7 @@ fn main() {
         let int4_32 = FloatMatrix::of_codes(&nibbles, size, 4, 32, &blocks).unwrap();
         let int8 = FloatMatrix::of_codes(&codes, size, 8, terms, &scales).unwrap();
         let w8a8 = IntegerMatrix::new(&codes, terms, columns, 8).unwrap();
+        let many = IntegerMatrix::for_many_rows(&codes, terms, columns).unwrap();
         let w4a8 = IntegerMatrix::new(&nibbles, terms, columns, 4).unwrap();
         let sparse = SparseMatrix::new(&sparse, terms, columns).unwrap();
         let epilogue = Epilogue::new(columns).with_scale(&scales);
@@ -65,6 +66,11 @@ fn main() {
             time(&at("w8a8"), work, || {
                 w8a8.multiply(&left, &epilogue, &mut y)
             });
+            if let Some(many) = &many {
+                time(&at("w8a8 for many rows"), work, || {
+                    many.multiply(&left, &epilogue, &mut y)
+                });
+            }
             time(&at("w4a8"), work, || {
                 w4a8.multiply(&left, &epilogue, &mut y)
             });

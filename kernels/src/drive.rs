@@ -213,7 +213,7 @@ impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
 }
 
 #[inline(always)]
-fn store(values: &[f32; WIDTH], width: usize, to: &mut [f32]) {
+pub(crate) fn store(values: &[f32; WIDTH], width: usize, to: &mut [f32]) {
     match to.first_chunk_mut::<WIDTH>() {
         Some(to) if width == WIDTH => *to = *values,
         _ => to[..width].copy_from_slice(&values[..width]),

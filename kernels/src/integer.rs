@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::dots::Dots;
 use crate::drive::{Place, Right, multiply};
 use crate::error::expect;
 use crate::layout::{WIDTH, apart, in_nibbles, in_pairs};
@@ -12,7 +13,7 @@ use crate::{Epilogue, KernelError};
 /// A matrix of signed codes `[k, n]`, of 4 or 8 bits, as it stays in memory.
 ///
 /// Left sides are codes as distances from the code of zero, −255 to 255: those of any grid of 8 bits.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub struct IntegerMatrix {
     rows: usize,
     columns: usize,
@@ -22,10 +23,11 @@ pub struct IntegerMatrix {
 /// The largest sum of products: a quarter of 32 bits is left for what is added to it.
 const LARGEST: i64 = 3 << 29;
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 enum Panels {
     Bytes(Vec<[i8; 2 * WIDTH]>),
     Nibbles(Vec<[u8; WIDTH]>),
+    Dots(Dots),
 }
 
 impl IntegerMatrix {
@@ -37,14 +39,7 @@ impl IntegerMatrix {
     /// [`KernelError::Overflow`] where the sums of inputs of 8 bits may leave 32, or leave no room for a
     /// bias of 2²⁹.
     pub fn new(codes: &[i8], rows: usize, columns: usize, bits: u8) -> Result<Self, KernelError> {
-        expect("codes", rows * columns, codes.len())?;
-        for column in 0..columns {
-            let terms = (0..rows).map(|row| i64::from(codes[row * columns + column]).abs());
-            let sum = 255 * terms.sum::<i64>();
-            if sum > LARGEST {
-                return Err(KernelError::Overflow { column, sum });
-            }
-        }
+        check(codes, rows, columns)?;
         let panels = match bits {
             8 => Panels::Bytes(in_pairs(codes, rows, columns)),
             4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
@@ -65,6 +60,30 @@ impl IntegerMatrix {
         })
     }
 
+    /// Packs row-major codes of 8 bits for left sides of many rows: twice as fast from 8 rows on where the
+    /// matrix has 128 columns or more, half as fast for one row. The sums are the same. `None` where the CPU
+    /// has no exact sums of four products, and for a matrix without numbers.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn for_many_rows(
+        codes: &[i8],
+        rows: usize,
+        columns: usize,
+    ) -> Result<Option<Self>, KernelError> {
+        check(codes, rows, columns)?;
+        let dots = match codes.is_empty() {
+            true => None,
+            false => Dots::new(codes, rows, columns),
+        };
+        Ok(dots.map(|dots| Self {
+            rows,
+            columns,
+            panels: Panels::Dots(dots),
+        }))
+    }
+
     /// Its rows and columns.
     pub fn shape(&self) -> [usize; 2] {
         [self.rows, self.columns]
@@ -75,6 +94,7 @@ impl IntegerMatrix {
         match &self.panels {
             Panels::Bytes(panels) => panels.as_flattened().len(),
             Panels::Nibbles(panels) => panels.as_flattened().len(),
+            Panels::Dots(dots) => dots.bytes(),
         }
     }
 
@@ -82,7 +102,8 @@ impl IntegerMatrix {
     ///
     /// # Panics
     ///
-    /// Where rows, epilogue or output have other sizes.
+    /// Where rows, epilogue or output have other sizes, and, packed
+    /// [`for_many_rows`](Self::for_many_rows), where two codes of the left side are more than 255 apart.
     pub fn multiply(&self, left: &dyn Left<i16>, epilogue: &Epilogue, output: &mut [f32]) {
         self.multiply_into(left, epilogue, output, self.columns, 0);
     }
@@ -109,8 +130,22 @@ impl IntegerMatrix {
             Panels::Nibbles(panels) => {
                 multiply(left, &Pairs { of, panels }, epilogue, output, place);
             }
+            Panels::Dots(dots) => dots.multiply(left, epilogue, output, place),
         }
     }
+}
+
+/// Whether there are as many codes as the shape says, and no sum leaves its 32 bits.
+fn check(codes: &[i8], rows: usize, columns: usize) -> Result<(), KernelError> {
+    expect("codes", rows * columns, codes.len())?;
+    for column in 0..columns {
+        let terms = (0..rows).map(|row| i64::from(codes[row * columns + column]).abs());
+        let sum = 255 * terms.sum::<i64>();
+        if sum > LARGEST {
+            return Err(KernelError::Overflow { column, sum });
+        }
+    }
+    Ok(())
 }
 
 /// Panels of pairs of rows.

@@ -3,7 +3,9 @@
 //! A weight is packed once, in panels of 16 columns, in the form in which it stays in memory:
 //!
 //! - [`IntegerMatrix`]: codes of 4 or 8 bits, multiplied by codes. Pairs of 16-bit products are summed
-//!   in 32 bits (`vpmaddwd` on x86), so that no sum saturates on any CPU: the result is exact;
+//!   in 32 bits (`vpmaddwd` on x86), so that no sum saturates on any CPU: the result is exact. For left
+//!   sides of many rows, on a CPU that sums four products of 8 bits exactly (VNNI, for one), it can be
+//!   packed for those;
 //! - [`FloatMatrix`]: F32, F16, BF16, or codes with scales, multiplied by floats; what is narrower than
 //!   F32 is widened in registers;
 //! - [`SparseMatrix`]: the nonzero weights of each column.
@@ -27,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod depthwise;
+mod dots;
 mod drive;
 mod elementwise;
 mod epilogue;

@@ -63,6 +63,31 @@ proptest! {
     }
 
     #[test]
+    fn packed_for_many_rows_a_product_is_the_same(
+        rows in 1_usize..80, terms in 1_usize..300, columns in 1_usize..150, offset in 0_usize..3,
+        zero_point in 0_i16..256, seed: u64,
+    ) {
+        let left = codes(-zero_point, 255 - zero_point, seed, rows * terms);
+        let right = bytes(-128, 127, seed ^ 1, terms * columns);
+        let Some(matrix) = IntegerMatrix::for_many_rows(&right, terms, columns).unwrap() else {
+            return Ok(());
+        };
+        let scale: Vec<f32> = (0..columns).map(|column| 0.5 + column as f32).collect();
+        let bias: Vec<i32> = (0..columns as i32).map(|column| 1000 - 77 * column).collect();
+        let epilogue = Epilogue::new(columns).with_code_bias(&bias).with_scale(&scale);
+        let pairs = IntegerMatrix::new(&right, terms, columns, 8).unwrap();
+        let stride = columns + 2 * offset;
+        let run = |matrix: &IntegerMatrix| {
+            let mut output = vec![-1.0; rows * stride];
+            matrix.multiply_into(
+                &Rows::dense(&left, terms), &epilogue, &mut output, stride, offset,
+            );
+            output
+        };
+        prop_assert_eq!(run(&matrix), run(&pairs));
+    }
+
+    #[test]
     fn a_convolution_of_codes_is_exact(
         extents in [1_usize..9, 1_usize..9], batch in 1_usize..4, groups in 1_usize..4,
         per_group in 1_usize..6, out_per_group in 1_usize..20, kernel in [1_usize..4, 1_usize..4],
@@ -183,18 +208,21 @@ fn large_products_are_shared_by_threads_and_stay_exact() {
 #[test]
 fn the_largest_sums_are_exact_and_larger_ones_are_refused() {
     let terms = 49_344;
-    let matrix = IntegerMatrix::new(&vec![-128; terms], terms, 1, 8).unwrap();
-    let mut output = [0.0];
-    matrix.multiply(
-        &Rows::dense(&vec![255; terms], terms),
-        &Epilogue::new(1),
-        &mut output,
-    );
-    assert_eq!(output, [-(terms as i64 * 255 * 128) as f32]);
+    let codes = vec![-128; terms];
+    let matrix = IntegerMatrix::new(&codes, terms, 1, 8).unwrap();
+    let many = IntegerMatrix::for_many_rows(&codes, terms, 1).unwrap();
+    for matrix in [Some(matrix), many].into_iter().flatten() {
+        for code in [255, -255] {
+            let mut output = [0.0];
+            let left = vec![code; terms];
+            matrix.multiply(&Rows::dense(&left, terms), &Epilogue::new(1), &mut output);
+            assert_eq!(output, [-(terms as i64 * i64::from(code) * 128) as f32]);
+        }
+    }
     let sum = (terms as i64 + 1) * 255 * 128;
     assert_eq!(
-        IntegerMatrix::new(&vec![-128; terms + 1], terms + 1, 1, 8),
-        Err(KernelError::Overflow { column: 0, sum })
+        IntegerMatrix::new(&vec![-128; terms + 1], terms + 1, 1, 8).unwrap_err(),
+        KernelError::Overflow { column: 0, sum }
     );
 }
 

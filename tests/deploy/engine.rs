@@ -10,7 +10,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::deploy::{
     ActivationQuantization, Arithmetic, Backend, EngineConfig, EngineReport, Execution, Export,
-    FloatStorage, Quantization,
+    FloatStorage, Quantization, integer_kernels,
 };
 use burn_lean::quant::{
     Granularity, Grid, IntegerLinear, NumberFormat, QuantParams, QuantizedTensor, Scheme,
@@ -176,6 +176,29 @@ fn an_integer_layer_with_a_bias_is_the_integer_reference_to_the_bit() {
             assert_eq!(report.resident_bytes, bytes + 4 * 37);
         }
     }
+}
+
+#[test]
+fn a_wide_integer_layer_is_the_reference_however_it_is_packed() {
+    let device = Device::flex();
+    let linear: Linear = with_numbers(LinearConfig::new(70, 160).init(&device), 3);
+    let weight = codes(&linear.weight.val(), NumberFormat::int8().narrow());
+    let bias = values(linear.bias.clone().unwrap().val());
+    let reference = IntegerLinear::of(&weight, Some(&bias), GRID).unwrap();
+    let mut ways = Vec::new();
+    // One row, and so many that products for many rows are faster, where the CPU has them.
+    for rows in [1, 400] {
+        let x = tensor::<2>(4, [rows, 70], &device);
+        let given = values(x.clone());
+        let given: Vec<i32> = given.iter().map(|x| GRID.quantize(*x).unwrap()).collect();
+        let sums = reference.accumulate(&given).unwrap();
+        let (found, report) = integer(&linear, &x, weight.clone());
+        assert_eq!(found, reference.dequantize(&sums), "{report}");
+        assert_eq!(report.layers[0].execution, Execution::Integer, "{report}");
+        ways.extend(report.times.into_iter().map(|timed| timed.way));
+    }
+    let measured = ways.iter().any(|way| way.contains("many rows"));
+    assert_eq!(measured, !integer_kernels().products_saturate, "{ways:?}");
 }
 
 #[test]

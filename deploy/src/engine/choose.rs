@@ -296,10 +296,21 @@ fn candidates<O: Tensors>(
         };
         let keep = Keep {
             floats: storage,
-            sparse: false,
+            ..Keep::default()
         };
         if let Some(integer) = &integer {
             all.push(own(integer, keep, "integers"));
+            let many_rows = Keep {
+                many_rows: true,
+                ..keep
+            };
+            if let Ok(runner) = Runner::new(&integer.model, many_rows, config.threads, pool)
+                && runner.has_many_rows()
+            {
+                let way = Way::Own(Box::new(runner));
+                let note = "integers, for many rows";
+                all.push(Ok(Candidate::new(Backend::Own, integer.clone(), way, note)));
+            }
         }
         if floats {
             all.push(own(&float, keep, note));
@@ -307,8 +318,8 @@ fn candidates<O: Tensors>(
                 all.push(own(&float, Keep::default(), ""));
             }
             let sparse = Keep {
-                floats: storage,
                 sparse: true,
+                ..keep
             };
             if let Ok(mut runner) = Runner::new(&float.model, sparse, config.threads, pool)
                 && let Ok(layers) = runner.settle(example.values.clone())

@@ -32,6 +32,8 @@ pub(crate) struct Keep {
     pub(crate) floats: Storage,
     /// Matrices of which half is zero as their nonzero numbers, where [`Runner::settle`] finds them faster.
     pub(crate) sparse: bool,
+    /// Wide matrices of codes of 8 bits for left sides of many rows, where the CPU has products for them.
+    pub(crate) many_rows: bool,
 }
 
 /// A model that is ready to run.
@@ -42,6 +44,8 @@ pub(crate) struct Runner {
     inputs: Vec<usize>,
     outputs: Vec<usize>,
     resident_bytes: usize,
+    /// Whether a matrix is packed for many rows.
+    has_many_rows: bool,
     /// Weights of which half is zero and that no product leaves out.
     dense_zeros: Vec<SparseLayer>,
     pool: Option<rayon::ThreadPool>,
@@ -90,6 +94,10 @@ impl Runner {
 
     pub(crate) fn resident_bytes(&self) -> usize {
         self.resident_bytes
+    }
+
+    pub(crate) fn has_many_rows(&self) -> bool {
+        self.has_many_rows
     }
 
     pub(crate) fn run(&self, inputs: Vec<Foreign>) -> Result<Vec<Foreign>, DeployError> {

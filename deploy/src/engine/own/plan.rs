@@ -35,6 +35,7 @@ pub(super) fn plan(
         others: Vec::new(),
         foreign,
         resident_bytes: 0,
+        has_many_rows: false,
         dense_zeros: Vec::new(),
     };
     for (index, node) in model.nodes.iter().enumerate() {
@@ -66,6 +67,7 @@ struct Planner<'a> {
     others: Vec<usize>,
     foreign: &'a Arc<ThreadPool>,
     resident_bytes: usize,
+    has_many_rows: bool,
     dense_zeros: Vec<SparseLayer>,
 }
 
@@ -109,6 +111,7 @@ impl<'a> Planner<'a> {
             inputs,
             outputs,
             resident_bytes: self.resident_bytes,
+            has_many_rows: self.has_many_rows,
             dense_zeros: self.dense_zeros,
             pool: None,
         })

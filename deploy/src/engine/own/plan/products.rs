@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_lean_kernels::{Depthwise, FloatMatrix, IntegerMatrix, SparseMatrix};
+use burn_lean_kernels::{Depthwise, FloatMatrix, IntegerMatrix, KernelError, SparseMatrix};
 
 use super::tail::Tail;
 use super::{Planner, refused};
@@ -12,6 +12,9 @@ use crate::engine::own::convolution::{Convolution, Kernel};
 use crate::engine::own::linear::{Linear, Matrix, Undecided};
 use crate::engine::report::{SparseLayer, SparseOutcome};
 use crate::{DeployError, OnnxNode};
+
+/// Columns from which on a matrix may be packed for many rows.
+const WIDE: usize = 128;
 
 impl<'a> Planner<'a> {
     pub(super) fn linear(
@@ -50,7 +53,7 @@ impl<'a> Planner<'a> {
                         let Some(codes) = self.constants.bytes(&weight.name) else {
                             return Ok(None);
                         };
-                        let matrix = IntegerMatrix::new(&codes, rows, columns, width(&codes));
+                        let matrix = self.integers(&codes, rows, columns);
                         Matrix::Codes(Arc::new(matrix.map_err(refused)?))
                     }
                     "MatMulNBits" => match self.blocks(node, rows, columns)? {
@@ -88,6 +91,24 @@ impl<'a> Planner<'a> {
             rank: axes,
         };
         Ok(Some((Operation::Linear(linear), tail)))
+    }
+
+    fn integers(
+        &mut self,
+        codes: &[i8],
+        rows: usize,
+        columns: usize,
+    ) -> Result<IntegerMatrix, KernelError> {
+        let bits = width(codes);
+        if self.keep.many_rows
+            && bits == 8
+            && columns >= WIDE
+            && let Some(matrix) = IntegerMatrix::for_many_rows(codes, rows, columns)?
+        {
+            self.has_many_rows = true;
+            return Ok(matrix);
+        }
+        IntegerMatrix::new(codes, rows, columns, bits)
     }
 
     /// Codes of 4 or 8 bits, column by column, in blocks.
@@ -172,8 +193,7 @@ impl<'a> Planner<'a> {
                     Kernel::DepthwiseCodes(depthwise_of(&all, taps, to)?)
                 }
                 false => {
-                    let pack =
-                        |codes: &Vec<i8>| IntegerMatrix::new(codes, terms, outputs, width(codes));
+                    let pack = |codes: &Vec<i8>| self.integers(codes, terms, outputs);
                     let packed = groups.iter().map(pack).collect::<Result<_, _>>();
                     Kernel::Codes(packed.map_err(refused)?)
                 }
