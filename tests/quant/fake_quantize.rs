@@ -64,6 +64,27 @@ fn qparams(scheme: &Scheme, shape: &[usize], device: &burn::tensor::Device) -> Q
 }
 
 #[test]
+fn whether_someone_else_holds_a_tensor_changes_neither_it_nor_the_numbers() {
+    each_device(|target| {
+        // So large that several threads share it, and a part of it that starts in the middle.
+        let whole = tensor::<2>(3, [3, 70_001], &target.device);
+        let before = values(whole.clone());
+        let scheme = Scheme::affine(NumberFormat::uint(4));
+        let qparams = QuantParams::of(&whole, &scheme).unwrap();
+        let quantize = |x: Tensor<2>| fake_quantize(x, &qparams, &scheme);
+        let part = whole.clone().slice([1..2]);
+        let of_part = values(quantize(part));
+        let held = values(quantize(whole.clone()));
+        assert_eq!(values(whole.clone()), before);
+        let alone = tensor::<2>(3, [3, 70_001], &target.device);
+        assert_eq!(values(quantize(alone)), held);
+        assert_eq!(held[70_001..2 * 70_001], of_part);
+        let alone = tensor::<2>(3, [3, 70_001], &target.device).slice([1..2]);
+        assert_eq!(values(quantize(alone)), of_part);
+    });
+}
+
+#[test]
 fn all_devices_give_the_same_bits() {
     for scheme in schemes() {
         let mut first: Option<(Vec<u32>, Vec<u32>)> = None;

@@ -1,10 +1,15 @@
 //! Fake quantization of a tensor in memory, in one pass.
 
+use rayon::prelude::*;
+
 use crate::Clip;
 use crate::fake::kernel::Wanted;
 use crate::format::groups::{Counts, Groups, Run};
 use crate::format::number_format::Grid;
 use crate::format::step::{Integers, Round, Step};
+
+/// Elements that a thread takes.
+const SHARE: usize = 1 << 15;
 
 /// The [`Step`] of each group.
 #[derive(Debug)]
@@ -54,30 +59,37 @@ impl Steps {
             })
     }
 
-    /// What the numbers nearest to `x` stand for.
-    pub(crate) fn quantize(&self, x: &[f32], runs: &[Run]) -> Vec<f32> {
+    /// Changes `x` to what the nearest numbers stand for.
+    pub(crate) fn quantize(&self, x: &mut [f32], runs: &[Run]) {
         match self.grid {
             Grid::Int { .. } => self.quantize_to(Integers, x, runs),
             Grid::Float { floats, .. } => self.quantize_to(floats, x, runs),
         }
     }
 
-    fn quantize_to(&self, numbers: impl Round, x: &[f32], runs: &[Run]) -> Vec<f32> {
-        let mut y = Vec::with_capacity(x.len());
+    fn quantize_to(&self, numbers: impl Round, x: &mut [f32], runs: &[Run]) {
         for_each_chunk(runs, |start, len, groups| {
-            let x = &x[start..start + len];
+            let x = &mut x[start..start + len];
             match groups {
                 Chunk::Same(group) => {
                     let step = self.at(group);
-                    y.extend(x.iter().map(|x| step.quantize(numbers, *x).0 * step.scale));
+                    let quantize = |x: &mut [f32]| {
+                        for x in x {
+                            *x = step.quantize(numbers, *x).0 * step.scale;
+                        }
+                    };
+                    match len >= 2 * SHARE {
+                        true => x.par_chunks_mut(SHARE).for_each(quantize),
+                        false => quantize(x),
+                    }
                 }
                 Chunk::Each(group) => {
-                    let x = x.iter().zip(self.from(group, len));
-                    y.extend(x.map(|(x, step)| step.quantize(numbers, *x).0 * step.scale));
+                    for (x, step) in x.iter_mut().zip(self.from(group, len)) {
+                        *x = step.quantize(numbers, *x).0 * step.scale;
+                    }
                 }
             }
         });
-        y
     }
 
     /// As [`quantize`](Self::quantize), with where `x` was clipped.

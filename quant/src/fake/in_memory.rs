@@ -16,6 +16,13 @@ trait InMemory: Backend {
     /// Calls `read` with the elements in row-major order; they are copied only if they do not lie
     /// in memory so.
     fn with_slice<R>(tensor: &FloatTensor<Self>, read: impl FnOnce(&[f32]) -> R) -> R;
+
+    /// Calls `change` with the elements in row-major order, where they lie in memory so and nobody
+    /// else holds them; gives the tensor back as it was elsewhere.
+    fn changed(
+        tensor: FloatTensor<Self>,
+        change: impl FnOnce(&mut [f32]),
+    ) -> Result<FloatTensor<Self>, FloatTensor<Self>>;
 }
 
 fn tensor<B: Backend>(values: Vec<f32>, shape: Shape, device: &B::Device) -> FloatTensor<B> {
@@ -36,8 +43,12 @@ impl<B: InMemory> Kernel for B {
         rule: &Rule,
     ) -> FloatTensor<Self> {
         let steps = steps::<Self>(&scale, &zero_point, rule);
-        let y = Self::with_slice(&x, |x| steps.quantize(x, rule.groups.runs()));
-        tensor::<Self>(y, x.shape(), &x.device())
+        let runs = rule.groups.runs();
+        Self::changed(x, |x| steps.quantize(x, runs)).unwrap_or_else(|x| {
+            let mut y = Self::with_slice(&x, <[f32]>::to_vec);
+            steps.quantize(&mut y, runs);
+            tensor::<Self>(y, x.shape(), &x.device())
+        })
     }
 
     fn quantize_dequantize_masked(
@@ -97,6 +108,20 @@ impl InMemory for burn::backend::Flex {
             None => read(tensor.to_contiguous().as_slice().expect("it is F32")),
         }
     }
+
+    fn changed(
+        mut tensor: FloatTensor<Self>,
+        change: impl FnOnce(&mut [f32]),
+    ) -> Result<FloatTensor<Self>, FloatTensor<Self>> {
+        let Some((start, end)) = tensor.layout().contiguous_offsets() else {
+            return Err(tensor);
+        };
+        match tensor.try_storage_mut() {
+            Some(elements) => change(&mut elements[start..end]),
+            None => return Err(tensor),
+        }
+        Ok(tensor)
+    }
 }
 
 #[cfg(feature = "ndarray")]
@@ -110,5 +135,12 @@ impl InMemory for burn::backend::NdArray {
             Some(slice) => read(slice),
             None => read(&view.iter().copied().collect::<Vec<f32>>()),
         }
+    }
+
+    fn changed(
+        tensor: FloatTensor<Self>,
+        _: impl FnOnce(&mut [f32]),
+    ) -> Result<FloatTensor<Self>, FloatTensor<Self>> {
+        Err(tensor)
     }
 }

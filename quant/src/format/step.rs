@@ -26,7 +26,7 @@ impl Step {
 }
 
 /// Rounding to a set of numbers that is continued beyond the bounds of the format.
-pub(crate) trait Round: Copy {
+pub(crate) trait Round: Copy + Sync {
     /// The nearest number to `x`, ties to even; for `x` far beyond the bounds, any number beyond
     /// them. NaN stays NaN.
     fn round(self, x: f32, low: f32, high: f32) -> f32;
