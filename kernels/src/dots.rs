@@ -58,16 +58,7 @@ impl Dots {
         place: Place,
     ) {
         let (rows, terms, columns) = (left.count(), left.terms(), self.packed.cols());
-        assert_eq!(
-            epilogue.columns(),
-            columns,
-            "the epilogue is of other columns"
-        );
-        assert_eq!(
-            output.len(),
-            rows * place.stride,
-            "the output has another size"
-        );
+        place.check([rows, columns], epilogue, output);
         let piece = (GATHERED / terms.max(1)).clamp(ROWS, rows.max(ROWS));
         let (mut scratch, mut bytes, mut sums) = (Vec::new(), Vec::new(), Vec::new());
         let executor = Executor::default();

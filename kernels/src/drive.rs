@@ -25,6 +25,16 @@ pub(crate) struct Place {
     pub(crate) column: usize,
 }
 
+impl Place {
+    /// Epilogue and output are of a product of so many rows and columns.
+    pub(crate) fn check(self, [rows, columns]: [usize; 2], epilogue: &Epilogue, output: &[f32]) {
+        let found = epilogue.columns();
+        assert_eq!(found, columns, "the epilogue is of other columns");
+        let size = rows * self.stride;
+        assert_eq!(output.len(), size, "the output has another size");
+    }
+}
+
 /// A packed right side.
 pub(crate) trait Right<T>: Sync {
     /// What is summed for a row and a panel.
@@ -67,16 +77,7 @@ pub(crate) fn multiply<T: Copy + Default + Send + Sync, R: Right<T>>(
     place: Place,
 ) {
     let (rows, columns) = (left.count(), right.columns());
-    assert_eq!(
-        epilogue.columns(),
-        columns,
-        "the epilogue is of other columns"
-    );
-    assert_eq!(
-        output.len(),
-        rows * place.stride,
-        "the output has another size"
-    );
+    place.check([rows, columns], epilogue, output);
     if rows == 0 || columns == 0 {
         return;
     }

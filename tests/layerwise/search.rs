@@ -11,8 +11,8 @@ use crate::solve::METHODS;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever the layer and the shape, no other method is better: not SparseGPT, not the exact
-    /// values on magnitude's, Wanda's or optimal brain surgeon's support.
+    /// Whatever the layer and the shape, no method that the search starts from is better: not SparseGPT in
+    /// one block, not the exact values on magnitude's, Wanda's or optimal brain surgeon's support.
     #[test]
     fn best_subset_is_never_above_another_method(
         seed in 0..10_000u64,
@@ -22,14 +22,13 @@ proptest! {
     ) {
         let layer = Layer::random(n, 12, 4, seed);
         let problem = layer.problem();
-        let keep = [
-            Keep::Weights(4 * kept),
-            Keep::PerRow(kept),
-            Keep::NOfM { n: kept.div_ceil(4), m: 4 },
-            Keep::Blocks { size: 2, count: 2 * kept },
-        ][shape];
+        let keep = shapes(kept)[shape];
         let best = solve(&problem, &keep, &Method::best_subset()).unwrap();
         for method in METHODS {
+            let method = match method {
+                Method::SparseGpt { .. } => Method::SparseGpt { block: 128 },
+                method => method,
+            };
             let other = solve(&problem, &keep, &method).unwrap();
             let solved = back_solve(&problem, &other.support).unwrap();
             let least = other.objective.min(solved.objective);
@@ -39,6 +38,40 @@ proptest! {
             );
         }
     }
+}
+
+fn shapes(kept: usize) -> [Keep; 4] {
+    [
+        Keep::Weights(4 * kept),
+        Keep::PerRow(kept),
+        Keep::NOfM {
+            n: kept.div_ceil(4),
+            m: 4,
+        },
+        Keep::Blocks {
+            size: 2,
+            count: 2 * kept,
+        },
+    ]
+}
+
+/// SparseGPT in blocks of four chooses later columns by what earlier ones left over: no start of the
+/// search, and hardly ever better than what it finds.
+#[test]
+fn best_subset_is_hardly_ever_above_sparse_gpt_in_small_blocks() {
+    let mut above = Vec::new();
+    for seed in 0..100 {
+        let layer = Layer::random(10 + seed as usize % 70, 12, 4, seed);
+        let problem = layer.problem();
+        for keep in shapes(1 + seed as usize % 11) {
+            let objective = |method| solve(&problem, &keep, &method).unwrap().objective;
+            let other = objective(Method::SparseGpt { block: 4 });
+            if objective(Method::best_subset()) > other * (1.0 + 1e-6) + 1e-12 {
+                above.push((seed, keep));
+            }
+        }
+    }
+    assert!(above.len() <= 4, "of 400: {above:?}");
 }
 
 /// No exchange of one weight of a row against another one improves what it finds.
