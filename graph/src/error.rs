@@ -25,6 +25,17 @@ pub enum GraphError {
         /// Its position among the tensors of the result.
         index: usize,
     },
+    /// What the forward pass leaves in a running state is not part of the recording.
+    #[error(
+        "what the forward pass leaves in the running state `{path}` cannot be recorded: {reason}. \
+         Compute it from what the closure is given, or call the model without recording"
+    )]
+    RunningState {
+        /// Its path; all of them where it may be any.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The model has no parameters, and the inputs no tensors: there is no device to run on.
     #[error("neither the model nor the inputs have a tensor, so there is no device to run on")]
     NoDevice,

@@ -207,39 +207,18 @@ pub fn note_cast<const D: usize>(x: &Tensor<D>, dtype: FloatDType) -> Option<Ten
     Some(output)
 }
 
-/// Follows a walk for hooks into a module.
-pub(crate) fn entered(name: &str, container_type: &str) {
-    TASK.with_borrow_mut(|task| {
-        if let Some(Task::Collect {
-            path, parameter, ..
-        }) = task
-        {
-            if container_type == "Reparameterization" && parameter.is_none() {
-                *parameter = Some(path.len());
-            }
-            path.push(name.to_string());
-        }
-    });
-}
-
-/// Follows it out of one.
-pub(crate) fn exited() {
-    TASK.with_borrow_mut(|task| {
-        if let Some(Task::Collect {
-            path, parameter, ..
-        }) = task
-        {
-            path.pop();
-            if *parameter == Some(path.len()) {
-                *parameter = None;
-            }
-        }
-    });
-}
-
 /// The hooks that a model offers, in its order.
 pub(crate) fn offered<M: Module>(model: &M) -> Vec<Carried> {
-    collecting(|| model.visit(&mut Hooks)).1
+    let scope = Scope::enter(Task::Collect {
+        path: Vec::new(),
+        parameter: None,
+        found: Vec::new(),
+    });
+    model.visit(&mut Hooks);
+    match scope.leave() {
+        Some(Task::Collect { found, .. }) => found,
+        _ => Vec::new(),
+    }
 }
 
 /// Follows a walk for hooks, and looks at nothing else.
@@ -247,25 +226,31 @@ struct Hooks;
 
 impl ModuleVisitor for Hooks {
     fn enter_module(&mut self, name: &str, container: &str) {
-        entered(name, container);
+        TASK.with_borrow_mut(|task| {
+            if let Some(Task::Collect {
+                path, parameter, ..
+            }) = task
+            {
+                if container == "Reparameterization" && parameter.is_none() {
+                    *parameter = Some(path.len());
+                }
+                path.push(name.to_string());
+            }
+        });
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        exited();
-    }
-}
-
-/// The hooks that a model offers while `walk` visits it, in its order.
-pub(crate) fn collecting<T>(walk: impl FnOnce() -> T) -> (T, Vec<Carried>) {
-    let scope = Scope::enter(Task::Collect {
-        path: Vec::new(),
-        parameter: None,
-        found: Vec::new(),
-    });
-    let walked = walk();
-    match scope.leave() {
-        Some(Task::Collect { found, .. }) => (walked, found),
-        _ => (walked, Vec::new()),
+        TASK.with_borrow_mut(|task| {
+            if let Some(Task::Collect {
+                path, parameter, ..
+            }) = task
+            {
+                path.pop();
+                if *parameter == Some(path.len()) {
+                    *parameter = None;
+                }
+            }
+        });
     }
 }
 

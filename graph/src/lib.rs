@@ -31,10 +31,14 @@
 //! | reading a value (`into_scalar`, `into_data`) | [`GraphError::Forward`] |
 //! | `backward`, `inner`, `to_device` | [`GraphError::Forward`] |
 //! | a tensor from outside of the closure's arguments | [`GraphError::Forward`], or [`GraphError::ForeignOutput`] |
-//! | `detach` | [`GraphError::StopsGradients`] by [`Recording::verify_gradients`] |
+//! | `detach` of a result | detached, by [`Recordings`] and [`record_with_backward`] |
+//! | `detach` elsewhere | [`GraphError::StopsGradients`] by [`Recording::verify_gradients`] |
+//! | `detach` in some steps alone | seen by [`Recordings`] behind a `bool` or a variant of an input, not behind what the closure captures |
+//! | a `RunningState` that is updated with a tensor from outside | [`GraphError::RunningState`] |
 //! | numbers made on the host | part of the recording: record again where they change |
 //! | random numbers | fresh in each execution |
-//! | plain tensors in modules | constants: copied from the device when recorded |
+//! | plain tensors in modules | constants: read from the device by each recording, uploaded by each execution |
+//! | one BatchNorm in training that is called twice | [`GraphError::Forward`]: call it once, on the concatenated views, or do without a recording |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod capture;
@@ -56,14 +60,16 @@ mod walk;
 
 pub use conversions::round_all;
 pub use error::GraphError;
-pub use execute::{HalfStorage, Observed, Observer};
+pub use execute::{HalfStorage, Observed, Observer, take_replaced_states};
 pub use graph::{Graph, HookInfo, Node, Parameter, Role, Site, scalars};
 pub use interpret::name as operation_name;
-pub use record::{Recording, record};
+pub use record::{Recording, model_device, record};
 pub use recordings::Recordings;
-pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules};
+pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules, is_castable};
 pub use sites::{Place, SiteUse};
-pub use tensors::{TensorMapper, Tensors, shapes, signature};
+#[doc(hidden)]
+pub use tensors::plain;
+pub use tensors::{Form, TensorMapper, Tensors, shapes, signature};
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};
 pub use walk::{Mark, Pass, Product, Step, Walk};

@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorId, TensorIr};
+use burn::backend::ir::{
+    BaseOperationIr, BatchNormOpIr, ModuleOperationIr, NumericOperationIr, OperationIr, TensorId,
+};
 use burn::tensor::TensorData;
 
 use crate::graph::describe::{describe, rename};
@@ -18,7 +20,7 @@ pub(crate) struct Hooked {
     pub(crate) noted: Noted,
 }
 
-/// A graph of what the outputs and running statistics need, with equal views of parameters shared
+/// A graph of what the outputs and running states need, with equal views of parameters shared
 /// and hooks at their sites.
 pub(crate) fn simplify(
     operations: Vec<OperationIr>,
@@ -32,8 +34,8 @@ pub(crate) fn simplify(
     graph.hooks = hooked.hooks;
     graph.hooked = hooked.noted.stand_ins.into_iter().collect();
     graph.noted_casts = hooked.noted.casts.into_iter().collect();
+    skip_divisions(&mut graph);
     share_views(&mut graph);
-    find_updates(&mut graph);
     keep(&mut graph, true);
     insert(&mut graph);
     describe(&mut graph);
@@ -52,6 +54,33 @@ pub(crate) fn as_recorded(
     keep(&mut graph, false);
     describe(&mut graph);
     graph
+}
+
+/// The next values of running states as the forward pass gave them: Burn divides the sum of what
+/// threads give by their number, which is one while recording.
+fn skip_divisions(graph: &mut Graph) {
+    if graph.parameters.iter().all(|one| one.update.is_none()) {
+        return;
+    }
+    let divided: HashMap<TensorId, TensorId> = graph
+        .operations
+        .iter()
+        .filter_map(|operation| match operation {
+            OperationIr::NumericFloat(_, NumericOperationIr::DivScalar(division))
+                if division.rhs.elem::<f64>() == 1.0 =>
+            {
+                Some((division.out.id, division.lhs.id))
+            }
+            _ => None,
+        })
+        .collect();
+    for update in graph
+        .parameters
+        .iter_mut()
+        .filter_map(|one| one.update.as_mut())
+    {
+        *update = divided.get(update).copied().unwrap_or(*update);
+    }
 }
 
 /// One operation instead of several equal ones on parameters and constants: a recurrence cuts its
@@ -95,30 +124,10 @@ fn share_views(graph: &mut Graph) {
         kept.push(operation);
     }
     graph.operations = kept;
-    for id in &mut graph.outputs {
+    let updates = graph.parameters.iter_mut();
+    let updates = updates.filter_map(|one| one.update.as_mut());
+    for id in graph.outputs.iter_mut().chain(updates) {
         *id = renamed.get(id).copied().unwrap_or(*id);
-    }
-}
-
-/// The next value of a running statistic: what is computed from it last and read by nothing.
-fn find_updates(graph: &mut Graph) {
-    for parameter in graph.parameters.iter_mut().filter(|one| one.running) {
-        let mut reached = HashSet::from([parameter.tensor]);
-        let mut read = HashSet::new();
-        let mut last: Option<&TensorIr> = None;
-        for operation in &graph.operations {
-            if operation.inputs().any(|input| reached.contains(&input.id)) {
-                read.extend(operation.inputs().map(|input| input.id));
-                for output in operation.outputs() {
-                    reached.insert(output.id);
-                    last = Some(output);
-                }
-            }
-        }
-        parameter.update = last
-            .filter(|tensor| tensor.shape.to_vec() == parameter.shape)
-            .map(|tensor| tensor.id)
-            .filter(|id| !read.contains(id) && !graph.outputs.contains(id));
     }
 }
 
@@ -132,12 +141,10 @@ fn keep(graph: &mut Graph, fuse: bool) {
         .collect();
     let mut needed: HashSet<TensorId> = graph.outputs.iter().copied().collect();
     needed.extend(graph.parameters.iter().filter_map(|one| one.update));
-    let made: HashSet<TensorId> = graph
-        .operations
-        .iter()
-        .flat_map(|operation| operation.outputs().map(|tensor| tensor.id))
-        .filter(|id| !given.contains(id) && !graph.constants.contains_key(id))
-        .collect();
+    let in_training = match fuse {
+        true => norms_in_training(&graph.operations),
+        false => HashSet::new(),
+    };
     let mut kept = Vec::with_capacity(graph.operations.len());
     for operation in std::mem::take(&mut graph.operations).into_iter().rev() {
         if matches!(operation, OperationIr::Init(_) | OperationIr::Drop(_)) {
@@ -149,9 +156,8 @@ fn keep(graph: &mut Graph, fuse: bool) {
         {
             continue;
         }
-        if let (true, OperationIr::Module(ModuleOperationIr::BatchNorm(norm))) = (fuse, &operation)
-            && made.contains(&norm.mean.id)
-            && made.contains(&norm.variance.id)
+        if let OperationIr::Module(ModuleOperationIr::BatchNorm(norm)) = &operation
+            && in_training.contains(&norm.out.id)
         {
             // A batch normalization in training is recorded in parts: its statistics, then the
             // normalization by them. It is one operation again, which gives the statistics, too.
@@ -167,5 +173,82 @@ fn keep(graph: &mut Graph, fuse: bool) {
     kept.reverse();
     graph.operations = kept;
     graph.constants.retain(|id, _| needed.contains(id));
-    graph.parameters.retain(|one| needed.contains(&one.tensor));
+    graph
+        .parameters
+        .retain(|one| needed.contains(&one.tensor) || one.update.is_some());
+}
+
+/// The results of batch normalizations by the statistics of what they normalize.
+fn norms_in_training(operations: &[OperationIr]) -> HashSet<TensorId> {
+    let norms: Vec<&BatchNormOpIr> = operations
+        .iter()
+        .filter_map(|operation| match operation {
+            OperationIr::Module(ModuleOperationIr::BatchNorm(norm)) => Some(norm),
+            _ => None,
+        })
+        .collect();
+    if norms.is_empty() {
+        return HashSet::new();
+    }
+    let makers = operations.iter().flat_map(|operation| {
+        let made = operation.outputs();
+        made.map(move |tensor| (tensor.id, operation))
+    });
+    let makers = Makers(makers.collect());
+    norms
+        .into_iter()
+        .filter(|norm| makers.are_of_the_batch(norm))
+        .map(|norm| norm.out.id)
+        .collect()
+}
+
+/// Which operation makes which tensor.
+struct Makers<'a>(HashMap<TensorId, &'a OperationIr>);
+
+impl Makers<'_> {
+    /// Whether mean and variance are what Burn computes of the input in training: the mean over all
+    /// dimensions but that of the channels, and that of the squares of the distances from it.
+    fn are_of_the_batch(&self, norm: &BatchNormOpIr) -> bool {
+        let Some(squares) = self.averaged(norm.variance.id) else {
+            return false;
+        };
+        let Some(OperationIr::NumericFloat(_, NumericOperationIr::Mul(square))) =
+            self.0.get(&squares)
+        else {
+            return false;
+        };
+        let Some(OperationIr::NumericFloat(_, NumericOperationIr::Sub(distance))) =
+            self.0.get(&square.lhs.id)
+        else {
+            return false;
+        };
+        self.averaged(norm.mean.id) == Some(norm.x.id)
+            && square.lhs.id == square.rhs.id
+            && distance.lhs.id == norm.x.id
+            && self.unshaped(distance.rhs.id) == self.unshaped(norm.mean.id)
+    }
+
+    /// What this tensor is the mean of, over all dimensions but the second.
+    fn averaged(&self, id: TensorId) -> Option<TensorId> {
+        let OperationIr::NumericFloat(_, NumericOperationIr::MeanDim(mean)) =
+            self.0.get(&self.unshaped(id))?
+        else {
+            return None;
+        };
+        let OperationIr::BaseFloat(BaseOperationIr::SwapDims(swap)) =
+            self.0.get(&self.unshaped(mean.input.id))?
+        else {
+            return None;
+        };
+        let to_front = matches!((swap.dim1, swap.dim2), (0, 1) | (1, 0));
+        (mean.axis == 1 && to_front).then_some(swap.input.id)
+    }
+
+    /// The tensor of which this one is another shape.
+    fn unshaped(&self, mut id: TensorId) -> TensorId {
+        while let Some(OperationIr::BaseFloat(BaseOperationIr::Reshape(view))) = self.0.get(&id) {
+            id = view.input.id;
+        }
+        id
+    }
 }

@@ -1,44 +1,112 @@
 //! What is remembered of forward passes between steps.
 
-use std::any::{Any, type_name};
-use std::collections::{HashMap, HashSet};
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::module::Module;
-use burn::tensor::{DType, Device};
+use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, DType, Int, Tensor};
 
-use crate::{GraphError, Recording, Tensors, hooks, record, record_with_backward, signature};
+use crate::record::{Seeks, record_with, trains};
+use crate::tensors::Given;
+use crate::{Form, GraphError, Recording, Tensors, Verified, hooks};
 
-/// A place in the user's program with the types, ranks and shapes that it uses.
+/// A forward pass: a closure at a place in the user's program, with the types and ranks that it uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Signature {
-    caller: (&'static str, u32, u32),
-    model: &'static str,
-    inputs: Vec<(Vec<usize>, DType)>,
-    trains: bool,
+struct Pass {
+    caller: &'static Location<'static>,
+    /// Model, input, result and closure: two closures that go through one function are two.
+    types: TypeId,
     variant: u64,
+    trains: bool,
+    /// Which parameters have gradients.
+    trained: u64,
+    /// Ranks and dtypes of the inputs, and which of them have gradients.
+    inputs: Vec<(usize, DType, bool)>,
+    kind: u64,
+}
+
+/// What is known of a forward pass.
+#[derive(Debug, Clone)]
+struct Known {
+    /// Which results have gradients.
+    tracked: Vec<bool>,
+    /// Whether another step may have more or fewer results, of a `Vec` say.
+    varies: bool,
+    /// Whether the gradients are those of the model.
+    is_verified: bool,
+}
+
+/// What a kept recording is used for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Kept {
+    pass: Pass,
+    shapes: Vec<Vec<usize>>,
+    values: u64,
+    model: u64,
+}
+
+/// How many recordings are kept.
+const KEPT: usize = 64;
+
+/// The recordings that were used last, with the count of uses at their last one.
+#[derive(Debug, Default)]
+struct LastUsed {
+    recordings: HashMap<Kept, (u64, Box<dyn Any + Send>)>,
+    uses: u64,
+}
+
+impl LastUsed {
+    fn get(&mut self, kept: &Kept) -> Option<&(dyn Any + Send)> {
+        self.uses += 1;
+        let (used, recording) = self.recordings.get_mut(kept)?;
+        *used = self.uses;
+        Some(&**recording)
+    }
+
+    fn insert(&mut self, kept: Kept, recording: Box<dyn Any + Send>) {
+        self.uses += 1;
+        self.recordings.insert(kept, (self.uses, recording));
+        if self.recordings.len() > KEPT {
+            let all = self.recordings.iter();
+            let oldest = all.min_by_key(|(_, (used, _))| *used);
+            if let Some(oldest) = oldest.map(|(kept, _)| kept.clone()) {
+                self.recordings.remove(&oldest);
+            }
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 struct Memory {
-    /// Forward passes whose gradients were compared, by their place and the ranks of their inputs.
-    verified: Mutex<HashSet<Signature>>,
-    recordings: Mutex<HashMap<Signature, Box<dyn Any + Send>>>,
+    passes: Mutex<HashMap<Pass, Known>>,
+    recordings: Mutex<LastUsed>,
 }
 
 /// Recordings of forward passes, for whoever runs one in each step.
 ///
 /// The gradients of a forward pass are compared once, at its first training step; a recording is
-/// made anew in each step, or kept. A forward pass is known by the place in the program that asks,
-/// and by the types, ranks and shapes that it uses. Clones share what they remember.
+/// made anew in each step, or kept. A forward pass is known by the closure and the place in the program
+/// that asks, by the types and ranks that it uses, and by which parameters have gradients; a recording
+/// that is kept also by shapes, by what inputs [say of themselves](Tensors::describe), and by which
+/// parameters the model has, in which shapes and dtypes. Functions behind one pointer are one closure. Clones share what they
+/// remember.
+///
+/// What a forward pass detaches is that of its first training step. It may depend on a `bool` or a variant
+/// of an input, each of which is compared, but not on a number or on what the closure captures: that is
+/// not seen.
 #[derive(Debug, Clone)]
 pub struct Recordings {
     memory: Arc<Memory>,
-    /// Whether a recording is kept for the shapes of its inputs. Default: no.
+    /// Whether a recording is kept for the shapes of its inputs, the 64 that were used last. Default: no.
     pub caches: bool,
     /// Whether gradients are compared with those of the model, as
     /// [`Recording::verify_gradients`] does. Default: yes.
+    ///
+    /// Where they cannot be compared, a warning of [`tracing`] says so: once where Burn cannot record the
+    /// backward pass, at each attempt where they are not finite.
     pub verifies: bool,
 }
 
@@ -58,12 +126,12 @@ impl Recordings {
     ///
     /// # Errors
     ///
-    /// As [`record`] and [`Recording::verify_gradients`].
-    pub fn recording<M, I, O>(
+    /// As [`record`](crate::record()) and [`Recording::verify_gradients`].
+    pub fn recording<M, I, O, F>(
         &self,
         model: &M,
         input: &I,
-        forward: impl FnOnce(&M, I) -> O,
+        forward: F,
         caller: &'static Location<'static>,
         variant: u64,
     ) -> Result<Arc<Recording<O>>, GraphError>
@@ -71,36 +139,57 @@ impl Recordings {
         M: Module,
         I: Tensors,
         O: Tensors + Send + Sync + 'static,
+        F: FnOnce(&M, I) -> O,
     {
-        let devices = model.devices();
-        let signature = Signature {
-            caller: (caller.file(), caller.line(), caller.column()),
-            model: type_name::<(M, O)>(),
-            inputs: signature(input),
-            trains: devices.first().is_some_and(Device::is_autodiff),
+        let mut given = Given::default();
+        let _ = input.map_tensors(&mut given);
+        let (kind, values) = Form::of(input);
+        let has_gradients = trains(model);
+        let state = State::of(model);
+        let inputs = given.signature.iter().zip(&given.tracked);
+        let pass = Pass {
+            caller,
+            types: typeid::of::<(M, I, O, F)>(),
             variant,
+            trains: given.autodiff || has_gradients,
+            trained: state.trained.finish(),
+            inputs: inputs
+                .map(|((shape, dtype), tracked)| (shape.len(), *dtype, *tracked))
+                .collect(),
+            kind,
         };
-        if self.caches
-            && let Some(known) = self.known::<M, O>(&signature, model)
-        {
+        let verifies = self.verifies && has_gradients;
+        if !self.caches {
+            return Ok(Arc::new(
+                self.record(model, input, forward, pass, verifies)?,
+            ));
+        }
+        let kept = Kept {
+            pass: pass.clone(),
+            shapes: given
+                .signature
+                .into_iter()
+                .map(|(shape, _)| shape)
+                .collect(),
+            values,
+            model: state.all.finish(),
+        };
+        if let Some(known) = self.kept::<M, O>(&kept, model) {
             return Ok(known);
         }
-        let recording = Arc::new(self.record(model, input, forward, &signature)?);
-        if self.caches {
-            let kept: Arc<Recording<O>> = recording.clone();
-            lock(&self.memory.recordings).insert(signature, Box::new(kept));
-        }
+        let recording = Arc::new(self.record(model, input, forward, pass, verifies)?);
+        lock(&self.memory.recordings).insert(kept, Box::new(recording.clone()));
         Ok(recording)
     }
 
     /// The kept recording, if it is of a model that carries the same hooks.
-    fn known<M: Module, O: Send + Sync + 'static>(
+    fn kept<M: Module, O: Send + Sync + 'static>(
         &self,
-        signature: &Signature,
+        kept: &Kept,
         model: &M,
     ) -> Option<Arc<Recording<O>>> {
         let known = lock(&self.memory.recordings)
-            .get(signature)?
+            .get(kept)?
             .downcast_ref::<Arc<Recording<O>>>()?
             .clone();
         let carried = hooks::offered(model);
@@ -112,21 +201,98 @@ impl Recordings {
         model: &M,
         input: &I,
         forward: impl FnOnce(&M, I) -> O,
-        signature: &Signature,
+        pass: Pass,
+        verifies: bool,
     ) -> Result<Recording<O>, GraphError> {
-        let mut ranks = signature.clone();
-        for (shape, _) in &mut ranks.inputs {
-            shape.fill(0);
+        let known = lock(&self.memory.passes).get(&pass).cloned();
+        let was_verified = known.as_ref().is_some_and(|known| known.is_verified);
+        let verifies = verifies && !was_verified;
+        let seeks = match &known {
+            _ if !pass.trains => Seeks::Nothing(&[]),
+            _ if verifies => Seeks::Backward,
+            Some(known) if !known.varies => Seeks::Nothing(&known.tracked),
+            _ => Seeks::Results,
+        };
+        let mut recording = record_with(model, input, forward, seeks)?;
+        if matches!(seeks, Seeks::Nothing(_)) {
+            return Ok(recording);
         }
-        let is_verified = || lock(&self.memory.verified).contains(&ranks);
-        if !self.verifies || !signature.trains || is_verified() {
-            return record(model, input, forward);
+        let mut is_verified = was_verified;
+        if verifies {
+            let verified = recording.verify_gradients(model, input)?;
+            is_verified = verified != Verified::NotFinite;
+            warn_of(verified, &pass);
+            recording.forget_backward();
         }
-        let mut recording = record_with_backward(model, input, forward)?;
-        recording.verify_gradients(model, input)?;
-        recording.forget_backward();
-        lock(&self.memory.verified).insert(ranks);
+        let known = Known {
+            tracked: recording.tracked.clone(),
+            varies: Form::of(&recording.form).0 != Form::of(&()).0,
+            is_verified,
+        };
+        lock(&self.memory.passes).insert(pass, known);
         Ok(recording)
+    }
+}
+
+fn warn_of(verified: Verified, pass: &Pass) {
+    let place = pass.caller;
+    match verified {
+        Verified::Same => {}
+        Verified::NotRecorded => tracing::warn!(
+            %place,
+            "Burn cannot record the backward pass of this forward pass: nobody knows whether it stops \
+             gradients (`detach`), which an execution does not"
+        ),
+        Verified::NotFinite => tracing::warn!(
+            %place,
+            "some gradients of this forward pass are infinite or NaN in F32: they cannot be compared with \
+             those of the model, which is tried again in the next step"
+        ),
+    }
+}
+
+/// What a recording of a model depends on besides its type.
+#[derive(Default)]
+struct State {
+    /// Which parameters it has, of which shapes and dtypes, which of them have gradients, and where
+    /// training behaviour is on.
+    all: DefaultHasher,
+    /// Which of its parameters have gradients, whoever they are.
+    trained: DefaultHasher,
+}
+
+impl State {
+    fn of<M: Module>(model: &M) -> Self {
+        let mut state = Self::default();
+        hooks::sharing(|| model.visit(&mut state));
+        state
+    }
+
+    fn note(&mut self, id: ParamId, state: impl Hash) {
+        (id, state).hash(&mut self.all);
+    }
+}
+
+impl ModuleVisitor for State {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let has_gradient = param.is_tracked();
+        has_gradient.hash(&mut self.trained);
+        let value = param.base();
+        self.note(param.id, (has_gradient, value.dims(), value.dtype()));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        let value = param.val();
+        self.note(param.id, (value.dims(), value.dtype()));
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        let value = param.val();
+        self.note(param.id, (value.dims(), value.dtype()));
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.note(flag.id, flag.is_enabled());
     }
 }
 

@@ -82,8 +82,8 @@ pub struct Assignment {
     pub results: Option<DType>,
 }
 
-/// Whether autocast may cast a tensor of this dtype.
-pub(crate) fn is_castable(dtype: DType) -> bool {
+/// Whether rules may cast a tensor of this dtype: F32 and half, not F64 and what is quantized.
+pub fn is_castable(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16)
 }
 
@@ -123,13 +123,15 @@ impl Graph {
     }
 
     /// What is only moved, or cut off at zero, on its way to readers in half is cast before: the
-    /// numbers are the same, and what is kept for the backward pass is half.
+    /// numbers are the same, and what is kept for the backward pass is half. Not what is looked up, whose
+    /// gradients are added.
     fn cast_before_moves(&self, precisions: &mut [Precision]) {
         for index in (0..precisions.len()).rev() {
             let node = self.node(index);
             if precisions[index] == Precision::Widest
                 && node.hook().is_none()
                 && node.moves()
+                && !node.looks_up()
                 && self.is_read_by(node, |reader| precisions[reader.index()] == Precision::Half)
             {
                 precisions[index] = Precision::Half;
@@ -177,8 +179,8 @@ impl Graph {
 
     /// Whether something reads the results of an operation, and all that does is of a kind.
     fn is_read_by(&self, node: Node<'_>, kind: impl Fn(&Node<'_>) -> bool) -> bool {
-        let given = |id: &TensorId| self.outputs.contains(id);
-        let is_result = node.operation().outputs().any(|tensor| given(&tensor.id));
+        let mut made = node.operation().outputs();
+        let is_result = made.any(|tensor| self.results.contains(&tensor.id));
         let mut readers = node.readers().peekable();
         !is_result && readers.peek().is_some() && readers.all(|reader| kind(&reader))
     }

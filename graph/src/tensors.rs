@@ -1,7 +1,7 @@
 //! Values made of tensors: what a recorded forward pass takes and returns.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasher, Hash};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
 
 use burn::backend::DispatchTensor;
 use burn::nn::attention::MhaOutput;
@@ -25,9 +25,9 @@ pub trait TensorMapper {
 /// A value made of tensors: a batch, the outputs of a model, its states.
 ///
 /// Implemented for tensors of every kind and rank, `()`, numbers, strings, tuples, `Option`,
-/// `Result` (its value), `Vec`, `Box`, maps (their values), arrays, the states of Burn's recurrent cells, what its attention returns, and
-/// with the feature `train` the outputs of Burn's training steps. For a type of your own name its
-/// fields in [`tensors!`](crate::tensors):
+/// `Result` (its value), `Vec`, `Box`, maps (their values, in the order of their keys), arrays, the states of
+/// Burn's recurrent cells, what its attention returns, and with the feature `train` the outputs of Burn's
+/// training steps. For a type of your own name its fields in [`tensors!`](crate::tensors):
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
@@ -54,7 +54,7 @@ pub trait TensorMapper {
 ///
 /// ```
 /// use burn::tensor::{Int, Tensor};
-/// use burn_lean_graph::{TensorMapper, Tensors};
+/// use burn_lean_graph::{Form, TensorMapper, Tensors};
 ///
 /// enum Input {
 ///     Pixels(Tensor<4>),
@@ -68,21 +68,102 @@ pub trait TensorMapper {
 ///             Self::Tokens(tokens) => Self::Tokens(mapper.int(tokens)),
 ///         }
 ///     }
+///
+///     fn describe(&self, form: &mut Form) {
+///         form.kind(std::mem::discriminant(self));
+///     }
 /// }
 /// ```
 pub trait Tensors: Sized {
     /// The value with each of its tensors replaced by what `mapper` makes of it, in a fixed order.
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self;
+
+    /// Says what tells it from other values besides the shapes and dtypes of its tensors: which
+    /// variant it is, how many it holds, its numbers and keys. Default: nothing.
+    ///
+    /// A recording that is kept is used for values that say the same.
+    fn describe(&self, form: &mut Form) {
+        let _ = form;
+    }
+}
+
+/// What tells values apart whose tensors have the same shapes.
+#[derive(Debug, Clone, Default)]
+pub struct Form {
+    kinds: DefaultHasher,
+    values: DefaultHasher,
+}
+
+impl Form {
+    /// Which variant it is, whether a flag is set, or how many there are: another one is another kind of
+    /// forward pass, whose gradients are compared with those of the model anew.
+    pub fn kind(&mut self, kind: impl Hash) {
+        kind.hash(&mut self.kinds);
+    }
+
+    /// A number, a name, a key: another one may be computed with in the same way.
+    pub fn value(&mut self, value: impl Hash) {
+        value.hash(&mut self.values);
+    }
+
+    /// What was said of kinds, and of values.
+    pub(crate) fn of(value: &impl Tensors) -> (u64, u64) {
+        let mut form = Self::default();
+        value.describe(&mut form);
+        (form.kinds.finish(), form.values.finish())
+    }
+}
+
+/// What a plain field says: its hash, what it prints, or, if it can do neither, nothing. The first
+/// trait that its type allows is the one that a call through three references finds.
+#[doc(hidden)]
+pub mod plain {
+    use std::fmt::Debug;
+    use std::hash::Hash;
+
+    use super::Form;
+
+    #[derive(Debug)]
+    pub struct Plain<'a, V>(pub &'a V);
+
+    pub trait Hashed {
+        fn describe_plain(&self, form: &mut Form);
+    }
+
+    impl<V: Hash> Hashed for &&Plain<'_, V> {
+        fn describe_plain(&self, form: &mut Form) {
+            form.value(self.0);
+        }
+    }
+
+    pub trait Printed {
+        fn describe_plain(&self, form: &mut Form);
+    }
+
+    impl<V: Debug> Printed for &Plain<'_, V> {
+        fn describe_plain(&self, form: &mut Form) {
+            form.value(format!("{:?}", self.0));
+        }
+    }
+
+    pub trait Silent {
+        fn describe_plain(&self, form: &mut Form);
+    }
+
+    impl<V> Silent for Plain<'_, V> {
+        fn describe_plain(&self, _form: &mut Form) {}
+    }
 }
 
 /// Implements [`Tensors`] for a struct by the names of all its fields; those after a semicolon hold
-/// no tensors and are cloned.
+/// no tensors and are cloned. A recording that is kept knows these by `Hash`, or else by `Debug`; a type
+/// with neither cannot be told from another value of it.
 ///
 /// ```
 /// use burn::tensor::{Int, Tensor};
 /// use burn_lean_graph::tensors;
 ///
-/// #[derive(Clone)]
+/// #[derive(Clone, Hash)]
 /// enum Split {
 ///     Train,
 ///     Test,
@@ -108,6 +189,16 @@ macro_rules! tensors {
                     $($($plain: ::core::clone::Clone::clone(&self.$plain),)*)?
                 }
             }
+
+            fn describe(&self, form: &mut $crate::Form) {
+                let _ = &form;
+                $($crate::Tensors::describe(&self.$field, form);)*
+                $($({
+                    #[allow(unused_imports)]
+                    use $crate::plain::{Hashed as _, Printed as _, Silent as _};
+                    (&&&$crate::plain::Plain(&self.$plain)).describe_plain(form);
+                })*)?
+            }
         }
     };
     ($ty:ty { $($fields:tt)* }) => {
@@ -120,13 +211,16 @@ macro_rules! tensors {
 pub(crate) struct Given {
     pub(crate) tensors: Vec<DispatchTensor>,
     pub(crate) signature: Vec<(Vec<usize>, DType)>,
+    /// Which of them have a gradient.
+    pub(crate) tracked: Vec<bool>,
     pub(crate) autodiff: bool,
     pub(crate) device: Option<Device>,
 }
 
 impl Given {
-    fn note(&mut self, tensor: DispatchTensor) {
+    fn note(&mut self, tensor: DispatchTensor, is_tracked: bool) {
         self.signature.push(capture::signature(&tensor));
+        self.tracked.push(is_tracked);
         self.tensors.push(tensor);
     }
 }
@@ -135,19 +229,19 @@ impl TensorMapper for Given {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
         self.autodiff |= tensor.is_autodiff();
         self.device.get_or_insert_with(|| tensor.device());
-        self.note(tensor.clone().into_dispatch());
+        self.note(tensor.clone().into_dispatch(), tensor.is_tracked());
         tensor.clone()
     }
 
     fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
         self.device.get_or_insert_with(|| tensor.device());
-        self.note(tensor.clone().into_dispatch());
+        self.note(tensor.clone().into_dispatch(), false);
         tensor.clone()
     }
 
     fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
         self.device.get_or_insert_with(|| tensor.device());
-        self.note(tensor.clone().into_dispatch());
+        self.note(tensor.clone().into_dispatch(), false);
         tensor.clone()
     }
 }
@@ -186,17 +280,22 @@ impl<const D: usize> Tensors for Tensor<D, Bool> {
 }
 
 macro_rules! without_tensors {
-    ($($ty:ty),*) => {$(
+    (|$value:ident| $described:expr; $($ty:ty),*) => {$(
         impl Tensors for $ty {
             fn map_tensors<T: TensorMapper>(&self, _mapper: &mut T) -> Self {
                 self.clone()
+            }
+
+            fn describe(&self, form: &mut Form) {
+                let $value = self;
+                form.value($described);
             }
         }
     )*};
 }
 without_tensors!(
+    |value| value;
     (),
-    bool,
     char,
     usize,
     u8,
@@ -208,15 +307,32 @@ without_tensors!(
     i16,
     i32,
     i64,
-    f32,
-    f64,
     String,
     &str
 );
+without_tensors!(|value| value.to_bits(); f32, f64);
+
+impl Tensors for bool {
+    fn map_tensors<T: TensorMapper>(&self, _mapper: &mut T) -> Self {
+        *self
+    }
+
+    /// Another kind: what is behind a flag may stop gradients.
+    fn describe(&self, form: &mut Form) {
+        form.kind(self);
+    }
+}
 
 impl<V: Tensors> Tensors for Option<V> {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         self.as_ref().map(|value| value.map_tensors(mapper))
+    }
+
+    fn describe(&self, form: &mut Form) {
+        form.kind(self.is_some());
+        if let Some(value) = self {
+            value.describe(form);
+        }
     }
 }
 
@@ -224,30 +340,62 @@ impl<V: Tensors> Tensors for Vec<V> {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         self.iter().map(|value| value.map_tensors(mapper)).collect()
     }
+
+    fn describe(&self, form: &mut Form) {
+        form.kind(self.len());
+        self.iter().for_each(|value| value.describe(form));
+    }
 }
 
 impl<V: Tensors> Tensors for Box<V> {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         Box::new(V::map_tensors(self, mapper))
     }
+
+    fn describe(&self, form: &mut Form) {
+        V::describe(self, form);
+    }
 }
 
-impl<K: Eq + Hash + Clone, V: Tensors, S: BuildHasher + Clone> Tensors for HashMap<K, V, S> {
+impl<K: Ord + Hash + Clone, V: Tensors, S: BuildHasher + Clone> Tensors for HashMap<K, V, S> {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         let mut mapped = Self::with_capacity_and_hasher(self.len(), self.hasher().clone());
-        for (key, value) in self {
+        for (key, value) in in_order(self) {
             mapped.insert(key.clone(), value.map_tensors(mapper));
         }
         mapped
     }
+
+    fn describe(&self, form: &mut Form) {
+        form.kind(self.len());
+        for (key, value) in in_order(self) {
+            form.value(key);
+            value.describe(form);
+        }
+    }
 }
 
-impl<K: Ord + Clone, V: Tensors> Tensors for BTreeMap<K, V> {
+/// The entries by their keys: the order of a map's own is another one in each map.
+fn in_order<K: Ord, V, S>(map: &HashMap<K, V, S>) -> Vec<(&K, &V)> {
+    let mut entries: Vec<_> = map.iter().collect();
+    entries.sort_unstable_by_key(|(key, _)| *key);
+    entries
+}
+
+impl<K: Ord + Hash + Clone, V: Tensors> Tensors for BTreeMap<K, V> {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         let mapped = self.iter();
         mapped
             .map(|(key, value)| (key.clone(), value.map_tensors(mapper)))
             .collect()
+    }
+
+    fn describe(&self, form: &mut Form) {
+        form.kind(self.len());
+        for (key, value) in self {
+            form.value(key);
+            value.describe(form);
+        }
     }
 }
 
@@ -258,11 +406,22 @@ impl<V: Tensors, E: Clone> Tensors for Result<V, E> {
             Err(error) => Err(error.clone()),
         }
     }
+
+    fn describe(&self, form: &mut Form) {
+        form.kind(self.is_ok());
+        if let Ok(value) = self {
+            value.describe(form);
+        }
+    }
 }
 
 impl<V: Tensors, const N: usize> Tensors for [V; N] {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         self.each_ref().map(|value| value.map_tensors(mapper))
+    }
+
+    fn describe(&self, form: &mut Form) {
+        self.iter().for_each(|value| value.describe(form));
     }
 }
 
@@ -273,6 +432,12 @@ macro_rules! tuples {
             fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
                 let ($($name,)+) = self;
                 ($($name.map_tensors(mapper),)+)
+            }
+
+            #[allow(non_snake_case)]
+            fn describe(&self, form: &mut Form) {
+                let ($($name,)+) = self;
+                $($name.describe(form);)+
             }
         }
     };

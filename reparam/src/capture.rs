@@ -7,16 +7,17 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use burn::tensor::{BoolDType, Device, DeviceConfig, FloatDType, IntDType};
 
-/// Calls `record` with one of Burn's capture devices that no other caller has at the moment.
+/// Calls `record` with one of Burn's capture devices that no other caller has at the moment, and that
+/// makes tensors in the same dtypes by default as `like`: what a recording is executed on later.
 ///
 /// Burn numbers capture devices with 16 bits, never uses a number twice, and panics at the 65,537th
 /// device of a process. So devices are lent: as many are made as are in use at the same time.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_reparam::with_capture_device;
+/// use burn_lean_reparam::with_capture_device_like;
 ///
-/// let operations = with_capture_device(|device: &Device| {
+/// let operations = with_capture_device_like(&Device::flex(), |device| {
 ///     let captured = device.capture_scope(|scope| {
 ///         let _ = Tensor::<1>::ones([2], device) + 1.0;
 ///         scope.complete([], [])
@@ -27,41 +28,28 @@ use burn::tensor::{BoolDType, Device, DeviceConfig, FloatDType, IntDType};
 /// ```
 ///
 /// A device that was lent when `record` panicked is not lent again.
-pub fn with_capture_device<T>(record: impl FnOnce(&Device) -> T) -> T {
-    lend(None, record)
-}
-
-/// As [`with_capture_device`], with a device that makes tensors in the same dtypes by default as
-/// `like`: what a recording is executed on later.
 pub fn with_capture_device_like<T>(like: &Device, record: impl FnOnce(&Device) -> T) -> T {
+    static FREE: Mutex<Vec<(Defaults, Device)>> = Mutex::new(Vec::new());
     let settings = like.settings();
     let defaults = (
         settings.float_dtype,
         settings.int_dtype,
         settings.bool_dtype,
     );
-    lend(Some(defaults), record)
-}
-
-/// The dtypes that a device makes floats, ints and bools in.
-type Defaults = (FloatDType, IntDType, BoolDType);
-
-fn lend<T>(defaults: Option<Defaults>, record: impl FnOnce(&Device) -> T) -> T {
-    static FREE: Mutex<Vec<(Option<Defaults>, Device)>> = Mutex::new(Vec::new());
     let free = || FREE.lock().unwrap_or_else(PoisonError::into_inner);
     let lent = {
         let mut free = free();
         let position = free.iter().position(|(of, _)| *of == defaults);
         position.map(|position| free.swap_remove(position).1)
     };
-    let device = lent.unwrap_or_else(|| match defaults {
-        Some(defaults) => configured(defaults),
-        None => Device::capture(),
-    });
+    let device = lent.unwrap_or_else(|| configured(defaults));
     let recorded = record(&device);
     free().push((defaults, device));
     recorded
 }
+
+/// The dtypes that a device makes floats, ints and bools in.
+type Defaults = (FloatDType, IntDType, BoolDType);
 
 /// Burn configures a device before its first use only, and a capture device only in a scope.
 fn configured((float, int, bool): Defaults) -> Device {
@@ -149,7 +137,7 @@ mod tests {
     #[test]
     fn devices_do_not_run_out() {
         for _ in 0..=u32::from(u16::MAX) + 1 {
-            with_capture_device(|device| {
+            with_capture_device_like(&Device::flex(), |device| {
                 let captured = device.capture_scope(|scope| scope.complete([], []));
                 assert!(captured.is_ok());
             });
@@ -158,8 +146,8 @@ mod tests {
 
     #[test]
     fn recordings_inside_of_each_other_have_devices_of_their_own() {
-        with_capture_device(|outer| {
-            with_capture_device(|inner| assert_ne!(outer, inner));
+        with_capture_device_like(&Device::flex(), |outer| {
+            with_capture_device_like(&Device::flex(), |inner| assert_ne!(outer, inner));
         });
     }
 

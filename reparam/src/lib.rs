@@ -11,9 +11,11 @@
 //! - [`Chain`]: two reparameterizations on one weight, applied one after the other;
 //! - [`find()`]: what a parameter carries, also inside of chains whose other links are unknown;
 //! - [`unlink_before`]: a chain without the links whose effect is part of the base by now;
-//! - [`visit_floats`]: every float tensor of a model with its path;
+//! - [`visit_floats`], [`each_float`]: every float tensor of a model with its path;
+//! - [`visit_with_path`], [`map_with_path`]: Burn's visitors and mappers, told where they are;
 //! - [`attached`]: which parameters already carry one, and its name;
-//! - [`Rejected`]: an error that gives the caller's model back.
+//! - [`Rejected`]: an error that gives the caller's model back;
+//! - [`Files`]: files that are complete or not there.
 //!
 //! # Order of loading
 //!
@@ -43,15 +45,21 @@
 mod attach;
 mod capture;
 mod chain;
+mod files;
 mod find;
 mod floats;
 mod rejected;
+mod trail;
 mod unlink;
 
 pub use attach::{AttachError, Attached, attach, attached};
-pub use capture::{catch_quietly, with_capture_device, with_capture_device_like};
+pub use capture::{catch_quietly, with_capture_device_like};
 pub use chain::{Chain, ChainReparameterizer};
+pub use files::Files;
 pub use find::find;
-pub use floats::{FloatVisitor, visit_floats, visit_plain_floats};
+pub use floats::{
+    AnyFloat, FloatVisitor, each_float, each_plain_float, visit_floats, visit_plain_floats,
+};
 pub use rejected::Rejected;
+pub use trail::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 pub use unlink::unlink_before;

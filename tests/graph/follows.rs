@@ -1,9 +1,12 @@
 //! What an execution has in common with the model's own pass: numbers, gradients, statistics.
 
-use burn::module::{Lora, Module};
-use burn::nn::{Linear, LinearConfig};
+use std::collections::HashMap;
+
+use burn::module::{Lora, Module, RunningState};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::module::batch_norm;
+use burn::tensor::{Device, Int, Tensor};
 use burn_lean::graph::{AsRecorded, Tensors, Verified, record, record_with_backward};
 
 use crate::models::{ConvNet, Decoder, Recurrent};
@@ -50,7 +53,11 @@ fn same_as_own<M: Module, I: Tensors + Clone>(
         assert_eq!(path, other);
         near_at(size, expected, found, path);
     }
-    // Running statistics, too: they are parameters of the evaluated model.
+    same_states(&own, &other);
+}
+
+/// Parameters and running states, which are parameters of the evaluated model.
+fn same_states<M: Module>(own: &M, other: &M) {
     let (own, other) = (parameters(&own.valid()), parameters(&other.valid()));
     for (own, other) in own.iter().zip(&other) {
         near(&own.values, &other.values, &own.path);
@@ -79,6 +86,210 @@ fn batch_normalization_in_training() {
             model.loss(batch)
         });
     });
+}
+
+#[test]
+fn batch_normalization_in_training_is_one_operation() {
+    let device = Device::flex().autodiff();
+    let model = ConvNet::new(&device);
+    let batch = ConvNet::batch(&device);
+    let recording = record(&model, &batch, |model, batch| model.loss(batch)).unwrap();
+    let nodes = recording.graph().nodes();
+    let norms = nodes.filter(|node| node.name() == "batch_norm_train");
+    assert_eq!(norms.count(), 2);
+}
+
+#[test]
+fn a_frozen_batch_normalization_keeps_its_statistics_and_the_next_gets_its_own() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let build = || {
+            let norm = || BatchNormConfig::new(8).init(&device);
+            with_numbers((norm().freeze(), norm()), 4)
+        };
+        let (own, other) = (build(), build());
+        let x = tensor::<2>(1, [6, 8], &device);
+        let forward =
+            |norms: &(BatchNorm, BatchNorm), x: Tensor<2>| norms.1.forward(norms.0.forward(x));
+        let recording = record(&other, &x, forward).unwrap();
+        for _ in 0..2 {
+            let y = recording.execute(&other, &x, &AsRecorded).unwrap();
+            near(&values(forward(&own, x.clone())), &values(y), "y");
+        }
+        same_states(&own, &other);
+        assert_eq!(parameters(&other.0), parameters(&build().0));
+    });
+}
+
+/// A layer whose results are centered by what it has seen.
+#[derive(Module, Debug)]
+struct Centered {
+    layer: Linear,
+    /// A constant of the module, which no visitor sees.
+    scale: Tensor<1>,
+    center: RunningState<Tensor<1>>,
+    /// The mean of the last batch: its next value does not depend on it.
+    last: RunningState<Tensor<1>>,
+}
+
+impl Centered {
+    fn new(device: &Device) -> Self {
+        Self {
+            layer: LinearConfig::new(4, 3).init(device),
+            scale: Tensor::from_floats([1.0, 2.0, 3.0], device),
+            center: RunningState::new(Tensor::zeros([3], device)),
+            last: RunningState::new(Tensor::ones([3], device)),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let y = self.layer.forward(x) * self.scale.clone().unsqueeze::<2>();
+        let mean = y.clone().detach().mean_dim(0).reshape([3]);
+        let center = self.center.value_sync();
+        self.center
+            .update(center.clone() * 0.9 + mean.clone() * 0.1);
+        self.last.update(mean);
+        (y - center.unsqueeze::<2>()).square().mean()
+    }
+}
+
+#[test]
+fn running_states_of_any_name_move() {
+    each_device(|target| {
+        let batch = |device: &Device| tensor::<2>(1, [5, 4], device);
+        same_as_own(target, Centered::new, batch, |model, x| model.loss(x));
+    });
+}
+
+#[test]
+fn a_kept_recording_goes_on_from_passes_without_one() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let build = || with_numbers(BatchNormConfig::new(4).init(&device), 4);
+        let (own, other) = (build(), build());
+        let x = |seed| tensor::<2>(seed, [6, 4], &device);
+        let recording = record(&other, &x(1), |norm, x| norm.forward(x)).unwrap();
+        for seed in 2..5 {
+            let _ = own.forward(x(seed));
+            match seed {
+                3 => drop(recording.execute(&other, &x(seed), &AsRecorded).unwrap()),
+                _ => drop(other.forward(x(seed))),
+            }
+        }
+        same_states(&own, &other);
+    });
+}
+
+#[test]
+fn batch_normalization_by_other_statistics_is_not_by_those_of_the_batch() {
+    each_device(|target| {
+        let norm = with_numbers(BatchNormConfig::new(4).init(&target.device), 4);
+        let x = tensor::<2>(1, [6, 4], &target.device);
+        let forward = |norm: &BatchNorm, x: Tensor<2>| {
+            let mean = norm.running_mean.value() + 0.5;
+            let variance = norm.running_var.value() * 2.0;
+            let (gamma, beta) = (norm.gamma.val(), norm.beta.val());
+            batch_norm(x, gamma, beta, mean, variance, norm.epsilon)
+        };
+        let recording = record(&norm, &x, forward).unwrap();
+        let executed = recording.execute(&norm, &x, &AsRecorded).unwrap();
+        near(&values(forward(&norm, x)), &values(executed), "y");
+    });
+}
+
+#[test]
+fn a_part_in_evaluation_stays_in_it() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let student = with_numbers(ConvNet::new(&device), 4);
+        let teacher = with_numbers(ConvNet::with_dropout(0.5, &device), 5).valid();
+        let model = (student, teacher);
+        let before = parameters(&model.1);
+        let (x, _) = ConvNet::batch(&device);
+        let forward = |model: &(ConvNet, ConvNet), x: Tensor<4>| {
+            (model.0.forward(x.clone()), model.1.forward(x))
+        };
+        let recording = record_with_backward(&model, &x, forward).unwrap();
+        let verified = recording.verify_gradients(&model, &x).unwrap();
+        assert_eq!(verified, Verified::Same);
+        let (student, teacher) = recording.execute(&model, &x, &AsRecorded).unwrap();
+        let own = forward(&model, x);
+        near(&values(own.0), &values(student), "in training");
+        near(&values(own.1), &values(teacher), "in evaluation");
+        assert_eq!(before, parameters(&model.1));
+    });
+}
+
+/// Tokens, so that no input says whether it trains.
+#[derive(Module, Debug)]
+struct Normed {
+    embedding: Embedding,
+    norm: BatchNorm,
+}
+
+impl Normed {
+    fn new(device: &Device) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(7, 5).init(device),
+            norm: BatchNormConfig::new(6).init(device),
+        }
+    }
+
+    fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        let y = self.norm.forward(self.embedding.forward(tokens));
+        y.powi_scalar(3).mean()
+    }
+}
+
+#[test]
+fn a_model_whose_first_part_is_in_evaluation_trains() {
+    each_device(|target| {
+        let build = |device: &Device| (Normed::new(device).valid(), Normed::new(device));
+        let batch = |device: &Device| Recurrent::batch(device).0;
+        same_as_own(target, build, batch, |model, tokens| model.1.loss(tokens));
+    });
+}
+
+#[test]
+fn a_result_that_is_detached_has_no_gradient() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let linear = || LinearConfig::new(3, 3).init(&device);
+        let model: (Linear, Linear) = (linear(), linear());
+        let x = tensor::<2>(1, [2, 3], &device);
+        let forward = |model: &(Linear, Linear), x: Tensor<2>| {
+            let (y, z) = (model.0.forward(x.clone()), model.1.forward(x));
+            (y, z.detach() * 2.0)
+        };
+        let recording = record_with_backward(&model, &x, forward).unwrap();
+        let verified = recording.verify_gradients(&model, &x).unwrap();
+        assert_eq!(verified, Verified::Same);
+        let (y, z) = recording.execute(&model, &x, &AsRecorded).unwrap();
+        assert!(y.is_tracked());
+        assert!(!z.is_tracked());
+        near(&values(forward(&model, x).1), &values(z), "z");
+    });
+}
+
+#[test]
+fn the_entries_of_a_map_are_taken_by_their_keys() {
+    let device = Device::flex();
+    let model: Linear = LinearConfig::new(3, 3).init(&device);
+    let given = || -> HashMap<&'static str, Tensor<2>> {
+        let x = |seed| tensor::<2>(seed, [2, 3], &device);
+        HashMap::from([("x", x(1)), ("y", x(2)), ("z", x(3))])
+    };
+    let forward = |model: &Linear, given: HashMap<&'static str, Tensor<2>>| {
+        let of = |key: &str| given[key].clone();
+        model.forward(of("x") - of("y") * 2.0 + of("z") * 3.0)
+    };
+    let recording = record(&model, &given(), forward).unwrap();
+    let expected = values(forward(&model, given()));
+    // Each map has an order of its own.
+    for _ in 0..10 {
+        let executed = recording.execute(&model, &given(), &AsRecorded).unwrap();
+        near(&expected, &values(executed), "y");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::softmax;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
 use burn_lean::graph::{Arithmetic, Node, Precision, Rules, record};
 
 use crate::support::{Target, each_device, gradients, numbers, tensor, values};
@@ -207,6 +207,34 @@ fn a_layer_norm_keeps_its_input_and_has_its_gradients() {
 }
 
 #[test]
+fn a_norm_over_one_number_may_be_broadcast_to_its_scale() {
+    type Scaled = (Param<Tensor<2>>, Param<Tensor<2>>, Param<Tensor<2>>);
+    each_device(|target| {
+        for rules in Mixed::on(target) {
+            let device = target.device.clone().autodiff();
+            let param = |seed, shape: [usize; 2]| {
+                let count = shape.iter().product();
+                Param::from_tensor(of(&numbers(seed, count), shape, &device))
+            };
+            let model: Scaled = (param(1, [5, 1]), param(2, [1, 3]), param(3, [1, 3]));
+            let recording = record(&model, &(), |model: &Scaled, ()| {
+                let (x, gamma, beta) = (model.0.val(), model.1.val(), model.2.val());
+                let centered = x.clone() - x.mean_dim(1);
+                let variance = (centered.clone() * centered.clone()).mean_dim(1);
+                centered / (variance + EPSILON).sqrt() * gamma + beta
+            });
+            let y = recording.unwrap().execute(&model, &(), &rules).unwrap();
+            assert_eq!(y.dims(), [5, 3]);
+            // Each number is its mean.
+            assert_eq!(values(y.clone()), values(model.2.val()).repeat(5));
+            let grads = y.sum().backward();
+            assert_eq!(values(model.1.grad(&grads).unwrap()), [0f32; 3]);
+            assert_eq!(values(model.2.grad(&grads).unwrap()), [5f32; 3]);
+        }
+    });
+}
+
+#[test]
 fn a_layer_norm_of_what_has_no_gradient_has_its_own() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
@@ -380,6 +408,51 @@ fn a_dropout_keeps_its_mask() {
             let (wanted, terms) = model.expected(&w, &kept);
             let bound = |j: usize| 8.0 * rules.unit() * terms[j] + 8.0 * rules.smallest();
             near(&of_scores(&model, loss), &wanted, bound, "the gradient");
+        }
+    });
+}
+
+/// Numbers that are dropped by place, and a token that is put in where a mask says so.
+#[derive(Module, Debug)]
+struct Tokens {
+    numbers: Param<Tensor<3>>,
+    token: Param<Tensor<3>>,
+}
+
+#[test]
+fn a_mask_that_is_broadcast_and_an_operand_that_is_have_their_gradients() {
+    const SHAPE: [usize; 3] = [4, 6, 5];
+    let [rows, places, width] = SHAPE;
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let w = numbers(3, rows * places * width);
+        for rules in Mixed::on(target) {
+            let model = Tokens {
+                numbers: Param::from_tensor(tensor(1, SHAPE, &device)),
+                token: Param::from_tensor(tensor(2, [1, 1, width], &device)),
+            };
+            let given = of(&w, SHAPE, &device);
+            let loss = |model: &Tokens, w: Tensor<3>| {
+                let half = Distribution::Bernoulli(0.5);
+                let mask = Tensor::<3>::random([rows, places, 1], half, &w.device());
+                let y = model.numbers.val() * mask.clone() + model.token.val() * mask.clone();
+                (mask, (y * w).sum())
+            };
+            let recording = record(&model, &given, loss).unwrap();
+            let (mask, loss) = recording.execute(&model, &given, &rules).unwrap();
+            let mask = values(mask);
+            let (mut of_numbers, mut of_token) = (Vec::new(), vec![0.0; width]);
+            for (w, mask) in w.chunks(width).zip(&mask) {
+                for (j, w) in w.iter().enumerate() {
+                    let gradient = f64::from(w * mask);
+                    of_numbers.push(gradient);
+                    of_token[j] += gradient;
+                }
+            }
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let found = gradients(&model, grads);
+            near(&found[0].2, &of_numbers, |_| 1e-7, "of the numbers");
+            near(&found[1].2, &of_token, |_| 1e-5, "of the token");
         }
     });
 }

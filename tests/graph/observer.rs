@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use burn::nn::LinearConfig;
 use burn::tensor::Tensor;
 use burn_lean::graph::{AsRecorded, Node, Observed, Observer, record};
+use burn_lean::quant::QatConfig;
 
 use crate::support::{each_device, tensor, values, with_numbers};
 
@@ -55,5 +56,41 @@ fn it_sees_operands_and_replaces_results_with_gradients() {
         assert_eq!(doubles.operands["exp"], doubled);
         let gradient = |y: Tensor<2>| values(model.weight.grad(&y.sum().backward()).unwrap());
         assert_eq!(gradient(y), gradient(expected));
+    });
+}
+
+/// The names of operations, before and after them.
+#[derive(Default)]
+struct Names {
+    before: Vec<&'static str>,
+    after: Vec<&'static str>,
+}
+
+impl Observer for Names {
+    fn before(&mut self, node: &Node<'_>, _tensors: &Observed<'_, '_>) {
+        self.before.push(node.name());
+    }
+
+    fn after(&mut self, node: &Node<'_>, tensors: &mut Observed<'_, '_>) {
+        let result = node.operation().outputs().next().unwrap();
+        assert!(tensors.get(result.id).is_some(), "{}", node.name());
+        self.after.push(node.name());
+    }
+}
+
+#[test]
+fn it_sees_what_the_quantizers_of_a_model_give() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(3, 2).init(&device), 1);
+        let model = QatConfig::new().prepare(model).unwrap();
+        let x = tensor::<2>(2, [4, 3], &device);
+        let recording = record(&model, &x, |model, x| model.forward(x)).unwrap();
+        let mut names = Names::default();
+        recording
+            .execute_observed(&model, &x, &AsRecorded, &mut names)
+            .unwrap();
+        assert!(names.before.contains(&"fake_quantize"));
+        assert_eq!(names.after, names.before);
     });
 }

@@ -1,9 +1,9 @@
 //! What a recording cannot follow is an error that says where.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean::graph::{AsRecorded, GraphError, Tensors, record, record_with_backward};
+use burn::module::{Module, RunningState};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn_lean::graph::{AsRecorded, GraphError, Tensors, Verified, record, record_with_backward};
 
 use crate::support::tensor;
 
@@ -53,6 +53,23 @@ fn moving_to_a_device_is_refused() {
         model.0.forward(x)
     });
     assert!(matches!(error, GraphError::Forward { .. }), "{error}");
+}
+
+#[test]
+fn a_batch_norm_that_is_called_twice_is_refused_and_of_both_views_at_once_goes() {
+    let device = Device::flex().autodiff();
+    let norm: BatchNorm = BatchNormConfig::new(3).init(&device);
+    let views = [1, 2].map(|seed| tensor::<2>(seed, [2, 3], &device));
+    let twice = record(&norm, &views, |norm, [a, b]| {
+        norm.forward(a) + norm.forward(b)
+    });
+    let error = twice.map(|_| ()).unwrap_err();
+    assert!(matches!(error, GraphError::Forward { .. }), "{error}");
+    let once = record(&norm, &views, |norm, [a, b]| {
+        let y = norm.forward(Tensor::cat(vec![a, b], 0));
+        y.clone().slice([0..2]) + y.slice([2..4])
+    });
+    assert!(once.is_ok());
 }
 
 #[test]
@@ -110,6 +127,96 @@ fn a_stopped_gradient_behind_a_zero_weight_is_found() {
         matches!(error, GraphError::StopsGradients { .. }),
         "{error}"
     );
+}
+
+/// What the gradients are of a linear layer whose weights are all this number.
+fn verified<O: Tensors>(
+    weight: f32,
+    forward: impl FnOnce(&Linear, Tensor<2>) -> O,
+) -> Result<Verified, GraphError> {
+    let device = Device::flex().autodiff();
+    let mut model = linear(&device);
+    model.weight = model.weight.map(|value| {
+        let value = value.full_like(weight);
+        value.detach().require_grad()
+    });
+    let x = tensor::<2>(1, [2, 3], &device);
+    let recording = record_with_backward(&model, &x, forward).unwrap();
+    recording.verify_gradients(&model, &x)
+}
+
+#[test]
+fn a_stopped_gradient_of_a_small_positive_weight_is_found() {
+    let error = verified(0.01, |model, _| {
+        let log = model.weight.val().log();
+        (log.clone() * log.detach()).sum()
+    });
+    let error = error.unwrap_err();
+    assert!(
+        matches!(error, GraphError::StopsGradients { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn gradients_that_are_not_finite_are_not_taken_for_the_same() {
+    let found = verified(-1.0, |model, _| model.weight.val().sqrt().sum());
+    assert_eq!(found, Ok(Verified::NotFinite));
+}
+
+#[test]
+fn a_stopped_gradient_of_results_in_two_dtypes_is_found() {
+    let error = verified(0.5, |model, x| {
+        let y = model.forward(x);
+        let product = y.clone() * y.detach();
+        (product.clone(), product.cast(FloatDType::F16))
+    });
+    let error = error.unwrap_err();
+    assert!(
+        matches!(error, GraphError::StopsGradients { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn without_the_backward_pass_nothing_is_said_to_be_the_same() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [2, 3], &device);
+    let forward = |model: &Linear, x: Tensor<2>| model.forward(x);
+    let mut recording = record_with_backward(&model, &x, forward).unwrap();
+    recording.forget_backward();
+    let found = recording.verify_gradients(&model, &x);
+    assert_eq!(found, Ok(Verified::NotRecorded));
+    // Nothing has a gradient.
+    let forward = |model: &Linear, x: Tensor<2>| model.forward(x).detach();
+    let recording = record_with_backward(&model, &x, forward).unwrap();
+    let found = recording.verify_gradients(&model, &x);
+    assert_eq!(found, Ok(Verified::Same));
+}
+
+#[test]
+fn a_running_state_from_outside_is_refused_with_its_path() {
+    #[derive(Module, Debug)]
+    struct Counted {
+        layer: Linear,
+        count: RunningState<Tensor<1>>,
+    }
+    let device = Device::flex().autodiff();
+    let model = Counted {
+        layer: linear(&device),
+        count: RunningState::new(Tensor::zeros([1], &device)),
+    };
+    let x = tensor::<2>(1, [2, 3], &device);
+    let outside = Tensor::<1>::ones([1], &device);
+    let error = record(&model, &x, |model, x| {
+        model.count.update(outside);
+        model.layer.forward(x)
+    });
+    let GraphError::RunningState { path, .. } = error.unwrap_err() else {
+        panic!("another error")
+    };
+    assert_eq!(path, "count");
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! The precision of each operation, as rules assign it.
 
 use burn::backend::ir::{FloatOperationIr, OperationIr};
+use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::softmax;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::graph::{Node, Precision, Rules, record};
 
 use crate::models::Recurrent;
-use crate::support::{each_device, tensor};
+use crate::support::{each_device, tensor, values};
 
 /// Products in BF16, everything else in the widest dtype.
 struct Products;
@@ -55,6 +56,37 @@ fn an_assignment_is_what_an_execution_does() {
         [h.dtype(), sum.dtype(), probabilities.dtype()],
         [DType::BF16, DType::F32, DType::F32]
     );
+}
+
+/// Products in BF16; everything else as it comes, or before its readers.
+#[test]
+fn the_gradients_of_what_is_looked_up_are_summed_in_f32() {
+    each_device(|target| {
+        if !target.device.supports_dtype(FloatDType::BF16) {
+            return;
+        }
+        let device = target.device.clone().autodiff();
+        // One row that is read 4,096 times, by a product with one.
+        let mut table = LinearConfig::new(1, 1).with_bias(false).init(&device);
+        table.weight = Param::from_tensor(Tensor::ones([1, 1], &device));
+        let ids = Tensor::<1, Int>::zeros([4096], &device);
+        let one = Tensor::<2>::ones([1, 1], &device);
+        type Lookup = fn(Tensor<2>, Tensor<1, Int>) -> Tensor<2>;
+        let lookups: [Lookup; 2] = [
+            |table, ids| table.select(0, ids),
+            |table, ids| table.gather(0, ids.unsqueeze_dim(1)),
+        ];
+        for lookup in lookups {
+            let input = (ids.clone(), one.clone());
+            let recording = record(&table, &input, |table: &Linear, (ids, one)| {
+                lookup(table.weight.val(), ids).matmul(one).sum()
+            });
+            let sum = recording.unwrap().execute(&table, &input, &Products);
+            let grads = sum.unwrap().backward();
+            let gradient = table.weight.grad(&grads).unwrap();
+            assert_eq!(values(gradient), [4096.0], "{}", target.name);
+        }
+    });
 }
 
 #[test]

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::activation::{gelu, relu};
+use burn::tensor::activation::{gelu, relu, sigmoid};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::graph::{FixedBy, UnitGroup, UnitRole, record};
 
@@ -176,4 +176,46 @@ fn of_a_transformer_the_hidden_features_can_go_and_the_rest_says_why_not() {
         matches!(heads.fixed, Some(FixedBy::Reshape | FixedBy::Attention)),
         "{heads:?}"
     );
+}
+
+#[test]
+fn a_tied_weight_makes_its_units_and_reads_them() {
+    let device = Device::flex();
+    let tied = LinearConfig::new(5, 6).init(&device);
+    let forward = |tied: &Linear, x: Tensor<2>| {
+        let hidden = relu(tied.forward(x));
+        hidden.matmul(tied.weight.val().transpose())
+    };
+    let x = Tensor::<2>::zeros([2, 5], &device);
+    let groups = record(&tied, &x, forward).unwrap().graph().units();
+    let hidden = along(&groups, "weight", 1);
+    assert_eq!((hidden.units, &hidden.fixed), (6, &None));
+    let roles: Vec<UnitRole> = hidden.axes.iter().map(|one| one.role).collect();
+    assert_eq!(roles, [UnitRole::MakesAndReads, UnitRole::Follows]);
+    assert!(!hidden.varies);
+}
+
+#[test]
+fn units_vary_under_a_gate_or_a_mask_that_the_inputs_make() {
+    let device = Device::flex();
+    let model = vec![
+        LinearConfig::new(3, 4).init(&device),
+        LinearConfig::new(3, 1).init(&device),
+        LinearConfig::new(4, 2).init(&device),
+    ];
+    type Gated = fn(Tensor<2>, Tensor<2>) -> Tensor<2>;
+    let times: Gated = |x, gate| x * sigmoid(gate);
+    let masked: Gated = |x, gate| x.mask_fill(gate.lower_elem(0.0), 0.0);
+    let alone: Gated = |x, _| x;
+    for (gated, varies) in [(times, true), (masked, true), (alone, false)] {
+        let forward = |model: &Vec<Linear>, x: Tensor<2>| {
+            let gate = model[1].forward(x.clone());
+            model[2].forward(gated(relu(model[0].forward(x)), gate))
+        };
+        let x = Tensor::<2>::zeros([2, 3], &device);
+        let groups = record(&model, &x, forward).unwrap().graph().units();
+        let hidden = along(&groups, "0.weight", 1);
+        assert_eq!((hidden.units, &hidden.fixed), (4, &None));
+        assert_eq!(hidden.varies, varies);
+    }
 }

@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::graph::{GraphError, Pass, Product, Walk};
 
 use crate::models::{ConvNet, Decoder, Recurrent};
@@ -131,6 +131,25 @@ fn files_hold_what_memory_would() {
     };
     // 12 rows of 4 numbers arrive at the second layer.
     assert_eq!((bytes(true), bytes(false)), (0, 12 * 4 * 4));
+}
+
+#[test]
+fn files_have_no_names_and_their_folder_is_made() {
+    let device = Device::flex();
+    let model = Net::new(&device);
+    let walk = || Walk::record(&model, batches(&device), |model, x| model.forward(x)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let spilled = folder.path().join("not/there");
+    let mut walking = walk().spilling_to(&spilled).unwrap();
+    walking.next_product().unwrap();
+    walking.next_product().unwrap();
+    assert_eq!(walking.live_bytes(), 0);
+    let named = std::fs::read_dir(&spilled).unwrap().count();
+    assert!(named == 0 || !cfg!(unix), "{named} files");
+    let file = folder.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    let error = walk().spilling_to(file.join("folder")).unwrap_err();
+    assert!(matches!(error, GraphError::Spill { .. }), "{error}");
 }
 
 #[test]
@@ -412,6 +431,10 @@ fn values_that_do_not_fit_are_refused_with_the_path() {
     assert!(error.to_string().contains("first.weight"), "{error}");
     let error = step.replace("second.weight", wrong.clone()).unwrap_err();
     assert!(error.to_string().contains("second.weight"), "{error}");
+    let half = step.parameter::<2>("second.weight", Pass::Original);
+    let half = half.unwrap().cast(FloatDType::F16);
+    let error = step.replace("second.weight", half).unwrap_err();
+    assert!(error.to_string().contains("F16"), "{error}");
     let error = step.replace("fourth.weight", wrong).unwrap_err();
     assert_eq!(
         error,

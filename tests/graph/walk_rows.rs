@@ -41,6 +41,7 @@ fn rows_times_weight_is_what_a_linear_layer_computes() {
         };
         let batches = [1, 2].map(|seed| tensor::<3>(seed, [2, 7, 3], device));
         let mut walk = Walk::record(&model, batches, forward).unwrap();
+        assert!(walk.products().iter().all(|one| walk.row_count(one) == 28));
         let mut seen = Vec::new();
         while let Some(mut step) = walk.next_product().unwrap() {
             let product = step.product().unwrap();
@@ -80,6 +81,7 @@ fn an_embedding_counts_its_indices() {
         let table: Embedding = EmbeddingConfig::new(6, 4).init(device);
         let indices = Tensor::<2, Int>::from_data([[1, 3, 3], [5, 1, 1]], device);
         let mut walk = Walk::record(&table, [indices], |table, x| table.forward(x)).unwrap();
+        assert_eq!(walk.row_count(&walk.products()[0]), 6);
         let mut step = walk.next_product().unwrap().unwrap();
         let product = step.product().unwrap();
         assert!(product.is_embedding());
@@ -142,11 +144,13 @@ fn convolution_by_rows<M: Module>(
     let examples: usize = x.iter().map(|x| x.dims()[0]).sum();
     for chunk in [1, 7, 10_000] {
         let mut walk = Walk::record(model, x.clone(), &forward).unwrap();
+        let rows = walk.row_count(&walk.products()[0]);
         let mut step = walk.next_product().unwrap().unwrap();
         let product = step.product().unwrap();
         assert!(product.is_convolution());
         assert_eq!(product.groups, groups);
         let y = by_rows(&mut step, &product, chunk, examples);
+        assert_eq!(rows, examples * y.dims()[2]);
         near(
             &values(Tensor::cat(own.clone(), 0)),
             &values(y),

@@ -45,7 +45,7 @@ impl<O: Tensors> Recording<O> {
         let graph = &self.graph;
         let alive = graph.run(parameters, inputs, device, rules, None, &mut ())?;
         let results = graph.outputs.iter().map(|id| alive.output(*id));
-        Ok(fill(&self.form, results.collect::<Result<_, _>>()?))
+        Ok(self.filled(results.collect::<Result<_, _>>()?))
     }
 
     /// A result as the forward pass gave it, with these tensors: one for each of

@@ -20,7 +20,7 @@ use crate::interpret::{Operands, run};
 use crate::record::placeholders::Values;
 use crate::rules::is_castable;
 use crate::tensors::Given;
-use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors};
+use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors, model_device};
 pub use observe::{Observed, Observer};
 use random::instead_of_random;
 pub use storage::HalfStorage;
@@ -29,13 +29,16 @@ use tensors::Alive;
 pub(crate) use random::noise;
 pub(crate) use tensors::upload;
 pub(crate) use write_back::store;
+pub use write_back::take_replaced_states;
 
 impl<O: Tensors> Recording<O> {
     /// Executes the recording with these values of parameters and inputs, on the device of
     /// `model`.
     ///
     /// Autodiff takes part as it does in the model's own pass: gradients arrive at the parameters
-    /// of `model`. Running statistics of `model` are updated as its own pass would.
+    /// of `model`, and what the closure detaches is detached as far as the recording knows of it.
+    /// Running states of `model`, the statistics of a BatchNorm say, are updated as its own pass
+    /// would, at once.
     ///
     /// # Errors
     ///
@@ -79,7 +82,17 @@ impl<O: Tensors> Recording<O> {
             });
         }
         let results = self.graph.execute(model, &given.tensors, rules, observer)?;
-        Ok(fill(&self.form, results))
+        Ok(self.filled(results))
+    }
+
+    /// The result with these tensors, detached where the forward pass detaches them.
+    fn filled(&self, results: Vec<DispatchTensor>) -> O {
+        let results = results.into_iter().enumerate();
+        let results = results.map(|(index, tensor)| match self.tracked.get(index) {
+            Some(false) if tensor.dtype().is_float() => Dispatch::float_detach(tensor),
+            _ => tensor,
+        });
+        fill(&self.form, results.collect())
     }
 }
 
@@ -117,11 +130,16 @@ impl Graph {
         observer: &mut impl Observer,
     ) -> Result<Vec<DispatchTensor>, GraphError> {
         let device = device_of(model, inputs)?;
-        let (values, carried) = Values::with_hooks(model);
+        if self.parameters.iter().any(|parameter| parameter.running) {
+            // Takes in what passes without a recording have left in running states: Burn would do so
+            // later, over what this one leaves.
+            hooks::sharing(|| drop(model.valid()));
+        }
+        let (values, carried) = (Values::of(model), hooks::offered(model));
         self.check_hooks(&carried)?;
         let given = values_of(&values, self)?;
-        let mut alive = self.run(&given, inputs, device, rules, Some(&carried), observer)?;
-        hooks::sharing(|| write_back::write_back(model, &self.parameters, &mut alive));
+        let alive = self.run(&given, inputs, device, rules, Some(&carried), observer)?;
+        hooks::sharing(|| write_back::write_back(model, &self.parameters, &alive))?;
         let results = rules.results();
         self.outputs
             .iter()
@@ -169,42 +187,33 @@ impl Graph {
             alive.begin(node, assignment);
             observer.before(&node, &Observed(&mut alive));
             let operation = node.operation();
+            let carried = self
+                .hook_of(operation)
+                .and_then(|position| hooks?.get(position));
             if hooks.is_none()
                 && let Some(value) = instead_of_random(operation, &alive.device())
                 && let Some(out) = operation.outputs().next()
             {
                 alive.set(out, value);
-                continue;
-            }
-            if let Some(carried) = self
-                .hook_of(operation)
-                .and_then(|position| hooks?.get(position))
-            {
+            } else if let Some(carried) = carried {
                 self.call(carried, node, &mut alive)?;
-                alive.end(node.index());
-                continue;
-            }
-            match self.batch_norm(operation) {
-                Some(norm) => {
-                    let [x, gamma, beta] =
-                        [&norm.x, &norm.gamma, &norm.beta].map(|tensor| alive.float(tensor));
-                    let epsilon = norm.epsilon.elem();
-                    let result = Dispatch::batch_norm_train(x, gamma, beta, epsilon);
-                    alive.set(&norm.out, result.output);
-                    alive.set(&norm.mean, result.mean);
-                    alive.set(&norm.variance, result.variance);
-                }
-                None if alive.compute_lean(self, node, &assignments) => {}
-                None => {
-                    run(operation, &mut alive).map_err(|unsupported| GraphError::Operation {
-                        operation: unsupported.name,
-                        module: match node.module() {
-                            "?" => "a module that is not known".into(),
-                            module => format!("`{module}`"),
-                        },
-                        why: unsupported.why.into(),
-                    })?
-                }
+            } else if let Some(norm) = self.batch_norm(operation) {
+                let [x, gamma, beta] =
+                    [&norm.x, &norm.gamma, &norm.beta].map(|tensor| alive.float(tensor));
+                let epsilon = norm.epsilon.elem();
+                let result = Dispatch::batch_norm_train(x, gamma, beta, epsilon);
+                alive.set(&norm.out, result.output);
+                alive.set(&norm.mean, result.mean);
+                alive.set(&norm.variance, result.variance);
+            } else if !alive.compute_lean(self, node, &assignments) {
+                run(operation, &mut alive).map_err(|unsupported| GraphError::Operation {
+                    operation: unsupported.name,
+                    module: match node.module() {
+                        "?" => "a module that is not known".into(),
+                        module => format!("`{module}`"),
+                    },
+                    why: unsupported.why.into(),
+                })?;
             }
             observer.after(&node, &mut Observed(&mut alive));
             alive.end(node.index());
@@ -244,8 +253,7 @@ pub(crate) fn device_of<M: Module>(
     model: &M,
     inputs: &[DispatchTensor],
 ) -> Result<DispatchDevice, GraphError> {
-    let of_model = model.devices().into_iter().next();
-    of_model
+    model_device(model)
         .map(|device| device.as_dispatch().clone())
         .or_else(|| inputs.first().map(TensorMetadata::device))
         .ok_or(GraphError::NoDevice)

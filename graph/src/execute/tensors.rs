@@ -326,9 +326,17 @@ impl Operands for Alive<'_> {
             None => tensor.dtype,
         };
         if matches!(dtype, DType::QFloat(_)) && tensor.dtype.is_float() {
-            // Where nothing says how, in the dtype that was recorded.
-            let to = self.assignment.operands.unwrap_or(tensor.dtype.into());
-            return Dispatch::dequantize(self.take(tensor), to);
+            // Where nothing says how, in the dtype that was recorded; where half is no dtype to compute in,
+            // in F32.
+            let to = match self.arithmetic {
+                Arithmetic::Native => self.assignment.operands.unwrap_or(tensor.dtype.into()),
+                Arithmetic::Widened | Arithmetic::Emulated => FloatDType::F32,
+            };
+            let value = Dispatch::dequantize(self.take(tensor), to);
+            return match self.form(tensor.id, to.into()) {
+                None => value,
+                Some(form) => self.bring(value, form),
+            };
         }
         let mut value = match self.form(tensor.id, dtype) {
             None => self.take(tensor),

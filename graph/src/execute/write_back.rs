@@ -1,29 +1,84 @@
-//! Running statistics, from an execution back into the model.
+//! Running states, from an execution back into the model.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{FloatDType, Tensor};
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Bool, FloatDType, Int, Tensor};
+use burn_lean_reparam::{PathMapper, Trail, map_with_path};
 
 use super::tensors::Alive;
-use crate::Parameter;
+use crate::graph::ParamPlace;
+use crate::record::places::Places;
+use crate::{GraphError, Parameter};
 
-/// Stores the next values of running statistics.
+/// Running states by their identity.
+type States = HashMap<ParamId, DispatchTensor>;
+
+/// Of how many executions what they replaced is kept.
+const KEPT: usize = 32;
+
+/// What the last executions have replaced, of each model and thread that of its last one. Not a value
+/// of each thread: those are dropped when it ends, which Burn's tensors do not allow on every device.
+static REPLACED: Mutex<VecDeque<(ThreadId, States)>> = Mutex::new(VecDeque::new());
+
+fn replaced() -> MutexGuard<'static, VecDeque<(ThreadId, States)>> {
+    REPLACED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The running states that the last execution on this thread has updated, as they were before, of those
+/// whose identities are asked for. They are given away: a second call has none.
 ///
-/// Clones of a model share its statistics, so they are reached through one. Two threads that train
-/// the same model each store theirs, and the last one stays; Burn's own pass averages them.
-pub(crate) fn write_back<M: Module>(model: &M, parameters: &[Parameter], alive: &mut Alive<'_>) {
-    let updates: HashMap<(String, usize), DispatchTensor> = parameters
-        .iter()
-        .filter_map(|parameter| {
-            let value = alive.remove(parameter.update?)?;
-            Some(((parameter.path.clone(), parameter.occurrence), value))
-        })
-        .collect();
-    if !updates.is_empty() {
-        let _ = model.clone().map(&mut WriteBack::new(updates));
+/// For whoever takes a step back, after a batch with NaN say: an execution stores the next values at
+/// once. Those of the models that were executed last are there, up to 32 of them.
+pub fn take_replaced_states(wanted: impl Fn(&ParamId) -> bool) -> HashMap<ParamId, DispatchTensor> {
+    let mut found = States::new();
+    let mut replaced = replaced();
+    for (of, states) in replaced.iter_mut() {
+        if *of == thread::current().id() {
+            found.extend(states.extract_if(|id, _| wanted(id)));
+        }
     }
+    replaced.retain(|(_, states)| !states.is_empty());
+    found
+}
+
+fn note(states: States) {
+    // Dropped after the lock is released.
+    let _before = take_replaced_states(|id| states.contains_key(id));
+    let mut replaced = replaced();
+    replaced.push_back((thread::current().id(), states));
+    let _oldest = match replaced.len() > KEPT {
+        true => replaced.pop_front(),
+        false => None,
+    };
+    drop(replaced);
+}
+
+/// Stores the next values of running states.
+///
+/// Clones of a model share its states, so they are reached through one. Two threads that train
+/// the same model each store theirs, and the last one stays; Burn's own pass averages them.
+pub(crate) fn write_back<M: Module>(
+    model: &M,
+    parameters: &[Parameter],
+    alive: &Alive<'_>,
+) -> Result<(), GraphError> {
+    let mut updates = HashMap::new();
+    for parameter in parameters {
+        if let Some(update) = parameter.update {
+            updates.insert(parameter.place(), alive.output(update)?);
+        }
+    }
+    if !updates.is_empty() {
+        let mut write = WriteBack::new(updates);
+        write.replaced = Some(States::new());
+        let _ = map_with_path(model.clone(), &mut write);
+        note(write.replaced.unwrap_or_default());
+    }
+    Ok(())
 }
 
 /// The model with these values of parameters; the rest of it stays.
@@ -33,45 +88,37 @@ pub(crate) fn store<'a, M: Module>(
 ) -> M {
     let updates = values
         .into_iter()
-        .map(|(parameter, value)| ((parameter.path.clone(), parameter.occurrence), value))
+        .map(|(parameter, value)| (parameter.place(), value))
         .collect();
-    model.map(&mut WriteBack::new(updates))
+    map_with_path(model, &mut WriteBack::new(updates))
 }
 
 struct WriteBack {
-    path: Vec<String>,
-    occurrences: HashMap<String, usize>,
-    updates: HashMap<(String, usize), DispatchTensor>,
+    places: Places,
+    updates: HashMap<ParamPlace, DispatchTensor>,
+    /// What was there, if it is wanted.
+    replaced: Option<States>,
 }
 
 impl WriteBack {
-    fn new(updates: HashMap<(String, usize), DispatchTensor>) -> Self {
+    fn new(updates: HashMap<ParamPlace, DispatchTensor>) -> Self {
         Self {
-            path: Vec::new(),
-            occurrences: HashMap::new(),
+            places: Places::default(),
             updates,
+            replaced: None,
         }
     }
 }
 
-impl ModuleMapper for WriteBack {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.path.join(".");
-        let count = self.occurrences.entry(path.clone()).or_default();
-        let update = self.updates.remove(&(path, *count));
-        *count += 1;
-        let Some(value) = update else {
+impl PathMapper for WriteBack {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(value) = self.updates.remove(&self.places.meet(at)) else {
             return param;
         };
         let (id, old, mapper) = param.consume();
+        if let Some(replaced) = &mut self.replaced {
+            replaced.insert(id, old.clone().into_dispatch());
+        }
         let value = Tensor::<D>::from_dispatch(value);
         let value = match value.dtype() == old.dtype() {
             true => value.detach(),
@@ -83,5 +130,23 @@ impl ModuleMapper for WriteBack {
         };
         let value = value.set_require_grad(old.is_require_grad());
         Param::from_mapped_value(id, value, mapper)
+    }
+
+    fn int<const D: usize>(
+        &mut self,
+        at: &Trail,
+        param: Param<Tensor<D, Int>>,
+    ) -> Param<Tensor<D, Int>> {
+        self.places.meet(at);
+        param
+    }
+
+    fn bool<const D: usize>(
+        &mut self,
+        at: &Trail,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        self.places.meet(at);
+        param
     }
 }

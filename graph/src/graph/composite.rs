@@ -108,7 +108,7 @@ impl<'a> Finder<'a> {
     fn maker(&self, tensor: &TensorIr, readers: usize) -> Option<(&'a OperationIr, usize)> {
         let index = *self.made_by.get(&tensor.id)?;
         let read = self.graph.readers.get(&tensor.id).map_or(0, Vec::len);
-        let is_result = self.graph.outputs.contains(&tensor.id);
+        let is_result = self.graph.results.contains(&tensor.id);
         let operation = &self.graph.operations[index];
         let is_own =
             self.graph.hook_of(operation).is_none() && self.graph.noted_cast(operation).is_none();
@@ -197,7 +197,8 @@ impl<'a> Finder<'a> {
                 };
                 let (x, epsilon, mut inner) = self.normalized(&scale.lhs)?;
                 inner.push(at_scale);
-                is_row(&scale.rhs, &scale.out).then(|| Composite {
+                let fits = is_row(&scale.rhs, &scale.out) && x.shape == add.out.shape;
+                fits.then(|| Composite {
                     kind: CompositeKind::LayerNorm {
                         x,
                         gamma: scale.rhs.clone(),
@@ -210,7 +211,8 @@ impl<'a> Finder<'a> {
             }
             NumericOperationIr::Mul(scale) if is_row(&scale.rhs, &scale.out) => {
                 let (x, epsilon, inner) = self.normalized(&scale.lhs)?;
-                Some(Composite {
+                // Not where a norm over one number is broadcast to the scale.
+                (x.shape == scale.out.shape).then(|| Composite {
                     kind: CompositeKind::LayerNorm {
                         x,
                         gamma: scale.rhs.clone(),

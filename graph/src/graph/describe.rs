@@ -12,6 +12,8 @@ use super::{Graph, Lifetime};
 
 /// Notes who reads what, and when for the last time.
 pub(crate) fn describe(graph: &mut Graph) {
+    let updates = graph.parameters.iter().filter_map(|one| one.update);
+    graph.results = graph.outputs.iter().copied().chain(updates).collect();
     graph.reads = reads(graph);
     graph.lifetimes = lifetimes(graph);
     graph.masks = masks(graph);
@@ -106,8 +108,7 @@ fn masks(graph: &Graph) -> HashSet<TensorId> {
 
 /// When each tensor is read for the last time.
 fn lifetimes(graph: &Graph) -> Vec<Lifetime> {
-    let mut seen: HashSet<TensorId> = graph.outputs.iter().copied().collect();
-    seen.extend(graph.parameters.iter().filter_map(|one| one.update));
+    let mut seen = graph.results.clone();
     let mut lifetimes = vec![Lifetime::default(); graph.operations.len()];
     for (operation, lifetime) in graph.operations.iter().zip(&mut lifetimes).rev() {
         let ids = operands(graph, operation);

@@ -14,6 +14,7 @@ use burn::tensor::{FloatDType, TensorData};
 
 use composite::Composites;
 pub use node::{Node, scalars};
+pub(crate) use parameter::ParamPlace;
 pub use parameter::Parameter;
 pub use site::{HookInfo, Role, Site};
 
@@ -29,6 +30,8 @@ pub struct Graph {
     pub(crate) batch_norms: HashSet<TensorId>,
     /// For each operation, which parameters it reads, through views and casts.
     pub(crate) reads: Vec<Vec<usize>>,
+    /// What is read after the last operation: outputs, and the next values of running states.
+    pub(crate) results: HashSet<TensorId>,
     /// For each tensor, which operations read it.
     pub(crate) readers: HashMap<TensorId, Vec<usize>>,
     pub(crate) lifetimes: Vec<Lifetime>,
@@ -70,6 +73,7 @@ impl Graph {
             outputs,
             batch_norms: HashSet::new(),
             reads: Vec::new(),
+            results: HashSet::new(),
             readers: HashMap::new(),
             lifetimes: Vec::new(),
             composites: Composites::default(),
@@ -89,7 +93,7 @@ impl Graph {
         Node { graph: self, index }
     }
 
-    /// The parameters and buffers that some operation reads.
+    /// The parameters and buffers that some operation reads, and running states that are updated.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }

@@ -57,12 +57,6 @@ impl<'a> Node<'a> {
         self.graph.noted_cast(self.operation())
     }
 
-    /// Whether it is a batch normalization that normalizes by statistics of its own input, as in
-    /// training.
-    pub fn is_batch_norm_in_training(&self) -> bool {
-        self.graph.batch_norm(self.operation()).is_some()
-    }
-
     /// The operand whose numbers it moves, leaves out or repeats without computing any; also one
     /// that it casts.
     pub fn moved(&self) -> Option<&'a TensorIr> {
@@ -141,6 +135,19 @@ impl<'a> Node<'a> {
             }
     }
 
+    /// Whether it takes places of its operand by index, and may take one many times: its backward pass
+    /// adds up what they give, in the dtype of the operand.
+    pub fn looks_up(&self) -> bool {
+        matches!(
+            self.operation(),
+            OperationIr::BaseFloat(
+                BaseOperationIr::Select(_)
+                    | BaseOperationIr::Gather(_)
+                    | BaseOperationIr::GatherNd(_)
+            ) | OperationIr::Module(ModuleOperationIr::Embedding(_))
+        )
+    }
+
     /// Whether its result is as large as its operand, and costs no more to compute than to read.
     pub(crate) fn is_light(&self) -> bool {
         matches!(
@@ -167,18 +174,19 @@ impl<'a> Node<'a> {
     }
 
     /// The operand and the mask, where it multiplies with zeros and ones that are drawn for it: a
-    /// dropout.
+    /// dropout. The mask may be broadcast, the operand is as large as the result.
     pub(crate) fn masked(&self) -> Option<(&'a TensorIr, &'a TensorIr)> {
         let OperationIr::NumericFloat(_, NumericOperationIr::Mul(product)) = self.operation()
         else {
             return None;
         };
         let is_mask = |tensor: &TensorIr| self.graph.masks.contains(&tensor.id);
-        match (is_mask(&product.lhs), is_mask(&product.rhs)) {
-            (false, true) => Some((&product.lhs, &product.rhs)),
-            (true, false) => Some((&product.rhs, &product.lhs)),
-            _ => None,
-        }
+        let (x, mask) = match (is_mask(&product.lhs), is_mask(&product.rhs)) {
+            (false, true) => (&product.lhs, &product.rhs),
+            (true, false) => (&product.rhs, &product.lhs),
+            _ => return None,
+        };
+        (x.shape == product.out.shape).then_some((x, mask))
     }
 
     /// Whether its derivative, times its operand, changes little where the operand changes by a

@@ -1,23 +1,29 @@
 //! A forward pass as a list of operations.
 
+mod device;
 pub(crate) mod placeholders;
+pub(crate) mod places;
+mod states;
 
 use std::collections::HashMap;
 
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
-use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorData};
 
-use burn_lean_reparam::{catch_quietly, with_capture_device_like};
+use burn_lean_reparam::{catch_quietly, map_with_path, with_capture_device_like};
 
-use crate::capture::{self, as_autodiff, autodiff_primitive, id, placeholder};
+use crate::capture::{self, as_autodiff, as_leaf, autodiff_primitive, id, placeholder};
 use crate::hooks::Noted;
 use crate::interpret::name;
 use crate::passes::{self, Hooked};
 use crate::tensors::Given;
 use crate::{Graph, GraphError, HookInfo, Parameter, Site, TensorMapper, Tensors, hooks};
-use placeholders::{Mode, Placeholders};
+pub use device::model_device;
+pub(crate) use device::trains;
+use placeholders::{Mode, Placeholders, Switches};
+use states::States;
 
 /// A recorded forward pass, with the shape of its result.
 #[derive(Debug, Clone)]
@@ -26,6 +32,8 @@ pub struct Recording<O> {
     /// The result on the capture device: a form to fill with values.
     pub(crate) form: O,
     pub(crate) inputs: Vec<(Vec<usize>, DType)>,
+    /// For each tensor of the result, whether it has a gradient; empty where nobody knows.
+    pub(crate) tracked: Vec<bool>,
     /// The recorded backward pass, if it was asked for.
     pub(crate) backward: Option<Backward>,
 }
@@ -46,12 +54,26 @@ pub(crate) struct Backward {
     pub(crate) constants: HashMap<TensorId, TensorData>,
 }
 
+/// What a recording of a training pass finds out about gradients.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Seeks<'a> {
+    /// Nothing, which takes the least time. An earlier recording has found which results have one.
+    Nothing(&'a [bool]),
+    /// Which results have one.
+    Results,
+    /// That, and the backward pass.
+    Backward,
+}
+
 /// Records what `forward` does with `model` and `inputs`. Nothing is computed, and no weight is
 /// copied.
 ///
 /// The recording is of a training pass if the model or an input is on an autodiff device, and of
 /// an evaluation otherwise. `forward` runs once, on tensors that have shapes and dtypes and no
 /// values.
+///
+/// Where the closure stops gradients (`detach`) is not seen, also not at a result:
+/// [`record_with_backward`](crate::record_with_backward) and [`Recordings`](crate::Recordings) see it.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -75,27 +97,35 @@ pub(crate) struct Backward {
 /// # Errors
 ///
 /// [`GraphError::Forward`] where `forward` looks at a value, runs a backward pass or fails by
-/// itself, [`GraphError::ForeignOutput`] where its result comes from elsewhere.
+/// itself, [`GraphError::ForeignOutput`] where its result comes from elsewhere,
+/// [`GraphError::RunningState`] where what it leaves in a running state does.
 pub fn record<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
 ) -> Result<Recording<O>, GraphError> {
-    record_with(model, inputs, forward, false)
+    record_with(model, inputs, forward, Seeks::Nothing(&[]))
 }
 
 pub(crate) fn record_with<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
-    backward: bool,
+    seeks: Seeks<'_>,
 ) -> Result<Recording<O>, GraphError> {
     let mut given = Given::default();
     let _ = inputs.map_tensors(&mut given);
-    let like = model.devices().into_iter().next().or(given.device.clone());
+    let device = model_device(model);
+    let trains = given.autodiff || device.as_ref().is_some_and(Device::is_autodiff);
+    let like = device.or(given.device.clone());
     let like = like.ok_or(GraphError::NoDevice)?;
+    let mode = match (trains, seeks) {
+        (false, _) => Mode::Evaluate,
+        (true, Seeks::Nothing(_)) => Mode::Train,
+        (true, _) => Mode::TrainWithGradients,
+    };
     with_capture_device_like(&like, |device| {
-        record_on(device, given, model, inputs, forward, backward)
+        record_on(device, given, model, inputs, forward, (mode, seeks))
     })
 }
 
@@ -105,15 +135,9 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
-    backward: bool,
+    (mode, seeks): (Mode, Seeks<'_>),
 ) -> Result<Recording<O>, GraphError> {
-    let trains = given.autodiff || model.devices().iter().any(Device::is_autodiff);
-    let mode = match (trains, backward) {
-        (false, _) => Mode::Evaluate,
-        (true, false) => Mode::Train,
-        (true, true) => Mode::TrainWithBackward,
-    };
-    let mut recorder = Recorder::new(device);
+    let mut recorder = Recorder::new(device, mode);
     let carried = hooks::offered(model);
     let mut hooks: Vec<HookInfo> = carried.iter().map(info).collect();
     let mut noted = Noted::default();
@@ -122,17 +146,19 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
     let mut result = None;
     let captured = device.capture_scope(|scope| {
         let done = catch_quietly(|| {
-            let model = hooks::sharing(|| recorder.with_placeholders(model, mode));
+            let (model, states) = hooks::sharing(|| recorder.with_placeholders(model));
             let inputs = inputs.map_tensors(&mut recorder);
             let (form, made) = hooks::recording(carried, || forward(&model, inputs));
             noted = made;
             let mut results = Results::default();
-            let _ = form.map_tensors(&mut results);
-            (form, results)
+            let form = form.map_tensors(&mut results);
+            (form, results, states)
         });
         match done {
-            Ok((form, results)) => {
-                let backward = (mode == Mode::TrainWithBackward)
+            Ok((form, results, states)) => {
+                let states = states.map_or(Ok(()), |states| states.note(&mut recorder.parameters));
+                let records = mode == Mode::TrainWithGradients && matches!(seeks, Seeks::Backward);
+                let backward = records
                     .then(|| {
                         let mark = placeholder(Shape::new([1]), DType::F32, device);
                         backward_from = id(&mark);
@@ -140,7 +166,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
                     })
                     .flatten();
                 let completed = scope.complete([], []);
-                result = Some(Ok((form, results, backward)));
+                result = Some(Ok((form, results, states, backward)));
                 completed
             }
             Err(reason) => {
@@ -152,7 +178,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
     let captured = captured.map_err(|error| GraphError::Capture {
         reason: error.to_string(),
     })?;
-    let (form, results, total) = match result.expect("the scope ran") {
+    let (form, results, states, total) = match result.expect("the scope ran") {
         Ok(recorded) => recorded,
         Err(reason) => {
             return Err(GraphError::Forward {
@@ -161,16 +187,26 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
             });
         }
     };
+    states?;
     let mut outputs = Vec::with_capacity(results.tensors.len());
     for (index, tensor) in results.tensors.iter().enumerate() {
         outputs.push(id(tensor).ok_or(GraphError::ForeignOutput { index })?);
     }
+    let tracked = match seeks {
+        Seeks::Nothing(known) if known.len() == outputs.len() => known.to_vec(),
+        _ if mode == Mode::TrainWithGradients => results.tensors.iter().map(is_tracked).collect(),
+        _ => Vec::new(),
+    };
     let constants: HashMap<_, _> = captured.values.into_iter().collect();
+    let without_update = |parameter: &Parameter| Parameter {
+        update: None,
+        ..parameter.clone()
+    };
     let backward = total.map(|(total, gradients)| Backward {
         operations: captured.graph.operations.clone(),
         total,
         gradients,
-        parameters: recorder.parameters.clone(),
+        parameters: recorder.parameters.iter().map(without_update).collect(),
         constants: constants.clone(),
     });
     let mut operations = captured.graph.operations;
@@ -196,8 +232,13 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
         graph,
         form,
         inputs: given.signature,
+        tracked,
         backward,
     })
+}
+
+fn is_tracked(tensor: &DispatchTensor) -> bool {
+    autodiff_primitive(tensor).is_some_and(|tensor| tensor.is_tracked())
 }
 
 fn info(carried: &hooks::Carried) -> HookInfo {
@@ -252,15 +293,17 @@ fn last(operations: &[OperationIr], parameters: &[Parameter]) -> String {
 /// Makes placeholders for a model and its inputs.
 struct Recorder<'a> {
     device: &'a Device,
+    mode: Mode,
     parameters: Vec<Parameter>,
     leaves: HashMap<TensorId, DispatchTensor>,
     inputs: Vec<TensorId>,
 }
 
 impl<'a> Recorder<'a> {
-    fn new(device: &'a Device) -> Self {
+    fn new(device: &'a Device, mode: Mode) -> Self {
         Self {
             device,
+            mode,
             parameters: Vec::new(),
             leaves: HashMap::new(),
             inputs: Vec::new(),
@@ -268,35 +311,31 @@ impl<'a> Recorder<'a> {
     }
 
     /// The model on the capture device, without the values of its parameters.
-    fn with_placeholders<M: Module>(&mut self, model: &M, mode: Mode) -> M {
-        // `valid` copies running statistics, which its clones would share.
+    fn with_placeholders<M: Module>(&mut self, model: &M) -> (M, Option<States<M>>) {
+        let switches = Switches::of(model, self.mode);
+        let has_buffers = switches.has_buffers;
+        // `valid` copies running statistics, which its clones would share, and takes in what earlier
+        // passes have left in them.
         let model = model.valid();
+        let before = has_buffers.then(|| model.clone());
         // First without values, so that the move copies only what no visitor sees: plain tensors
         // in modules, which become constants.
-        let mut empty = Placeholders::new(self.device, Mode::Evaluate);
-        let model = model.map(&mut empty).to_device(self.device);
-        let mut placeholders = Placeholders::new(self.device, mode);
-        let model = model.map(&mut placeholders);
+        let mut empty = Placeholders::new(self.device, Mode::Evaluate, Switches::default());
+        let model = map_with_path(model, &mut empty).to_device(self.device);
+        let mut placeholders = Placeholders::new(self.device, self.mode, switches);
+        let model = map_with_path(model, &mut placeholders);
         self.parameters = placeholders.found;
-        if mode == Mode::TrainWithBackward {
-            let values = placeholders::Values::of(&model);
-            for parameter in &self.parameters {
-                if let Some(value) = values.get(parameter) {
-                    self.leaves.insert(parameter.tensor, value.clone());
-                }
-            }
-        }
-        model
+        self.leaves = placeholders.leaves;
+        let trains = self.mode != Mode::Evaluate;
+        let states = before.and_then(|before| States::of(before, &self.parameters, trains));
+        (model, states)
     }
 
-    fn input(&mut self, tensor: &DispatchTensor, autodiff: bool) -> DispatchTensor {
+    fn input(&mut self, tensor: &DispatchTensor) -> DispatchTensor {
         let stand_in = placeholder(tensor.shape(), tensor.dtype(), self.device);
         self.inputs
             .push(id(&stand_in).expect("the placeholder is on the capture device"));
-        match autodiff {
-            true => as_autodiff(stand_in),
-            false => stand_in,
-        }
+        stand_in
     }
 
     /// Records the backward pass of the sum of all results; `None` where Burn cannot record it, or
@@ -305,7 +344,7 @@ impl<'a> Recorder<'a> {
         catch_quietly(|| {
             let total = results
                 .iter()
-                .filter(|tensor| autodiff_primitive(tensor).is_some_and(|t| t.is_tracked()))
+                .filter(|tensor| is_tracked(tensor))
                 .map(|tensor| sum(tensor.clone()))
                 .reduce(|a, b| a + b)?
                 .into_dispatch();
@@ -326,34 +365,45 @@ impl<'a> Recorder<'a> {
     }
 }
 
-/// The sum of a tensor whose rank is not known to the compiler.
+/// The sum of a tensor whose rank is not known to the compiler, in F32 whatever it is in.
 fn sum(tensor: DispatchTensor) -> Tensor<1> {
-    match tensor.shape().num_dims() {
+    let sum = match tensor.shape().num_dims() {
         1 => Tensor::<1>::from_dispatch(tensor).sum(),
         2 => Tensor::<2>::from_dispatch(tensor).sum(),
         3 => Tensor::<3>::from_dispatch(tensor).sum(),
         4 => Tensor::<4>::from_dispatch(tensor).sum(),
         5 => Tensor::<5>::from_dispatch(tensor).sum(),
         _ => Tensor::<6>::from_dispatch(tensor).sum(),
+    };
+    match sum.dtype() {
+        DType::F32 => sum,
+        _ => sum.cast(FloatDType::F32),
     }
 }
 
 impl TensorMapper for Recorder<'_> {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        let autodiff = tensor.is_autodiff();
-        Tensor::from_dispatch(self.input(&tensor.clone().into_dispatch(), autodiff))
+        let stand_in = self.input(&tensor.clone().into_dispatch());
+        Tensor::from_dispatch(match tensor.is_autodiff() {
+            // A result that comes from an input alone has its gradient.
+            true if tensor.is_tracked() && self.mode == Mode::TrainWithGradients => {
+                as_leaf(stand_in)
+            }
+            true => as_autodiff(stand_in),
+            false => stand_in,
+        })
     }
 
     fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        Tensor::from_dispatch(self.input(&tensor.clone().into_dispatch(), false))
+        Tensor::from_dispatch(self.input(&tensor.clone().into_dispatch()))
     }
 
     fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        Tensor::from_dispatch(self.input(&tensor.clone().into_dispatch(), false))
+        Tensor::from_dispatch(self.input(&tensor.clone().into_dispatch()))
     }
 }
 
-/// The tensors of a result.
+/// The tensors of a result, which becomes a form that keeps nothing of autodiff's alive.
 #[derive(Default)]
 struct Results {
     tensors: Vec<DispatchTensor>,
@@ -362,7 +412,10 @@ struct Results {
 impl TensorMapper for Results {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
         self.tensors.push(tensor.clone().into_dispatch());
-        tensor.clone()
+        match tensor.is_tracked() {
+            true => tensor.clone().detach(),
+            false => tensor.clone(),
+        }
     }
 
     fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {

@@ -1,14 +1,17 @@
 //! A model whose parameters are placeholders, and the values they stand for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
+use burn::backend::ir::TensorId;
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Flag, Module, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
+use burn_lean_reparam::{PathMapper, PathVisitor, Trail, visit_with_path};
 
-use crate::Parameter;
+use super::places::Places;
 use crate::capture::{as_autodiff, as_leaf, id, placeholder};
-use crate::hooks::{self, Carried};
+use crate::graph::ParamPlace;
+use crate::{Parameter, hooks};
 
 /// How parameters take part in the recording.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,158 +20,204 @@ pub(crate) enum Mode {
     Evaluate,
     /// Training: autodiff tensors without gradients.
     Train,
-    /// Training, with a recorded backward pass: leaves.
-    TrainWithBackward,
+    /// Training, of which autodiff is to know: what has a gradient in the model is a leaf.
+    TrainWithGradients,
+}
+
+/// How the user's model is set, which [`valid`](Module::valid) changes.
+#[derive(Debug, Default)]
+pub(crate) struct Switches {
+    /// Whether training behaviour is on, in the order of modules.
+    flags: VecDeque<bool>,
+    /// Whether a float tensor has no gradient: what is frozen, and running states.
+    pub(crate) has_buffers: bool,
+    /// Those that have one, where leaves are wanted.
+    trained: HashSet<ParamPlace>,
+    /// What is counted for them.
+    places: Option<Places>,
+}
+
+impl Switches {
+    pub(crate) fn of<M: Module>(model: &M, mode: Mode) -> Self {
+        let mut switches = Self {
+            places: (mode == Mode::TrainWithGradients).then(Places::default),
+            ..Self::default()
+        };
+        visit_with_path(model, &mut switches);
+        switches
+    }
+
+    fn meet(&mut self, at: &Trail) -> Option<ParamPlace> {
+        Some(self.places.as_mut()?.meet(at))
+    }
+}
+
+impl PathVisitor for Switches {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        self.has_buffers |= !param.is_require_grad();
+        let place = self.meet(at).filter(|_| param.is_tracked());
+        self.trained.extend(place);
+    }
+
+    fn int<const D: usize>(&mut self, at: &Trail, _param: &Param<Tensor<D, Int>>) {
+        self.meet(at);
+    }
+
+    fn bool<const D: usize>(&mut self, at: &Trail, _param: &Param<Tensor<D, Bool>>) {
+        self.meet(at);
+    }
+
+    fn flag(&mut self, _at: &Trail, flag: &Param<Flag>) {
+        self.flags.push_back(flag.is_enabled());
+    }
 }
 
 /// Replaces the values of all parameters by placeholders.
 pub(crate) struct Placeholders<'a> {
     capture: &'a Device,
     mode: Mode,
-    path: Vec<String>,
-    occurrences: HashMap<String, usize>,
+    switches: Switches,
+    places: Places,
     pub(crate) found: Vec<Parameter>,
+    /// Those whose gradients autodiff is to know.
+    pub(crate) leaves: HashMap<TensorId, DispatchTensor>,
+}
+
+/// What takes the place of a tensor.
+struct StandIn {
+    tensor: DispatchTensor,
+    id: TensorId,
+    /// It stands for a running statistic, which Burn's BatchNorm moves to the device of its input: a
+    /// capture device takes none with autodiff.
+    running: bool,
+    /// The tensor of the model has a gradient.
+    trained: bool,
 }
 
 impl<'a> Placeholders<'a> {
-    pub(crate) fn new(capture: &'a Device, mode: Mode) -> Self {
+    pub(crate) fn new(capture: &'a Device, mode: Mode, switches: Switches) -> Self {
         Self {
             capture,
             mode,
-            path: Vec::new(),
-            occurrences: HashMap::new(),
+            switches,
+            places: Places::default(),
             found: Vec::new(),
+            leaves: HashMap::new(),
         }
     }
 
-    /// The placeholder, and whether it stands for a running statistic.
-    fn stand_in(&mut self, shape: Shape, dtype: DType, param: ParamId) -> (DispatchTensor, bool) {
+    fn stand_in(&mut self, at: &Trail, param: ParamId, shape: Shape, dtype: DType) -> StandIn {
         let tensor = placeholder(shape.clone(), dtype, self.capture);
-        let running = matches!(
-            self.path.last().map(String::as_str),
-            Some("running_mean" | "running_var")
-        );
-        let path = self.path.join(".");
-        let count = self.occurrences.entry(path.clone()).or_default();
+        let id = id(&tensor).expect("the placeholder is on the capture device");
+        let running = matches!(at.name(), "running_mean" | "running_var");
+        let place = self.places.meet(at);
+        let trained = self.switches.trained.contains(&place);
+        let (path, occurrence) = place;
         self.found.push(Parameter {
             path,
             id: param,
             shape: shape.to_vec(),
-            tensor: id(&tensor).expect("the placeholder is on the capture device"),
+            tensor: id,
             update: None,
-            occurrence: *count,
+            occurrence,
             running,
         });
-        *count += 1;
-        (tensor, running)
+        StandIn {
+            tensor,
+            id,
+            running,
+            trained,
+        }
     }
 }
 
-impl ModuleMapper for Placeholders<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl PathMapper for Placeholders<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, value, mapper) = param.consume();
         let dtype = match value.dtype() {
             // The capture device holds no quantized tensors: an execution dequantizes them.
             DType::QFloat(_) => DType::F32,
             dtype => dtype,
         };
-        let (tensor, running) = self.stand_in(value.shape(), dtype, id);
+        let stand_in = self.stand_in(at, id, value.shape(), dtype);
         let tensor = match self.mode {
+            Mode::Evaluate => stand_in.tensor,
             // Buffers take part without gradients.
-            Mode::Train | Mode::TrainWithBackward if running => tensor,
-            Mode::Evaluate => tensor,
-            Mode::Train => as_autodiff(tensor),
-            Mode::TrainWithBackward => as_leaf(tensor),
+            Mode::Train | Mode::TrainWithGradients if stand_in.running => stand_in.tensor,
+            // What is frozen may be detached, too: no gradient of it is compared.
+            Mode::TrainWithGradients if stand_in.trained => {
+                let leaf = as_leaf(stand_in.tensor);
+                self.leaves.insert(stand_in.id, leaf.clone());
+                leaf
+            }
+            Mode::Train | Mode::TrainWithGradients => as_autodiff(stand_in.tensor),
         };
         Param::from_mapped_value(id, Tensor::from_dispatch(tensor), mapper)
     }
 
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+    fn int<const D: usize>(
+        &mut self,
+        at: &Trail,
+        param: Param<Tensor<D, Int>>,
+    ) -> Param<Tensor<D, Int>> {
         let (id, value, mapper) = param.consume();
-        let (tensor, _) = self.stand_in(value.shape(), value.dtype(), id);
+        let tensor = self.stand_in(at, id, value.shape(), value.dtype()).tensor;
         Param::from_mapped_value(id, Tensor::from_dispatch(tensor), mapper)
     }
 
-    fn map_bool<const D: usize>(
+    fn bool<const D: usize>(
         &mut self,
+        at: &Trail,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
         let (id, value, mapper) = param.consume();
-        let (tensor, _) = self.stand_in(value.shape(), value.dtype(), id);
+        let tensor = self.stand_in(at, id, value.shape(), value.dtype()).tensor;
         Param::from_mapped_value(id, Tensor::from_dispatch(tensor), mapper)
     }
 
-    /// `valid` has switched modules out of training mode.
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        match self.mode {
-            Mode::Evaluate => flag,
-            Mode::Train | Mode::TrainWithBackward => flag.train(),
+    /// `valid` has switched all modules out of training mode; some of the user's may be in it.
+    fn flag(&mut self, _at: &Trail, flag: Param<Flag>) -> Param<Flag> {
+        match self.switches.flags.pop_front() {
+            Some(enabled) => flag.with_value(enabled),
+            None => flag,
         }
     }
 }
 
-/// The tensors of a model by path and occurrence, as its placeholders are.
+/// The tensors of a model by their places, as its placeholders are.
 #[derive(Default)]
 pub(crate) struct Values {
-    path: Vec<String>,
-    occurrences: HashMap<String, usize>,
-    pub(crate) found: HashMap<(String, usize), DispatchTensor>,
+    places: Places,
+    found: HashMap<ParamPlace, DispatchTensor>,
 }
 
 impl Values {
     pub(crate) fn of<M: Module>(model: &M) -> Self {
-        Self::with_hooks(model).0
-    }
-
-    /// And the hooks that the model offers.
-    pub(crate) fn with_hooks<M: Module>(model: &M) -> (Self, Vec<Carried>) {
         let mut values = Self::default();
-        let ((), hooks) = hooks::collecting(|| model.visit(&mut values));
-        (values, hooks)
+        hooks::sharing(|| visit_with_path(model, &mut values));
+        values
     }
 
-    fn insert(&mut self, value: DispatchTensor) {
-        let path = self.path.join(".");
-        let count = self.occurrences.entry(path.clone()).or_default();
-        self.found.insert((path, *count), value);
-        *count += 1;
+    fn insert(&mut self, at: &Trail, value: DispatchTensor) {
+        self.found.insert(self.places.meet(at), value);
     }
 
     pub(crate) fn get(&self, parameter: &Parameter) -> Option<&DispatchTensor> {
-        let key = (parameter.path.clone(), parameter.occurrence);
-        let value = self.found.get(&key)?;
+        let value = self.found.get(&parameter.place())?;
         (value.shape().to_vec() == parameter.shape).then_some(value)
     }
 }
 
-impl ModuleVisitor for Values {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        hooks::entered(name, container);
-        self.path.push(name.into());
+impl PathVisitor for Values {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        self.insert(at, param.base().into_dispatch());
     }
 
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        hooks::exited();
-        self.path.pop();
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+        self.insert(at, param.val().into_dispatch());
     }
 
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.insert(param.base().into_dispatch());
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.insert(param.val().into_dispatch());
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.insert(param.val().into_dispatch());
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
+        self.insert(at, param.val().into_dispatch());
     }
 }

@@ -5,7 +5,7 @@ use burn::backend::ir::{
 };
 
 use super::{Place, SiteUse};
-use crate::{Graph, Role};
+use crate::{Graph, Parameter, Role};
 
 impl Graph {
     /// The axis of the output channels of a weight, as it lies in its parameter; `None` where
@@ -38,27 +38,37 @@ impl Graph {
             // `[out, in / groups, ..]` and `[rows, width]`.
             _ => 0,
         };
-        self.axis_in_parameter(operand.id, axis)
+        self.viewed(operand.id, axis).map(|(_, axis)| axis)
     }
 
-    /// Where an axis of a view of a parameter is in the parameter.
-    fn axis_in_parameter(&self, tensor: TensorId, axis: usize) -> Option<usize> {
-        if self.parameters.iter().any(|one| one.tensor == tensor) {
-            return Some(axis);
+    /// The parameter that a tensor is a view of, and where an axis of the tensor is in it; `None`
+    /// where something else than views, casts and hooks is between them, or the axis is none of the
+    /// parameter's.
+    pub fn viewed(&self, tensor: TensorId, axis: usize) -> Option<(&Parameter, usize)> {
+        if let Some(parameter) = self.parameters.iter().find(|one| one.tensor == tensor) {
+            return Some((parameter, axis));
         }
         let maker = self
             .operations
             .iter()
             .find(|operation| operation.outputs().any(|output| output.id == tensor))?;
         if self.hook_of(maker).is_some() {
-            return self.axis_in_parameter(maker.inputs().next()?.id, axis);
+            return self.viewed(maker.inputs().next()?.id, axis);
         }
         let OperationIr::BaseFloat(view) = maker else {
             return None;
         };
         let (input, axis) = match view {
             BaseOperationIr::Cast(op) => (op.input.id, axis),
-            BaseOperationIr::Expand(op) => (op.input.id, axis),
+            BaseOperationIr::Expand(op) => {
+                // Axes are added in front; one that is spread out is none of the parameter's.
+                let (from, to) = (&op.out.shape, &op.input.shape);
+                let old = (axis + to.num_dims()).checked_sub(from.num_dims())?;
+                if to[old] != from[axis] {
+                    return None;
+                }
+                (op.input.id, old)
+            }
             BaseOperationIr::SwapDims(op) => {
                 let axis = match axis {
                     axis if axis == op.dim1 => op.dim2,
@@ -79,7 +89,7 @@ impl Graph {
             }
             _ => return None,
         };
-        self.axis_in_parameter(input, axis)
+        self.viewed(input, axis)
     }
 }
 

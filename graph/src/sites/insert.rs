@@ -133,7 +133,9 @@ impl<'a> Insertion<'a> {
                 reader.visit_mut(&mut Replace::new(result.id, output.id, 0));
             }
         }
-        for id in &mut self.graph.outputs {
+        let updates = self.graph.parameters.iter_mut();
+        let updates = updates.filter_map(|one| one.update.as_mut());
+        for id in self.graph.outputs.iter_mut().chain(updates) {
             if *id == result.id {
                 *id = output.id;
             }

@@ -8,6 +8,8 @@ pub(super) struct Classes {
     parents: Vec<u32>,
     /// Of roots.
     fixed: Vec<Option<FixedBy>>,
+    /// Of roots: whether something else that depends on the inputs is applied to them.
+    varying: Vec<bool>,
     /// Of places: what the parameter that they belong to has to do with them.
     roles: Vec<UnitRole>,
 }
@@ -19,6 +21,7 @@ impl Classes {
         let all = first..first + count as u32;
         self.parents.extend(all.clone());
         self.fixed.resize(self.parents.len(), None);
+        self.varying.resize(self.parents.len(), false);
         self.roles.resize(self.parents.len(), UnitRole::Follows);
         all.collect()
     }
@@ -51,6 +54,7 @@ impl Classes {
         if self.fixed[stays as usize].is_none() {
             self.fixed[stays as usize] = why;
         }
+        self.varying[stays as usize] |= self.varying[goes as usize];
     }
 
     pub(super) fn join_all(&mut self, a: &[u32], b: &[u32]) {
@@ -76,11 +80,24 @@ impl Classes {
         ids.iter().all(|id| self.fixed(*id).is_some())
     }
 
+    /// Something else that depends on the inputs is applied to all of these.
+    pub(super) fn vary(&mut self, ids: &[u32]) {
+        for id in ids {
+            let root = self.root(*id) as usize;
+            self.varying[root] = true;
+        }
+    }
+
+    pub(super) fn varies(&mut self, id: u32) -> bool {
+        let root = self.root(id) as usize;
+        self.varying[root]
+    }
+
     /// Says what a parameter has to do with places of its own.
     pub(super) fn play(&mut self, ids: &[u32], role: UnitRole) {
         for id in ids {
             let known = &mut self.roles[*id as usize];
-            *known = (*known).min(role);
+            *known = known.and(role);
         }
     }
 

@@ -10,6 +10,7 @@ use burn::backend::ir::{
 use super::classes::Classes;
 use super::reshape::reshaped;
 use super::{FixedBy, UnitRole};
+use crate::graph::describe::operands;
 use crate::{Graph, operation_name};
 
 /// For each axis of a tensor its places.
@@ -22,6 +23,8 @@ pub(super) struct Flow<'a> {
     axes: HashMap<TensorId, Axes>,
     /// Parameters, and views of them.
     weights: HashSet<TensorId>,
+    /// What is computed from parameters and constants alone.
+    derived: HashSet<TensorId>,
 }
 
 impl<'a> Flow<'a> {
@@ -32,6 +35,10 @@ impl<'a> Flow<'a> {
             graph,
             classes,
             weights: parameters.clone().collect(),
+            derived: parameters
+                .clone()
+                .chain(graph.constants.keys().copied())
+                .collect(),
             axes: parameters.zip(own.iter().cloned()).collect(),
         }
     }
@@ -42,6 +49,12 @@ impl<'a> Flow<'a> {
             let operation = node.operation();
             if self.step(operation).is_none() {
                 self.unknown(operation);
+            }
+            let is_drawn = matches!(operation, OperationIr::Float(_, Float::Random(_)));
+            let reads = operands(graph, operation);
+            if !is_drawn && reads.iter().all(|id| self.derived.contains(id)) {
+                let made = operation.outputs().map(|output| output.id);
+                self.derived.extend(made);
             }
         }
         for id in graph.outputs() {
@@ -78,9 +91,16 @@ impl<'a> Flow<'a> {
         self.classes.pinned(count, FixedBy::Input)
     }
 
+    fn is_derived(&self, tensor: &TensorIr) -> bool {
+        self.derived.contains(&tensor.id)
+    }
+
     /// `None` for an operation that is not known here.
     fn step(&mut self, operation: &OperationIr) -> Option<()> {
         match operation {
+            OperationIr::BaseFloat(Base::MaskFill(_) | Base::MaskWhere(_)) => {
+                self.elementwise(operation)
+            }
             OperationIr::BaseFloat(base) => self.base(base),
             OperationIr::Float(_, Float::Matmul(op)) => self.matmul(&op.lhs, &op.rhs, &op.out),
             OperationIr::NumericFloat(_, numeric) => match numeric {
@@ -137,6 +157,11 @@ impl<'a> Flow<'a> {
             return None;
         }
         let all: Vec<Axes> = operands.iter().map(|one| self.of(one)).collect();
+        // Masks, too.
+        let computed: Vec<&TensorIr> = operation
+            .inputs()
+            .filter(|one| !self.is_derived(one))
+            .collect();
         let axes = (0..out.shape.num_dims()).map(|axis| {
             let size = out.shape[axis];
             let mut known: Option<Vec<u32>> = None;
@@ -148,7 +173,12 @@ impl<'a> Flow<'a> {
                     None => known = Some(places.clone()),
                 }
             }
-            known.unwrap_or_else(|| self.positions(size))
+            let known = known.unwrap_or_else(|| self.positions(size));
+            let is_spread = |one: &&TensorIr| one.shape.get(axis).is_some_and(|n| *n != size);
+            if computed.iter().any(is_spread) {
+                self.classes.vary(&known);
+            }
+            known
         });
         let axes = axes.collect();
         // A mask on a weight is a weight.
@@ -254,15 +284,6 @@ impl<'a> Flow<'a> {
                 self.set(&op.out, axes);
                 return Some(());
             }
-            Base::MaskFill(op) => (&op.tensor, &op.out, self.of(&op.tensor)),
-            Base::MaskWhere(op) => {
-                let (axes, others) = (self.of(&op.tensor), self.of(&op.value));
-                for (places, theirs) in axes.iter().zip(&others) {
-                    self.classes.join_all(places, theirs);
-                }
-                self.set(&op.out, axes);
-                return Some(());
-            }
             _ => return None,
         };
         if self.weights.contains(&input.id) {
@@ -288,15 +309,31 @@ impl<'a> Flow<'a> {
                 self.classes.play(read, UnitRole::Reads);
                 self.classes.play(&left[last - 1], UnitRole::Makes);
             }
-            _ => self.classes.fix(read, &FixedBy::Attention),
+            _ => {
+                self.classes.fix(read, &FixedBy::Attention);
+                // What is weighted by something that depends on the inputs does, too.
+                if !self.is_derived(rhs) {
+                    self.classes.vary(&left[last - 1]);
+                }
+                if !self.is_derived(lhs) {
+                    self.classes.vary(&right[last]);
+                }
+            }
         }
         for axis in 0..last - 1 {
             let (a, b) = (&left[axis], &right[axis]);
-            match a.len() == b.len() {
-                true => self.classes.join_all(a, b),
-                false if a.len() < b.len() => left[axis] = b.clone(),
-                false => {}
+            if a.len() == b.len() {
+                self.classes.join_all(a, b);
+                continue;
             }
+            let (long, spread) = match a.len() < b.len() {
+                true => (b.clone(), lhs),
+                false => (a.clone(), rhs),
+            };
+            if !self.is_derived(spread) {
+                self.classes.vary(&long);
+            }
+            left[axis] = long;
         }
         left[last] = right[last].clone();
         self.set(out, left);

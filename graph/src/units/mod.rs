@@ -24,8 +24,31 @@ pub enum UnitRole {
     Makes,
     /// Its slice is applied to the unit: an input channel of a weight.
     Reads,
+    /// Its slice does both: that of a tied weight, as in an autoencoder.
+    MakesAndReads,
     /// One number or a few for each unit: a bias, the scale of a norm, a running statistic.
     Follows,
+}
+
+impl UnitRole {
+    /// Whether its slice computes the unit.
+    pub fn makes(self) -> bool {
+        matches!(self, Self::Makes | Self::MakesAndReads)
+    }
+
+    /// Whether its slice is applied to the unit.
+    pub fn reads(self) -> bool {
+        matches!(self, Self::Reads | Self::MakesAndReads)
+    }
+
+    fn and(self, other: Self) -> Self {
+        match (self.makes() || other.makes(), self.reads() || other.reads()) {
+            (true, true) => Self::MakesAndReads,
+            (true, false) => Self::Makes,
+            (false, true) => Self::Reads,
+            (false, false) => Self::Follows,
+        }
+    }
 }
 
 /// Why units cannot be cut out.
@@ -95,6 +118,9 @@ pub struct UnitGroup {
     pub units: usize,
     /// Why they cannot be cut out; `None` where they can.
     pub fixed: Option<FixedBy>,
+    /// Whether something that depends on the inputs, and is none of them, is applied to all of them:
+    /// a gate of one number for each example. A unit that is made of nothing varies all the same.
+    pub varies: bool,
 }
 
 impl Graph {
@@ -155,7 +181,7 @@ fn grouped(graph: &Graph, own: &[Vec<Vec<u32>>], classes: &mut Classes) -> Vec<U
         for (axis, places) in axes.iter().enumerate() {
             for (place, id) in places.iter().enumerate() {
                 let role = roles.entry((index, axis)).or_insert(UnitRole::Follows);
-                *role = (*role).min(classes.role(*id));
+                *role = role.and(classes.role(*id));
                 let slices = units.entry(classes.root(*id)).or_default();
                 slices.entry((index, axis)).or_default().push(place);
             }
@@ -166,8 +192,8 @@ fn grouped(graph: &Graph, own: &[Vec<Vec<u32>>], classes: &mut Classes) -> Vec<U
     in_order.sort_by(|(_, a), (_, b)| a.iter().next().cmp(&b.iter().next()));
     let mut groups: Vec<(Vec<(usize, usize)>, UnitGroup)> = Vec::new();
     for (root, slices) in in_order {
-        let is_made = slices.keys().any(|at| roles[at] == UnitRole::Makes);
-        let is_read = slices.keys().any(|at| roles[at] == UnitRole::Reads);
+        let is_made = slices.keys().any(|at| roles[at].makes());
+        let is_read = slices.keys().any(|at| roles[at].reads());
         if !is_made && !is_read {
             continue;
         }
@@ -175,9 +201,10 @@ fn grouped(graph: &Graph, own: &[Vec<Vec<u32>>], classes: &mut Classes) -> Vec<U
             true => classes.fixed(root),
             false => Some(classes.fixed(root).unwrap_or(FixedBy::Input)),
         };
+        let varies = classes.varies(root);
         let keys: Vec<(usize, usize)> = slices.keys().copied().collect();
         let same = |(other, group): &&mut (Vec<(usize, usize)>, UnitGroup)| {
-            *other == keys && group.fixed == fixed
+            *other == keys && group.fixed == fixed && group.varies == varies
         };
         let group = match groups.iter_mut().find(same) {
             Some((_, group)) => group,
@@ -196,6 +223,7 @@ fn grouped(graph: &Graph, own: &[Vec<Vec<u32>>], classes: &mut Classes) -> Vec<U
                     axes: axes.collect(),
                     units: 0,
                     fixed,
+                    varies,
                 };
                 groups.push((keys, group));
                 &mut groups.last_mut().expect("one was just added").1

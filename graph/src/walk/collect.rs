@@ -9,6 +9,7 @@ use super::script::{Script, Weights};
 use super::{Walk, align};
 use crate::execute::{device_of, values_of};
 use crate::record::placeholders::Values;
+use crate::record::trains;
 use crate::tensors::Given;
 use crate::{GraphError, Pass, Recording, Tensors};
 
@@ -31,12 +32,12 @@ impl<O: Tensors> Walk<O> {
                     found: format!("{:?} in batch {batch}", given.signature),
                 });
             }
-            let trains = recording
+            let updates = recording
                 .graph
                 .parameters
                 .iter()
                 .any(|one| one.update.is_some());
-            if trains || given.autodiff || model.devices().iter().any(|one| one.is_autodiff()) {
+            if updates || given.autodiff || trains(model) {
                 return Err(GraphError::Training);
             }
             if device.is_none() {

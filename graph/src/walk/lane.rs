@@ -9,7 +9,6 @@ use std::sync::Arc;
 use burn::backend::ir::TensorId;
 use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use tempfile::NamedTempFile;
 
 use super::Pass;
 use crate::GraphError;
@@ -25,10 +24,11 @@ pub(super) enum Lane {
     Disk(Arc<Spilled>),
 }
 
-/// Tensors in a file, which goes with the last lane that names it.
+/// Tensors in a file without a name, which goes with the last lane that holds it, or with the process,
+/// however that ends.
 #[derive(Debug)]
 pub(super) struct Spilled {
-    file: NamedTempFile,
+    file: File,
     entries: HashMap<(TensorId, Pass), Entry>,
 }
 
@@ -86,10 +86,10 @@ impl Lane {
     }
 
     pub(super) fn spill(live: Live, folder: &Path) -> Result<Self, GraphError> {
-        let mut file = NamedTempFile::new_in(folder).map_err(failed)?;
+        let mut file = tempfile::tempfile_in(folder).map_err(failed)?;
         let mut entries = HashMap::new();
         let mut offset = 0;
-        let mut writer = BufWriter::new(file.as_file_mut());
+        let mut writer = BufWriter::new(&mut file);
         for (key, tensor) in live {
             let data = host(tensor);
             writer.write_all(data.as_bytes()).map_err(failed)?;
@@ -110,7 +110,7 @@ impl Lane {
 
 impl Spilled {
     fn read(&self, entry: &Entry, device: &DispatchDevice) -> Result<DispatchTensor, GraphError> {
-        let mut file = File::open(self.file.path()).map_err(failed)?;
+        let mut file = &self.file;
         file.seek(SeekFrom::Start(entry.offset)).map_err(failed)?;
         let mut bytes = vec![0; entry.bytes];
         file.read_exact(&mut bytes).map_err(failed)?;

@@ -13,12 +13,11 @@ mod script;
 mod step;
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::backend::ir::TensorId;
 use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::module::Module;
-use tempfile::TempDir;
 
 use crate::execute::{fill, store};
 use crate::graph::describe::operands;
@@ -94,7 +93,7 @@ pub struct Walk<O> {
     position: usize,
     /// It was shown in a step.
     shown: bool,
-    folder: Option<TempDir>,
+    folder: Option<PathBuf>,
 }
 
 impl<O: Tensors> Walk<O> {
@@ -138,14 +137,19 @@ impl<O: Tensors> Walk<O> {
         self
     }
 
-    /// Between two steps, keeps what is alive of each batch in files of a temporary folder in
-    /// `folder`: only one batch is in memory at a time.
+    /// Between two steps, keeps what is alive of each batch in files in `folder`, which is made where
+    /// there is none: only one batch is in memory at a time. The files have no names on Unix: a process
+    /// that is killed leaves none behind.
     ///
     /// # Errors
     ///
     /// [`GraphError::Spill`] where the folder cannot be written.
     pub fn spilling_to(mut self, folder: impl AsRef<Path>) -> Result<Self, GraphError> {
-        self.folder = Some(TempDir::new_in(folder).map_err(lane::failed)?);
+        let folder = folder.as_ref();
+        std::fs::create_dir_all(folder)
+            .and_then(|()| tempfile::tempfile_in(folder))
+            .map_err(lane::failed)?;
+        self.folder = Some(folder.into());
         Ok(self)
     }
 
@@ -329,7 +333,7 @@ impl<O: Tensors> Walk<O> {
                 )?;
             }
             *lane = match &self.folder {
-                Some(folder) => Lane::spill(live, folder.path())?,
+                Some(folder) => Lane::spill(live, folder)?,
                 None => Lane::Memory(live),
             };
         }

@@ -1,6 +1,6 @@
 //! The parameters of a walk: what they are, and what is put in their place.
 
-use burn::backend::TensorMetadata;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 
 use super::product::{Product, fits};
@@ -27,7 +27,7 @@ impl<O: Tensors> Walk<O> {
     ///
     /// # Errors
     ///
-    /// [`GraphError::Mismatch`] where it has another shape.
+    /// [`GraphError::Mismatch`] where it has another shape or dtype.
     pub fn replace_weight(
         &mut self,
         product: &Product,
@@ -41,8 +41,7 @@ impl<O: Tensors> Walk<O> {
             });
         }
         let index = self.index(&product.parameter.path)?;
-        self.put(index, product.value(matrix));
-        Ok(())
+        self.put_checked(index, product.value(matrix))
     }
 
     /// Puts another value in the place of a parameter, for the next operation and all that follow, and
@@ -51,19 +50,27 @@ impl<O: Tensors> Walk<O> {
     /// # Errors
     ///
     /// [`GraphError::Parameter`] where the graph does not read it, [`GraphError::Mismatch`] where
-    /// it has another shape.
+    /// it has another shape or dtype.
     pub fn replace<const D: usize>(
         &mut self,
         path: &str,
         value: Tensor<D>,
     ) -> Result<(), GraphError> {
         let index = self.index(path)?;
+        self.put_checked(index, value.into_dispatch())
+    }
+
+    /// Puts a value that has the shape and the dtype of the parameter's own.
+    fn put_checked(&mut self, index: usize, value: DispatchTensor) -> Result<(), GraphError> {
         let parameter = &self.graph().parameters()[index];
-        let value = value.into_dispatch();
-        if !fits(&value, parameter) {
+        let dtype = self.weights.original[index].dtype();
+        if !fits(&value, parameter) || value.dtype() != dtype {
             return Err(GraphError::Mismatch {
-                recorded: format!("`{path}` of shape {:?}", parameter.shape),
-                found: format!("{:?}", value.shape().to_vec()),
+                recorded: format!(
+                    "`{}` of shape {:?} in {dtype:?}",
+                    parameter.path, parameter.shape
+                ),
+                found: format!("{:?} in {:?}", value.shape().to_vec(), value.dtype()),
             });
         }
         self.put(index, value);

@@ -6,8 +6,22 @@ use burn::tensor::{FloatDType, Shape, Tensor};
 
 use super::product::{Kernel, Kind, Product};
 use super::rows::rows;
-use super::{Pass, Step};
+use super::{Pass, Step, Walk};
 use crate::{GraphError, Tensors};
+
+impl<O: Tensors> Walk<O> {
+    /// The number of rows of a product over all batches, for each group: known before anything is
+    /// computed.
+    pub fn row_count(&self, product: &Product) -> usize {
+        let rows = |script: usize| {
+            let operation = &self.scripts[script].graph.operations[product.node];
+            let mut operands = operation.inputs();
+            let operand = operands.find(|one| one.id == product.input.id);
+            operand.map_or(0, |one| count(product, &one.shape))
+        };
+        self.lanes.iter().map(|(script, _)| rows(*script)).sum()
+    }
+}
 
 impl<O: Tensors> Step<'_, O> {
     /// The number of rows of a product in a batch, for each group.
@@ -22,11 +36,7 @@ impl<O: Tensors> Step<'_, O> {
         pass: Pass,
     ) -> Result<usize, GraphError> {
         let shape = self.walk.value(batch, product.input.id, pass)?.shape();
-        Ok(match &product.kind {
-            Kind::Patches(kernel) => shape[0] * positions(kernel, &shape).iter().product::<usize>(),
-            Kind::OneHot => shape.num_elements(),
-            _ => shape.num_elements() / product.inputs,
-        })
+        Ok(count(product, &shape))
     }
 
     /// Rows `first`, `first + stride`, … of a product in a batch, `[n, inputs]` row by row in F32:
@@ -86,6 +96,15 @@ fn host(tensor: DispatchTensor) -> Result<Vec<f32>, GraphError> {
         .map_err(|error| failed(error.to_string()))?;
     data.try_into_vec::<f32>()
         .map_err(|error| failed(format!("{error:?}")))
+}
+
+/// Rows of a product whose operand has that shape.
+fn count(product: &Product, shape: &Shape) -> usize {
+    match &product.kind {
+        Kind::Patches(kernel) => shape[0] * positions(kernel, shape).iter().product::<usize>(),
+        Kind::OneHot => shape.num_elements(),
+        _ => shape.num_elements() / product.inputs.max(1),
+    }
 }
 
 /// Places of the kernel along each dimension.

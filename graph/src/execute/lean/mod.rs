@@ -186,7 +186,8 @@ pub(crate) trait LeanBackward: HalfStorage {
         }
     }
 
-    /// `x` times a mask of zeros and ones, to which no gradient goes.
+    /// `x` times a mask of zeros and ones, to which no gradient goes; it may be broadcast to the shape
+    /// of `x`.
     fn mask(x: FloatTensor<Self>, mask: FloatTensor<Self>, _bfloat: bool) -> FloatTensor<Self> {
         Self::float_mul(x, mask)
     }
