@@ -1,6 +1,8 @@
 //! `amp`, `quant` and `prune` on a device whose default float is F16: master weights, statistics,
 //! scales and the regression are F32 all the same. A process configures a device once, so this one has a test binary of its own.
 
+#![cfg(feature = "ndarray")]
+
 mod support;
 
 use burn::module::{Module, ModuleMapper, Param};
@@ -10,8 +12,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_lean::amp::{AmpError, AutocastConfig, GradScalerConfig, self_test};
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, FisherConfig, GradientMatrix, IhtConfig, Layout, Method,
-    Problem, Refit, RidgeChoice, Selection, SolverConfig, activation_norms, solve,
+    Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, IhtConfig, Layout,
+    Method, Problem, Pruner, Refit, RidgeChoice, Selection, SolverConfig, activation_norms, solve,
     solve_with_ridge,
 };
 use burn_lean::quant::{
@@ -56,6 +58,7 @@ fn statistics_and_scales_are_f32_where_the_default_is_f16() {
     keeps_scales_of_every_format(&device);
     allocates_and_equalizes(&device);
     prunes(&device);
+    prunes_layer_by_layer(&device);
 }
 
 /// F32 master weights on it train as on any other device.
@@ -169,6 +172,19 @@ fn prunes(device: &Device) {
     assert_eq!(net.first.weight.val().dtype(), DType::F16);
 }
 
+fn prunes_layer_by_layer(device: &Device) {
+    let batches = [5, 6].map(|seed| tensor::<2>(seed, [24, 32], device));
+    let mut pruner = Pruner::new(Budget::Sparsity(0.5)).with_effort(Effort::Quick);
+    pruner.tuning = Some(0);
+    let pruned = pruner.prune(Net::new(device), |net, x| net.forward(x), batches);
+    let pruned = pruned.unwrap();
+    assert_eq!(pruned.masks.nonzeros(), 288);
+    for weight in [&pruned.model.first.weight, &pruned.model.second.weight] {
+        assert_eq!(weight.val().dtype(), DType::F16);
+        assert!(values(weight.val()).iter().all(|weight| weight.is_finite()));
+    }
+}
+
 fn calibrates(device: &Device) {
     let data: Vec<Tensor<2>> = (0..3).map(|seed| tensor(seed, [64, 32], device)).collect();
     let config = PtqConfig::new()
@@ -266,9 +282,31 @@ fn allocates_and_equalizes(device: &Device) {
     assert!(allocation.unwrap().report.within_bound);
 
     let mut inputs = InputStatistics::new(32);
-    inputs.observe(x).unwrap();
+    inputs.observe(x.clone()).unwrap();
     let weight = Net::new(device).first.weight.val();
     let scheme = Scheme::symmetric(NumberFormat::int(4).narrow());
     let found = awq(&weight, &inputs, &scheme).unwrap();
-    assert_eq!(found.factors.len(), 32);
+    assert_eq!(found.output_errors.len(), 20);
+    assert!(found.output_errors.iter().all(|error| error.is_finite()));
+    let least = found.output_errors.iter().copied().enumerate();
+    let least = least.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    assert_eq!(found.ratio, least.0 as f32 / 20.0);
+    // f = mean|x|^ratio, and f /= √(max f · min f).
+    let x = values(x);
+    let factors: Vec<f64> = (0..32)
+        .map(|feature| {
+            let column = x.chunks(32).map(|row| f64::from(row[feature]).abs());
+            (column.sum::<f64>() / 64.0).powf(f64::from(found.ratio))
+        })
+        .collect();
+    let most = factors.iter().copied().fold(0.0, f64::max);
+    let middle = (most * factors.iter().copied().fold(most, f64::min)).sqrt();
+    assert_eq!(found.factors.len(), factors.len());
+    for (found, factor) in found.factors.iter().zip(factors) {
+        let factor = factor / middle;
+        assert!(
+            (f64::from(*found) - factor).abs() < 1e-5 * factor,
+            "{found} is not {factor}"
+        );
+    }
 }

@@ -80,6 +80,12 @@ pub enum AmpError {
     /// The forward pass could not be recorded, or not executed from its recording.
     #[error("{0}; `AutocastConfig::prepare` and `Autocast::forward` do without a recording")]
     Graph(#[from] burn_lean_graph::GraphError),
+    /// What reparameterizations make of the weights could not be recorded.
+    #[error(
+        "in which precision the weights compute cannot be told, as what their reparameterizations \
+         make of them cannot be recorded: {0}"
+    )]
+    EffectiveWeights(#[source] burn_lean_graph::GraphError),
     /// The loss handed to `scale` is not FP32.
     #[error(
         "the loss is {dtype:?}, but it must be F32 to be scaled (65536 is infinite in F16): cast \

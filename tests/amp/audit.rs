@@ -2,8 +2,10 @@
 
 use burn::module::Module;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Lstm, LstmConfig};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfig,
+};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{
     AmpError, Audit, AutocastConfig, Fallback, Finding, KeptBecause, audit, full_precision,
 };
@@ -264,6 +266,45 @@ fn a_recurrent_layer_outside_of_a_region_is_found_and_inside_passes() {
             .iter()
             .any(|p| p.kept == Some(KeptBecause::Recurrent))
     );
+}
+
+#[test]
+fn an_embedding_whose_gradients_are_summed_in_half_is_named() {
+    let device = Device::flex().autodiff();
+    let model = (
+        EmbeddingConfig::new(3, 4).init(&device),
+        LinearConfig::new(4, 2).init(&device),
+    );
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        let (model, autocast) = config(dtype).prepare(model.clone()).unwrap();
+        let found = |in_region: bool| {
+            let tokens = Tensor::<2, Int>::zeros([1, 4096], &device);
+            let audit = audit(&model, &autocast, tokens, |model, autocast, tokens| {
+                autocast.forward(tokens, |tokens| {
+                    let x = match in_region {
+                        true => full_precision(tokens, |tokens| model.0.forward(tokens)),
+                        false => model.0.forward(tokens),
+                    };
+                    model.1.forward(x)
+                })
+            });
+            let audit = audit.unwrap();
+            let sites = audit.call_sites().into_iter();
+            let named = sites.filter(|site| !site.summed_in_half.is_empty());
+            let named: Vec<String> = named.map(|site| site.to_string()).collect();
+            let text = audit.to_string();
+            assert!(named.iter().all(|site| text.contains(site)), "{text}");
+            named
+        };
+        assert_eq!(
+            found(false),
+            [
+                "`0` loses precision (embedding): the gradients of `0.weight` are summed in half \
+              precision; call it in `full_precision`, or use `Autocast::run`"
+            ]
+        );
+        assert_eq!(found(true), [""; 0]);
+    }
 }
 
 #[test]

@@ -1,16 +1,17 @@
 //! Preparing a model, regions, and devices that cannot.
 
-use burn::module::{Lora, Module, Param, ParamGroup};
+use burn::module::{Lora, Module, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
     AmpError, AutocastConfig, Fallback, KeptBecause, full_precision, materialize_half,
     parameter_precision, self_test, supported_dtypes,
 };
-use burn_lean::reparam::AttachError;
+use burn_lean::graph::GraphError;
+use burn_lean::reparam::{AttachError, attach};
 
 use crate::model::{Mlp, bits};
-use crate::support::{devices, each_device, tensor, values};
+use crate::support::{devices, each_device, nearest, tensor, values};
 
 const HALVES: [FloatDType; 2] = [FloatDType::F16, FloatDType::BF16];
 
@@ -120,7 +121,12 @@ fn a_second_preparation_is_refused_and_gives_the_model_back() {
     );
     let model = rejected.into_value();
     assert_eq!(bits(&model), before);
-    assert!(parameter_precision(&model).iter().all(|p| p.kept.is_none()));
+    assert!(
+        parameter_precision(&model)
+            .unwrap()
+            .iter()
+            .all(|p| p.kept.is_none())
+    );
 }
 
 #[derive(Module, Debug)]
@@ -190,7 +196,7 @@ fn batch_norm_recurrent_and_requested_parameters_stay_in_f32() {
         .with_full_precision(Some(ParamGroup::from_predicate("head")))
         .prepare(Mixed::new(&Device::flex()))
         .unwrap();
-    for parameter in parameter_precision(&model) {
+    for parameter in parameter_precision(&model).unwrap() {
         let expected = match parameter.path.split('.').next().unwrap() {
             "linear" => None,
             "norm" => Some(KeptBecause::BatchNorm),
@@ -347,7 +353,7 @@ fn a_parameter_with_an_adapter_is_reported_by_what_it_computes_in() {
     let (model, _) = config
         .prepare_with(Mlp::new(1, &Device::flex()), Lora::new(1, 1.0))
         .unwrap();
-    let precision = parameter_precision(&model);
+    let precision = parameter_precision(&model).unwrap();
     let kept = |path: &str| precision.iter().find(|p| p.path == path).unwrap().kept;
     assert_eq!(kept("first.weight"), None);
     assert_eq!(kept("second.weight"), Some(KeptBecause::NotPrepared));
@@ -357,6 +363,48 @@ fn a_parameter_with_an_adapter_is_reported_by_what_it_computes_in() {
     );
 }
 
+/// Looks at its values, which a recording does not have.
+#[derive(Module, Debug)]
+struct Normalized {}
+
+impl Reparameterization for Normalized {
+    const NAME: &'static str = "normalized";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let largest = base.clone().abs().max().into_scalar::<f32>();
+        base.div_scalar(largest)
+    }
+}
+
+struct NormalizeMatrices;
+
+impl Reparameterizer for NormalizeMatrices {
+    type Reparam = Normalized;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Normalized>) {
+        (param, (D > 1).then_some(Normalized {}))
+    }
+}
+
+#[test]
+fn weights_that_cannot_be_recorded_are_an_error_with_its_cause() {
+    let model = attach(Mlp::new(1, &Device::flex()), NormalizeMatrices).unwrap();
+    let error = parameter_precision(&model).unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            AmpError::EffectiveWeights(GraphError::Forward { .. })
+        ),
+        "{error:?}"
+    );
+    assert!(std::error::Error::source(&error).is_some());
+}
+
+#[cfg(feature = "ndarray")]
 #[test]
 #[should_panic(expected = "the model was prepared on another device")]
 #[allow(deprecated)]
@@ -400,7 +448,7 @@ fn a_models_own_struct_of_the_name_of_one_of_burns_is_its_own() {
     let (model, _) = AutocastConfig::new(FloatDType::F16)
         .prepare((norm, gate))
         .unwrap();
-    for parameter in parameter_precision(&model) {
+    for parameter in parameter_precision(&model).unwrap() {
         let expected = match parameter.path.starts_with("0.norm.") {
             true => Some(KeptBecause::BatchNorm),
             false => None,
@@ -432,7 +480,7 @@ fn a_record_in_half_precision_loads_as_f32_master_weights() {
             }
             let expected: Vec<f32> = values(other.first.weight.base())
                 .into_iter()
-                .map(|value| burn_lean::amp::round_to(dtype, value))
+                .map(|value| nearest(dtype, value))
                 .collect();
             assert_eq!(values(model.first.weight.base()), expected);
             // And it trains: gradients are F32.

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, materialize_half};
 use burn_lean::graph::record;
 use burn_lean::quant::{QuantError, Storage, load_safetensors, save_safetensors};
-use burn_lean::reparam::{FloatVisitor, visit_floats};
+use burn_lean::reparam::each_float;
 
 use crate::model::{Mlp, Normalized, bits};
 use crate::support::{each_device, parameters, tensor, values};
@@ -19,17 +19,12 @@ fn half<M: Module>(model: M, dtype: FloatDType) -> (M, Autocast) {
 
 /// Path, dtype and bytes of every float tensor.
 fn tensors<M: Module>(model: &M) -> Vec<(String, DType, usize)> {
-    struct Found(Vec<(String, DType, usize)>);
-    impl FloatVisitor for Found {
-        fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-            let (shape, dtype) = (param.base().shape(), param.base().dtype());
-            let bytes = shape.num_elements() * dtype.size();
-            self.0.push((path.to_string(), dtype, bytes));
-        }
-    }
-    let mut found = Found(Vec::new());
-    visit_floats(model, &mut found);
-    found.0
+    let mut found = Vec::new();
+    each_float(model, |at, float| {
+        let bytes = float.shape().iter().product::<usize>() * float.dtype().size();
+        found.push((at.path(), float.dtype(), bytes));
+    });
+    found
 }
 
 fn bytes<M: Module>(model: &M) -> usize {
@@ -209,6 +204,24 @@ fn batch_norms_and_what_was_asked_for_stay_f32_and_run_takes_the_model_unedited(
     let (small, _) = config.materialize_half(model).unwrap();
     assert_eq!(small.first.weight.base().dtype(), DType::BF16);
     assert_eq!(small.second.weight.base().dtype(), DType::F32);
+}
+
+#[test]
+fn a_model_in_two_half_dtypes_is_refused_with_the_other_one() {
+    let mut model = Mlp::new(1, &Device::flex());
+    model.first.weight = model.first.weight.map(|w| w.cast(FloatDType::BF16));
+    model.second.weight = model.second.weight.map(|w| w.cast(FloatDType::F16));
+    for (dtype, path, other) in [
+        (FloatDType::BF16, "second.weight", DType::F16),
+        (FloatDType::F16, "first.weight", DType::BF16),
+    ] {
+        let rejected = materialize_half(model.clone(), dtype).unwrap_err();
+        let expected = AmpError::ParameterDtype {
+            path: path.into(),
+            dtype: other,
+        };
+        assert_eq!(*rejected.error(), expected);
+    }
 }
 
 #[test]

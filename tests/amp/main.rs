@@ -6,7 +6,9 @@ mod support;
 mod audit;
 mod autocast;
 mod clipping;
+#[cfg(feature = "ndarray")]
 mod devices;
+#[cfg(feature = "ndarray")]
 mod emulation;
 mod grad_scaler;
 mod gradient_checkpointing;
@@ -14,6 +16,7 @@ mod half;
 mod model;
 mod optimizers;
 mod placement;
+mod recordings;
 mod regions;
 mod resume;
 mod run;

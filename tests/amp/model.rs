@@ -2,14 +2,15 @@
 
 #![allow(unreachable_pub)]
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, GradScaler, full_precision};
+use burn_lean::reparam::each_float;
 
-use crate::support::{tensor, values};
+use crate::support::tensor;
 
 #[derive(Module, Debug)]
 pub struct Mlp {
@@ -107,14 +108,9 @@ impl Normalized {
 
 /// Bits of all float parameters, in module order.
 pub fn bits<M: Module>(model: &M) -> Vec<u32> {
-    struct Bits(Vec<u32>);
-    impl ModuleVisitor for Bits {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0
-                .extend(values(param.base()).into_iter().map(f32::to_bits));
-        }
-    }
-    let mut found = Bits(Vec::new());
-    model.visit(&mut found);
-    found.0
+    let mut found = Vec::new();
+    each_float(model, |_, float| {
+        found.extend(float.data().iter::<f32>().map(f32::to_bits));
+    });
+    found
 }

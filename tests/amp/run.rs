@@ -2,16 +2,20 @@
 
 use std::cell::Cell;
 
-use burn::module::{Module, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::module::{Module, ParamGroup, Quantizer};
+use burn::nn::{BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::quantization::{Calibration, QuantValue};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{
     AmpError, Autocast, AutocastConfig, Fallback, GradScalerConfig, GraphError, Precision,
+    full_precision,
 };
+use burn_lean::graph::Tensors;
 use burn_lean::prune::Masks;
 use burn_lean::quant::{QatConfig, QuantizedForward, quantizers};
 
+use crate::model::Mlp;
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
 /// What people write, and what a region needs an edit for.
@@ -103,6 +107,88 @@ fn exceptions_choose_another_precision_by_name_and_by_module() {
 }
 
 #[test]
+fn what_a_config_keeps_in_full_precision_runs_in_it() {
+    each_device(|target| {
+        let linear = |outputs, number: f32| {
+            let mut linear = LinearConfig::new(2, outputs)
+                .with_bias(false)
+                .init(&target.device);
+            linear.weight = linear.weight.map(|weight| weight.full_like(number));
+            linear
+        };
+        // Infinite in F16.
+        let model: (Linear, Linear) = (linear(2, 0.5), linear(1, 70_000.0));
+        let config = AutocastConfig::new(FloatDType::F16)
+            .with_fallback(Fallback::Emulate)
+            .with_full_precision(Some(ParamGroup::from_predicate("1.")));
+        for (model, autocast) in [
+            config.prepare(model.clone()).unwrap(),
+            config.materialize_half(model.clone()).unwrap(),
+            (model, config.init(&target.device).unwrap()),
+        ] {
+            let x = Tensor::<2>::ones([1, 2], &target.device);
+            let y = autocast.run(&model, x, |model, x| model.1.forward(model.0.forward(x)));
+            assert_eq!(values(y.unwrap()), [140_000.0], "{}", target.name);
+        }
+    });
+}
+
+#[test]
+fn the_gradients_of_a_token_that_comes_often_are_summed_in_f32() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = EmbeddingConfig::new(3, 2).init(&device);
+        let tokens = || Tensor::<2, Int>::ones([1, 4096], &device);
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let unedited = emulating(dtype).run(&model, tokens(), |model, tokens| {
+                model.forward(tokens).sum()
+            });
+            let (prepared, region) = AutocastConfig::new(dtype)
+                .with_fallback(Fallback::Emulate)
+                .prepare(model.clone())
+                .unwrap();
+            let called = region.forward(tokens(), |tokens| {
+                full_precision(tokens, |tokens| prepared.forward(tokens))
+            });
+            for (weight, loss) in [
+                (&model.weight, unedited.unwrap()),
+                (&prepared.weight, called.sum()),
+            ] {
+                let gradient = weight.base().grad(&loss.backward()).unwrap();
+                let expected = [0.0, 0.0, 4096.0, 4096.0, 0.0, 0.0];
+                assert_eq!(values(gradient), expected, "{dtype:?} on {}", target.name);
+            }
+        }
+    });
+}
+
+#[cfg(feature = "ndarray")]
+#[test]
+fn a_model_that_moves_is_run_as_its_device_can() {
+    #[allow(deprecated)]
+    let (able, lacking) = (Device::flex(), Device::ndarray());
+    let config = AutocastConfig::new(FloatDType::F16);
+    let run = |model: &Net, autocast: &Autocast| {
+        let x = tensor::<2>(5, [7, 6], &model.first.weight.device());
+        autocast.run(model, x, |model, x| model.forward(x))
+    };
+    let (model, autocast) = config.prepare(Net::new(&able)).unwrap();
+    assert!(run(&model, &autocast).is_ok());
+    let error = run(&model.to_device(&lacking), &autocast).unwrap_err();
+    assert!(
+        matches!(error, AmpError::UnsupportedDtype { .. }),
+        "{error}"
+    );
+
+    let emulating = config.with_fallback(Fallback::Emulate);
+    let (model, autocast) = emulating.prepare(Net::new(&lacking)).unwrap();
+    let model = model.to_device(&able);
+    let [found, expected] = [&autocast, &Autocast::new(FloatDType::F16)]
+        .map(|autocast| values(run(&model, autocast).unwrap()));
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn a_cached_pass_is_recorded_once_for_its_shapes() {
     let device = Device::flex().autodiff();
     let model = Net::new(&device);
@@ -128,6 +214,99 @@ fn a_cached_pass_is_recorded_once_for_its_shapes() {
 }
 
 #[test]
+fn a_kept_recording_is_of_inputs_of_one_form() {
+    let model = Net::new(&Device::flex());
+    let autocast = Autocast::new(FloatDType::BF16).cached();
+    let x = || tensor::<2>(5, [7, 6], &Device::flex());
+    let run = |input: (Option<Tensor<2>>, Option<Tensor<2>>, usize)| {
+        let y = autocast.run(&model, input, |model, (added, subtracted, times)| {
+            let y = match (added, subtracted) {
+                (Some(x), _) => model.forward(x),
+                (None, x) => -model.forward(x.unwrap()),
+            };
+            y * times as f32
+        });
+        values(y.unwrap())
+    };
+    let times = |factor: f32, y: &[f32]| y.iter().map(|y| factor * y).collect::<Vec<_>>();
+    let y = run((Some(x()), None, 1));
+    assert_eq!(run((None, Some(x()), 1)), times(-1.0, &y));
+    assert_eq!(run((Some(x()), None, 4)), times(4.0, &y));
+    assert_eq!(run((Some(x()), None, 1)), y);
+}
+
+#[test]
+fn a_kept_recording_is_of_what_is_frozen() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = Net::new(&device);
+        let frozen = model.clone().freeze();
+        let autocast = emulating(FloatDType::F16);
+        let autocast = autocast.cached().without_verification();
+        let run = |model: &Net| {
+            let x = tensor::<2>(5, [7, 6], &device);
+            let y = autocast.run(model, x, |model, x| model.forward(x));
+            values(y.unwrap())
+        };
+        let trained = run(&model);
+        let before = parameters(&frozen.valid());
+        // Copies share their statistics, which a frozen one reads and does not change.
+        assert_ne!(run(&frozen), trained);
+        assert_eq!(parameters(&frozen.valid()), before);
+    });
+}
+
+/// A function of the user's that closures go through.
+fn step<O: Tensors + Send + Sync + 'static>(
+    autocast: &Autocast,
+    model: &Net,
+    forward: impl FnOnce(&Net, Tensor<2>) -> O,
+) -> Result<O, AmpError> {
+    let x = tensor::<2>(5, [7, 6], &model.first.weight.device());
+    autocast.run(model, x, forward)
+}
+
+#[test]
+fn closures_that_go_through_one_function_are_told_apart() {
+    let model = Net::new(&Device::flex().autodiff());
+    let autocast = Autocast::new(FloatDType::BF16);
+    step(&autocast, &model, |model, x| model.forward(x).sum()).unwrap();
+    let stopped = step(&autocast, &model, |model, x| {
+        let y = model.forward(x);
+        (y.clone() * y.detach()).sum()
+    });
+    let error = stopped.unwrap_err();
+    assert!(
+        matches!(error, AmpError::Graph(GraphError::StopsGradients { .. })),
+        "{error}"
+    );
+    let autocast = autocast.cached();
+    let one = step(&autocast, &model, |model, x| model.forward(x)).unwrap();
+    let two = step(&autocast, &model, |model, x| model.forward(x) * 2.0).unwrap();
+    let twice: Vec<f32> = values(one).iter().map(|y| 2.0 * y).collect();
+    assert_eq!(values(two), twice);
+}
+
+#[test]
+fn a_result_that_is_detached_has_no_gradient_in_any_step() {
+    let device = Device::flex().autodiff();
+    let model = Net::new(&device);
+    let new = || Autocast::new(FloatDType::BF16);
+    for autocast in [new(), new().cached(), new().without_verification()] {
+        for _ in 0..3 {
+            let x = tensor::<2>(5, [7, 6], &device);
+            let run = autocast.run(&model, x, |model, x| {
+                let y = model.forward(x);
+                (y.clone(), y.detach().abs())
+            });
+            let (y, z) = run.unwrap();
+            assert!(y.is_tracked());
+            assert!(!z.is_tracked());
+        }
+    }
+}
+
+#[test]
 fn a_pass_that_stops_gradients_is_refused_at_its_first_step() {
     let device = Device::flex().autodiff();
     let model = Net::new(&device);
@@ -146,6 +325,7 @@ fn a_pass_that_stops_gradients_is_refused_at_its_first_step() {
     assert!(run(Autocast::new(FloatDType::BF16).without_verification()).is_ok());
 }
 
+#[cfg(feature = "ndarray")]
 #[test]
 fn a_device_without_the_dtype_is_refused_or_computes_in_f32() {
     #[allow(deprecated)]
@@ -231,6 +411,37 @@ fn quantizers_act_in_f32_too() {
 }
 
 #[test]
+fn weights_that_burn_has_quantized_are_those_numbers() {
+    each_device(|target| {
+        // It computes the numbers in half there.
+        if target.name == "wgpu" {
+            return;
+        }
+        let scheme = target.device.settings().quantization.scheme;
+        let scheme = scheme.with_value(QuantValue::Q8S);
+        let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
+        let group = ParamGroup::from_predicate("weight");
+        let model = Mlp::new(1, &target.device);
+        let quantized = model.quantize_weights_group(&mut quantizer, group);
+        assert!(matches!(
+            quantized.first.weight.base().dtype(),
+            DType::QFloat(_)
+        ));
+        let mut float = quantized.clone();
+        float.first.weight = float.first.weight.map(|weight| weight.dequantize());
+        float.second.weight = float.second.weight.map(|weight| weight.dequantize());
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let run = |model: &Mlp| {
+                let x = tensor::<2>(5, [7, 6], &target.device);
+                let y = emulating(dtype).run(model, x, |model, x| model.forward(x));
+                values(y.unwrap())
+            };
+            assert_eq!(run(&quantized), run(&float), "{}", target.name);
+        }
+    });
+}
+
+#[test]
 fn masked_weights_stay_masked() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
@@ -263,13 +474,28 @@ fn masked_weights_stay_masked() {
     });
 }
 
-/// Counts what is reported at the level of a warning.
-#[derive(Clone, Default)]
-struct Warnings(std::sync::Arc<std::sync::atomic::AtomicUsize>);
+/// Counts what a crate reports at the level of a warning.
+#[derive(Clone)]
+struct Warnings {
+    of: &'static str,
+    count: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Warnings {
+    /// How many there are while `run` runs.
+    fn while_running(of: &'static str, run: impl FnOnce()) -> usize {
+        let warnings = Self {
+            of,
+            count: std::sync::Arc::default(),
+        };
+        tracing::subscriber::with_default(warnings.clone(), run);
+        warnings.count.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
 
 impl tracing::Subscriber for Warnings {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN && metadata.target().starts_with("burn_lean_amp")
+        *metadata.level() == tracing::Level::WARN && metadata.target().starts_with(self.of)
     }
     fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
         tracing::span::Id::from_u64(1)
@@ -277,25 +503,49 @@ impl tracing::Subscriber for Warnings {
     fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
     fn event(&self, _: &tracing::Event<'_>) {
-        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.count
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
+#[cfg(feature = "ndarray")]
 #[test]
 #[allow(deprecated)] // `Device::ndarray`: the backend without half precision.
 fn a_fallback_is_reported_once_and_not_in_every_step() {
     let device = Device::ndarray();
     let model = Net::new(&device);
     let autocast = emulating(FloatDType::F16);
-    let warnings = Warnings::default();
-    tracing::subscriber::with_default(warnings.clone(), || {
+    let warnings = Warnings::while_running("burn_lean_amp", || {
         for _ in 0..3 {
             let x = tensor::<2>(5, [7, 6], &device);
             let run = autocast.clone().run(&model, x, |model, x| model.forward(x));
             run.unwrap();
         }
     });
-    assert_eq!(warnings.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(warnings, 1);
+}
+
+#[test]
+fn gradients_that_cannot_be_compared_are_reported() {
+    let device = Device::flex().autodiff();
+    let model = Net::new(&device);
+    let autocast = Autocast::new(FloatDType::BF16);
+    let x = || tensor::<2>(5, [7, 6], &device);
+    // Roots of negative numbers: tried in each step.
+    let of_roots = Warnings::while_running("burn_lean_graph", || {
+        for _ in 0..2 {
+            let run = autocast.run(&model, x(), |model, x| {
+                (model.forward(x) - 1e6).sqrt().sum()
+            });
+            run.unwrap();
+        }
+    });
+    assert_eq!(of_roots, 2);
+    let of_others = Warnings::while_running("burn_lean_graph", || {
+        let run = autocast.run(&model, x(), |model, x| model.forward(x).sum());
+        run.unwrap();
+    });
+    assert_eq!(of_others, 0);
 }

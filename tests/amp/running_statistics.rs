@@ -278,6 +278,34 @@ fn statistics_that_are_remembered_are_put_back() {
 }
 
 #[test]
+fn a_broken_step_of_a_run_leaves_the_statistics_of_before() {
+    each_device(|target| {
+        for broken in [f32::NAN, f32::INFINITY] {
+            let (mut model, _, mut expected) = trained(target);
+            let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+            let (mut scaler, mut optim) = (scaler(), SgdConfig::new().init());
+            // The first two are broken, and one in the middle.
+            let factors = [broken, broken, 1.0, broken, 1.0];
+            for (step, factor) in factors.into_iter().enumerate() {
+                let device = model.norm.gamma.base().device();
+                let x = tensor::<2>(step as u64, [5, 6], &device).mul_scalar(factor);
+                let loss = autocast.run(&model, x, |model, x| model.forward(x).square().mean());
+                let grads = scaler.scale(loss.unwrap()).unwrap().backward();
+                let grads = GradientsParams::from_grads(grads, &model);
+                model = scaler.step(&mut optim, 0.1, model, grads).unwrap();
+
+                assert_eq!(scaler.report().unwrap().skipped, factor != 1.0);
+                if factor == 1.0 {
+                    assert_ne!(statistics(&model), expected, "{}: step {step}", target.name);
+                    expected = statistics(&model);
+                }
+                assert_eq!(statistics(&model), expected, "{}: step {step}", target.name);
+            }
+        }
+    });
+}
+
+#[test]
 fn no_wait_mode_mends_a_broken_first_step_of_two_passes() {
     each_device(|target| {
         let (model, autocast, expected) = trained(target);

@@ -26,6 +26,8 @@ pub struct CallSite {
     /// The least magnitude of operands from which one of them leaves the range of F16, itself or in
     /// its gradient, as far as it is known.
     pub overflows_from: Option<f64>,
+    /// Paths of the parameters whose gradients are summed in half precision, where that is what loses it.
+    pub summed_in_half: Vec<String>,
 }
 
 impl fmt::Display for CallSite {
@@ -47,9 +49,18 @@ impl fmt::Display for CallSite {
         write!(f, " {what} ({}", self.operations.join(", "))?;
         match self.overflows_from {
             Some(bound) if self.finding == Finding::MayOverflow => {
-                write!(f, "; from magnitude {bound:.0} on)")
+                write!(f, "; from magnitude {bound:.0} on)")?;
             }
-            _ => f.write_str(")"),
+            _ => f.write_str(")")?,
+        }
+        match &self.summed_in_half[..] {
+            [] => Ok(()),
+            paths => write!(
+                f,
+                ": the gradients of `{}` are summed in half precision; call it in `full_precision`, or use \
+                 `Autocast::run`",
+                paths.join("`, `")
+            ),
         }
     }
 }
@@ -64,6 +75,11 @@ pub(super) fn of(operations: &[AuditedOperation]) -> Vec<CallSite> {
                     && site.is_after == operation.is_after
             };
             let bound = operation.overflows_from;
+            let sums = operation.adds_gradients && *finding == Finding::LosesPrecision;
+            let summed: &[String] = match sums {
+                true => &operation.parameters[..],
+                false => &[],
+            };
             match sites.iter_mut().find(same) {
                 Some(site) => {
                     site.count += 1;
@@ -74,6 +90,11 @@ pub(super) fn of(operations: &[AuditedOperation]) -> Vec<CallSite> {
                         (Some(a), Some(b)) => Some(a.min(b)),
                         (a, b) => a.or(b),
                     };
+                    for path in summed {
+                        if !site.summed_in_half.contains(path) {
+                            site.summed_in_half.push(path.clone());
+                        }
+                    }
                 }
                 None => sites.push(CallSite {
                     module: operation.module.clone(),
@@ -82,6 +103,7 @@ pub(super) fn of(operations: &[AuditedOperation]) -> Vec<CallSite> {
                     operations: vec![operation.name.clone()],
                     count: 1,
                     overflows_from: bound,
+                    summed_in_half: summed.to_vec(),
                 }),
             }
         }

@@ -63,7 +63,9 @@ impl fmt::Display for Audit {
                 errors.join("\n  ")
             )?;
         }
-        for site in sites.iter().filter(|site| site.overflows_from.is_some()) {
+        let is_told =
+            |site: &&CallSite| site.overflows_from.is_some() || !site.summed_in_half.is_empty();
+        for site in sites.iter().filter(is_told) {
             writeln!(f, "{site}")?;
         }
         let kept: Vec<String> = self

@@ -7,11 +7,11 @@
 //! such places are found at once.
 
 use burn::backend::ir::IrError;
-use burn::module::{Module, Param};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::module::Module;
+use burn::tensor::{DType, FloatDType};
 use burn_lean_graph::hooks::noting_casts;
 use burn_lean_graph::{GraphError, Tensors, record};
-use burn_lean_reparam::{FloatVisitor, visit_floats};
+use burn_lean_reparam::each_float;
 use serde::{Deserialize, Serialize};
 
 use crate::device::device_name;
@@ -67,6 +67,9 @@ pub struct AuditedOperation {
     pub parameters: Vec<String>,
     /// What is wrong or risky about it.
     pub findings: Vec<Finding>,
+    /// Whether the gradients of its parameter are summed in half precision, one by one: an embedding, or
+    /// another lookup by index.
+    pub adds_gradients: bool,
     /// Of one that runs in F16, the magnitude of its operands from which its result or its gradient
     /// leaves the range; `None` where there is none, or where it is not known.
     pub overflows_from: Option<f64>,
@@ -86,7 +89,8 @@ pub enum Finding {
     /// It runs in F16 with a number that F16 does not have: `mask_fill(-1e9)` fills with an
     /// infinity, `+ 1e-8` adds nothing.
     ConstantOutOfRange,
-    /// It runs in half precision and loses accuracy there (softmax, normalization, logarithm…).
+    /// It runs in half precision and loses accuracy there (softmax, normalization, logarithm…), or its
+    /// gradients do (embeddings, where rows are looked up many times).
     LosesPrecision,
 }
 
@@ -127,7 +131,8 @@ impl Finding {
 /// # Errors
 ///
 /// [`AmpError::Audit`] when the forward pass cannot be recorded for a reason other than mixed
-/// dtypes, which are a [finding](Audit::check), not an error of the audit.
+/// dtypes, which are a [finding](Audit::check), not an error of the audit; those of
+/// [`parameter_precision`].
 pub fn audit<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     autocast: &Autocast,
@@ -144,7 +149,7 @@ pub fn audit<M: Module, I: Tensors, O: Tensors>(
     };
     let under =
         |region: &Autocast| record(model, &input, |model, input| forward(model, region, input));
-    let parameters = parameter_precision(model);
+    let parameters = parameter_precision(model)?;
     let full = under(&autocast.in_full_precision()).map_err(failed)?;
     let native = autocast.native();
     let (half, stopped) = match under(&native) {
@@ -167,7 +172,7 @@ pub fn audit<M: Module, I: Tensors, O: Tensors>(
         dtype: autocast.dtype(),
         operations: half.audited(&parameters, is_lacking),
         memory: Memory {
-            master_weights: FloatBytes::of(model),
+            master_weights: float_bytes(model),
             cast_weights,
             activations,
             activations_f32,
@@ -204,20 +209,10 @@ impl Audit {
 }
 
 /// Bytes of all float tensors of a model.
-#[derive(Default)]
-struct FloatBytes(usize);
-
-impl FloatBytes {
-    fn of<M: Module>(model: &M) -> usize {
-        let mut bytes = Self::default();
-        visit_floats(model, &mut bytes);
-        bytes.0
-    }
-}
-
-impl FloatVisitor for FloatBytes {
-    fn visit<const D: usize>(&mut self, _path: &str, param: &Param<Tensor<D>>) {
-        let base = param.base();
-        self.0 += base.shape().num_elements() * base.dtype().size();
-    }
+fn float_bytes<M: Module>(model: &M) -> usize {
+    let mut bytes = 0;
+    each_float(model, |_, float| {
+        bytes += float.shape().iter().product::<usize>() * float.dtype().size();
+    });
+    bytes
 }

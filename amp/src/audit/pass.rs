@@ -7,7 +7,7 @@ use burn::tensor::{DType, FloatDType};
 use burn_lean_graph::{Graph, Node};
 
 use super::call_site::Modules;
-use super::operation::{is_cast, overflows_from, risks};
+use super::operation::{adds_gradients, is_cast, overflows_from, risks};
 use super::{AuditedOperation, Finding};
 use crate::ParameterPrecision;
 
@@ -104,6 +104,8 @@ impl<'a> Pass<'a> {
             for dtype in &inputs {
                 findings.extend(risks(&node, *dtype));
             }
+            let is_half = |dtype: &DType| matches!(dtype, DType::F16 | DType::BF16);
+            let adds_gradients = adds_gradients(&node) && inputs.iter().any(is_half);
             let is_f16 = inputs.contains(&DType::F16);
             let (module, is_after) = modules.at(&node);
             let mut parameters: Vec<String> =
@@ -122,6 +124,7 @@ impl<'a> Pass<'a> {
                     .unwrap_or_default(),
                 parameters,
                 findings,
+                adds_gradients,
                 overflows_from: is_f16.then(|| overflows_from(&node)).flatten(),
             })
         });

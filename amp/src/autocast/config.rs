@@ -7,6 +7,7 @@
 //! Outside a region nothing is cast and the model is the FP32 model it was.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::config::Config;
 use burn::module::{
@@ -16,6 +17,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach};
 
 use crate::autocast::precision::KeptParameters;
+use crate::autocast::run::Resolved;
 use crate::autocast::{region, weight_cast};
 use crate::device::compute::{Compute, cast_to};
 use crate::device::emulation;
@@ -52,8 +54,9 @@ use crate::{AmpError, Autocast, KeptBecause, Precision};
 pub struct AutocastConfig {
     /// The compute dtype: F16, BF16, or F32 for no cast at all.
     pub dtype: FloatDType,
-    /// Parameters that stay in F32 although Burn could run them in half. The modules they belong
-    /// to must be called in a [`full_precision`](crate::full_precision()) region. Default: none.
+    /// Parameters that stay in F32 although Burn could run them in half. In a region the modules they
+    /// belong to must be called in [`full_precision`](crate::full_precision()); [`Autocast::run`] runs
+    /// the operations that read them in F32. Default: none.
     #[config(default = "None")]
     pub full_precision: Option<ParamGroup>,
     /// Dtype of what [`Autocast::forward`] returns. Default F32, which the loss needs.
@@ -136,12 +139,25 @@ impl AutocastConfig {
     ///
     /// As [`check`](Self::check).
     pub fn init(&self, device: &Device) -> Result<Autocast, AmpError> {
-        let compute = resolve(self.dtype, self.fallback, std::slice::from_ref(device))?;
-        let autocast = Autocast::resolved(compute, self.output_dtype);
-        Ok(match &self.full_precision {
+        let devices = vec![device.clone()];
+        let compute = resolve(self.dtype, self.fallback, &devices)?;
+        Ok(self.autocast(compute, devices))
+    }
+
+    /// Mixed precision on devices where the dtype came to `compute`: what
+    /// [`full_precision`](Self::full_precision) names is an exception of [`Autocast::run`].
+    pub(crate) fn autocast(&self, compute: Compute, devices: Vec<Device>) -> Autocast {
+        let autocast = Autocast {
+            compute,
+            fallback: self.fallback,
+            output_dtype: self.output_dtype,
+            devices: Arc::new(Resolved::known(self.fallback, devices, compute)),
+            ..Autocast::new(self.dtype)
+        };
+        match &self.full_precision {
             Some(group) => autocast.with_module(group.clone(), Precision::Full),
             None => autocast,
-        })
+        }
     }
 
     /// Says whether [`prepare`](Self::prepare) would find the device able, without a model.
@@ -160,15 +176,16 @@ impl AutocastConfig {
         model: M,
         attach: impl FnOnce(M, AttachMasterWeight) -> Result<M, Rejected<M, AttachError>>,
     ) -> Result<(M, Autocast), Rejected<M, AmpError>> {
-        let compute = match resolve(self.dtype, self.fallback, &model.devices()) {
+        let devices = model.devices();
+        let compute = match resolve(self.dtype, self.fallback, &devices) {
             Ok(compute) => compute,
             Err(error) => return Err(Rejected::new(model, error)),
         };
         let kept = KeptParameters::of(&model, self.full_precision.clone());
-        if let Some(error) = kept.error {
+        if let Err(error) = kept.refuse_halves(None) {
             return Err(Rejected::new(model, error));
         }
-        let autocast = Autocast::resolved(compute, self.output_dtype);
+        let autocast = self.autocast(compute, devices);
         let master = AttachMasterWeight { kept: kept.kept };
         match attach(model, master) {
             Ok(model) => Ok((model, autocast)),

@@ -82,14 +82,11 @@ impl AutocastConfig {
     }
 
     fn try_materialize_half<M: Module>(&self, model: &M) -> Result<(M, Autocast), AmpError> {
-        let compute = resolve(self.dtype, self.fallback, &model.devices())?;
+        let devices = model.devices();
+        let compute = resolve(self.dtype, self.fallback, &devices)?;
         let plain = model.valid().materialize();
         let kept = KeptParameters::of(&plain, self.full_precision.clone());
-        match kept.error {
-            Some(AmpError::ParameterDtype { dtype, .. }) if dtype == compute.dtype.into() => {}
-            Some(error) => return Err(error),
-            None => {}
-        }
+        kept.refuse_halves(Some(compute.dtype.into()))?;
         let mut cast = ToHalf {
             compute,
             kept: kept.kept,
@@ -99,7 +96,7 @@ impl AutocastConfig {
         if let Some(error) = cast.error {
             return Err(error);
         }
-        let autocast = Autocast::resolved(compute, self.output_dtype);
+        let autocast = self.autocast(compute, devices);
         Ok((plain.map(&mut cast), autocast))
     }
 }

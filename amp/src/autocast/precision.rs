@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_lean_graph::record;
+use burn_lean_graph::{GraphError, record};
+use burn_lean_reparam::{PathVisitor, Trail, each_float, visit_with_path};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
@@ -40,10 +41,15 @@ pub struct ParameterPrecision {
 ///
 /// The factors of an adapter are listed too, as not prepared: they compute in F32, and their
 /// product is cast with the weight. Computes nothing, and copies no weight.
-pub fn parameter_precision<M: Module>(model: &M) -> Vec<ParameterPrecision> {
-    let cast = cast_parameters(model);
+///
+/// # Errors
+///
+/// [`AmpError::EffectiveWeights`] where what reparameterizations make of the weights cannot be recorded.
+pub fn parameter_precision<M: Module>(model: &M) -> Result<Vec<ParameterPrecision>, AmpError> {
+    let cast = cast_parameters(model)?;
     let kept = KeptParameters::of(model, None);
-    kept.all
+    let parameters = kept
+        .all
         .into_iter()
         .map(|(id, mut parameter)| {
             if cast.contains(&id) {
@@ -53,33 +59,27 @@ pub fn parameter_precision<M: Module>(model: &M) -> Vec<ParameterPrecision> {
             }
             parameter
         })
-        .collect()
+        .collect();
+    Ok(parameters)
 }
 
 /// The parameters whose effective value is half inside of a region.
 ///
 /// What a chain of reparameterizations holds is not visible from outside; what comes out of it is.
 /// In a recording asking for it computes nothing.
-fn cast_parameters<M: Module>(model: &M) -> HashSet<ParamId> {
-    let mut cast = HalfParameters(HashSet::new());
+fn cast_parameters<M: Module>(model: &M) -> Result<HashSet<ParamId>, AmpError> {
+    let mut cast = HashSet::new();
     let recorded = record(&model.valid(), &(), |model, ()| {
         let _region = Entered::enter(Some(Compute::native(FloatDType::F16)));
-        model.clone().materialize().visit(&mut cast);
+        each_float(&model.clone().materialize(), |_, float| {
+            if float.dtype() == DType::F16 {
+                cast.insert(float.id());
+            }
+        });
     });
-    debug_assert!(
-        recorded.is_ok() || model.devices().is_empty(),
-        "{recorded:?}"
-    );
-    cast.0
-}
-
-struct HalfParameters(HashSet<ParamId>);
-
-impl ModuleVisitor for HalfParameters {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if param.base().dtype() == DType::F16 {
-            self.0.insert(param.id);
-        }
+    match recorded {
+        Ok(_) | Err(GraphError::NoDevice) => Ok(cast),
+        Err(error) => Err(AmpError::EffectiveWeights(error)),
     }
 }
 
@@ -137,11 +137,10 @@ impl ModuleVisitor for BurnStructs {
 pub(crate) struct KeptParameters {
     requested: Option<ParamGroup>,
     structs: BurnStructs,
-    path: Vec<String>,
     all: Vec<(ParamId, ParameterPrecision)>,
     pub(crate) kept: HashMap<ParamId, KeptBecause>,
-    /// The first parameter that is in half precision itself.
-    pub(crate) error: Option<AmpError>,
+    /// The parameters that are in half precision themselves.
+    halves: Vec<(String, DType)>,
 }
 
 impl KeptParameters {
@@ -149,48 +148,47 @@ impl KeptParameters {
         let mut kept = Self {
             requested,
             structs: BurnStructs::of(model),
-            path: Vec::new(),
             all: Vec::new(),
             kept: HashMap::new(),
-            error: None,
+            halves: Vec::new(),
         };
-        model.visit(&mut kept);
+        visit_with_path(model, &mut kept);
         kept
     }
 
-    fn reason(&self, id: &ParamId, path: &str) -> Option<KeptBecause> {
-        let mut surrounding = (0..self.path.len()).map(|depth| self.path[..depth].join("."));
+    /// Refuses parameters that are in half precision themselves, but for those in `allowed`.
+    pub(crate) fn refuse_halves(&self, allowed: Option<DType>) -> Result<(), AmpError> {
+        let mut halves = self.halves.iter();
+        match halves.find(|(_, dtype)| Some(*dtype) != allowed) {
+            Some((path, dtype)) => Err(AmpError::ParameterDtype {
+                path: path.clone(),
+                dtype: *dtype,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn reason(&self, at: &Trail, id: &ParamId) -> Option<KeptBecause> {
+        let names = at.names();
+        let mut surrounding = (0..names.len()).map(|depth| names[..depth].join("."));
         if let Some(reason) = surrounding.find_map(|path| self.structs.reason(&path)) {
             return Some(reason);
         }
         let requested = self.requested.as_ref();
         requested
-            .is_some_and(|group| group.matches(id, Some(path)))
+            .is_some_and(|group| group.matches(id, Some(&at.path())))
             .then_some(KeptBecause::Requested)
     }
 }
 
-impl ModuleVisitor for KeptParameters {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
+impl PathVisitor for KeptParameters {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        let path = at.path();
         let dtype = param.base().dtype();
-        let mut reason = self.reason(&param.id, &path);
+        let mut reason = self.reason(at, &param.id);
         match dtype {
             DType::F32 => {}
-            DType::F16 | DType::BF16 | DType::Flex32 if self.error.is_none() => {
-                self.error = Some(AmpError::ParameterDtype {
-                    path: path.clone(),
-                    dtype,
-                });
-            }
+            DType::F16 | DType::BF16 | DType::Flex32 => self.halves.push((path.clone(), dtype)),
             _ => reason = reason.or(Some(KeptBecause::NotPrepared)),
         }
         if let Some(reason) = reason {

@@ -106,8 +106,8 @@ impl Drop for Entered {
 #[derive(Debug, Clone)]
 pub struct Autocast {
     pub(crate) compute: Compute,
-    /// The device has been looked at.
-    pub(crate) resolved: bool,
+    /// What [`run`](Self::run) asks each device for; `None` computes so on all of them, in an audit.
+    pub(crate) requested: Option<FloatDType>,
     pub(crate) fallback: Fallback,
     pub(crate) output_dtype: FloatDType,
     pub(crate) lists: Arc<Lists>,
@@ -122,11 +122,11 @@ impl PartialEq for Autocast {
 }
 
 impl Autocast {
-    /// For devices that were found able.
-    pub(crate) fn resolved(compute: Compute, output_dtype: FloatDType) -> Self {
+    /// For whatever device, which is not looked at.
+    fn everywhere(compute: Compute, output_dtype: FloatDType) -> Self {
         Self {
             compute,
-            resolved: true,
+            requested: None,
             output_dtype,
             ..Self::unresolved(compute.dtype)
         }
@@ -136,7 +136,7 @@ impl Autocast {
     pub(crate) fn unresolved(dtype: FloatDType) -> Self {
         Self {
             compute: Compute::native(dtype),
-            resolved: false,
+            requested: Some(dtype),
             fallback: Fallback::Error,
             output_dtype: FloatDType::F32,
             lists: Arc::default(),
@@ -151,11 +151,17 @@ impl Autocast {
     /// `input` and the result are tensors, or anything made of them ([`Tensors`]); integer
     /// and boolean tensors pass unchanged, as do F64 tensors. Compute the loss outside, in F32.
     /// The region is of this thread only: a thread that `forward` spawns is outside of it. Inside
-    /// of another region the output has the dtype of that one.
+    /// of another region the output has the dtype of that one. Do not enter regions in tasks of `rayon`
+    /// that run at the same time on one pool: a thread that waits in one, in a kernel of a CPU backend say,
+    /// takes up another task, which then runs in its region. [`run`](Self::run) keeps nothing of the
+    /// thread while it computes.
     ///
     /// A weight that is trained is cast once in a region, however often it is used there; the copies
     /// live until the outermost region ends. The gradients of all uses are summed in F32. A weight
-    /// with another reparameterization before the cast is computed, and cast, for each use.
+    /// with another reparameterization before the cast is computed, and cast, for each use. Within one use
+    /// they are summed as Burn does it in half: those of a row that an `Embedding`, `select` or `gather`
+    /// takes many times one by one, which in BF16 ends at 256 times one of them and in F16 at 2,048. Call
+    /// such a module in [`full_precision`], or use [`run`](Self::run); [`audit`](crate::audit()) names it.
     ///
     /// # Panics
     ///
@@ -176,12 +182,12 @@ impl Autocast {
 
     /// The same region without any cast.
     pub(crate) fn in_full_precision(&self) -> Self {
-        Self::resolved(Compute::native(FloatDType::F32), FloatDType::F32)
+        Self::everywhere(Compute::native(FloatDType::F32), FloatDType::F32)
     }
 
     /// The same region on a device that has the dtype.
     pub(crate) fn native(&self) -> Self {
-        Self::resolved(Compute::native(self.compute.dtype), self.output_dtype)
+        Self::everywhere(Compute::native(self.compute.dtype), self.output_dtype)
     }
 
     /// The dtype that the forward pass computes in (or emulates).

@@ -81,8 +81,10 @@ impl Autocast {
     ///
     /// Saves the time of recording, 0.5 to 5 ms a step. Numbers that the forward pass makes on the
     /// host (a counter, a random choice, a branch on a configuration that changes) stay as they
-    /// were recorded. A recording belongs to the place in the program that calls
-    /// [`run`](Self::run).
+    /// were recorded. A recording belongs to the closure, to the place in the program that calls
+    /// [`run`](Self::run), to what inputs [say of themselves](Tensors::describe), and to a model with
+    /// these parameters, of these shapes and dtypes, frozen and not. The 64 that were used last are kept: where shapes or numbers
+    /// of the input change in each step, they are of no use.
     pub fn cached(mut self) -> Self {
         self.recordings.caches = true;
         self
@@ -90,8 +92,11 @@ impl Autocast {
 
     /// Leaves out the comparison of gradients at the first training step of each forward pass.
     ///
-    /// It takes the time of two F32 steps, and refuses models that stop gradients inside
-    /// (`detach`), whose gradients would be wrong without a word.
+    /// It takes the time of two F32 steps, and the memory of one over the whole batch, with a copy of the
+    /// weights on the device and two sets of gradients on the host: where that is too much, begin with a
+    /// smaller batch, for all sizes are one forward pass. It refuses models that stop gradients inside
+    /// (`detach`), whose gradients would be wrong without a word. Where gradients cannot be compared, a
+    /// warning of [`tracing`] says so.
     pub fn without_verification(mut self) -> Self {
         self.recordings.verifies = false;
         self
@@ -109,21 +114,27 @@ impl Autocast {
     ///
     /// Gradients arrive at the FP32 parameters of `model`, so optimizers, schedulers, adapters,
     /// the [`GradScaler`](crate::GradScaler) and checkpoints stay as they are. `model` may be a
-    /// plain model, on an autodiff device or not; running statistics are updated as always. The
-    /// quantizers of a model that is prepared for quantization act where they do in a run of its own,
-    /// before the casts.
+    /// plain model, on an autodiff device or not; running states are updated as always, and results
+    /// that `forward` detaches have no gradient. What it detaches is found at its first training step, and
+    /// at the first for each value of a `bool` and each variant in `input`: it must not depend on numbers,
+    /// or on what the closure captures. The quantizers of a model that is prepared for quantization act
+    /// where they do in a run of its own, before the casts.
     ///
     /// What is held for the backward pass: operands of products in half, each weight once; of a
     /// softmax that products read its rounded results alone; of a norm its F32 input, from which its
     /// result is computed again; masks of dropouts in half. What Burn keeps of other operations, it
     /// keeps here.
     ///
+    /// Plain tensors in modules, the tables of a `RotaryEncoding` or `PositionalEncoding` say, are read to
+    /// the host in each recording, which waits for the device, and uploaded in each step:
+    /// [`cached`](Self::cached) reads them once.
+    ///
     /// [`forward`](Self::forward) is the other way: a region for a prepared model, for what cannot be
     /// recorded.
     ///
     /// ```
+    /// use burn::module::{Initializer, Module};
     /// use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-    /// use burn::module::Module;
     /// use burn::optim::{AdamWConfig, GradientsParams};
     /// use burn::tensor::{DType, Device, FloatDType, Tensor};
     /// use burn_lean_amp::{Autocast, GradScalerConfig};
@@ -141,8 +152,9 @@ impl Autocast {
     /// }
     ///
     /// let device = Device::flex().autodiff();
+    /// let half = Initializer::Constant { value: 0.5 };
     /// let mut model = Net {
-    ///     linear: LinearConfig::new(4, 2).init(&device),
+    ///     linear: LinearConfig::new(4, 2).with_initializer(half).init(&device),
     ///     norm: BatchNormConfig::new(2).init(&device),
     /// };
     /// let autocast = Autocast::new(FloatDType::BF16);
@@ -253,16 +265,21 @@ impl Autocast {
 
     /// What the dtype comes to on these devices.
     fn compute_on(&self, devices: &[Device]) -> Result<Compute, AmpError> {
-        match self.resolved {
-            true => Ok(self.compute),
-            false => self
-                .devices
-                .resolve(self.compute.dtype, self.fallback, devices),
+        match self.requested {
+            None => Ok(self.compute),
+            Some(dtype) => self.devices.resolve(dtype, self.fallback, devices),
         }
     }
 }
 
 impl Resolved {
+    /// What is known from the start.
+    pub(crate) fn known(fallback: Fallback, devices: Vec<Device>, compute: Compute) -> Self {
+        Self {
+            devices: Mutex::new(vec![(fallback, devices, compute)]),
+        }
+    }
+
     fn resolve(
         &self,
         dtype: FloatDType,

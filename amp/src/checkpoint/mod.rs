@@ -15,7 +15,7 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_reparam::Rejected;
-use files::{damaged, io_error, not_written, read, remove, sync_folder, write};
+use files::{FILES, damaged, io_error, not_written};
 use manifest::{Manifest, ManifestFile};
 
 use crate::{AmpError, GradScaler, GradScalerRecord};
@@ -141,7 +141,7 @@ impl Checkpoints {
         let path = partial.join(SCALER);
         let scaler = serde_json::to_vec_pretty(&scaler.to_record())
             .map_err(|error| not_written(&path, &error))?;
-        write(&path, &scaler)?;
+        FILES.write_plain(&path, &scaler)?;
 
         let files = [MODEL, OPTIMIZER, SCALER].map(|name| ManifestFile::of(&partial, name));
         let manifest = Manifest {
@@ -152,15 +152,15 @@ impl Checkpoints {
         let path = partial.join(MANIFEST);
         let manifest =
             serde_json::to_vec_pretty(&manifest).map_err(|error| not_written(&path, &error))?;
-        write(&path, &manifest)?;
-        sync_folder(&partial)?;
+        FILES.write_plain(&path, &manifest)?;
+        FILES.flush(&partial)?;
         match self.named(STEP, step).exists() {
             // No rename goes over a folder that is not empty.
             true => {
-                self.rename(&partial, &self.named(REPLACEMENT, step))?;
+                FILES.rename(&partial, &self.named(REPLACEMENT, step))?;
                 self.replace(step)?;
             }
-            false => self.rename(&partial, &self.named(STEP, step))?,
+            false => FILES.rename(&partial, &self.named(STEP, step))?,
         }
 
         let steps = self.steps()?;
@@ -194,9 +194,9 @@ impl Checkpoints {
     fn remove_complete(&self, folder: &Path, step: u64) -> Result<(), AmpError> {
         // Renamed first: a removal that is cut short must not leave half a checkpoint behind.
         let doomed = self.named(PARTIAL, step);
-        remove(&doomed)?;
-        self.rename(folder, &doomed)?;
-        remove(&doomed)
+        FILES.remove_folder(&doomed)?;
+        FILES.rename(folder, &doomed)?;
+        FILES.remove_folder(&doomed)
     }
 
     /// Puts a replacement in its place.
@@ -205,7 +205,7 @@ impl Checkpoints {
         if old.exists() {
             self.remove_complete(&old, step)?;
         }
-        self.rename(&self.named(REPLACEMENT, step), &old)
+        FILES.rename(&self.named(REPLACEMENT, step), &old)
     }
 
     /// Ends what a save or a removal left behind that was cut short.
@@ -219,13 +219,13 @@ impl Checkpoints {
             let name = entry.file_name();
             let name = name.to_str().unwrap_or_default();
             if name.starts_with(PARTIAL) {
-                remove(&entry.path())?;
+                FILES.remove_folder(&entry.path())?;
             } else if let Some(step) = name.strip_prefix(REPLACEMENT)
                 && let Ok(step) = step.parse()
             {
                 match is_complete(&entry.path()) {
                     true => self.replace(step)?,
-                    false => remove(&entry.path())?,
+                    false => FILES.remove_folder(&entry.path())?,
                 }
             }
         }
@@ -279,7 +279,7 @@ impl Checkpoints {
         let folder = self.path(step);
         let path = folder.join(MANIFEST);
         let manifest: Manifest =
-            serde_json::from_slice(&read(&path)?).map_err(|error| damaged(&path, &error))?;
+            serde_json::from_slice(&FILES.read(&path)?).map_err(|error| damaged(&path, &error))?;
         if manifest.version != VERSION {
             return Err(damaged(
                 &path,
@@ -288,7 +288,7 @@ impl Checkpoints {
         }
         let checked = |name: &str| {
             let path = folder.join(name);
-            let bytes = read(&path)?;
+            let bytes = FILES.read(&path)?;
             match manifest.files.iter().find(|file| file.name == name) {
                 Some(file)
                     if file.bytes == bytes.len() && file.crc32 == crc32fast::hash(&bytes) =>
@@ -321,12 +321,6 @@ impl Checkpoints {
 
     fn named(&self, prefix: &str, step: u64) -> PathBuf {
         self.folder.join(format!("{prefix}{step}"))
-    }
-
-    /// Renames a checkpoint, for good.
-    fn rename(&self, from: &Path, to: &Path) -> Result<(), AmpError> {
-        fs::rename(from, to).map_err(|error| io_error("cannot rename", from, &error))?;
-        sync_folder(&self.folder)
     }
 }
 

@@ -1,6 +1,5 @@
 //! An optimizer whose state loads on a device of one's own choice.
 
-use burn::grad_clipping::GradientClipping;
 use burn::module::ParamGroup;
 use burn::optim::{
     DynOptimizer, DynState, LearningRate, ModuleOptimizer, Optimizer, StateSink, StateSource,
@@ -52,18 +51,13 @@ impl<O: Optimizer> ResumableOptimizer<O> {
     }
 
     /// The optimizer of a whole model.
-    pub fn init(self) -> ModuleOptimizer {
-        self.with_clipping(None)
-    }
-
-    /// The optimizer of a whole model, with Burn's gradient clipping, which is per parameter.
     ///
-    /// `ModuleOptimizer::with_grad_clipping` would not reach it. Under mixed precision, clip by
-    /// [`GradScalerConfig::max_norm`](crate::GradScalerConfig::max_norm) instead.
-    pub fn with_clipping(self, clipping: Option<GradientClipping>) -> ModuleOptimizer {
+    /// `ModuleOptimizer::with_grad_clipping` does not reach it: clip by
+    /// [`GradScalerConfig::max_norm`](crate::GradScalerConfig::max_norm).
+    pub fn init(self) -> ModuleOptimizer {
         // The first group must be a bare optimizer, and the last that matches serves a parameter.
         let fallback = ModuleOptimizer::from(self.optim.clone());
-        fallback.with_group(ParamGroup::all(), self, clipping)
+        fallback.with_group(ParamGroup::all(), self, None)
     }
 }
 

@@ -1,7 +1,8 @@
 //! A dtype to compute in, and how a device reaches it.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_graph::hooks::note_cast;
+use burn_lean_graph::is_castable;
 
 use crate::device::{device_name, emulation};
 
@@ -56,10 +57,6 @@ impl Compute {
         }
         cast_to(x, self.dtype)
     }
-}
-
-pub(crate) fn is_castable(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16)
 }
 
 /// A cast that is recorded only where it changes something.

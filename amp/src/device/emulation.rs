@@ -3,28 +3,6 @@
 use burn::backend::Dispatch;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_graph::HalfStorage;
-use half::{bf16, f16};
-
-/// Rounds one number to the grid of `dtype` and back to F32.
-///
-/// To nearest, ties to even; overflow gives an infinity, underflow is gradual; NaN stays NaN.
-/// Any `dtype` but F16 and BF16 returns `x`.
-///
-/// ```
-/// use burn::tensor::FloatDType;
-/// use burn_lean_amp::round_to;
-///
-/// assert_eq!(round_to(FloatDType::F16, 65519.0), 65504.0);
-/// assert_eq!(round_to(FloatDType::F16, 65520.0), f32::INFINITY);
-/// assert_eq!(round_to(FloatDType::BF16, 1.00390625), 1.0);
-/// ```
-pub fn round_to(dtype: FloatDType, x: f32) -> f32 {
-    match dtype {
-        FloatDType::F16 => f16::from_f32(x).to_f32(),
-        FloatDType::BF16 => bf16::from_f32(x).to_f32(),
-        _ => x,
-    }
-}
 
 /// Rounds a tensor of any shape to the grid of `dtype`; the gradient is rounded on its way back.
 ///

@@ -8,6 +8,7 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use burn_lean_reparam::FloatVisitor;
 use serde::{Deserialize, Serialize};
 
+use super::overflow::non_finite;
 use crate::AmpError;
 use crate::gradients::{Reads, visit_once};
 
@@ -91,10 +92,8 @@ impl FloatVisitor for Count<'_> {
         if elements == 0 {
             return;
         }
-        let bad = grad.clone().is_finite().bool_not();
         let zeros = grad.clone().equal_elem(0.0).int().sum();
-        let non_finite = bad.clone().int().sum();
-        let largest = grad.mask_fill(bad, 0.0).abs().max();
+        let (non_finite, largest) = non_finite(grad);
         self.found
             .push((path.to_string(), elements, [zeros, non_finite], largest));
     }
@@ -192,6 +191,9 @@ pub fn calibrate_scale<M: Module>(
         return Err(AmpError::LossDtype {
             dtype: loss.dtype(),
         });
+    }
+    if !loss.is_tracked() {
+        return Err(AmpError::NoGradients);
     }
     let grads = GradientsParams::from_grads(loss.backward(), model);
     let mut visitor = Collect {

@@ -25,6 +25,12 @@ pub(crate) fn non_finite_flag<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.mul_scalar(0.0).sum()
 }
 
+/// How many elements are not finite, and the largest magnitude of the others.
+pub(crate) fn non_finite<const D: usize>(x: Tensor<D>) -> (Tensor<1, Int>, Tensor<1>) {
+    let bad = x.clone().is_finite().bool_not();
+    (bad.clone().int().sum(), x.mask_fill(bad, 0.0).abs().max())
+}
+
 /// Of the gradients at `paths`, those that are not finite. Reads the device.
 pub(crate) fn overflowing<M: Module>(
     model: &M,
@@ -95,12 +101,12 @@ impl FloatVisitor for Describe<'_> {
         }
         if let Some(grad) = self.grads.get::<D>(param.id) {
             let elements = grad.shape().num_elements();
-            let bad = grad.clone().is_finite().bool_not();
+            let (non_finite, largest_finite) = non_finite(grad);
             self.found.push(OverflowingParameter {
                 path: path.to_string(),
                 elements,
-                non_finite: bad.clone().int().sum(),
-                largest_finite: grad.mask_fill(bad, 0.0).abs().max(),
+                non_finite,
+                largest_finite,
             });
         }
     }

@@ -1,11 +1,14 @@
 //! Gradients that were divided by the loss scale.
 
+use std::collections::HashSet;
+
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
+use burn_lean_reparam::each_float;
 
 use super::norm::{Factor, Multiply, check_max_norm, global_norm, norm};
-use super::walk::{Identities, visit_once};
+use super::walk::visit_once;
 use crate::AmpError;
 
 /// Gradients divided by the loss scale, with what is needed to decide on the step.
@@ -39,13 +42,11 @@ impl Unscaled {
 
     /// Refuses a model that lacks one of the parameters.
     pub(crate) fn check_model<M: Module>(&self, model: &M) -> Result<(), AmpError> {
-        let mut identities = Identities::default();
-        model.visit(&mut identities);
-        let foreign = self
-            .parameters
-            .iter()
-            .find(|(id, _)| !identities.0.contains(id));
-        match foreign {
+        let mut known = HashSet::new();
+        each_float(model, |_, float| {
+            known.insert(float.id());
+        });
+        match self.parameters.iter().find(|(id, _)| !known.contains(id)) {
             None => Ok(()),
             Some((_, path)) => Err(AmpError::ForeignGradients { path: path.clone() }),
         }

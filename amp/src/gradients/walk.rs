@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Tensor};
-use burn_lean_reparam::{FloatVisitor, visit_floats};
+use burn_lean_reparam::{FloatVisitor, each_float, visit_floats};
 
 /// Shows every float tensor of `model` to `visitor`, but only one of those that share an identity.
 ///
@@ -12,34 +12,18 @@ use burn_lean_reparam::{FloatVisitor, visit_floats};
 /// that is its target. Gradients are kept by identity, so such parameters share one: it is shown
 /// where it is trained, or else where it comes first.
 pub(crate) fn visit_once<M: Module, V: FloatVisitor>(model: &M, visitor: &mut V) {
-    let mut trained = Trained::default();
-    model.visit(&mut trained);
+    let mut trained = HashSet::new();
+    each_float(model, |_, float| {
+        if float.is_require_grad() {
+            trained.insert(float.id());
+        }
+    });
     let mut once = Once {
-        trained: trained.0,
+        trained,
         shown: HashSet::new(),
         visitor,
     };
     visit_floats(model, &mut once);
-}
-
-#[derive(Default)]
-pub(super) struct Identities(pub(super) HashSet<ParamId>);
-
-impl ModuleVisitor for Identities {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.insert(param.id);
-    }
-}
-
-#[derive(Default)]
-struct Trained(HashSet<ParamId>);
-
-impl ModuleVisitor for Trained {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if param.is_require_grad() {
-            self.0.insert(param.id);
-        }
-    }
 }
 
 struct Once<'a, V> {

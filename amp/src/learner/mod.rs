@@ -280,7 +280,7 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
     /// The loss as the backward pass needs it.
     fn scale(&self, loss: Tensor<1>) -> Result<Tensor<1>, AmpError> {
         check_loss(&loss)?;
-        if !loss.is_autodiff() {
+        if !loss.is_tracked() {
             return Err(AmpError::NoGradients);
         }
         if self.is_disabled() {

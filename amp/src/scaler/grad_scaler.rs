@@ -193,8 +193,9 @@ impl GradScaler {
     /// starts. [`Checkpoints::load`](crate::Checkpoints::load) has remembered them; call this where
     /// a model that was trained before is loaded in another way.
     pub fn remember_statistics<M: Module>(&mut self, model: &M) {
-        self.statistics
-            .keep(RunningStatistics::before_forward(model));
+        // Whatever a pass has replaced, these are sound.
+        let _ = RunningStatistics::before_forward(model);
+        self.statistics.keep(RunningStatistics::of(model));
     }
 
     /// Steps the optimizer, or skips the step when a gradient is not finite.

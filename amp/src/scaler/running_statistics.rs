@@ -3,8 +3,10 @@
 use std::any::Any;
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Tensor};
+use burn_lean_graph::take_replaced_states;
+use burn_lean_reparam::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 
 use crate::gradients::{Reads, same_device};
 
@@ -21,13 +23,22 @@ pub(crate) struct RunningStatistics {
 }
 
 impl RunningStatistics {
-    /// The statistics of before the last forward pass: Burn keeps its update apart until the next.
+    /// The statistics of before the last forward pass: Burn keeps its update apart until the next, and
+    /// what `Autocast::run` has replaced is kept apart, too.
     pub(crate) fn before_forward<M: Module>(model: &M) -> Self {
-        let mut collect = Collect::default();
-        model.visit(&mut collect);
-        Self {
-            values: collect.values,
+        let mut found = Self::of(model);
+        let replaced = take_replaced_states(|id| found.values.contains_key(id));
+        for (id, value) in replaced {
+            found.values.insert(id, Tensor::from_dispatch(value));
         }
+        found
+    }
+
+    /// The statistics that a model shows.
+    pub(crate) fn of<M: Module>(model: &M) -> Self {
+        let mut collected = Self::default();
+        visit_with_path(model, &mut collected);
+        collected
     }
 
     /// Remembers the statistics of before a step that was sound.
@@ -45,12 +56,11 @@ impl RunningStatistics {
         // Takes the updates in, so that none comes after the repair.
         let _ = model.valid();
         let mut mend = Mend {
-            place: Place::default(),
             before,
             kept: self,
             lost: Vec::new(),
         };
-        let model = model.map(&mut mend);
+        let model = map_with_path(model, &mut mend);
         warn_of(mend.lost);
         model
     }
@@ -76,10 +86,6 @@ fn warn_of(lost: Vec<(String, Tensor<1>)>) {
     }
 }
 
-/// Where a walk is. Burn has no type for running statistics that a walk could see.
-#[derive(Default)]
-struct Place(Vec<(String, Option<Statistic>)>);
-
 /// A running statistic, by the value that it has in a new BatchNorm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Statistic {
@@ -88,6 +94,17 @@ enum Statistic {
 }
 
 impl Statistic {
+    /// What a parameter is: Burn has no type for running statistics that a walk could see. One that is
+    /// trained is none of Burn's.
+    fn of<const D: usize>(at: &Trail, param: &Param<Tensor<D>>) -> Option<Self> {
+        match (at.name(), at.container()) {
+            _ if param.is_require_grad() => None,
+            ("running_mean", "Struct:BatchNorm") => Some(Self::Mean),
+            ("running_var", "Struct:BatchNorm") => Some(Self::Variance),
+            _ => None,
+        }
+    }
+
     fn initial(self) -> f32 {
         match self {
             Self::Mean => 0.0,
@@ -96,51 +113,9 @@ impl Statistic {
     }
 }
 
-impl Place {
-    fn enter(&mut self, name: &str, container_type: &str) {
-        let statistic = match (name, container_type) {
-            ("running_mean", "Struct:BatchNorm") => Some(Statistic::Mean),
-            ("running_var", "Struct:BatchNorm") => Some(Statistic::Variance),
-            _ => None,
-        };
-        self.0.push((name.to_string(), statistic));
-    }
-
-    fn exit(&mut self) {
-        self.0.pop();
-    }
-
-    /// What this parameter is; one that is trained is none of Burn's running statistics.
-    fn statistic<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Statistic> {
-        match param.is_require_grad() {
-            true => None,
-            false => self.0.last().and_then(|(_, statistic)| *statistic),
-        }
-    }
-
-    fn path(&self) -> String {
-        let names: Vec<&str> = self.0.iter().map(|(name, _)| name.as_str()).collect();
-        names.join(".")
-    }
-}
-
-#[derive(Default)]
-struct Collect {
-    place: Place,
-    values: HashMap<ParamId, Tensor<1>>,
-}
-
-impl ModuleVisitor for Collect {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.place.statistic(param).is_some()
+impl PathVisitor for RunningStatistics {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        if Statistic::of(at, param).is_some()
             && let Some(value) = (&param.base() as &dyn Any).downcast_ref::<Tensor<1>>()
         {
             self.values.insert(param.id, value.clone());
@@ -149,24 +124,15 @@ impl ModuleVisitor for Collect {
 }
 
 struct Mend<'a> {
-    place: Place,
     before: &'a RunningStatistics,
     kept: &'a RunningStatistics,
     /// Where nothing was kept: path, and how many elements no known value could mend.
     lost: Vec<(String, Tensor<1>)>,
 }
 
-impl ModuleMapper for Mend<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(statistic) = self.place.statistic(&param) else {
+impl PathMapper for Mend<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(statistic) = Statistic::of(at, &param) else {
             return param;
         };
         let id = param.id;
@@ -186,8 +152,7 @@ impl ModuleMapper for Mend<'_> {
             }
             value.mask_fill(not_finite, statistic.initial())
         });
-        self.lost
-            .extend(broken.map(|broken| (self.place.path(), broken)));
+        self.lost.extend(broken.map(|broken| (at.path(), broken)));
         param
     }
 }

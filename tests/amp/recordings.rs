@@ -1,0 +1,165 @@
+//! What `Autocast::run` remembers of forward passes: which gradients they stop, and recordings.
+
+use std::cell::Cell;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::{AmpError, Autocast, Fallback, GraphError, calibrate_scale, materialize_half};
+
+use crate::model::Mlp;
+use crate::support::{each_device, tensor, values};
+
+fn is_stopped(error: &AmpError) -> bool {
+    matches!(error, AmpError::Graph(GraphError::StopsGradients { .. }))
+}
+
+#[test]
+fn a_detach_behind_a_flag_of_the_input_is_seen_where_the_flag_changes() {
+    let device = Device::flex().autodiff();
+    let model = Mlp::new(1, &device);
+    let autocast = Autocast::new(FloatDType::BF16);
+    let x = || tensor::<2>(5, [7, 6], &device);
+    let backbone = |freeze: bool| {
+        autocast.run(&model, (x(), freeze), |model, (x, freeze)| {
+            let h = model.first.forward(x);
+            let h = if freeze { h.detach() } else { h };
+            model.second.forward(h).sum()
+        })
+    };
+    assert!(backbone(false).is_ok());
+    let error = backbone(true).unwrap_err();
+    assert!(is_stopped(&error), "{error}");
+    assert!(backbone(false).is_ok());
+    for detached in [true, false, true, false] {
+        let y = autocast.run(&model, (x(), detached), |model, (x, detached)| {
+            let y = model.forward(x);
+            if detached { y.detach() } else { y }
+        });
+        assert_eq!(y.unwrap().is_tracked(), !detached);
+    }
+}
+
+#[test]
+fn results_that_are_detached_stay_so_where_their_number_changes() {
+    let device = Device::flex().autodiff();
+    let model = Mlp::new(1, &device);
+    for cached in [false, true] {
+        let autocast = Autocast::new(FloatDType::BF16);
+        let autocast = match cached {
+            true => autocast.cached(),
+            false => autocast,
+        };
+        for rows in [2, 3, 1, 3] {
+            let x = tensor::<2>(5, [rows, 6], &device);
+            let results = autocast.run(&model, x, |model, x| {
+                let y = model.forward(x);
+                // All rows, and each by itself for somebody who looks.
+                let row = |row: usize| y.clone().slice([row..row + 1]).detach();
+                let mut results: Vec<Tensor<2>> = (0..y.dims()[0]).map(row).collect();
+                results.push(y);
+                results
+            });
+            let results = results.unwrap();
+            let tracked: Vec<bool> = results.iter().map(|one| one.is_tracked()).collect();
+            let mut expected = vec![false; rows];
+            expected.push(true);
+            assert_eq!(tracked, expected, "{rows} rows");
+        }
+    }
+}
+
+#[test]
+fn a_frozen_target_may_be_detached_until_it_trains() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let (student, teacher) = (Mlp::new(1, &device), Mlp::new(5, &device));
+        for cached in [false, true] {
+            let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+            let autocast = match cached {
+                true => autocast.cached(),
+                false => autocast,
+            };
+            let loss = |model: &(Mlp, Mlp)| {
+                let x = tensor::<2>(5, [7, 6], &device);
+                autocast.run(model, x, |model, x: Tensor<2>| {
+                    let wanted = model.1.forward(x.clone()).detach();
+                    (model.0.forward(x) - wanted).square().mean()
+                })
+            };
+            let pair = (student.clone(), teacher.clone().freeze());
+            let grads = GradientsParams::from_grads(loss(&pair).unwrap().backward(), &pair);
+            assert_eq!(grads.len(), 4, "{}", target.name);
+            let error = loss(&(student.clone(), teacher.clone())).unwrap_err();
+            assert!(is_stopped(&error), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_loss_scale_for_no_gradients_is_an_error_and_no_panic() {
+    each_device(|target| {
+        let frozen = Mlp::new(1, &target.device.clone().autodiff()).freeze();
+        for model in [Mlp::new(1, &target.device), frozen] {
+            let calibrated = calibrate_scale(&model, FloatDType::F16, |model| {
+                let x = tensor::<2>(5, [7, 6], &model.first.weight.device());
+                model.forward(x).mean()
+            });
+            assert_eq!(calibrated.unwrap_err(), AmpError::NoGradients);
+        }
+    });
+}
+
+#[test]
+fn a_kept_recording_is_for_parameters_of_its_shapes_and_dtypes() {
+    let model = Mlp::new(1, &Device::flex());
+    let mut smaller = model.clone();
+    smaller.first.weight = smaller
+        .first
+        .weight
+        .map(|weight| weight.slice([0..6, 0..4]));
+    let bias = smaller.first.bias.take().unwrap();
+    smaller.first.bias = Some(bias.map(|bias| bias.slice([0..4])));
+    smaller.second.weight = smaller
+        .second
+        .weight
+        .map(|weight| weight.slice([0..4, 0..3]));
+    let (half, _) = materialize_half(model.clone(), FloatDType::BF16).unwrap();
+    let run = |autocast: &Autocast, model: &Mlp| {
+        // Weights in half take inputs in half.
+        let dtype = model.first.weight.val().dtype();
+        let x = tensor::<2>(5, [7, 6], &Device::flex()).cast(dtype);
+        values(autocast.run(model, x, |model, x| model.forward(x)).unwrap())
+    };
+    let cached = Autocast::new(FloatDType::BF16).cached();
+    for model in [&model, &smaller, &half, &model] {
+        let expected = run(&Autocast::new(FloatDType::BF16), model);
+        assert_eq!(run(&cached, model), expected);
+    }
+}
+
+#[test]
+fn the_recordings_that_were_used_last_are_kept() {
+    let model = Mlp::new(1, &Device::flex());
+    let autocast = Autocast::new(FloatDType::BF16).cached();
+    let count = Cell::new(0);
+    let records = |batch: usize| {
+        let before = count.get();
+        let x = tensor::<2>(5, [batch, 6], &Device::flex());
+        let y = autocast.run(&model, x, |model, x| {
+            count.set(count.get() + 1);
+            model.forward(x)
+        });
+        assert_eq!(y.unwrap().dims(), [batch, 3]);
+        count.get() > before
+    };
+    assert!(records(1));
+    // With the 65th shape the one goes that was not used for longest.
+    for batch in 2..=65 {
+        assert!(records(batch));
+        assert!(!records(1));
+    }
+    assert!(!records(3));
+    assert!(!records(65));
+    assert!(records(2));
+}
