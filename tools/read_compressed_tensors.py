@@ -45,7 +45,9 @@ def weight_of(layer, tensors, compressor, scheme):
         return compressor.decompress_weight(data, scheme.weights)
     bits, scale = scheme.weights.num_bits, data["weight_scale"]
     codes = unpack_from_int32(packed, bits, data["weight_shape"])
-    zeros = unpack_from_int32(data["weight_zero_point"], bits, scale.shape, packed_dim=0)
+    zeros = data["weight_zero_point"]
+    if scheme.weights.strategy != "tensor":
+        zeros = unpack_from_int32(zeros, bits, scale.shape, packed_dim=0)
     return dequantize(x_q=codes, scale=scale, zero_point=zeros)
 
 

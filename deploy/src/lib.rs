@@ -22,4 +22,5 @@ pub use engine::{
 pub use error::DeployError;
 pub use export::{Execution, Export, Exported, Form, LayerReport};
 pub use onnx::{Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};
-pub use quantization::{ActivationQuantization, Edge, Quantization};
+pub(crate) use quantization::Edge;
+pub use quantization::{ActivationQuantization, Quantization};

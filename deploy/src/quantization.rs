@@ -10,12 +10,12 @@ use burn_lean_quant::{
 
 /// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Edge {
+pub(crate) struct Edge {
     /// Position of the operation ([`Node::index`](burn_lean_graph::Node::index)).
-    pub node: usize,
+    pub(crate) node: usize,
     /// Position among its tensors, from 0: of a product the left side and the right side, of a
     /// convolution the input and the weight, of an attention query, key and value.
-    pub operand: usize,
+    pub(crate) operand: usize,
 }
 
 /// How an activation becomes integers, one grid for the tensor.
@@ -51,11 +51,13 @@ impl Expressible {
 
 /// Which weights and activations of a model are quantized.
 ///
-/// [`of`](Self::of) reads it from the quantizers that a model carries; edges can be added by hand.
+/// [`of`](Self::of) reads it from the quantizers that a model carries; weights and inputs of layers can
+/// be added by hand.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Quantization {
     pub(crate) weights: BTreeMap<String, QuantizedTensor>,
     pub(crate) inputs: HashMap<String, ActivationQuantization>,
+    /// Of any operand; before what is said of the layer's input.
     pub(crate) edges: HashMap<Edge, ActivationQuantization>,
     /// Path and reason.
     pub(crate) left_float: Vec<(String, String)>,
@@ -128,12 +130,6 @@ impl Quantization {
     /// With the input of the layer of the weight at a path quantized.
     pub fn with_input(mut self, path: impl Into<String>, how: ActivationQuantization) -> Self {
         self.inputs.insert(path.into(), how);
-        self
-    }
-
-    /// With an operand quantized, whatever it is; before what is said of the layer's input.
-    pub fn with_edge(mut self, edge: Edge, how: ActivationQuantization) -> Self {
-        self.edges.insert(edge, how);
         self
     }
 

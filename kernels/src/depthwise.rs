@@ -48,6 +48,7 @@ impl Depthwise<i8> {
         dispatch_narrow(Convolve {
             kernel: self,
             windows,
+            columns: epilogue.columns(),
             output,
             zero: 0_i32,
             add,
@@ -72,6 +73,7 @@ impl Depthwise<f32> {
         dispatch_narrow(Convolve {
             kernel: self,
             windows,
+            columns: epilogue.columns(),
             output,
             zero: 0.0_f32,
             add,
@@ -83,6 +85,8 @@ impl Depthwise<f32> {
 struct Convolve<'a, T, X, C, A, F> {
     kernel: &'a Depthwise<T>,
     windows: &'a Windows<'a, X>,
+    /// Of the epilogue.
+    columns: usize,
     output: &'a mut [f32],
     zero: C,
     add: A,
@@ -112,6 +116,9 @@ where
             self.kernel.taps,
             "the windows have other taps"
         );
+        assert_eq!(channels, self.columns, "the epilogue is of other channels");
+        let size = self.windows.batch * rows * columns * channels;
+        assert_eq!(self.output.len(), size, "the output has another size");
         let pixels = self.output.chunks_exact_mut(channels.max(1)).enumerate();
         for (pixel, output) in pixels {
             let image = pixel / (rows * columns);

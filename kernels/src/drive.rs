@@ -160,6 +160,8 @@ impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
     fn run<S: Simd>(self, simd: S) {
         let stride = self.right.stride();
         let total = self.rows.len();
+        // Of all threads: how codes are decoded must not depend on who gets which rows.
+        let all = self.left.count();
         let mut scratch = Vec::new();
         // With many panels all rows at once, so that a panel is read once; with few ones a piece of
         // the rows that stays in the cache.
@@ -178,7 +180,7 @@ impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
                 for start in (0..lines.max(1)).step_by(DEPTH) {
                     let depth = start..(start + DEPTH).min(lines);
                     let right = self.right;
-                    right.decode(simd, panel, depth.clone(), total, &mut decoded);
+                    right.decode(simd, panel, depth.clone(), all, &mut decoded);
                     if start == 0 {
                         sums[..count].fill(R::Sums::default());
                     }

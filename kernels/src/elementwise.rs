@@ -112,7 +112,7 @@ pub fn gelu(values: &mut [f32]) {
             let p = p.mul_add(t, 0.254_829_6) * t;
             // What is beyond |x|.
             let tail = 0.5 * p * exp(-z * z);
-            if x < 0.0 { x * tail } else { x - x * tail }
+            x * if x < 0.0 { tail } else { 1.0 - tail }
         },
     });
 }

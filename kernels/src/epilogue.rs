@@ -5,7 +5,7 @@ use crate::layout::{WIDTH, panels};
 /// What happens to the sums of each column.
 ///
 /// ```text
-/// y = clamp((sum + code bias) · scale + bias) · gain + shift)
+/// y = clamp(((sum + code bias) · scale + bias) · gain + shift)
 /// ```
 ///
 /// Each part is left out unless it is given; all are of one number for each column.
@@ -72,6 +72,15 @@ impl Epilogue {
     pub fn with_clamp(mut self, low: f32, high: f32) -> Self {
         self.clamp = Some([low, high]);
         self
+    }
+
+    /// Bytes that it takes in memory.
+    pub fn bytes(&self) -> usize {
+        let panels = self.codes.as_ref().map_or(0, Vec::len)
+            + self.scale.as_ref().map_or(0, Vec::len)
+            + self.bias.as_ref().map_or(0, Vec::len)
+            + 2 * self.gain.as_ref().map_or(0, Vec::len);
+        4 * WIDTH * panels
     }
 
     pub(crate) fn columns(&self) -> usize {

@@ -1,6 +1,5 @@
 //! Floats to codes.
 
-use crate::epilogue::limit;
 use crate::simd::{Simd, Task, dispatch};
 
 /// A grid of at most 8 bits, as distances from the code of zero.
@@ -15,16 +14,20 @@ pub struct CodeGrid {
 }
 
 impl CodeGrid {
-    /// The distances of the nearest codes: `round(x · (1 / scale))`, ties to even, in the limits. That
-    /// of NaN is `low`.
-    pub fn quantize(&self, values: &[f32], codes: &mut Vec<i16>) {
+    /// The distances of the nearest codes: `round(x · (1 / scale))`, ties to even, in the limits. Says
+    /// whether all values are finite: NaN has no code, and gets `low`.
+    #[must_use = "NaN has no code"]
+    pub fn quantize(&self, values: &[f32], codes: &mut Vec<i16>) -> bool {
         codes.clear();
         codes.resize(values.len(), 0);
+        let mut are_finite = true;
         dispatch(Quantize {
             values,
             codes,
             grid: *self,
+            are_finite: &mut are_finite,
         });
+        are_finite
     }
 }
 
@@ -32,6 +35,7 @@ struct Quantize<'a> {
     values: &'a [f32],
     codes: &'a mut [i16],
     grid: CodeGrid,
+    are_finite: &'a mut bool,
 }
 
 impl Task for Quantize<'_> {
@@ -40,18 +44,29 @@ impl Task for Quantize<'_> {
         // 1.5 · 2²³: a number of less than 2²² that is added to it is rounded to an integer, ties to
         // even, in the low bits.
         const MAGIC: f32 = 12_582_912.0;
-        let inverse = 1.0 / self.grid.scale;
+        // The inverse of a scale near an end of F32 is beyond the other: both move, by a power of two.
+        let lift = match self.grid.scale {
+            scale if scale < 1e-37 => 2f32.powi(64),
+            scale if scale > 1e37 => 2f32.powi(-64),
+            _ => 1.0,
+        };
+        let inverse = 1.0 / (self.grid.scale * lift);
         let (low, high) = (f32::from(self.grid.low), f32::from(self.grid.high));
+        // The bits of numbers without a sign are ordered as the numbers, infinity and NaN last.
+        let mut largest = 0;
         for (code, value) in self.codes.iter_mut().zip(self.values) {
-            let steps = value * inverse;
+            largest = largest.max(value.abs().to_bits());
+            let steps = value * lift * inverse;
             let steps = if steps > low { steps } else { low };
-            let bits = (limit(steps, low, high) + MAGIC).to_bits();
+            let steps = if steps < high { steps } else { high };
+            let bits = (steps + MAGIC).to_bits();
             *code = bits.wrapping_sub(MAGIC.to_bits()) as i16;
         }
+        *self.are_finite = f32::from_bits(largest).is_finite();
     }
 }
 
-/// The grid of 256 codes from min(x, 0) to max(x, 0), and its zero point, as ONNX's
+/// The grid of 256 codes from min(x, 0) to max(x, 0) of the finite values, and its zero point, as ONNX's
 /// `DynamicQuantizeLinear` has it.
 pub fn dynamic_grid(values: &[f32]) -> (CodeGrid, i32) {
     let mut extremes = [0.0f32; 2];
@@ -59,9 +74,17 @@ pub fn dynamic_grid(values: &[f32]) -> (CodeGrid, i32) {
         values,
         extremes: &mut extremes,
     });
+    if extremes.iter().any(|x| x.is_infinite()) {
+        let finite = values.iter().filter(|x| x.is_finite());
+        extremes = finite.fold([0.0; 2], |[low, high], x| [x.min(low), x.max(high)]);
+    }
     let [low, high] = extremes;
-    let scale = (high - low) / 255.0;
-    let scale = match scale > 0.0 && scale.is_finite() {
+    let scale = match (high - low) / 255.0 {
+        scale if scale.is_finite() => scale,
+        // The distance alone is beyond F32.
+        _ => high / 255.0 - low / 255.0,
+    };
+    let scale = match (1.0 / scale).is_finite() {
         true => scale,
         false => 1.0,
     };

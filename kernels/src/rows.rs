@@ -109,7 +109,7 @@ pub struct Windows<'a, T> {
     pub(crate) output: [usize; 2],
     /// First channel, and how many.
     group: [usize; 2],
-    batch: usize,
+    pub(crate) batch: usize,
 }
 
 impl<'a, T> Windows<'a, T> {

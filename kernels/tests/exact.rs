@@ -179,7 +179,7 @@ proptest! {
         let mut values: Vec<f32> = values.into_iter().map(|steps| steps * scale).collect();
         values.extend([f32::INFINITY, f32::NEG_INFINITY, 0.0, scale * 0.5, scale * 1.5]);
         let mut found = Vec::new();
-        grid.quantize(&values, &mut found);
+        prop_assert!(!grid.quantize(&values, &mut found));
         let expected: Vec<i16> = values
             .iter()
             .map(|value| {
@@ -189,6 +189,36 @@ proptest! {
             .collect();
         prop_assert_eq!(found, expected);
     }
+}
+
+/// Their inverses are infinite, and subnormal.
+#[test]
+fn codes_of_scales_at_the_ends_of_f32_are_the_nearest_ones() {
+    let codes = |scale: f32, values: &[f32]| {
+        let mut found = Vec::new();
+        let grid = CodeGrid {
+            scale,
+            low: -128,
+            high: 127,
+        };
+        assert!(grid.quantize(values, &mut found));
+        found
+    };
+    for scale in [f32::from_bits(1), 1e-42, 1e-40] {
+        // Multiples of the least number: exact.
+        let [three, seven, hundred] = [3.0, 7.0, 100.0].map(|steps| steps * scale);
+        let values = [-three, 0.0, scale, seven, hundred, f32::MAX, f32::MIN];
+        assert_eq!(
+            codes(scale, &values),
+            [-3, 0, 1, 7, 100, 127, -128],
+            "{scale:e}"
+        );
+    }
+    let large = 3e38;
+    assert_eq!(
+        codes(large, &[-large, 0.0, large, 1e38, 1.0]),
+        [-1, 0, 1, 0, 0]
+    );
 }
 
 #[test]

@@ -118,6 +118,38 @@ fn codes_with_scales_are_dequantized_in_the_product() {
 }
 
 #[test]
+fn products_do_not_depend_on_the_number_of_threads() {
+    // So few rows that a thread has 6 of them, or 1; and a stripe of the columns for each.
+    for shape in [[12, 2816, 64], [13, 2816, 64], [3, 1024, 1600]] {
+        let [rows, terms, columns] = shape;
+        let left = numbers(1, rows * terms);
+        let right = numbers(2, terms * columns);
+        let codes: Vec<i8> = right.iter().map(|x| (x * 8.0).floor() as i8).collect();
+        let scales: Vec<f32> = numbers(3, terms / 32 * columns);
+        let size = [terms, columns];
+        let mut matrices = vec![
+            FloatMatrix::of_codes(&codes, size, 4, 32, &scales).unwrap(),
+            FloatMatrix::of_codes(&codes, size, 8, 32, &scales).unwrap(),
+        ];
+        for storage in [Storage::F32, Storage::F16, Storage::BF16] {
+            matrices.push(FloatMatrix::new(&right, terms, columns, storage).unwrap());
+        }
+        for matrix in matrices {
+            let [one, four] = [1, 4].map(|threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                pool.build().unwrap().install(|| {
+                    let mut output = vec![f32::NAN; rows * columns];
+                    let left = Rows::dense(&left, terms);
+                    matrix.multiply(&left, &Epilogue::new(columns), &mut output);
+                    output
+                })
+            });
+            assert!(one == four, "{shape:?}");
+        }
+    }
+}
+
+#[test]
 fn memory_is_what_the_form_takes() {
     let matrix = |storage| FloatMatrix::new(&[1.0; 64 * 32], 64, 32, storage).unwrap();
     assert_eq!(matrix(Storage::F32).bytes(), 4 * 64 * 32);
@@ -171,6 +203,40 @@ fn a_depthwise_convolution_is_the_sum_over_its_window() {
     }
 }
 
+/// A depthwise convolution of two images of 3 × 3 and 5 channels.
+fn depthwise(columns: usize, size: usize) {
+    let kernel = Depthwise::new(&[1.0_f32; 9 * 5], 9, 5).unwrap();
+    let geometry = Geometry {
+        kernel: [3, 3],
+        stride: [1, 1],
+        padding: [[0, 0], [0, 0]],
+        dilation: [1, 1],
+    };
+    let images = [1.0; 2 * 3 * 3 * 5];
+    let windows = Windows::new(&images, [2, 3, 3, 5], geometry).unwrap();
+    let epilogue = Epilogue::new(columns).with_bias(&vec![0.5; columns]);
+    let mut output = vec![0.0; size];
+    kernel.convolve(&windows, &epilogue, &mut output);
+    assert!(output.iter().all(|sum| *sum == 9.5));
+}
+
+#[test]
+fn a_depthwise_convolution_fills_its_output() {
+    depthwise(5, 10);
+}
+
+#[test]
+#[should_panic(expected = "the output has another size")]
+fn a_depthwise_convolution_into_a_smaller_output_is_refused() {
+    depthwise(5, 5);
+}
+
+#[test]
+#[should_panic(expected = "the epilogue is of other channels")]
+fn a_depthwise_convolution_with_fewer_biases_is_refused() {
+    depthwise(4, 10);
+}
+
 #[test]
 fn dynamic_grids_hold_zero_and_the_extremes() {
     let (grid, zero_point) = dynamic_grid(&[-1.0, 0.5, 1.55, -0.2]);
@@ -179,6 +245,32 @@ fn dynamic_grids_hold_zero_and_the_extremes() {
     assert_eq!(dynamic_grid(&[0.0; 20]).0.scale, 1.0);
     let (grid, zero_point) = dynamic_grid(&[3.0; 20]);
     assert_eq!((grid.scale, zero_point), (3.0 / 255.0, 0));
+    // Steps that are too small to divide by, and a distance that is too large to be a number.
+    assert_eq!(dynamic_grid(&[1e-38; 20]).0.scale, 1.0);
+    let (grid, zero_point) = dynamic_grid(&[f32::MAX, f32::MIN]);
+    let step = f64::from(f32::MAX) / 127.5;
+    assert!((f64::from(grid.scale) / step - 1.0).abs() < 1e-6);
+    assert_eq!(zero_point, 128);
+}
+
+#[test]
+fn values_without_a_code_are_told_and_leave_the_grid_of_the_others() {
+    let values: Vec<f32> = (0..40).map(|i| i as f32 / 39.0).collect();
+    let (grid, _) = dynamic_grid(&values);
+    let mut codes = Vec::new();
+    assert!(grid.quantize(&values, &mut codes));
+    for broken in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for at in [0, 15, 16, 39] {
+            let mut values = values.clone();
+            values[at] = broken;
+            values[(at + 1) % 40] = 1.0;
+            assert_eq!(dynamic_grid(&values).0, grid);
+            assert!(!grid.quantize(&values, &mut codes), "{broken} at {at}");
+            assert_eq!(codes[(at + 1) % 40], 255);
+        }
+    }
+    let extremes = [f32::MAX, f32::MIN, f32::MIN_POSITIVE, -1e-45, 0.0, -0.0];
+    assert!(grid.quantize(&extremes, &mut codes));
 }
 
 #[test]
@@ -257,4 +349,8 @@ fn gelu_is_x_times_the_distribution_function() {
     for (found, expected) in values.iter().zip(expected) {
         assert!((found - expected).abs() < 5e-7, "{found} {expected}");
     }
+    let mut ends = [f32::INFINITY, f32::MAX, f32::NAN];
+    gelu(&mut ends);
+    assert_eq!(ends[..2], [f32::INFINITY, f32::MAX]);
+    assert!(ends[2].is_nan());
 }

@@ -1,9 +1,10 @@
 //! The batch axis: open where the forward pass does not compute with its size.
 
-use burn::nn::LinearConfig;
 use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig};
-use burn::tensor::Tensor;
-use burn_lean::deploy::{DeployError, Dimension, EngineConfig, Export, Form};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::module::adaptive_avg_pool1d;
+use burn::tensor::{Device, Tensor, s};
+use burn_lean::deploy::{Backend, DeployError, Dimension, EngineConfig, Export, Form};
 
 use crate::judge::{Nothing, close};
 use crate::support::{each_device, tensor, with_numbers};
@@ -64,6 +65,113 @@ fn where_the_size_is_computed_with_it_is_fixed_and_said() {
         close(engine.run(&other).unwrap(), forward(&Nothing {}, other));
         close(engine.run(&x).unwrap(), forward(&Nothing {}, x));
     });
+}
+
+/// Why the batch of a function is fixed, recorded with one of a size.
+fn fixed(
+    size: usize,
+    device: &Device,
+    forward: fn(&Nothing, Tensor<2>) -> Tensor<2>,
+) -> Option<String> {
+    let x = tensor::<2>(5, [size, 4], device);
+    let export = Export::record(&Nothing {}, &x, forward).unwrap();
+    export.to_onnx(Form::Float).unwrap().fixed_batch
+}
+
+#[test]
+fn a_size_that_is_the_same_for_the_next_batch_is_fixed() {
+    each_device(|target| {
+        let device = &target.device;
+        let halves = |_: &Nothing, x: Tensor<2>| {
+            let half = x.dims()[0] / 2;
+            x.clone().slice([0..half]) + x.slice([half..2 * half])
+        };
+        assert!(fixed(4, device, halves).unwrap().contains("slice"));
+        assert!(fixed(3, device, |_, x| x.slice([0..8])).is_some());
+        assert!(fixed(3, device, |_, x| x.median(0)).is_some());
+        // Windows of half of the batch.
+        let pooled = |_: &Nothing, x: Tensor<2>| {
+            let x = x.swap_dims(0, 1).unsqueeze::<3>();
+            adaptive_avg_pool1d(x, 2).reshape([4, 2])
+        };
+        assert!(fixed(4, device, pooled).is_some());
+    });
+}
+
+#[test]
+fn a_constant_with_the_size_in_it_is_fixed() {
+    each_device(|target| {
+        let device = &target.device;
+        let divided = |_: &Nothing, x: Tensor<2>| {
+            let count = Tensor::<1>::from_floats([x.dims()[0] as f32], &x.device());
+            x / count.reshape([1, 1])
+        };
+        assert!(fixed(3, device, divided).unwrap().contains("a constant"));
+        let halved = |_: &Nothing, x: Tensor<2>| {
+            let two = Tensor::<1>::from_floats([2.0], &x.device());
+            x / two.reshape([1, 1])
+        };
+        assert_eq!(fixed(3, device, halved), None);
+    });
+}
+
+#[test]
+fn operations_that_read_other_tensors_are_fixed() {
+    each_device(|target| {
+        let differences = |_: &Nothing, x: Tensor<2>| {
+            let (a, b) = (x.clone().exp(), x.clone().sin());
+            match x.dims()[0] % 2 {
+                0 => a - b,
+                _ => b - a,
+            }
+        };
+        assert!(fixed(3, &target.device, differences).is_some());
+        // Results in another order.
+        let swapped = |_: &Nothing, x: Tensor<2>| {
+            let (a, b) = (x.clone().exp(), x.clone().sin());
+            match x.dims()[0] % 2 {
+                0 => (a, b),
+                _ => (b, a),
+            }
+        };
+        let x = tensor::<2>(6, [3, 4], &target.device);
+        let export = Export::record(&Nothing {}, &x, swapped).unwrap();
+        assert!(export.to_onnx(Form::Float).unwrap().fixed_batch.is_some());
+    });
+}
+
+#[test]
+fn what_is_sorted_or_assigned_along_the_batch_is_all_of_it() {
+    each_device(|target| {
+        let forward = |_: &Nothing, x: Tensor<2>| {
+            let (sorted, order) = x.clone().sort_with_indices(0);
+            let second = x.clone().slice([1..2]);
+            let assigned = x.slice_assign(s![0..1, ..], second);
+            sorted + order.float() * 2.0 + assigned
+        };
+        let x = tensor::<2>(7, [3, 4], &target.device);
+        for backend in [Backend::Own, Backend::Rten] {
+            let export = Export::record(&Nothing {}, &x, forward).unwrap();
+            assert_eq!(export.to_onnx(Form::Float).unwrap().fixed_batch, None);
+            let config = EngineConfig::new().with_backend(Some(backend));
+            let engine = config.compile(export).unwrap();
+            for batch in [2, 3, 7] {
+                let x = tensor::<2>(8, [batch, 4], &target.device);
+                close(engine.run(&x).unwrap(), forward(&Nothing {}, x));
+            }
+        }
+    });
+}
+
+#[test]
+fn an_empty_batch_is_fixed() {
+    let device = Device::flex();
+    let linear: Linear = LinearConfig::new(4, 2).init(&device);
+    let x = Tensor::<2>::zeros([0, 4], &device);
+    let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
+    let exported = export.to_onnx(Form::Float).unwrap();
+    assert!(exported.fixed_batch.unwrap().contains("empty"));
+    assert_eq!(exported.model.inputs()[0].shape[0], Dimension::Fixed(0));
 }
 
 #[test]

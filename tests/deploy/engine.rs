@@ -1,22 +1,23 @@
 //! What runs a model: forced or measured, in which storage, and what the report says of it.
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig};
+use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig1d, PaddingConfig2d,
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig, PaddingConfig1d, PaddingConfig2d,
 };
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::deploy::{
     ActivationQuantization, Arithmetic, Backend, EngineConfig, EngineReport, Execution, Export,
-    FloatStorage, Quantization, integer_kernels,
+    FloatStorage, Form, Quantization, integer_kernels,
 };
 use burn_lean::quant::{
     Granularity, Grid, IntegerLinear, NumberFormat, QuantParams, QuantizedTensor, Scheme,
 };
 
-use crate::judge::close;
+use crate::judge::{close, operators};
 use crate::support::{each_device, tensor, values, with_numbers};
 
 const GRID: Grid = Grid {
@@ -173,7 +174,11 @@ fn an_integer_layer_with_a_bias_is_the_integer_reference_to_the_bit() {
                 "{bits} bits, {rows} rows"
             );
             let bytes = 64 * 48 * usize::from(bits) / 8;
-            assert_eq!(report.resident_bytes, bytes + 4 * 37);
+            // A scale and the code of a bias for each output, filled up to 16 of them; rten, which may be
+            // faster where its products are exact, packs otherwise.
+            if report.backend == Backend::Own {
+                assert_eq!(report.resident_bytes, bytes + 2 * 4 * 48);
+            }
         }
     }
 }
@@ -246,6 +251,283 @@ fn weights_of_eight_bits_alone_are_multiplied_by_floats() {
         let one = x.slice([3..4]);
         close(engine.run(&one).unwrap(), plain.forward(one));
     });
+}
+
+#[test]
+fn a_weight_alone_with_a_scale_for_each_input_is_multiplied_by_floats() {
+    let device = Device::flex();
+    // More outputs than inputs: a scale of the outputs is missing.
+    let linear: Linear = with_numbers(LinearConfig::new(6, 9).init(&device), 3);
+    let granularity = Granularity::PerChannel { axis: 0 };
+    let scheme = Scheme::symmetric(NumberFormat::int8()).with_granularity(granularity);
+    // Inputs of sizes that are far from each other.
+    let sizes = Tensor::<1>::from_floats([0.01, 0.1, 1.0, 2.0, 4.0, 8.0], &device);
+    let weight = linear.weight.val() * sizes.unsqueeze_dim::<2>(1);
+    let qparams = QuantParams::of(&weight, &scheme).unwrap();
+    let weight = QuantizedTensor::quantize(&weight, &qparams, &scheme).unwrap();
+    let mut plain = linear.clone();
+    plain.weight = Param::from_tensor(weight.dequantize(&device).unwrap());
+    let x = tensor::<2>(4, [9, 6], &device);
+    let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
+    let quantization = Quantization::none().with_weight("weight", weight);
+    let config = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let config = config.with_backend(Some(Backend::Own));
+    let engine = config.compile(export.with_quantization(quantization));
+    let engine = engine.unwrap();
+    let layer = &engine.report().layers[0];
+    assert_eq!(layer.execution, Execution::WeightsInteger);
+    close(engine.run(&x).unwrap(), plain.forward(x));
+}
+
+#[test]
+fn a_model_that_stays_in_burn_holds_its_weights_once_until_another_batch_comes() {
+    let device = Device::flex();
+    for size in [4, 64, 256] {
+        let linear: Linear = with_numbers(LinearConfig::new(size, size).init(&device), 3);
+        let forward = |linear: &Linear, x: Tensor<2>| linear.forward(x);
+        let x = tensor::<2>(4, [8, size], &device);
+        let export = Export::record(&linear, &x, forward).unwrap();
+        let engine = EngineConfig::new().compile(export).unwrap();
+        let bytes = 4 * (size * size + size);
+        let stays = engine.report().backend == Backend::Burn;
+        if stays {
+            assert_eq!(engine.report().resident_bytes, bytes);
+        }
+        for rows in [8, 9, 1, 9, 8] {
+            let x = tensor::<2>(5, [rows, size], &device);
+            close(engine.run(&x).unwrap(), forward(&linear, x));
+        }
+        if stays {
+            assert!(engine.report().resident_bytes >= 2 * bytes);
+        }
+    }
+}
+
+#[test]
+fn codes_that_are_given_are_those_of_every_backend() {
+    each_device(|target| {
+        let device = &target.device;
+        let linear: Linear = with_numbers(LinearConfig::new(16, 6).init(device), 3);
+        // So few that the values are far from those of the model.
+        let weight = codes(&linear.weight.val(), NumberFormat::int(2).narrow());
+        let mut rounded = linear.clone();
+        rounded.weight = Param::from_tensor(weight.dequantize(device).unwrap());
+        let x = tensor::<2>(4, [3, 16], device);
+        for backend in [Backend::Own, Backend::Rten, Backend::Burn] {
+            let forward = |linear: &Linear, x: Tensor<2>| linear.forward(x);
+            let export = Export::record(&linear, &x, forward).unwrap();
+            let quantization = Quantization::none().with_weight("weight", weight.clone());
+            let config = EngineConfig::new().with_backend(Some(backend));
+            let config = config.with_arithmetic(Arithmetic::Float);
+            let engine = config.compile(export.with_quantization(quantization));
+            close(engine.unwrap().run(&x).unwrap(), rounded.forward(x.clone()));
+        }
+    });
+}
+
+#[test]
+fn a_convolution_along_three_axes_is_floats_and_the_report_says_why() {
+    let device = Device::flex();
+    let conv: Conv3d = with_numbers(Conv3dConfig::new([2, 3], [2, 2, 2]).init(&device), 3);
+    let scheme = Scheme::symmetric(NumberFormat::int8().narrow());
+    let qparams = QuantParams::of(&conv.weight.val(), &scheme).unwrap();
+    let weight = QuantizedTensor::quantize(&conv.weight.val(), &qparams, &scheme).unwrap();
+    let x = tensor::<5>(4, [1, 2, 3, 4, 3], &device);
+    let forward = |conv: &Conv3d, x: Tensor<5>| conv.forward(x);
+    let export = Export::record(&conv, &x, forward).unwrap();
+    let quantization = Quantization::none()
+        .with_weight("weight", weight)
+        .with_input("weight", ActivationQuantization::Static(GRID));
+    let engine = EngineConfig::new().compile(export.with_quantization(quantization));
+    let layer = engine.unwrap().report().layers.remove(0);
+    assert_eq!(layer.execution, Execution::DequantizedOnce);
+    assert!(layer.reason.unwrap().contains("one or two axes"));
+}
+
+#[test]
+fn a_quantized_embedding_is_floats_where_it_is_run_and_the_reports_say_so() {
+    let device = Device::flex();
+    let mut embedding: Embedding = with_numbers(EmbeddingConfig::new(16, 8).init(&device), 3);
+    let weight = codes(&embedding.weight.val(), NumberFormat::int8());
+    let tokens = Tensor::<2, Int>::from_ints([[3, 15, 0], [7, 7, 1]], &device);
+    let forward = |embedding: &Embedding, tokens: Tensor<2, Int>| embedding.forward(tokens);
+    let export = Export::record(&embedding, &tokens, forward).unwrap();
+    let quantization = Quantization::none().with_weight("weight", weight.clone());
+    let export = export.with_quantization(quantization);
+    for (form, execution, bytes) in [
+        (Form::Qdq, Execution::Qdq, 16 * 8),
+        (Form::Float, Execution::DequantizedOnce, 4 * 16 * 8),
+    ] {
+        let layers = export.to_onnx(form).unwrap().layers;
+        assert_eq!(layers.len(), 1);
+        let layer = &layers[0];
+        assert_eq!(
+            (layer.path.as_str(), layer.execution, layer.weight_bytes),
+            ("weight", execution, bytes)
+        );
+    }
+    let engine = EngineConfig::new().compile(export).unwrap();
+    let layer = engine.report().layers.remove(0);
+    assert_eq!(layer.execution, Execution::DequantizedOnce);
+    assert!(layer.reason.unwrap().contains("rows are taken"));
+    embedding.weight = Param::from_tensor(weight.dequantize(&device).unwrap());
+    close(engine.run(&tokens).unwrap(), forward(&embedding, tokens));
+}
+
+/// Of a table, a row and a column each scale: what is dequantized are rows, or the table.
+#[test]
+fn a_file_has_the_codes_of_a_quantized_embedding() {
+    let device = Device::flex();
+    let embedding: Embedding = with_numbers(EmbeddingConfig::new(16, 8).init(&device), 3);
+    let tokens = Tensor::<2, Int>::from_ints([[3, 15, 0], [7, 7, 1]], &device);
+    let rows = ["Gather", "DequantizeLinear"];
+    let table = ["DequantizeLinear", "Gather"];
+    for (granularity, bits, expected) in [
+        (Granularity::PerTensor, 8, rows.to_vec()),
+        (
+            Granularity::PerChannel { axis: 0 },
+            8,
+            ["Gather", rows[0], rows[1]].to_vec(),
+        ),
+        (Granularity::PerChannel { axis: 1 }, 8, table.to_vec()),
+        (Granularity::PerTensor, 4, table.to_vec()),
+    ] {
+        let scheme = Scheme::symmetric(NumberFormat::int(bits)).with_granularity(granularity);
+        let qparams = QuantParams::of(&embedding.weight.val(), &scheme).unwrap();
+        let weight = QuantizedTensor::quantize(&embedding.weight.val(), &qparams, &scheme).unwrap();
+        let forward = |embedding: &Embedding, tokens: Tensor<2, Int>| embedding.forward(tokens);
+        let export = Export::record(&embedding, &tokens, forward).unwrap();
+        let quantization = Quantization::none().with_weight("weight", weight.clone());
+        let exported = export
+            .with_quantization(quantization)
+            .to_onnx(Form::Qdq)
+            .unwrap();
+        let mut found = operators(&exported);
+        found.retain(|operator| table.contains(operator));
+        assert_eq!(found, expected);
+        // The table is there once, as codes, with its scales.
+        let initializers = exported.model.initializers();
+        let tables = initializers.iter().filter(|one| one.shape() == [16, 8]);
+        let tables: Vec<_> = tables.map(|one| one.bytes().to_vec()).collect();
+        let bytes: Vec<u8> = match bits {
+            8 => weight.codes().iter().map(|code| *code as u8).collect(),
+            _ => {
+                let pairs = weight.codes().chunks(2);
+                let byte = |pair: &[i32]| (pair[0] & 15) as u8 | ((pair[1] & 15) << 4) as u8;
+                pairs.map(byte).collect()
+            }
+        };
+        assert_eq!(tables, [bytes]);
+        let scales: Vec<u8> = weight
+            .scale()
+            .iter()
+            .flat_map(|s| s.to_le_bytes())
+            .collect();
+        assert!(initializers.iter().any(|one| one.bytes() == scales));
+        assert_eq!(exported.layers[0].weight_bytes, 16 * 8 * bits as usize / 8);
+    }
+}
+
+/// ONNX's blocks are along the rows: it would have a scale for each code.
+#[test]
+fn a_file_has_floats_of_an_embedding_with_blocks_in_its_rows() {
+    let device = Device::flex();
+    let embedding: Embedding = with_numbers(EmbeddingConfig::new(16, 8).init(&device), 3);
+    let tokens = Tensor::<2, Int>::from_ints([[3, 15, 0], [7, 7, 1]], &device);
+    let blocks = Granularity::PerBlock {
+        extents: vec![1, 4],
+    };
+    let scheme = Scheme::symmetric(NumberFormat::int8()).with_granularity(blocks);
+    let qparams = QuantParams::of(&embedding.weight.val(), &scheme).unwrap();
+    let weight = QuantizedTensor::quantize(&embedding.weight.val(), &qparams, &scheme).unwrap();
+    let forward = |embedding: &Embedding, tokens: Tensor<2, Int>| embedding.forward(tokens);
+    let export = Export::record(&embedding, &tokens, forward).unwrap();
+    let export = export.with_quantization(Quantization::none().with_weight("weight", weight));
+    let layer = export.to_onnx(Form::Qdq).unwrap().layers.remove(0);
+    assert_eq!(
+        (layer.execution, layer.weight_bytes),
+        (Execution::DequantizedOnce, 4 * 16 * 8)
+    );
+    assert!(layer.reason.unwrap().contains("rows are taken"));
+}
+
+/// A learned position for each of 30 rows, before a norm.
+#[derive(Module, Debug)]
+struct Positions {
+    positions: Param<Tensor<3>>,
+    norm: LayerNorm,
+}
+
+#[test]
+fn constants_between_products_are_counted() {
+    let device = Device::flex();
+    let model = Positions {
+        positions: Param::from_tensor(tensor(1, [1, 30, 20], &device)),
+        norm: LayerNormConfig::new(20).init(&device),
+    };
+    let forward = |model: &Positions, x: Tensor<3>| model.norm.forward(x + model.positions.val());
+    let x = tensor::<3>(2, [2, 30, 20], &device);
+    let export = Export::record(&model, &x, forward).unwrap();
+    let config = EngineConfig::new().with_backend(Some(Backend::Own));
+    let engine = config.compile(export).unwrap();
+    close(engine.run(&x).unwrap(), forward(&model, x));
+    assert_eq!(engine.report().resident_bytes, 4 * (30 * 20 + 2 * 20));
+}
+
+/// A kernel and a matrix that read the same images.
+#[derive(Module, Debug)]
+struct Twice {
+    conv: Conv2d,
+    matrix: Param<Tensor<4>>,
+}
+
+#[test]
+fn codes_are_read_by_windows_and_by_rows() {
+    let device = Device::flex();
+    let config = Conv2dConfig::new([3, 3], [3, 3]).with_bias(false);
+    let config = config.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
+    let mut model = Twice {
+        conv: with_numbers(config.init(&device), 1),
+        matrix: Param::from_tensor(tensor(2, [1, 1, 8, 8], &device)),
+    };
+    let scheme = Scheme::symmetric(NumberFormat::int8().narrow());
+    let codes = |weight: &Tensor<4>| {
+        let qparams = QuantParams::of(weight, &scheme).unwrap();
+        QuantizedTensor::quantize(weight, &qparams, &scheme).unwrap()
+    };
+    let (kernel, matrix) = (codes(&model.conv.weight.val()), codes(&model.matrix.val()));
+    model.conv.weight = Param::from_tensor(kernel.dequantize(&device).unwrap());
+    model.matrix = Param::from_tensor(matrix.dequantize(&device).unwrap());
+    let forward =
+        |model: &Twice, x: Tensor<4>| model.conv.forward(x.clone()) + x.matmul(model.matrix.val());
+    let x = tensor::<4>(3, [2, 3, 8, 8], &device);
+    let own = EngineConfig::new().with_backend(Some(Backend::Own));
+    let own = own.with_arithmetic(Arithmetic::Integer);
+    for how in [
+        ActivationQuantization::Dynamic,
+        ActivationQuantization::Static(GRID),
+    ] {
+        let quantization = Quantization::none()
+            .with_weight("conv.weight", kernel.clone())
+            .with_weight("matrix", matrix.clone())
+            .with_input("conv.weight", how)
+            .with_input("matrix", how);
+        let export = Export::record(&model, &x, forward).unwrap();
+        let engine = own.compile(export.with_quantization(quantization));
+        let engine = engine.unwrap();
+        let report = engine.report();
+        assert!(
+            report
+                .layers
+                .iter()
+                .all(|layer| layer.execution == Execution::Integer),
+            "{report}"
+        );
+        let found = engine.run(&x).unwrap();
+        let off = (found - forward(&model, x.clone())).abs().max();
+        // Half a step of 1/127 in each of 27 and 8 terms of weights up to 1.
+        assert!(off.into_scalar::<f32>() < 35.0 / 254.0);
+    }
 }
 
 #[test]

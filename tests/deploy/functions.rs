@@ -4,7 +4,8 @@ use burn::tensor::activation::{
     gelu, hard_sigmoid, leaky_relu, log_sigmoid, log_softmax, mish, quiet_softmax, relu, sigmoid,
     silu, softmax, softmin, softplus, tanh,
 };
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn_lean::deploy::{Export, Form};
 
 use crate::judge::{Nothing, same};
 use crate::support::{each_device, tensor};
@@ -18,6 +19,22 @@ fn arithmetic_of_two_tensors_and_of_numbers() {
             let sum = x.clone() + y.clone() * 2.0 - x.clone() / y.clone() + 0.5;
             let other = (sum.clone() - 1.0) / 3.0 + x.clone().neg() * y.clone().recip();
             sum * other + (x * 5.0).remainder(y.clone()) + y.remainder_scalar(0.75)
+        });
+    });
+}
+
+#[test]
+fn stacks_of_matrices_stand_for_several() {
+    each_device(|target| {
+        // Three queries of each of two heads share the keys of their head, and a mix of all pairs.
+        let x = tensor::<5>(5, [2, 2, 3, 4, 5], &target.device);
+        let keys = tensor::<5>(6, [2, 2, 1, 5, 4], &target.device);
+        same(&Nothing {}, (x.clone(), keys), |_, (x, keys)| {
+            x.matmul(keys)
+        });
+        let others = tensor::<5>(7, [2, 1, 3, 5, 2], &target.device);
+        same(&Nothing {}, (x, others), |_, (x, others)| {
+            x.clone().slice([0..2, 0..2, 0..1]).matmul(others)
         });
     });
 }
@@ -122,4 +139,32 @@ fn integers_and_casts() {
             (r + even).float().cast(FloatDType::F32) + x
         });
     });
+}
+
+#[test]
+fn unsigned_numbers_are_written_whole() {
+    let device = Device::flex();
+    let bytes = |data: TensorData, number: u64| {
+        let dtype = data.dtype();
+        let x = Tensor::<1, Int>::from_data(data, (&device, dtype));
+        let forward = |_: &Nothing, x: Tensor<1, Int>| x + number;
+        let export = Export::record(&Nothing {}, &x, forward).unwrap();
+        let onnx = export.to_onnx(Form::Float).unwrap().model;
+        onnx.initializers()[0].bytes().to_vec()
+    };
+    let large = u64::MAX - 1;
+    assert_eq!(bytes(TensorData::from([1_u8, 2]), 200), [200]);
+    assert_eq!(
+        bytes(TensorData::from([1_u16, 2]), 40_000),
+        40_000_u16.to_le_bytes()
+    );
+    assert_eq!(
+        bytes(TensorData::from([1_u32, 2]), 3 << 30),
+        (3_u32 << 30).to_le_bytes()
+    );
+    assert_eq!(
+        bytes(TensorData::from([1_u64, 2]), large),
+        large.to_le_bytes()
+    );
+    assert_eq!(bytes(TensorData::from([1_i8, 2]), 100), [100]);
 }

@@ -1,6 +1,6 @@
 //! Burn's layers.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::attention::{
     MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, generate_autoregressive_mask,
 };
@@ -102,6 +102,60 @@ fn a_conv_net_with_its_batch_norms_folded() {
         let found = operators(&exported);
         assert_eq!(found.iter().filter(|one| **one == "Conv").count(), 3);
         assert!(!found.contains(&"BatchNormalization"));
+    });
+}
+
+#[derive(Module, Debug)]
+struct Normalized {
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+#[derive(Module, Debug)]
+struct Columns {
+    linear: Linear,
+    shift: Param<Tensor<3>>,
+}
+
+#[derive(Module, Debug)]
+struct Pixels {
+    conv: Conv2d,
+    shift: Param<Tensor<4>>,
+}
+
+#[test]
+fn what_follows_a_product_acts_along_its_own_axis() {
+    each_device(|target| {
+        let device = &target.device;
+        // As many channels as columns, as many rows as columns, as many channels as pixels of a side.
+        let model = Normalized {
+            linear: LinearConfig::new(20, 16).init(device),
+            norm: BatchNormConfig::new(16).init(device),
+        };
+        let x = tensor::<3>(11, [3, 16, 20], device);
+        same(&with_numbers(model, 16), x, |model, x| {
+            model.norm.forward(model.linear.forward(x))
+        });
+        for shape in [[1_usize, 1, 8], [1, 8, 1]] {
+            let model = Columns {
+                linear: LinearConfig::new(4, 8).init(device),
+                shift: Param::from_tensor(Tensor::zeros(shape, device)),
+            };
+            let x = tensor::<3>(12, [3, 8, 4], device);
+            same(&with_numbers(model, 17), x, |model, x| {
+                model.linear.forward(x) + model.shift.val()
+            });
+        }
+        for shape in [[1_usize, 8, 1, 1], [1, 1, 8, 1], [1, 1, 1, 8]] {
+            let model = Pixels {
+                conv: Conv2dConfig::new([2, 8], [3, 3]).init(device),
+                shift: Param::from_tensor(Tensor::zeros(shape, device)),
+            };
+            let x = tensor::<4>(13, [3, 2, 10, 10], device);
+            same(&with_numbers(model, 18), x, |model, x| {
+                model.conv.forward(x) + model.shift.val()
+            });
+        }
     });
 }
 

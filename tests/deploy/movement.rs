@@ -1,7 +1,8 @@
 //! How elements are moved and chosen.
 
 use burn::tensor::ops::PadMode;
-use burn::tensor::{IndexingUpdateOp, Int, Tensor, s};
+use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, s};
+use burn_lean::deploy::{Export, Form};
 
 use crate::judge::{Nothing, same};
 use crate::support::{each_device, tensor};
@@ -39,6 +40,26 @@ fn shapes_axes_and_slices() {
             wide + x.clone().slice(s![.., 0..1, ..]).expand([2, 3, 4])
         });
     });
+}
+
+/// A 0 without the attribute is the size of the axis of the input: here 4.
+#[test]
+fn an_axis_of_no_size_is_not_the_one_that_was_there() {
+    let device = Device::flex();
+    for (shape, expected) in [([4, 0], true), ([4, 3], false)] {
+        let x = Tensor::<2>::zeros(shape, &device);
+        let forward = |_: &Nothing, x: Tensor<2>| x.flatten::<1>(0, 1);
+        let export = Export::record(&Nothing {}, &x, forward).unwrap();
+        let model = export.to_onnx(Form::Float).unwrap().model;
+        let reshape = model
+            .nodes()
+            .iter()
+            .find(|node| node.operator() == "Reshape");
+        assert!(reshape.is_some());
+        let bytes = model.to_bytes().unwrap();
+        let found = bytes.windows(9).any(|text| text == b"allowzero");
+        assert_eq!(found, expected, "{shape:?}");
+    }
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use burn::module::{Module, ModuleMapper, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::deploy::{Backend, EngineConfig, EngineReport, Execution, Export, SparseOutcome};
 use burn_lean::prune::Masks;
 
@@ -136,6 +136,56 @@ fn a_matrix_without_its_zeros_keeps_the_others_and_their_places() {
         };
         assert_eq!(report.resident_bytes, weight + 4 * 128, "{report}");
     }
+}
+
+#[test]
+fn what_is_no_number_stays_none_without_zeros() {
+    let device = Device::flex();
+    let mut linear: Linear = LinearConfig::new(512, 512).init(&device);
+    // So few that leaving the others out is faster.
+    let numbers = (0..512 * 512).map(|at| f32::from(u8::from(at % 97 == 0)));
+    let numbers = TensorData::new(numbers.collect::<Vec<f32>>(), [512, 512]);
+    linear.weight = Param::from_data(numbers, &device);
+    let mut given = vec![0.5_f32; 3 * 512];
+    given[512 + 7] = f32::NAN;
+    let given = Tensor::<2>::from_data(TensorData::new(given, [3, 512]), &device);
+    let forward = |linear: &Linear, x: Tensor<2>| linear.forward(x);
+    let x = tensor::<2>(4, [3, 512], &device);
+    let export = Export::record(&linear, &x, forward).unwrap();
+    let own = EngineConfig::new().with_backend(Some(Backend::Own));
+    let engine = own.compile(export).unwrap();
+    let found = engine.run(&given).unwrap();
+    close(found, forward(&linear, given));
+}
+
+#[derive(Module, Debug)]
+struct Tied {
+    embedding: Embedding,
+}
+
+#[test]
+fn a_weight_that_is_read_in_two_ways_is_reported_by_its_path() {
+    let device = Device::flex();
+    let model = Tied {
+        embedding: EmbeddingConfig::new(256, 64).init(&device),
+    };
+    let model = with_numbers(model, 5).map(&mut KeepOfFour(1));
+    let forward = |model: &Tied, tokens: Tensor<2, Int>| {
+        let x = model.embedding.forward(tokens);
+        x.matmul(model.embedding.weight.val().transpose().unsqueeze())
+    };
+    let tokens = Tensor::<2, Int>::from_ints([[3, 255, 0], [7, 7, 128]], &device);
+    let export = Export::record(&model, &tokens, forward).unwrap();
+    let own = EngineConfig::new().with_backend(Some(Backend::Own));
+    let engine = own.compile(export).unwrap();
+    close(engine.run(&tokens).unwrap(), forward(&model, tokens));
+    let report = engine.report();
+    assert_eq!(report.sparse.len(), 1, "{report}");
+    assert_eq!(report.sparse[0].path, "embedding.weight");
+    let left_out = report.sparse[0].is_left_out();
+    let layer = &report.layers[0];
+    assert_eq!(layer.path, "embedding.weight");
+    assert_eq!(left_out, layer.execution == Execution::Sparse, "{report}");
 }
 
 #[test]

@@ -2,13 +2,13 @@
 //! fake-quantized model.
 
 use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::deploy::{
-    ActivationQuantization, Arithmetic, ElementType, EngineConfig, Execution, Export, Form,
-    Quantization,
+    ActivationQuantization, Arithmetic, Backend, DeployError, ElementType, EngineConfig, Execution,
+    Export, Form, Quantization,
 };
 use burn_lean::quant::{
     ConvGeometry, ConvertConfig, ForwardQ, Grid, IntegerConv2d, IntegerLinear, NumberFormat,
@@ -74,6 +74,7 @@ fn calibrated(mode: PtqMode, weight: WeightConfig, device: &Device) -> Net {
 
 /// The largest difference of two logits, relative to the largest one.
 fn distance(a: Tensor<2>, b: Tensor<2>) -> f32 {
+    assert_eq!(a.dims(), b.dims());
     let largest = values(b.clone())
         .iter()
         .fold(0.0f32, |most, x| most.max(x.abs()));
@@ -317,6 +318,135 @@ fn sums_of_a_convolution_are_the_integer_reference_to_the_bit() {
 }
 
 #[test]
+fn a_transposed_convolution_has_codes_in_the_file_and_a_line_in_the_report() {
+    let device = Device::flex();
+    let config = ConvTranspose2dConfig::new([3, 4], [2, 2]).with_stride([2, 2]);
+    let mut up: ConvTranspose2d = with_numbers(config.init(&device), 4);
+    let weight = codes(&up.weight.val(), 1);
+    let x = tensor::<4>(11, [2, 3, 4, 4], &device);
+    let quantization = Quantization::none()
+        .with_weight("weight", weight.clone())
+        .with_input("weight", ActivationQuantization::Static(GRID));
+    let export = Export::record(&up, &x, |up: &ConvTranspose2d, x| up.forward(x))
+        .unwrap()
+        .with_quantization(quantization);
+
+    let written = export.to_onnx(Form::Qdq).unwrap();
+    let expected = [
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DequantizeLinear",
+        "DequantizeLinear",
+        "ConvTranspose",
+    ];
+    assert_eq!(operators(&written), expected);
+    let constant = |name: &str| {
+        let mut all = written.model.initializers().iter();
+        let found = all.find(|one| one.name() == name).unwrap();
+        (found.element(), found.shape().to_vec())
+    };
+    assert_eq!(
+        constant("weight.codes"),
+        (ElementType::I8, vec![3, 4, 2, 2])
+    );
+    assert_eq!(constant("weight.scale"), (ElementType::F32, vec![4]));
+    let layer = &written.layers[0];
+    assert_eq!(
+        (layer.path.as_str(), layer.execution, layer.weight_bytes),
+        ("weight", Execution::Qdq, 48)
+    );
+
+    // The file gives the numbers of the grids.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("up.onnx");
+    written.model.save(&path).unwrap();
+    let file = EngineConfig::new().open(&path).unwrap();
+    let found = file.run(vec![x.clone().into_data()]).unwrap().remove(0);
+    let found: Vec<f32> = found.iter().collect();
+    up.weight = up.weight.map(|_| weight.dequantize::<4>(&device).unwrap());
+    let rounded = values(x.clone()).into_iter();
+    let rounded = rounded.map(|x| GRID.dequantize(GRID.quantize(x).unwrap()));
+    let rounded = TensorData::new(rounded.collect::<Vec<f32>>(), x.dims());
+    let expected = values(up.forward(Tensor::from_data(rounded, &device)));
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+    }
+
+    let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let report = integer.compile(export).unwrap().report();
+    let layer = &report.layers[0];
+    assert_eq!(layer.execution, Execution::DequantizedOnce);
+    assert!(
+        layer.reason.as_ref().unwrap().contains("transposed"),
+        "{layer:?}"
+    );
+}
+
+/// Which of so many parts of a result are NaN as a whole; no other may have one.
+fn lost(found: Vec<f32>, parts: usize) -> Vec<bool> {
+    let part = |part: &[f32]| {
+        let lost = part[0].is_nan();
+        assert!(part.iter().all(|x| x.is_nan() == lost), "{part:?}");
+        lost
+    };
+    found.chunks(found.len() / parts).map(part).collect()
+}
+
+#[test]
+fn what_has_no_code_is_nan_in_its_row_or_image_alone() {
+    let device = Device::flex();
+    let linear: Linear = with_numbers(LinearConfig::new(16, 6).init(&device), 3);
+    let conv: Conv2d = with_numbers(Conv2dConfig::new([2, 4], [3, 3]).init(&device), 4);
+    let config = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let own = config.clone().with_backend(Some(Backend::Own));
+    for how in [
+        ActivationQuantization::Static(GRID),
+        ActivationQuantization::Dynamic,
+    ] {
+        let quantization = |weight| {
+            let codes = Quantization::none().with_weight("weight", weight);
+            codes.with_input("weight", how)
+        };
+        let rows = tensor::<2>(12, [3, 16], &device);
+        let of_rows = || {
+            let export = Export::record(&linear, &rows, |linear: &Linear, x| linear.forward(x));
+            let quantization = quantization(codes(&linear.weight.val(), 1));
+            export.unwrap().with_quantization(quantization)
+        };
+        let images = tensor::<4>(13, [2, 2, 5, 5], &device);
+        let of_images = Export::record(&conv, &images, |conv: &Conv2d, x| conv.forward(x));
+        let of_images = of_images.unwrap();
+        let of_images = of_images.with_quantization(quantization(codes(&conv.weight.val(), 0)));
+        let of_rows_own = own.compile(of_rows()).unwrap();
+        let of_images = own.compile(of_images).unwrap();
+        let broken = |mut numbers: Vec<f32>, number| {
+            // In the second row, and in the second image.
+            let at = numbers.len() * 5 / 8;
+            numbers[at] = number;
+            numbers
+        };
+        for number in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            // Infinities are the ends of a grid that is known.
+            let is_lost = number.is_nan() || how == ActivationQuantization::Dynamic;
+            let x = TensorData::new(broken(values(rows.clone()), number), [3, 16]);
+            let x = Tensor::<2>::from_data(x, &device);
+            let found = lost(values(of_rows_own.run(&x).unwrap()), 3);
+            assert_eq!(found, [false, is_lost, false], "{number} {how:?}");
+            let x = TensorData::new(broken(values(images.clone()), number), [2, 2, 5, 5]);
+            let x = Tensor::<4>::from_data(x, &device);
+            let found = lost(values(of_images.run(&x).unwrap()), 2);
+            assert_eq!(found, [false, is_lost], "{number} {how:?}");
+        }
+        let rten = config.clone().with_backend(Some(Backend::Rten));
+        let rten = rten.compile(of_rows()).unwrap();
+        let x = TensorData::new(broken(values(rows), f32::NAN), [3, 16]);
+        let refused = rten.run(&Tensor::<2>::from_data(x, &device)).unwrap_err();
+        assert!(matches!(refused, DeployError::Run { .. }), "{refused}");
+    }
+}
+
+#[test]
 fn floats_stay_where_integers_do_not_fit_and_the_report_says_why() {
     let device = Device::flex();
     let linear: Linear = LinearConfig::new(8, 4).init(&device);
@@ -352,6 +482,20 @@ fn floats_stay_where_integers_do_not_fit_and_the_report_says_why() {
     );
     let layer = compile(Quantization::none());
     assert_eq!((layer.execution, layer.reason), (Execution::Float, None));
+    // 50,000 · 255 · 127 fits 32 bits, but not beside a bias of any size.
+    let linear: Linear = LinearConfig::new(50_000, 1).init(&device);
+    let ones = Tensor::<2>::ones([50_000, 1], &device);
+    let x = tensor::<2>(10, [1, 50_000], &device);
+    let quantization = Quantization::none()
+        .with_weight("weight", codes(&ones, 1))
+        .with_input("weight", static_input);
+    let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
+    let config = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let config = config.with_backend(Some(Backend::Own));
+    let engine = config.compile(export.with_quantization(quantization));
+    let layer = engine.unwrap().report().layers.remove(0);
+    assert_eq!(layer.execution, Execution::DequantizedOnce);
+    assert!(layer.reason.unwrap().contains("32 bits"));
 }
 
 #[test]

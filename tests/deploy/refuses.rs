@@ -1,10 +1,13 @@
 //! What is refused, with what it says.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{FloatDType, Tensor, TensorData};
-use burn_lean::deploy::{DeployError, EngineConfig, Export, Form};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn_lean::deploy::{
+    Backend, DeployError, ElementType, EngineConfig, Export, Form, Quantization,
+};
+use burn_lean::quant::{Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme};
 
 use crate::judge::Nothing;
 use crate::support::{each_device, tensor};
@@ -57,7 +60,19 @@ fn the_engine_refuses_half_precision() {
         }
         let x = tensor::<2>(3, [3, 4], &target.device).cast(FloatDType::F16);
         let export = Export::record(&Nothing {}, &x, |_, x: Tensor<2>| x * 2.0).unwrap();
-        assert!(export.to_onnx(Form::Float).is_ok());
+        // The file has it: 2 in half precision is 0x4000.
+        let onnx = export.to_onnx(Form::Float).unwrap().model;
+        let elements = [onnx.inputs()[0].element, onnx.outputs()[0].element];
+        assert_eq!(elements, [ElementType::F16; 2]);
+        let operators: Vec<&str> = onnx.nodes().iter().map(|node| node.operator()).collect();
+        assert_eq!(operators, ["Mul"]);
+        let [two] = onnx.initializers() else {
+            panic!("{:?}", onnx.initializers())
+        };
+        assert_eq!(
+            (two.element(), two.bytes()),
+            (ElementType::F16, &[0, 0x40][..])
+        );
         assert!(matches!(
             EngineConfig::new().compile(export).unwrap_err(),
             DeployError::Load { .. }
@@ -65,9 +80,109 @@ fn the_engine_refuses_half_precision() {
     });
 }
 
+/// Parameters in another dtype.
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|x| x.cast(self.0))
+    }
+}
+
+#[derive(Module, Debug)]
+struct Normalized {
+    conv: Conv2d,
+    norm: BatchNorm,
+}
+
+#[test]
+fn a_model_of_another_dtype_is_written_in_it_alone() {
+    let device = Device::flex();
+    for dtype in [FloatDType::F16, FloatDType::F64] {
+        let model = Normalized {
+            conv: Conv2dConfig::new([1, 2], [3, 3]).init(&device),
+            norm: BatchNormConfig::new(2).init(&device),
+        };
+        let model = model.map(&mut Cast(dtype));
+        let x = tensor::<4>(5, [2, 1, 6, 6], &device).cast(dtype);
+        let forward = |model: &Normalized, x: Tensor<4>| model.norm.forward(model.conv.forward(x));
+        let export = Export::record(&model, &x, forward).unwrap();
+        let onnx = export.to_onnx(Form::Float).unwrap().model;
+        let element = onnx.inputs()[0].element;
+        let mut constants = onnx.initializers().iter();
+        assert!(constants.all(|constant| constant.element() == element));
+        let last = onnx.nodes().last().unwrap();
+        assert_eq!(last.operator(), "BatchNormalization");
+    }
+}
+
+#[test]
+fn codes_in_a_model_of_another_dtype_are_refused() {
+    let device = Device::flex();
+    let linear: Linear = LinearConfig::new(8, 4).init(&device);
+    let scheme = Scheme::symmetric(NumberFormat::int8().narrow());
+    let scheme = scheme.with_granularity(Granularity::PerChannel { axis: 1 });
+    let weight = linear.weight.val();
+    let qparams = QuantParams::of(&weight, &scheme).unwrap();
+    let codes = QuantizedTensor::quantize(&weight, &qparams, &scheme).unwrap();
+    let half = linear.map(&mut Cast(FloatDType::F16));
+    let x = tensor::<2>(6, [3, 8], &device).cast(FloatDType::F16);
+    let export = Export::record(&half, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
+    let export = export.with_quantization(Quantization::none().with_weight("weight", codes));
+    for form in [Form::Float, Form::Qdq, Form::Integer] {
+        let refused = export.to_onnx(form).unwrap_err();
+        let DeployError::Dtype { what, dtype } = &refused else {
+            panic!("{refused}")
+        };
+        assert_eq!((what.as_str(), dtype.as_str()), ("quantized weight", "F16"));
+    }
+}
+
+#[test]
+fn integers_of_more_than_32_bits_are_left_to_burn() {
+    let device = Device::flex();
+    let numbers = TensorData::from([1_i64, 2, 3]);
+    let dtype = numbers.dtype();
+    let numbers = Tensor::<1, Int>::from_data(numbers, (&device, dtype));
+    let inputs = (numbers, tensor::<2>(7, [3, 4], &device));
+    let linear: Linear = LinearConfig::new(4, 2).init(&device);
+    let record = || {
+        let forward = |linear: &Linear, (numbers, x): (Tensor<1, Int>, Tensor<2>)| {
+            (numbers + 5_000_000_000_i64, linear.forward(x))
+        };
+        Export::record(&linear, &inputs, forward).unwrap()
+    };
+    for backend in [None, Some(Backend::Own), Some(Backend::Rten)] {
+        let config = EngineConfig::new().with_backend(backend);
+        let DeployError::Load { reason } = config.compile(record()).unwrap_err() else {
+            panic!("another error")
+        };
+        assert!(reason.contains("is 5000000000"), "{reason}");
+    }
+    let burn = EngineConfig::new().with_backend(Some(Backend::Burn));
+    let (found, _) = burn.compile(record()).unwrap().run(&inputs).unwrap();
+    let found: Vec<i64> = found.into_data().iter().collect();
+    assert_eq!(found, [5_000_000_001, 5_000_000_002, 5_000_000_003]);
+}
+
+#[test]
+fn sums_beyond_32_bits_do_not_panic() {
+    let device = Device::flex();
+    let x = Tensor::<1, Int>::from_ints([i32::MAX, 1], &device);
+    for backend in [Backend::Own, Backend::Rten] {
+        let forward = |_: &Nothing, x: Tensor<1, Int>| x.clone() * x;
+        let export = Export::record(&Nothing {}, &x, forward).unwrap();
+        let config = EngineConfig::new().with_backend(Some(backend));
+        let engine = config.compile(export).unwrap();
+        // Where numbers are checked, in a build for development, an error; elsewhere the low bits.
+        let made = engine.run(&x);
+        assert!(matches!(made, Ok(_) | Err(DeployError::Run { .. })));
+    }
+}
+
 #[test]
 fn files_are_written_whole_and_broken_ones_refused() {
-    let device = burn::tensor::Device::flex();
+    let device = Device::flex();
     let linear = LinearConfig::new(4, 2).init(&device);
     let x = tensor::<2>(4, [3, 4], &device);
     let export = Export::record(&linear, &x, |linear, x| linear.forward(x)).unwrap();

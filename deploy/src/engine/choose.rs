@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use burn::backend::DispatchTensor;
 use burn_lean_graph::{Recording, Tensors};
 use burn_lean_kernels::Storage;
-use rten::ThreadPool;
+use burn_lean_reparam::catch_quietly;
+use rten::{ThreadPool, Value};
 
 use super::example::Example;
+use super::integers::check_integers;
 use super::measure::{Samples, pick, sample};
 use super::own::{Keep, Runner};
 use super::program::Program;
@@ -38,6 +40,8 @@ pub(super) enum Way {
     Rten(Box<Program>),
     Own(Box<Runner>),
 }
+
+pub(super) type Kind = (Backend, &'static str);
 
 /// What was chosen.
 #[derive(Debug)]
@@ -70,6 +74,11 @@ impl Candidate {
         self.resident_bytes
     }
 
+    /// What tells it from all others.
+    pub(super) fn kind(&self) -> Kind {
+        (self.backend, self.note)
+    }
+
     /// Lets go of the operations and constants of the file.
     pub(super) fn forget_constants(&mut self) {
         self.exported.model.nodes = Vec::new();
@@ -93,6 +102,16 @@ impl Candidate {
         }
     }
 
+    /// The results of a way that is not Burn's; where it panics, an error.
+    pub(super) fn compute(&self, values: Vec<Value>) -> Result<Vec<Value>, DeployError> {
+        let made = catch_quietly(|| match &self.way {
+            Way::Rten(program) => program.run(values),
+            Way::Own(runner) => runner.run(values),
+            Way::Burn(_) => Ok(Vec::new()),
+        });
+        made.map_err(|reason| DeployError::Run { reason })?
+    }
+
     /// One run as [`Engine::run`](super::Engine::run) does it, with the result on the host: a device may
     /// compute later, and reading waits for it.
     fn run<O: Tensors>(
@@ -104,12 +123,7 @@ impl Candidate {
             let result = recording.evaluate(parameters, &example.tensors)?;
             return given(&result).map(drop);
         }
-        let values = example.read()?;
-        let made = match &self.way {
-            Way::Rten(program) => program.run(values)?,
-            Way::Own(runner) => runner.run(values)?,
-            Way::Burn(_) => Vec::new(),
-        };
+        let made = self.compute(example.read()?)?;
         match &example.device {
             Some(device) => {
                 let tensors = results(made, &self.exported.model.outputs, device)?;
@@ -125,6 +139,32 @@ fn is_integer(layer: &LayerReport) -> bool {
         layer.execution,
         Execution::Integer | Execution::WeightsInteger
     )
+}
+
+fn nothing() -> DeployError {
+    DeployError::Load {
+        reason: "nothing that the configuration allows runs the model".into(),
+    }
+}
+
+/// A way to run the model in which it was measured before, and that is not Burn's.
+pub(super) fn again<O: Tensors>(
+    export: &Export<O>,
+    config: &EngineConfig,
+    pool: &Arc<ThreadPool>,
+    kind: Kind,
+) -> Result<Candidate, DeployError> {
+    let all = candidates(export, config, pool)?.all.into_iter();
+    let mut open: Vec<Candidate> = all
+        .filter_map(Result::ok)
+        .filter(|one| !matches!(one.way, Way::Burn(_)))
+        .collect();
+    // Which zeros are left out is measured anew: there may be none.
+    let same = open.iter().position(|one| one.kind() == kind);
+    match open.is_empty() {
+        true => Err(nothing()),
+        false => Ok(open.swap_remove(same.unwrap_or(0))),
+    }
 }
 
 /// Everything that can run the model, as the configuration allows, and the fastest of it.
@@ -146,9 +186,6 @@ pub(super) fn choose<O: Tensors>(
             Err(error) => first_error = first_error.or(Some(error)),
         }
     }
-    let nothing = || DeployError::Load {
-        reason: "nothing that the configuration allows runs the model".into(),
-    };
     if running.len() <= 1 {
         let best = running.pop();
         return Ok(Chosen {
@@ -268,7 +305,10 @@ fn candidates<O: Tensors>(
 ) -> Result<Candidates, DeployError> {
     let allowed = |backend| config.backend.is_none_or(|one| one == backend);
     let weights = export.weights()?;
-    let own = Limits::default();
+    let own = Limits {
+        no_volumes: true,
+        ..Limits::default()
+    };
     let mut float = export.write(&weights, &|_| Form::Float, own)?;
     let mut integer = None;
     if config.arithmetic != Arithmetic::Float {
@@ -280,6 +320,9 @@ fn candidates<O: Tensors>(
         }
     }
     let floats = config.arithmetic != Arithmetic::Integer || integer.is_none();
+    if config.backend != Some(Backend::Burn) {
+        check_integers(&float.model)?;
+    }
     let mut all = Vec::new();
     let mut zeros = Vec::new();
     let example = Example::of(export, &float.model.inputs)?;
@@ -348,6 +391,7 @@ fn candidates<O: Tensors>(
         let limits = Limits {
             narrow_products: kernels.products_saturate,
             no_convolutions: !kernels.exact_convolutions,
+            no_volumes: true,
             narrow_blocks: true,
         };
         let forced = config.backend.is_some();
@@ -369,7 +413,7 @@ fn candidates<O: Tensors>(
     }
     // Burn's threads are those of the pool that calls.
     if floats && allowed(Backend::Burn) && (config.threads == 0 || config.backend.is_some()) {
-        let way = Way::Burn(export.parameters.clone());
+        let way = Way::Burn(export.rounded_parameters()?);
         all.push(Ok(Candidate::new(Backend::Burn, float, way, "")));
     }
     Ok(Candidates {

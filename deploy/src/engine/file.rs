@@ -18,7 +18,7 @@ pub struct OnnxFile {
 }
 
 impl EngineConfig {
-    /// Loads an ONNX file, as it is: [`arithmetic`](Self::arithmetic) does not matter.
+    /// Loads an ONNX file, as it is, for rten: of the config only [`threads`](Self::threads) matters.
     ///
     /// # Errors
     ///

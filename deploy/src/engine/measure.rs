@@ -94,8 +94,9 @@ pub(super) fn pick(
         .min_by(|a, b| time(a).total_cmp(&time(b)));
     if let Some(fastest) = best {
         let near = time(&fastest) * (1.0 + SAME);
-        let mut integers = faster.iter().filter(|index| is_integer(**index));
-        best = integers.find(|index| time(index) <= near).copied().or(best);
+        let integers = faster.iter().copied();
+        let integers = integers.filter(|index| is_integer(*index) && time(index) <= near);
+        best = integers.min_by(|a, b| time(a).total_cmp(&time(b))).or(best);
     }
     best.or(burn)
 }
@@ -139,6 +140,9 @@ mod tests {
         assert_eq!(pick(&all, Some(2), |index| index == 1), Some(1));
         let all = [of(&[1.0; 3]), of(&[1.03; 3]), of(&[2.0; 3])];
         assert_eq!(pick(&all, Some(2), |index| index == 1), Some(0));
+        // The fastest of them, not the first.
+        let all = [of(&[1.015; 3]), of(&[1.0; 3]), of(&[2.0; 3])];
+        assert_eq!(pick(&all, Some(2), |index| index < 2), Some(1));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod choose;
 mod example;
 mod file;
+mod integers;
 mod measure;
 mod own;
 mod program;
@@ -11,22 +12,22 @@ mod self_test;
 mod values;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::TensorMetadata;
 use burn::config::Config;
 use burn::tensor::DType;
-use burn_lean_graph::{Recording, Tensors, signature};
+use burn_lean_graph::{Tensors, signature};
 use rten::ThreadPool;
 use serde::{Deserialize, Serialize};
 
 use crate::{DeployError, Dimension, Export};
-use choose::{Candidate, Chosen, Way, choose};
+use choose::{Candidate, Chosen, Kind, Way, again, choose};
 
 pub use file::OnnxFile;
 pub use report::{EngineReport, SparseLayer, SparseOutcome, Timed};
 pub use self_test::{IntegerKernels, integer_kernels};
-use values::{given, handles, results};
+use values::{check_numbers, given, handles, results};
 
 /// In what quantized layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -89,8 +90,9 @@ pub enum FloatStorage {
 /// ```
 #[derive(Config, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Threads of a run; 0 for those of the rayon pool that calls, which Burn's CPU devices use, too.
-    /// Default: 0.
+    /// Threads of the kernels here and of rten; 0 for those of the rayon pool that calls, which Burn's CPU
+    /// devices use, too. Another number does not change Burn's threads, and leaves Burn out of what is
+    /// measured. Default: 0.
     #[config(default = 0)]
     pub threads: usize,
     /// In what quantized layers are computed. Default: what is faster.
@@ -111,6 +113,8 @@ impl Default for EngineConfig {
 }
 
 /// A recorded model, compiled for the CPU.
+///
+/// It computes in F32, and integers of 64 bits in 32, unless Burn runs the model.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -136,9 +140,13 @@ pub struct Engine<O> {
 
 #[derive(Debug)]
 struct Compiled<O> {
-    recording: Recording<O>,
-    inputs: Vec<(Vec<usize>, DType)>,
+    /// With its parameters where another way may be made of them.
+    export: Export<O>,
     chosen: Chosen,
+    /// The way of the others that is the fastest.
+    kind: Option<Kind>,
+    /// It, for other sizes of the batch, where the best takes one alone.
+    other: OnceLock<Candidate>,
 }
 
 impl EngineConfig {
@@ -154,7 +162,11 @@ impl EngineConfig {
     /// Unless [`backend`](Self::backend) and [`arithmetic`](Self::arithmetic) leave one way alone, this
     /// takes the time of some runs of each: all products in integers, all in floats, without the zeros
     /// of pruned matrices, rten, and Burn. The fastest for the recorded shapes stays; Burn, unless
-    /// another one is faster by 10 %.
+    /// another one is faster by 10 %. Where Burn stays, other sizes of the batch are run by the fastest
+    /// other way; of a model that is not quantized it is made when the first of them comes.
+    ///
+    /// Integers of 64 bits are computed in 32, unless Burn runs the model: an input that does not fit is
+    /// [`DeployError::Run`], and what is computed may not leave them.
     ///
     /// A pruned model, with its [masks](burn::module::Reparameterization) or after them, needs nothing
     /// else: each matrix of which half or more is zero (also one of 2:4) is measured with and without
@@ -163,7 +175,7 @@ impl EngineConfig {
     /// # Errors
     ///
     /// Those of [`Export::to_onnx`], and [`DeployError::Load`] for operators and dtypes that the
-    /// engine lacks.
+    /// engine lacks, and for integers in the model that 32 bits do not hold.
     pub fn compile<O: Tensors>(&self, export: Export<O>) -> Result<Engine<O>, DeployError> {
         let pool = self.pool();
         let first = Compiled::new(export, self, &pool)?;
@@ -198,21 +210,48 @@ fn check(inputs: &[(Vec<usize>, DType)]) -> Result<(), DeployError> {
 
 impl<O: Tensors> Compiled<O> {
     fn new(
-        export: Export<O>,
+        mut export: Export<O>,
         config: &EngineConfig,
         pool: &Arc<ThreadPool>,
     ) -> Result<Self, DeployError> {
         check(&export.inputs)?;
         let mut chosen = choose(&export, config, pool)?;
         // What runs holds its constants itself.
-        for one in std::iter::once(&mut chosen.best).chain(&mut chosen.other) {
-            one.forget_constants();
+        chosen.best.forget_constants();
+        let kind = chosen.other.as_ref().map(Candidate::kind);
+        let is_quantized = !export.quantization().is_empty();
+        let other = match chosen.other.take() {
+            // What it would be made of is larger than it is.
+            Some(mut one) if is_quantized => {
+                one.forget_constants();
+                OnceLock::from(one)
+            }
+            _ => OnceLock::new(),
+        };
+        if kind.is_none() || is_quantized {
+            export.forget_parameters();
         }
         Ok(Self {
-            recording: export.recording,
-            inputs: export.inputs,
+            export,
             chosen,
+            kind,
+            other,
         })
+    }
+
+    /// The way for inputs that the best does not take, made when the first of them comes: until then the
+    /// weights are held once.
+    fn other(
+        &self,
+        config: &EngineConfig,
+        pool: &Arc<ThreadPool>,
+    ) -> Result<Option<&Candidate>, DeployError> {
+        let (Some(kind), None) = (self.kind, self.other.get()) else {
+            return Ok(self.other.get());
+        };
+        let mut made = again(&self.export, config, pool, kind)?;
+        made.forget_constants();
+        Ok(Some(self.other.get_or_init(|| made)))
     }
 
     /// Whether inputs of these shapes and dtypes can be run.
@@ -220,8 +259,9 @@ impl<O: Tensors> Compiled<O> {
         let found = signature(inputs);
         let model = &self.chosen.best.exported.model;
         let mut batch = None;
-        found.len() == self.inputs.len()
-            && found.iter().zip(&self.inputs).zip(&model.inputs).all(
+        let inputs = &self.export.inputs;
+        found.len() == inputs.len()
+            && found.iter().zip(inputs).zip(&model.inputs).all(
                 |(((shape, dtype), (_, recorded)), info)| {
                     dtype == recorded
                         && shape.len() == info.shape.len()
@@ -252,51 +292,58 @@ impl<O: Tensors> Engine<O> {
 
     /// The result of the forward pass, on the device of the inputs.
     ///
+    /// NaN stays NaN: of a product in integers, the row or the image that has it. Infinities are the ends of
+    /// a grid that is known, and NaN where it is that of the values at hand; where the zeros of a weight are
+    /// left out, so are the infinities that they would have been multiplied with.
+    ///
     /// # Errors
     ///
     /// [`DeployError::Mismatch`] for inputs of shapes or dtypes that it was not compiled for,
-    /// [`DeployError::Run`] where the engine fails.
+    /// [`DeployError::Run`] where the engine fails, and for NaN in an input where rten computes in
+    /// integers.
     pub fn run<I: Tensors>(&self, inputs: &I) -> Result<O, DeployError> {
         let Some(compiled) = self.compiled.iter().find(|one| one.takes(inputs)) else {
-            let known = self.compiled.iter().map(|one| format!("{:?}", one.inputs));
+            let all = self.compiled.iter();
+            let known = all.map(|one| format!("{:?}", one.export.inputs));
             return Err(DeployError::Mismatch {
                 compiled: known.collect::<Vec<_>>().join(" or "),
                 found: format!("{:?}", signature(inputs)),
             });
         };
-        let Chosen { best, other, .. } = &compiled.chosen;
+        let (export, best) = (&compiled.export, &compiled.chosen.best);
         let mut way = best;
         if let Way::Burn(parameters) = &best.way {
             let tensors = handles(inputs);
             let device = parameters.first().map(TensorMetadata::device);
             let here = tensors.iter().all(|one| Some(one.device()) == device);
-            if here && signature(inputs) == compiled.inputs {
-                return Ok(compiled.recording.evaluate(parameters, &tensors)?);
+            if here && signature(inputs) == export.inputs {
+                return Ok(export.recording.evaluate(parameters, &tensors)?);
             }
-            way = other.as_ref().ok_or_else(|| DeployError::Mismatch {
-                compiled: format!("{:?} on {device:?}", compiled.inputs),
+            let other = compiled.other(&self.config, &self.pool)?;
+            way = other.ok_or_else(|| DeployError::Mismatch {
+                compiled: format!("{:?} on {device:?}", export.inputs),
                 found: format!("{:?}", signature(inputs)),
             })?;
         }
         let given = given(inputs)?;
-        let values = match &way.way {
-            Way::Rten(program) => program.run(given.values)?,
-            Way::Own(runner) => runner.run(given.values)?,
-            Way::Burn(_) => Vec::new(),
-        };
+        if matches!(way.way, Way::Rten(_)) && way.is_integer() {
+            check_numbers(&given.values)?;
+        }
+        let values = way.compute(given.values)?;
         let tensors = results(values, &way.exported.model.outputs, &given.device)?;
-        Ok(compiled.recording.result(tensors))
+        Ok(export.recording.result(tensors))
     }
 
     /// What became of each layer, for the shapes it was compiled for first.
     pub fn report(&self) -> EngineReport {
+        let Compiled { chosen, other, .. } = &self.compiled[0];
         let Chosen {
             best,
-            other,
             times,
             sparse,
-        } = &self.compiled[0].chosen;
-        let all = std::iter::once(best).chain(other);
+            ..
+        } = chosen;
+        let all = std::iter::once(best).chain(other.get());
         EngineReport {
             backend: best.backend,
             times: times.clone(),

@@ -95,11 +95,12 @@ pub struct EngineReport {
     /// The ways that were measured for the recorded shapes, the fastest first; empty where there was
     /// one alone.
     pub times: Vec<Timed>,
-    /// Its products and convolutions, in order.
+    /// Its products, convolutions and quantized embeddings, in order.
     pub layers: Vec<LayerReport>,
     /// Float weights of which half or more is zero, and what that is good for here.
     pub sparse: Vec<SparseLayer>,
-    /// Bytes of all constants: what stays in memory between runs.
+    /// Bytes of all constants: what stays in memory between runs, those that Burn shares with the model
+    /// included.
     pub resident_bytes: usize,
     /// Why the model takes one size of the batch alone; `None` where it takes any.
     pub fixed_batch: Option<String>,

@@ -111,6 +111,7 @@ fn run(
     let zero = if attributes.is_empty() { 0 } else { ZERO };
     let constant = |name: &str, element, shape: &[usize], bytes| Initializer {
         name: name.into(),
+        path: name.into(),
         element,
         shape: shape.to_vec(),
         bytes,

@@ -137,6 +137,22 @@ pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
     }
 }
 
+/// To rten's integer kernels NaN is a number.
+pub(crate) fn check_numbers(values: &[Value]) -> Result<(), DeployError> {
+    let has_nan = |value: &Value| match value {
+        Value::FloatTensor(x) => x.iter().any(|x| x.is_nan()),
+        _ => false,
+    };
+    match values.iter().any(has_nan) {
+        false => Ok(()),
+        true => Err(DeployError::Run {
+            reason: "an input has NaN, for which rten's integers have no code: compile with \
+                     `Backend::Own`, where it stays NaN, or with `Arithmetic::Float`"
+                .into(),
+        }),
+    }
+}
+
 /// The engine's results as tensors on a device.
 pub(crate) fn results(
     values: Vec<Value>,

@@ -1,17 +1,17 @@
-//! What depends on the size of the batch: found by recording the forward pass with two of them.
+//! What depends on the size of the batch: found by recording the forward pass with other sizes.
 
 use std::collections::HashMap;
 
 use burn::backend::ir::{
-    BaseOperationIr, IrVisitorMut, OperationIr, TensorId, TensorIr, TensorStatus,
+    BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
 };
 use burn::module::Module;
-use burn::tensor::{Bool, DType, Int, Shape, Slice, Tensor};
+use burn::tensor::{Bool, DType, Int, Shape, Slice, Tensor, TensorData};
 use burn_lean_graph::{Graph, TensorMapper, Tensors, record, signature};
 
 use crate::Dimension;
 
-/// The shapes of all tensors for two sizes of the batch.
+/// The shapes of all tensors, as they depend on the size of the batch.
 #[derive(Debug, Clone)]
 pub(crate) struct Batch {
     size: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Records `forward` again, with a batch of another size, and compares the operations.
+    /// Records `forward` again, with batches of two other sizes, and compares the operations.
     ///
     /// The error says why the batch stays fixed.
     pub(crate) fn find<M: Module, I: Tensors, O: Tensors>(
@@ -34,17 +34,30 @@ impl Batch {
         if shapes.iter().any(|(shape, _)| shape.first() != Some(&size)) {
             return Err("the first axes of the inputs differ".into());
         }
-        let larger = inputs.map_tensors(&mut Resize { size: size + 1 });
-        let other = record(model, &larger, forward)
-            .map_err(|error| format!("the forward pass refuses another batch: {error}"))?;
-        let other = other.graph();
-        if graph.nodes().len() != other.nodes().len() {
-            return Err("the forward pass does something else for another batch".into());
+        if size == 0 {
+            return Err("the recorded batch is empty".into());
         }
         let mut found = Self {
             size,
             dimensions: HashMap::new(),
         };
+        // A size that is halved, or cut off at some number, may be the same for neighbours.
+        for size in [size + 1, 2 * size + 3] {
+            let resized = inputs.map_tensors(&mut Resize { size });
+            let other = record(model, &resized, forward)
+                .map_err(|error| format!("the forward pass refuses another batch: {error}"))?;
+            found.agree(graph, other.graph(), size)?;
+        }
+        Ok(found)
+    }
+
+    /// Compares the recording with that of a batch of another size.
+    fn agree(&mut self, graph: &Graph, other: &Graph, size: usize) -> Result<(), String> {
+        let differs = || "the forward pass does something else for another batch".to_string();
+        if graph.nodes().len() != other.nodes().len() {
+            return Err(differs());
+        }
+        let mut twins = Twins::given(graph, other).ok_or_else(differs)?;
         for (node, same) in graph.nodes().zip(other.nodes()) {
             let (a, b) = (node.operation(), same.operation());
             let at = || {
@@ -59,36 +72,76 @@ impl Batch {
             }
             let tensors = a.inputs().chain(a.outputs());
             for (tensor, twin) in tensors.zip(b.inputs().chain(b.outputs())) {
-                let dimensions = found.compare(&tensor.shape, &twin.shape);
-                found
-                    .dimensions
-                    .insert(tensor.id, dimensions.ok_or_else(at)?);
+                if !twins.pair(tensor.id, twin.id) {
+                    return Err(differs());
+                }
+                let dimensions = self.compare(&tensor.shape, &twin.shape, size);
+                let dimensions = dimensions.ok_or_else(at)?;
+                let before = self.dimensions.insert(tensor.id, dimensions.clone());
+                if before.is_some_and(|before| before != dimensions) {
+                    return Err(at());
+                }
+            }
+            if self.is_held(a) {
+                return Err(at());
             }
         }
+        let mut results = graph.outputs().iter().zip(other.outputs());
+        if graph.outputs().len() != other.outputs().len()
+            || !results.all(|(a, b)| twins.pair(*a, *b))
+        {
+            return Err(differs());
+        }
+        let constants: HashMap<TensorId, &TensorData> = other.constants().collect();
         for (id, data) in graph.constants() {
-            if found.depends(id) {
+            let twin = twins.of.get(&id).and_then(|twin| constants.get(twin));
+            if !twin.is_some_and(|twin| is_same(data, twin)) {
                 return Err(format!(
                     "a constant of shape {:?} that the forward pass makes on the host depends on it",
                     data.shape()
                 ));
             }
         }
-        Ok(found)
+        Ok(())
     }
 
-    fn compare(&self, shape: &Shape, other: &Shape) -> Option<Vec<Dimension>> {
+    fn compare(&self, shape: &Shape, other: &Shape, batch: usize) -> Option<Vec<Dimension>> {
         let sizes = shape.iter().zip(other.iter());
         sizes
             .map(|(size, other)| match size == other {
                 true => Some(Dimension::Fixed(*size)),
                 false => {
                     let times = size / self.size;
-                    let is_multiple =
-                        times * self.size == *size && times * (self.size + 1) == *other;
+                    let is_multiple = times * self.size == *size && times * batch == *other;
                     is_multiple.then_some(Dimension::Batch(times))
                 }
             })
             .collect()
+    }
+
+    /// Whether the file would hold a size of the batch as a number: that of a causal mask, or of windows.
+    fn is_held(&self, operation: &OperationIr) -> bool {
+        use ModuleOperationIr::*;
+        let OperationIr::Module(module) = operation else {
+            return false;
+        };
+        let depends = |tensor: &TensorIr, axis: usize| {
+            matches!(self.dimensions(tensor).get(axis), Some(Dimension::Batch(_)))
+        };
+        let pooled = |x: &TensorIr, size: &[usize]| {
+            let windows = size.iter().any(|size| *size != 1);
+            windows && (2..x.shape.num_dims()).any(|axis| depends(x, axis))
+        };
+        match module {
+            Attention(o) => {
+                let axis = o.query.shape.num_dims() - 2;
+                o.options.is_causal && (depends(&o.query, axis) || depends(&o.key, axis))
+            }
+            AdaptiveAvgPool1d(o) => pooled(&o.x, &[o.output_size]),
+            AdaptiveAvgPool2d(o) => pooled(&o.x, &o.output_size),
+            AdaptiveAvgPool3d(o) => pooled(&o.x, &o.output_size),
+            _ => false,
+        }
     }
 
     /// Whether the shape of a tensor depends on the batch.
@@ -121,6 +174,39 @@ impl Batch {
     }
 }
 
+/// Which tensor of one recording is which of another.
+#[derive(Default)]
+struct Twins {
+    of: HashMap<TensorId, TensorId>,
+    back: HashMap<TensorId, TensorId>,
+}
+
+impl Twins {
+    /// The inputs and parameters of two recordings; `None` where they read other ones.
+    fn given(graph: &Graph, other: &Graph) -> Option<Self> {
+        let mut twins = Self::default();
+        let inputs = graph.inputs().iter().zip(other.inputs());
+        let mut are = inputs.fold(true, |are, (a, b)| twins.pair(*a, *b) && are);
+        are &= graph.inputs().len() == other.inputs().len();
+        are &= graph.parameters().len() == other.parameters().len();
+        for (a, b) in graph.parameters().iter().zip(other.parameters()) {
+            are &= a.path == b.path && twins.pair(a.tensor, b.tensor);
+        }
+        are.then_some(twins)
+    }
+
+    /// Whether these can be the same tensor, which they are from now on.
+    fn pair(&mut self, a: TensorId, b: TensorId) -> bool {
+        *self.of.entry(a).or_insert(b) == b && *self.back.entry(b).or_insert(a) == a
+    }
+}
+
+fn is_same(data: &TensorData, other: &TensorData) -> bool {
+    data.shape() == other.shape()
+        && data.dtype() == other.dtype()
+        && data.as_bytes() == other.as_bytes()
+}
+
 /// What an operation does, whatever the names and sizes of its tensors.
 fn without_shapes(operation: &OperationIr) -> OperationIr {
     struct Anonymous;
@@ -134,9 +220,13 @@ fn without_shapes(operation: &OperationIr) -> OperationIr {
     let mut operation = operation.clone();
     if let OperationIr::BaseFloat(base) | OperationIr::BaseInt(base) | OperationIr::BaseBool(base) =
         &mut operation
-        && let BaseOperationIr::Slice(slice) = base
+        && let Some((ranges, tensor)) = match base {
+            BaseOperationIr::Slice(o) => Some((&mut o.ranges, &o.tensor)),
+            BaseOperationIr::SliceAssign(o) => Some((&mut o.ranges, &o.tensor)),
+            _ => None,
+        }
     {
-        for (range, size) in slice.ranges.iter_mut().zip(slice.tensor.shape.iter()) {
+        for (range, size) in ranges.iter_mut().zip(tensor.shape.iter()) {
             if is_whole(range, *size) {
                 *range = Slice::new(0, None, 1);
             }

@@ -1,5 +1,6 @@
 //! Tensors on the host, as ONNX stores them.
 
+use burn::backend::ir::TensorIr;
 use burn::backend::{DispatchTensor, ExecutionError, TensorMetadata};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
@@ -60,6 +61,22 @@ impl HostTensor {
 
 fn collect<const N: usize>(bytes: impl Iterator<Item = [u8; N]>) -> Vec<u8> {
     bytes.flatten().collect()
+}
+
+/// Whether ONNX has a tensor as F32.
+pub(crate) fn is_f32(tensor: &TensorIr) -> bool {
+    matches!(tensor.dtype, DType::F32 | DType::Flex32)
+}
+
+/// The scales of codes are F32, and so is what they are multiplied with: an error for another dtype.
+pub(crate) fn check_scaled(tensor: &TensorIr, what: &str) -> Result<(), DeployError> {
+    match is_f32(tensor) {
+        true => Ok(()),
+        false => Err(DeployError::Dtype {
+            what: format!("quantized {what}"),
+            dtype: format!("{:?}", tensor.dtype),
+        }),
+    }
 }
 
 /// A tensor of any dtype and rank, read to the host.

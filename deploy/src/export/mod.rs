@@ -45,6 +45,8 @@ pub(crate) struct Limits {
     pub(crate) narrow_products: bool,
     /// Their convolutions are wrong.
     pub(crate) no_convolutions: bool,
+    /// Their convolutions are along one or two axes.
+    pub(crate) no_volumes: bool,
     /// They multiply floats by codes of 4 bits in blocks of 16 to 128 alone; otherwise also by codes of
     /// 8 bits, in blocks of any size.
     pub(crate) narrow_blocks: bool,
@@ -85,7 +87,6 @@ pub struct Export<O> {
     pub(crate) inputs: Vec<(Vec<usize>, DType)>,
     /// Values of the parameters, in the graph's order.
     pub(crate) parameters: Vec<DispatchTensor>,
-    constants: HashMap<TensorId, HostTensor>,
     batch: Result<Batch, String>,
     quantization: Quantization,
 }
@@ -95,7 +96,7 @@ pub struct Export<O> {
 pub struct Exported {
     /// The model.
     pub model: OnnxModel,
-    /// Each matrix product and convolution, in order.
+    /// Each matrix product, convolution and quantized embedding, in order.
     pub layers: Vec<LayerReport>,
     /// Why the batch axis has a fixed size; `None` where it has any.
     pub fixed_batch: Option<String>,
@@ -109,8 +110,9 @@ impl<O: Tensors> Export<O> {
     /// and fake quantization are folded in. Its quantizers, wherever the recording shows them, become
     /// the [`Quantization`] of the export.
     ///
-    /// `forward` runs twice, with two sizes of the first axis of all inputs, to see what depends on
-    /// it: what does not compute with it is exported for any batch.
+    /// `forward` runs three times, with as many sizes of the first axis of all inputs, up to twice the
+    /// given one and 3, to see what depends on it: what does not compute with it is exported for any
+    /// batch.
     ///
     /// # Errors
     ///
@@ -129,12 +131,10 @@ impl<O: Tensors> Export<O> {
         let quantization = quantizers::quantization(&model, &given, &forward, recording.graph())?;
         let batch = Batch::find(&plain, inputs, &forward, recording.graph());
         let parameters = recording.graph().parameter_values(&plain)?;
-        let constants = constants(recording.graph(), &parameters, batch.as_ref().ok())?;
         Ok(Self {
             inputs: signature(inputs),
             recording,
             parameters,
-            constants,
             batch,
             quantization,
         })
@@ -170,9 +170,24 @@ impl<O: Tensors> Export<O> {
         self.write(&weights, &|_| form, Limits::of_files())
     }
 
-    /// The codes of the quantized weights, as the operations read them.
+    /// The constants, and the codes of the quantized weights, as the operations read them.
     pub(crate) fn weights(&self) -> Result<Weights, DeployError> {
-        Weights::of(self.graph(), &self.parameters, &self.quantization)
+        let graph = self.graph();
+        let constants = constants(graph, &self.parameters, self.batch.as_ref().ok())?;
+        Weights::of(graph, &self.parameters, &self.quantization, constants)
+    }
+
+    /// The parameters, of which quantized ones have the values that their codes stand for.
+    #[cfg(feature = "engine")]
+    pub(crate) fn rounded_parameters(&self) -> Result<Vec<DispatchTensor>, DeployError> {
+        weights::rounded(self.graph(), &self.parameters, &self.quantization)
+    }
+
+    /// Lets go of everything but the recording.
+    #[cfg(feature = "engine")]
+    pub(crate) fn forget_parameters(&mut self) {
+        self.parameters = Vec::new();
+        self.quantization = Quantization::none();
     }
 
     /// With a form for each layer: of the position of its operation.
@@ -209,7 +224,6 @@ impl<O: Tensors> Export<O> {
     ) -> Writer<'a> {
         let mut writer = Writer::new(
             self.graph(),
-            &self.constants,
             self.batch.as_ref().ok(),
             &self.quantization,
             weights,

@@ -60,20 +60,29 @@ impl Codes {
     }
 }
 
-/// The quantized weights of a graph, by the tensors that operations read.
-#[derive(Debug, Default)]
-pub(crate) struct Weights(HashMap<TensorId, Codes>);
+/// The weights of a graph, by the tensors that operations read.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// Of quantized ones.
+    codes: HashMap<TensorId, Codes>,
+    /// The values of what does not depend on an input, nor on the size of the batch.
+    pub(crate) constants: HashMap<TensorId, HostTensor>,
+}
 
 impl Weights {
     pub(crate) fn of(
         graph: &Graph,
         parameters: &[DispatchTensor],
         quantization: &Quantization,
+        constants: HashMap<TensorId, HostTensor>,
     ) -> Result<Self, DeployError> {
         let origins = origins(graph);
         let mut found = HashMap::new();
         if quantization.weights.is_empty() || parameters.is_empty() {
-            return Ok(Self(found));
+            return Ok(Self {
+                codes: found,
+                constants,
+            });
         }
         // The same reshapes and swaps, of codes, scales and zero points.
         let seen = |what: &dyn Fn(&QuantizedTensor) -> Result<Vec<f32>, DeployError>| {
@@ -141,12 +150,41 @@ impl Weights {
                 },
             );
         }
-        Ok(Self(found))
+        Ok(Self {
+            codes: found,
+            constants,
+        })
     }
 
     pub(crate) fn get(&self, id: TensorId) -> Option<&Codes> {
-        self.0.get(&id)
+        self.codes.get(&id)
     }
+}
+
+/// The parameters of a graph, of which quantized ones have the values that their codes stand for.
+#[cfg(feature = "engine")]
+pub(super) fn rounded(
+    graph: &Graph,
+    parameters: &[DispatchTensor],
+    quantization: &Quantization,
+) -> Result<Vec<DispatchTensor>, DeployError> {
+    let mut values = parameters.to_vec();
+    for (value, parameter) in values.iter_mut().zip(graph.parameters()) {
+        let Some(weight) = quantization.weights.get(&parameter.path) else {
+            continue;
+        };
+        let scales = per_element(weight, weight.scale())?;
+        let zeros = per_element(weight, weight.zero_point())?;
+        let steps = weight.codes().iter().zip(zeros);
+        let steps = steps.map(|(code, zero)| *code as f32 - zero);
+        let rounded: Vec<f32> = steps.zip(scales).map(|(steps, s)| steps * s).collect();
+        // Those of a model's own quantizers are so already, and not held twice.
+        if HostTensor::read(value.clone())?.floats() != rounded {
+            let data = TensorData::new(rounded, weight.shape().to_vec());
+            *value = Dispatch::float_from_data(data, &value.device());
+        }
+    }
+    Ok(values)
 }
 
 /// The value of each element's group.

@@ -19,7 +19,6 @@ use crate::{
 /// A model that is being written.
 pub(crate) struct Writer<'a> {
     pub(crate) graph: &'a Graph,
-    pub(crate) constants: &'a HashMap<TensorId, HostTensor>,
     pub(crate) quantization: &'a Quantization,
     pub(crate) weights: &'a Weights,
     pub(crate) form: &'a dyn Fn(usize) -> Form,
@@ -42,7 +41,6 @@ pub(crate) struct Writer<'a> {
 impl<'a> Writer<'a> {
     pub(crate) fn new(
         graph: &'a Graph,
-        constants: &'a HashMap<TensorId, HostTensor>,
         batch: Option<&'a Batch>,
         quantization: &'a Quantization,
         weights: &'a Weights,
@@ -50,7 +48,6 @@ impl<'a> Writer<'a> {
     ) -> Self {
         Self {
             graph,
-            constants,
             quantization,
             weights,
             form,
@@ -86,7 +83,7 @@ impl<'a> Writer<'a> {
 
     /// Whether a tensor is a constant of the model.
     pub(crate) fn constant(&self, tensor: &TensorIr) -> Option<&'a HostTensor> {
-        self.constants.get(&tensor.id)
+        self.weights.constants.get(&tensor.id)
     }
 
     /// The name of an operand; a constant is written at its first use.
@@ -101,11 +98,12 @@ impl<'a> Writer<'a> {
                 why: format!("tensor {} is not computed in the forward pass", tensor.id),
             });
         };
-        let name = self.constant_name(tensor.id);
-        let name = self.unique(&name);
+        let path = self.constant_name(tensor.id);
+        let name = self.unique(&path);
         let (element, bytes) = value.encode(&name)?;
         self.initializers.push(Initializer {
             name: name.clone(),
+            path,
             element,
             shape: value.shape.clone(),
             bytes,
@@ -144,9 +142,11 @@ impl<'a> Writer<'a> {
         if let (true, Some(same)) = (small, self.once.get(&key)) {
             return same.clone();
         }
+        let path = name.to_string();
         let name = self.unique(name);
         self.initializers.push(Initializer {
             name: name.clone(),
+            path,
             element,
             shape: shape.to_vec(),
             bytes,
@@ -399,9 +399,13 @@ pub(crate) fn scalar_bytes(value: ScalarIr, element: ElementType) -> Vec<u8> {
             .to_le_bytes()
             .to_vec(),
         ElementType::Bool => vec![u8::from(value.elem::<bool>())],
-        ElementType::I64 | ElementType::U64 => value.elem::<i64>().to_le_bytes().to_vec(),
-        ElementType::I32 | ElementType::U32 => value.elem::<i32>().to_le_bytes().to_vec(),
-        ElementType::I16 | ElementType::U16 => value.elem::<i16>().to_le_bytes().to_vec(),
+        ElementType::I64 => value.elem::<i64>().to_le_bytes().to_vec(),
+        ElementType::U64 => value.elem::<u64>().to_le_bytes().to_vec(),
+        ElementType::I32 => value.elem::<i32>().to_le_bytes().to_vec(),
+        ElementType::U32 => value.elem::<u32>().to_le_bytes().to_vec(),
+        ElementType::I16 => value.elem::<i16>().to_le_bytes().to_vec(),
+        ElementType::U16 => value.elem::<u16>().to_le_bytes().to_vec(),
+        ElementType::U8 => vec![value.elem::<u8>()],
         _ => value.elem::<i8>().to_le_bytes().to_vec(),
     }
 }

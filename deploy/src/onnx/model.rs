@@ -1,8 +1,9 @@
 //! An ONNX model in memory, and as bytes.
 
 use std::collections::{HashMap, HashSet};
-use std::io::Write;
 use std::path::Path;
+
+use burn_lean_reparam::Files;
 
 use super::protobuf::Message;
 use crate::DeployError;
@@ -91,6 +92,8 @@ impl OnnxNode {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Initializer {
     pub(crate) name: String,
+    /// Its name as long as no other has it: the path of a parameter that is written in several forms.
+    pub(crate) path: String,
     pub(crate) element: ElementType,
     pub(crate) shape: Vec<usize>,
     /// Little endian, row-major.
@@ -224,26 +227,12 @@ impl OnnxModel {
     ///
     /// As [`to_bytes`](Self::to_bytes), and [`DeployError::File`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<u64, DeployError> {
-        let path = path.as_ref();
-        let bytes = self.to_bytes()?;
-        let failed = |error: std::io::Error| DeployError::File {
+        const FILES: Files<DeployError> = Files(|_, path, error| DeployError::File {
             path: path.to_path_buf(),
             reason: error.to_string(),
-        };
-        let folder = path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // As any new file: temporary ones are their owner's alone.
-            builder.permissions(std::fs::Permissions::from_mode(0o666));
-        }
-        let mut file = builder.tempfile_in(folder).map_err(failed)?;
-        file.write_all(&bytes).map_err(failed)?;
-        file.persist(path).map_err(|error| failed(error.error))?;
+        });
+        let bytes = self.to_bytes()?;
+        FILES.write(path.as_ref(), &bytes)?;
         Ok(bytes.len() as u64)
     }
 }
@@ -334,6 +323,7 @@ impl Attribute {
                 attribute.text(1, name);
                 let tensor = Initializer {
                     name: String::new(),
+                    path: String::new(),
                     element: *element,
                     shape: vec![1],
                     bytes: bytes.clone(),

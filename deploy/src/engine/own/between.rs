@@ -75,6 +75,18 @@ impl Arithmetic {
 }
 
 impl Between {
+    /// Bytes of its constants.
+    pub(super) fn bytes(&self) -> usize {
+        4 * match self {
+            Self::Arithmetic(_, Side::Left(constant) | Side::Right(constant)) => {
+                constant.data.len()
+            }
+            Self::Affine(gain, shift) => gain.len() + shift.len(),
+            Self::LayerNorm(gain, shift, _) => gain.len() + shift.as_ref().map_or(0, Vec::len),
+            _ => 0,
+        }
+    }
+
     pub(super) fn run(&self, mut given: Vec<Value>) -> Result<Floats, DeployError> {
         let x = take(&mut given)?.floats()?;
         Ok(match self {
@@ -144,19 +156,33 @@ fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats
     broadcast(kind, &a, &b)
 }
 
-/// Axes of one index stand for all; axes that are missing in front are of one.
 fn broadcast(kind: Arithmetic, a: &Floats, b: &Floats) -> Result<Floats, DeployError> {
-    let rank = a.shape.len().max(b.shape.len());
+    let mut data = Vec::with_capacity(a.data.len().max(b.data.len()));
+    let shape = each_pair(&a.shape, &b.shape, |i, j| {
+        data.push(kind.of(a.data[i], b.data[j]));
+    });
+    let shape = shape.ok_or_else(|| failed(format!("shapes {:?} and {:?}", a.shape, b.shape)))?;
+    Ok(Floats {
+        shape,
+        data,
+        last: false,
+    })
+}
+
+/// The shape that two become: axes of one index stand for all, axes that are missing in front are of one.
+/// Visits its elements, with where each is in the two; `None` where they do not fit.
+fn each_pair(a: &[usize], b: &[usize], mut visit: impl FnMut(usize, usize)) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
     let size = |shape: &[usize], axis: usize| match (axis + shape.len()).checked_sub(rank) {
         Some(axis) => shape[axis],
         None => 1,
     };
     let mut shape = Vec::with_capacity(rank);
     for axis in 0..rank {
-        shape.push(match (size(&a.shape, axis), size(&b.shape, axis)) {
+        shape.push(match (size(a, axis), size(b, axis)) {
             (a, b) if a == b => a,
             (1, size) | (size, 1) => size,
-            _ => return Err(failed(format!("shapes {:?} and {:?}", a.shape, b.shape))),
+            _ => return None,
         });
     }
     // Steps along each axis; none along those that are repeated.
@@ -170,13 +196,12 @@ fn broadcast(kind: Arithmetic, a: &Floats, b: &Floats) -> Result<Floats, DeployE
         }
         steps
     };
-    let (of_a, of_b) = (steps(&a.shape), steps(&b.shape));
+    let (of_a, of_b) = (steps(a), steps(b));
     let count: usize = shape.iter().product();
-    let mut data = Vec::with_capacity(count);
     let mut at = vec![0; rank];
     let (mut i, mut j) = (0, 0);
     for _ in 0..count {
-        data.push(kind.of(a.data[i], b.data[j]));
+        visit(i, j);
         for axis in (0..rank).rev() {
             at[axis] += 1;
             (i, j) = (i + of_a[axis], j + of_b[axis]);
@@ -187,11 +212,7 @@ fn broadcast(kind: Arithmetic, a: &Floats, b: &Floats) -> Result<Floats, DeployE
             at[axis] = 0;
         }
     }
-    Ok(Floats {
-        shape,
-        data,
-        last: false,
-    })
+    Some(shape)
 }
 
 fn affine(mut x: Floats, gain: &[f32], shift: &[f32]) -> Result<Floats, DeployError> {
@@ -279,43 +300,36 @@ fn transposed(x: &Floats, axes: &[usize]) -> Result<Floats, DeployError> {
     })
 }
 
-/// Stacks of matrices, of one shape or one of a side for all of the other.
+/// Stacks of matrices, of which one of a side may stand for several of the other.
 fn matmul(a: &Floats, b: &Floats) -> Result<Floats, DeployError> {
     let misfit = || failed(format!("no product of {:?} and {:?}", a.shape, b.shape));
     let ([of_a @ .., rows, terms], [of_b @ .., same, columns]) = (&a.shape[..], &b.shape[..])
     else {
         return Err(misfit());
     };
-    let (stack_a, stack_b): (usize, usize) = (of_a.iter().product(), of_b.iter().product());
-    let (front, count) = match (of_a, of_b) {
-        (a, b) if a == b => (a, stack_a),
-        (a, _) if stack_b == 1 && of_b.len() <= a.len() => (a, stack_a),
-        (_, b) if stack_a == 1 && of_a.len() <= b.len() => (b, stack_b),
-        _ => return Err(misfit()),
-    };
     let (rows, terms, columns) = (*rows, *terms, *columns);
-    if terms != *same || terms == 0 || rows == 0 || columns == 0 {
-        return Err(misfit());
-    }
-    let mut data = vec![0.0; count * rows * columns];
-    let ends = Epilogue::new(columns);
-    let mut packed: Option<FloatMatrix> = None;
-    for (index, output) in data.chunks_exact_mut(rows * columns).enumerate() {
-        let (i, j) = (index % stack_a, index % stack_b);
-        let left = &a.data[i * rows * terms..(i + 1) * rows * terms];
-        let right = match packed.take() {
-            Some(packed) if stack_b == 1 => packed,
-            _ => {
-                let right = &b.data[j * terms * columns..(j + 1) * terms * columns];
-                FloatMatrix::new(right, terms, columns, Storage::F32)
-                    .map_err(|error| failed(error.to_string()))?
-            }
-        };
-        right.multiply(&Rows::dense(left, terms), &ends, output);
-        packed = Some(right);
-    }
-    let mut shape = front.to_vec();
+    let mut pairs = Vec::new();
+    let front = each_pair(of_a, of_b, |i, j| pairs.push((i, j)));
+    let mut shape = front.filter(|_| terms == *same).ok_or_else(misfit)?;
     shape.extend([rows, columns]);
+    let mut data = vec![0.0; pairs.len() * rows * columns];
+    if terms > 0 && !data.is_empty() {
+        let ends = Epilogue::new(columns);
+        let mut packed: Option<(usize, FloatMatrix)> = None;
+        for ((i, j), output) in pairs.into_iter().zip(data.chunks_exact_mut(rows * columns)) {
+            let left = &a.data[i * rows * terms..(i + 1) * rows * terms];
+            let right = match packed.take() {
+                Some((known, right)) if known == j => right,
+                _ => {
+                    let right = &b.data[j * terms * columns..(j + 1) * terms * columns];
+                    FloatMatrix::new(right, terms, columns, Storage::F32)
+                        .map_err(|error| failed(error.to_string()))?
+                }
+            };
+            right.multiply(&Rows::dense(left, terms), &ends, output);
+            packed = Some((j, right));
+        }
+    }
     Ok(Floats {
         shape,
         data,

@@ -82,6 +82,8 @@ impl Convolution {
                     }),
                     _ => {}
                 }
+                let image = shape[1..].iter().product();
+                x.spoil(&mut data, image);
                 (shape, data)
             }
             (Kernel::Floats(_) | Kernel::DepthwiseFloats(_), x) => {

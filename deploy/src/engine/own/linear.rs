@@ -30,6 +30,8 @@ pub(super) enum Matrix {
 #[derive(Debug)]
 pub(super) struct Undecided {
     pub(super) name: String,
+    /// Of the parameter.
+    pub(super) path: String,
     pub(super) sparse: Arc<SparseMatrix>,
     pub(super) dense: Arc<FloatMatrix>,
 }
@@ -64,6 +66,10 @@ pub(super) struct Ends {
 }
 
 impl Ends {
+    pub(super) fn bytes(&self) -> usize {
+        self.epilogue.bytes() + 4 * self.dynamic.as_ref().map_or(0, Vec::len)
+    }
+
     pub(super) fn with<T>(&self, scale: f32, run: impl FnOnce(&Epilogue) -> T) -> T {
         match &self.dynamic {
             None => run(&self.epilogue),
@@ -101,6 +107,7 @@ impl Linear {
                     let left = Rows::dense(&x.codes, terms);
                     self.ends
                         .with(x.scale, |ends| matrix.multiply(&left, ends, &mut data));
+                    x.spoil(&mut data, columns);
                 }
                 (shape, data)
             }
@@ -117,6 +124,16 @@ impl Linear {
                 let x = ordered(x.floats()?);
                 let (shape, mut data) = output(&x.shape)?;
                 matrix.multiply(&x.data, &self.ends.epilogue, &mut data);
+                // The zeros that are left out would have kept it.
+                let rows = x
+                    .data
+                    .chunks_exact(terms)
+                    .zip(data.chunks_exact_mut(columns));
+                for (row, output) in rows {
+                    if row.iter().any(|x| x.is_nan()) {
+                        output.fill(f32::NAN);
+                    }
+                }
                 (shape, data)
             }
             (Matrix::Undecided(both), x) => {

@@ -13,7 +13,7 @@ mod value;
 
 use std::sync::Arc;
 
-use burn_lean_kernels::{CodeGrid, Storage, dynamic_grid};
+use burn_lean_kernels::{CodeGrid, Storage};
 use rten::ThreadPool;
 use rten::Value as Foreign;
 
@@ -182,15 +182,7 @@ impl Operation {
                     true => value::channels_last(x),
                     false => value::ordered(x),
                 };
-                let grid = grid.unwrap_or_else(|| dynamic_grid(&x.data).0);
-                let mut codes = Vec::new();
-                grid.quantize(&x.data, &mut codes);
-                Value::Codes(Arc::new(Codes {
-                    shape: x.shape.clone(),
-                    codes,
-                    last: *last,
-                    scale: grid.scale,
-                }))
+                Value::Codes(Arc::new(Codes::of(&x, *grid)))
             }
             Self::Linear(linear) => Value::floats_of(linear.run(take(&mut given)?)?),
             Self::Convolution(convolution) => Value::floats_of(convolution.run(take(&mut given)?)?),

@@ -238,6 +238,7 @@ impl<'a> Planner<'a> {
         let Some((between, operands)) = self.between(node) else {
             return Ok(None);
         };
+        self.resident_bytes += between.bytes();
         Ok(Some((Operation::Between(between), operands, out)))
     }
 

@@ -51,7 +51,7 @@ impl Runner {
                 let matrix = match chosen.get(&both.name) {
                     Some(known) => known.clone(),
                     None => {
-                        let layer = linear.compare(x, &both.name)?;
+                        let layer = linear.compare(x)?;
                         let matrix = match layer.outcome {
                             SparseOutcome::LeftOut { .. } => Matrix::Sparse(both.sparse.clone()),
                             _ => Matrix::Floats(both.dense.clone()),
@@ -75,7 +75,7 @@ impl Runner {
 
 impl Linear {
     /// The shortest run of each form of a weight, in turns.
-    fn compare(&self, x: &Value, name: &str) -> Result<SparseLayer, DeployError> {
+    fn compare(&self, x: &Value) -> Result<SparseLayer, DeployError> {
         let Matrix::Undecided(both) = &self.weight else {
             return Err(super::failed("a weight was decided before"));
         };
@@ -98,7 +98,7 @@ impl Linear {
         let [sparse, dense] = shortest;
         let [rows, columns] = both.sparse.shape();
         Ok(SparseLayer {
-            path: name.to_string(),
+            path: both.path.clone(),
             nonzeros: both.sparse.kept(),
             weights: rows * columns,
             // As fast, it takes fewer bytes.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_lean_kernels::{axes_to_back, axes_to_front};
+use burn_lean_kernels::{CodeGrid, axes_to_back, axes_to_front, dynamic_grid};
 use rten::Value as Foreign;
 use rten_tensor::prelude::*;
 
@@ -24,6 +24,44 @@ pub(super) struct Codes {
     pub(super) codes: Vec<i16>,
     pub(super) last: bool,
     pub(super) scale: f32,
+    /// Rows, or images where the second axis is last, with a value that has no code.
+    pub(super) broken: Vec<usize>,
+}
+
+impl Codes {
+    /// On a grid, where infinities have the codes at its ends; or on that of the finite values at hand.
+    pub(super) fn of(x: &Floats, grid: Option<CodeGrid>) -> Self {
+        let is_known = grid.is_some();
+        let grid = grid.unwrap_or_else(|| dynamic_grid(&x.data).0);
+        let (mut codes, mut broken) = (Vec::new(), Vec::new());
+        if !grid.quantize(&x.data, &mut codes) {
+            let [_, channels, inner] = extents(&x.shape);
+            let part = match x.last {
+                true => channels * inner,
+                false => x.shape.last().copied().unwrap_or(1),
+            };
+            let has_code = |x: &f32| x.is_finite() || is_known && !x.is_nan();
+            for (index, part) in x.data.chunks(part.max(1)).enumerate() {
+                if !part.iter().all(has_code) {
+                    broken.push(index);
+                }
+            }
+        }
+        Self {
+            shape: x.shape.clone(),
+            codes,
+            last: x.last,
+            scale: grid.scale,
+            broken,
+        }
+    }
+
+    /// Makes NaN of what was computed from what has no code: rows or images of as many numbers.
+    pub(super) fn spoil(&self, data: &mut [f32], size: usize) {
+        for part in &self.broken {
+            data[part * size..][..size].fill(f32::NAN);
+        }
+    }
 }
 
 #[derive(Debug, Clone)]

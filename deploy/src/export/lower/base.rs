@@ -53,6 +53,7 @@ impl Writer<'_> {
             SliceAssign(o) => {
                 let (x, value) = (self.operand(&o.tensor)?, self.operand(&o.value)?);
                 let shape: Vec<usize> = o.tensor.shape.to_vec();
+                let dimensions = self.dimensions(&o.tensor);
                 let mut partial = Vec::new();
                 for (axis, (range, size)) in o.ranges.iter().zip(&shape).enumerate() {
                     if range.step != 1 {
@@ -60,7 +61,11 @@ impl Writer<'_> {
                     }
                     if !is_whole(range, *size) {
                         let range = range.to_range(*size);
-                        partial.push((axis, range.start as i64, range.end as i64, *size as i64));
+                        let size = match dimensions[axis] {
+                            Dimension::Fixed(size) => size as i64,
+                            Dimension::Batch(_) => i64::MAX,
+                        };
+                        partial.push((axis, range.start as i64, range.end as i64, size));
                     }
                 }
                 let name = self.assign(x, value, &partial);
@@ -146,13 +151,14 @@ impl Writer<'_> {
     }
 
     /// To the shape of `out`; at most one axis of the batch is found by itself.
-    pub(super) fn reshape(&mut self, x: String, out: &TensorIr) -> String {
+    pub(crate) fn reshape(&mut self, x: String, out: &TensorIr) -> String {
         let dimensions = self.dimensions(out);
         let open = dimensions
             .iter()
             .filter(|d| matches!(d, Dimension::Batch(_)));
+        let open = open.count();
         let has_zero = dimensions.contains(&Dimension::Fixed(0));
-        let shape = match open.count() {
+        let shape = match open {
             1 if !has_zero => {
                 let sizes: Vec<i64> = dimensions
                     .iter()
@@ -165,7 +171,12 @@ impl Writer<'_> {
             }
             _ => self.shape_of(&dimensions),
         };
-        self.emit("Reshape", vec![x, shape], "Reshape", vec![])
+        // Else 0 is the size that an axis had, also that of an empty batch.
+        let attributes = match has_zero || open > 1 {
+            true => vec![Attribute::Int("allowzero", 1)],
+            false => vec![],
+        };
+        self.emit("Reshape", vec![x, shape], "Reshape", attributes)
     }
 
     fn transpose(&mut self, x: &TensorIr, axes: Vec<i64>, out: &TensorIr) -> Written {

@@ -8,6 +8,7 @@ use burn_lean_graph::Node;
 
 use super::{Written, to_ints};
 use crate::export::Writer;
+use crate::export::data::is_f32;
 use crate::export::products::{Execution, LayerReport, Product};
 use crate::onnx::Attribute;
 
@@ -54,6 +55,7 @@ impl<'a> Writer<'a> {
             bias,
             out,
             convolution: Some(attributes),
+            is_transposed: false,
         };
         self.product(&product)
     }
@@ -66,10 +68,11 @@ impl<'a> Writer<'a> {
         bias: Option<&TensorIr>,
         out: &TensorIr,
     ) -> Option<&'a BatchNormOpIr> {
-        let is_constant = |tensor: &TensorIr| self.constant(tensor).is_some();
+        // What is folded is written in F32.
+        let is_foldable = |tensor: &TensorIr| self.constant(tensor).is_some() && is_f32(tensor);
         let quantized = self.weights.get(weight.id).is_some();
-        let is_float = is_constant(weight) && bias.is_none_or(is_constant) && !quantized;
-        if !is_float || self.graph.outputs().contains(&out.id) {
+        let is_float = is_foldable(weight) && bias.is_none_or(is_foldable) && !quantized;
+        if !is_float || !is_f32(out) || self.graph.outputs().contains(&out.id) {
             return None;
         }
         let mut readers = node.readers();
@@ -79,7 +82,7 @@ impl<'a> Writer<'a> {
                 if norm.x.id == out.id
                     && [&norm.gamma, &norm.beta, &norm.mean, &norm.variance]
                         .into_iter()
-                        .all(is_constant) =>
+                        .all(is_foldable) =>
             {
                 Some(norm)
             }
@@ -151,44 +154,61 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    pub(super) fn conv_transpose1d(&mut self, o: &ConvTranspose1dOpIr) -> Written {
+    pub(super) fn conv_transpose1d(
+        &mut self,
+        node: Node<'a>,
+        o: &'a ConvTranspose1dOpIr,
+    ) -> Written {
         let p = &o.options;
         let pads = [p.padding, p.padding].concat();
         let mut at = attributes(&p.stride, &p.dilation, &pads, p.groups);
         at.push(Attribute::Ints("output_padding", to_ints(&p.padding_out)));
-        self.transposed(&o.x, &o.weight, o.bias.as_ref(), &o.out, at)
+        self.transposed(node, &o.x, &o.weight, o.bias.as_ref(), &o.out, at)
     }
 
-    pub(super) fn conv_transpose2d(&mut self, o: &ConvTranspose2dOpIr) -> Written {
+    pub(super) fn conv_transpose2d(
+        &mut self,
+        node: Node<'a>,
+        o: &'a ConvTranspose2dOpIr,
+    ) -> Written {
         let p = &o.options;
         let pads = [p.padding, p.padding].concat();
         let mut at = attributes(&p.stride, &p.dilation, &pads, p.groups);
         at.push(Attribute::Ints("output_padding", to_ints(&p.padding_out)));
-        self.transposed(&o.x, &o.weight, o.bias.as_ref(), &o.out, at)
+        self.transposed(node, &o.x, &o.weight, o.bias.as_ref(), &o.out, at)
     }
 
-    pub(super) fn conv_transpose3d(&mut self, o: &ConvTranspose3dOpIr) -> Written {
+    pub(super) fn conv_transpose3d(
+        &mut self,
+        node: Node<'a>,
+        o: &'a ConvTranspose3dOpIr,
+    ) -> Written {
         let p = &o.options;
         let pads = [p.padding, p.padding].concat();
         let mut at = attributes(&p.stride, &p.dilation, &pads, p.groups);
         at.push(Attribute::Ints("output_padding", to_ints(&p.padding_out)));
-        self.transposed(&o.x, &o.weight, o.bias.as_ref(), &o.out, at)
+        self.transposed(node, &o.x, &o.weight, o.bias.as_ref(), &o.out, at)
     }
 
     fn transposed(
         &mut self,
-        x: &TensorIr,
-        weight: &TensorIr,
-        bias: Option<&TensorIr>,
-        out: &TensorIr,
+        node: Node<'a>,
+        x: &'a TensorIr,
+        weight: &'a TensorIr,
+        bias: Option<&'a TensorIr>,
+        out: &'a TensorIr,
         attributes: Vec<Attribute>,
     ) -> Written {
-        let mut inputs = vec![self.operand(x)?, self.weight(weight)?];
-        if let Some(bias) = bias {
-            inputs.push(self.operand(bias)?);
-        }
-        self.put("ConvTranspose", inputs, out, attributes);
-        Ok(())
+        let product = Product {
+            node,
+            x,
+            weight,
+            bias,
+            out,
+            convolution: Some(attributes),
+            is_transposed: true,
+        };
+        self.product(&product)
     }
 }
 

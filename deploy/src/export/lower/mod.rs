@@ -82,9 +82,9 @@ impl<'a> Writer<'a> {
             Conv1d(o) => self.conv1d(node, o),
             Conv2d(o) => self.conv2d(node, o),
             Conv3d(o) => self.conv3d(node, o),
-            ConvTranspose1d(o) => self.conv_transpose1d(o),
-            ConvTranspose2d(o) => self.conv_transpose2d(o),
-            ConvTranspose3d(o) => self.conv_transpose3d(o),
+            ConvTranspose1d(o) => self.conv_transpose1d(node, o),
+            ConvTranspose2d(o) => self.conv_transpose2d(node, o),
+            ConvTranspose3d(o) => self.conv_transpose3d(node, o),
             BatchNorm(o) => self.batch_norm(o),
             LayerNorm(o) => {
                 let mut inputs = vec![self.operand(&o.input)?, self.operand(&o.gamma)?];
@@ -99,8 +99,9 @@ impl<'a> Writer<'a> {
                 Ok(())
             }
             Embedding(o) => {
-                let inputs = vec![self.weight(&o.weights)?, self.operand(&o.indices)?];
-                self.put("Gather", inputs, &o.out, vec![Attribute::Int("axis", 0)]);
+                let indices = self.operand(&o.indices)?;
+                let name = self.table(node, &o.weights, indices, &o.out)?;
+                self.set(&o.out, name);
                 Ok(())
             }
             Attention(o) => self.attention(o, node),

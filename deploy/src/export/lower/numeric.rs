@@ -73,36 +73,29 @@ impl Writer<'_> {
                 self.reduce_to("ReduceMin", &o.tensor, Some(&[o.dim]), &o.out)?;
                 self.arg("ArgMin", &o.tensor, o.dim, &o.out_indices)
             }
-            TopK(o) => self.top(
-                &o.input,
-                o.axis,
-                o.accumulator_len,
-                true,
-                Some(&o.out),
-                None,
-            ),
-            ArgTopK(o) => self.top(
-                &o.input,
-                o.axis,
-                o.accumulator_len,
-                true,
-                None,
-                Some(&o.out),
-            ),
+            TopK(o) => {
+                let count = self.ints(&[o.accumulator_len as i64]);
+                self.top(&o.input, o.axis, count, true, Some(&o.out), None)
+            }
+            ArgTopK(o) => {
+                let count = self.ints(&[o.accumulator_len as i64]);
+                self.top(&o.input, o.axis, count, true, None, Some(&o.out))
+            }
             TopKWithIndices(o) => {
+                let count = self.ints(&[o.k as i64]);
                 let (values, indices) = (Some(&o.out), Some(&o.out_indices));
-                self.top(&o.tensor, o.dim, o.k, true, values, indices)
+                self.top(&o.tensor, o.dim, count, true, values, indices)
             }
             Sort(o) => {
-                let size = o.input.shape[o.dim];
+                let size = self.size(&o.input, o.dim);
                 self.top(&o.input, o.dim, size, o.descending, Some(&o.out), None)
             }
             ArgSort(o) => {
-                let size = o.input.shape[o.dim];
+                let size = self.size(&o.input, o.dim);
                 self.top(&o.input, o.dim, size, o.descending, None, Some(&o.out))
             }
             SortWithIndices(o) => {
-                let size = o.input.shape[o.dim];
+                let size = self.size(&o.input, o.dim);
                 let (values, indices) = (Some(&o.out), Some(&o.out_indices));
                 self.top(&o.input, o.dim, size, o.descending, values, indices)
             }
@@ -203,16 +196,22 @@ impl Writer<'_> {
         })
     }
 
+    /// How many numbers there are along an axis, as a list of one.
+    fn size(&mut self, x: &TensorIr, axis: usize) -> String {
+        let size = self.dimensions(x)[axis];
+        self.shape_of(&[size])
+    }
+
     fn top(
         &mut self,
         x: &TensorIr,
         axis: usize,
-        count: usize,
+        count: String,
         largest: bool,
         values: Option<&TensorIr>,
         indices: Option<&TensorIr>,
     ) -> Written {
-        let inputs = vec![self.operand(x)?, self.ints(&[count as i64])];
+        let inputs = vec![self.operand(x)?, count];
         let attributes = vec![
             Attribute::Int("axis", axis as i64),
             Attribute::Int("largest", i64::from(largest)),

@@ -5,9 +5,19 @@ use burn_lean_graph::Node;
 use burn_lean_quant::Grid;
 
 use super::codes::pack;
+use crate::export::data::check_scaled;
 use crate::export::lower::Unwritten;
 use crate::export::{Form, Writer};
 use crate::{ActivationQuantization, Edge, ElementType};
+
+/// What reads the codes of an activation. Products of rows and of windows have codes of their own: an
+/// engine may keep the channels last for windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reader {
+    Floats,
+    Rows,
+    Windows,
+}
 
 /// An activation in integers.
 pub(super) struct Quantized {
@@ -34,21 +44,23 @@ impl Writer<'_> {
         };
         match self.quantization.activation(edge, None) {
             Some(how) if (self.form)(node.index()) != Form::Float => {
-                let quantized = self.quantize(name, how, false);
+                check_scaled(tensor, node.name())?;
+                let quantized = self.quantize(name, how, Reader::Floats);
                 Ok(self.dequantize(quantized))
             }
             _ => Ok(name),
         }
     }
 
-    /// The codes of an activation; as U8 if `unsigned`.
+    /// The codes of an activation; as U8 for products of codes.
     pub(super) fn quantize(
         &mut self,
         x: String,
         how: ActivationQuantization,
-        unsigned: bool,
+        reader: Reader,
     ) -> Quantized {
-        let key = format!("quantized {x} {how:?} {unsigned}");
+        let unsigned = reader != Reader::Floats;
+        let key = format!("quantized {x} {how:?} {reader:?}");
         let parts = |joined: &str| -> Vec<String> { joined.split('\n').map(Into::into).collect() };
         let grid = match how {
             ActivationQuantization::Static(grid) => grid,

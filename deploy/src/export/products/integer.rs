@@ -1,5 +1,6 @@
 //! Products of codes.
 
+use super::activation::Reader;
 use super::codes::pack;
 use super::{Execution, Product};
 use crate::export::Writer;
@@ -16,6 +17,9 @@ impl Writer<'_> {
         codes: &Codes,
         activation: Option<ActivationQuantization>,
     ) -> Result<Result<(String, Execution), &'static str>, DeployError> {
+        if product.is_transposed {
+            return Ok(Err("there are no transposed convolutions in integers"));
+        }
         let Some(how) = activation else {
             return self.weight_only(product, codes);
         };
@@ -30,9 +34,10 @@ impl Writer<'_> {
         if !codes.fit_signed_bytes() {
             return Ok(Err("its weight has unsigned codes of 8 bits"));
         }
-        // Codes of an activation are at most 255, and the sums stay in I32 with their zero points.
+        // Codes of an activation are at most 255, and the sums stay in I32 with their zero points and a
+        // bias of a quarter of it.
         let terms = codes.codes.len() / scales.len().max(1);
-        if terms as i64 * 255 * i64::from(codes.largest().max(1)) > i64::from(i32::MAX) {
+        if terms as i64 * 255 * i64::from(codes.largest().max(1)) > 3 << 29 {
             return Ok(Err("its sums may leave 32 bits"));
         }
         let ones = codes.shape.len().saturating_sub(2);
@@ -43,8 +48,17 @@ impl Writer<'_> {
         if product.convolution.is_some() && self.limits.no_convolutions {
             return Ok(Err("the engine's integer convolutions are not exact"));
         }
+        if product.axes_behind() > 2 && self.limits.no_volumes {
+            return Ok(Err(
+                "the engine's integer convolutions are along one or two axes",
+            ));
+        }
         let x = self.operand(product.x)?;
-        let quantized = self.quantize(x, how, true);
+        let reader = match product.convolution {
+            Some(_) => Reader::Windows,
+            None => Reader::Rows,
+        };
+        let quantized = self.quantize(x, how, reader);
         let shape = match product.convolution {
             Some(_) => codes.shape.clone(),
             None => codes.shape[ones..].to_vec(),
@@ -160,6 +174,7 @@ impl Writer<'_> {
         };
         let scale = |row: usize, column: usize| match &codes.scale {
             Spread::Tensor(scale) => *scale,
+            Spread::Axis(0, scales) => scales[row],
             Spread::Axis(_, scales) => scales[column],
             Spread::Blocks(of, scales) => scales[row / of * columns + column],
         };

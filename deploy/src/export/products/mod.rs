@@ -9,7 +9,9 @@ mod report;
 use burn::backend::ir::TensorIr;
 use burn_lean_graph::Node;
 
+use super::data::check_scaled;
 use super::lower::Written;
+use super::weights::Spread;
 use super::{Form, Writer};
 use crate::onnx::Attribute;
 use crate::{DeployError, Edge};
@@ -25,13 +27,15 @@ pub(crate) struct Product<'a> {
     pub(crate) out: &'a TensorIr,
     /// `None` for a matrix product.
     pub(crate) convolution: Option<Vec<Attribute>>,
+    /// Of a convolution: whether it is a transposed one.
+    pub(crate) is_transposed: bool,
 }
 
 impl Product<'_> {
     /// The axis of the weight along which its output channels are.
     fn channel_axis(&self) -> usize {
         match self.convolution {
-            Some(_) => 0,
+            Some(_) => usize::from(self.is_transposed),
             None => self.weight.shape.num_dims() - 1,
         }
     }
@@ -62,6 +66,7 @@ impl<'a> Writer<'a> {
             bias,
             out,
             convolution: None,
+            is_transposed: false,
         };
         self.product(&product)
     }
@@ -80,6 +85,10 @@ impl<'a> Writer<'a> {
         let activation = self.quantization.activation(edge(0), path.as_deref());
         let other = self.quantization.activation(edge(1), None);
         let form = (self.form)(node.index());
+        let rounds = form == Form::Qdq && (activation.is_some() || other.is_some());
+        if codes.is_some() || rounds {
+            check_scaled(product.x, path.as_deref().unwrap_or(node.name()))?;
+        }
         let (written, execution, reason) = match (form, codes) {
             (_, None) if activation.is_none() && other.is_none() => {
                 (self.plain(product)?, Execution::Float, None)
@@ -140,11 +149,58 @@ impl<'a> Writer<'a> {
         let Some(codes) = self.weights.get(tensor.id) else {
             return self.operand(tensor);
         };
+        check_scaled(tensor, &codes.path)?;
         let key = format!("dequantized {}", tensor.id);
         Ok(self.written_once(key, |writer| {
             let values = dequantized(codes);
             writer.floats(&codes.path, &codes.shape, &values)
         }))
+    }
+
+    /// Rows of a table; a quantized one has a line in the report.
+    pub(crate) fn table(
+        &mut self,
+        node: Node<'_>,
+        table: &TensorIr,
+        indices: String,
+        out: &TensorIr,
+    ) -> Result<String, DeployError> {
+        let Some(codes) = self.weights.get(table.id) else {
+            let table = self.operand(table)?;
+            return Ok(self.rows(table, indices));
+        };
+        check_scaled(table, &codes.path)?;
+        let elements = table.shape.num_elements();
+        let (name, execution, reason, weight_bytes) = match (self.form)(node.index()) {
+            // Of blocks within a row ONNX would have as many scales as codes.
+            Form::Qdq if !matches!(codes.scale, Spread::Blocks(1, _)) => {
+                let name = self.quantized_rows(table, codes, indices, out);
+                let bits = if codes.bits <= 4 { 4 } else { 8 };
+                (name, Execution::Qdq, None, elements * bits / 8)
+            }
+            Form::Qdq | Form::Float | Form::Integer => {
+                let floats = self.weight(table)?;
+                let reason = Some("rows are taken of floats".into());
+                let bytes = elements * table.dtype.size();
+                let name = self.rows(floats, indices);
+                (name, Execution::DequantizedOnce, reason, bytes)
+            }
+        };
+        self.layers.push(LayerReport {
+            node: node.index(),
+            path: codes.path.clone(),
+            operation: node.name(),
+            execution,
+            reason,
+            weight_bytes,
+        });
+        Ok(name)
+    }
+
+    /// Elements of a tensor along its first axis, by their numbers.
+    fn rows(&mut self, of: String, indices: String) -> String {
+        let axis = vec![Attribute::Int("axis", 0)];
+        self.emit("Gather", vec![of, indices], "Gather", axis)
     }
 
     fn multiply(
@@ -157,7 +213,11 @@ impl<'a> Writer<'a> {
         match &product.convolution {
             Some(attributes) => {
                 let inputs = [x, weight].into_iter().chain(bias).collect();
-                self.emit("Conv", inputs, "Conv", attributes.clone())
+                let operator = match product.is_transposed {
+                    true => "ConvTranspose",
+                    false => "Conv",
+                };
+                self.emit(operator, inputs, operator, attributes.clone())
             }
             None => {
                 let name = self.emit("MatMul", vec![x, weight], "MatMul", vec![]);

@@ -3,6 +3,7 @@
 use burn::backend::ir::TensorIr;
 
 use super::Product;
+use super::activation::Reader;
 use super::codes::{code_type, pack};
 use crate::export::Writer;
 use crate::export::weights::{Codes, Spread};
@@ -21,7 +22,7 @@ impl Writer<'_> {
         let mut x = self.operand(product.x)?;
         let mut scale = None;
         if let Some(how) = activation {
-            let quantized = self.quantize(x, how, false);
+            let quantized = self.quantize(x, how, Reader::Floats);
             scale = quantized.known_scale;
             x = self.dequantize(quantized);
         }
@@ -30,7 +31,7 @@ impl Writer<'_> {
             None => self.operand(product.weight)?,
         };
         if let (Some(how), None) = (other, codes) {
-            let quantized = self.quantize(weight, how, false);
+            let quantized = self.quantize(weight, how, Reader::Floats);
             weight = self.dequantize(quantized);
         }
         let bias = match product.bias {
@@ -72,46 +73,88 @@ impl Writer<'_> {
         Some(self.emit("DequantizeLinear", vec![codes, scale], &name, axis))
     }
 
+    /// Rows of a quantized table. Where they have a scale each, or all have one, codes are taken and
+    /// then dequantized; else the table is dequantized.
+    pub(super) fn quantized_rows(
+        &mut self,
+        table: &TensorIr,
+        codes: &Codes,
+        indices: String,
+        out: &TensorIr,
+    ) -> String {
+        // `Gather` takes no codes of 4 bits.
+        let is_whole = codes.bits > 4;
+        match &codes.scale {
+            Spread::Tensor(_) if is_whole => {
+                let (mut inputs, attributes) = self.stored(table, codes);
+                inputs[0] = self.rows(inputs[0].clone(), indices);
+                self.emit("DequantizeLinear", inputs, &codes.path, attributes)
+            }
+            Spread::Axis(0, _) if is_whole => {
+                let list = self.ints(&[-1]);
+                let indices = self.emit("Reshape", vec![indices, list], "Reshape", vec![]);
+                let (inputs, attributes) = self.stored(table, codes);
+                let mut rows = Vec::with_capacity(inputs.len());
+                for input in inputs {
+                    rows.push(self.rows(input, indices.clone()));
+                }
+                let rows = self.emit("DequantizeLinear", rows, &codes.path, attributes);
+                self.reshape(rows, out)
+            }
+            _ => {
+                let table = self.dequantized_weight(table, codes);
+                self.rows(table, indices)
+            }
+        }
+    }
+
     /// The codes of a weight, and the node that dequantizes them.
     fn dequantized_weight(&mut self, tensor: &TensorIr, codes: &Codes) -> String {
         let key = format!("qdq {}", tensor.id);
         self.written_once(key, |writer| {
-            let path = &codes.path;
+            let (inputs, attributes) = writer.stored(tensor, codes);
+            writer.emit("DequantizeLinear", inputs, &codes.path, attributes)
+        })
+    }
+
+    /// What dequantizes a weight: its codes, scales and zero points that are not 0, and the attributes.
+    fn stored(&mut self, tensor: &TensorIr, codes: &Codes) -> (Vec<String>, Vec<Attribute>) {
+        let path = &codes.path;
+        let (shape, attributes) = match &codes.scale {
+            Spread::Tensor(_) => (vec![], vec![]),
+            Spread::Axis(axis, scales) => (
+                vec![scales.len()],
+                vec![Attribute::Int("axis", *axis as i64)],
+            ),
+            Spread::Blocks(block, _) => {
+                let rank = codes.shape.len();
+                let mut shape = codes.shape.clone();
+                shape[rank - 2] /= block;
+                let attributes = vec![
+                    Attribute::Int("axis", rank as i64 - 2),
+                    Attribute::Int("block_size", *block as i64),
+                ];
+                (shape, attributes)
+            }
+        };
+        let scales = match &codes.scale {
+            Spread::Tensor(scale) => vec![*scale],
+            Spread::Axis(_, scales) | Spread::Blocks(_, scales) => scales.clone(),
+        };
+        let joined = self.written_once(format!("stored {}", tensor.id), |writer| {
             let element = code_type(codes);
             let bytes = pack(&codes.codes, element);
-            let name = format!("{path}.codes");
-            let stored = writer.initializer(&name, element, &codes.shape, bytes);
-            let (shape, attributes) = match &codes.scale {
-                Spread::Tensor(_) => (vec![], vec![]),
-                Spread::Axis(axis, scales) => (
-                    vec![scales.len()],
-                    vec![Attribute::Int("axis", *axis as i64)],
-                ),
-                Spread::Blocks(block, _) => {
-                    let rank = codes.shape.len();
-                    let mut shape = codes.shape.clone();
-                    shape[rank - 2] /= block;
-                    let attributes = vec![
-                        Attribute::Int("axis", rank as i64 - 2),
-                        Attribute::Int("block_size", *block as i64),
-                    ];
-                    (shape, attributes)
-                }
-            };
-            let scales = match &codes.scale {
-                Spread::Tensor(scale) => vec![*scale],
-                Spread::Axis(_, scales) | Spread::Blocks(_, scales) => scales.clone(),
-            };
-            let mut inputs = vec![
-                stored,
+            let mut names = vec![
+                writer.initializer(&format!("{path}.codes"), element, &codes.shape, bytes),
                 writer.floats(&format!("{path}.scale"), &shape, &scales),
             ];
             if !codes.is_symmetric() {
                 let zeros = pack(&codes.zero_point, element);
                 let name = format!("{path}.zero_point");
-                inputs.push(writer.initializer(&name, element, &shape, zeros));
+                names.push(writer.initializer(&name, element, &shape, zeros));
             }
-            writer.emit("DequantizeLinear", inputs, path, attributes)
-        })
+            names.join("\n")
+        });
+        (joined.split('\n').map(String::from).collect(), attributes)
     }
 }

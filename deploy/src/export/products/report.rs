@@ -11,7 +11,8 @@ pub enum Execution {
     /// Floats times floats that were computed from codes once.
     DequantizedOnce,
     /// `DequantizeLinear` before the product: a runtime that has integer kernels fuses it, another
-    /// one dequantizes at every use.
+    /// one dequantizes at every use. Of a table of embeddings, where they have a scale each or all one
+    /// and codes have 8 bits, the rows that are taken, else all.
     Qdq,
     /// Floats times floats; nothing of it is quantized.
     Float,
@@ -32,7 +33,7 @@ impl std::fmt::Display for Execution {
     }
 }
 
-/// What became of a matrix product or convolution.
+/// What became of a matrix product or convolution, or of a quantized table of embeddings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerReport {
     /// Position of its operation in the graph.

@@ -27,7 +27,9 @@ impl<'a> Planner<'a> {
                 let [gain, shift] = self.affine(node)?;
                 one(Between::Affine(gain, shift))
             }
-            "Reshape" => one(Between::Reshape(self.constants.ints(node.inputs.get(1)?)?)),
+            "Reshape" if int(node, "allowzero").is_none() => {
+                one(Between::Reshape(self.constants.ints(node.inputs.get(1)?)?))
+            }
             "Transpose" => one(Between::Transpose(sizes(node, "perm")?)),
             "MatMul" => {
                 let other = node.inputs.get(1)?.as_str();

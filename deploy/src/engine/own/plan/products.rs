@@ -9,7 +9,7 @@ use super::{Planner, refused};
 use crate::engine::own::Operation;
 use crate::engine::own::attributes::{geometry, int};
 use crate::engine::own::convolution::{Convolution, Kernel};
-use crate::engine::own::linear::{Linear, Matrix, Undecided};
+use crate::engine::own::linear::{Ends, Linear, Matrix, Undecided};
 use crate::engine::report::{SparseLayer, SparseOutcome};
 use crate::{DeployError, OnnxNode};
 
@@ -41,7 +41,7 @@ impl<'a> Planner<'a> {
         if ones.iter().any(|one| *one != 1) || rows == 0 || columns == 0 {
             return Ok(None);
         }
-        let Some(tail) = self.tail(out, columns, of_codes) else {
+        let Some(tail) = self.tail(out, columns, 0, of_codes) else {
             return Ok(None);
         };
         let key = format!("{} {}", node.operator, weight.name);
@@ -70,6 +70,7 @@ impl<'a> Planner<'a> {
                             let dense = FloatMatrix::new(&values, rows, columns, self.keep.floats);
                             Matrix::Undecided(Arc::new(Undecided {
                                 name: weight.name.clone(),
+                                path: weight.path.clone(),
                                 sparse: Arc::new(sparse.map_err(refused)?),
                                 dense: Arc::new(dense.map_err(refused)?),
                             }))
@@ -84,10 +85,11 @@ impl<'a> Planner<'a> {
                 matrix
             }
         };
-        self.resident_bytes += 4 * columns;
+        let ends = self.ends(&tail, 0, columns);
+        self.resident_bytes += ends.bytes();
         let linear = Linear {
             weight: matrix,
-            ends: self.ends(&tail, 0, columns),
+            ends,
             rank: axes,
         };
         Ok(Some((Operation::Linear(linear), tail)))
@@ -165,7 +167,7 @@ impl<'a> Planner<'a> {
         let Some(geometry) = geometry(node, taps) else {
             return Ok(None);
         };
-        let Some(mut tail) = self.tail(out, to, of_codes) else {
+        let Some(mut tail) = self.tail(out, to, taps.len(), of_codes) else {
             return Ok(None);
         };
         if let (false, Some(name)) = (of_codes, node.inputs.get(2)) {
@@ -205,7 +207,7 @@ impl<'a> Planner<'a> {
             let nonzeros = values.iter().filter(|value| **value != 0.0).count();
             if self.keep.sparse && 2 * nonzeros <= values.len() {
                 self.dense_zeros.push(SparseLayer {
-                    path: weight.name.clone(),
+                    path: weight.path.clone(),
                     nonzeros,
                     weights: values.len(),
                     outcome: SparseOutcome::NoProduct {
@@ -233,7 +235,7 @@ impl<'a> Planner<'a> {
                 .map(|group| self.ends(&tail, group * outputs, outputs))
                 .collect(),
         };
-        self.resident_bytes += kernel.bytes() + 4 * to;
+        self.resident_bytes += kernel.bytes() + ends.iter().map(Ends::bytes).sum::<usize>();
         let convolution = Convolution {
             kernel,
             geometry,

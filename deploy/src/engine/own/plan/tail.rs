@@ -21,8 +21,16 @@ pub(super) struct Tail<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// What follows sums of `channels`, if the model says it in the way that products are written.
-    pub(super) fn tail(&self, sums: &'a str, channels: usize, of_codes: bool) -> Option<Tail<'a>> {
+    /// What follows sums of `channels`, with as many axes `behind` that of the channels, if the model says
+    /// it in the way that products are written.
+    pub(super) fn tail(
+        &self,
+        sums: &'a str,
+        channels: usize,
+        behind: usize,
+        of_codes: bool,
+    ) -> Option<Tail<'a>> {
+        let per_channel = |name: &str| self.per_channel(name, channels, behind);
         let mut tail = Tail {
             output: sums,
             ..Tail::default()
@@ -34,14 +42,14 @@ impl<'a> Planner<'a> {
             let made = node.outputs.first()?;
             let (at, node) = self.sole(made).filter(|(_, node)| node.operator == "Mul")?;
             let step = Self::other(node, made)?;
-            match self.per_channel(step, channels) {
+            match per_channel(step) {
                 Some(scale) => tail.scale = Some(scale),
                 None => {
                     // The scale of the values at hand, times those of the weight.
                     let product = &self.model.nodes[*self.makers.get(step)?];
                     let scales = (product.operator == "Mul").then(|| {
                         let mut all = product.inputs.iter();
-                        all.find_map(|name| self.per_channel(name, channels))
+                        all.find_map(|name| per_channel(name))
                     });
                     tail.scale = Some(scales??);
                     tail.is_dynamic = true;
@@ -55,12 +63,13 @@ impl<'a> Planner<'a> {
             match node.operator {
                 "Add" if untouched && tail.bias.is_none() => {
                     let bias = Self::other(node, tail.output);
-                    let Some(bias) = bias.and_then(|bias| self.per_channel(bias, channels)) else {
+                    let Some(bias) = bias.and_then(per_channel) else {
                         break;
                     };
                     tail.bias = Some(bias);
                 }
-                "BatchNormalization" if untouched => match self.affine(node) {
+                // It is along the second axis, which of a matrix product need not be that of the columns.
+                "BatchNormalization" if untouched && behind > 0 => match self.affine(node) {
                     Some(gain) if gain[0].len() == channels => tail.gain = Some(gain),
                     _ => break,
                 },
@@ -84,13 +93,14 @@ impl<'a> Planner<'a> {
     }
 
     /// One number for each channel: also one for all.
-    fn per_channel(&self, name: &str, channels: usize) -> Option<Vec<f32>> {
+    fn per_channel(&self, name: &str, channels: usize, behind: usize) -> Option<Vec<f32>> {
         let values = self.constants.floats(name)?;
-        let shape = &self.constants.get(name)?.shape;
-        let axes = shape.iter().filter(|size| **size != 1).count();
+        // Axes that are missing are missing in front.
+        let mut axes = self.constants.get(name)?.shape.iter().rev();
+        let is_along = axes.nth(behind) == Some(&channels);
         match values[..] {
             [value] => Some(vec![value; channels]),
-            _ if values.len() == channels && axes <= 1 => Some(values),
+            _ if values.len() == channels && is_along => Some(values),
             _ => None,
         }
     }
