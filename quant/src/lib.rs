@@ -60,7 +60,7 @@ pub mod range;
 pub mod rounding;
 mod table;
 
-pub use burn_lean_graph::{GraphError, Role, TensorMapper, Tensors, tensors};
+pub use burn_lean_graph::{Form, GraphError, Role, TensorMapper, Tensors, tensors};
 /// ```
 /// use burn::module::Module;
 /// use burn::nn::{Linear, LinearConfig};

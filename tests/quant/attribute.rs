@@ -46,7 +46,9 @@ mod written {
                 both: BiRnnConfig::new(4, 2, true).init(device),
                 lstm: BiLstmConfig::new(4, 2, true).init(device),
                 gru: BiGruConfig::new(4, 2, true).init(device),
-                decoder: TransformerDecoderConfig::new(4, 8, 2, 1).init(device),
+                decoder: TransformerDecoderConfig::new(4, 8, 2, 1)
+                    .with_dropout(0.0)
+                    .init(device),
             }
         }
 
@@ -75,7 +77,8 @@ mod written {
     impl Referred {
         pub(super) fn new(device: &Device) -> Self {
             let linear = || LinearConfig::new(4, 4).init(device);
-            let encoder = TransformerEncoderConfig::new(4, 8, 2, 1).init(device);
+            let encoder = TransformerEncoderConfig::new(4, 8, 2, 1).with_dropout(0.0);
+            let encoder = encoder.init(device);
             Self {
                 first: linear(),
                 second: linear(),
@@ -140,7 +143,9 @@ mod written {
                 blocks: vec![block(), block()],
                 layers: vec![linear(), linear()],
                 head: Some(linear()),
-                mha: MultiHeadAttentionConfig::new(4, 2).init(device),
+                mha: MultiHeadAttentionConfig::new(4, 2)
+                    .with_dropout(0.0)
+                    .init(device),
                 lstm: LstmConfig::new(4, 4, true).init(device),
             }
         }

@@ -1,6 +1,6 @@
 //! Weights that carry a pruning mask and a quantizer, in either order.
 
-use burn::module::{Lora, LoraAdapter, Module, ModuleMapper, Param};
+use burn::module::{Lora, LoraAdapter, Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
@@ -13,7 +13,9 @@ use burn_lean::quant::{
     WeightConfig, WeightGranularity, WeightQuantizer, audit, compare, load_safetensors,
     quantized_weights, save_safetensors,
 };
-use burn_lean::reparam::{Chain, ChainReparameterizer, attach, find};
+use burn_lean::reparam::{
+    Chain, ChainReparameterizer, PathMapper, Trail, attach, find, map_with_path,
+};
 
 use crate::support::{each_device, tensor, values};
 
@@ -87,22 +89,17 @@ fn samples(device: &Device) -> Vec<Tensor<2>> {
 /// The net with other stored numbers at the paths that end so; what weights carry stays.
 fn with_stored(net: Net, ending: &'static str, seed: u64, device: &Device) -> Net {
     struct Store<'a> {
-        path: Vec<String>,
         ending: &'static str,
         seed: u64,
         device: &'a Device,
     }
-    impl ModuleMapper for Store<'_> {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.to_string());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match self.path.join(".").ends_with(self.ending) {
+    impl PathMapper for Store<'_> {
+        fn float<const D: usize>(
+            &mut self,
+            at: &Trail,
+            param: Param<Tensor<D>>,
+        ) -> Param<Tensor<D>> {
+            match at.path().ends_with(self.ending) {
                 true => param.map(|old| {
                     let new = tensor(self.seed, old.dims(), self.device);
                     new.set_require_grad(old.is_require_grad())
@@ -111,12 +108,12 @@ fn with_stored(net: Net, ending: &'static str, seed: u64, device: &Device) -> Ne
             }
         }
     }
-    net.map(&mut Store {
-        path: Vec::new(),
+    let mut store = Store {
         ending,
         seed,
         device,
-    })
+    };
+    map_with_path(net, &mut store)
 }
 
 /// Masked and prepared, run once in training, with a base that is not zero behind the mask.

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_lean::quant::{
     CompressedReport, ConvertConfig, FakeQuantizeConfig, ForwardQ, Granularity, Mapping,
     NumberFormat, ObserverConfig, QatConfig, QuantError, Scheme, Unsupported, WeightConfig,
@@ -199,6 +199,33 @@ fn words_hold_the_codes_of_an_output_from_the_low_bits_on() {
 }
 
 #[test]
+fn the_zero_point_of_a_single_output_is_a_number_of_its_own() {
+    let device = Device::flex();
+    let linear: Linear = with_numbers(LinearConfig::new(9, 1).init(&device), 3);
+    let granularity = WeightGranularity::PerChannel;
+    let config = QatConfig::new()
+        .with_weight(weight(NumberFormat::uint(4), true, granularity))
+        .with_activation(None);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let model = config.prepare(linear).unwrap();
+    save_compressed_tensors(&model, &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let found = SafeTensors::deserialize(&bytes).unwrap();
+    // One scale is one of the tensor, of which the layout packs no zero point.
+    let zero = found.tensor("weight_zero_point").unwrap();
+    assert_eq!((zero.dtype(), zero.shape()), (Dtype::I8, &[1][..]));
+    let codes = &quantized_weights(&model).unwrap()[0].1;
+    assert_eq!(zero.data(), [(codes.zero_point()[0] as i8 - 8) as u8]);
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let metadata = header.metadata().clone().unwrap();
+    assert!(metadata["quantization_config"].contains(r#""strategy":"tensor""#));
+    let plain: Linear = LinearConfig::new(9, 1).init(&device);
+    let plain = load_compressed_tensors(plain, &path).unwrap();
+    assert_eq!(values(plain.weight.val()), values(model.weight.val()));
+}
+
+#[test]
 fn the_metadata_says_how_each_layer_is_quantized() {
     let device = Device::flex();
     let folder = tempfile::tempdir().unwrap();
@@ -325,7 +352,7 @@ fn for_the_library(path: &Path, plain: &Net) {
 }
 
 /// The file with some tensors changed or left out.
-fn rewritten(
+pub(crate) fn rewritten(
     bytes: &[u8],
     change: impl Fn(&str, Dtype, &[usize], &[u8]) -> Option<(String, Dtype, Vec<usize>, Vec<u8>)>,
 ) -> Vec<u8> {
@@ -413,6 +440,19 @@ fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
         _ => keep(name, dtype, shape, data),
     });
     refused(&bytes, "words");
+    // Integers that nothing here holds.
+    let replaced = |of: &'static str, dtype, bytes: Vec<u8>| {
+        rewritten(&whole, move |name, stored, shape, data| match name == of {
+            true => Some((name.to_string(), dtype, shape.to_vec(), bytes.clone())),
+            false => keep(name, stored, shape, data),
+        })
+    };
+    let sizes = [1_i64 << 40, 16].map(i64::to_le_bytes).concat();
+    let bytes = replaced("fc1.weight_shape", Dtype::I64, sizes);
+    refused(&bytes, "`fc1.weight_shape` holds 1099511627776");
+    let zero_point = i32::MAX.to_le_bytes().to_vec();
+    let bytes = replaced("fc1.input_zero_point", Dtype::I32, zero_point);
+    refused(&bytes, "zero point of `fc1.input_scale` is 2147483647");
     // Our own layout, and a configuration of another method.
     save_safetensors(&model, &path).unwrap();
     refused(&std::fs::read(&path).unwrap(), "`quantization_config`");
@@ -426,6 +466,64 @@ fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
         let bytes = safetensors::serialize(found.iter(), Some(metadata.into())).unwrap();
         refused(&bytes, says);
     }
+}
+
+/// The upper halves of F32.
+pub(crate) fn halves(data: &[u8]) -> Vec<u8> {
+    data.chunks_exact(4)
+        .flat_map(|word| [word[2], word[3]])
+        .collect()
+}
+
+#[test]
+fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    each_device(|target| {
+        let device = &target.device;
+        let config = config(kinds().remove(1).0);
+        saved(&calibrated(&config, device), &path);
+        let whole = std::fs::read(&path).unwrap();
+        let changed = |of: &'static str, dtype: Dtype| {
+            let bytes = rewritten(&whole, move |name, stored, shape, data| {
+                let (dtype, data) = match name == of {
+                    true if dtype == Dtype::BF16 => (dtype, halves(data)),
+                    true => (dtype, data.to_vec()),
+                    false => (stored, data.to_vec()),
+                };
+                Some((name.to_string(), dtype, shape.to_vec(), data))
+            });
+            std::fs::write(&path, bytes).unwrap();
+            load_compressed_tensors(Net::new(2, device), &path)
+        };
+        let refused = changed("norm.bias", Dtype::I32).unwrap_err().into_error();
+        assert!(matches!(refused, QuantError::File { .. }), "{refused}");
+        assert!(
+            refused.to_string().contains("`norm.bias` is I32"),
+            "{refused}"
+        );
+        let loaded = changed("norm.weight", Dtype::BF16).unwrap();
+        let gamma = loaded.norm.gamma.val();
+        let has_halves = device.supports_dtype(DType::BF16);
+        let expected = if has_halves { DType::BF16 } else { DType::F32 };
+        assert_eq!(gamma.dtype(), expected);
+        let upper = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
+        let of_file = values(Net::new(1, device).norm.gamma.val());
+        let of_file: Vec<f32> = of_file.into_iter().map(upper).collect();
+        assert_eq!(values(gamma), of_file);
+        // Codes without scales are no floats.
+        let bytes = rewritten(&whole, |name, dtype, shape, data| {
+            let kept = (name.to_string(), dtype, shape.to_vec(), data.to_vec());
+            (name != "fc1.weight_scale").then_some(kept)
+        });
+        std::fs::write(&path, bytes).unwrap();
+        let refused = load_compressed_tensors(Net::new(2, device), &path);
+        let refused = refused.unwrap_err().into_error();
+        assert!(
+            refused.to_string().contains("`fc1.weight` is I8"),
+            "{refused}"
+        );
+    });
 }
 
 #[test]
@@ -451,4 +549,32 @@ fn a_model_that_quantizes_in_another_way_is_told_so() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn what_the_metadata_says_of_groups_and_of_inputs_is_minded() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let config = config(kinds().remove(4).0);
+    saved(&calibrated(&config, &device), &path);
+    let whole = std::fs::read(&path).unwrap();
+    // The last occurrence: what is said of inputs comes after what is said of weights.
+    let loaded = |from: &str, to: &str| {
+        assert_eq!(from.len(), to.len());
+        let mut windows = whole.windows(from.len());
+        let at = windows.rposition(|found| found == from.as_bytes());
+        let mut bytes = whole.clone();
+        bytes[at.unwrap()..][..to.len()].copy_from_slice(to.as_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        let fresh = config.prepare(Net::new(2, &device)).unwrap();
+        load_compressed_tensors(fresh, &path)
+            .unwrap_err()
+            .into_error()
+            .to_string()
+    };
+    let error = loaded(r#"group_size\":4"#, r#"group_size\":8"#);
+    assert!(error.contains("groups of 8 in 16"), "{error}");
+    let error = loaded(r#"type\":\"int\""#, r#"type\":\"fpn\""#);
+    assert!(error.contains("another scheme"), "{error}");
 }

@@ -1,15 +1,18 @@
 //! Files of converted models.
 
+use crate::compressed_tensors::{halves, rewritten};
 use crate::convert::{Net, full, prepared, samples, weight_only};
 use crate::support::{each_device, values};
-use burn::module::Module;
+use burn::module::{Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{DType, Device};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_lean::quant::{
     ConvertConfig, Learned, Mapping, NumberFormat, ObserverConfig, QuantError, Storage,
     WeightConfig, WeightGranularity, WeightQuantizer, calibrate, load_safetensors,
     quantized_weights, save_safetensors,
 };
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
 use std::path::Path;
 
 #[test]
@@ -96,6 +99,17 @@ fn damaged_and_foreign_files_are_refused() {
     std::fs::write(&path, &bad).unwrap();
     assert!(reason(load(&path)).contains("`fc1.weight`: the scale"));
 
+    // More elements than can be counted.
+    let (_, header) = safetensors::SafeTensors::read_metadata(&good).unwrap();
+    let mut metadata = header.metadata().clone().unwrap();
+    let mut quantized: serde_json::Value = serde_json::from_str(&metadata["quantized"]).unwrap();
+    quantized["fc1.weight"]["shape"] = serde_json::json!([1_u64 << 40, 1_u64 << 40]);
+    quantized["fc1.weight"]["scheme"]["granularity"] = "PerTensor".into();
+    metadata.insert("quantized".into(), quantized.to_string());
+    let bad = safetensors::serialize(tensors.tensors(), Some(metadata)).unwrap();
+    std::fs::write(&path, &bad).unwrap();
+    assert!(reason(load(&path)).contains("can be counted"));
+
     // −8 is no code of the narrow range.
     let codes = tensors.tensor("fc1.weight.codes").unwrap().data();
     let start = codes.as_ptr() as usize - good.as_ptr() as usize;
@@ -136,6 +150,74 @@ fn damaged_and_foreign_files_are_refused() {
     let wide = LinearConfig::new(3, 4).init(&Device::flex());
     let rejected = load_safetensors(wide, &path, Storage::Auto).unwrap_err();
     assert!(reason(rejected.into_error()).contains("`weight` is missing"));
+}
+
+/// A layer, and a number of steps.
+#[derive(Module, Debug)]
+struct Counted {
+    fc: Linear,
+    steps: Param<Tensor<1, Int>>,
+}
+
+#[test]
+fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counted.safetensors");
+    each_device(|target| {
+        let device = &target.device;
+        let steps = TensorData::from([3_i32, 4]);
+        let steps = Tensor::<1, Int>::from_data(steps, (device, DType::I32));
+        let counted = Counted {
+            fc: LinearConfig::new(16, 8).init(device),
+            steps: Param::initialized(ParamId::new(), steps),
+        };
+        let prepared = weight_only(4).prepare(counted.clone()).unwrap();
+        save_safetensors(&prepared, &path).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let retyped = |of: &'static str, to: Dtype| {
+            rewritten(&whole, move |name, dtype, shape, data| {
+                let (dtype, data) = match name == of {
+                    true if to == Dtype::BF16 => (to, halves(data)),
+                    true => (to, data.to_vec()),
+                    false => (dtype, data.to_vec()),
+                };
+                Some((name.to_string(), dtype, shape.to_vec(), data))
+            })
+        };
+        for (name, dtype, says) in [
+            ("fc.bias", Dtype::I32, "`fc.bias` is I32"),
+            ("steps", Dtype::F32, "`steps` is F32"),
+        ] {
+            std::fs::write(&path, retyped(name, dtype)).unwrap();
+            let rejected = load_safetensors(counted.clone(), &path, Storage::Auto).unwrap_err();
+            assert_eq!(rejected.value().steps.val().dtype(), DType::I32);
+            let error = rejected.into_error();
+            assert!(matches!(error, QuantError::File { .. }), "{error}");
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        // A bias in half precision, and a weight whose values are.
+        let bytes = retyped("fc.bias", Dtype::BF16);
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let mut metadata = header.metadata().clone().unwrap();
+        let entries = metadata.get_mut("quantized").unwrap();
+        *entries = entries.replace(r#""dtype":"F32""#, r#""dtype":"BF16""#);
+        assert!(entries.contains("BF16"), "{entries}");
+        let found = SafeTensors::deserialize(&bytes).unwrap();
+        let bytes = safetensors::serialize(found.iter(), Some(metadata)).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        let has_halves = device.supports_dtype(DType::BF16);
+        let expected = if has_halves { DType::BF16 } else { DType::F32 };
+        let before = values(counted.fc.bias.clone().unwrap().val());
+        let loaded = load_safetensors(counted, &path, Storage::Auto).unwrap();
+        let bias = loaded.fc.bias.clone().unwrap().val();
+        assert_eq!(
+            (loaded.fc.weight.val().dtype(), bias.dtype()),
+            (expected, expected)
+        );
+        let upper = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
+        let before: Vec<f32> = before.into_iter().map(upper).collect();
+        assert_eq!(values(bias), before);
+    });
 }
 
 /// Bytes of the tensors in a file: without its header.
@@ -189,6 +271,54 @@ fn every_file_that_can_be_written_can_be_read() {
             }
         }
     });
+}
+
+#[test]
+fn integers_and_bools_are_counted_as_they_are_held_and_as_a_file_has_them() {
+    #[derive(Module, Debug)]
+    struct Kept {
+        fc: Linear,
+        steps: Param<Tensor<1, Int>>,
+        seen: Param<Tensor<1, Bool>>,
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kept.safetensors");
+    let device = Device::flex();
+    let steps = Tensor::<1, Int>::from_data(TensorData::from([3_i64; 5]), (&device, DType::I64));
+    let seen = Tensor::<1, Int>::zeros([1000], &device).bool();
+    let bytes_of_bool = seen.dtype().size();
+    let [small, large] = [(1, 1), (5, 1000)].map(|(of_steps, of_seen)| {
+        let model = Kept {
+            fc: LinearConfig::new(16, 8).init(&device),
+            steps: Param::initialized(ParamId::new(), steps.clone().slice([0..of_steps])),
+            seen: Param::initialized(ParamId::new(), seen.clone().slice([0..of_seen])),
+        };
+        let prepared = weight_only(4).prepare(model).unwrap();
+        let (converted, report) = ConvertConfig::new().convert(prepared).unwrap();
+        save_safetensors(&converted, &path).unwrap();
+        assert_eq!(report.packed_bytes(), tensor_bytes(&path));
+        report.other_bytes
+    });
+    assert_eq!(large - small, 4 * 8 + 999 * bytes_of_bool);
+}
+
+#[cfg(unix)]
+#[test]
+fn who_reads_a_file_that_is_written_again_reads_the_old_one() {
+    use std::io::Read;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    save_safetensors(&prepared(full(4), &Device::flex()), &path).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let mut reader = std::fs::File::open(&path).unwrap();
+    let length = save_safetensors(&prepared(full(8), &Device::flex()), &path).unwrap();
+    let mut found = Vec::new();
+    reader.read_to_end(&mut found).unwrap();
+    assert!(found == before);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), length);
+    // Nothing else is left there.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! Batch normalization folded into the layer before it.
 
-use burn::module::{Module, Param, RunningState};
+use burn::module::{Module, ModuleMapper, Param, RunningState};
 use burn::nn::conv::{
     Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig, ConvTranspose2d,
     ConvTranspose2dConfig,
 };
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::quant::{FoldPair, QuantError, fold, fold_for};
 
 use crate::support::{each_device, tensor, values};
@@ -387,6 +389,40 @@ fn a_forward_pass_shows_what_is_folded_with_its_epsilon() {
 }
 
 #[test]
+fn tied_layers_with_norms_of_their_own_stay_tied() {
+    #[derive(Module, Debug)]
+    struct Twins {
+        left: Conv2d,
+        left_norm: BatchNorm,
+        right: Conv2d,
+        right_norm: BatchNorm,
+    }
+    let device = Device::flex();
+    let mut left = Conv2dConfig::new([2, 3], [2, 2]).init(&device);
+    left.weight = Param::from_tensor(tensor(7, [3, 2, 2, 2], &device));
+    let twins = Twins {
+        right: left.clone(),
+        right_norm: norm(3, 0.2, &device),
+        left,
+        left_norm: norm(3, 1e-3, &device),
+    };
+    let weight = values(twins.left.weight.val());
+    let folded = fold_for(
+        twins,
+        tensor::<4>(5, [2, 2, 5, 5], &device),
+        |twins: &Twins, x: Tensor<4>| {
+            let left = twins.left_norm.forward(twins.left.forward(x.clone()));
+            left + twins.right_norm.forward(twins.right.forward(x))
+        },
+    );
+    let folded = folded.unwrap();
+    assert_eq!(folded.left.weight.id, folded.right.weight.id);
+    for layer in [&folded.left, &folded.right] {
+        assert_eq!(values(layer.weight.val()), weight);
+    }
+}
+
+#[test]
 fn a_forward_pass_that_cannot_be_recorded_gives_the_model_back() {
     let device = Device::flex();
     let layer = LinearConfig::new(2, 2).init(&device);
@@ -399,4 +435,61 @@ fn a_forward_pass_that_cannot_be_recorded_gives_the_model_back() {
     .unwrap_err();
     assert!(matches!(rejected.error(), QuantError::Graph(_)));
     assert_eq!(rejected.into_value().weight.dims(), [2, 2]);
+}
+
+#[test]
+fn a_layer_whose_weight_is_standardized_stays_beside_its_norm() {
+    fn forward(block: &Block<Conv2d>, x: Tensor<4>) -> Tensor<4> {
+        let weight = block.layer.weight.val();
+        let weight = weight.clone() / weight.abs().mean_dim(1);
+        let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
+        block.norm.forward(conv2d(x, weight, None, options))
+    }
+    let device = Device::flex();
+    let block = Block {
+        layer: Conv2dConfig::new([3, 2], [1, 1])
+            .with_bias(false)
+            .init(&device),
+        norm: norm(2, 1e-5, &device),
+    };
+    let x = tensor::<4>(5, [2, 3, 4, 4], &device);
+    let before = values(forward(&block, x.clone()));
+    let folded = fold_for(block, x.clone(), forward).unwrap();
+    assert_eq!(values(forward(&folded, x)), before);
+}
+
+#[test]
+fn a_folded_number_that_half_precision_cannot_hold_is_refused() {
+    struct InHalf;
+    impl ModuleMapper for InHalf {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(FloatDType::F16))
+        }
+    }
+    let device = Device::flex();
+    let block = |bias| {
+        let mut layer = LinearConfig::new(3, 2).with_bias(bias).init(&device);
+        layer.weight = layer.weight.map(|weight| weight.zeros_like() + 0.5);
+        let mut norm = norm(2, 1e-5, &device);
+        norm.gamma = Param::from_data([4.0, 4.0], &device);
+        norm.running_var = RunningState::new(Tensor::from_data([1.0, 1.0], &device));
+        Block { layer, norm }
+    };
+    let refused = |block: Block<Linear>| {
+        assert!(fold(block.clone(), &pair()).is_ok());
+        let rejected = fold(block.map(&mut InHalf), &pair()).unwrap_err();
+        rejected.into_error().to_string()
+    };
+    let mut wide = block(true);
+    wide.layer.weight = wide.layer.weight.map(|weight| weight * 1e5);
+    assert!(refused(wide).contains("`layer.weight`: the folded value"));
+    for (bias, path) in [(true, "`layer.bias`"), (false, "`norm.beta`")] {
+        let mut low = block(bias);
+        low.norm.running_mean = RunningState::new(Tensor::from_data([0.0, 2e4], &device));
+        let text = refused(low);
+        assert!(
+            text.contains(path) && text.contains("the folded value"),
+            "{text}"
+        );
+    }
 }

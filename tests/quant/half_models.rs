@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::quant::{
     ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping, NumberFormat, PtqConfig, PtqMode,
     QatConfig, QuantizedForward, Storage, Unsupported, WeightConfig, audit, load_record,
-    load_safetensors, quantized_weights, save_safetensors,
+    load_safetensors, quantized_weights, save_safetensors, sensitivity,
 };
 
 use crate::support::{tensor, values, with_numbers};
@@ -155,4 +155,56 @@ fn what_burn_cannot_hold_stays_half_with_the_same_codes() {
         assert_eq!(values(converted.forward(input(dtype))), expected);
         assert_eq!(quantized_weights(&converted).unwrap(), codes);
     }
+}
+
+#[test]
+fn the_sensitivity_of_a_half_model_has_sums_in_f32() {
+    for dtype in DTYPES {
+        // The squares of the outputs are beyond F16.
+        let x = input(dtype) * 1000.0;
+        let config = QatConfig::new()
+            .with_weight(WeightConfig::int(4))
+            .with_activation(None);
+        let prepared = config.prepare(Net::new(dtype)).unwrap();
+        let found = sensitivity(&prepared, |net| net.forward(x.clone()), |_| 0.0).unwrap();
+        let mut only_last = prepared.clone();
+        only_last.fc1 = Net::new(dtype).fc1;
+        let exact = values(Net::new(dtype).forward(x.clone()));
+        let off = values(only_last.forward(x.clone()));
+        let squares = |numbers: &mut dyn Iterator<Item = f32>| -> f64 {
+            numbers.map(|number| f64::from(number).powi(2)).sum()
+        };
+        let signal = squares(&mut exact.iter().copied());
+        assert!(signal > 65504.0);
+        let noise = squares(&mut exact.iter().zip(&off).map(|(a, b)| a - b));
+        let expected = 10.0 * (signal / noise).log10();
+        let sqnr = found.layers[1].output_sqnr;
+        assert!((sqnr - expected).abs() < 1e-3, "{sqnr} {expected}");
+    }
+}
+
+#[test]
+fn the_gradient_scores_of_a_half_model_are_those_of_the_same_numbers_in_f32() {
+    // The same layer, with numbers of F16 in both dtypes.
+    let second_order = |dtype: FloatDType| {
+        let layer = with_numbers(LinearConfig::new(16, 4).init(&Device::flex()), 7);
+        let layer = layer.map(&mut Cast(FloatDType::F16)).map(&mut Cast(dtype));
+        let config = QatConfig::new()
+            .with_weight(WeightConfig::int(4))
+            .with_activation(None);
+        let prepared = config.prepare(layer.train()).unwrap();
+        let x = input(FloatDType::F16).cast(dtype);
+        let tracked = Tensor::from_inner(x.clone());
+        let found = sensitivity(&prepared, |layer| layer.forward_q(x.clone()), |_| 0.0)
+            .unwrap()
+            .with_gradient_scores(&prepared, |layer| {
+                layer.forward_q(tracked).square().mean().mul_scalar(0.001)
+            })
+            .unwrap();
+        found.layers[0].second_order.unwrap()
+    };
+    let (half, full) = (second_order(FloatDType::F16), second_order(FloatDType::F32));
+    // Below 3e-8 a number is nothing in F16, as each of these squares is.
+    assert!(full > 0.0 && full < 1e-7, "{full}");
+    assert!((half / full - 1.0).abs() < 0.1, "{half} {full}");
 }

@@ -279,6 +279,14 @@ fn numbers_that_do_not_fit_are_refused() {
     ));
     assert_eq!(grid.quantize(f32::INFINITY).unwrap(), 255);
     assert_eq!(grid.quantize(f32::NEG_INFINITY).unwrap(), 0);
+    // The inverse of its scale is infinite.
+    let subnormal = Grid {
+        scale: 1e-40,
+        ..grid
+    };
+    for (steps, code) in [(0.0, 10), (3.0, 13), (-4.0, 6), (1e6, 255)] {
+        assert_eq!(subnormal.quantize(steps * 1e-40).unwrap(), code);
+    }
     // Half a step is a tie: to even, before the zero point.
     assert_eq!(grid.quantize(0.25).unwrap(), 10);
     assert_eq!(grid.quantize(0.75).unwrap(), 12);

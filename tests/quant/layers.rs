@@ -508,14 +508,18 @@ fn gradients_reach_all_weights_of_an_attention_and_a_recurrent_layer() {
         let found = gradients(&lstm, GradientsParams::from_grads(grads, &lstm));
         assert_eq!(found.len(), 4 * 2 * 2);
 
-        let mha = with_numbers(MultiHeadAttentionConfig::new(4, 2).init(&device), 1);
+        let config = MultiHeadAttentionConfig::new(4, 2).with_dropout(0.0);
+        let mha = with_numbers(config.init(&device), 1);
         let mha = QatConfig::new().prepare(mha).unwrap();
         let output = mha.forward_q(MhaInput::self_attn(x));
         let grads = output.context.square().sum().backward();
         let found = gradients(&mha, GradientsParams::from_grads(grads, &mha));
         assert_eq!(found.len(), 4 * 2);
         for (path, _, grad) in found {
-            assert!(grad.iter().any(|value| *value != 0.0), "{path}");
+            assert!(grad.iter().all(|value| value.is_finite()), "{path}");
+            // The softmax does not see what all scores of a query share: but for rounding it is zero.
+            let is_free = path == "key.bias";
+            assert!(is_free || grad.iter().any(|value| *value != 0.0), "{path}");
         }
     });
 }

@@ -4,6 +4,8 @@ use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{NotFoldable, audit};
 
@@ -147,4 +149,69 @@ fn a_parameter_that_is_added_to_a_layers_output_is_not_its_bias() {
         model.norm.forward(y + model.shift.val().unsqueeze())
     });
     assert_eq!(audit.unwrap().norm_pairs, []);
+}
+
+#[test]
+fn a_norm_is_not_folded_into_a_weight_or_a_bias_that_the_forward_pass_computes() {
+    #[derive(Module, Debug)]
+    struct Layers {
+        conv: Conv2d,
+        linear: Linear,
+        norm: BatchNorm,
+    }
+    impl Layers {
+        fn bias(&self) -> Tensor<2> {
+            self.linear.bias.as_ref().unwrap().val().unsqueeze()
+        }
+    }
+    let device = Device::flex();
+    let model = Layers {
+        conv: Conv2dConfig::new([4, 4], [1, 1]).init(&device),
+        linear: LinearConfig::new(4, 4).init(&device),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    let reason = |forward: fn(&Layers, Tensor<2>) -> Tensor<2>| {
+        let x = Tensor::ones([8, 4], &device);
+        audit(&model, x, forward).unwrap().norm_pairs[0].not_foldable
+    };
+    // By hand what the layer does.
+    assert_eq!(
+        reason(|model, x| {
+            let y = x.matmul(model.linear.weight.val()) + model.bias();
+            model.norm.forward(y)
+        }),
+        None
+    );
+    let standardized = reason(|model, x| {
+        let weight = model.conv.weight.val();
+        let weight = weight.clone() / weight.abs().mean_dim(1);
+        let bias = model.conv.bias.as_ref().map(|bias| bias.val());
+        let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
+        let y = conv2d(x.reshape([8, 4, 1, 1]), weight, bias, options);
+        model.norm.forward(y).reshape([8, 4])
+    });
+    assert_eq!(standardized, Some(NotFoldable::WeightComputed));
+    let adapted = reason(|model, x| {
+        let weight = model.linear.weight.val();
+        let low_rank = weight
+            .clone()
+            .slice([0..4, 0..1])
+            .matmul(weight.clone().slice([0..1]));
+        model
+            .norm
+            .forward(x.matmul(weight + low_rank) + model.bias())
+    });
+    assert_eq!(adapted, Some(NotFoldable::WeightComputed));
+    let transposed = reason(|model, x| {
+        let y = x.matmul(model.linear.weight.val().transpose()) + model.bias();
+        model.norm.forward(y)
+    });
+    assert_eq!(transposed, Some(NotFoldable::WeightComputed));
+    let scaled = reason(|model, x| {
+        let y = x.matmul(model.linear.weight.val()) + model.bias() * 0.5;
+        model.norm.forward(y)
+    });
+    assert_eq!(scaled, Some(NotFoldable::BiasComputed));
+    let left_out = reason(|model, x| model.norm.forward(x.matmul(model.linear.weight.val())));
+    assert_eq!(left_out, Some(NotFoldable::BiasComputed));
 }

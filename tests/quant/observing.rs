@@ -9,6 +9,8 @@ use burn_lean::quant::{
     QuantError, RangeMethod, Scheme, Site, WeightQuantizer, quantizers,
 };
 
+use rayon::prelude::*;
+
 use crate::support::{each_device, tensor, values, with_numbers};
 
 fn batch(values: &[f32], device: &Device) -> Tensor<1> {
@@ -191,4 +193,17 @@ fn in_inference_nothing_is_observed_wherever_the_batch_is() {
         assert!(!observed(&prepare(&training).freeze(), plain));
         assert!(!observed(&prepare(plain), plain));
     });
+}
+
+#[test]
+fn batches_of_several_threads_are_all_part_of_the_range() {
+    let device = Device::flex().autodiff();
+    for _ in 0..8 {
+        let quantizer = quantizer(ObserverConfig::MinMax, &device);
+        (0..32u8).into_par_iter().for_each(|number| {
+            let highest = f32::from(number);
+            quantizer.forward(batch(&[-2.0 * highest, highest], &device));
+        });
+        assert_eq!(range(&quantizer), (-62.0, 31.0));
+    }
 }

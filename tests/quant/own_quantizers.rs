@@ -5,11 +5,11 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantize, FakeQuantizeConfig, ForwardQ, MixedPrecisionConfig, NumberFormat,
-    ObserverConfig, Precision, PtqConfig, QatConfig, Scheme, WeightConfig, calibrate, compare,
-    quantizers,
+    ObserverConfig, Precision, PtqConfig, QatConfig, QuantizedForward, Schedule, Scheme,
+    WeightConfig, calibrate, compare, quantizers, set_schedule,
 };
 
-use crate::support::{each_device, tensor, with_numbers};
+use crate::support::{each_device, tensor, values, with_numbers};
 
 /// A residual connection whose sum is quantized.
 #[derive(Module, Debug)]
@@ -174,4 +174,53 @@ fn a_comparison_sees_an_output_that_is_no_number() {
     };
     assert_eq!(difference(&net, &broken), Some(f32::INFINITY));
     assert_eq!(difference(&broken, &broken), Some(0.0));
+}
+
+#[test]
+fn one_that_is_the_first_field_follows_the_schedule_as_the_last_does() {
+    #[derive(Module, Debug)]
+    struct First {
+        quantize: FakeQuantize,
+        fc: Linear,
+    }
+    #[derive(Module, Debug)]
+    struct Last {
+        fc: Linear,
+        quantize: FakeQuantize,
+    }
+    /// Its losses in three steps; in the first it observes.
+    fn losses<M: Module>(model: M, loss: impl Fn(&M, Tensor<2>) -> Tensor<1>) -> Vec<f32> {
+        let schedule = Schedule::new().with_quantize_from(1);
+        let model = set_schedule(model, schedule).unwrap();
+        assert!(model.devices().iter().all(Device::is_autodiff));
+        let quantized = QuantizedForward::new();
+        let x = tensor::<2>(5, [4, 8], &Device::flex().autodiff());
+        let step = |step| {
+            assert_eq!(quantizers(&model)[0].quantizer.step(), step);
+            let loss = quantized.run(&model, x.clone(), |model, x| loss(model, x));
+            values(loss.unwrap())[0]
+        };
+        (0..3).map(step).collect()
+    }
+    let device = Device::flex().autodiff();
+    let quantize = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint(2)));
+    let quantize = || quantize.init(&device).unwrap();
+    let fc = with_numbers(LinearConfig::new(8, 8).init(&device), 3);
+    let first = First {
+        quantize: quantize(),
+        fc: fc.clone(),
+    };
+    let last = Last {
+        fc,
+        quantize: quantize(),
+    };
+    let found = losses(first, |model, x| {
+        model.fc.forward(model.quantize.forward(x)).square().mean()
+    });
+    assert_ne!(found[0], found[1]);
+    assert_eq!(found[1], found[2]);
+    let expected = losses(last, |model, x| {
+        model.fc.forward(model.quantize.forward(x)).square().mean()
+    });
+    assert_eq!(found, expected);
 }

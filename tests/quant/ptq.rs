@@ -1,7 +1,7 @@
 //! Post-training quantization: calibration, ranges, rounding, biases.
 
 use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
@@ -189,9 +189,10 @@ fn few_bits_are_rounded_by_data_with_nothing_chosen() {
                 weights.all(|weight| corrected(weight.bias_correction)),
                 "{report}"
             );
+            let gptq = Rounding::Gptq(GptqConfig::new());
             let explicit = weights_only(bits)
                 .with_weight_range(WeightRange::LeastSquares)
-                .with_rounding(RoundingConfig::new());
+                .with_rounding(RoundingConfig::new().with_rounding(gptq));
             let x = tensor(0, [2, 2, 6, 6], &target.device);
             let same = values(run(explicit).0.forward(x.clone()));
             assert_eq!(values(net.forward(x)), same);
@@ -356,6 +357,40 @@ fn no_calibration_data_is_an_error_with_the_model() {
         });
         assert_eq!(quantized.unwrap().1.batches, 0);
     }
+}
+
+#[test]
+fn a_model_without_a_layer_that_is_rounded_by_data_is_rounded_to_nearest() {
+    each_device(|target| {
+        let layer = ConvTranspose2dConfig::new([2, 4], [3, 2]).init(&target.device);
+        let layer = with_numbers(layer, 2);
+        let data = batches(&target.device);
+        let quantize = |rounding: RoundingConfig| {
+            let config = default_of(4).with_mode(PtqMode::Static);
+            let config = config.with_rounding(rounding);
+            config.quantize(
+                layer.clone(),
+                || data.clone(),
+                |layer: &ConvTranspose2d, x| {
+                    layer.forward_q(x);
+                },
+            )
+        };
+        let chosen = RoundingConfig::new().with_rounding(Rounding::Auto);
+        let (found, report) = quantize(chosen).unwrap();
+        assert!(report.rounding.weights.is_empty(), "{report}");
+        let found = values(found.weight.val());
+        assert_ne!(found, values(layer.weight.val()));
+        let (nearest, _) = quantize(of(Rounding::Nearest)).unwrap();
+        assert_eq!(found, values(nearest.weight.val()));
+        for rounding in [
+            Rounding::Gptq(GptqConfig::new()),
+            Rounding::AdaRound(AdaRoundConfig::new()),
+        ] {
+            let error = quantize(of(rounding)).unwrap_err().into_error();
+            assert!(matches!(error, QuantError::NoData { .. }), "{error}");
+        }
+    });
 }
 
 #[test]

@@ -6,9 +6,9 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
     FakeQuantize, FakeQuantizeConfig, ForwardQ, Granularity, Histogram, InputStatistics, Learned,
-    NumberFormat, ObserverConfig, Override, Phase, QatConfig, QuantError, RangeMethod, Schedule,
-    Scheme, WeightConfig, WeightQuantizer, advance, calibrate, entropy, learned_parameters,
-    merge_observers, quantizers, set_schedule,
+    NumberFormat, ObserverConfig, Override, Phase, QatConfig, QuantError, RangeMethod,
+    ScaleRounding, Schedule, Scheme, WeightConfig, WeightQuantizer, advance, calibrate, entropy,
+    learned_parameters, merge_observers, quantizers, set_schedule,
 };
 
 use crate::support::{each_device, gradients, tensor, values, with_numbers};
@@ -127,6 +127,27 @@ fn what_gives_no_useful_range_is_an_error_of_its_own() {
         let rejected = calibrate(quantizer, |_| {}).unwrap_err();
         assert_eq!(inner(rejected.into_error()), QuantError::NeverObserved);
     });
+}
+
+#[test]
+fn values_that_are_not_finite_give_no_scale_in_any_format_of_scales() {
+    let device = Device::flex();
+    let rounded = [ScaleRounding::Up, ScaleRounding::Standard];
+    let block_scaled = rounded.map(Scheme::mxfp4).into_iter();
+    let schemes = block_scaled.chain([Scheme::symmetric(NumberFormat::int8())]);
+    for scheme in schemes {
+        let config = FakeQuantizeConfig::new(scheme.clone());
+        let quantizer = config.with_observer(ObserverConfig::Memoryless);
+        let quantizer = quantizer.init(&device).unwrap();
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut numbers = [1.0; 32];
+            assert!(quantizer.qparams_for(&batch(&numbers, &device)).is_ok());
+            numbers[3] = bad;
+            let found = quantizer.qparams_for(&batch(&numbers, &device));
+            let expected = QuantError::NonFinite { what: "tensor" };
+            assert_eq!(inner(found.unwrap_err()), expected, "{scheme} {bad}");
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_lean::quant::{
     FakeQuantize, FakeQuantizeConfig, ForwardQ, GptqConfig, LayerInputs, NumberFormat,
     ObserverConfig, QatConfig, QuantError, Rounding, RoundingConfig, ScaleRounding, Scheme,
@@ -109,6 +109,51 @@ fn a_record_of_other_scales_is_refused() {
         matches!(*error, QuantError::ForeignScheme { .. }),
         "{error}"
     );
+}
+
+#[test]
+fn a_record_that_fits_makes_up_for_one_of_another_scheme() {
+    /// Looks at every integer, and changes none.
+    struct Look;
+    impl ModuleMapper for Look {
+        fn map_int<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, Int>>,
+        ) -> Param<Tensor<D, Int>> {
+            param.map(|integers| integers)
+        }
+    }
+    let device = Device::flex();
+    let calibrated = |bits, numbers: [f32; 2]| -> FakeQuantize {
+        let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint(bits)));
+        let x = Tensor::<1>::from_floats(numbers, &device);
+        let run = |quantizer: &FakeQuantize| drop(quantizer.forward(x));
+        calibrate(config.init(&device).unwrap(), run).unwrap()
+    };
+    let is_foreign = |quantizer: &FakeQuantize| {
+        let error = quantizer.qparams().err();
+        let inner = error.map(|error| match error {
+            QuantError::Parameter { error, .. } => *error,
+            error => error,
+        });
+        matches!(inner, Some(QuantError::ForeignScheme { .. }))
+    };
+    let own = calibrated(8, [-1.0, 2.0]);
+    let other = calibrated(4, [-5.0, 5.0]).into_record();
+    // By Burn, which does not ask for the scheme.
+    let loaded = own.clone().load_record(other);
+    assert!(is_foreign(&loaded));
+    assert!(is_foreign(&loaded.clone().map(&mut Look)));
+    // Nor does a record of it pass for one of its own scheme.
+    let fresh = calibrated(8, [-3.0, 3.0]);
+    assert!(load_record(fresh, loaded.clone().into_record()).is_err());
+    let loaded = loaded.load_record(own.clone().into_record());
+    assert!(!is_foreign(&loaded));
+    let [found, expected] = [&loaded, &own].map(|quantizer| {
+        let range = quantizer.range().unwrap();
+        [values(range.min), values(range.max)]
+    });
+    assert_eq!(found, expected);
 }
 
 #[test]

@@ -8,9 +8,11 @@ use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
     Activations, ConversionReport, ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping,
-    NumberFormat, Outcome, QatConfig, Unsupported, WeightConfig, calibrate, load_record,
-    save_safetensors,
+    NumberFormat, Outcome, QatConfig, Unsupported, WeightConfig, WeightGranularity, calibrate,
+    load_record, save_safetensors,
 };
+use rayon::ThreadPoolBuilder;
+use rayon::prelude::*;
 
 use crate::support::{each_device, tensor, values, with_numbers};
 
@@ -183,6 +185,39 @@ fn a_weight_that_burn_cannot_hold_is_float_without_a_second_copy() {
     assert!(is_resident(&converted));
     assert_eq!(report.weights[0].resident_bytes, 4 * 64 * 32);
     assert!(report.weights[0].packed_bytes < 64 * 32);
+}
+
+#[test]
+fn tasks_of_a_thread_pool_may_all_be_the_first_use_of_a_weight() {
+    let device = Device::flex();
+    let weight = WeightConfig::new()
+        .with_format(NumberFormat::uint(4))
+        .with_mapping(Mapping::Affine)
+        .with_granularity(WeightGranularity::PerTensor);
+    let config = QatConfig::new().with_weight(weight).with_activation(None);
+    // So large that rounding it is shared out in the same pool.
+    let layer = with_numbers(LinearConfig::new(256, 256).init(&device), 1);
+    let prepared = config.prepare(layer).unwrap();
+    let convert = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+    let converted = || {
+        let (layer, report) = convert.convert(prepared.clone()).unwrap();
+        let outcome = &report.weights[0].outcome;
+        assert!(matches!(outcome, Outcome::KeptFakeQuantized { .. }));
+        layer
+    };
+    let samples: Vec<Tensor<2>> = (0..64)
+        .map(|seed| tensor(seed, [1, 256], &device))
+        .collect();
+    let one_by_one = converted();
+    let outputs = |layer: &Linear, x: &Tensor<2>| values(layer.forward(x.clone()));
+    let expected: Vec<Vec<f32>> = samples.iter().map(|x| outputs(&one_by_one, x)).collect();
+    let pool = ThreadPoolBuilder::new().num_threads(8).build().unwrap();
+    for _ in 0..8 {
+        let layer = converted();
+        let found: Vec<Vec<f32>> =
+            pool.install(|| samples.par_iter().map(|x| outputs(&layer, x)).collect());
+        assert_eq!(found, expected);
+    }
 }
 
 #[test]

@@ -6,9 +6,10 @@ use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig1d, PaddingC
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, InputStatistics, LayerInputs, QatConfig,
-    QuantError, RoundedWeight, Rounding, RoundingConfig, Unsupported, WeightConfig, WeightGrid,
-    adaround, gptq, patches, patches_1d, quantized_weights, smooth_quant,
+    AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, InputStatistics, LayerInputs, Learned,
+    PtqConfig, PtqMode, QatConfig, QuantError, RoundedWeight, Rounding, RoundingConfig,
+    Unsupported, WeightConfig, WeightGrid, WeightQuantizer, adaround, gptq, patches, patches_1d,
+    quantized_weights, smooth_quant,
 };
 
 use crate::support::{each_device, numbers, tensor, values, with_numbers};
@@ -242,6 +243,65 @@ fn a_rounded_model_is_closer_to_the_float_one_and_converts_to_those_codes() {
                 values(converted.forward(x.clone())),
                 values(rounded.forward(x.clone()))
             );
+        }
+    });
+}
+
+#[test]
+fn with_nothing_chosen_weights_of_few_bits_alone_are_rounded() {
+    each_device(|target| {
+        let x = correlated(7, 64, 8, &target.device);
+        let float = with_numbers(LinearConfig::new(8, 3).init(&target.device), 4);
+        for (bits, rounded) in [(8, 0), (4, 1)] {
+            let config = QatConfig::new()
+                .with_weight(WeightConfig::int(bits))
+                .with_activation(None);
+            let prepared = config.prepare(float.clone()).unwrap();
+            let inputs = LayerInputs::collect(&prepared, |layer| {
+                layer.forward_q(x.clone());
+            })
+            .unwrap();
+            let (layer, report) = RoundingConfig::new().apply(prepared, &inputs).unwrap();
+            assert_eq!(report.weights.len(), rounded);
+            let stays = values(layer.weight.base()) == values(float.weight.val());
+            assert_eq!(stays, rounded == 0, "{bits} bits");
+        }
+    });
+}
+
+#[test]
+fn training_with_learned_scales_goes_on_from_the_rounded_weights() {
+    each_device(|target| {
+        let x = correlated(7, 64, 8, &target.device);
+        let device = target.device.clone().autodiff();
+        let float = with_numbers(LinearConfig::new(8, 3).init(&device), 4);
+        let weight = WeightConfig::int(3).with_learned(Learned::Lsq);
+        let config = QatConfig::new().with_weight(weight).with_activation(None);
+        // With the ranges of the values at hand, and with ranges that were chosen.
+        let prepared = config.prepare(float.clone()).unwrap();
+        let inputs = LayerInputs::collect(&prepared, |layer| {
+            layer.forward_q(x.clone());
+        })
+        .unwrap();
+        let (at_hand, _) = RoundingConfig::new().apply(prepared, &inputs).unwrap();
+        let (chosen, _) = PtqConfig::new()
+            .with_quantize(config)
+            .with_mode(PtqMode::WeightOnly)
+            .with_progress(false)
+            .quantize(
+                float,
+                || [x.clone()],
+                |layer: &Linear, x| {
+                    layer.forward_q(x);
+                },
+            )
+            .unwrap();
+        for layer in [at_hand, chosen] {
+            let first_step = layer.weight.val();
+            assert!(first_step.is_autodiff());
+            assert_eq!(values(first_step), values(layer.weight.base()));
+            let quantizers = WeightQuantizer::of(&layer.weight).unwrap();
+            assert!(quantizers.weight.is_learning());
         }
     });
 }
@@ -506,7 +566,8 @@ fn bad_inputs_of_every_method_are_refused() {
     foreign.insert("fc3.weight", vec![statistics(16)]);
     let prepared = || QatConfig::new().prepare(Net::new(&device)).unwrap();
     let apply = |inputs: &LayerInputs| {
-        let rejected = RoundingConfig::new().apply(prepared(), inputs).unwrap_err();
+        let gptq = RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()));
+        let rejected = gptq.apply(prepared(), inputs).unwrap_err();
         rejected.into_error()
     };
     assert!(matches!(

@@ -216,6 +216,26 @@ fn the_most_sensitive_layers_are_kept_until_the_bound_is_met() {
 }
 
 #[test]
+fn a_layer_that_makes_the_evaluation_fail_is_the_most_sensitive() {
+    let device = Device::flex();
+    let x = tensor(5, [16, 6], &device);
+    let allocation = MixedPrecisionConfig::new(weights_only(2))
+        .with_keep_at(Precision::Float)
+        .allocate(
+            Net::new(&device),
+            |_| (),
+            |net| net.forward(x.clone()),
+            |net| match enabled(net).iter().any(|path| path == "second.weight") {
+                true => f64::NAN,
+                false => merit(net),
+            },
+        );
+    let report = allocation.unwrap().report;
+    assert_eq!(report.kept, ["second.weight"]);
+    assert_eq!((report.drop, report.within_bound), (1.0, true));
+}
+
+#[test]
 fn kept_layers_have_the_higher_precision_and_the_config_says_so() {
     let device = Device::flex();
     let x = tensor(5, [16, 6], &device);

@@ -6,8 +6,8 @@ use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, QuantError, Scheme, Unobserved, audit, calibrate, calibrate_unobserved,
-    quantizers,
+    PtqMode, QatConfig, QuantError, Scheme, Site, Unobserved, WeightConfig, audit, calibrate,
+    calibrate_unobserved, quantizers,
 };
 
 use crate::support::{tensor, values, with_numbers};
@@ -233,6 +233,31 @@ fn what_was_never_observed_in_training_is_left_float_or_recovered_without_traini
         let (_, report) = ConvertConfig::new().convert(net).unwrap();
         assert_eq!(report.left_float, []);
     }
+}
+
+#[test]
+fn what_takes_the_range_at_hand_quantizes_while_others_get_theirs() {
+    let device = Device::flex();
+    let net = QatConfig::new().prepare(Net::new(&device)).unwrap();
+    let weight = |net: &Net| values(net.third.weight.val());
+    let expected = weight(&net);
+    assert_ne!(expected, values(net.third.weight.base()));
+    let net = calibrate_unobserved(net, |net| {
+        assert_eq!(weight(net), expected);
+        net.all(batch(&device));
+    })
+    .unwrap();
+    assert_eq!(weight(&net), expected);
+    let all = quantizers(&net);
+    assert!(all.iter().all(|located| located.quantizer.is_observed()));
+    // Learned scales that have no first value yet get it.
+    let weight = WeightConfig::int(4).with_learned(Learned::Lsq);
+    let config = QatConfig::new().with_weight(weight);
+    let net = config.prepare(Net::new(&device)).unwrap();
+    let net = calibrate_unobserved(net, |net| drop(net.all(batch(&device)))).unwrap();
+    let weights = quantizers(&net).into_iter();
+    let mut weights = weights.filter(|located| located.site == Site::Weight);
+    assert!(weights.all(|located| located.quantizer.is_learning()));
 }
 
 #[test]

@@ -11,7 +11,7 @@
 //! | `P.weight_packed` | I32, `[d_output, ⌈d_input / ⌊32 / bits⌋⌉]` | codes of fewer bits, plus 2ᵇ⁻¹, low bits first (`pack-quantized`) |
 //! | `P.weight_shape` | I64, `[2]` | of the weight, where it is packed |
 //! | `P.weight_scale` | F32, `[1]`, `[d_output, 1]` or `[d_output, groups]` | value of one step |
-//! | `P.weight_zero_point` | I8, as the scale; I32, packed along the outputs, where the weight is | affine weights only |
+//! | `P.weight_zero_point` | I8, as the scale; I32, packed along the outputs, where the weight is and has several | affine weights only |
 //! | `P.input_scale`, `P.input_zero_point` | F32 and I8, `[1]` | of an input that is quantized per tensor with a range of its own |
 //! | `P.compressed`, `P.bitmask`, `P.shape` | F32 `[d_output, d_input / 2]`, U8, I64 `[2, 1]` | a float weight of 2:4 along the inputs (`sparse-24-bitmask`) |
 //! | all others | their own | every other tensor of the model |

@@ -5,10 +5,10 @@ mod other_bytes;
 use std::collections::{HashMap, HashSet};
 
 use burn::config::Config;
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean_reparam::{Rejected, unlink_before};
+use burn_lean_reparam::{PathMapper, Rejected, Trail, map_with_path, unlink_before};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use other_bytes::OtherBytes;
@@ -163,7 +163,6 @@ impl ConvertConfig {
         }
         let effective = Effective::of(&model);
         let mut converter = Converter {
-            path: Vec::new(),
             config: self,
             effective: &effective,
             rounding: rounding(&model),
@@ -177,7 +176,7 @@ impl ConvertConfig {
             codes: HashMap::new(),
             error: None,
         };
-        let model = model.map(&mut converter);
+        let model = map_with_path(model, &mut converter);
         if let Some(error) = converter.error {
             return Err(error);
         }
@@ -254,7 +253,6 @@ impl ConvertConfig {
 }
 
 struct Converter<'a> {
-    path: Vec<String>,
     config: &'a ConvertConfig,
     effective: &'a Effective,
     /// Weights of layers that round activations.
@@ -358,20 +356,12 @@ impl Converter<'_> {
     }
 }
 
-impl ModuleMapper for Converter<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl PathMapper for Converter<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if self.error.is_some() {
             return param;
         }
-        let path = self.path.join(".");
+        let path = at.path();
         let Some(weight) = self.chosen.remove(&path) else {
             return param;
         };

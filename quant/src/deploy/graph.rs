@@ -73,8 +73,6 @@ impl QuantizedGraph {
     /// let input = quantized.operands[0].qparams.as_ref().unwrap();
     /// assert_eq!((input.scale[0], input.zero_point[0]), (0.01, 0.0));
     /// assert_eq!(quantized.weights["weight"].shape(), [4, 2]);
-    /// // A bias is added as 32-bit integers of this scale, one for each output.
-    /// assert_eq!(quantized.bias_scale("weight").unwrap().len(), 2);
     /// # Ok::<(), burn_lean_quant::QuantError>(())
     /// ```
     ///
@@ -127,21 +125,6 @@ impl QuantizedGraph {
         self.operands
             .iter()
             .find(|one| (one.node, one.operand) == (node, operand))
-    }
-
-    /// The scale of the bias of a layer, as integer inference adds it to the sums of products:
-    /// scale of the input times scale of the weight, for each output channel, with the zero point 0.
-    /// `None` where the layer's input has no range of its own, or is not quantized per tensor.
-    pub fn bias_scale(&self, weight: &str) -> Option<Vec<f32>> {
-        let input = self
-            .operands
-            .iter()
-            .find(|one| one.site == Site::Input && one.parameter.as_deref() == Some(weight))?;
-        let [input] = input.qparams.as_ref()?.scale[..] else {
-            return None;
-        };
-        let weight = self.weights.get(weight)?;
-        Some(weight.scale().iter().map(|scale| scale * input).collect())
     }
 }
 

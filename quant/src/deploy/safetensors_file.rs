@@ -26,7 +26,8 @@ mod save;
 
 use std::path::Path;
 
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::{DType, Device, FloatDType, TensorData};
+use burn_lean_reparam::catch_quietly;
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -88,4 +89,41 @@ impl<'a> FileError<'a> {
             reason: reason.to_string(),
         }
     }
+}
+
+/// The elements of a file's tensor for a parameter of dtype `held` on `device`: as they are, or, where the
+/// device does not have their dtype, in that of the parameter if it holds each of them.
+pub(crate) fn fitting(
+    data: TensorData,
+    name: &str,
+    held: DType,
+    device: &Device,
+    file: &FileError<'_>,
+) -> Result<TensorData, QuantError> {
+    let found = data.dtype();
+    let is_integer = found.is_int() || found.is_uint();
+    let is_of_kind = match held {
+        DType::QFloat(_) => found.is_float(),
+        held if held.is_float() => found.is_float(),
+        // Bools are written as integers.
+        _ => is_integer,
+    };
+    if !is_of_kind {
+        return Err(file.read(format!(
+            "`{name}` is {found:?}, but the model's is {held:?}"
+        )));
+    }
+    if held.is_bool() || device.supports_dtype(found) {
+        return Ok(data);
+    }
+    let is_half = matches!(found, DType::F16 | DType::BF16);
+    let is_wider = is_integer || is_half && matches!(held, DType::F32 | DType::F64);
+    // Burn panics at an integer that does not fit.
+    let converted = is_wider.then(|| catch_quietly(|| data.convert_dtype(held)));
+    converted.and_then(Result::ok).ok_or_else(|| {
+        file.read(format!(
+            "`{name}` is {found:?}, which the device does not have, and {held:?} does not hold it: load it \
+             on another device"
+        ))
+    })
 }

@@ -51,11 +51,11 @@ impl ScaleFormat {
     }
 }
 
-/// The largest power of two that is not above `x`, for `x` from 2⁻¹²⁶.
+/// The largest power of two that is not above `x`, for `x` from 2⁻¹²⁶; what is not finite stays.
 fn power_of_two_below(x: Tensor<1>) -> Tensor<1> {
     // By comparisons and products with powers of two, which are exact; a logarithm is not.
     let mut power = x.ones_like();
-    let mut rest = x;
+    let mut rest = x.clone();
     for exponent in [64, 32, 16, 8, 4, 2, 1] {
         let up = f32::exp2(exponent as f32);
         for (factor, applies) in [
@@ -67,7 +67,8 @@ fn power_of_two_below(x: Tensor<1>) -> Tensor<1> {
             power = power.clone().mask_where(applies, power.mul_scalar(factor));
         }
     }
-    power
+    let is_finite = x.clone().abs().lower_equal_elem(f32::MAX);
+    x.mask_where(is_finite, power)
 }
 
 fn nearest_e4m3(x: Tensor<1>) -> Tensor<1> {

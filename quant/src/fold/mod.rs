@@ -21,10 +21,10 @@ pub use norm_pair::{NormPair, NotFoldable};
 
 use std::collections::HashMap;
 
-use burn::module::{Flag, Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::module::{Flag, Module, Param};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean_graph::{Tensors, record};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{PathMapper, Rejected, Trail, each_float, map_with_path};
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
@@ -100,7 +100,7 @@ pub fn fold_for<M: Module, I: Tensors, O: Tensors>(
     forward: impl FnOnce(&M, I) -> O,
 ) -> Result<M, Rejected<M, QuantError>> {
     let pairs = record(&model.valid(), &evaluated(&input), forward)
-        .map(|recording| norm_pair::foldable(&norm_pair::find(recording.graph())));
+        .map(|recording| norm_pair::foldable(&norm_pair::find(recording.graph(), &model)));
     match pairs {
         Ok(pairs) => fold(model, &pairs),
         Err(error) => Err(Rejected::new(model, error.into())),
@@ -162,10 +162,7 @@ pub fn fold<M: Module>(model: M, pairs: &[FoldPair]) -> Result<M, Rejected<M, Qu
         Err(error) => return Err(Rejected::new(model, error)),
     };
     let model = float_parameters::replace(float_parameters::isolate(model), plan.values);
-    Ok(model.map(&mut Freezer {
-        path: Vec::new(),
-        frozen: plan.frozen,
-    }))
+    Ok(map_with_path(model, &mut Freezer(plan.frozen)))
 }
 
 /// `W'` and `b'` of one layer, on the host.
@@ -222,12 +219,13 @@ struct Plan {
 
 fn plan<M: Module>(model: &M, pairs: &[FoldPair]) -> Result<Plan, QuantError> {
     let parameters = float_parameters::list(model);
+    let stored = Stored::of(model);
     let mut plan = Plan {
         values: HashMap::new(),
         frozen: Vec::new(),
     };
     for pair in pairs {
-        fold_pair(model, &parameters, pair, &mut plan)?;
+        fold_pair(model, &parameters, &stored, pair, &mut plan)?;
     }
     Ok(plan)
 }
@@ -235,6 +233,7 @@ fn plan<M: Module>(model: &M, pairs: &[FoldPair]) -> Result<Plan, QuantError> {
 fn fold_pair<M: Module>(
     model: &M,
     parameters: &[FloatParameter],
+    stored: &Stored,
     pair: &FoldPair,
     plan: &mut Plan,
 ) -> Result<(), QuantError> {
@@ -313,8 +312,13 @@ fn fold_pair<M: Module>(
         bias,
         &norm,
     );
-    for (path, values) in [(&weight_path, &folded.weight), (&bias_path, &folded.bias)] {
-        if values.iter().any(|value| !value.is_finite()) {
+    let shift = match has_bias {
+        true => &bias_path,
+        // β is the layer's bias from now on, and goes on training as one.
+        false => &beta,
+    };
+    for (path, values) in [(&weight_path, &folded.weight), (shift, &folded.bias)] {
+        if !stored.is_finite(path, values) {
             return Err(QuantError::NonFinite {
                 what: "folded value",
             }
@@ -334,18 +338,36 @@ fn fold_pair<M: Module>(
     );
     plan.frozen.push(gamma);
     plan.frozen.push(of_norm("training"));
-    match has_bias {
-        true => {
-            plan.values.insert(bias_path, vector(folded.bias));
-            plan.values.insert(beta.clone(), zeros());
-            plan.frozen.push(beta);
-        }
-        // β is the layer's bias from now on, and goes on training as one.
-        false => {
-            plan.values.insert(beta, vector(folded.bias));
-        }
+    plan.values.insert(shift.clone(), vector(folded.bias));
+    if has_bias {
+        plan.values.insert(beta.clone(), zeros());
+        plan.frozen.push(beta);
     }
     Ok(())
+}
+
+/// The dtypes that the float tensors of a model are stored in, by path.
+#[derive(Default)]
+struct Stored(HashMap<String, DType>);
+
+impl Stored {
+    fn of<M: Module>(model: &M) -> Self {
+        let mut stored = Self::default();
+        each_float(model, |at, float| {
+            stored.0.insert(at.path(), float.dtype());
+        });
+        stored
+    }
+
+    /// Whether numbers are finite where they will be stored: half precision may overflow.
+    fn is_finite(&self, path: &str, values: &[f32]) -> bool {
+        let values = TensorData::new(values.to_vec(), [values.len()]);
+        let values = match self.0.get(path) {
+            Some(dtype) if dtype.is_float() => values.convert_dtype(*dtype),
+            _ => values,
+        };
+        values.iter::<f32>().all(f32::is_finite)
+    }
 }
 
 /// The variance with `√(variance + ε) = 1` exactly in F32, so that nothing is left of the division.
@@ -378,35 +400,18 @@ pub(crate) fn refuse_reparameterized(
 }
 
 /// Turns gradients and training behaviour off, by path.
-struct Freezer {
-    path: Vec<String>,
-    frozen: Vec<String>,
-}
+struct Freezer(Vec<String>);
 
-impl Freezer {
-    fn is_frozen(&self) -> bool {
-        self.frozen.contains(&self.path.join("."))
-    }
-}
-
-impl ModuleMapper for Freezer {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.is_frozen() {
+impl PathMapper for Freezer {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.contains(&at.path()) {
             true => param.set_require_grad(false),
             false => param,
         }
     }
 
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        match self.is_frozen() {
+    fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
+        match self.0.contains(&at.path()) {
             true => flag.with_value(false),
             false => flag,
         }

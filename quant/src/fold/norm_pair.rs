@@ -1,15 +1,18 @@
 //! Batch norms that can be folded into the layer before them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr,
 };
-use burn_lean_graph::{Graph, Place, Role};
+use burn::module::{Module, ParamId};
+use burn_lean_graph::{Graph, Node, Place, Role, SiteUse};
 use serde::{Deserialize, Serialize};
 
 use crate::FoldPair;
+use crate::model::channel_layout::ChannelLayout;
+use crate::model::float_parameters::{self, FloatParameter};
 
 /// A batch norm that normalizes the output of a layer, and nothing else.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,7 +23,7 @@ pub struct NormPair {
     pub layer: String,
     /// Path of the layer's weight.
     pub weight: String,
-    /// Path of the layer's bias, if it has one.
+    /// Path of the layer's bias, if it adds one as it is.
     pub bias: Option<String>,
     /// Path of the norm, for example `stem.norm`.
     pub norm: String,
@@ -40,13 +43,19 @@ pub struct NormPair {
 pub enum NotFoldable {
     /// The layer's output is also used without the norm.
     OutputShared,
-    /// The layer runs several times, and not always before this norm.
+    /// The layer runs several times, at its path or tied at another one, and not always before this
+    /// norm.
     LayerShared,
     /// The norm runs several times, and not always after this layer.
     NormShared,
     /// The norm is over another axis than the layer's outputs: after a linear layer on more than
     /// two axes, or where axes are swapped in between.
     OtherAxis,
+    /// The layer multiplies with something else than its weight as it lies there: a standardized or
+    /// normalized one, the sum with an adapter, the transpose.
+    WeightComputed,
+    /// The layer adds something else than its bias as it lies there, or its bias is not added.
+    BiasComputed,
 }
 
 impl fmt::Display for NotFoldable {
@@ -56,6 +65,8 @@ impl fmt::Display for NotFoldable {
             Self::LayerShared => "the layer also runs elsewhere",
             Self::NormShared => "the norm also runs elsewhere",
             Self::OtherAxis => "the norm is over another axis than the layer's outputs",
+            Self::WeightComputed => "the layer multiplies with what is computed from its weight",
+            Self::BiasComputed => "the layer adds something else than its bias",
         })
     }
 }
@@ -68,15 +79,47 @@ const NORM_AXIS: usize = 1;
 struct LayerOutput<'a> {
     operation: &'static str,
     weight: &'a str,
-    bias: Option<&'a str>,
+    /// The weight is multiplied as it lies in its layer.
+    is_plain: bool,
+    bias: Bias<'a>,
     is_shared: bool,
     /// Where the layer's outputs are; `None` once a reshape tore them apart.
     axis: Option<usize>,
 }
 
-impl LayerOutput<'_> {
-    fn not_foldable(&self) -> Option<NotFoldable> {
+/// What was added to a product.
+#[derive(Clone, Copy, PartialEq)]
+enum Bias<'a> {
+    Nothing,
+    /// This parameter, along the outputs.
+    Parameter(&'a str),
+    Other,
+}
+
+impl<'a> Bias<'a> {
+    fn of(graph: &'a Graph, bias: &TensorIr, axis: Option<usize>) -> Self {
+        match axis.and_then(|axis| graph.viewed(bias.id, axis)) {
+            Some((parameter, 0)) if parameter.shape.len() == 1 => Self::Parameter(&parameter.path),
+            _ => Self::Other,
+        }
+    }
+
+    fn path(self) -> Option<&'a str> {
         match self {
+            Self::Parameter(path) => Some(path),
+            Self::Nothing | Self::Other => None,
+        }
+    }
+}
+
+impl LayerOutput<'_> {
+    /// `own_bias` is the path of the bias that the layer has.
+    fn not_foldable(&self, own_bias: Option<&str>) -> Option<NotFoldable> {
+        match self {
+            _ if !self.is_plain => Some(NotFoldable::WeightComputed),
+            _ if self.bias == Bias::Other || self.bias.path() != own_bias => {
+                Some(NotFoldable::BiasComputed)
+            }
             _ if self.axis != Some(NORM_AXIS) => Some(NotFoldable::OtherAxis),
             _ if self.is_shared => Some(NotFoldable::OutputShared),
             _ => None,
@@ -84,14 +127,16 @@ impl LayerOutput<'_> {
     }
 }
 
-/// The axis of a layer's outputs: the last one of a product with a matrix, that of the channels of a
-/// convolution.
-fn output_axis(operation: &OperationIr, output: &TensorIr) -> usize {
-    match operation {
-        OperationIr::Float(_, FloatOperationIr::Matmul(_))
-        | OperationIr::Module(ModuleOperationIr::Linear(_)) => {
-            output.shape.num_dims().saturating_sub(1)
+/// The axis of a layer's outputs: that of the columns or rows of a product with a matrix, that of the
+/// channels of a convolution.
+fn output_axis(operation: &OperationIr, weight: Place, output: &TensorIr) -> usize {
+    let rank = output.shape.num_dims();
+    match (operation, weight) {
+        (OperationIr::Float(_, FloatOperationIr::Matmul(_)), Place::Operand(0)) => {
+            rank.saturating_sub(2)
         }
+        (OperationIr::Float(_, FloatOperationIr::Matmul(_)), _)
+        | (OperationIr::Module(ModuleOperationIr::Linear(_)), _) => rank.saturating_sub(1),
         _ => 1,
     }
 }
@@ -145,44 +190,64 @@ pub(crate) fn foldable(found: &[NormPair]) -> Vec<FoldPair> {
     pairs.collect()
 }
 
-/// The batch norms of an evaluation that directly follow a layer.
-pub(crate) fn find(graph: &Graph) -> Vec<NormPair> {
+/// The batch norms of an evaluation of `model` that directly follow a layer.
+pub(crate) fn find<M: Module>(graph: &Graph, model: &M) -> Vec<NormPair> {
+    let parameters = float_parameters::list(model);
+    let own_bias = |weight: &str| {
+        let path = format!("{}.bias", parent(weight));
+        let mut paths = parameters.iter().map(|parameter| &parameter.path);
+        paths.find(|other| **other == path).map(String::as_str)
+    };
     let readers = readers(graph);
     let is_shared = |id: TensorId| readers.get(&id).is_some_and(|readers| *readers > 1);
-    let (layer_runs, mut outputs) = layers(graph, is_shared);
+    let layers = Layers::of(graph, &parameters);
+    let mut outputs: HashMap<TensorId, LayerOutput<'_>> = HashMap::new();
     let path_of = |tensor: TensorId| {
         let mut parameters = graph.parameters().iter();
         parameters
             .find(|parameter| parameter.tensor == tensor)
             .map(|parameter| parameter.path.clone())
     };
+    // One parameter may be shown at several paths.
+    let identity = |path: &str| {
+        let mut parameters = graph.parameters().iter();
+        parameters
+            .find(|parameter| parameter.path == path)
+            .map(|parameter| parameter.id)
+    };
     let mut pairs = Vec::new();
-    let mut norm_runs: HashMap<String, usize> = HashMap::new();
+    let mut norm_runs: HashMap<ParamId, usize> = HashMap::new();
     for node in graph.nodes() {
         let operation = node.operation();
-        if let Some((input, output, axis)) = moved_axis(operation, |id| {
+        let moved = moved_axis(operation, |id| {
             outputs.get(&id).and_then(|layer| layer.axis)
-        }) {
-            if let Some(mut layer) = outputs.get(&input).cloned() {
-                layer.is_shared |= is_shared(output);
-                layer.axis = axis;
-                outputs.insert(output, layer);
-            }
+        });
+        let made = if let Some((input, output, axis)) = moved {
+            let layer = outputs.get(&input).cloned();
+            layer.map(|layer| (output, LayerOutput { axis, ..layer }))
+        } else {
+            layers.output(graph, &node, &outputs)
+        };
+        if let Some((output, mut layer)) = made {
+            layer.is_shared |= is_shared(output);
+            outputs.insert(output, layer);
         } else if let OperationIr::Module(ModuleOperationIr::BatchNorm(norm)) = operation
             && let (Some(gamma), Some(beta)) = (path_of(norm.gamma.id), path_of(norm.beta.id))
         {
-            *norm_runs.entry(gamma.clone()).or_default() += 1;
+            if let Some(id) = identity(&gamma) {
+                *norm_runs.entry(id).or_default() += 1;
+            }
             if let Some(layer) = outputs.get(&norm.x.id) {
                 pairs.push(NormPair {
                     operation: layer.operation.to_string(),
                     layer: parent(layer.weight).to_string(),
                     weight: layer.weight.to_string(),
-                    bias: layer.bias.map(str::to_string),
+                    bias: layer.bias.path().map(str::to_string),
                     norm: parent(&gamma).to_string(),
                     gamma,
                     beta,
                     epsilon: norm.epsilon.elem(),
-                    not_foldable: layer.not_foldable(),
+                    not_foldable: layer.not_foldable(own_bias(layer.weight)),
                 });
             }
         }
@@ -197,9 +262,13 @@ pub(crate) fn find(graph: &Graph) -> Vec<NormPair> {
     }
     let checked = unique.into_iter().map(|(mut pair, runs)| {
         if pair.not_foldable.is_none() {
-            if layer_runs.get(pair.weight.as_str()) != Some(&runs) {
+            let all_runs = |of: &HashMap<ParamId, usize>, path: &str| {
+                let id = identity(path)?;
+                of.get(&id).copied()
+            };
+            if all_runs(&layers.runs, &pair.weight) != Some(runs) {
                 pair.not_foldable = Some(NotFoldable::LayerShared);
-            } else if norm_runs.get(&pair.gamma) != Some(&runs) {
+            } else if all_runs(&norm_runs, &pair.gamma) != Some(runs) {
                 pair.not_foldable = Some(NotFoldable::NormShared);
             }
         }
@@ -221,59 +290,133 @@ fn readers(graph: &Graph) -> HashMap<TensorId, usize> {
     readers
 }
 
-/// How often each layer runs, by the path of its weight, and its outputs.
-fn layers(
-    graph: &Graph,
-    is_shared: impl Fn(TensorId) -> bool,
-) -> (HashMap<&str, usize>, HashMap<TensorId, LayerOutput<'_>>) {
-    let mut runs: HashMap<&str, usize> = HashMap::new();
-    let mut outputs = HashMap::new();
-    let sites = graph.sites();
-    let mut products: HashMap<&str, VecDeque<usize>> = HashMap::new();
-    for one in sites.iter().filter(|one| one.site.role == Role::Input) {
-        let of_layer = products.entry(&one.site.path).or_default();
-        of_layer.push_back(one.node);
+/// The layers of a graph.
+struct Layers<'a> {
+    /// How often each runs, by the identity of its weight.
+    runs: HashMap<ParamId, usize>,
+    /// The products, by their nodes.
+    products: HashMap<usize, LayerOutput<'a>>,
+    /// The nodes that add a bias to one.
+    sums: HashSet<usize>,
+}
+
+impl<'a> Layers<'a> {
+    fn of(graph: &'a Graph, parameters: &[FloatParameter]) -> Self {
+        let mut layers = Self {
+            runs: HashMap::new(),
+            products: HashMap::new(),
+            sums: HashSet::new(),
+        };
+        let nodes: Vec<Node<'a>> = graph.nodes().collect();
+        for one in graph.sites() {
+            match (one.site.role, one.place) {
+                (Role::Weight, _) => layers.add(graph, &nodes[one.node], &one, parameters),
+                (Role::Output, Place::Result) => {
+                    layers.sums.insert(one.node);
+                }
+                _ => {}
+            }
+        }
+        layers
     }
-    let nodes: Vec<_> = graph.nodes().collect();
-    let results = sites
-        .iter()
-        .filter(|one| one.site.role == Role::Output && one.place == Place::Result);
-    for one in results {
-        let of_layer = products.get_mut(one.site.path.as_str());
-        let Some(product) = of_layer.and_then(VecDeque::pop_front) else {
-            continue;
-        };
-        let (product, last) = (&nodes[product], &nodes[one.node]);
-        let Some(weight) = graph
-            .parameters()
-            .iter()
-            .find(|parameter| parameter.path == one.site.path)
-        else {
-            continue;
-        };
-        let (Some(made), Some(output)) = (
-            product.operation().outputs().next(),
-            last.operation().outputs().next(),
+
+    /// The product that a weight is read by.
+    fn add(
+        &mut self,
+        graph: &'a Graph,
+        node: &Node<'a>,
+        weight: &SiteUse,
+        parameters: &[FloatParameter],
+    ) {
+        let operation = node.operation();
+        let path = &weight.site.path;
+        let mut all = graph.parameters().iter();
+        let (Some(parameter), Some(output)) = (
+            all.find(|parameter| parameter.path == *path),
+            operation.outputs().next(),
         ) else {
-            continue;
+            return;
         };
-        let weight = weight.path.as_str();
-        *runs.entry(weight).or_default() += 1;
-        let bias = [product, last]
-            .into_iter()
-            .flat_map(|node| node.parameters())
-            .map(|parameter| parameter.path.as_str())
-            .find(|path| *path != weight && parent(path) == parent(weight));
+        *self.runs.entry(parameter.id).or_default() += 1;
+        if let OperationIr::Module(ModuleOperationIr::Embedding(_)) = operation {
+            return;
+        }
+        let stored = parameters.iter().find(|parameter| parameter.path == *path);
+        let layout = stored.and_then(|parameter| ChannelLayout::of(parameter).ok());
+        let channels = graph.output_channels(weight);
+        // Of a layer of another kind, `fold` says so.
+        let is_plain =
+            channels.is_some() && layout.is_none_or(|of| channels == Some(stored_axis(of)));
+        let bias = bias_operand(operation);
         let layer = LayerOutput {
-            operation: product.name(),
-            weight,
-            bias,
-            is_shared: is_shared(made.id) || is_shared(output.id),
-            axis: Some(output_axis(product.operation(), output)),
+            operation: node.name(),
+            weight: &parameter.path,
+            is_plain,
+            bias: bias.map_or(Bias::Nothing, |bias| Bias::of(graph, bias, Some(0))),
+            is_shared: false,
+            axis: Some(output_axis(operation, weight.place, output)),
         };
-        outputs.insert(output.id, layer);
+        self.products.insert(node.index(), layer);
     }
-    (runs, outputs)
+
+    /// The result of a node, where it is a product or the sum with its bias.
+    fn output(
+        &self,
+        graph: &'a Graph,
+        node: &Node<'a>,
+        outputs: &HashMap<TensorId, LayerOutput<'a>>,
+    ) -> Option<(TensorId, LayerOutput<'a>)> {
+        let operation = node.operation();
+        let output = operation.outputs().next()?.id;
+        if let Some(layer) = self.products.get(&node.index()) {
+            return Some((output, layer.clone()));
+        }
+        if !self.sums.contains(&node.index()) {
+            return None;
+        }
+        let mut operands = operation.inputs();
+        let (a, b) = (operands.next()?, operands.next()?);
+        let (layer, bias) = match (outputs.get(&a.id), outputs.get(&b.id)) {
+            (Some(layer), None) => (layer, b),
+            (None, Some(layer)) => (layer, a),
+            _ => return None,
+        };
+        let bias = Bias::of(graph, bias, layer.axis);
+        Some((
+            output,
+            LayerOutput {
+                bias,
+                ..layer.clone()
+            },
+        ))
+    }
+}
+
+/// Where a layer's outputs are in its weight.
+fn stored_axis(layout: ChannelLayout) -> usize {
+    match layout {
+        ChannelLayout::Conv => 0,
+        ChannelLayout::Linear | ChannelLayout::ConvTranspose => 1,
+    }
+}
+
+/// The bias that a layer's operation adds by itself.
+fn bias_operand(operation: &OperationIr) -> Option<&TensorIr> {
+    use ModuleOperationIr as Op;
+    let OperationIr::Module(operation) = operation else {
+        return None;
+    };
+    match operation {
+        Op::Linear(op) => op.bias.as_ref(),
+        Op::Conv1d(op) => op.bias.as_ref(),
+        Op::Conv2d(op) => op.bias.as_ref(),
+        Op::Conv3d(op) => op.bias.as_ref(),
+        Op::DeformableConv2d(op) => op.bias.as_ref(),
+        Op::ConvTranspose1d(op) => op.bias.as_ref(),
+        Op::ConvTranspose2d(op) => op.bias.as_ref(),
+        Op::ConvTranspose3d(op) => op.bias.as_ref(),
+        _ => None,
+    }
 }
 
 /// The module that a parameter belongs to.

@@ -211,7 +211,7 @@ pub fn audit<M: Module, I: Tensors, O: Tensors>(
         }
     }
     Ok(Audit {
-        norm_pairs: find(graph),
+        norm_pairs: find(graph, &model),
         layers,
         sites,
         uncalled,

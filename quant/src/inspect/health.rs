@@ -1,6 +1,7 @@
 //! How well each quantizer of a model does on real data.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -80,15 +81,13 @@ pub fn health<M: Module, R: RunOutcome>(
     let sums = Arc::new(Mutex::new(BTreeMap::<String, Sums>::new()));
     let watched = sums.clone();
     let watcher = move |seen: &Seen<'_>| {
-        let mut sums = lock(&watched);
-        match sums.get_mut(seen.path) {
-            Some(sums) => sums.add(seen),
-            None => {
-                sums.insert(seen.path.to_string(), Sums::of(seen));
-            }
+        let next = Sums::of(seen);
+        match lock(&watched).entry(seen.path.to_string()) {
+            Entry::Occupied(mut sums) => sums.get_mut().add(next),
+            Entry::Vacant(place) => drop(place.insert(next)),
         }
     };
-    let listener = Listener::Watcher(Arc::new(Mutex::new(Box::new(watcher))));
+    let listener = Listener::Watcher(Arc::new(watcher));
     let model = listening(model, &listener);
     run(&model).outcome()?;
     let sums = std::mem::take(&mut *lock(&sums));
@@ -165,8 +164,8 @@ impl Sums {
         }
     }
 
-    fn add(&mut self, seen: &Seen<'_>) {
-        let next = Self::of(seen);
+    /// Adds what a few numbers for each group are.
+    fn add(&mut self, next: Self) {
         self.values += next.values;
         self.totals = self.totals.clone() + next.totals;
         // Another number of tokens is another number of groups.

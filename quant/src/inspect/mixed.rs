@@ -1,5 +1,6 @@
 //! As few bits as a bound on the accuracy allows.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use burn::config::Config;
@@ -251,12 +252,11 @@ impl MixedPrecisionConfig {
     fn ranked(&self, sensitivity: &Sensitivity) -> Vec<String> {
         let mut layers: Vec<_> = sensitivity.layers.iter().collect();
         layers.sort_by(|a, b| {
-            let by_output = a.output_sqnr.total_cmp(&b.output_sqnr);
+            let by_output = lower_first(a.output_sqnr, b.output_sqnr);
             match self.ranking {
                 Ranking::OutputError => by_output,
                 Ranking::QuantizedAlone => {
-                    let alone = a.quantized_alone.total_cmp(&b.quantized_alone);
-                    alone.then(by_output)
+                    lower_first(a.quantized_alone, b.quantized_alone).then(by_output)
                 }
             }
         });
@@ -265,6 +265,12 @@ impl MixedPrecisionConfig {
             .map(|layer| layer.layer.clone())
             .collect()
     }
+}
+
+/// The lower of two figures first, and before all others what is no number: an evaluation that failed.
+fn lower_first(a: f64, b: f64) -> Ordering {
+    let failed = b.is_nan().cmp(&a.is_nan());
+    failed.then(a.partial_cmp(&b).unwrap_or(Ordering::Equal))
 }
 
 /// Whether two quantizers of the same place do the same.

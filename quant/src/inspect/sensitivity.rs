@@ -5,7 +5,7 @@ use std::fmt;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{Tensor, Transaction};
+use burn::tensor::{FloatDType, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::health;
@@ -202,8 +202,10 @@ fn signal_to_noise<const D: usize>(
     reference: &Tensor<D>,
     other: Tensor<D>,
 ) -> Result<f64, QuantError> {
+    // Half precision holds neither the squares nor their sum.
+    let reference = reference.clone().cast(FloatDType::F32);
     let signal = reference.clone().square().sum();
-    let noise = (reference.clone() - other).square().sum();
+    let noise = (reference - other.cast(FloatDType::F32)).square().sum();
     let data = Tensor::cat(vec![signal, noise], 0)
         .try_into_data()
         .map_err(|error| QuantError::Device {
@@ -226,7 +228,9 @@ impl WeightVisitor for Scores {
         };
         let weight = weight.value;
         let quantized = quantizer.forward(weight.clone());
-        let change = (quantized - weight) * gradient.without_autodiff();
+        // Half precision has no squares of small numbers.
+        let gradient = gradient.without_autodiff().cast(FloatDType::F32);
+        let change = (quantized - weight).cast(FloatDType::F32) * gradient;
         let scores = vec![change.clone().sum(), change.square().sum().mul_scalar(0.5)];
         self.found.insert(path.to_string(), Tensor::cat(scores, 0));
     }

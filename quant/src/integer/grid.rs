@@ -48,7 +48,8 @@ impl Grid {
         })
     }
 
-    /// The code of `value`: `round(value · (1 / scale)) + zero_point`, ties to even, clamped.
+    /// The code of `value`: `round(value · (1 / scale)) + zero_point`, ties to even, clamped; `value / scale`
+    /// where the inverse of the scale is infinite.
     ///
     /// # Errors
     ///
@@ -62,7 +63,12 @@ impl Grid {
             });
         }
         // Infinities saturate here, and the sum below stays far inside of f64's exact integers.
-        let steps = (value * (1.0 / self.scale)).round_ties_even();
+        let inverse = 1.0 / self.scale;
+        let steps = match inverse.is_finite() {
+            true => value * inverse,
+            false => value / self.scale,
+        };
+        let steps = steps.round_ties_even();
         let code = f64::from(steps) + f64::from(self.zero_point);
         Ok(code.clamp(f64::from(self.quant_min), f64::from(self.quant_max)) as i32)
     }

@@ -1,6 +1,7 @@
 //! BatchNorm statistics that a schedule freezes.
 
-use burn::module::{Flag, Module, ModuleMapper, Param};
+use burn::module::{Flag, Module, Param};
+use burn_lean_reparam::{PathMapper, Trail, map_with_path};
 
 use crate::module::walk::own_quantizers;
 
@@ -26,27 +27,17 @@ pub(crate) fn freezes_batch_norm<M: Module>(model: &M) -> bool {
 }
 
 pub(crate) fn freeze_batch_norm<M: Module>(model: M) -> M {
-    model.map(&mut FreezeBatchNorm { inside: false })
+    map_with_path(model, &mut FreezeBatchNorm)
 }
 
 /// Switches the training flag of BatchNorm layers off.
-struct FreezeBatchNorm {
-    inside: bool,
-}
+struct FreezeBatchNorm;
 
-impl ModuleMapper for FreezeBatchNorm {
-    fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.inside = container_type == "Struct:BatchNorm";
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.inside = false;
-    }
-
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        match self.inside {
-            true => flag.with_value(false),
-            false => flag,
+impl PathMapper for FreezeBatchNorm {
+    fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
+        match at.container() {
+            "Struct:BatchNorm" => flag.with_value(false),
+            _ => flag,
         }
     }
 }

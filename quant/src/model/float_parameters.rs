@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Flag, Module, Param};
 use burn::tensor::{Bool, DType, Device, FloatDType, GradientCheckpointingStrategy, Int, Tensor};
 use burn::tensor::{TensorData, Transaction};
-use burn_lean_reparam::{FloatVisitor, visit_floats};
+use burn_lean_reparam::{
+    FloatVisitor, PathMapper, PathVisitor, Trail, each_float, map_with_path, visit_floats,
+    visit_with_path,
+};
 
 use crate::module::effective::{Effective, HostTensor};
 use crate::module::on_tape::on_tape;
@@ -27,9 +30,16 @@ pub(crate) struct FloatParameter {
 /// The float tensors of `model`, in module order: parameters, running statistics, and state of
 /// reparameterizations.
 pub(crate) fn list<M: Module>(model: &M) -> Vec<FloatParameter> {
-    let mut lister = Lister::default();
-    model.visit(&mut lister);
-    lister.found
+    let mut found = Vec::new();
+    each_float(model, |at, float| {
+        found.push(FloatParameter {
+            path: at.path(),
+            shape: float.shape(),
+            container: at.container().to_string(),
+            nested: at.is_attached(),
+        });
+    });
+    found
 }
 
 /// Reads the stored (base) values at `paths`, in F32, in one go.
@@ -122,10 +132,7 @@ pub(crate) fn ranges<M: Module>(
 
 /// Replaces the stored values at the given paths; everything else about them stays.
 pub(crate) fn replace<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
-    model.map(&mut Replacer {
-        path: Vec::new(),
-        values,
-    })
+    map_with_path(model, &mut Replacer(values))
 }
 
 /// A model that shares no running state with its clones.
@@ -136,36 +143,8 @@ pub(crate) fn isolate<M: Module>(model: M) -> M {
     let isolated = model.valid();
     // Not by `train`: it forgets gradient checkpointing, and would train what is not trained.
     let mut training = TrainingState::default();
-    model.visit(&mut training);
-    isolated.map(&mut training)
-}
-
-#[derive(Default)]
-struct Lister {
-    path: Vec<String>,
-    containers: Vec<String>,
-    found: Vec<FloatParameter>,
-}
-
-impl ModuleVisitor for Lister {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push(name.to_string());
-        self.containers.push(container.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-        self.containers.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.push(FloatParameter {
-            path: self.path.join("."),
-            shape: param.shape().to_vec(),
-            container: self.containers.last().cloned().unwrap_or_default(),
-            nested: self.containers.iter().any(|c| c == "Reparameterization"),
-        });
-    }
+    visit_with_path(&model, &mut training);
+    map_with_path(isolated, &mut training)
 }
 
 struct Reader<'a> {
@@ -219,22 +198,11 @@ impl FloatVisitor for Ranger<'_> {
     }
 }
 
-struct Replacer {
-    path: Vec<String>,
-    values: HashMap<String, TensorData>,
-}
+struct Replacer(HashMap<String, TensorData>);
 
-impl ModuleMapper for Replacer {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(data) = self.values.remove(&self.path.join(".")) else {
+impl PathMapper for Replacer {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(data) = self.0.remove(&at.path()) else {
             return param;
         };
         param.map(|old| {
@@ -251,61 +219,40 @@ impl ModuleMapper for Replacer {
 /// What `valid` turns off, by path.
 #[derive(Default)]
 struct TrainingState {
-    path: Vec<String>,
     /// Tensors with autodiff: how their gradients are checkpointed, and whether they are kept.
     tensors: HashMap<String, (GradientCheckpointingStrategy, bool)>,
     flags: HashMap<String, bool>,
 }
 
 impl TrainingState {
-    fn path(&self) -> String {
-        self.path.join(".")
-    }
-
-    fn add(&mut self, device: &Device, requires_grad: bool) {
+    fn add(&mut self, at: &Trail, device: &Device, requires_grad: bool) {
         if let Some(strategy) = device.gradient_checkpointing_strategy() {
-            self.tensors.insert(self.path(), (strategy, requires_grad));
+            self.tensors.insert(at.path(), (strategy, requires_grad));
         }
     }
 }
 
-impl ModuleVisitor for TrainingState {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
+impl PathVisitor for TrainingState {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        self.add(at, &param.lazy_device(), param.base().is_require_grad());
     }
 
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+        self.add(at, &param.lazy_device(), false);
     }
 
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(&param.lazy_device(), param.base().is_require_grad());
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
+        self.add(at, &param.lazy_device(), false);
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(&param.lazy_device(), false);
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(&param.lazy_device(), false);
-    }
-
-    fn visit_flag(&mut self, flag: &Param<Flag>) {
-        self.flags.insert(self.path(), flag.is_enabled());
+    fn flag(&mut self, at: &Trail, flag: &Param<Flag>) {
+        self.flags.insert(at.path(), flag.is_enabled());
     }
 }
 
-impl ModuleMapper for TrainingState {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.tensors.get(&self.path()) {
+impl PathMapper for TrainingState {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.tensors.get(&at.path()) {
             Some((strategy, requires_grad)) => {
                 param.map(|value| on_tape(value, *strategy).set_require_grad(*requires_grad))
             }
@@ -313,25 +260,30 @@ impl ModuleMapper for TrainingState {
         }
     }
 
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        match self.tensors.get(&self.path()) {
+    fn int<const D: usize>(
+        &mut self,
+        at: &Trail,
+        param: Param<Tensor<D, Int>>,
+    ) -> Param<Tensor<D, Int>> {
+        match self.tensors.get(&at.path()) {
             Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
             None => param,
         }
     }
 
-    fn map_bool<const D: usize>(
+    fn bool<const D: usize>(
         &mut self,
+        at: &Trail,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        match self.tensors.get(&self.path()) {
+        match self.tensors.get(&at.path()) {
             Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
             None => param,
         }
     }
 
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        match self.flags.get(&self.path()) {
+    fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
+        match self.flags.get(&at.path()) {
             Some(true) => flag.with_value(true),
             // As `valid` left it: `train` turns on what was on before a `valid` of the user's.
             _ => flag,

@@ -1,7 +1,8 @@
 //! The weights of a model that can be quantized, and what kind of layer they belong to.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Tensor};
+use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
 
 /// A parameter of at least two dimensions.
 #[derive(Debug, Clone)]
@@ -29,16 +30,12 @@ pub(crate) struct Weight {
 #[derive(Default)]
 pub(crate) struct Layers {
     pub(crate) weights: Vec<Weight>,
-    /// Name and container of each module on the way.
-    way: Vec<(String, String)>,
-    /// How many reparameterizations we are inside of.
-    inside: usize,
 }
 
 impl Layers {
     pub(crate) fn of<M: Module>(model: &M) -> Self {
         let mut layers = Self::default();
-        model.visit(&mut layers);
+        visit_with_path(model, &mut layers);
         layers
     }
 
@@ -46,6 +43,14 @@ impl Layers {
     pub(crate) fn paths(&self) -> Vec<String> {
         let known = self.weights.iter().filter(|weight| weight.axis.is_some());
         known.map(|weight| weight.path.clone()).collect()
+    }
+
+    /// Whether there is a linear layer or a convolution that its inputs can round.
+    pub(crate) fn are_rounded_by_inputs(&self) -> bool {
+        self.weights.iter().any(|weight| {
+            let kind = (weight.axis, weight.shape.len());
+            weight.float_input && matches!(kind, (Some(1), 2) | (Some(0), 3 | 4))
+        })
     }
 }
 
@@ -77,34 +82,17 @@ fn widths(container: &str, shape: &[usize]) -> (Option<usize>, Option<usize>) {
     }
 }
 
-impl ModuleVisitor for Layers {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        if container_type == "Reparameterization" {
-            self.inside += 1;
-        }
-        self.way
-            .push((name.to_string(), container_type.to_string()));
-    }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        if container_type == "Reparameterization" {
-            self.inside -= 1;
-        }
-        self.way.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if D < 2 || self.inside > 0 {
+impl PathVisitor for Layers {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        if D < 2 || at.is_attached() {
             return;
         }
-        let names: Vec<&str> = self.way.iter().map(|(name, _)| name.as_str()).collect();
-        let mut out = self.way.iter().rev();
-        let container = out.next().map_or("", |(_, container)| container);
-        let axis = match names.last() {
-            Some(&"weight") => output_axis(container, D),
+        let container = at.container();
+        let axis = match at.name() {
+            "weight" => output_axis(container, D),
             _ => None,
         };
-        let above = out.next();
+        let above = at.names().iter().zip(at.containers()).rev().nth(1);
         let projection = match above {
             Some((name, parent)) if parent == "Struct:MultiHeadAttention" => name,
             _ => "",
@@ -113,7 +101,7 @@ impl ModuleVisitor for Layers {
         let shape = param.base().shape().to_vec();
         let (input_width, output_width) = widths(container, &shape);
         self.weights.push(Weight {
-            path: names.join("."),
+            path: at.path(),
             id: param.id,
             shape,
             device: param.lazy_device(),

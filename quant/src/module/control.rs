@@ -123,7 +123,8 @@ impl Control {
             },
             i32::from(self.was_called()),
         ];
-        values.extend(self.scheme);
+        // What was loaded is of another scheme still, in a record as to a mapper.
+        values.extend(self.foreign.unwrap_or(self.scheme));
         values
     }
 

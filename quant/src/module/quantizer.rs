@@ -5,7 +5,7 @@ mod forward;
 mod module;
 mod qparams;
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
@@ -76,9 +76,9 @@ struct State {
     observer: Observer,
     learned_scale: Option<Param<Tensor<1>>>,
     learned_zero_point: Option<Param<Tensor<1>>>,
-    /// Scale and zero point of the range, until something changes.
+    /// Scale and zero point of the range, once they are computed; another cell when something changes.
     #[module(skip)]
-    of_range: Option<QuantParams>,
+    of_range: Arc<OnceLock<QuantParams>>,
 }
 
 impl State {
@@ -142,7 +142,7 @@ impl FakeQuantize {
                 observer: Observer::new(config.observer, groups, device),
                 learned_scale: parameter(config.learned != Learned::None, 1.0),
                 learned_zero_point: parameter(config.learned == Learned::LsqPlus, 0.0),
-                of_range: None,
+                of_range: Arc::default(),
             })),
             config,
         }
@@ -187,6 +187,11 @@ impl FakeQuantize {
     /// or is to observe, or that the memoryless observer was given.
     pub(crate) fn has_static_range(&self) -> bool {
         self.config.observer.has_memory() || self.lock().control.observed
+    }
+
+    /// Whether it is to keep a range or a scale from one batch to the next.
+    pub(crate) fn keeps_range(&self) -> bool {
+        self.config.observer.has_memory() || self.config.learned != Learned::None
     }
 
     /// Whether it was given or has observed a range.
@@ -388,8 +393,16 @@ impl FakeQuantize {
     /// The state, to be changed: what was computed from it is gone.
     fn changing(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
-        state.of_range = None;
+        state.of_range = Arc::default();
         state
+    }
+
+    /// A copy of the state, to compute with.
+    ///
+    /// Nothing that rayon may share out is computed under the lock: a thread of its pool that waits for
+    /// its share takes up another task, which may be a call of this very quantizer.
+    fn snapshot(&self) -> State {
+        self.lock().clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

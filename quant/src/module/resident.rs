@@ -2,10 +2,12 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
+
+use crate::module::listen::listener::lock;
 
 /// When the float values of a converted weight are computed.
 ///
@@ -51,16 +53,10 @@ impl Resident {
         stored: Tensor<D>,
         compute: impl FnOnce(Tensor<D>) -> Tensor<D>,
     ) -> Tensor<D> {
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match values.as_ref() {
-            Some(Values::Stored) => return stored,
-            Some(Values::Computed(computed)) => {
-                if let Some(computed) = computed.downcast_ref::<Tensor<D>>() {
-                    return computed.clone();
-                }
-            }
-            None => {}
+        if let Some(known) = self.known(&stored) {
+            return known;
         }
+        // Not under the lock: a thread of rayon's pool that waits for its share may begin another use.
         let computed = compute(stored.clone());
         let is_stored = stored.dtype() == computed.dtype()
             && stored
@@ -68,13 +64,19 @@ impl Resident {
                 .equal(computed.clone())
                 .all()
                 .into_scalar::<bool>();
-        *values = Some(match is_stored {
-            true => Values::Stored,
-            false => Values::Computed(Box::new(computed.clone())),
-        });
-        match is_stored {
-            true => stored,
-            false => computed,
+        let (values, known) = match is_stored {
+            true => (stored, Values::Stored),
+            false => (computed.clone(), Values::Computed(Box::new(computed))),
+        };
+        *lock(&self.0) = Some(known);
+        values
+    }
+
+    /// What was made of `stored` before.
+    fn known<const D: usize>(&self, stored: &Tensor<D>) -> Option<Tensor<D>> {
+        match lock(&self.0).as_ref()? {
+            Values::Stored => Some(stored.clone()),
+            Values::Computed(computed) => computed.downcast_ref::<Tensor<D>>().cloned(),
         }
     }
 }
@@ -82,5 +84,27 @@ impl Resident {
 impl fmt::Debug for Resident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Resident")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn a_use_may_begin_while_another_computes() {
+        let resident = Resident::default();
+        let stored = || Tensor::<1>::from_floats([1.0, -2.0], &Device::flex());
+        let values = |x: Tensor<1>| x.into_data().try_to_vec::<f32>().unwrap();
+        let found = resident.values(stored(), |x| {
+            let other = resident.values(stored(), |x| x * 2.0);
+            assert_eq!(values(other), [2.0, -4.0]);
+            x * 2.0
+        });
+        assert_eq!(values(found), [2.0, -4.0]);
+        let again = resident.values(stored(), |_| panic!("they are known"));
+        assert_eq!(values(again), [2.0, -4.0]);
     }
 }

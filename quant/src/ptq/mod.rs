@@ -12,6 +12,7 @@ use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use crate::inspect::health::{QuantizerHealth, health};
+use crate::model::layers::Layers;
 use crate::model::unobserved::{LeftFloat, Unobserved, leave_float, without_range};
 use crate::qat::training::calibrated;
 use crate::range::observer::ObserverConfig;
@@ -98,8 +99,9 @@ pub struct PtqConfig {
     #[config(default = "WeightRange::Auto")]
     pub weight_range: WeightRange,
     /// How weights are rounded, and whether biases make up for what is left. Default: integers of 4 bits
-    /// and less by GPTQ and yes, where there is calibration data; to the nearest code and no for others.
-    #[config(default = "RoundingConfig::new().with_rounding(Rounding::Auto)")]
+    /// and less by GPTQ and yes, where there is calibration data and it comes by a linear layer or a
+    /// convolution; to the nearest code and no for others.
+    #[config(default = "RoundingConfig::new()")]
     pub rounding: RoundingConfig,
     /// What to do with an activation that has no useful range: no batch came by its quantizer, or
     /// only one value did (all zeros, for example). Default: refuse.
@@ -222,13 +224,17 @@ impl PtqConfig {
             let inputs = data.run("inputs of layers", |run| {
                 LayerInputs::collect(&float_weights, |model| run(model))
             });
+            let asked = self.rounding.rounding != Rounding::Auto;
             (prepared, rounding) = match inputs {
-                Ok(inputs) => self.rounding.apply(prepared, &inputs?)?,
-                // Nobody asked for it.
-                Err(QuantError::NoData { .. }) if self.rounding.rounding == Rounding::Auto => {
+                Ok(Ok(inputs)) => self.rounding.apply(prepared, &inputs)?,
+                // Nobody asked for it: there is no data, or no layer that is rounded by it.
+                Err(QuantError::NoData { .. }) if !asked => (prepared, rounding),
+                Ok(Err(QuantError::NoData { .. }))
+                    if !asked && !Layers::of(model).are_rounded_by_inputs() =>
+                {
                     (prepared, rounding)
                 }
-                Err(error) => return Err(error),
+                Ok(Err(error)) | Err(error) => return Err(error),
             };
         }
         let report = PtqReport {
@@ -258,19 +264,20 @@ impl PtqConfig {
             WeightRange::MinMax => false,
             WeightRange::LeastSquares => true,
         };
-        chosen
-            || match self.rounding.rounding {
-                Rounding::Auto => self.has_few_codes(),
-                Rounding::Nearest => false,
-                _ => true,
-            }
+        chosen || self.rounds_by_data()
     }
 
     /// Whether the inputs of layers are looked at, to round weights or to correct biases.
     fn rounds(&self) -> bool {
+        let corrects = self.rounding.rounding == Rounding::Nearest && self.rounding.bias_correction;
+        corrects || self.rounds_by_data()
+    }
+
+    /// Whether weights are rounded other than to nearest.
+    fn rounds_by_data(&self) -> bool {
         match self.rounding.rounding {
             Rounding::Auto => self.has_few_codes(),
-            Rounding::Nearest => self.rounding.bias_correction,
+            Rounding::Nearest => false,
             _ => true,
         }
     }

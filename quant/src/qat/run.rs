@@ -3,8 +3,7 @@
 use std::panic::Location;
 
 use burn::module::Module;
-use burn::tensor::Device;
-use burn_lean_graph::{AsRecorded, GraphError, Recordings, Tensors, hooks};
+use burn_lean_graph::{AsRecorded, GraphError, Recordings, Tensors, hooks, model_device};
 use burn_lean_reparam::Rejected;
 
 use crate::model::batch_norm::{freeze_batch_norm, freezes_batch_norm};
@@ -91,7 +90,8 @@ impl QuantizedForward {
 
     /// Records each forward pass once for the shapes of its inputs, not in every step.
     ///
-    /// Numbers that the forward pass makes on the host stay as they were recorded.
+    /// Numbers that the forward pass makes on the host stay as they were recorded. The 64 recordings that
+    /// were used last are kept.
     pub fn cached(mut self) -> Self {
         self.recordings.caches = true;
         self
@@ -137,7 +137,8 @@ impl QuantizedForward {
         O: Tensors + Send + Sync + 'static,
     {
         let caller = Location::caller();
-        let trains = model.devices().first().is_some_and(Device::is_autodiff);
+        let device = model_device(model);
+        let trains = device.is_some_and(|device| device.is_autodiff());
         if trains && freezes_batch_norm(model) {
             // A copy that shares statistics and quantizers with the model.
             let frozen = hooks::sharing(|| freeze_batch_norm(model.clone()));
@@ -167,7 +168,8 @@ impl QuantizedForward {
             return Err(GraphError::NoResult.into());
         }
         let result = recording.execute(model, &input, &AsRecorded)?;
-        let trains = own.devices().first().is_some_and(Device::is_autodiff);
+        let device = model_device(own);
+        let trains = device.is_some_and(|device| device.is_autodiff());
         if self.advances && trains {
             for quantizer in own_quantizers(own) {
                 quantizer.advance_by_run();
@@ -234,7 +236,7 @@ impl QuantizedForward {
 #[cfg(test)]
 mod tests {
     use burn::nn::LinearConfig;
-    use burn::tensor::Tensor;
+    use burn::tensor::{Device, Tensor};
 
     use super::*;
     use crate::{QatConfig, quantizers};

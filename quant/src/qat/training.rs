@@ -86,9 +86,10 @@ pub fn calibrate<M: Module, R: RunOutcome>(
 
 /// As [`calibrate`], for those quantizers only that have no range yet.
 ///
-/// The others keep what they observed and learned, and quantize meanwhile. For a model in which some
-/// layers were called past their quantizers while it was trained: correct the calls, give those
-/// quantizers their ranges, and convert; nothing has to be trained again.
+/// The others keep what they observed and learned, and quantize meanwhile; so do those that take the
+/// range of the values at hand. For a model in which some layers were called past their quantizers while
+/// it was trained: correct the calls, give those quantizers their ranges, and convert; nothing has to be
+/// trained again.
 ///
 /// # Errors
 ///
@@ -97,8 +98,8 @@ pub fn calibrate_unobserved<M: Module, R: RunOutcome>(
     model: M,
     run: impl FnOnce(&M) -> R,
 ) -> Result<M, Rejected<M, QuantError>> {
-    let has_none = |quantizer: &FakeQuantize| !quantizer.has_range();
-    match calibrated(&model, has_none, Unobserved::Refuse, run) {
+    let lacks_one = |quantizer: &FakeQuantize| quantizer.keeps_range() && !quantizer.has_range();
+    match calibrated(&model, lacks_one, Unobserved::Refuse, run) {
         Ok((calibrated, _)) => Ok(calibrated),
         Err(error) => Err(Rejected::new(model, error)),
     }

@@ -173,12 +173,8 @@ impl Observer {
         self.set_range(range);
     }
 
-    /// Takes a batch into the histogram, if there is one; reads it to the host.
-    pub(crate) fn calibrate<const D: usize>(
-        &mut self,
-        x: &Tensor<D>,
-        first: bool,
-    ) -> Result<(), QuantError> {
+    /// Takes the values of a batch into the histogram, if there is one; reads that to the host.
+    pub(crate) fn calibrate(&mut self, values: &[f32], first: bool) -> Result<(), QuantError> {
         let (ObserverConfig::Histogram { bins, range }, Some(buffer)) =
             (self.config, &mut self.histogram)
         else {
@@ -188,10 +184,9 @@ impl Observer {
             true => Histogram::new(bins),
             false => Histogram::from_values(&read(buffer.value())?),
         };
-        let values = read(x.clone())?;
         match range {
-            RangeMethod::Search => histogram.observe(&values),
-            _ => histogram.observe_magnitudes(&values),
+            RangeMethod::Search => histogram.observe(values),
+            _ => histogram.observe_magnitudes(values),
         }
         let values = histogram.to_values();
         let len = values.len();

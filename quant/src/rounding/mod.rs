@@ -29,7 +29,7 @@ use crate::model::float_parameters::{self, FloatParameter};
 use crate::module::effective::Effective;
 use crate::module::listen::layer_inputs::LayerInputs;
 use crate::module::walk::{self, Site, quantizers};
-use crate::{InputStatistics, QuantError, QuantizedTensor, Scheme};
+use crate::{InputStatistics, Learned, QuantError, QuantParams, QuantizedTensor, Scheme};
 
 /// How weights are rounded to their codes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -52,8 +52,9 @@ pub enum Rounding {
 /// the inputs that a layer is rounded for are then the ones it will see.
 #[derive(Config, Debug, PartialEq)]
 pub struct RoundingConfig {
-    /// How. Default: by GPTQ with its defaults.
-    #[config(default = "Rounding::Gptq(GptqConfig::new())")]
+    /// How. Default: integers of 4 bits and less by GPTQ with its defaults; others stay as they are, to be
+    /// rounded to the nearest code.
+    #[config(default = "Rounding::Auto")]
     pub rounding: Rounding,
     /// Whether the mean error that is left moves into the bias, where there is one. Default: yes.
     #[config(default = true)]
@@ -89,11 +90,13 @@ pub struct RoundingReport {
 }
 
 impl RoundingConfig {
-    /// Rounds the weight of every layer that `inputs` knows, and keeps its scales from now on.
+    /// Rounds the weight of every layer that `inputs` knows, and keeps its scales from now on. With
+    /// [`Rounding::Auto`] weights of more than 4 bits stay as they are, and are not in the report.
     ///
     /// The stored weight becomes the rounded one, of which fake quantization gives exactly the same
     /// values; so convert, or go on training. A weight quantizer without memory keeps today's range
-    /// from now on, in records too, so that the scale does not follow the rounded weight.
+    /// from now on, in records too, so that the scale does not follow the rounded weight; a learned
+    /// scale starts from the one that the weight was rounded with.
     ///
     /// # Errors
     ///
@@ -157,7 +160,7 @@ impl RoundingConfig {
                 error => error.at(&parameter.path),
             })?;
         }
-        plan.quantizers = kept_ranges(model, &plan.values)?;
+        plan.quantizers = kept_grids(model, &plan.values)?;
         Ok(plan)
     }
 
@@ -292,27 +295,41 @@ struct Plan {
     report: Vec<RoundedWeight>,
 }
 
-/// The quantizers of rounded weights that would follow the rounded values, made to keep the range.
-fn kept_ranges<M: Module>(
+/// The quantizers of rounded weights that would leave the grid, made to stay on it: those that would
+/// follow the rounded values, and learned scales that would start from others.
+fn kept_grids<M: Module>(
     model: &M,
     rounded: &HashMap<String, TensorData>,
 ) -> Result<HashMap<String, crate::FakeQuantize>, QuantError> {
-    let memoryless = quantizers(model).into_iter().filter(|located| {
-        located.site == Site::Weight
-            && !located.quantizer.has_static_range()
-            && !located.quantizer.is_learning()
-    });
-    let schemes: HashMap<String, Scheme> = memoryless
-        .filter_map(|located| Some((located.parameter?, located.quantizer.scheme().clone())))
-        .filter(|(path, _)| rounded.contains_key(path))
+    let of_rounded = || {
+        quantizers(model).into_iter().filter_map(|located| {
+            let path = located.parameter.clone()?;
+            let is_weight = located.site == Site::Weight && rounded.contains_key(&path);
+            (is_weight && !located.quantizer.is_learning()).then_some((path, located))
+        })
+    };
+    let schemes: HashMap<String, Scheme> = of_rounded()
+        .filter(|(_, located)| !located.quantizer.has_static_range())
+        .map(|(path, located)| (path, located.quantizer.scheme().clone()))
         .collect();
     let ranges = float_parameters::ranges(model, &schemes)?;
-    let replaced = quantizers(model).into_iter().filter_map(|located| {
-        let path = located.parameter.clone()?;
-        let range = ranges.get(&path).filter(|_| located.site == Site::Weight)?;
-        Some((located.path, located.quantizer.with_range(range.clone())))
-    });
-    Ok(replaced.collect())
+    let mut kept = HashMap::new();
+    for (path, located) in of_rounded() {
+        let quantizer = located.quantizer;
+        let (quantizer, first) = match ranges.get(&path) {
+            Some(range) => {
+                let first = QuantParams::from_range(range.clone(), quantizer.scheme());
+                (quantizer.with_range(range.clone()), first)
+            }
+            None if quantizer.config().learned == Learned::None => continue,
+            None => {
+                let first = quantizer.qparams()?;
+                (quantizer, first)
+            }
+        };
+        kept.insert(located.path, quantizer.started(first));
+    }
+    Ok(kept)
 }
 
 impl fmt::Display for RoundingReport {

@@ -54,10 +54,15 @@ impl Contents<'_> {
                 .file
                 .read(format!("`{name}` is {found:?}, not {dtypes:?}")));
         }
-        Ok((
-            data(&view, self.file)?.iter().collect(),
-            view.shape().to_vec(),
-        ))
+        let found = data(&view, self.file)?;
+        let integers = found.iter::<i64>().map(|integer| {
+            i32::try_from(integer).map_err(|_| {
+                self.file
+                    .read(format!("`{name}` holds {integer}, beyond 32 bits"))
+            })
+        });
+        let integers = integers.collect::<Result<Vec<i32>, QuantError>>()?;
+        Ok((integers, view.shape().to_vec()))
     }
 
     /// The codes of the weight at a place; `None` where it is of floats.
@@ -119,6 +124,18 @@ impl Contents<'_> {
         if !divides(0) || !divides(1) {
             return Err(wrong(format!("{groups:?} groups do not divide {shape:?}")));
         }
+        let size = arguments
+            .group_size
+            .and_then(|size| usize::try_from(size).ok());
+        let of_size = size.filter(|_| arguments.strategy.as_deref() == Some("group"));
+        if let Some(size) = of_size
+            && groups[1].checked_mul(size) != Some(shape[1])
+        {
+            return Err(wrong(format!(
+                "{} scales of an output are not those of groups of {size} in {}",
+                groups[1], shape[1]
+            )));
+        }
         let zero_name = place.with("_zero_point");
         let zero_point = match self.has(&zero_name) {
             false => vec![0; scale.len()],
@@ -168,7 +185,8 @@ impl Contents<'_> {
         let Some(arguments) = self.config.inputs(&place.layer) else {
             return Ok(None);
         };
-        let fits = arguments.num_bits == scheme.format.bits()
+        let fits = arguments.kind == "int"
+            && arguments.num_bits == scheme.format.bits()
             && arguments.symmetric == scheme.mapping.is_symmetric()
             && scheme.format.is_int();
         if !fits {
@@ -192,16 +210,16 @@ impl Contents<'_> {
         if !(*scale > 0.0 && scale.is_finite()) {
             return Err(self.file.read(format!("`{name}` is {scale}")));
         }
-        let zero = zero + shift(scheme);
-        let inside = (scheme.quant_min()..=scheme.quant_max()).contains(&(zero as f32));
-        if !inside {
+        let codes = scheme.quant_min()..=scheme.quant_max();
+        let code = zero.checked_add(shift(scheme)).map(|code| code as f32);
+        let Some(code) = code.filter(|code| codes.contains(code)) else {
             return Err(self
                 .file
                 .read(format!("the zero point of `{name}` is {zero}")));
-        }
+        };
         Ok(Some(QuantParams {
             scale: Tensor::from_data(TensorData::from([*scale]), (device, DType::F32)),
-            zero_point: Tensor::from_data(TensorData::from([zero as f32]), (device, DType::F32)),
+            zero_point: Tensor::from_data(TensorData::from([code]), (device, DType::F32)),
         }))
     }
 }

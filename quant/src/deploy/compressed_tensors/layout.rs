@@ -1,40 +1,6 @@
 //! Names, axes and packed codes.
 
-/// Where a walk through a model is.
-#[derive(Debug, Default)]
-pub(super) struct Position {
-    path: Vec<String>,
-    containers: Vec<String>,
-}
-
-impl Position {
-    pub(super) fn enter(&mut self, name: &str, container: &str) {
-        self.path.push(name.to_string());
-        self.containers.push(container.to_string());
-    }
-
-    pub(super) fn exit(&mut self) {
-        self.path.pop();
-        self.containers.pop();
-    }
-
-    pub(super) fn path(&self) -> String {
-        self.path.join(".")
-    }
-
-    /// Whether a tensor belongs to what hangs on a weight.
-    pub(super) fn is_attached(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|name| name == "Reparameterization")
-    }
-
-    /// Of a tensor of this rank.
-    pub(super) fn place(&self, rank: usize) -> Place {
-        let container = self.containers.last().map(String::as_str);
-        Place::of(&self.path, container.unwrap_or_default(), rank)
-    }
-}
+use burn_lean_reparam::Trail;
 
 /// What a float tensor of a model is called in the file, and how it lies there.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,8 +14,13 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Of a tensor of this rank.
+    pub(super) fn at(trail: &Trail, rank: usize) -> Self {
+        Self::of(trail.names(), trail.container(), rank)
+    }
+
     /// Of the tensor at `path`, in a struct of this name.
-    pub(super) fn of(path: &[String], container: &str, rank: usize) -> Self {
+    fn of(path: &[String], container: &str, rank: usize) -> Self {
         let (name, layer) = match path.split_last() {
             Some((name, layer)) => (name.as_str(), layer.join(".")),
             None => ("", String::new()),

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use burn_lean_reparam::{Rejected, unlink_before};
+use burn::module::{Module, Param};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn_lean_reparam::{PathMapper, Rejected, Trail, map_with_path, unlink_before};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::{KEY, METHOD, QuantizationConfig};
 use super::contents::{Contents, data};
-use super::layout::{Place, Position, turn};
+use super::layout::{Place, turn};
 use super::sparse::decompress;
-use crate::deploy::safetensors_file::FileError;
+use crate::deploy::safetensors_file::{FileError, fitting};
 use crate::module::walk::{Site, map_quantizers, quantizers};
 use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
@@ -23,7 +23,8 @@ use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 /// number format and groups, its weights and the inputs of its layers are quantized with the scales and
 /// zero points of the file: a [conversion](crate::ConvertConfig::convert) has its codes again. Files of
 /// `int-quantized` and `pack-quantized` weights, per tensor, per channel and in groups, of
-/// `sparse-24-bitmask` and of floats are read; the names are those of the model's fields.
+/// `sparse-24-bitmask` and of floats are read; the names are those of the model's fields. Floats of half
+/// precision are F32 on a device that has none.
 ///
 /// # Errors
 ///
@@ -74,14 +75,13 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
         file: &file,
     };
     let mut loader = Loader {
-        position: Position::default(),
         contents: &contents,
         schemes,
         weights: BTreeMap::new(),
         used: HashSet::new(),
         error: None,
     };
-    let loaded = model.valid().map(&mut loader);
+    let loaded = map_with_path(model.valid(), &mut loader);
     if let Some(error) = loader.error {
         return Err(error);
     }
@@ -130,7 +130,6 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
 }
 
 struct Loader<'a> {
-    position: Position,
     contents: &'a Contents<'a>,
     /// Of the weights that the model quantizes.
     schemes: HashMap<String, Scheme>,
@@ -140,8 +139,15 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// The elements of a tensor that is not quantized, in the model's order.
-    fn plain(&mut self, place: &Place, shape: &[usize]) -> Result<TensorData, QuantError> {
+    /// The elements of a tensor that is not quantized, in the model's order, for a parameter of dtype
+    /// `held`.
+    fn plain(
+        &mut self,
+        place: &Place,
+        shape: &[usize],
+        held: DType,
+        device: &Device,
+    ) -> Result<TensorData, QuantError> {
         let file = self.contents.file;
         let expected: Vec<usize> = match place.turned {
             true => shape.iter().rev().copied().collect(),
@@ -169,12 +175,12 @@ impl Loader<'_> {
             for part in ["compressed", "bitmask", "shape"] {
                 self.used.insert(place.in_layer(part));
             }
-            let turned = turn(&values, rows, columns);
-            return Ok(TensorData::new(turned, shape.to_vec()));
+            let turned = TensorData::new(turn(&values, rows, columns), shape.to_vec());
+            return fitting(turned, &name, held, device, file);
         }
         let view = self.contents.find(&name)?;
         fits(&name, view.shape())?;
-        let found = data(&view, file)?;
+        let found = fitting(data(&view, file)?, &name, held, device, file)?;
         self.used.insert(name);
         if !place.turned {
             return Ok(found);
@@ -189,14 +195,16 @@ impl Loader<'_> {
         ))
     }
 
-    fn float<const D: usize>(
+    fn stored<const D: usize>(
         &mut self,
+        at: &Trail,
         shape: &[usize],
+        held: DType,
         device: &Device,
     ) -> Result<Tensor<D>, QuantError> {
-        let (place, path) = (self.position.place(D), self.position.path());
+        let (place, path) = (Place::at(at, D), at.path());
         let Some(codes) = self.contents.codes(&place, &mut self.used)? else {
-            let data = self.plain(&place, shape)?;
+            let data = self.plain(&place, shape, held, device)?;
             let dtype = data.dtype();
             return Ok(Tensor::from_data(data, (device, dtype)));
         };
@@ -222,14 +230,16 @@ macro_rules! load_kind {
     ($method:ident, $kind:ty) => {
         fn $method<const D: usize>(
             &mut self,
+            at: &Trail,
             param: Param<Tensor<D, $kind>>,
         ) -> Param<Tensor<D, $kind>> {
-            if self.error.is_some() || self.position.is_attached() {
+            if self.error.is_some() || at.is_attached() {
                 return param;
             }
             let device = param.lazy_device();
-            let place = self.position.place(D);
-            match self.plain(&place, &param.base().shape()) {
+            let place = Place::at(at, D);
+            let base = param.base();
+            match self.plain(&place, &base.shape(), base.dtype(), &device) {
                 Ok(data) => {
                     let (dtype, id) = (data.dtype(), param.id);
                     param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id)
@@ -243,21 +253,14 @@ macro_rules! load_kind {
     };
 }
 
-impl ModuleMapper for Loader<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.position.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.position.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.error.is_some() || self.position.is_attached() {
+impl PathMapper for Loader<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() || at.is_attached() {
             return param;
         }
         let device = param.lazy_device();
-        match self.float::<D>(&param.base().shape(), &device) {
+        let base = param.base();
+        match self.stored::<D>(at, &base.shape(), base.dtype(), &device) {
             Ok(tensor) => param.map(|_| tensor),
             Err(error) => {
                 self.error = Some(error);
@@ -266,6 +269,6 @@ impl ModuleMapper for Loader<'_> {
         }
     }
 
-    load_kind!(map_int, Int);
-    load_kind!(map_bool, Bool);
+    load_kind!(int, Int);
+    load_kind!(bool, Bool);
 }

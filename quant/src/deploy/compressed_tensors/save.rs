@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use burn::backend::ExecutionError;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
 use safetensors::tensor::Dtype;
 
 use super::codes::{Codes, Input};
 use super::config::SparsityConfig;
 use super::config::{DENSE, Group, INT, KEY, METHOD, PACKED, QuantizationConfig, SPARSE};
-use super::layout::{Place, Position, pack, turn, words};
+use super::layout::{Place, pack, turn, words};
 use super::sparse::compress;
 use crate::codes::weights::quantized_weights;
 use crate::deploy::safetensors_file::{DTYPES, FileError, Stored, write};
@@ -75,7 +76,6 @@ pub fn save_compressed_tensors<M: Module>(
         .values()
         .any(|weight| weight.scheme().format.bits() < 8);
     let mut writer = Writer {
-        position: Position::default(),
         format: if packs { PACKED } else { INT },
         weights,
         inputs,
@@ -84,7 +84,7 @@ pub fn save_compressed_tensors<M: Module>(
         report,
         error: None,
     };
-    model.visit(&mut writer);
+    visit_with_path(model, &mut writer);
     if let Some(error) = writer.error {
         return Err(error);
     }
@@ -133,7 +133,6 @@ fn layer_of(weight: &str) -> String {
 }
 
 struct Writer {
-    position: Position,
     format: &'static str,
     weights: HashMap<String, QuantizedTensor>,
     inputs: HashMap<String, Located>,
@@ -197,7 +196,8 @@ impl Writer {
         );
         if !codes.arguments.symmetric {
             let stored = match (self.format, codes.groups) {
-                (PACKED, [outputs, groups]) if outputs == rows => {
+                // One of a tensor is not packed, whatever the number of its outputs.
+                (PACKED, [outputs, groups]) if outputs * groups > 1 => {
                     // Along the outputs.
                     let by_group = turn(&codes.zero_point, outputs, groups);
                     let packed = pack(&by_group, outputs, bits);
@@ -245,9 +245,9 @@ impl Writer {
         true
     }
 
-    fn store(&mut self, rank: usize, data: Result<TensorData, ExecutionError>) {
-        let place = self.position.place(rank);
-        let path = self.position.path();
+    fn store(&mut self, at: &Trail, rank: usize, data: Result<TensorData, ExecutionError>) {
+        let place = Place::at(at, rank);
+        let path = at.path();
         let data = match data {
             Ok(data) => data,
             Err(error) => {
@@ -299,25 +299,17 @@ impl Writer {
     }
 }
 
-impl ModuleVisitor for Writer {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.position.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.position.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.position.is_attached() || self.error.is_some() {
+impl PathVisitor for Writer {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        if at.is_attached() || self.error.is_some() {
             return;
         }
-        let path = self.position.path();
+        let path = at.path();
         let value = param.base().without_autodiff();
         let value = match self.weights.remove(&path) {
             None => value,
             Some(weight) => {
-                let place = self.position.place(D);
+                let place = Place::at(at, D);
                 if self.quantized(&place, &path, &weight) {
                     return;
                 }
@@ -330,19 +322,19 @@ impl ModuleVisitor for Writer {
                 }
             }
         };
-        self.store(D, value.try_into_data());
+        self.store(at, D, value.try_into_data());
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        if !self.position.is_attached() {
-            self.store(D, param.base().try_into_data());
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+        if !at.is_attached() {
+            self.store(at, D, param.base().try_into_data());
         }
     }
 
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        if !self.position.is_attached() {
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
+        if !at.is_attached() {
             // Bytes: a bool's own layout is the backend's.
-            self.store(D, param.base().int().try_into_data());
+            self.store(at, D, param.base().int().try_into_data());
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The bytes of everything that is no quantized weight.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::quantization::quantized_data_len;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
+use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
 
 use crate::deploy::conversion_report::ConvertedWeight;
 use crate::module::effective::FileNames;
@@ -20,18 +21,16 @@ impl OtherBytes {
     pub(crate) fn of<M: Module>(model: &M, weights: &[ConvertedWeight]) -> Self {
         let is_quantized = |path: &str| weights.iter().any(|weight| weight.path == path);
         let mut counter = Counter {
-            path: Vec::new(),
             names: FileNames::of(model, is_quantized),
             weights,
             bytes: Self::default(),
         };
-        model.visit(&mut counter);
+        visit_with_path(model, &mut counter);
         counter.bytes
     }
 }
 
 struct Counter<'a> {
-    path: Vec<String>,
     names: FileNames,
     weights: &'a [ConvertedWeight],
     bytes: OtherBytes,
@@ -46,17 +45,9 @@ impl Counter<'_> {
     }
 }
 
-impl ModuleVisitor for Counter<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
+impl PathVisitor for Counter<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        let path = at.path();
         if self.weights.iter().any(|weight| weight.path == path) {
             return;
         }
@@ -68,8 +59,21 @@ impl ModuleVisitor for Counter<'_> {
         self.add(&path, bytes);
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        let bytes = param.lazy_shape().num_elements() * 4;
-        self.add(&self.path.join("."), bytes);
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+        let base = param.base();
+        self.add(
+            &at.path(),
+            base.shape().num_elements() * base.dtype().size(),
+        );
+    }
+
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
+        let base = param.base();
+        let (path, elements) = (at.path(), base.shape().num_elements());
+        self.bytes.held += elements * base.dtype().size();
+        // A file has integers.
+        if self.names.of_tensor(&path).is_some() {
+            self.bytes.in_file += elements * base.int().dtype().size();
+        }
     }
 }

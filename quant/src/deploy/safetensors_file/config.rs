@@ -48,6 +48,8 @@ impl LoadConfig {
     /// - A model that is not prepared has no place for values beside the codes: its weights become
     ///   floats, or with [`Dequantize::EveryUse`] quantized tensors of Burn, which Burn's layers
     ///   dequantize in each forward pass.
+    /// - Other tensors have the dtypes of the file; floats of half precision are F32 on a device that has
+    ///   none.
     ///
     /// # Errors
     ///

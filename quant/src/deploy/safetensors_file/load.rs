@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
-use burn_lean_reparam::{FloatVisitor, unlink_before, visit_floats};
+use burn_lean_reparam::{
+    FloatVisitor, PathMapper, Trail, map_with_path, unlink_before, visit_floats,
+};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::LoadConfig;
-use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
 use crate::codes::quantized_tensor::unpack;
 use crate::codes::stored::{NotStored, Stored};
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
@@ -63,7 +65,6 @@ pub(super) fn try_load<M: Module>(
     let is_prepared = !schemes.is_empty();
     let names: Vec<String> = quantized.keys().cloned().collect();
     let mut loader = Loader {
-        path: Vec::new(),
         tensors: &tensors,
         names: FileNames::of(model, |path| quantized.contains_key(path)),
         quantized,
@@ -77,7 +78,7 @@ pub(super) fn try_load<M: Module>(
         file: &file,
         error: None,
     };
-    let loaded = model.valid().map(&mut loader);
+    let loaded = map_with_path(model.valid(), &mut loader);
     if let Some(error) = loader.error {
         return Err(error);
     }
@@ -162,24 +163,27 @@ fn read_weight(
     };
     let Entry { shape, scheme, .. } = entry;
     let damaged = |error: QuantError| file.read(format!("`{name}`: {error}"));
+    let mut sizes = shape.iter();
+    let elements = sizes.try_fold(1_usize, |product, len| product.checked_mul(*len));
+    let elements = elements.ok_or_else(|| {
+        file.read(format!(
+            "`{name}` has the shape {shape:?}, of more elements than can be counted"
+        ))
+    })?;
     scheme.validate(&shape).map_err(damaged)?;
     let scale = floats(find("scale", Dtype::F32)?);
     let zero_point = match scheme.mapping.is_symmetric() {
         true => vec![scheme.symmetric_zero_point(); scale.len()],
         false => floats(find("zero_point", Dtype::F32)?),
     };
-    let mut sizes = shape.iter();
-    let elements = sizes.try_fold(1_usize, |product, len| product.checked_mul(*len));
     let signed = scheme.quant_min() < 0.0 && scheme.format.is_int();
     let codes = find("codes", Dtype::U8)?;
-    let codes = elements
-        .and_then(|elements| unpack(codes, scheme.format.bits(), signed, elements))
+    let codes = unpack(codes, scheme.format.bits(), signed, elements)
         .ok_or_else(|| file.read(format!("`{name}.codes` has another length than its shape")))?;
     QuantizedTensor::new(codes, shape, scale, zero_point, scheme).map_err(damaged)
 }
 
 struct Loader<'a> {
-    path: Vec<String>,
     tensors: &'a SafeTensors<'a>,
     names: FileNames,
     quantized: HashMap<String, (QuantizedTensor, FloatDType)>,
@@ -215,6 +219,14 @@ impl Loader<'_> {
                 expected: scheme.to_string(),
             });
         }
+        let dtype = match dtype {
+            dtype if device.supports_dtype(dtype) => dtype,
+            FloatDType::F16 | FloatDType::BF16 | FloatDType::Flex32 => FloatDType::F32,
+            dtype => {
+                let reason = format!("`{path}` is {dtype:?}, which the device does not have");
+                return Err(self.file.read(reason));
+            }
+        };
         let float = |weight: &QuantizedTensor| {
             let values = weight.dequantize::<D>(device);
             values.map(|values| values.cast(dtype))
@@ -278,8 +290,14 @@ impl Loader<'_> {
         Ok(tensor)
     }
 
-    /// The tensor of this name, of this shape.
-    fn data(&mut self, path: &str, shape: &[usize]) -> Result<TensorData, QuantError> {
+    /// The tensor of this name, of this shape, for a parameter of dtype `held`.
+    fn data(
+        &mut self,
+        path: &str,
+        shape: &[usize],
+        held: DType,
+        device: &Device,
+    ) -> Result<TensorData, QuantError> {
         let view = self
             .tensors
             .tensor(path)
@@ -295,11 +313,8 @@ impl Loader<'_> {
             return Err(self.file.read(format!("`{path}` is {:?}", view.dtype())));
         };
         self.used.push(path.to_string());
-        Ok(TensorData::from_bytes_vec(
-            view.data().to_vec(),
-            shape.to_vec(),
-            *dtype,
-        ))
+        let data = TensorData::from_bytes_vec(view.data().to_vec(), shape.to_vec(), *dtype);
+        fitting(data, path, held, device, self.file)
     }
 
     fn fail(&mut self, path: &str, error: QuantError) {
@@ -334,16 +349,18 @@ macro_rules! load_kind {
     ($method:ident, $kind:ty) => {
         fn $method<const D: usize>(
             &mut self,
+            at: &Trail,
             param: Param<Tensor<D, $kind>>,
         ) -> Param<Tensor<D, $kind>> {
             if self.error.is_some() {
                 return param;
             }
-            let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+            let Some(path) = self.names.of_tensor(&at.path()) else {
                 return param;
             };
             let device = param.lazy_device();
-            match self.data(&path, &param.base().shape()) {
+            let base = param.base();
+            match self.data(&path, &base.shape(), base.dtype(), &device) {
                 Ok(data) => {
                     let dtype = data.dtype();
                     let id = param.id;
@@ -358,24 +375,17 @@ macro_rules! load_kind {
     };
 }
 
-impl ModuleMapper for Loader<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl PathMapper for Loader<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if self.error.is_some() {
             return param;
         }
-        let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+        let Some(path) = self.names.of_tensor(&at.path()) else {
             return param;
         };
         let device = param.lazy_device();
-        let shape = param.base().shape();
+        let base = param.base();
+        let shape = base.shape();
         let loaded = match self.quantized.remove(&path) {
             Some((weight, _)) if weight.shape() != shape.as_slice() => {
                 Err(self.file.read(format!(
@@ -384,10 +394,13 @@ impl ModuleMapper for Loader<'_> {
                 )))
             }
             Some(weight) => self.weight(&path, weight, &device),
-            None => self.data(&path, &shape).map(|data| {
-                let dtype = data.dtype();
-                Tensor::from_data(data, (&device, dtype))
-            }),
+            None => {
+                let data = self.data(&path, &shape, base.dtype(), &device);
+                data.map(|data| {
+                    let dtype = data.dtype();
+                    Tensor::from_data(data, (&device, dtype))
+                })
+            }
         };
         match loaded {
             // The file has what the model holds, not what a layer's own save mapper makes of it.
@@ -399,6 +412,6 @@ impl ModuleMapper for Loader<'_> {
         }
     }
 
-    load_kind!(map_int, Int);
-    load_kind!(map_bool, Bool);
+    load_kind!(int, Int);
+    load_kind!(bool, Bool);
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use burn::backend::ExecutionError;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
-use burn_lean_reparam::{FloatVisitor, visit_floats};
+use burn_lean_reparam::{Files, PathVisitor, Trail, each_float, visit_with_path};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
@@ -56,13 +56,12 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
         );
     }
     let mut collector = Collector {
-        path: Vec::new(),
         quantized: &entries,
         names: FileNames::of(model, |path| entries.contains_key(path)),
         tensors,
         error: None,
     };
-    model.visit(&mut collector);
+    visit_with_path(model, &mut collector);
     if let Some(error) = collector.error {
         return Err(error);
     }
@@ -75,7 +74,7 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
     write(&collector.tensors, metadata, path)
 }
 
-/// Writes a file; returns its bytes.
+/// Writes a file, which is there only when it is complete; returns its bytes.
 pub(crate) fn write(
     tensors: &BTreeMap<String, Stored>,
     metadata: HashMap<String, String>,
@@ -88,29 +87,27 @@ pub(crate) fn write(
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
         .map_err(|error| file.write(error))?;
     let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| file.write(error))?;
-    std::fs::write(path, &bytes).map_err(|error| file.write(error))?;
+    const FILES: Files<QuantError> =
+        Files(|action, path, error| FileError::new(path).error(action, error));
+    FILES.write(path, &bytes)?;
     Ok(bytes.len() as u64)
 }
 
 /// The dtype of the values of each weight that carries a quantizer, by path.
 fn dtypes<M: Module>(model: &M) -> HashMap<String, FloatDType> {
-    struct Stored(HashMap<String, FloatDType>);
-    impl FloatVisitor for Stored {
-        fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-            let dtype = param.base().dtype();
-            if let Some(known) = self.0.get_mut(path).filter(|_| dtype.is_float()) {
-                *known = FloatDType::from(dtype);
-            }
-        }
-    }
     let weights = quantizers(model)
         .into_iter()
         .filter(|located| located.site == Site::Weight);
     let converted =
         weights.filter_map(|located| Some((located.parameter?, located.quantizer.dtype())));
-    let mut dtypes = Stored(converted.collect());
-    visit_floats(model, &mut dtypes);
-    dtypes.0
+    let mut dtypes: HashMap<String, FloatDType> = converted.collect();
+    each_float(model, |at, float| {
+        let dtype = float.dtype();
+        if let Some(known) = dtypes.get_mut(&at.path()).filter(|_| dtype.is_float()) {
+            *known = FloatDType::from(dtype);
+        }
+    });
+    dtypes
 }
 
 /// A tensor of the file to be.
@@ -135,7 +132,6 @@ impl Stored {
 }
 
 struct Collector<'a> {
-    path: Vec<String>,
     quantized: &'a BTreeMap<String, Entry>,
     names: FileNames,
     tensors: BTreeMap<String, Stored>,
@@ -143,8 +139,8 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    fn store(&mut self, data: impl FnOnce() -> Result<TensorData, ExecutionError>) {
-        let Some(path) = self.names.of_tensor(&self.path.join(".")) else {
+    fn store(&mut self, path: &str, data: impl FnOnce() -> Result<TensorData, ExecutionError>) {
+        let Some(path) = self.names.of_tensor(path) else {
             return;
         };
         let stored = match data() {
@@ -176,27 +172,20 @@ impl Collector<'_> {
     }
 }
 
-impl ModuleVisitor for Collector<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.quantized.contains_key(&self.path.join(".")) {
-            self.store(|| param.base().without_autodiff().try_into_data());
+impl PathVisitor for Collector<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        let path = at.path();
+        if !self.quantized.contains_key(&path) {
+            self.store(&path, || param.base().without_autodiff().try_into_data());
         }
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.store(|| param.base().try_into_data());
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+        self.store(&at.path(), || param.base().try_into_data());
     }
 
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
         // Bytes: a bool's own layout is the backend's.
-        self.store(|| param.base().int().try_into_data());
+        self.store(&at.path(), || param.base().int().try_into_data());
     }
 }

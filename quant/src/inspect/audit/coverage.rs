@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 use burn::backend::ir::{
     ActivationOperationIr, BaseOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr,
 };
-use burn::module::{Module, Param};
-use burn::tensor::{DType, Tensor};
+use burn::module::Module;
+use burn::tensor::DType;
 use burn_lean_graph::{Graph, Node, Role};
-use burn_lean_reparam::{FloatVisitor, visit_floats};
+use burn_lean_reparam::each_float;
 
 use super::{Cause, Coverage};
 use crate::{Phase, Scheme, Site, quantizers};
@@ -38,10 +38,15 @@ impl Coverages {
             let of_path = (quantizer.scheme().clone(), quantizer.phase());
             coverages.quantizers.insert(located.path, of_path);
         }
-        let mut stored = Stored::default();
-        visit_floats(model, &mut stored);
+        // Burn's scheme of each parameter that is stored quantized.
+        let mut stored: HashMap<String, String> = HashMap::new();
+        each_float(model, |at, float| {
+            if let DType::QFloat(scheme) = float.dtype() {
+                stored.insert(at.path(), format!("{scheme:?}"));
+            }
+        });
         for parameter in graph.parameters() {
-            if let Some(scheme) = stored.0.get(&parameter.path) {
+            if let Some(scheme) = stored.get(&parameter.path) {
                 let coverage = Coverage::Stored(scheme.clone());
                 coverages.known.insert(parameter.tensor, coverage);
             }
@@ -149,17 +154,5 @@ fn keeps_grid<'a>(node: &Node<'a>) -> Option<&'a TensorIr> {
             Some(&op.tensor)
         }
         _ => node.moved(),
-    }
-}
-
-/// Burn's scheme of each parameter that is stored quantized, by path.
-#[derive(Default)]
-struct Stored(HashMap<String, String>);
-
-impl FloatVisitor for Stored {
-    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        if let DType::QFloat(scheme) = param.base().dtype() {
-            self.0.insert(path.to_string(), format!("{scheme:?}"));
-        }
     }
 }

@@ -6,6 +6,28 @@ use faer::{Accum, Mat, MatRef, Par};
 
 use crate::QuantError;
 
+/// Samples `[n, features]`, read from the device.
+pub(crate) struct Samples {
+    features: usize,
+    values: Vec<f32>,
+}
+
+impl Samples {
+    pub(crate) fn read(samples: Tensor<2>) -> Result<Self, QuantError> {
+        let [_, features] = samples.dims();
+        let data = samples.detach().cast(FloatDType::F32).try_into_data();
+        let data = data.map_err(|error| QuantError::Device {
+            reason: error.to_string(),
+        })?;
+        let values = data.iter::<f32>().collect();
+        Ok(Self { features, values })
+    }
+
+    pub(crate) fn features(&self) -> usize {
+        self.features
+    }
+}
+
 /// Moments of the inputs of one layer: all that weight rounding, bias correction and the
 /// equalization factors need to know about calibration data, in `O(d²)` memory however many
 /// samples there are.
@@ -59,7 +81,13 @@ impl InputStatistics {
     /// [`QuantError::LengthMismatch`] for another number of features, [`QuantError::NonFinite`]
     /// when a value is not finite (nothing is added then), [`QuantError::Device`].
     pub fn observe(&mut self, samples: Tensor<2>) -> Result<(), QuantError> {
-        let [count, features] = samples.dims();
+        self.add(&Samples::read(samples)?)
+    }
+
+    /// Adds samples that were read, on this thread alone.
+    pub(crate) fn add(&mut self, samples: &Samples) -> Result<(), QuantError> {
+        let Samples { features, values } = samples;
+        let features = *features;
         if features != self.features() {
             return Err(QuantError::LengthMismatch {
                 what: "features of a layer's input".into(),
@@ -67,17 +95,6 @@ impl InputStatistics {
                 found: features,
             });
         }
-        if count == 0 {
-            return Ok(());
-        }
-        let data = samples
-            .detach()
-            .cast(FloatDType::F32)
-            .try_into_data()
-            .map_err(|error| QuantError::Device {
-                reason: error.to_string(),
-            })?;
-        let values: Vec<f32> = data.iter::<f32>().collect();
         if values.iter().any(|value| !value.is_finite()) {
             return Err(QuantError::NonFinite {
                 what: "input of the layer",
@@ -90,6 +107,7 @@ impl InputStatistics {
                 self.max_abs[feature] = self.max_abs[feature].max(value.abs());
             }
         }
+        let count = values.len() / features;
         let x = Mat::from_fn(count, features, |row, column| {
             f64::from(values[row * features + column])
         });

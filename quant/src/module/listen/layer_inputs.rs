@@ -11,6 +11,7 @@ use burn::tensor::module::unfold4d;
 use burn::tensor::ops::{PadMode, UnfoldOptions};
 use burn_lean_graph::hooks;
 
+use crate::module::listen::input_statistics::Samples;
 use crate::module::listen::listener::{Listener, collecting, lock};
 use crate::{InputStatistics, QuantError, RunOutcome, WeightQuantizer};
 
@@ -82,20 +83,25 @@ impl LayerInputs {
         self.layers.insert(weight.into(), statistics);
     }
 
-    pub(crate) fn observe(&mut self, weight: &str, groups: Vec<Tensor<2>>) {
-        if self.error.is_some() {
+    /// Takes the inputs of the layer with this weight, one matrix of samples for each group.
+    pub(crate) fn observe(collected: &Mutex<Self>, weight: &str, groups: Vec<Tensor<2>>) {
+        let read: Result<Vec<Samples>, _> = groups.into_iter().map(Samples::read).collect();
+        let mut collected = lock(collected);
+        if collected.error.is_some() {
             return;
         }
+        if let Err(error) = read.and_then(|groups| collected.add(weight, &groups)) {
+            collected.error = Some(error.at(weight));
+        }
+    }
+
+    fn add(&mut self, weight: &str, groups: &[Samples]) -> Result<(), QuantError> {
         let statistics = self.layers.entry(weight.to_string()).or_insert_with(|| {
-            let features = groups.iter().map(|group| group.dims()[1]);
+            let features = groups.iter().map(Samples::features);
             features.map(InputStatistics::new).collect()
         });
-        for (statistics, samples) in statistics.iter_mut().zip(groups) {
-            if let Err(error) = statistics.observe(samples) {
-                self.error = Some(error.at(weight));
-                return;
-            }
-        }
+        let mut pairs = statistics.iter_mut().zip(groups);
+        pairs.try_for_each(|(statistics, samples)| statistics.add(samples))
     }
 }
 
@@ -131,7 +137,7 @@ fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec
     let listener = quantizers.and_then(|quantizers| quantizers.weight.listener());
     if let Some(Listener::Inputs { into, weight }) = listener {
         let groups = groups();
-        lock(into).observe(weight, groups);
+        LayerInputs::observe(into, weight, groups);
     }
 }
 

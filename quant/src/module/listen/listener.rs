@@ -14,10 +14,13 @@ use crate::module::listen::watch::Watcher;
 use crate::module::walk::Site;
 
 /// What is shared by the quantizers of one model copy.
+///
+/// Who listens computes and reads before it locks: a thread of rayon's pool that waits for its share
+/// takes up another task, which may be a call of the same model.
 #[derive(Clone)]
 pub(crate) enum Listener {
     /// Every tensor that is quantized.
-    Watcher(Arc<Mutex<Watcher>>),
+    Watcher(Arc<Watcher>),
     /// The codes of every tensor that is quantized.
     Tap(Arc<Mutex<Tap>>),
     /// The inputs of layers.

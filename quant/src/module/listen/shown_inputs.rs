@@ -10,7 +10,6 @@ use burn_lean_graph::hooks::{Hook, HookedAt};
 
 use crate::LayerInputs;
 use crate::module::listen::layer_inputs::Slide;
-use crate::module::listen::listener::lock;
 
 /// Shows what the product with a weight multiplies it with, behind the layer's input quantizer.
 pub(crate) struct ShownInputs {
@@ -39,7 +38,7 @@ impl Hook for ShownInputs {
             // Of a product, the weight is on the right.
             let is_left = operation.inputs().next().map(|left| left.id) == shown.map(|one| one.id);
             if let (true, Some(groups)) = (is_left, groups(tensor.clone(), operation)) {
-                lock(&self.into).observe(&self.weight, groups);
+                LayerInputs::observe(&self.into, &self.weight, groups);
             }
         }
         Ok(tensor)

@@ -1,8 +1,11 @@
 //! Listening to the codes that the quantizers of a model give.
 
+use std::sync::Mutex;
+
 use burn::tensor::{Int, Tensor};
 
 use crate::QuantError;
+use crate::module::listen::listener::lock;
 
 /// Codes that a quantizer gave in one call.
 #[derive(Debug, Clone)]
@@ -20,14 +23,15 @@ pub(crate) struct Tap {
 }
 
 /// Called by a quantizer with its codes. Reads from the device.
-pub(crate) fn record<const D: usize>(tap: &mut Tap, path: &str, codes: Tensor<D, Int>) {
+pub(crate) fn record<const D: usize>(tap: &Mutex<Tap>, path: &str, codes: Tensor<D, Int>) {
     match codes.try_into_data() {
-        Ok(data) => tap.tapped.push(Tapped {
-            path: path.to_string(),
-            codes: data.iter::<i32>().collect(),
-        }),
+        Ok(data) => {
+            let codes = data.iter::<i32>().collect();
+            let path = path.to_string();
+            lock(tap).tapped.push(Tapped { path, codes });
+        }
         Err(error) => {
-            tap.error = Some(QuantError::Device {
+            lock(tap).error = Some(QuantError::Device {
                 reason: error.to_string(),
             });
         }

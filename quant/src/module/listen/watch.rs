@@ -1,7 +1,7 @@
 //! A look at what passes through the quantizers of a model, from outside.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -9,7 +9,7 @@ use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::format::groups::Groups;
 use crate::module::effective::Effective;
-use crate::module::listen::listener::{Listener, listening, lock};
+use crate::module::listen::listener::{Listener, listening};
 use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
 
 /// One pass of a tensor through a quantizer that quantized it.
@@ -37,13 +37,16 @@ impl Seen<'_> {
 }
 
 /// Called with every tensor that a quantizer quantizes.
-pub(crate) type Watcher = Box<dyn FnMut(&Seen<'_>) + Send>;
+pub(crate) type Watcher = dyn Fn(&Seen<'_>) + Send + Sync;
 
 /// Shows `watcher` every weight that carries a quantizer, as it is quantized.
 ///
 /// It is what the quantizer is given, behind what acts on the stored weight before it.
-pub(crate) fn watch_weights<M: Module>(model: &M, watcher: impl FnMut(&Seen<'_>) + Send + 'static) {
-    let listener = Listener::Watcher(Arc::new(Mutex::new(Box::new(watcher))));
+pub(crate) fn watch_weights<M: Module>(
+    model: &M,
+    watcher: impl Fn(&Seen<'_>) + Send + Sync + 'static,
+) {
+    let listener = Listener::Watcher(Arc::new(watcher));
     visit_weights(&listening(model, &listener), &mut Quantize);
 }
 
@@ -105,7 +108,7 @@ impl WeightVisitor for Quantize {
 
 /// Shows the watcher what became of `x` in the quantizer with this path and scheme.
 pub(crate) fn show<const D: usize>(
-    watcher: &Mutex<Watcher>,
+    watcher: &Watcher,
     (path, scheme): (&str, &Scheme),
     (x, y): (&Tensor<D>, &Tensor<D>),
     qparams: &QuantParams,
@@ -133,5 +136,5 @@ pub(crate) fn show<const D: usize>(
         zero_point: spread(&qparams.zero_point),
         groups,
     };
-    lock(watcher)(&seen);
+    watcher(&seen);
 }

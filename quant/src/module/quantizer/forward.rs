@@ -1,14 +1,17 @@
 //! What happens to a tensor that passes through a quantizer.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 
 use super::{FakeQuantize, State};
 use crate::fake_quantize;
 use crate::module::control::Mode;
-use crate::module::listen::listener::{Listener, lock};
+use crate::module::listen::listener::Listener;
 use crate::module::listen::tap;
 use crate::module::listen::watch;
 use crate::module::schedule::Phase;
+use crate::range::observer::read;
 use crate::{Learned, LearnedGradient, ObserverConfig, QuantError, QuantParams, Range};
 use crate::{fake_quantize_learned, to_codes};
 
@@ -48,19 +51,19 @@ impl FakeQuantize {
             return Ok(x);
         }
         self.tap(&x);
-        let mut state = self.lock();
+        let state = self.lock();
         let phase = state.control.phase();
         if phase == Phase::Off {
             return Ok(x);
         }
         state.control.call();
+        drop(state);
         let training = self.training.is_enabled() && x.is_autodiff();
-        let observed = self.observe(&mut state, &x, training);
+        let observed = self.observe(&x, training);
         let chosen = observed.and_then(|()| match phase.quantizes() {
-            true => self.choose(&mut state, &x, training),
+            true => self.choose(&x, training),
             false => Ok(Chosen::Nothing),
         });
-        drop(state);
         let scheme = &self.config.scheme;
         Ok(match chosen.map_err(|error| error.at(&self.path))? {
             Chosen::Nothing => x,
@@ -86,7 +89,7 @@ impl FakeQuantize {
         };
         let y = quantize(x.clone());
         watch::show(
-            watcher,
+            watcher.as_ref(),
             (&self.path, &self.config.scheme),
             (&x, &y),
             qparams,
@@ -102,66 +105,82 @@ impl FakeQuantize {
         {
             let x = x.clone().without_autodiff();
             let codes = to_codes(x, &qparams, &self.config.scheme);
-            tap::record(&mut lock(tap), &self.path, codes);
+            tap::record(tap, &self.path, codes);
         }
     }
 
-    fn observe<const D: usize>(
-        &self,
-        state: &mut State,
-        x: &Tensor<D>,
-        training: bool,
-    ) -> Result<(), QuantError> {
+    /// Whether values are taken into the range, as things are.
+    fn observes(&self, state: &State, training: bool) -> bool {
+        let control = &state.control;
+        let wanted =
+            training && !control.initialized && (control.phase().observes() || !control.observed);
+        self.config.observer.has_memory() && (control.mode == Mode::Calibrating || wanted)
+    }
+
+    /// Takes `x` into the range if it is time to.
+    ///
+    /// Under the lock only the bounds of the groups are computed with, element by element; see
+    /// [`snapshot`](Self::snapshot).
+    fn observe<const D: usize>(&self, x: &Tensor<D>, training: bool) -> Result<(), QuantError> {
+        let state = self.lock();
         let calibrating = state.control.mode == Mode::Calibrating;
-        let observed = state.control.observed;
+        let observes = self.observes(&state, training);
+        drop(state);
         if calibrating && !self.config.observer.has_memory() && self.config.learned != Learned::None
         {
-            let first = self.first_scale(state, x)?;
-            state.start_learning(first);
+            let first = self.first_scale(x)?;
+            self.lock().start_learning(first);
         }
-        let wanted = training
-            && !(state.control.initialized)
-            && (state.control.phase().observes() || !observed);
-        if !self.config.observer.has_memory() || !(calibrating || wanted) {
+        if !observes {
             return Ok(());
         }
-        state.of_range = None;
-        state.loosen(&self.config.scheme);
         let x = x.clone().without_autodiff();
-        if calibrating {
-            // Minima and maxima do not tell on every backend.
-            let finite = x.clone().is_finite().all().into_scalar::<bool>();
-            state.control.non_finite |= !finite;
-            state.observer.calibrate(&x, !observed)?;
-        }
+        // Minima and maxima do not tell on every backend.
+        let finite = !calibrating || x.clone().is_finite().all().into_scalar::<bool>();
+        let counted =
+            calibrating && matches!(self.config.observer, ObserverConfig::Histogram { .. });
+        let values = counted.then(|| read(x.clone())).transpose()?;
         let range = Range::of(&x, &self.config.scheme)?;
-        if calibrating && matches!(self.config.observer, ObserverConfig::Histogram { .. }) {
-            state.observer.widen(range, observed);
-        } else {
-            state.observer.observe(range, observed);
+        let mut state = self.lock();
+        // Another call may have been the first meanwhile.
+        if !self.observes(&state, training) {
+            return Ok(());
+        }
+        let observed = state.control.observed;
+        state.of_range = Arc::default();
+        state.loosen(&self.config.scheme);
+        state.control.non_finite |= !finite;
+        match values {
+            Some(values) => {
+                state.observer.calibrate(&values, !observed)?;
+                state.observer.widen(range, observed);
+            }
+            None => state.observer.observe(range, observed),
         }
         state.control.observed = true;
         Ok(())
     }
 
     /// Scale and zero point for `x`, and how it is quantized with them.
-    fn choose<const D: usize>(
-        &self,
-        state: &mut State,
-        x: &Tensor<D>,
-        training: bool,
-    ) -> Result<Chosen, QuantError> {
+    fn choose<const D: usize>(&self, x: &Tensor<D>, training: bool) -> Result<Chosen, QuantError> {
         let scheme = &self.config.scheme;
-        if training && !state.control.initialized && self.config.learned != Learned::None {
-            let first = self.first_scale(state, x)?;
-            state.start_learning(first);
+        if training && self.config.learned != Learned::None && !self.is_learning() {
+            let first = self.first_scale(x)?;
+            let mut state = self.lock();
+            if !state.control.initialized {
+                state.start_learning(first);
+            }
         }
+        if let Some(known) = self.known_qparams() {
+            return Ok(Chosen::Fixed(known));
+        }
+        let state = self.snapshot();
         if state.control.initialized
             && let Some(scale) = &state.learned_scale
         {
             let qparams = QuantParams {
                 scale: scale.val(),
-                zero_point: self.zero_point(state),
+                zero_point: self.zero_point(&state),
             };
             let gradient = LearnedGradient {
                 clip: self.config.clip,
@@ -176,19 +195,26 @@ impl FakeQuantize {
             let x = x.clone().without_autodiff();
             return Ok(Chosen::Fixed(QuantParams::of(&x, scheme)?));
         }
-        let known = state.of_range.take();
-        let qparams = known.unwrap_or_else(|| state.observed_qparams(scheme));
-        state.of_range = Some(qparams.clone());
+        // Not `get_or_init`, which locks while it computes.
+        let qparams = state.observed_qparams(scheme);
+        let _ = state.of_range.set(qparams.clone());
         Ok(Chosen::Fixed(qparams))
     }
 
+    /// Scale and zero point of the observed range, if they are in use and computed already.
+    fn known_qparams(&self) -> Option<QuantParams> {
+        let state = self.lock();
+        let is_learned = state.control.initialized && state.learned_scale.is_some();
+        match state.control.observed && !is_learned {
+            true => state.of_range.get().cloned(),
+            false => None,
+        }
+    }
+
     /// The first learned scale and zero point, from the values at hand or the range so far.
-    fn first_scale<const D: usize>(
-        &self,
-        state: &State,
-        x: &Tensor<D>,
-    ) -> Result<QuantParams, QuantError> {
+    fn first_scale<const D: usize>(&self, x: &Tensor<D>) -> Result<QuantParams, QuantError> {
         let scheme = &self.config.scheme;
+        let state = self.snapshot();
         let x = x.clone().without_autodiff();
         match scheme.mapping.is_symmetric() {
             true => QuantParams::lsq(&x, scheme),

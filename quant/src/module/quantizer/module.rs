@@ -38,7 +38,7 @@ impl FakeQuantize {
                 shared.clone()
             }
         };
-        state.of_range = None;
+        state.of_range = Arc::default();
         Self {
             state: Arc::new(Mutex::new(map(state))),
             resident: Resident::default(),
@@ -91,8 +91,7 @@ impl Module for FakeQuantize {
         self.training.visit(visitor);
         visitor.exit_module("training", CONTAINER);
         // A copy: the visitor may look at this very quantizer.
-        let state = self.lock().clone();
-        state.visit(visitor);
+        self.snapshot().visit(visitor);
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
@@ -133,7 +132,11 @@ impl Module for FakeQuantize {
         if hooks::is_active() {
             return devices;
         }
-        self.lock().collect_devices(devices)
+        // Of what is trained alone: what it observed is on no tape, and since Burn's list takes a device
+        // once, with or without autodiff, it would hide that the rest of the model trains.
+        let state = self.lock();
+        let devices = state.learned_scale.collect_devices(devices);
+        state.learned_zero_point.collect_devices(devices)
     }
 
     fn valid(&self) -> Self {

@@ -14,7 +14,7 @@ impl FakeQuantize {
     /// [`QuantError::NeverObserved`]; [`QuantError::NoStaticRange`] for the memoryless observer,
     /// unless it was given a range.
     pub fn range(&self) -> Result<Range, QuantError> {
-        let state = self.lock();
+        let state = self.snapshot();
         self.observed_range(&state)
             .map_err(|error| error.at(&self.path))
     }
@@ -40,7 +40,7 @@ impl FakeQuantize {
     }
 
     fn static_qparams(&self) -> Result<QuantParams, QuantError> {
-        let state = self.lock();
+        let state = self.snapshot();
         self.check_record(&state)?;
         if state.control.initialized
             && let Some(scale) = &state.learned_scale
