@@ -22,6 +22,23 @@ impl Factor {
         }
     }
 
+    /// Of rows and columns of a matrix; an error names the feature by its place in the whole one.
+    pub(crate) fn of_part(
+        matrix: MatRef<'_, f64>,
+        places: &[usize],
+        damping: f64,
+    ) -> Result<Self, LayerwiseError> {
+        Self::new(principal(matrix, places).as_ref(), damping).map_err(|error| match error {
+            LayerwiseError::NotPositiveDefinite { feature, damping } => {
+                LayerwiseError::NotPositiveDefinite {
+                    feature: places.get(feature).copied().unwrap_or(feature),
+                    damping,
+                }
+            }
+            other => other,
+        })
+    }
+
     /// L.
     pub(crate) fn lower(&self) -> MatRef<'_, f64> {
         self.0.L()
@@ -42,4 +59,39 @@ impl Factor {
 pub(crate) fn principal(matrix: MatRef<'_, f64>, places: &[usize]) -> Mat<f64> {
     let size = places.len();
     Mat::from_fn(size, size, |i, j| matrix[(places[i], places[j])])
+}
+
+/// ½ vᵀ A⁻¹ v of a small square A.
+pub(crate) fn quadratic(mut square: Vec<Vec<f64>>, mut v: Vec<f64>) -> f64 {
+    let mut value = 0.0;
+    for k in 0..v.len() {
+        let pivot = square[k].clone();
+        let step = v[k] / pivot[k];
+        value += 0.5 * v[k] * step;
+        for i in k + 1..v.len() {
+            v[i] -= pivot[i] * step;
+            let factor = pivot[i] / pivot[k];
+            let row = square[i].iter_mut().zip(&pivot);
+            row.for_each(|(value, p)| *value -= factor * p);
+        }
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_without_a_factor_names_the_feature_of_the_whole() {
+        let diagonal = [1.0, 2.0, 3.0, -1.0];
+        let matrix = Mat::from_fn(4, 4, |i, j| if i == j { diagonal[i] } else { 0.0 });
+        let refused = Factor::of_part(matrix.as_ref(), &[1, 3], 0.25).map(|_| ());
+        let expected = LayerwiseError::NotPositiveDefinite {
+            feature: 3,
+            damping: 0.25,
+        };
+        assert_eq!(refused, Err(expected));
+        assert!(Factor::of_part(matrix.as_ref(), &[0, 2], 0.25).is_ok());
+    }
 }

@@ -13,9 +13,8 @@ use std::collections::BinaryHeap;
 use faer::Mat;
 use rayon::prelude::*;
 
-use crate::dense::{Factor, principal};
-use crate::error::{LayerwiseError, same};
-use crate::support::places;
+use crate::dense::quadratic;
+use crate::error::LayerwiseError;
 use crate::{Keep, LayerProblem, Support};
 
 /// A share of removed weights at which a row's system is made smaller.
@@ -24,45 +23,35 @@ const COMPACT_AT: usize = 4;
 /// The order in which the weights of a layer leave, and what each of them costs.
 #[derive(Debug, Clone)]
 pub struct Elimination {
-    start: Support,
+    outputs: usize,
+    features: usize,
     unit: usize,
     /// Row, unit within the row, loss.
     sequence: Vec<(usize, usize, f64)>,
 }
 
 impl Elimination {
-    /// From a support, or from all weights, down to none; `unit` consecutive weights of a row leave
-    /// together (1 for single weights).
+    /// From all weights down to none; `unit` consecutive weights of a row leave together (1 for
+    /// single weights).
     ///
     /// # Errors
     ///
-    /// [`LayerwiseError::Mismatch`] for a support of another size, [`LayerwiseError::DoesNotDivide`]
-    /// for units that do not divide a row, [`LayerwiseError::NotPositiveDefinite`].
-    pub fn new(
-        problem: &LayerProblem,
-        start: Option<&Support>,
-        unit: usize,
-    ) -> Result<Self, LayerwiseError> {
-        let d = problem.features();
-        if unit == 0 || !d.is_multiple_of(unit) {
+    /// [`LayerwiseError::DoesNotDivide`] for units that do not divide a row.
+    pub fn new(problem: &LayerProblem, unit: usize) -> Result<Self, LayerwiseError> {
+        let (outputs, features) = (problem.outputs(), problem.features());
+        if unit == 0 || !features.is_multiple_of(unit) {
             return Err(LayerwiseError::DoesNotDivide {
                 group: unit,
-                features: d,
+                features,
             });
         }
-        let full = Support::full(problem.outputs(), d);
-        let start = start.unwrap_or(&full);
-        same(
-            "weights of the support",
-            full.kept().len(),
-            start.kept().len(),
-        )?;
-        let rows = each_row(problem, start, |row| {
+        let rows = each_row(problem, |row| {
             row.unit = unit;
             row.eliminate(0, |_| true)
-        })?;
+        });
         Ok(Self {
-            start: start.clone(),
+            outputs,
+            features,
             unit,
             sequence: merge(problem, rows),
         })
@@ -78,19 +67,15 @@ impl Elimination {
         self.unit
     }
 
-    /// Weights before any is removed that can be.
+    /// Weights before any is removed.
     pub fn weights(&self) -> usize {
         self.sequence.len() * self.unit
     }
 
-    /// What is left when so many weights are kept (a multiple of the unit; more are kept where it is
-    /// not).
-    pub fn support(&self, weights: usize) -> Support {
-        let kept = weights.div_ceil(self.unit).min(self.sequence.len());
-        let mut support = self.start.clone();
-        for row in 0..support.outputs() {
-            support.row_mut(row).fill(false);
-        }
+    /// What is left when so many weights are kept, a multiple of the unit.
+    fn support(&self, weights: usize) -> Support {
+        let kept = (weights / self.unit).min(self.sequence.len());
+        let mut support = Support::of(self.features, vec![false; self.outputs * self.features]);
         for (row, unit, _) in &self.sequence[self.sequence.len() - kept..] {
             support.row_mut(*row)[unit * self.unit..(unit + 1) * self.unit].fill(true);
         }
@@ -101,23 +86,22 @@ impl Elimination {
 /// The support that optimal brain surgeon leaves from all weights.
 pub(crate) fn obs(problem: &LayerProblem, keep: &Keep) -> Result<Support, LayerwiseError> {
     let (o, d) = (problem.outputs(), problem.features());
-    let full = Support::full(o, d);
     let removed = match *keep {
-        Keep::Weights(count) => return Ok(Elimination::new(problem, None, 1)?.support(count)),
+        Keep::Weights(count) => return Ok(Elimination::new(problem, 1)?.support(count)),
         Keep::Blocks { size, count } => {
-            return Ok(Elimination::new(problem, None, size)?.support(count * size));
+            return Ok(Elimination::new(problem, size)?.support(count * size));
         }
-        Keep::PerRow(count) => each_row(problem, &full, |row| row.eliminate(count, |_| true))?,
-        Keep::NOfM { n, m } => each_row(problem, &full, |row| {
+        Keep::PerRow(count) => each_row(problem, |row| row.eliminate(count, |_| true)),
+        Keep::NOfM { n, m } => each_row(problem, |row| {
             let mut left = vec![m; d / m];
             row.eliminate(d / m * n, |place: usize| {
                 let may_leave = left[place / m] > n;
                 left[place / m] -= usize::from(may_leave);
                 may_leave
             })
-        })?,
+        }),
     };
-    let mut support = full;
+    let mut support = Support::full(o, d);
     for (row, removed) in removed.into_iter().enumerate() {
         for (unit, _) in removed {
             support.row_mut(row)[unit] = false;
@@ -126,33 +110,17 @@ pub(crate) fn obs(problem: &LayerProblem, keep: &Keep) -> Result<Support, Layerw
     Ok(support)
 }
 
-/// Shows each row's system, in parallel.
-fn each_row<T: Send>(
-    problem: &LayerProblem,
-    start: &Support,
-    see: impl Fn(&mut Row) -> T + Sync,
-) -> Result<Vec<T>, LayerwiseError> {
+/// Shows the system of all weights of each row, in parallel.
+fn each_row<T: Send>(problem: &LayerProblem, see: impl Fn(&mut Row) -> T + Sync) -> Vec<T> {
     let d = problem.features();
-    let is_full = start.kept().iter().all(|kept| *kept);
-    let shared = is_full.then(|| (problem.factor().inverse(), problem.unconstrained()));
+    let (inverse, weights) = (problem.factor().inverse(), problem.optimum());
     (0..problem.outputs())
         .into_par_iter()
         .map(|row| {
-            let places = places(start.row(row));
-            let mut system = match &shared {
-                Some((inverse, weights)) => {
-                    Row::new(places, inverse, weights[row * d..(row + 1) * d].to_vec())
-                }
-                None => {
-                    let matrix = principal(problem.matrix(), &places);
-                    let factor = Factor::new(matrix.as_ref(), problem.damping())?;
-                    let linear = problem.linear(row);
-                    let right = Mat::from_fn(places.len(), 1, |at, _| linear[places[at]]);
-                    let weights = factor.solve(&right).col_as_slice(0).to_vec();
-                    Row::new(places, &factor.inverse(), weights)
-                }
-            };
-            Ok(see(&mut system))
+            see(&mut Row::new(
+                &inverse,
+                weights[row * d..(row + 1) * d].to_vec(),
+            ))
         })
         .collect()
 }
@@ -218,13 +186,13 @@ struct Row {
 }
 
 impl Row {
-    fn new(places: Vec<usize>, inverse: &Mat<f64>, weights: Vec<f64>) -> Self {
-        let rows = (0..places.len()).map(|i| (0..=i).map(|j| inverse[(i, j)]).collect());
+    fn new(inverse: &Mat<f64>, weights: Vec<f64>) -> Self {
+        let rows = (0..weights.len()).map(|i| (0..=i).map(|j| inverse[(i, j)]).collect());
         Self {
-            alive: vec![true; places.len()],
+            places: (0..weights.len()).collect(),
+            alive: vec![true; weights.len()],
             inverse: rows.collect(),
             weights,
-            places,
             unit: 1,
         }
     }
@@ -238,21 +206,14 @@ impl Row {
         mut may_leave: impl FnMut(usize) -> bool,
     ) -> Vec<(usize, f64)> {
         let unit = self.unit;
-        let whole = |place: &usize| place / unit;
-        let mut fixed = vec![false; self.places.last().map_or(0, |last| last / unit + 1)];
-        // Units of which the start has a part only cannot leave as a whole.
-        let mut members = vec![0; fixed.len()];
-        self.places
-            .iter()
-            .for_each(|place| members[whole(place)] += 1);
-        let mut left = members.iter().filter(|count| **count == unit).count();
+        let mut left = self.places.len() / unit;
+        let mut fixed = vec![false; left];
         let mut removed = Vec::new();
         while left > stop {
             let cheapest = (0..self.places.len())
                 .filter(|k| self.alive[*k])
                 .filter(|k| self.places[*k].is_multiple_of(unit))
-                .filter(|k| members[whole(&self.places[*k])] == unit)
-                .filter(|k| !fixed[whole(&self.places[*k])])
+                .filter(|k| !fixed[self.places[*k] / unit])
                 .map(|k| (k, self.cost(k)))
                 .min_by(|a, b| a.1.total_cmp(&b.1));
             let Some((first, _)) = cheapest else { break };
@@ -278,27 +239,11 @@ impl Row {
         if self.unit == 1 {
             return 0.5 * self.weights[first] * self.weights[first] / self.inverse[first][first];
         }
-        let mut weights = self.weights[first..first + self.unit].to_vec();
-        let mut inverse: Vec<Vec<f64>> = (0..self.unit)
-            .map(|i| {
-                (0..self.unit)
-                    .map(|j| self.at(first + i, first + j))
-                    .collect()
-            })
-            .collect();
-        let mut cost = 0.0;
-        for k in 0..self.unit {
-            let pivot = inverse[k].clone();
-            let step = weights[k] / pivot[k];
-            cost += 0.5 * weights[k] * step;
-            for i in k + 1..self.unit {
-                weights[i] -= pivot[i] * step;
-                let factor = pivot[i] / pivot[k];
-                let row = inverse[i].iter_mut().zip(&pivot);
-                row.for_each(|(value, p)| *value -= factor * p);
-            }
-        }
-        cost
+        let unit = first..first + self.unit;
+        let square = unit
+            .clone()
+            .map(|i| unit.clone().map(|j| self.at(i, j)).collect());
+        quadratic(square.collect(), self.weights[unit.clone()].to_vec())
     }
 
     /// Removes a weight; what it costs.

@@ -1,7 +1,7 @@
 //! How many weights of a layer are kept, and in which shape.
 
 use crate::Support;
-use crate::error::LayerwiseError;
+use crate::error::{LayerwiseError, same};
 
 /// How many weights of a layer `[o, d]` are kept, and in which shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,17 +56,20 @@ impl Keep {
         }
     }
 
-    /// Weights of a layer of that size that are kept.
-    pub fn count(&self, outputs: usize, features: usize) -> usize {
-        match *self {
-            Self::Weights(count) => count,
-            Self::PerRow(count) => count * outputs,
-            Self::NOfM { n, m } => outputs * features / m.max(1) * n,
-            Self::Blocks { size, count } => size * count,
-        }
+    /// The weights with the highest scores, `[o, d]`; of equal ones the first.
+    ///
+    /// # Errors
+    ///
+    /// [`LayerwiseError::Mismatch`] where this is no whole number of rows,
+    /// [`LayerwiseError::DoesNotDivide`] and [`LayerwiseError::KeepsTooMany`].
+    pub fn highest(&self, scores: &[f64], features: usize) -> Result<Support, LayerwiseError> {
+        let outputs = scores.len() / features.max(1);
+        same("scores in whole rows", outputs * features, scores.len())?;
+        self.check(outputs, features)?;
+        Ok(self.select(scores, features))
     }
 
-    /// The weights with the highest scores, `[o, d]`; of equal ones the first.
+    /// [`highest`](Self::highest) where it fits.
     pub(crate) fn select(&self, scores: &[f64], features: usize) -> Support {
         let outputs = scores.len() / features.max(1);
         let mut kept = vec![false; scores.len()];

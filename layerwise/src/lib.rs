@@ -62,5 +62,5 @@ pub use gram::Gram;
 pub use keep::Keep;
 pub use problem::{LayerProblem, ProblemConfig, Pull};
 pub use search::SearchConfig;
-pub use solve::{LayerSolution, Method, back_solve, solve};
+pub use solve::{LayerSolution, Method, back_solve, masked, solve};
 pub use support::Support;

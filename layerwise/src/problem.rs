@@ -1,5 +1,7 @@
 //! What is minimised over the weights of a layer.
 
+use std::borrow::Cow;
+
 use faer::Mat;
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatRef, get_global_parallelism};
@@ -77,6 +79,7 @@ pub struct LayerProblem {
     importance: Vec<f64>,
     dead: Vec<usize>,
     lambda: f64,
+    pull: Pull,
     /// Means of X and Y where they are free.
     means: Option<(Vec<f64>, Vec<f64>)>,
     factor: Factor,
@@ -173,6 +176,11 @@ impl LayerProblem {
                 constant[row] += pull * w * w;
             }
         }
+        let mut weighted = constant.iter().zip(&importance);
+        if let Some(index) = weighted.position(|(c, weight)| !(c * weight).is_finite()) {
+            let what = "the square of the outputs, with damping and importance,";
+            return Err(LayerwiseError::NotFinite { what, index });
+        }
         let factor = Factor::new(moments.xx.as_ref(), lambda)?;
         let means = config.centered.then(|| (gram.mean(), gram.target_mean()));
         Ok(Self {
@@ -185,6 +193,7 @@ impl LayerProblem {
             importance,
             dead,
             lambda,
+            pull: config.pull,
             means,
             factor,
         })
@@ -222,7 +231,12 @@ impl LayerProblem {
 
     /// The minimum without any zero, H⁻¹ g, `[o, d]`.
     pub fn optimum(&self) -> Vec<f64> {
-        self.unconstrained()
+        let (o, d) = (self.outputs, self.features);
+        let right = Mat::from_fn(d, o, |j, row| self.linear[row * d + j]);
+        let solved = self.factor.solve(&right);
+        (0..o)
+            .flat_map(|row| solved.col_as_slice(row).to_vec())
+            .collect()
     }
 
     /// f at these weights, `[o, d]`.
@@ -236,11 +250,43 @@ impl LayerProblem {
         Ok(self.value(&weights))
     }
 
+    /// The error of the outputs at these weights, `[o, d]`: f without the ridge's share, a part of
+    /// [`scale`](Self::scale).
+    ///
+    /// # Errors
+    ///
+    /// As [`objective`](Self::objective).
+    pub fn error(&self, weights: &[f32]) -> Result<f64, LayerwiseError> {
+        let whole = self.objective(weights)?;
+        let ridge = self.ridge(|at| f64::from(weights[at]));
+        // Of nearly the same the difference may be below 0.
+        Ok(if whole < ridge { 0.0 } else { whole - ridge })
+    }
+
     /// What the outputs vary by where the layer has no weight at all: f(0), without the ridge's
-    /// share. What an objective is to be compared with.
+    /// share. What an [`error`](Self::error) is to be compared with.
     pub fn scale(&self) -> f64 {
         let rows = self.constant.iter().zip(&self.importance);
-        rows.map(|(c, weight)| 0.5 * weight * c).sum()
+        let whole: f64 = rows.map(|(c, weight)| 0.5 * weight * c).sum();
+        whole - self.ridge(|_| 0.0)
+    }
+
+    /// The ridge's share of f: ½ λ‖w − p‖² of each output, with p what it pulls to.
+    fn ridge(&self, weight: impl Fn(usize) -> f64) -> f64 {
+        let d = self.features;
+        let live = |j: &usize| self.dead.binary_search(j).is_err();
+        let row = |row: usize| {
+            let squares = (0..d).filter(live).map(|j| {
+                let at = row * d + j;
+                let pull = match self.pull {
+                    Pull::Dense => f64::from(self.dense[at]),
+                    Pull::Zero => 0.0,
+                };
+                (weight(at) - pull).powi(2)
+            });
+            self.importance[row] * squares.sum::<f64>()
+        };
+        0.5 * self.lambda * (0..self.outputs).map(row).sum::<f64>()
     }
 
     /// The intercept that goes with the weights `[o, d]`, `[o]`: E y − W E x; `None` where means are
@@ -260,12 +306,13 @@ impl LayerProblem {
 
     pub(crate) fn value(&self, weights: &[f64]) -> f64 {
         let d = self.features;
+        let weights = self.live(weights);
         let mut product = Mat::<f64>::zeros(d, self.outputs);
         matmul(
             product.as_mut(),
             Accum::Replace,
             self.matrix(),
-            MatRef::from_column_major_slice(weights, d, self.outputs),
+            MatRef::from_column_major_slice(&weights, d, self.outputs),
             1.0,
             get_global_parallelism(),
         );
@@ -281,14 +328,15 @@ impl LayerProblem {
         rows.sum()
     }
 
-    /// The minimum without any zero, H⁻¹ g, `[o, d]`.
-    pub(crate) fn unconstrained(&self) -> Vec<f64> {
-        let (o, d) = (self.outputs, self.features);
-        let right = Mat::from_fn(d, o, |j, row| self.linear[row * d + j]);
-        let solved = self.factor.solve(&right);
-        (0..o)
-            .flat_map(|row| solved.col_as_slice(row).to_vec())
-            .collect()
+    /// The weights with 0 where features are dead: whatever is there costs nothing.
+    fn live<'a>(&self, weights: &'a [f64]) -> Cow<'a, [f64]> {
+        let mut weights = Cow::Borrowed(weights);
+        if !self.dead.is_empty() {
+            for row in weights.to_mut().chunks_exact_mut(self.features) {
+                self.dead.iter().for_each(|at| row[*at] = 0.0);
+            }
+        }
+        weights
     }
 
     /// H `[d, d]`.

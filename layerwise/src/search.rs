@@ -7,6 +7,7 @@
 //! ([ABESS, Zhu et al., 2020](https://www.pnas.org/doi/10.1073/pnas.2014241117)).
 
 use crate::Keep;
+use crate::dense::quadratic;
 use crate::error::LayerwiseError;
 use crate::tableau::Tableau;
 
@@ -169,38 +170,30 @@ pub(crate) fn cheapest(tableau: &Tableau, unit: usize) -> Option<(usize, f64)> {
 fn entry(tableau: &Tableau, first: usize, unit: usize) -> f64 {
     match unit {
         1 => tableau.gain(first),
-        _ => quadratic(tableau, first, &tableau.gradient()[first..first + unit]),
+        _ => of_unit(
+            tableau,
+            first,
+            tableau.gradient()[first..first + unit].to_vec(),
+        ),
     }
 }
 
 fn exit(tableau: &Tableau, first: usize, unit: usize) -> f64 {
     match unit {
         1 => tableau.cost(first),
-        _ => {
-            let weights: Vec<f64> = (first..first + unit).map(|at| tableau.weight(at)).collect();
-            quadratic(tableau, first, &weights)
-        }
+        _ => of_unit(
+            tableau,
+            first,
+            (first..first + unit).map(|at| tableau.weight(at)).collect(),
+        ),
     }
 }
 
 /// ½ vᵀ T⁻¹ v over the square of a unit on the diagonal.
-fn quadratic(tableau: &Tableau, first: usize, v: &[f64]) -> f64 {
-    let size = v.len();
-    let mut v = v.to_vec();
-    let mut square: Vec<Vec<f64>> = (first..first + size)
-        .map(|at| tableau.row(at)[first..first + size].to_vec())
-        .collect();
-    let mut value = 0.0;
-    for k in 0..size {
-        let pivot = square[k].clone();
-        let step = v[k] / pivot[k];
-        value += 0.5 * v[k] * step;
-        for i in k + 1..size {
-            v[i] -= pivot[i] * step;
-            let factor = pivot[i] / pivot[k];
-            let row = square[i].iter_mut().zip(&pivot);
-            row.for_each(|(value, p)| *value -= factor * p);
-        }
-    }
-    value
+fn of_unit(tableau: &Tableau, first: usize, v: Vec<f64>) -> f64 {
+    let places = first..first + v.len();
+    let square = places
+        .clone()
+        .map(|at| tableau.row(at)[places.clone()].to_vec());
+    quadratic(square.collect(), v)
 }

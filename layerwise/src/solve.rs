@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use faer::Mat;
 use rayon::prelude::*;
 
-use crate::dense::{Factor, principal};
+use crate::dense::Factor;
 use crate::elimination::obs;
 use crate::error::{LayerwiseError, same};
 use crate::search::{best_entry, cheapest, improve};
@@ -76,8 +76,8 @@ pub fn solve(
     let d = problem.features();
     keep.check(problem.outputs(), d)?;
     match method {
-        Method::Magnitude => Ok(masked(problem, keep.select(&scores::magnitude(problem), d))),
-        Method::Wanda => Ok(masked(problem, keep.select(&scores::wanda(problem), d))),
+        Method::Magnitude => masked(problem, &keep.select(&scores::magnitude(problem), d)),
+        Method::Wanda => masked(problem, &keep.select(&scores::wanda(problem), d)),
         Method::SparseGpt { block } => {
             let (weights, support) = sparse_gpt(problem, keep, *block)?;
             Ok(solution(problem, weights, support))
@@ -136,10 +136,7 @@ pub fn back_solve(
             let solved = match places.len() == d {
                 true => problem.factor().solve(&right),
                 false => {
-                    let matrix = principal(problem.matrix(), &places);
-                    let factor = Factor::new(matrix.as_ref(), problem.damping());
-                    let factor = factor.map_err(|error| named(error, &places))?;
-                    factor.solve(&right)
+                    Factor::of_part(problem.matrix(), &places, problem.damping())?.solve(&right)
                 }
             };
             let rows = rows.into_iter().enumerate();
@@ -157,25 +154,17 @@ pub fn back_solve(
     Ok(solution(problem, weights, support.clone()))
 }
 
-/// The error of a part of the system, by the feature of the whole one.
-fn named(error: LayerwiseError, places: &[usize]) -> LayerwiseError {
-    match error {
-        LayerwiseError::NotPositiveDefinite { feature, damping } => {
-            LayerwiseError::NotPositiveDefinite {
-                feature: places.get(feature).copied().unwrap_or(feature),
-                damping,
-            }
-        }
-        other => other,
-    }
-}
-
 /// The dense weights on a support.
-fn masked(problem: &LayerProblem, support: Support) -> LayerSolution {
-    let pairs = problem.dense().iter().zip(support.kept());
+///
+/// # Errors
+///
+/// [`LayerwiseError::Mismatch`] for a support of another size.
+pub fn masked(problem: &LayerProblem, support: &Support) -> Result<LayerSolution, LayerwiseError> {
+    let dense = problem.dense();
+    same("weights of the support", dense.len(), support.kept().len())?;
+    let pairs = dense.iter().zip(support.kept());
     let weights = pairs.map(|(w, kept)| f64::from(*w) * f64::from(u8::from(*kept)));
-    let weights = weights.collect();
-    solution(problem, weights, support)
+    Ok(solution(problem, weights.collect(), support.clone()))
 }
 
 fn solution(problem: &LayerProblem, weights: Vec<f64>, support: Support) -> LayerSolution {

@@ -19,15 +19,14 @@ pub(crate) fn sparse_gpt(
     let (o, d) = (problem.outputs(), problem.features());
     let upper = inverse_root(problem)?;
     // Where H is that of the weights themselves, this is w₀.
-    let start = problem.unconstrained();
-    let mut weights = start;
+    let mut weights = problem.optimum();
     let mut kept = vec![false; o * d];
     // Blocks of columns hold whole units and groups.
     let unit = match keep {
         Keep::NOfM { m, .. } => *m,
         _ => keep.unit(),
     };
-    let block = (block.max(1).div_ceil(unit) * unit).min(d);
+    let block = (block.clamp(1, d.max(1)).div_ceil(unit) * unit).min(d);
     let mut selected = 0;
     for first in (0..d).step_by(block) {
         let last = d.min(first + block);

@@ -159,6 +159,22 @@ fn the_intercept_restores_the_mean() {
     assert_eq!(plain.intercept(&[3.0, 0.0, 0.0, 0.0]), None);
 }
 
+/// Whatever the weight of a feature that is always 0: the outputs are the same.
+#[test]
+fn weights_of_dead_features_cost_nothing() {
+    let mut gram = Gram::new(2);
+    gram.add(&[1.0, 0.0, -1.0, 0.0]).unwrap();
+    let problem = LayerProblem::new(&gram, &[1.0, 3.0], &ProblemConfig::new()).unwrap();
+    assert_eq!(problem.dead_features(), [1]);
+    for weights in [[1.0, 3.0], [1.0, 0.0], [1.0, -100.0]] {
+        assert_eq!(problem.objective(&weights), Ok(0.0));
+        assert_eq!(problem.error(&weights), Ok(0.0));
+    }
+    // ½ (1 − ½)² with E x² = 1.
+    assert!((problem.scale() - 0.5).abs() < 1e-12);
+    assert!((problem.error(&[0.5, 3.0]).unwrap() - 0.125).abs() < 1e-12);
+}
+
 /// A feature that is always 0 costs nothing and ends at 0; a constant one where means are free.
 #[test]
 fn dead_features_are_found_and_go_first() {

@@ -2,7 +2,7 @@
 
 use burn_lean::layerwise::{
     Elimination, Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, SearchConfig,
-    Support, back_solve, share_budget, solve,
+    Support, back_solve, masked, share_budget, solve,
 };
 
 use crate::naive::Layer;
@@ -157,21 +157,23 @@ fn shapes_that_do_not_fit_are_refused() {
         refused(blocks),
         LayerwiseError::DoesNotDivide { .. }
     ));
-    assert!(Elimination::new(&problem, None, 5).is_err());
+    assert!(Elimination::new(&problem, 5).is_err());
     assert!(Support::new(6, vec![true; 13]).is_err());
     let small = Support::full(1, 6);
     assert!(matches!(
         back_solve(&problem, &small),
         Err(LayerwiseError::Mismatch { .. })
     ));
-    assert!(Elimination::new(&problem, Some(&small), 1).is_err());
+    assert!(masked(&problem, &small).is_err());
+    assert!(blocks.highest(&[0.0; 12], 6).is_err());
+    assert!(Keep::Weights(1).highest(&[0.0; 13], 6).is_err());
     assert!(problem.objective(&[0.0; 5]).is_err());
 }
 
 #[test]
 fn budgets_that_do_not_fit_are_refused() {
     let problem = Layer::random(20, 6, 2, 43).problem();
-    let layer = Elimination::new(&problem, None, 1).unwrap();
+    let layer = Elimination::new(&problem, 1).unwrap();
     let error = share_budget(&[&layer], &[1.0], 13).unwrap_err();
     assert_eq!(
         error,
@@ -183,4 +185,19 @@ fn budgets_that_do_not_fit_are_refused() {
     assert!(share_budget(&[&layer], &[], 3).is_err());
     assert!(share_budget(&[&layer], &[f64::NAN], 3).is_err());
     assert_eq!(share_budget(&[&layer], &[1.0], 3), Ok(vec![3]));
+}
+
+#[test]
+fn an_objective_beyond_f64_is_refused() {
+    let mut gram = Gram::new(2);
+    gram.add(&[1.0, 1.0, 2.0, 3.0]).unwrap();
+    let config = ProblemConfig {
+        damping: 1e300,
+        ..ProblemConfig::new()
+    };
+    let error = LayerProblem::new(&gram, &[1.0, 1e20, 1.0, 1.0], &config).unwrap_err();
+    let LayerwiseError::NotFinite { what, index: 0 } = error else {
+        panic!("{error}");
+    };
+    assert!(what.contains("damping"), "{what}");
 }

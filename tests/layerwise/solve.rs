@@ -1,8 +1,8 @@
 //! Supports and values against their definitions.
 
 use burn_lean::layerwise::{
-    Elimination, Keep, LayerProblem, Method, ProblemConfig, SearchConfig, Support, back_solve,
-    share_budget, solve,
+    Elimination, Gram, Keep, LayerProblem, Method, ProblemConfig, Pull, SearchConfig, Support,
+    back_solve, share_budget, solve,
 };
 
 use crate::naive::{Layer, close, dot, gauss, times};
@@ -50,12 +50,14 @@ fn the_back_solve_is_the_minimum_on_the_support() {
 #[test]
 fn elimination_is_greedy_optimal_brain_surgeon() {
     let layer = Layer::random(60, 8, 3, 12);
-    let elimination = Elimination::new(&layer.problem(), None, 1).unwrap();
+    let problem = layer.problem();
+    let elimination = Elimination::new(&problem, 1).unwrap();
     let mut kept = vec![true; 24];
     let losses: Vec<f64> = elimination.losses().collect();
     assert_eq!(losses.len(), 24);
     for (removed, loss) in losses.iter().enumerate() {
-        assert_eq!(elimination.support(24 - removed).kept(), kept, "{removed}");
+        let left = solve(&problem, &Keep::Weights(24 - removed), &Method::Obs).unwrap();
+        assert_eq!(left.support.kept(), kept, "{removed}");
         let cost = |at: usize| {
             let row = at / 8;
             let mut without = kept[row * 8..row * 8 + 8].to_vec();
@@ -75,7 +77,8 @@ fn elimination_is_greedy_optimal_brain_surgeon() {
 #[test]
 fn units_leave_together() {
     let layer = Layer::random(60, 8, 2, 13);
-    let elimination = Elimination::new(&layer.problem(), None, 2).unwrap();
+    let problem = layer.problem();
+    let elimination = Elimination::new(&problem, 2).unwrap();
     let losses: Vec<f64> = elimination.losses().collect();
     assert_eq!(losses.len(), 8);
     let costs = (0..8).map(|unit| {
@@ -88,37 +91,17 @@ fn units_leave_together() {
     let all: f64 = losses.iter().sum();
     let nothing: f64 = (0..2).map(|row| layer.loss(row, &[0.0; 8])).sum();
     assert!(close(all, nothing, 1e-4), "{all} {nothing}");
-    for weights in (0..=16).step_by(2) {
-        let support = elimination.support(weights);
+    for count in 0..=8 {
+        let keep = Keep::Blocks { size: 2, count };
+        let support = solve(&problem, &keep, &Method::Obs).unwrap().support;
         assert!(
             support
                 .kept()
                 .chunks_exact(2)
                 .all(|unit| unit[0] == unit[1])
         );
-        assert_eq!(support.count(), weights);
+        assert_eq!(support.count(), 2 * count);
     }
-}
-
-/// From a support, what it lacks stays away.
-#[test]
-fn an_elimination_starts_where_it_is_told() {
-    let layer = Layer::random(60, 6, 2, 14);
-    let start = Support::new(6, (0..12).map(|at| at % 4 != 1).collect()).unwrap();
-    let elimination = Elimination::new(&layer.problem(), Some(&start), 1).unwrap();
-    assert_eq!(elimination.weights(), 9);
-    for weights in 0..=9 {
-        let support = elimination.support(weights);
-        assert_eq!(support.count(), weights);
-        let pairs = support.kept().iter().zip(start.kept());
-        assert!(pairs.clone().all(|(kept, start)| !kept || *start));
-    }
-    let before = back_solve(&layer.problem(), &start).unwrap().objective;
-    let after = back_solve(&layer.problem(), &elimination.support(4))
-        .unwrap()
-        .objective;
-    let lost: f64 = elimination.losses().take(5).sum();
-    assert!(close(after - before, lost, 1e-3), "{after} {before} {lost}");
 }
 
 /// Column by column with an explicit inverse: what SparseGPT's Cholesky factor stands for.
@@ -185,11 +168,13 @@ fn all_methods_obey_all_shapes() {
         for method in METHODS {
             let solution = solve(&problem, &keep, &method).unwrap();
             let kept = solution.support.kept();
-            assert_eq!(
-                solution.support.count(),
-                keep.count(5, 12),
-                "{keep:?} {method:?}"
-            );
+            let most = match keep {
+                Keep::Weights(count) => count,
+                Keep::PerRow(count) => 5 * count,
+                Keep::NOfM { n, m } => 60 / m * n,
+                Keep::Blocks { size, count } => size * count,
+            };
+            assert_eq!(solution.support.count(), most, "{keep:?} {method:?}");
             let pairs = solution.weights.iter().zip(kept);
             assert!(pairs.clone().all(|(w, kept)| *kept || *w == 0.0));
             let count = |part: &[bool]| part.iter().filter(|kept| **kept).count();
@@ -219,8 +204,7 @@ fn all_methods_obey_all_shapes() {
 fn a_budget_goes_where_it_matters() {
     let one = Layer::random(60, 6, 4, 17);
     let two = Layer::random(60, 8, 3, 18);
-    let eliminations =
-        [&one, &two].map(|layer| Elimination::new(&layer.problem(), None, 1).unwrap());
+    let eliminations = [&one, &two].map(|layer| Elimination::new(&layer.problem(), 1).unwrap());
     let layers: Vec<&Elimination> = eliminations.iter().collect();
     let even = share_budget(&layers, &[1.0, 1.0], 20).unwrap();
     assert_eq!(even.iter().sum::<usize>(), 20);
@@ -243,15 +227,53 @@ fn a_budget_goes_where_it_matters() {
     assert!(lost(&even) <= 1.1 * best, "{} {best}", lost(&even));
 }
 
-/// The objective of the dense weights is 0, and `scale` that of none.
+/// The objective of the dense weights is 0, and `scale` that of none, without the ridge.
 #[test]
-fn scale_is_the_objective_of_nothing() {
+fn scale_is_the_error_of_nothing() {
     let layer = Layer::random(60, 6, 2, 19);
     let problem = LayerProblem::new(&layer.gram(), &layer.w, &ProblemConfig::new()).unwrap();
     let none: f64 = (0..2).map(|row| layer.loss(row, &[0.0; 6])).sum();
-    assert!(close(problem.scale(), none, 1e-4));
+    let squares: f64 = (0..2)
+        .map(|row| dot(&layer.dense(row), &layer.dense(row)))
+        .sum();
+    let without = none - 0.5 * problem.damping() * squares;
+    assert!(close(problem.scale(), without, 1e-4));
+    assert!(close(problem.objective(&[0.0; 12]).unwrap(), none, 1e-4));
+    assert!(close(problem.error(&[0.0; 12]).unwrap(), without, 1e-4));
     assert!(problem.objective(&layer.w).unwrap().abs() < 1e-6 * none);
     let h = layer.hessian();
     let w = layer.dense(0);
     assert!(dot(&w, &times(&h, &w)) > 0.0);
+}
+
+/// One weight of 1 and inputs ±1 with a ridge as large as they are: pulled to zero it is fitted to ½,
+/// and half of the output is a quarter of its square. Pulled to itself it stays.
+#[test]
+fn an_error_has_no_ridge_in_it() {
+    let mut gram = Gram::with_targets(1, 1);
+    gram.add_with_targets(&[1.0, -1.0], &[1.0, -1.0]).unwrap();
+    for (pull, fitted, objective) in [(Pull::Zero, 0.5_f32, 0.25), (Pull::Dense, 1.0, 0.0)] {
+        let config = ProblemConfig {
+            damping: 1.0,
+            pull,
+            ..ProblemConfig::new()
+        };
+        let problem = LayerProblem::new(&gram, &[1.0], &config).unwrap();
+        let solution = back_solve(&problem, &Support::full(1, 1)).unwrap();
+        assert_eq!(solution.weights, [fitted]);
+        assert_eq!(solution.objective, objective);
+        assert_eq!(problem.scale(), 0.5);
+        let off = f64::from(1.0 - fitted);
+        assert_eq!(problem.error(&solution.weights), Ok(0.5 * off * off));
+    }
+}
+
+/// A block of all columns, whatever its number.
+#[test]
+fn sparse_gpt_takes_a_block_without_a_limit() {
+    let layer = Layer::random(40, 8, 2, 20);
+    let problem = layer.problem();
+    let keep = Keep::NOfM { n: 2, m: 4 };
+    let of = |block| solve(&problem, &keep, &Method::SparseGpt { block }).unwrap();
+    assert_eq!(of(usize::MAX), of(8));
 }

@@ -2,7 +2,7 @@
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean::prune::{Fisher, FisherConfig, GradientMethod, Selection};
+use burn_lean::prune::{Fisher, FisherConfig, GradientMethod, PruneError, Selection};
 
 use crate::support::{each_device, tensor, with_numbers};
 
@@ -100,4 +100,20 @@ fn rows_from_before_a_wrong_one_are_taken_again() {
     assert!(found.report.fallback.is_some());
     assert_eq!(found.report.batched_rows, 0);
     assert_same(&found, &plain);
+}
+
+/// The variance over one example is zero by zero; over several it mixes them.
+#[test]
+fn a_plain_row_that_is_no_number_does_not_agree_with_one_that_is() {
+    let device = Device::flex();
+    let linear = with_numbers(LinearConfig::new(3, 2).init(&device), 1);
+    let selection = Selection::of(&linear, None).unwrap();
+    let loss = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).var(0).mean();
+    let batch = tensor::<2>(2, [4, 3], &device);
+    let collected = FisherConfig::new(4).collect(&linear, &selection, loss, [batch]);
+    let error = collected.map(|fisher| fisher.report).unwrap_err();
+    assert!(
+        matches!(error, PruneError::NonFiniteGradient { .. }),
+        "{error}"
+    );
 }

@@ -342,6 +342,24 @@ fn with_many_samples_the_objective_is_that_of_all_of_them() {
     );
 }
 
+/// Weights of 1e-6 and less in 8 bits: a scale of some 8e-9 leaves an error of 1e-5 of their squares.
+#[test]
+fn scales_are_as_small_as_the_weights() {
+    let dense: Vec<f64> = (1..=12).map(|at| 1e-6 * f64::from(at) / 12.0).collect();
+    let plain = Plain {
+        dense,
+        ..Plain::random(1, 5, 12)
+    };
+    let grid = GridConfig::nearest(vec![shared((-127, 127))]);
+    let solution = solve(&plain.problem(&Device::flex()), &on_grid(Budget::All, grid)).unwrap();
+    let scale = rounded(&solution).layers[0].scales[0];
+    assert!(scale > 0.0 && scale < 1e-8, "{scale}");
+    let square = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>();
+    let found = wide(&solution);
+    let off: Vec<f64> = found.iter().zip(&plain.dense).map(|(a, b)| a - b).collect();
+    assert!(square(&off) < 1e-4 * square(&plain.dense), "{found:?}");
+}
+
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let problem = Plain::random(1, 5, 12).problem(&Device::flex());

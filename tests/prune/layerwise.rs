@@ -1,6 +1,6 @@
 //! Pruning layer by layer, from inputs alone.
 
-use burn::module::{Module, ParamGroup};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
@@ -9,7 +9,7 @@ use burn::nn::{
     BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig2d,
 };
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::prune::{
     Budget, Candidate, Effort, Groups, JudgedCandidate, Masks, PruneError, Pruner, Refitted,
     Selection, Shares, SparsityPattern, SupportMethod, recompute_batch_norm,
@@ -19,7 +19,12 @@ use burn_lean::quant::fold_for;
 use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
 
 /// Inputs whose features depend on each other, in batches.
-fn features(batches: usize, rows: usize, width: usize, device: &Device) -> Vec<Tensor<2>> {
+pub(crate) fn features(
+    batches: usize,
+    rows: usize,
+    width: usize,
+    device: &Device,
+) -> Vec<Tensor<2>> {
     let mix = tensor::<2>(91, [width / 2, width], device);
     (0..batches as u64)
         .map(|seed| {
@@ -561,4 +566,29 @@ fn what_cannot_be_pruned_so_is_refused_with_the_way_that_is_left() {
         matches!(error, PruneError::CarriesReparameterization { .. }),
         "{error}"
     );
+}
+
+#[test]
+fn a_half_model_stays_half_with_the_statistics_of_its_batch_norms() {
+    struct InHalf;
+    impl ModuleMapper for InHalf {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(FloatDType::F16))
+        }
+    }
+    let device = Device::flex();
+    let model = ConvNet::new(&device).map(&mut InHalf);
+    let inputs = || {
+        images(2, &device)
+            .into_iter()
+            .map(|x| x.cast(FloatDType::F16))
+    };
+    let mut pruner = Pruner::new(Budget::Sparsity(0.5)).with_effort(Effort::Quick);
+    pruner.tuning = Some(0);
+    let pruned = pruner.prune(model, |m, x| m.forward(x), inputs()).unwrap();
+    assert_eq!(pruned.report.recalibrated, 1);
+    let norm = &pruned.model.norm;
+    assert_eq!(norm.running_mean.value().dtype(), DType::F16);
+    assert_eq!(norm.running_var.value().dtype(), DType::F16);
+    assert_eq!(pruned.model.second.weight.val().dtype(), DType::F16);
 }

@@ -11,6 +11,8 @@ mod gradual;
 mod gradual_chains;
 mod grid;
 mod layerwise;
+mod layerwise_edges;
+mod layerwise_shared;
 mod many_samples;
 mod mask;
 mod per_example;

@@ -7,7 +7,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, AutocastConfig, Fallback};
-use burn_lean::prune::{LayerKind, Layout, Masks, ParameterMask, PruneError, rewind};
+use burn_lean::prune::{LayerKind, Layout, Masks, ParameterMask, PruneError, Selection, rewind};
 use burn_lean::quant::QatConfig;
 use burn_lean::reparam::{ChainReparameterizer, attach, attached};
 
@@ -500,6 +500,38 @@ fn quantizers_after_a_mask_keep_its_zeros_under_autocast() {
                     .into_iter()
                     .all(|(weight, kept)| *kept || weight == 0.0)
             );
+        }
+    });
+}
+
+#[derive(Module, Debug)]
+struct Tied {
+    first: Linear,
+    second: Linear,
+}
+
+/// A layout, and so the masks that pruning makes, names a tied weight once.
+#[test]
+fn tied_copies_carry_the_same_mask_after_it_is_replaced() {
+    each_device(|target| {
+        let first: Linear = with_numbers(LinearConfig::new(4, 3).init(&target.device), 1);
+        let model = Tied {
+            second: first.clone(),
+            first,
+        };
+        let layout = Selection::of(&model, None).unwrap().layout().clone();
+        let masks = |support: &[usize]| Masks::from_support(&layout, support).unwrap();
+        let model = masks(&[0, 2, 3, 7, 9]).attach(model).unwrap();
+        let model = masks(&[0, 3, 4]).replace(model).unwrap();
+        let of_both = Masks::of(&model).unwrap();
+        for (linear, path) in [(&model.first, "first"), (&model.second, "second")] {
+            let weights = values(linear.weight.val());
+            let nonzeros: Vec<usize> = (0..12).filter(|at| weights[*at] != 0.0).collect();
+            // What returns starts from zero.
+            assert_eq!(nonzeros, [0, 3], "{path}");
+            assert_eq!(values(linear.weight.base()), weights, "{path}");
+            let mask = of_both.get(&format!("{path}.weight")).unwrap();
+            assert_eq!(mask.kept(), masks(&[0, 3, 4]).parameters()[0].kept());
         }
     });
 }

@@ -113,6 +113,8 @@ pub(crate) fn both<M: Module, B: Batch>(
 
 /// Equal up to 1e-5 of the largest number: some hundred products in another order.
 pub(crate) fn close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    let lengths = |rows: &[Vec<f32>]| rows.iter().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!(lengths(found), lengths(expected));
     let largest = expected
         .iter()
         .flatten()
@@ -187,6 +189,34 @@ fn what_is_not_known_falls_back_to_plain_passes_with_a_reason() {
     let text = reason(|model, x| model.forward(x.clone()).mean() + model.weight.val().sum());
     assert!(text.contains("a weight is used by sum"), "{text}");
     assert!(text.contains("`weight`"), "{text}");
+}
+
+#[test]
+fn a_layer_with_small_gradients_that_are_wrong_is_found_out() {
+    #[derive(Module, Debug)]
+    struct Placed {
+        input: Linear,
+        place: Embedding,
+        head: Linear,
+    }
+    let device = Device::flex();
+    let net = Placed {
+        input: LinearConfig::new(2, 3).init(&device),
+        place: EmbeddingConfig::new(4, 3).init(&device),
+        head: LinearConfig::new(3, 1).init(&device),
+    };
+    let net = with_numbers(net, 4);
+    // As many places as examples: one looks like the other.
+    let loss = |net: &Placed, x: &Tensor<3>| {
+        let places = Tensor::<1, Int>::arange(0..4, &x.device()).unsqueeze::<2>();
+        let y = net.input.forward(x.clone()) + net.place.forward(places) * 2e-4;
+        net.head.forward(y.tanh()).square().mean()
+    };
+    let x = tensor::<3>(3, [4, 4, 2], &device);
+    let (batched, plain, report) = both(&net, loss, x, 1, None);
+    let reason = report.fallback.unwrap();
+    assert!(reason.contains("`place.weight`"), "{reason}");
+    assert_eq!(batched, plain);
 }
 
 #[test]

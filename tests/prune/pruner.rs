@@ -1,9 +1,9 @@
 //! Pruning a model in one stage and in several.
 
-use burn::module::{Module, ParamGroup};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::prune::{
     Budget, ExcludedBecause, FisherConfig, Masks, Method, PruneError, Pruned, PrunerConfig,
     RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, StageReport, mean_loss,
@@ -127,6 +127,30 @@ fn every_method_prunes_through_the_same_interface() {
 
 fn weights_of(net: &Net) -> Vec<f32> {
     values(Selection::of(net, None).unwrap().flatten(net).unwrap())
+}
+
+#[test]
+fn a_half_model_is_pruned_in_stages() {
+    struct InHalf(FloatDType);
+    impl ModuleMapper for InHalf {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(self.0))
+        }
+    }
+    let device = Device::flex();
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        let config = config(0.8)
+            .with_stages(2)
+            .with_schedule(Schedule::Linear { base: 0.4 });
+        let net = Net::new(&device).map(&mut InHalf(dtype));
+        let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();
+        let batches = |seed| [tensor::<2>(seed, [16, 6], &device).cast(dtype)];
+        let pruned = config.prune(net, loss, batches).unwrap();
+        // ⌊(1 - 0.8) · 40⌋ are 7 in F64.
+        assert_eq!(zeros(&weights(&pruned)), 33);
+        let weight = pruned.model.first.weight.val();
+        assert_eq!(weight.dtype(), DType::from(dtype));
+    }
 }
 
 #[test]

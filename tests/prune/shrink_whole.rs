@@ -3,11 +3,11 @@
 use burn::module::{Module, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
-use burn::tensor::activation::{gelu, relu};
+use burn::tensor::activation::{gelu, relu, sigmoid};
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{Masks, PruneError, Selection, Shrink};
+use burn_lean::prune::{Masks, PruneError, Selection, Shrink, Shrunk};
 
-use crate::support::{each_device, tensor, with_numbers};
+use crate::support::{each_device, tensor, values, with_numbers};
 
 /// A residual network with a shortcut that has a convolution, as ResNets have.
 #[derive(Module, Debug)]
@@ -320,4 +320,120 @@ fn masks_are_folded_in() {
         .shrink(model, |model, x| model.forward(x), x)
         .unwrap();
     assert_eq!(shrunk.model.inner.weight.dims()[0], 7);
+}
+
+#[test]
+fn a_unit_under_a_gate_is_no_constant_of_one_example() {
+    #[derive(Module, Debug)]
+    struct Gated {
+        up: Linear,
+        gate: Linear,
+        down: Linear,
+    }
+    let device = Device::flex();
+    let model = Gated {
+        up: LinearConfig::new(3, 4).init(&device),
+        gate: LinearConfig::new(3, 1).init(&device),
+        down: LinearConfig::new(4, 2).init(&device),
+    };
+    let mut model = with_numbers(model, 3);
+    model.up.weight = without(model.up.weight, 1, &[1]);
+    model.up.bias = Some(Param::from_data([0.5_f32; 4], &device));
+    let forward = |model: &Gated, x: Tensor<2>| {
+        let gate = sigmoid(model.gate.forward(x.clone()));
+        model.down.forward(relu(model.up.forward(x)) * gate)
+    };
+    let one = tensor(4, [1, 3], &device);
+    let shrunk = Shrink::dead().shrink(model, forward, one).unwrap();
+    assert_eq!(shrunk.report.removed(), 0);
+}
+
+#[test]
+fn units_that_one_weight_makes_and_reads_stay_unless_it_is_zero_there() {
+    let device = Device::flex();
+    let mut tied = with_numbers(LinearConfig::new(5, 6).init(&device), 2);
+    let forward = |tied: &Linear, x: Tensor<2>| {
+        let hidden = relu(tied.forward(x));
+        hidden.matmul(tied.weight.val().transpose())
+    };
+    let x = tensor(3, [4, 5], &device);
+    let shrunk = Shrink::dead().shrink(tied.clone(), forward, x.clone());
+    assert_eq!(shrunk.unwrap().model.weight.dims(), [5, 6]);
+
+    tied.weight = without(tied.weight, 1, &[2]);
+    let expected = forward(&tied, x.clone());
+    let shrunk = Shrink::dead().shrink(tied, forward, x.clone()).unwrap();
+    assert_eq!(shrunk.model.weight.dims(), [5, 5]);
+    let off = (forward(&shrunk.model, x) - expected).abs().max();
+    assert!(off.into_scalar::<f32>() < 1e-6);
+}
+
+#[test]
+fn tied_layers_count_once_for_each_use_and_stay_tied() {
+    #[derive(Module, Debug)]
+    struct Twins {
+        left: Linear,
+        right: Linear,
+        head: Linear,
+    }
+    let device = Device::flex();
+    let left = with_numbers(LinearConfig::new(3, 8).init(&device), 2);
+    let twins = Twins {
+        right: left.clone(),
+        left,
+        head: with_numbers(LinearConfig::new(8, 2).init(&device), 5),
+    };
+    let forward = |twins: &Twins, x: Tensor<2>| {
+        let right = relu(twins.right.forward(x.clone() * 0.5));
+        twins.head.forward(relu(twins.left.forward(x)) + right)
+    };
+    let x = tensor(3, [4, 3], &device);
+    // 4 examples · 8 features · (3 + 3 + 2), at least one feature stays.
+    for (share, features) in [(0.5, 4), (0.125, 1)] {
+        let shrunk = Shrink::to(share).shrink(twins.clone(), forward, x.clone());
+        let Shrunk { model, report } = shrunk.unwrap();
+        assert_eq!(report.multiplications_before, 256.0);
+        assert_eq!(report.multiplications_after, 256.0 * share);
+        assert_eq!(model.left.weight.dims(), [3, features]);
+        assert_eq!(model.left.weight.id, model.right.weight.id);
+        assert_ne!(model.left.weight.id, twins.left.weight.id);
+        let [left, right] = [&model.left, &model.right].map(|layer| layer.bias.as_ref().unwrap());
+        assert_eq!(left.id, right.id);
+        assert_eq!(values(left.val()), values(right.val()));
+    }
+}
+
+#[test]
+fn every_output_is_compared_in_its_own_scale() {
+    let device = Device::flex();
+    let of = |seed, size: [usize; 2]| {
+        with_numbers(LinearConfig::new(size[0], size[1]).init(&device), seed)
+    };
+    let mut model = vec![of(1, [4, 6]), of(2, [6, 2])];
+    model[1].weight = without(model[1].weight.clone(), 0, &[2]);
+    let x = tensor(3, [4, 4], &device);
+    // Each makes something of the number of units, 6 before and 5 after.
+    type Made = fn(Tensor<2>, f64) -> Tensor<2>;
+    let second: Made = |y, units| y * units;
+    let small: Made = |y, units| y * units * 1e-6;
+    let not_a_number: Made = |y, units| y * 0.0 / (units - 5.0);
+    for (made, is_alone) in [(second, false), (small, true), (not_a_number, true)] {
+        let forward = |model: &Vec<Linear>, x: Tensor<2>| {
+            let hidden = relu(model[0].forward(x));
+            let units = hidden.dims()[1] as f64;
+            let y = model[1].forward(hidden);
+            let made = made(y.clone(), units);
+            if is_alone {
+                (made, None)
+            } else {
+                (y, Some(made))
+            }
+        };
+        let rejected = Shrink::dead().shrink(model.clone(), forward, x.clone());
+        let error = rejected.unwrap_err();
+        assert!(
+            error.error().to_string().contains("outputs differ"),
+            "{error}"
+        );
+    }
 }

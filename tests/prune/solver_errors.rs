@@ -53,6 +53,32 @@ fn something_is_kept_and_something_pruned() {
     );
 }
 
+/// ⌊(1 − 0.9) · 400⌋ in F64 is 39, and an output of the head has 40 weights.
+#[test]
+fn a_layer_that_keeps_less_than_a_group_is_refused() {
+    let mut layout = Layout::new();
+    layout.push("body.weight", [20, 30], LayerKind::Linear, 2.0);
+    layout.push("head.weight", [40, 10], LayerKind::Linear, 2.0);
+    let problem = Plain::random(1, 3, 1000).problem_with(layout, &Device::flex());
+    let config = |budget| {
+        SolverConfig::new(budget)
+            .with_pattern(SparsityPattern::Groups(Groups::Outputs))
+            .with_method(Method::Magnitude)
+    };
+    let error = solve(&problem, &config(Budget::PerLayer(0.9))).unwrap_err();
+    assert!(matches!(error, PruneError::Infeasible { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("39") && text.contains("`head.weight`") && text.contains("40"),
+        "{text}"
+    );
+    // With 43 or 44 there is room for one.
+    let targets = BTreeMap::from([("head.weight".to_string(), 0.89)]);
+    let solution = solve(&problem, &config(Budget::PerLayerTargets(targets))).unwrap();
+    let of_head = solution.support.iter().filter(|index| **index >= 600);
+    assert_eq!(of_head.count(), 40);
+}
+
 #[test]
 fn targets_name_parameters_that_exist() {
     let targets = BTreeMap::from([("fc3.weight".to_string(), 0.5)]);

@@ -520,6 +520,7 @@ fn the_record_of_another_model_is_refused_and_the_model_comes_back() {
     assert_eq!(error.into_error(), expected);
 }
 
+#[cfg(feature = "ndarray")]
 #[test]
 #[allow(deprecated)] // `Device::ndarray`, which has no half types.
 fn a_dtype_that_the_device_lacks_is_an_error() {

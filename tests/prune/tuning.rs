@@ -151,6 +151,10 @@ fn efforts_and_times_bound_it() {
     let report = pruned(&late, &device).report;
     assert_eq!((report.tuning_steps, report.candidates.len()), (0, 1));
     assert_eq!(report.chosen, Candidate::Configured);
+    // A time that no clock reaches is no bound.
+    late.time = Some(Duration::MAX);
+    late.tuning = Some(1);
+    assert_eq!(pruned(&late, &device).report.tuning_steps, 4);
     let mut twice = Pruner::new(Budget::Sparsity(0.7));
     twice.tuning = Some(2);
     assert_eq!(pruned(&twice, &device).report.tuning_steps, 2 * 4);
@@ -182,4 +186,42 @@ fn one_output_is_tuned_by_its_distance() {
         .unwrap();
     let report = &pruned.report;
     assert_eq!(report.chosen, Candidate::Tuned, "{report}");
+}
+
+/// That first axes are equally long does not say that the rows of the outputs follow them.
+#[test]
+fn a_batch_is_cut_only_where_its_parts_give_the_same() {
+    let device = Device::flex();
+    let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
+    let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+    pruner.tuning = Some(1);
+    let steps = |forward: fn(&Linear, Tensor<2>) -> Tensor<2>| {
+        let batches = [0, 1, 2].map(|seed| tensor::<2>(80 + seed, [128, 6], &device));
+        let pruned = pruner.prune(layer.clone(), forward, batches).unwrap();
+        pruned.report.tuning_steps
+    };
+    // Two batches that do not judge, in parts of 64; whole where each row depends on all others.
+    assert_eq!(steps(|layer, x| layer.forward(x)), 4);
+    let centered = steps(|layer, x| {
+        let y = layer.forward(x);
+        y.clone() - y.mean_dim(0)
+    });
+    assert_eq!(centered, 2);
+    // Nodes of a graph, with all of their neighbours.
+    let batches = [0, 1, 2].map(|seed| {
+        let nodes = tensor::<2>(80 + seed, [100, 6], &device);
+        (nodes, tensor::<2>(90 + seed, [100, 100], &device))
+    });
+    let forward =
+        |layer: &Linear, (nodes, edges): (Tensor<2>, Tensor<2>)| edges.matmul(layer.forward(nodes));
+    let pruned = pruner.prune(layer.clone(), forward, batches).unwrap();
+    assert_eq!(pruned.report.tuning_steps, 2);
+    // Sequences whose places come first, as many of them as there are places.
+    let batches = [0, 1, 2].map(|seed| tensor::<3>(80 + seed, [128, 128, 6], &device));
+    let forward = |layer: &Linear, x: Tensor<3>| {
+        let places = layer.forward(x).mean_dim(0);
+        places.reshape([128, 3])
+    };
+    let pruned = pruner.prune(layer.clone(), forward, batches).unwrap();
+    assert_eq!(pruned.report.tuning_steps, 2);
 }

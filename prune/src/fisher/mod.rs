@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::fisher::collection::Collection;
@@ -152,22 +152,6 @@ impl FisherConfig {
         loss: impl Fn(&M, &B) -> Tensor<1>,
         batches: impl IntoIterator<Item = B>,
     ) -> Result<Fisher, PruneError> {
-        self.collect_on(model, selection, loss, batches, selection.device())
-    }
-
-    /// Like [`collect`](Self::collect), with the matrix on another device than the model.
-    ///
-    /// # Errors
-    ///
-    /// As [`collect`](Self::collect).
-    pub fn collect_on<M: Module, B: Batch>(
-        &self,
-        model: &M,
-        selection: &Selection,
-        loss: impl Fn(&M, &B) -> Tensor<1>,
-        batches: impl IntoIterator<Item = B>,
-        store: &Device,
-    ) -> Result<Fisher, PruneError> {
         let columns = 0..selection.layout().len();
         self.check(columns.len())?;
         let collection = Collection {
@@ -177,7 +161,7 @@ impl FisherConfig {
             loss: &loss,
             columns,
         };
-        Ok(collection.run(batches, store, None)?.0)
+        Ok(collection.run(batches, selection.device(), None)?.0)
     }
 
     /// The same with the gradients of frozen weights (false in `free`) set to zero.

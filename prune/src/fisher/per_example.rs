@@ -17,8 +17,9 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_lean_graph::{AsRecorded, GraphError};
+use burn_lean_reparam::each_float;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -35,11 +36,14 @@ use crate::{Batch, PruneError, Selection};
 const FIRST_CHECKED: usize = 8;
 /// Rows of each later pass that are.
 const CHECKED: usize = 2;
-/// Largest distance of a checked row from the plain one, as a fraction of its length.
+/// Largest distance of a layer's part of a checked row from the plain one, as a fraction of its length.
 const TOLERANCE: f64 = 1e-3;
-/// The same as a fraction of the root mean square of the lengths of all checked rows: where the model
-/// is certain of an example, its gradient is little more than the rounding of a probability near 1.
+/// The same as a fraction of the root mean square of the lengths of that part over all checked rows:
+/// where the model is certain of an example, its gradient is little more than the rounding of a
+/// probability near 1.
 const ROUNDING: f64 = 1e-4;
+/// The same for whole rows: where large gradients cancel each other, their rounding is what is left.
+const CANCELLATION: f64 = 1e-4;
 /// Bytes of the part of some rows that is made at once on a GPU.
 const DEVICE_PART_BYTES: usize = 64 << 20;
 /// The same in the host's memory: it should stay in a processor's cache until it is written.
@@ -83,11 +87,11 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
     ) -> Self {
         Self {
+            lengths: Lengths::new(model, selection, &columns),
             model: model.valid(),
             selection,
             columns,
             loss,
-            lengths: Lengths::default(),
             compared_together: false,
             random: StdRng::seed_from_u64(0),
         }
@@ -218,31 +222,99 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
     }
 }
 
-/// Lengths of the plain rows that others were compared with.
-#[derive(Default)]
+/// Lengths of the plain rows that others were compared with, layer by layer.
 struct Lengths {
+    parts: Vec<Part>,
     rows: usize,
+}
+
+/// The part of rows that belongs to one layer.
+struct Part {
+    path: String,
+    columns: Range<usize>,
+    /// What a plain gradient may be off by because its dtype is narrower than F32, as a fraction.
+    rounding: f64,
+    /// Sum over the rows.
     squares: f64,
 }
 
 impl Lengths {
+    fn new<M: Module>(model: &M, selection: &Selection, columns: &Range<usize>) -> Self {
+        let layers = selection.layout().layers();
+        let positions = selection.positions();
+        // What gradients of single parameters may be off by, as a fraction: some roundings.
+        let mut roundings = vec![0.0; layers.len()];
+        each_float(model, |_, float| {
+            if let Some(position) = positions.get(&float.id()) {
+                roundings[*position] = match float.dtype() {
+                    DType::F16 => 2.0 / 2048.0,
+                    DType::BF16 => 2.0 / 256.0,
+                    _ => 0.0,
+                };
+            }
+        });
+        let parts = layers.iter().zip(roundings);
+        let parts = parts.filter_map(|(layer, rounding)| {
+            let range = layer.range();
+            let start = range.start.max(columns.start) - columns.start;
+            let end = range.end.min(columns.end).saturating_sub(columns.start);
+            (start < end).then(|| Part {
+                path: layer.path.clone(),
+                columns: start..end,
+                rounding,
+                squares: 0.0,
+            })
+        });
+        Self {
+            parts: parts.collect(),
+            rows: 0,
+        }
+    }
+
     /// How the row that was `found` differs from the `expected` one, if it does.
     fn difference(&mut self, row: usize, found: &[f32], expected: &[f32]) -> Option<String> {
-        // A NaN is no difference: whoever collects the rows reports it.
-        let squares = |values: &mut dyn Iterator<Item = f32>| {
-            values.map(|x| f64::from(x).powi(2)).sum::<f64>()
-        };
-        let distance = squares(&mut found.iter().zip(expected).map(|(x, y)| x - y)).sqrt();
-        let square = squares(&mut expected.iter().copied());
         self.rows += 1;
-        self.squares += square;
-        let typical = (self.squares / self.rows as f64).sqrt();
-        let length = square.sqrt();
-        (distance > TOLERANCE * length + ROUNDING * typical).then(|| {
-            format!(
-                "row {row} of a batch is {distance:e} from that of a plain backward pass, of \
-                 length {length:e}: the model mixes examples, or its loss is not their mean"
-            )
+        let mut compared = Vec::new();
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            let found = &found[part.columns.clone()];
+            let expected = &expected[part.columns.clone()];
+            let squares = |values: &mut dyn Iterator<Item = f32>| {
+                values.map(|x| f64::from(x).powi(2)).sum::<f64>()
+            };
+            let is_finite = |row: &[f32]| row.iter().all(|x| x.is_finite());
+            match (is_finite(found), is_finite(expected)) {
+                (true, true) => {}
+                // Whoever collects the rows reports it.
+                (false, false) => continue,
+                _ => {
+                    return Some(format!(
+                        "row {row} of a batch and that of a plain backward pass are not both finite in \
+                         `{}`: the model mixes examples, or its loss is not their mean",
+                        part.path
+                    ));
+                }
+            }
+            let distance = squares(&mut found.iter().zip(expected).map(|(x, y)| x - y)).sqrt();
+            let square = squares(&mut expected.iter().copied());
+            part.squares += square;
+            compared.push((index, distance, square.sqrt()));
+        }
+        let rows = self.rows as f64;
+        let whole = self.parts.iter().map(|part| part.squares).sum::<f64>();
+        let whole = (whole / rows).sqrt();
+        compared.into_iter().find_map(|(index, distance, length)| {
+            let part = &self.parts[index];
+            let typical = (part.squares / rows).sqrt();
+            let most = (TOLERANCE + part.rounding) * length
+                + ROUNDING * typical
+                + (CANCELLATION + part.rounding) * whole;
+            (distance > most).then(|| {
+                format!(
+                    "row {row} of a batch is {distance:e} from that of a plain backward pass in `{}`, of \
+                     length {length:e}: the model mixes examples, or its loss is not their mean",
+                    part.path
+                )
+            })
         })
     }
 }

@@ -46,14 +46,15 @@ pub(crate) enum Kind {
 }
 
 impl Use {
-    /// What rows are made from: of `groups` rows, the value of the operand and the gradient in the
-    /// result.
+    /// What rows are made from, in F32: of `groups` rows, the value of the operand and the gradient in
+    /// the result.
     pub(crate) fn factors(
         &self,
         operand: DispatchTensor,
         delta: DispatchTensor,
         groups: usize,
     ) -> Factors {
+        let (operand, delta) = (in_f32(operand), in_f32(delta));
         let parts = match self.kind {
             Kind::Product {
                 input,
@@ -168,6 +169,15 @@ impl Use {
                 *transposed = !*transposed;
             }
         }
+    }
+}
+
+/// A float tensor in F32; indices as they are.
+fn in_f32(tensor: DispatchTensor) -> DispatchTensor {
+    match tensor.dtype() {
+        DType::F32 => tensor,
+        dtype if dtype.is_float() => Dispatch::float_cast(tensor, FloatDType::F32),
+        _ => tensor,
     }
 }
 

@@ -4,17 +4,17 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_lean_graph::{Pass, Step, Tensors, Walk};
 use burn_lean_layerwise::{
-    Gram, LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, solve,
+    Gram, LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, masked, solve,
 };
 
 use crate::host::read;
 use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
-use crate::layerwise::{failed, rows, shares};
+use crate::layerwise::{failed, rows, shares, ties};
 use crate::{Candidate, LayerwiseLayer, PruneError, Pruner, Refitted, Selection, SparsityPattern};
 
 /// What all candidates share.
@@ -70,6 +70,7 @@ impl Setting<'_> {
         let stops = stops(&walk, self.selection, self.folded);
         let mut kept = self.magnitude.to_vec();
         let mut layers = Vec::new();
+        let mut replaced = HashSet::new();
         let mut recalibrated = 0;
         let mut differs = false;
         while let Some(mut step) = walk
@@ -84,6 +85,8 @@ impl Setting<'_> {
                     let layer = self.layer(&mut step, site, candidate, differs)?;
                     self.write_kept(site, &layer.kept, &mut kept);
                     self.replace(&mut step, site, &layer)?;
+                    replaced.insert(site.product.parameter.path.clone());
+                    replaced.extend(site.bias.clone());
                     layers.push(layer.report);
                     differs = true;
                 }
@@ -99,11 +102,11 @@ impl Setting<'_> {
             }
         };
         let divergences = self.judge(&mut walk, &dense)?;
-        let model = walk.into_model(model);
+        let model = ties::spread(walk.into_model(model), &replaced);
         // What no product reads has dense values so far.
         let weights = self.selection.flatten(&model)?;
         let mask: Vec<f32> = kept.iter().map(|kept| f32::from(u8::from(*kept))).collect();
-        let mask = Tensor::<1>::from_data(&mask[..], &weights.device());
+        let mask = Tensor::<1>::from_data(&mask[..], (&weights.device(), DType::F32));
         let model = self.selection.unflatten(model, weights * mask)?;
         for layer in self.selection.layout().layers() {
             if !layers.iter().any(|done| done.path == layer.path) {
@@ -139,9 +142,11 @@ impl Setting<'_> {
         let original = step.weight(product, Pass::Original).map_err(failed)?;
         let dense = read(original.clone())?;
         let magnitude = self.read_kept(site);
+        let is_pattern = matches!(self.pruner.pattern, SparsityPattern::NM { .. });
         let how = match candidate {
             _ if site.is_shared => Refitted::Shared,
             _ if product.is_embedding() => Refitted::NoProduct,
+            _ if is_pattern && !site.is_along(self.selection) => Refitted::OtherAxis,
             Candidate::Magnitude => Refitted::Dense,
             _ => Refitted::Fitted,
         };
@@ -156,9 +161,9 @@ impl Setting<'_> {
                 intercept: None,
             });
         }
-        let order = match &self.pruner.pattern {
-            SparsityPattern::NM { .. } => site.order(self.selection),
-            _ => None,
+        let order = match is_pattern {
+            true => site.order(self.selection),
+            false => None,
         };
         let per_group = product.outputs_per_group() * product.inputs;
         let mut layer = Layer {
@@ -250,7 +255,8 @@ impl Setting<'_> {
             }
             _ => {
                 let whole = magnitude.iter().filter(|kept| **kept).count();
-                let count = match self.counts.get(&product.parameter.path) {
+                let path = &self.selection.layout().layers()[site.layer].path;
+                let count = match self.counts.get(path) {
                     Some(count) if product.groups == 1 => *count,
                     Some(count) if self.pruner.shares != crate::Shares::Magnitude => {
                         count * (group + 1) / product.groups - count * group / product.groups
@@ -262,19 +268,21 @@ impl Setting<'_> {
                 let found = solve(&problem, &keep, &method)?;
                 match self.pruner.refit {
                     true => back_solve(&problem, &found.support)?,
-                    false => masked(&problem, &dense, found.support)?,
+                    false => masked(&problem, &found.support)?,
                 }
             }
         };
         let intercept = problem.intercept(&solution.weights);
-        let back = |at: usize| match order {
-            Some(order) => {
-                let place = order
-                    .iter()
-                    .position(|old| *old == at % d)
-                    .unwrap_or(at % d);
-                at / d * d + place
+        // Where each place of a row is now.
+        let now = order.map(|order| {
+            let mut now = vec![0; d];
+            for (new, old) in order.iter().enumerate() {
+                now[*old] = new;
             }
+            now
+        });
+        let back = |at: usize| match &now {
+            Some(now) => at / d * d + now[at % d],
             None => at,
         };
         let places = 0..solution.weights.len();
@@ -286,7 +294,7 @@ impl Setting<'_> {
                 .collect(),
             kept: places.map(|at| kept[back(at)]).collect(),
             intercept,
-            error: solution.objective,
+            error: problem.error(&solution.weights)?,
             scale: problem.scale(),
             damping: problem.damping(),
         })
@@ -302,13 +310,14 @@ impl Setting<'_> {
         let original = step.weight(product, Pass::Original).map_err(failed)?;
         let shape = [product.outputs, product.inputs];
         let device = original.device();
-        let weights = Tensor::<1>::from_data(&layer.weights[..], &device).reshape(shape);
+        let weights =
+            Tensor::<1>::from_data(&layer.weights[..], (&device, DType::F32)).reshape(shape);
         let weights = weights.cast(burn::tensor::FloatDType::from(original.dtype()));
         step.replace_weight(product, weights).map_err(failed)?;
         if let (Some(path), Some(intercept)) = (&site.bias, &layer.intercept) {
             let bias = step.parameter::<1>(path, Pass::Original).map_err(failed)?;
             let dtype = burn::tensor::FloatDType::from(bias.dtype());
-            let change = Tensor::<1>::from_data(&intercept[..], &device).cast(dtype);
+            let change = Tensor::<1>::from_data(&intercept[..], (&device, DType::F32)).cast(dtype);
             step.replace(path, bias + change).map_err(failed)?;
         }
         Ok(())
@@ -330,7 +339,8 @@ impl Setting<'_> {
     }
 }
 
-fn is_centered(pruner: &Pruner, site: &Site) -> bool {
+/// Whether means are free: a bias takes them over, or a normalization that is measured anew.
+pub(crate) fn is_centered(pruner: &Pruner, site: &Site) -> bool {
     site.bias.is_some() || site.is_normalized && pruner.recalibrate
 }
 
@@ -357,23 +367,6 @@ fn native(site: &Site, at: usize) -> usize {
         true => at % product.inputs * product.outputs + at / product.inputs,
         false => at,
     }
-}
-
-/// The dense weights on a support.
-fn masked(
-    problem: &LayerProblem,
-    dense: &[f32],
-    support: Support,
-) -> Result<burn_lean_layerwise::LayerSolution, LayerwiseError> {
-    let pairs = dense.iter().zip(support.kept());
-    let weights: Vec<f32> = pairs
-        .map(|(w, kept)| w * f32::from(u8::from(*kept)))
-        .collect();
-    Ok(burn_lean_layerwise::LayerSolution {
-        objective: problem.objective(&weights)?,
-        weights,
-        support,
-    })
 }
 
 /// A group of a layer, in the order of its parameter's places.

@@ -82,7 +82,7 @@ impl Tried {
         let is_least = self
             .divergences
             .get(self.least)
-            .is_none_or(|least| divergences.mean() < least.mean());
+            .is_none_or(|least| divergences.are_below(least));
         if is_least {
             self.least = self.judged.len();
         }
@@ -125,6 +125,8 @@ impl Divergences {
         let (dense, pruned) = (read(dense.clone())?, read(pruned.clone())?);
         for (p, q) in dense.chunks_exact(width).zip(pruned.chunks_exact(width)) {
             self.each.push(match width {
+                // Infinite ones, too.
+                _ if p == q => 0.0,
                 1 => 0.5 * f64::from(p[0] - q[0]).powi(2),
                 _ => kullback_leibler(p, q),
             });
@@ -146,6 +148,12 @@ impl Divergences {
     pub(crate) fn mean(&self) -> f64 {
         self.each.iter().sum::<f64>() / self.each.len().max(1) as f64
     }
+
+    /// Whether the mean is smaller than another one; every number is smaller than NaN.
+    pub(crate) fn are_below(&self, other: &Self) -> bool {
+        let (own, other) = (self.mean(), other.mean());
+        own < other || (other.is_nan() && !own.is_nan())
+    }
 }
 
 /// KL of the softmax of `q` from that of `p`.
@@ -159,6 +167,8 @@ fn kullback_leibler(p: &[f32], q: &[f32]) -> f64 {
         shifted.iter().map(|v| v - total).collect()
     };
     let pairs = log_softmax(p).into_iter().zip(log_softmax(q));
+    // What `p` rules out counts for nothing, whatever `q` says of it.
+    let pairs = pairs.filter(|(p, _)| p.exp() != 0.0);
     pairs.map(|(p, q)| p.exp() * (p - q)).sum()
 }
 

@@ -6,6 +6,7 @@ use burn_lean_graph::{Pass, Tensors, Walk};
 use burn_lean_layerwise::{Elimination, LayerProblem, ProblemConfig, share_budget};
 
 use crate::host::read;
+use crate::layerwise::attempt::is_centered;
 use crate::layerwise::rows::Sampling;
 use crate::layerwise::stops::{Stop, stops};
 use crate::layerwise::{failed, rows, shares};
@@ -30,10 +31,10 @@ pub(crate) fn shares<O: Tensors>(
         let Some(Stop::Product(site)) = stops.get(&step.node().index()) else {
             continue;
         };
-        if site.is_shared || site.product.is_embedding() || site.product.groups > 1 {
+        if !site.is_fitted() || site.product.groups > 1 {
             continue;
         }
-        let path = site.product.parameter.path.clone();
+        let path = selection.layout().layers()[site.layer].path.clone();
         let original = step.weight(&site.product, Pass::Original).map_err(failed)?;
         let gram = rows::sum(
             &mut step,
@@ -44,10 +45,9 @@ pub(crate) fn shares<O: Tensors>(
             None,
             sampling,
         )?;
-        let centered = site.bias.is_some() || site.is_normalized;
         let config = ProblemConfig {
             damping: pruner.damping,
-            centered,
+            centered: is_centered(pruner, site),
             ..ProblemConfig::new()
         };
         let located = |source| PruneError::LayerSystem {
@@ -55,7 +55,7 @@ pub(crate) fn shares<O: Tensors>(
             source,
         };
         let problem = LayerProblem::new(&gram, &read(original)?, &config).map_err(located)?;
-        let elimination = Elimination::new(&problem, None, 1).map_err(located)?;
+        let elimination = Elimination::new(&problem, 1).map_err(located)?;
         measured.push((path, problem.scale(), elimination));
     }
     let keep = measured.iter().map(|(path, _, _)| counts[path]).sum();

@@ -12,6 +12,7 @@ mod settle;
 pub(crate) mod shares;
 pub(crate) mod stops;
 pub(crate) mod support;
+mod ties;
 mod tuning;
 
 use std::collections::HashMap;
@@ -80,7 +81,8 @@ pub struct Pruner {
     /// Whether running statistics of BatchNorm are measured anew; not of one that was folded into the layer
     /// before it. Default: yes.
     pub recalibrate: bool,
-    /// How many weights each layer keeps. Default: as magnitude says.
+    /// How many weights each layer keeps. Default: as magnitude says; the only way for a budget of each
+    /// layer.
     pub shares: Shares,
     /// Whether magnitude is a candidate beside what is configured, with [`Effort::Thorough`] also with
     /// fitted values. Default: yes.
@@ -93,9 +95,10 @@ pub struct Pruner {
     /// Time after which nothing new is begun, and tuning ends: what is finished by then is judged. A
     /// run that it cuts short is not repeatable to the bit. Default: none.
     pub time: Option<Duration>,
-    /// Examples that layers are fitted to, at most. Default 1024.
+    /// Examples that layers are fitted to, in whole batches: the first ones, up to the one that reaches
+    /// this number. Default 1024.
     pub examples: usize,
-    /// Examples after those that judge candidates, at most. Default 512.
+    /// Examples after those that judge candidates, in whole batches likewise. Default 512.
     pub held_out: usize,
     /// Rows that XᵀX of a layer is summed over, about, at most: of a convolution, places of images.
     /// Default 131,072.
@@ -142,8 +145,8 @@ impl Pruner {
     /// Prunes `model`.
     ///
     /// `forward` gives the outputs, logits for example, of a batch of inputs; `batches` are inputs like
-    /// those of training: the first ones up to [`examples`](Self::examples) for the layers, then up to
-    /// [`held_out`](Self::held_out) to judge by; of a single batch, both. The model is taken as it is
+    /// those of training: the first ones for the layers, until [`examples`](Self::examples) are
+    /// reached, then [`held_out`](Self::held_out) to judge by; of a single batch, both. The model is taken as it is
     /// deployed (evaluation mode) and comes back on its devices.
     ///
     /// # Errors
@@ -213,16 +216,20 @@ impl Pruner {
             let again = which.iter().map(|at| batches[*at].map_tensors(&mut Again));
             Walk::record(model, again, &forward).map_err(failed)
         };
-        let deadline = self.time.map(|time| start + time);
+        // A time that no clock reaches is none.
+        let deadline = self.time.and_then(|time| start.checked_add(time));
         let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let sampling = Sampling {
             batches: fitted,
             rows: self.rows,
         };
-        let keep = magnitude.iter().filter(|kept| **kept).count();
         let counts: HashMap<String, usize> = match self.shares {
             Shares::Magnitude => shares::counts(&magnitude, layout),
-            Shares::Uniform => shares::uniform(layout, keep),
+            Shares::Uniform => {
+                let walk = record(&dense, &everything[..1])?;
+                let fitted = stops::fitted(&walk, &selection, &folded);
+                shares::uniform(&magnitude, layout, &fitted)
+            }
             Shares::Losses => {
                 let walk = record(&dense, &everything)?;
                 losses::shares(self, walk, &selection, &magnitude, sampling, &folded)?
@@ -291,6 +298,7 @@ impl Pruner {
                 only: self.group.as_ref().map(|_| selection.ids().to_vec()),
                 passes,
                 deadline,
+                steps: tuning::steps(&dense, &forward, &batches[..fitted], &outputs)?,
             };
             let judge = |tuned: M| {
                 let walk = record(&tuned, &everything)?;
@@ -333,7 +341,7 @@ impl Pruner {
     }
 
     fn check(&self) -> Result<(), PruneError> {
-        shares::check(&self.pattern, &self.budget)?;
+        shares::check(&self.pattern, &self.budget, self.shares)?;
         checks::accept(self.examples > 0, "examples", self.examples, "at least 1")?;
         checks::accept(self.rows > 0, "rows", self.rows, "at least 1")?;
         let fits = self.damping >= 0.0 && self.damping.is_finite();

@@ -79,16 +79,13 @@ pub(crate) fn recalibrate<O: Tensors>(
         }
         count += n;
     }
-    let device = step
-        .parameter::<1>(mean_path, Pass::Replaced)
-        .map_err(failed)?
-        .device();
     let mean: Vec<f32> = mean.iter().map(|m| *m as f32).collect();
     let variance: Vec<f32> = squares.iter().map(|s| (s / count) as f32).collect();
-    let tensor = |values: &[f32]| Tensor::<1>::from_data(values, &device);
-    step.replace(mean_path, tensor(&mean)).map_err(failed)?;
-    step.replace(variance_path, tensor(&variance))
-        .map_err(failed)?;
+    for (path, values) in [(mean_path, mean), (variance_path, variance)] {
+        let old = step.parameter::<1>(path, Pass::Replaced).map_err(failed)?;
+        let new = Tensor::<1>::from_data(&values[..], (&old.device(), old.dtype()));
+        step.replace(path, new).map_err(failed)?;
+    }
     Ok(true)
 }
 

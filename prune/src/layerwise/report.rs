@@ -83,8 +83,8 @@ pub struct LayerwiseLayer {
     pub kept: usize,
     /// How its values were found.
     pub refitted: Refitted,
-    /// Its outputs' squared error on the calibration examples, as a fraction of what they vary by;
-    /// `None` where it was not fitted.
+    /// Its outputs' squared error on the calibration examples, as a fraction of what they vary by
+    /// (without the ridge); `None` where it was not fitted.
     pub error: Option<f64>,
     /// λ, what was added to the diagonal of XᵀX/n.
     pub damping: f64,
@@ -106,4 +106,7 @@ pub enum Refitted {
     Shared,
     /// Dense values: the weight is looked up in, or takes part in no product with a matrix of rows.
     NoProduct,
+    /// Dense values: an N:M pattern counts along another axis of the weight than the one that is
+    /// summed over.
+    OtherAxis,
 }

@@ -1,12 +1,14 @@
 //! How many weights each layer keeps.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn_lean_layerwise::Keep;
 
+use crate::model::checks;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
-/// How a budget over all layers is shared.
+/// How a budget over all layers is shared. What cannot be fitted (a weight that several operations read,
+/// an embedding) keeps what magnitude leaves it, and has no part in the other ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Shares {
@@ -30,17 +32,25 @@ pub(crate) fn counts(kept: &[bool], layout: &Layout) -> HashMap<String, usize> {
         .collect()
 }
 
-/// The same fraction of each layer, as many in all.
-pub(crate) fn uniform(layout: &Layout, keep: usize) -> HashMap<String, usize> {
-    let mut before = 0;
-    let mut layers = layout.layers().iter();
-    let counted = layers.by_ref().map(|layer| {
-        let end = layer.range().end as u128 * keep as u128 / layout.len() as u128;
-        let kept = end as usize - before;
-        before = end as usize;
-        (layer.path.clone(), kept)
-    });
-    counted.collect()
+/// The same fraction of each layer that is fitted, as many in all as magnitude leaves them together.
+pub(crate) fn uniform(
+    kept: &[bool],
+    layout: &Layout,
+    fitted: &HashSet<usize>,
+) -> HashMap<String, usize> {
+    let mut counts = counts(kept, layout);
+    let layers = layout.layers().iter().enumerate();
+    let layers: Vec<_> = layers.filter(|(at, _)| fitted.contains(at)).collect();
+    let weights: usize = layers.iter().map(|(_, layer)| layer.len()).sum();
+    let keep: usize = layers.iter().map(|(_, layer)| counts[&layer.path]).sum();
+    let (mut end, mut before) = (0, 0);
+    for (_, layer) in layers {
+        end += layer.len();
+        let shared = (end as u128 * keep as u128 / weights as u128) as usize;
+        counts.insert(layer.path.clone(), shared - before);
+        before = shared;
+    }
+    counts
 }
 
 /// What one layer's solver is told.
@@ -52,7 +62,15 @@ pub(crate) fn keep(pattern: &SparsityPattern, count: usize) -> Keep {
 }
 
 /// Refuses what has no meaning layer by layer.
-pub(crate) fn check(pattern: &SparsityPattern, budget: &Budget) -> Result<(), PruneError> {
+pub(crate) fn check(
+    pattern: &SparsityPattern,
+    budget: &Budget,
+    shares: Shares,
+) -> Result<(), PruneError> {
+    let each = matches!(budget, Budget::PerLayer(_) | Budget::PerLayerTargets(_));
+    let expected = "`Magnitude` with a budget that says how many weights each layer keeps";
+    let fits = shares == Shares::Magnitude || !each;
+    checks::accept(fits, "shares", format!("{shares:?}"), expected)?;
     let what = match (pattern, budget) {
         (SparsityPattern::Groups(_), _) => format!("the pattern {pattern}"),
         (_, Budget::Flops { .. }) => "a budget of operations".into(),

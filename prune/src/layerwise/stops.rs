@@ -32,6 +32,34 @@ pub(crate) struct Site {
 }
 
 impl Site {
+    /// Whether its values can be fitted: other readers of the weight would get them, too, and a table
+    /// has no rows.
+    pub(crate) fn is_fitted(&self) -> bool {
+        !self.is_shared && !self.product.is_embedding()
+    }
+
+    /// Whether a pattern along the reduction axis counts what is summed over: not where a parameter of
+    /// one's own, or a layer's, is multiplied from another side.
+    pub(crate) fn is_along(&self, selection: &Selection) -> bool {
+        let layer = &selection.layout().layers()[self.layer];
+        let product = &self.product;
+        match (layer.kind, layer.reduction_axis()) {
+            (_, None) => false,
+            (LayerKind::Conv, _) => {
+                let inputs: usize = layer.shape.iter().skip(1).product();
+                !product.is_transposed() && product.inputs == inputs
+            }
+            (_, Some(axis)) => {
+                // From one input of an output to the next in the parameter.
+                let stride = match product.is_transposed() {
+                    true => product.outputs,
+                    false => 1,
+                };
+                layer.stride(axis) == stride && product.inputs.is_multiple_of(layer.shape[axis])
+            }
+        }
+    }
+
     /// The places of a row of W as a pattern along the reduction axis counts them; `None` where they
     /// are in that order.
     pub(crate) fn order(&self, selection: &Selection) -> Option<Vec<usize>> {
@@ -92,6 +120,20 @@ pub(crate) fn stops<O: Tensors>(
         stops.insert(site.product.node, Stop::Product(Box::new(site)));
     }
     stops
+}
+
+/// Positions among the layers of the layout of those that can be fitted.
+pub(crate) fn fitted<O: Tensors>(
+    walk: &Walk<O>,
+    selection: &Selection,
+    folded: &HashSet<String>,
+) -> HashSet<usize> {
+    let stops = stops(walk, selection, folded);
+    let fitted = stops.values().filter_map(|stop| match stop {
+        Stop::Product(site) if site.is_fitted() => Some(site.layer),
+        _ => None,
+    });
+    fitted.collect()
 }
 
 /// The bias of a product: its own operand, or what its only reader adds.

@@ -8,6 +8,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
+use burn_lean_reparam::{catch_quietly, each_float, map_with_path};
 
 use crate::host::read;
 use crate::layerwise::candidates::{Divergences, logits};
@@ -38,6 +39,8 @@ pub(crate) struct Tuning<'a> {
     pub(crate) passes: usize,
     /// When to stop.
     pub(crate) deadline: Option<Instant>,
+    /// The steps of a pass: a batch, and which of its examples; see [`steps`].
+    pub(crate) steps: Vec<(usize, Range<usize>)>,
 }
 
 impl Tuning<'_> {
@@ -55,10 +58,8 @@ impl Tuning<'_> {
         before: &Divergences,
         mut judge: impl FnMut(M) -> Result<(M, Divergences), PruneError>,
     ) -> Result<((M, Divergences), usize), PruneError> {
-        let each = batches.iter().zip(dense);
-        let in_pass: usize = each.map(|(inputs, dense)| parts(inputs, dense).len()).sum();
         let trial = self.passes.div_ceil(TRIAL);
-        let trial = trial.max(TRIAL_STEPS.div_ceil(in_pass.max(1)));
+        let trial = trial.max(TRIAL_STEPS.div_ceil(self.steps.len().max(1)));
         // One that takes half of all passes saves too little.
         let trial = if 2 * trial < self.passes {
             trial
@@ -75,7 +76,7 @@ impl Tuning<'_> {
         let (tuned, taken) = self.tune(rest, &first.0, forward, batches, dense)?;
         steps += taken;
         let last = judge(tuned)?;
-        let best = match last.1.mean() < first.1.mean() {
+        let best = match last.1.are_below(&first.1) {
             true => last,
             false => first,
         };
@@ -102,14 +103,17 @@ impl Tuning<'_> {
         dense: &[Tensor<2>],
     ) -> Result<(M, usize), PruneError> {
         let rate = RATE * self.typical_weight(model)?;
-        let mut trains = OnlyBatchNormTrains::unless(!self.recalibrate).except(self.folded.clone());
+        let mut trains = OnlyBatchNormTrains {
+            except: self.folded.clone(),
+            none: !self.recalibrate,
+        };
         // Burn shares running statistics between clones, and copies them here.
-        let copy = model.valid().map(&mut trains);
+        let copy = map_with_path(model.valid(), &mut trains);
         let attached = self.masks.attach(copy);
         let mut student = attached.map_err(|rejected| rejected.into_error())?.train();
-        let mut trainable = Trainable(false);
-        student.visit(&mut trainable);
-        if !trainable.0 {
+        let mut trainable = false;
+        each_float(&student, |_, float| trainable |= float.is_require_grad());
+        if !trainable {
             // Nothing has a gradient: the caller's network is frozen.
             return Ok((model.valid(), 0));
         }
@@ -117,16 +121,7 @@ impl Tuning<'_> {
             .with_weight_decay(0.0)
             .with_epsilon(1e-8)
             .init();
-        let parts: Vec<(usize, Range<usize>)> = batches
-            .iter()
-            .zip(dense)
-            .enumerate()
-            .flat_map(|(batch, (inputs, dense))| {
-                parts(inputs, dense)
-                    .into_iter()
-                    .map(move |part| (batch, part))
-            })
-            .collect();
+        let parts = &self.steps;
         let steps = parts.len() * passes;
         let mut done = 0;
         for pass in 0..passes {
@@ -138,16 +133,13 @@ impl Tuning<'_> {
                 let (batch, examples) = &parts[(at * stride(parts.len()) + pass) % parts.len()];
                 let inputs = &batches[*batch];
                 let all = first_dimension(inputs).unwrap_or(examples.end);
-                let [places, _] = dense[*batch].dims();
-                let per_example = places / all.max(1);
-                let rows = examples.start * per_example..match examples.end == all {
-                    true => places,
-                    false => examples.end * per_example,
-                };
                 let whole = *examples == (0..all);
-                let inputs = inputs.map_tensors(&mut Part((!whole).then(|| examples.clone())));
+                let inputs = inputs.map_tensors(&mut Part {
+                    examples: (!whole).then(|| examples.clone()),
+                    trains: true,
+                });
                 let outputs = logits(&forward(&student, inputs))?;
-                let target = dense[*batch].clone().slice([rows]);
+                let target = rows(&dense[*batch], examples, all);
                 let loss = distance(target, outputs);
                 let mut gradients = loss.backward();
                 let gradients = match &self.only {
@@ -188,13 +180,97 @@ fn stride(count: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// Half the squared distance, the mean over all outputs.
+/// Half the squared distance, the mean over all outputs; between equal ones, also infinite, there is none.
 fn distance(dense: Tensor<2>, pruned: Tensor<2>) -> Tensor<1> {
     let in_f32 = |tensor: Tensor<2>| match tensor.dtype() {
         DType::F32 => tensor,
         _ => tensor.cast(FloatDType::F32),
     };
-    (in_f32(pruned) - in_f32(dense).autodiff()).square().mean() * 0.5
+    let (dense, pruned) = (in_f32(dense).autodiff(), in_f32(pruned));
+    let equal = pruned.clone().equal(dense.clone());
+    (pruned - dense).mask_fill(equal, 0.0).square().mean() * 0.5
+}
+
+/// The steps of a pass over `batches`, of which the dense network `model` gives `dense`: a batch is cut
+/// where it gives the same for the parts. That first axes are equally long says little: they may
+/// count nodes of a graph, or places of a sequence.
+pub(crate) fn steps<M: Module, I: Tensors, O: Tensors>(
+    model: &M,
+    forward: &impl Fn(&M, I) -> O,
+    batches: &[I],
+    dense: &[Tensor<2>],
+) -> Result<Vec<(usize, Range<usize>)>, PruneError> {
+    let mut known: HashMap<Vec<Vec<usize>>, bool> = HashMap::new();
+    let mut steps = Vec::new();
+    for (batch, (inputs, dense)) in batches.iter().zip(dense).enumerate() {
+        let mut parts = parts(inputs, dense);
+        if parts.len() > 1 {
+            let shapes = burn_lean_graph::shapes(inputs);
+            let divides = match known.get(&shapes).copied() {
+                Some(divides) => divides,
+                None => divides(model, forward, inputs, dense, &parts)?,
+            };
+            known.insert(shapes, divides);
+            if !divides {
+                let end = parts.last().map_or(0, |last| last.end);
+                parts = std::iter::once(0..end).collect();
+            }
+        }
+        steps.extend(parts.into_iter().map(|part| (batch, part)));
+    }
+    Ok(steps)
+}
+
+/// Whether the parts of a batch give what all of it gives.
+fn divides<M: Module, I: Tensors, O: Tensors>(
+    model: &M,
+    forward: &impl Fn(&M, I) -> O,
+    inputs: &I,
+    dense: &Tensor<2>,
+    parts: &[Range<usize>],
+) -> Result<bool, PruneError> {
+    let all = parts.last().map_or(0, |last| last.end);
+    for part in parts {
+        let given = catch_quietly(|| {
+            let inputs = inputs.map_tensors(&mut Part {
+                examples: Some(part.clone()),
+                trains: false,
+            });
+            let outputs = logits(&forward(model, inputs))?;
+            Ok::<_, PruneError>((outputs.dims(), read(outputs)?))
+        });
+        let Ok(Ok((dims, given))) = given else {
+            return Ok(false);
+        };
+        let expected = rows(dense, part, all);
+        let tolerance = match expected.dtype() {
+            DType::F32 | DType::F64 => 1e-3,
+            _ => 2e-2,
+        };
+        if dims != expected.dims() || !agree(&given, &read(expected)?, tolerance) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether numbers are the same to rounding, a fraction of the largest one.
+fn agree(given: &[f32], expected: &[f32], tolerance: f32) -> bool {
+    let finite = expected.iter().filter(|value| value.is_finite());
+    let largest = finite.fold(0.0, |most: f32, value| most.max(value.abs()));
+    let mut pairs = given.iter().zip(expected);
+    pairs.all(|(a, b)| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= tolerance * largest)
+}
+
+/// The outputs of some of so many examples.
+fn rows(dense: &Tensor<2>, examples: &Range<usize>, all: usize) -> Tensor<2> {
+    let [places, _] = dense.dims();
+    let per_example = places / all.max(1);
+    let end = match examples.end == all {
+        true => places,
+        false => examples.end * per_example,
+    };
+    dense.clone().slice([examples.start * per_example..end])
 }
 
 /// The examples of a batch, in parts: all at once where not all of its tensors count them.
@@ -219,47 +295,36 @@ fn first_dimension(inputs: &impl Tensors) -> Option<usize> {
     (same && first > 0).then_some(first)
 }
 
-/// Some examples, or all, on the autodiff device.
-struct Part(Option<Range<usize>>);
-
-impl TensorMapper for Part {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        let tensor = tensor.clone().autodiff();
-        match &self.0 {
-            Some(examples) => tensor.slice([examples.clone()]),
-            None => tensor,
-        }
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        let tensor = tensor.clone().autodiff();
-        match &self.0 {
-            Some(examples) => tensor.slice([examples.clone()]),
-            None => tensor,
-        }
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        let tensor = tensor.clone().autodiff();
-        match &self.0 {
-            Some(examples) => tensor.slice([examples.clone()]),
-            None => tensor,
-        }
-    }
+/// Some examples, or all; on the autodiff device where they train.
+struct Part {
+    examples: Option<Range<usize>>,
+    trains: bool,
 }
 
-/// Whether any parameter is to have a gradient.
-struct Trainable(bool);
+macro_rules! part {
+    ($name:ident, $tensor:ty) => {
+        fn $name<const D: usize>(&mut self, tensor: &$tensor) -> $tensor {
+            let tensor = match self.trains {
+                true => tensor.clone().autodiff(),
+                false => tensor.clone(),
+            };
+            match &self.examples {
+                Some(examples) => tensor.slice([examples.clone()]),
+                None => tensor,
+            }
+        }
+    };
+}
 
-impl ModuleVisitor for Trainable {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0 |= param.is_require_grad();
-    }
+impl TensorMapper for Part {
+    part!(float, Tensor<D>);
+    part!(int, Tensor<D, Int>);
+    part!(bool, Tensor<D, Bool>);
 }
 
 /// Values of float parameters, from one model into another.
 #[derive(Default)]
-struct Values(HashMap<ParamId, Tensor<1>>);
+pub(crate) struct Values(HashMap<ParamId, Tensor<1>>);
 
 impl ModuleVisitor for Values {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

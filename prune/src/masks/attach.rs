@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use burn::module::{
-    Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId, Reparameterizer,
-};
+use burn::module::{Module, Param, ParamGroup, ParamId, Reparameterizer};
 use burn::tensor::{Bool, DType, Int, Tensor};
-use burn_lean_reparam::{FloatVisitor, Rejected, attach, visit_plain_floats};
+use burn_lean_reparam::{
+    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, attach, each_plain_float,
+    map_with_path, visit_plain_floats, visit_with_path,
+};
 
 use crate::masks::mask::{zero_base, zeros_and_ones};
 use crate::{Mask, Masks, ParameterMask, PruneError};
@@ -104,10 +105,12 @@ impl Masks {
     ///
     /// [`PruneError::MaskOfAnotherModel`] if a parameter does not exist or has another shape.
     pub fn reparameterizer<M: Module>(&self, model: &M) -> Result<AttachMasks, PruneError> {
-        let mut parameters = Parameters::default();
-        visit_plain_floats(model, &mut parameters);
+        let mut parameters = HashMap::new();
+        each_plain_float(model, |at, float| {
+            parameters.insert(at.path(), (float.id(), float.shape()));
+        });
         let masks = self.parameters().iter().map(|mask| {
-            let found = parameters.0.get(mask.path());
+            let found = parameters.get(mask.path());
             match found {
                 Some((id, shape)) if shape == mask.shape() => Ok((*id, mask.kept().to_vec())),
                 _ => Err(PruneError::MaskOfAnotherModel {
@@ -126,10 +129,10 @@ impl Masks {
     /// pruning.
     ///
     /// Works inside of a [`Chain`](burn_lean_reparam::Chain), keeps the identity of parameters
-    /// and masks and everything else on the weight. The base becomes zero wherever the old or the
-    /// new mask prunes, so that a weight which returns starts from zero. What an optimizer has
-    /// gathered for it in the past is still in its state: make a new optimizer when weights
-    /// return. Masked parameters that are not among these masks keep theirs.
+    /// and masks and everything else on the weight; tied copies get the same mask. The base becomes
+    /// zero wherever the old or the new mask prunes, so that a weight which returns starts from zero.
+    /// What an optimizer has gathered for it in the past is still in its state: make a new optimizer
+    /// when weights return. Masked parameters that are not among these masks keep theirs.
     ///
     /// # Errors
     ///
@@ -142,15 +145,15 @@ impl Masks {
         }
         let old: HashMap<_, _> = attached_masks(&model)
             .into_iter()
-            .map(|mask| (mask.path, mask.kept))
+            .map(|mask| (mask.path, (mask.id, mask.kept)))
             .collect();
         let mut new = HashMap::new();
         for mask in self.parameters() {
             match old.get(mask.path()) {
-                Some(old) => {
+                Some((id, old)) => {
                     let kept = zeros_and_ones(mask.kept(), &old.device());
                     let both = old.clone().bool_and(kept.clone().not_equal_elem(0));
-                    new.insert(mask.path().to_string(), NewMask { kept, both });
+                    new.insert(*id, NewMask { kept, both });
                 }
                 None => {
                     let path = mask.path().into();
@@ -158,10 +161,11 @@ impl Masks {
                 }
             }
         }
-        Ok(model.map(&mut Replace {
-            place: Place::default(),
+        let mut replace = Replace {
+            bearer: Bearer::default(),
             new,
-        }))
+        };
+        Ok(map_with_path(model, &mut replace))
     }
 }
 
@@ -187,90 +191,64 @@ impl Reparameterizer for AttachMasks {
     }
 }
 
-/// Where a walk is: which parameter, and whether in a mask on it.
+/// The parameter whose masks a walk comes to next.
 ///
 /// Burn visits the base of a parameter, then enters a "module" of container type
 /// `Reparameterization`; the mask may lie deeper, in a chain.
 #[derive(Default)]
-struct Place {
-    path: Vec<String>,
-    containers: Vec<String>,
-    parameter: String,
-}
+struct Bearer(Option<ParamId>);
 
-impl Place {
-    fn enter(&mut self, name: &str, container: &str) {
-        self.path.push(name.to_string());
-        self.containers.push(container.to_string());
-    }
-
-    fn exit(&mut self) {
-        self.path.pop();
-        self.containers.pop();
-    }
-
-    fn inside_reparameterization(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|name| name == "Reparameterization")
-    }
-
-    fn inside_mask(&self) -> bool {
-        self.inside_reparameterization()
-            && self
-                .containers
-                .last()
-                .is_some_and(|name| name == "Struct:Mask")
-    }
-
+impl Bearer {
     /// Notes the parameter, unless it belongs to a reparameterization.
-    fn at_parameter(&mut self) -> bool {
-        let base = !self.inside_reparameterization();
+    fn at_parameter(&mut self, at: &Trail, id: ParamId) -> bool {
+        let base = !at.is_attached();
         if base {
-            self.parameter = self.path.join(".");
+            self.0 = Some(id);
         }
         base
+    }
+
+    /// The parameter with the mask that the walk is in.
+    fn masked(&self, at: &Trail) -> Option<ParamId> {
+        let inside_mask = at.is_attached() && at.container() == "Struct:Mask";
+        self.0.filter(|_| inside_mask)
     }
 }
 
 struct AttachedMask {
     path: String,
+    id: ParamId,
     shape: Vec<usize>,
     kept: Tensor<1, Bool>,
 }
 
 fn attached_masks<M: Module>(model: &M) -> Vec<AttachedMask> {
     let mut finder = AttachedMasks::default();
-    model.visit(&mut finder);
+    visit_with_path(model, &mut finder);
     finder.masks
 }
 
 #[derive(Default)]
 struct AttachedMasks {
-    place: Place,
+    bearer: Bearer,
+    path: String,
     shape: Vec<usize>,
     masks: Vec<AttachedMask>,
 }
 
-impl ModuleVisitor for AttachedMasks {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.place.at_parameter() {
+impl PathVisitor for AttachedMasks {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        if self.bearer.at_parameter(at, param.id) {
+            self.path = at.path();
             self.shape = param.base().shape().to_vec();
         }
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        if self.place.inside_mask() {
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+        if let Some(id) = self.bearer.masked(at) {
             self.masks.push(AttachedMask {
-                path: self.place.parameter.clone(),
+                path: self.path.clone(),
+                id,
                 shape: self.shape.clone(),
                 kept: param.val().flatten(0, D - 1).not_equal_elem(0),
             });
@@ -285,45 +263,29 @@ struct NewMask {
 }
 
 struct Replace {
-    place: Place,
-    new: HashMap<String, NewMask>,
+    bearer: Bearer,
+    new: HashMap<ParamId, NewMask>,
 }
 
-impl ModuleMapper for Replace {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.place.at_parameter()
-            && let Some(mask) = self.new.get(&self.place.parameter)
+impl PathMapper for Replace {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.bearer.at_parameter(at, param.id)
+            && let Some(mask) = self.new.get(&param.id)
         {
             return zero_base(param, mask.both.clone());
         }
         param
     }
 
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        if self.place.inside_mask()
-            && let Some(mask) = self.new.get(&self.place.parameter)
-        {
+    fn int<const D: usize>(
+        &mut self,
+        at: &Trail,
+        param: Param<Tensor<D, Int>>,
+    ) -> Param<Tensor<D, Int>> {
+        if let Some(mask) = self.bearer.masked(at).and_then(|id| self.new.get(&id)) {
             return param.map(|old| mask.kept.clone().reshape(old.shape()));
         }
         param
-    }
-}
-
-#[derive(Default)]
-struct Parameters(HashMap<String, (ParamId, Vec<usize>)>);
-
-impl FloatVisitor for Parameters {
-    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        let shape = param.base().shape().to_vec();
-        self.0.insert(path.to_string(), (param.id, shape));
     }
 }
 

@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{PathMapper, PathVisitor, Rejected, Trail, map_with_path, visit_with_path};
 
 use crate::host::read;
 use crate::model::layout::Layout;
-use crate::model::selection::REPARAMETERIZATION;
 use crate::{PruneError, Selection};
 
 impl Selection {
@@ -19,10 +18,10 @@ impl Selection {
     /// [`PruneError::OtherModel`] where `model` is not the one that was selected from.
     pub fn flatten<M: Module>(&self, model: &M) -> Result<Tensor<1>, PruneError> {
         let mut gather = Gather {
-            place: Place::new(self),
+            selected: Selected::new(self),
             parts: vec![None; self.ids().len()],
         };
-        model.visit(&mut gather);
+        visit_with_path(model, &mut gather);
         let parts: Option<Vec<Tensor<1>>> = gather.parts.into_iter().collect();
         match parts {
             Some(parts) => Ok(Tensor::cat(parts, 0)),
@@ -57,17 +56,18 @@ impl Selection {
             return Err(Rejected::new(model, error));
         }
         let mut find = Find {
-            place: Place::new(self),
+            selected: Selected::new(self),
             found: vec![false; self.ids().len()],
         };
-        model.visit(&mut find);
+        visit_with_path(&model, &mut find);
         if find.found.contains(&false) {
             return Err(Rejected::new(model, self.other_model()));
         }
-        Ok(model.map(&mut Scatter {
-            place: Place::new(self),
+        let mut scatter = Scatter {
+            selected: Selected::new(self),
             weights: weights.without_autodiff(),
-        }))
+        };
+        Ok(map_with_path(model, &mut scatter))
     }
 
     fn other_model(&self) -> PruneError {
@@ -82,61 +82,44 @@ impl Selection {
     }
 }
 
-/// Where a walk is: in a reparameterization, where nothing is selected, or not.
-struct Place<'a> {
+/// What is selected, by identity.
+struct Selected<'a> {
     selection: &'a Selection,
     positions: HashMap<ParamId, usize>,
-    nested: usize,
 }
 
-impl<'a> Place<'a> {
+impl<'a> Selected<'a> {
     fn new(selection: &'a Selection) -> Self {
         Self {
             selection,
             positions: selection.positions(),
-            nested: 0,
         }
     }
 
-    fn enter(&mut self, container: &str) {
-        self.nested += usize::from(container == REPARAMETERIZATION);
-    }
-
-    fn exit(&mut self, container: &str) {
-        self.nested -= usize::from(container == REPARAMETERIZATION);
-    }
-
-    /// Position of a parameter among the layers of the layout, if it is selected.
-    fn position<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<usize> {
+    /// Position of a parameter among the layers of the layout, if it is selected; nothing in a
+    /// reparameterization is.
+    fn position<const D: usize>(&self, at: &Trail, param: &Param<Tensor<D>>) -> Option<usize> {
         let position = *self.positions.get(&param.id)?;
         let layer = &self.selection.layout().layers()[position];
-        (self.nested == 0 && *layer.shape == *param.base().shape()).then_some(position)
+        (!at.is_attached() && *layer.shape == *param.base().shape()).then_some(position)
     }
 }
 
 struct Gather<'a> {
-    place: Place<'a>,
+    selected: Selected<'a>,
     parts: Vec<Option<Tensor<1>>>,
 }
 
-impl ModuleVisitor for Gather<'_> {
-    fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.place.enter(container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.place.exit(container_type);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(position) = self.place.position(param) else {
+impl PathVisitor for Gather<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        let Some(position) = self.selected.position(at, param) else {
             return;
         };
         let part = &mut self.parts[position];
         if part.is_none() {
             *part = Some(flat(
                 param.base().without_autodiff(),
-                self.place.selection.device(),
+                self.selected.selection.device(),
             ));
         }
     }
@@ -144,21 +127,13 @@ impl ModuleVisitor for Gather<'_> {
 
 /// Which of the selected parameters a model has.
 struct Find<'a> {
-    place: Place<'a>,
+    selected: Selected<'a>,
     found: Vec<bool>,
 }
 
-impl ModuleVisitor for Find<'_> {
-    fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.place.enter(container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.place.exit(container_type);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(position) = self.place.position(param) {
+impl PathVisitor for Find<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        if let Some(position) = self.selected.position(at, param) {
             self.found[position] = true;
         }
     }
@@ -174,24 +149,16 @@ pub(crate) fn flat<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor
 }
 
 struct Scatter<'a> {
-    place: Place<'a>,
+    selected: Selected<'a>,
     weights: Tensor<1>,
 }
 
-impl ModuleMapper for Scatter<'_> {
-    fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.place.enter(container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.place.exit(container_type);
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(position) = self.place.position(&param) else {
+impl PathMapper for Scatter<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(position) = self.selected.position(at, &param) else {
             return param;
         };
-        let layer = &self.place.selection.layout().layers()[position];
+        let layer = &self.selected.selection.layout().layers()[position];
         let new = self.weights.clone().slice([layer.range()]);
         param.map(|old| like(new.reshape(old.shape()), &old))
     }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_lean_graph::Graph;
-use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
+use burn_lean_reparam::each_plain_float;
 
 use crate::model::recorded::record_loss;
 use crate::{Batch, PruneError};
@@ -49,9 +49,11 @@ pub fn flops<M: Module, B: Batch>(
     let recording = recording.map_err(|error| PruneError::Trace {
         reason: error.to_string(),
     })?;
-    let mut paths = Counted::default();
-    visit_plain_floats(model, &mut paths);
-    Ok(count(recording.graph(), paths.0, examples))
+    let mut zeros = HashMap::new();
+    each_plain_float(model, |at, _| {
+        zeros.insert(at.path(), 0.0);
+    });
+    Ok(count(recording.graph(), zeros, examples))
 }
 
 /// What one weight of each of these parameters costs per example.
@@ -79,16 +81,6 @@ pub(crate) fn count(
         }
     }
     counted
-}
-
-/// A zero for each parameter.
-#[derive(Default)]
-struct Counted(HashMap<String, f64>);
-
-impl FloatVisitor for Counted {
-    fn visit<const D: usize>(&mut self, path: &str, _param: &Param<Tensor<D>>) {
-        self.0.insert(path.to_string(), 0.0);
-    }
 }
 
 /// An operation that multiplies weights with something.

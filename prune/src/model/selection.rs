@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Tensor};
+use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
 use serde::{Deserialize, Serialize};
 
 use crate::host::read;
@@ -119,8 +120,6 @@ impl Selection {
     pub fn of<M: Module>(model: &M, group: Option<&ParamGroup>) -> Result<Self, PruneError> {
         let mut choose = Choose {
             group,
-            path: Vec::new(),
-            containers: Vec::new(),
             visited: Vec::new(),
             selection: Self {
                 layout: Layout::new(),
@@ -129,7 +128,7 @@ impl Selection {
                 device: Device::default(),
             },
         };
-        model.visit(&mut choose);
+        visit_with_path(model, &mut choose);
         let selection = choose.with_ties();
         if selection.ids.is_empty() {
             return Err(PruneError::NoPrunableParameter);
@@ -248,38 +247,27 @@ pub(crate) fn own(parameters: &[SelectedParameter]) -> impl Iterator<Item = &Sel
         .filter(|parameter| !matches!(parameter.excluded, Some(ExcludedBecause::TiedTo(_))))
 }
 
-/// The name that marks the inside of a reparameterization in a walk.
-pub(crate) const REPARAMETERIZATION: &str = "Reparameterization";
+/// What the default selection knows about a parameter: its kind, if it is a layer's weight.
+fn kind(at: &Trail) -> LayerKind {
+    match at.container().strip_prefix("Struct:").unwrap_or("") {
+        _ if at.name() != "weight" => LayerKind::Other,
+        "Linear" if at.is_inside("Struct:GateController") => LayerKind::Recurrent,
+        "Linear" => LayerKind::Linear,
+        "Conv1d" | "Conv2d" | "Conv3d" | "DeformConv2d" => LayerKind::Conv,
+        "ConvTranspose1d" | "ConvTranspose2d" | "ConvTranspose3d" => LayerKind::ConvTranspose,
+        "Embedding" => LayerKind::Embedding,
+        _ => LayerKind::Other,
+    }
+}
 
 struct Choose<'a> {
     group: Option<&'a ParamGroup>,
-    path: Vec<String>,
-    containers: Vec<String>,
     /// Of `selection.parameters`.
     visited: Vec<ParamId>,
     selection: Selection,
 }
 
 impl Choose<'_> {
-    /// What the default selection knows about the parameter: its kind, if it is a layer's weight.
-    fn kind(&self) -> LayerKind {
-        let is_weight = self.path.last().is_some_and(|name| name == "weight");
-        let container = self.containers.last().map_or("", String::as_str);
-        match container.strip_prefix("Struct:").unwrap_or("") {
-            _ if !is_weight => LayerKind::Other,
-            "Linear" if self.inside("Struct:GateController") => LayerKind::Recurrent,
-            "Linear" => LayerKind::Linear,
-            "Conv1d" | "Conv2d" | "Conv3d" | "DeformConv2d" => LayerKind::Conv,
-            "ConvTranspose1d" | "ConvTranspose2d" | "ConvTranspose3d" => LayerKind::ConvTranspose,
-            "Embedding" => LayerKind::Embedding,
-            _ => LayerKind::Other,
-        }
-    }
-
-    fn inside(&self, container: &str) -> bool {
-        self.containers.iter().any(|name| name == container)
-    }
-
     /// The selection, with every parameter that is another one under a second path marked.
     fn with_ties(self) -> Selection {
         let mut selection = self.selection;
@@ -302,23 +290,22 @@ impl Choose<'_> {
 
     fn excluded(
         &self,
+        at: &Trail,
         id: &ParamId,
-        path: &str,
         dtype: DType,
         elements: usize,
     ) -> Option<ExcludedBecause> {
-        let name = self.path.last().map_or("", String::as_str);
-        if self.inside(REPARAMETERIZATION) {
+        if at.is_attached() {
             return Some(ExcludedBecause::InsideReparameterization);
         }
-        if self.inside("Struct:BatchNorm") && name.starts_with("running_") {
+        if at.is_inside("Struct:BatchNorm") && at.name().starts_with("running_") {
             return Some(ExcludedBecause::RunningStatistic);
         }
         match self.group {
-            Some(group) if !group.matches(id, Some(path)) => {
+            Some(group) if !group.matches(id, Some(&at.path())) => {
                 return Some(ExcludedBecause::NotInGroup);
             }
-            None if self.kind() == LayerKind::Other => return Some(ExcludedBecause::NoLayerWeight),
+            None if kind(at) == LayerKind::Other => return Some(ExcludedBecause::NoLayerWeight),
             _ => {}
         }
         if !dtype.is_float() {
@@ -328,23 +315,13 @@ impl Choose<'_> {
     }
 }
 
-impl ModuleVisitor for Choose<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.push(name.to_string());
-        self.containers.push(container_type.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-        self.containers.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
+impl PathVisitor for Choose<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        let path = at.path();
         let base = param.base();
         let shape = base.shape();
         let elements = shape.num_elements();
-        let excluded = self.excluded(&param.id, &path, base.dtype(), elements);
+        let excluded = self.excluded(at, &param.id, base.dtype(), elements);
         self.visited.push(param.id);
         if excluded.is_none() && !self.selection.ids.contains(&param.id) {
             if self.selection.ids.is_empty() {
@@ -353,7 +330,7 @@ impl ModuleVisitor for Choose<'_> {
             self.selection.ids.push(param.id);
             self.selection
                 .layout
-                .push(path.clone(), shape.to_vec(), self.kind(), 2.0);
+                .push(path.clone(), shape.to_vec(), kind(at), 2.0);
         }
         self.selection.parameters.push(SelectedParameter {
             path,

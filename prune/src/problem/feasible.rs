@@ -74,7 +74,40 @@ impl Feasible {
             bound,
             dense: layout.flops(),
         });
+        feasible.hold_groups(layout)?;
         Ok(feasible)
+    }
+
+    /// Refuses a budget that leaves a layer less than its smallest group: nothing of it would be kept.
+    /// Layers that have parts of groups alone depend on the other layers.
+    fn hold_groups(&self, layout: &Layout) -> Result<(), PruneError> {
+        let Shape::Groups { groups, .. } = &self.shape else {
+            return Ok(());
+        };
+        // Of each pool its smallest group, or part of one, and whether it has a whole one.
+        let mut smallest = vec![(usize::MAX, false); self.pools.len()];
+        for (id, group) in groups.iter().enumerate() {
+            let Some(first) = group.first() else { continue };
+            let whole = [(self.pool_of(*first) as u32, group.len() as u32)];
+            let parts = self.across.get(&(id as u32));
+            for (pool, weights) in parts.map_or(&whole[..], Vec::as_slice) {
+                let (least, is_whole) = &mut smallest[*pool as usize];
+                *least = (*least).min(*weights as usize);
+                *is_whole |= parts.is_none();
+            }
+        }
+        for (pool, (least, is_whole)) in self.pools.iter().zip(smallest) {
+            let layer = layout.layers().iter().find(|l| l.range() == pool.range);
+            if let (true, Some(layer)) = (is_whole && pool.k < least, layer) {
+                return Err(PruneError::Infeasible {
+                    reason: format!(
+                        "it keeps {} weights of `{}`, whose smallest group has {least}",
+                        pool.k, layer.path
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Combines a pattern with counts that are known already; `pools` partition the weights.

@@ -261,30 +261,9 @@ impl Problem {
         self.objective_at(&self.host(weights)?)
     }
 
-    /// The residual y − G w at `weights`, `[n]`.
-    ///
-    /// # Errors
-    ///
-    /// As [`objective`](Self::objective).
-    pub fn residual(&self, weights: Tensor<1>) -> Result<Tensor<1>, PruneError> {
-        let residual = self.residual_at(&self.change(&self.host(weights)?))?;
-        Ok(self.tensor(&narrow(&residual)))
-    }
-
     /// y = G w₀, `[n]`.
     pub(crate) fn target(&self) -> &[f64] {
         &self.target
-    }
-
-    /// The gradient −Gᵀ(y − G w) + α + 2λ(w − w₀) at `weights`, `[p]`.
-    ///
-    /// # Errors
-    ///
-    /// As [`objective`](Self::objective).
-    pub fn gradient(&self, weights: Tensor<1>) -> Result<Tensor<1>, PruneError> {
-        let change = self.change(&self.host(weights)?);
-        let gradient = self.gradient_at(&change, &self.residual_at(&change)?)?;
-        Ok(self.tensor(&gradient))
     }
 
     /// The objective at weights on the host.
@@ -369,22 +348,8 @@ impl Problem {
             .collect())
     }
 
-    /// The gradient where the change is `change` and the residual `residual`.
-    pub(crate) fn gradient_at(
-        &self,
-        change: &[f32],
-        residual: &[f64],
-    ) -> Result<Vec<f32>, PruneError> {
-        let shifted = self.shifted(residual);
-        let mut gradient = self.gradients.transpose_multiply(&narrow(&shifted))?;
-        let pull = 2.0 * self.lambda() as f32;
-        for (gradient, change) in gradient.iter_mut().zip(change) {
-            *gradient += pull * change;
-        }
-        Ok(gradient)
-    }
-
-    /// The gradient at these weights only.
+    /// The gradient −Gᵀr + α + 2λd at these weights only, where the change is `change`, d, and the
+    /// residual `residual`, r.
     pub(crate) fn gradient_on(
         &self,
         indices: &[usize],

@@ -16,7 +16,7 @@ use crate::{
     SolverConfig, Termination,
 };
 
-/// How a model is pruned.
+/// How a model is pruned by CHITA; not the settings of [`Pruner`](crate::Pruner).
 ///
 /// One stage is CHITA: gradients of the dense model, one problem, one solution. Several stages are
 /// CHITA++: each takes fresh gradients at the weights that the one before left, which become the

@@ -11,7 +11,7 @@ use burn_lean_reparam::{Attached, Rejected, attached};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::host::files::{flush, io_error, read, write};
+use crate::host::files::{FILES, io_error};
 use crate::{Masks, PruneError, PrunerConfig, StageReport};
 
 const MODEL: &str = "model.bpk";
@@ -131,18 +131,16 @@ impl StageStore {
             .map_err(|e| failed("the checksums of a stage", e.to_string()))?;
         let partial = self.folder.join(format!("partial-{stage}"));
         let target = self.folder.join(format!("stage-{stage}"));
-        remove(&partial)?;
+        FILES.remove_folder(&partial)?;
         fs::create_dir_all(&partial)
             .map_err(|error| io_error("cannot create", &partial, &error))?;
-        write(&partial.join(MODEL), &bytes)?;
-        write(&partial.join(STAGE), &json)?;
-        write(&partial.join(CHECKSUMS), &checksums)?;
-        remove(&target)?;
-        fs::rename(&partial, &target)
-            .map_err(|error| io_error("cannot rename", &partial, &error))?;
-        flush(&self.folder)?;
+        FILES.write(&partial.join(MODEL), &bytes)?;
+        FILES.write(&partial.join(STAGE), &json)?;
+        FILES.write(&partial.join(CHECKSUMS), &checksums)?;
+        FILES.remove_folder(&target)?;
+        FILES.rename(&partial, &target)?;
         for older in self.stages()?.into_iter().filter(|older| *older < stage) {
-            remove(&self.folder.join(format!("stage-{older}")))?;
+            FILES.remove_folder(&self.folder.join(format!("stage-{older}")))?;
         }
         Ok(())
     }
@@ -175,10 +173,10 @@ impl StageStore {
             what: format!("the stage in {}", folder.display()),
             reason,
         };
-        let checksums = read(&folder.join(CHECKSUMS))?;
+        let checksums = FILES.read(&folder.join(CHECKSUMS))?;
         let checksums: Checksums =
             serde_json::from_slice(&checksums).map_err(|e| damaged(e.to_string()))?;
-        let json = read(&folder.join(STAGE))?;
+        let json = FILES.read(&folder.join(STAGE))?;
         if crc32fast::hash(&json) != checksums.stage {
             return Err(damaged(format!("the checksum of {STAGE} is wrong")));
         }
@@ -193,7 +191,7 @@ impl StageStore {
                 field,
             });
         }
-        let model = read(&folder.join(MODEL))?;
+        let model = FILES.read(&folder.join(MODEL))?;
         if crc32fast::hash(&model) != checksums.model {
             return Err(damaged(format!("the checksum of {MODEL} is wrong")));
         }
@@ -228,13 +226,4 @@ fn differing(one: &Map<String, Value>, other: &Map<String, Value>) -> Option<Str
     names
         .find(|name| one.get(*name) != other.get(*name))
         .cloned()
-}
-
-fn remove(folder: &Path) -> Result<(), PruneError> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io_error("cannot remove", folder, &error))
-        }
-        _ => Ok(()),
-    }
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
-use burn_lean_graph::{UnitGroup, UnitRole};
+use burn_lean_graph::UnitGroup;
 use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
 use super::units::keep;
@@ -18,7 +18,6 @@ pub(super) struct Weights {
 
 /// A parameter.
 pub(super) struct Weight {
-    pub(super) path: String,
     pub(super) shape: Vec<usize>,
     values: Vec<f32>,
 }
@@ -67,7 +66,7 @@ impl Weights {
             read: Result<HashMap<ParamId, Weight>, PruneError>,
         }
         impl FloatVisitor for Reading {
-            fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+            fn visit<const D: usize>(&mut self, _path: &str, param: &Param<Tensor<D>>) {
                 let Ok(known) = &mut self.read else { return };
                 if !self.wanted.contains(&param.id) || known.contains_key(&param.id) {
                     return;
@@ -75,7 +74,6 @@ impl Weights {
                 match read(param.val()) {
                     Ok(values) => {
                         let weight = Weight {
-                            path: path.to_string(),
                             shape: param.shape().to_vec(),
                             values,
                         };
@@ -97,10 +95,6 @@ impl Weights {
     pub(super) fn get(&self, id: &ParamId) -> Option<&Weight> {
         self.by_id.get(id)
     }
-
-    pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
-        self.by_id.values().map(|weight| &weight.path[..])
-    }
 }
 
 /// Places of axes that go, by parameter.
@@ -110,7 +104,7 @@ fn places(groups: &[UnitGroup], gone: &[HashSet<usize>], readers_only: bool) -> 
     let mut places = Gone::new();
     for (group, gone) in groups.iter().zip(gone) {
         for axis in &group.axes {
-            if readers_only && axis.role != UnitRole::Reads {
+            if readers_only && !axis.role.reads() {
                 continue;
             }
             let here = gone.iter().flat_map(|unit| &axis.places[*unit]);
@@ -146,6 +140,8 @@ fn changed<M: Module>(model: M, gone: Gone, moved: &HashMap<ParamId, Vec<f32>>, 
         gone: Gone,
         moved: &'a HashMap<ParamId, Vec<f32>>,
         cuts: bool,
+        /// New identities of what was cut, by the old ones: copies stay copies.
+        renamed: HashMap<ParamId, ParamId>,
     }
     impl ModuleMapper for Changing<'_> {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -160,7 +156,7 @@ fn changed<M: Module>(model: M, gone: Gone, moved: &HashMap<ParamId, Vec<f32>>, 
             };
             let axes = self.gone.get(&id).into_iter().flatten();
             let axes = axes.filter(|(_, gone)| !gone.is_empty());
-            axes.fold(param, |param, (axis, gone)| {
+            let param = axes.fold(param, |param, (axis, gone)| {
                 let all = 0..param.shape()[*axis];
                 if self.cuts {
                     let kept: Vec<usize> = all.filter(|place| !gone.contains(place)).collect();
@@ -173,8 +169,19 @@ fn changed<M: Module>(model: M, gone: Gone, moved: &HashMap<ParamId, Vec<f32>>, 
                     let data = TensorData::new(mask.collect::<Vec<_>>(), shape);
                     value.clone() * Tensor::from_data(data, (&value.device(), value.dtype()))
                 })
-            })
+            });
+            if param.id == id {
+                return param;
+            }
+            let (new, value, mapper) = param.consume();
+            let id = *self.renamed.entry(id).or_insert(new);
+            Param::from_mapped_value(id, value, mapper)
         }
     }
-    model.map(&mut Changing { gone, moved, cuts })
+    model.map(&mut Changing {
+        gone,
+        moved,
+        cuts,
+        renamed: HashMap::new(),
+    })
 }

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Shape, Tensor};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{PathMapper, Rejected, Trail, map_with_path};
 
 use crate::PruneError;
 
@@ -52,12 +52,11 @@ pub fn load_shrunk<M: Module>(
 fn loaded<M: Module>(model: &M, record: ModuleRecord) -> Result<M, PruneError> {
     let mut fit = Fit {
         recorded: shapes(&record)?,
-        path: Vec::new(),
         refused: None,
     };
     let trains = model.devices().iter().any(|device| device.is_autodiff());
     // Clones share running statistics; `valid` copies them.
-    let fitted = model.valid().map(&mut fit);
+    let fitted = map_with_path(model.valid(), &mut fit);
     if let Some(error) = fit.refused {
         return Err(error);
     }
@@ -91,21 +90,12 @@ fn shapes(record: &ModuleRecord) -> Result<HashMap<String, Vec<usize>>, PruneErr
 /// Gives each parameter the shape that it has in the record, without a value: the record has it.
 struct Fit {
     recorded: HashMap<String, Vec<usize>>,
-    path: Vec<String>,
     refused: Option<PruneError>,
 }
 
-impl ModuleMapper for Fit {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.path.join(".");
+impl PathMapper for Fit {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = at.path();
         let Some(recorded) = self.recorded.get(&path) else {
             return param;
         };

@@ -21,9 +21,10 @@ struct Reader {
     bias: Option<ParamId>,
 }
 
-/// The weights that read units, by path.
+/// The weights that read units, by path and by the axis of their inputs: a tied weight may read along
+/// both.
 #[derive(Debug)]
-pub(super) struct Readers(HashMap<String, Reader>);
+pub(super) struct Readers(HashMap<(String, usize), Reader>);
 
 impl Readers {
     /// Looks at what arrives at each weight on this batch.
@@ -36,7 +37,7 @@ impl Readers {
         let again = batch.map_tensors(&mut Again);
         let mut walk = Walk::new(model, [(recording, again)]).map_err(failed)?;
         let biases = biases(&walk);
-        let mut readers: HashMap<String, Reader> = HashMap::new();
+        let mut readers: HashMap<(String, usize), Reader> = HashMap::new();
         while let Some(mut step) = walk.next_product().map_err(failed)? {
             let products = step.product();
             let Some(product) = products.filter(|one| one.groups == 1 && !one.is_embedding())
@@ -58,10 +59,8 @@ impl Readers {
                 .map_err(failed)?;
             let Some([low, high]) = bounds else { continue };
             let (low, high) = (read(low)?, read(high)?);
-            let inputs = match product.is_transposed() {
-                true => product.parameter.shape[0],
-                false => product.parameter.shape.get(1).copied().unwrap_or(1),
-            };
+            let axis = input_axis(&product);
+            let inputs = product.parameter.shape.get(axis).copied().unwrap_or(1);
             // All places of a kernel see an input.
             let each = (low.len() / inputs.max(1)).max(1);
             let constants = low.chunks(each).zip(high.chunks(each)).map(|(low, high)| {
@@ -74,7 +73,7 @@ impl Readers {
                 bias: biases.get(&product.node).copied(),
             };
             let known = readers
-                .entry(product.parameter.path.clone())
+                .entry((product.parameter.path.clone(), axis))
                 .or_insert_with(|| found.clone());
             // A weight with several uses: what differs is not constant.
             if *known != found {
@@ -93,13 +92,20 @@ impl Readers {
         axis: &UnitAxis,
         unit: usize,
     ) -> Option<(Vec<f32>, Option<ParamId>)> {
-        let reader = self.0.get(&axis.path)?;
+        let reader = self.0.get(&(axis.path.clone(), axis.axis))?;
         let places = axis.places[unit].iter();
         let constants = places.map(|place| *reader.constants.get(*place)?);
         let constants: Vec<f32> = constants.collect::<Option<_>>()?;
         let is_zero = constants.iter().all(|x| *x == 0.0);
         (is_zero || reader.bias.is_some()).then_some((constants, reader.bias))
     }
+}
+
+/// The axis of a weight along which its inputs lie.
+fn input_axis(product: &Product) -> usize {
+    // A matrix with one row or column is not transposed, whichever way it lies.
+    let is_stored = product.parameter.shape.first() == Some(&product.outputs);
+    usize::from(!product.is_transposed() && is_stored)
 }
 
 /// The biases of products, by their places in the graph.

@@ -30,14 +30,14 @@ pub struct ShrunkGroup {
 
 impl ShrunkGroup {
     pub(super) fn new(group: &UnitGroup, removed: usize) -> Self {
-        let of = |role| {
-            let axes = group.axes.iter().filter(move |axis| axis.role == role);
+        let of = |does: fn(UnitRole) -> bool| {
+            let axes = group.axes.iter().filter(|axis| does(axis.role));
             axes.map(|axis| axis.path.clone()).collect::<Vec<_>>()
         };
-        let makers = of(UnitRole::Makes);
+        let makers = of(UnitRole::makes);
         Self {
             paths: match makers.is_empty() {
-                true => of(UnitRole::Reads),
+                true => of(UnitRole::reads),
                 false => makers,
             },
             units: group.units,

@@ -32,14 +32,16 @@ impl<'a> Scored<'a> {
     ) -> Self {
         let mut uses = HashMap::new();
         let mut left = HashMap::new();
+        let mut counted = HashSet::new();
         for axis in groups.iter().flat_map(|group| &group.axes) {
             let Some(weight) = weights.get(&axis.id) else {
                 continue;
             };
-            uses.insert(
-                axis.id,
-                flops.get(&weight.path).copied().unwrap_or(0.0) / 2.0,
-            );
+            // Those of a tied parameter under all of its paths.
+            if counted.insert(&axis.path) {
+                let flops = flops.get(&axis.path).copied().unwrap_or(0.0);
+                *uses.entry(axis.id).or_insert(0.0) += flops / 2.0;
+            }
             left.insert(axis.id, weight.shape.clone());
         }
         let mut scored = Self {
@@ -73,8 +75,12 @@ impl<'a> Scored<'a> {
 
     fn remove(&mut self, group: usize, unit: usize) {
         if self.removed[group].insert(unit) {
+            // Once, of a parameter that is there under several paths.
+            let mut met = HashSet::new();
             for axis in &self.groups[group].axes {
-                if let Some(left) = self.left.get_mut(&axis.id) {
+                if met.insert((axis.id, axis.axis))
+                    && let Some(left) = self.left.get_mut(&axis.id)
+                {
                     left[axis.axis] -= axis.places[unit].len();
                 }
             }
@@ -87,11 +93,11 @@ impl<'a> Scored<'a> {
     }
 
     /// The squares of the weights that make a unit, or that read it.
-    fn squares(&self, group: usize, unit: usize, role: UnitRole) -> f64 {
+    fn squares(&self, group: usize, unit: usize, does: fn(UnitRole) -> bool) -> f64 {
         let axes = self.groups[group]
             .axes
             .iter()
-            .filter(|axis| axis.role == role);
+            .filter(|axis| does(axis.role));
         axes.filter_map(|axis| {
             let weight = self.weights.get(&axis.id)?;
             Some(weight.squares(axis.axis, &axis.places[unit]))
@@ -103,21 +109,23 @@ impl<'a> Scored<'a> {
     pub(super) fn remove_dead(&mut self, readers: &Readers, at_least: usize) {
         let groups = self.groups;
         for (index, group) in groups.iter().enumerate() {
+            if !group.axes.iter().any(|axis| axis.role.reads()) {
+                // What becomes of its units is not known.
+                continue;
+            }
             for unit in 0..group.units {
                 if !self.can_go(index, at_least) {
                     break;
                 }
-                if self.squares(index, unit, UnitRole::Reads) == 0.0 {
+                if self.squares(index, unit, UnitRole::reads) == 0.0 {
                     self.remove(index, unit);
                     continue;
                 }
-                if self.squares(index, unit, UnitRole::Makes) > 0.0 {
+                // What was one number for this batch is another one for the next.
+                if group.varies || self.squares(index, unit, UnitRole::makes) != 0.0 {
                     continue;
                 }
-                let reading = group
-                    .axes
-                    .iter()
-                    .filter(|axis| axis.role == UnitRole::Reads);
+                let reading = group.axes.iter().filter(|axis| axis.role.reads());
                 let constants = reading.map(|axis| Some((axis, readers.constants(axis, unit)?)));
                 let Some(constants) = constants.collect::<Option<Vec<_>>>() else {
                     continue;
@@ -153,12 +161,9 @@ impl<'a> Scored<'a> {
             if group.fixed.is_some() {
                 continue;
             }
-            let roles = [UnitRole::Makes, UnitRole::Reads];
             let of = |unit| {
-                roles
-                    .iter()
-                    .map(|role| self.squares(index, unit, *role))
-                    .sum()
+                self.squares(index, unit, UnitRole::makes)
+                    + self.squares(index, unit, UnitRole::reads)
             };
             let squares: Vec<f64> = (0..group.units).map(of).collect();
             let mean = squares.iter().sum::<f64>() / squares.len().max(1) as f64;

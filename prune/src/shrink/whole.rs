@@ -3,15 +3,15 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamGroup, ParamId, Reparameterization};
-use burn::tensor::Tensor;
-use burn_lean_graph::{FixedBy, Recording, Tensors, UnitGroup, record};
+use burn::tensor::{Bool, DType, Int, Tensor};
+use burn_lean_graph::{FixedBy, Recording, TensorMapper, Tensors, UnitGroup, record};
 use burn_lean_reparam::{Rejected, attached};
 
 use super::cut::{Weights, cut, silence};
 use super::readers::Readers;
 use super::report::{ShrinkReport, ShrunkGroup};
 use super::scores::Scored;
-use crate::layerwise::candidates::logits;
+use crate::host::read;
 use crate::layerwise::inputs::{Again, Plain};
 use crate::model::{checks, flops};
 use crate::{Mask, PruneError};
@@ -166,12 +166,10 @@ impl Shrink {
         let mut groups = recording.graph().units();
         self.leave_alone(&mut groups);
         let weights = Weights::of(&dense, &groups)?;
+        let axes = groups.iter().flat_map(|group| &group.axes);
         let used: HashMap<String, f64> = flops::count(
             recording.graph(),
-            weights
-                .paths()
-                .map(|path| (path.to_string(), 0.0))
-                .collect(),
+            axes.map(|axis| (axis.path.clone(), 0.0)).collect(),
             1.0,
         );
         let readers = Readers::of(&dense, recording, &batch)?;
@@ -207,7 +205,7 @@ impl Shrink {
             ),
         })?;
         let found = forward(&small, batch.map_tensors(&mut Again));
-        agree(&logits(&expected)?, &logits(&found)?)?;
+        agree(&expected, &found)?;
         Ok(Shrunk {
             model: small,
             report,
@@ -238,21 +236,84 @@ fn recorded<M: Module, I: Tensors, O: Tensors>(
 }
 
 /// Refuses a smaller model with other outputs.
-fn agree(expected: &Tensor<2>, found: &Tensor<2>) -> Result<(), PruneError> {
-    let read = |x: &Tensor<2>| crate::host::read(x.clone());
-    let (expected, found) = (read(expected)?, read(found)?);
-    let largest = expected.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
-    let pairs = expected.iter().zip(&found);
-    let off = pairs.fold(0.0_f32, |a, (x, y)| a.max((x - y).abs()));
-    // Sums are added up in another order.
-    match expected.len() == found.len() && off <= 1e-4 * (1.0 + largest) {
+fn agree<O: Tensors>(expected: &O, found: &O) -> Result<(), PruneError> {
+    let (expected, found) = (floats(expected), floats(found));
+    if expected.is_empty() {
+        return Err(PruneError::CannotShrink {
+            reason: "the forward pass has no float output to compare by: return logits, not labels"
+                .into(),
+        });
+    }
+    let mut off = match expected.len() == found.len() {
+        true => 0.0,
+        false => f32::INFINITY,
+    };
+    for (expected, found) in expected.into_iter().zip(found) {
+        let tolerance = tolerance(expected.dtype());
+        let (expected, found) = (read(expected)?, read(found)?);
+        let here = distance(&expected, &found);
+        if here > tolerance {
+            off = off.max(here);
+        }
+    }
+    match off == 0.0 {
         true => Ok(()),
         false => Err(PruneError::CannotShrink {
             reason: format!(
                 "the smaller model's outputs differ from those of the given one without these units, by \
-                 {off}: the forward pass makes something of their number. `Shrink::except` leaves \
-                 parameters alone"
+                 {off} of the largest: the forward pass makes something of their number. \
+                 `Shrink::except` leaves parameters alone"
             ),
         }),
     }
+}
+
+/// Sums are added up in another order: what they may be off by, of the largest.
+fn tolerance(dtype: DType) -> f32 {
+    match dtype {
+        // Some roundings.
+        DType::F16 => 8.0 / 1024.0,
+        DType::BF16 => 8.0 / 128.0,
+        _ => 1e-4,
+    }
+}
+
+/// The largest distance of two numbers at one place, as a fraction of the largest number that is
+/// expected; infinite where only one of them is finite.
+fn distance(expected: &[f32], found: &[f32]) -> f32 {
+    if expected.len() != found.len() {
+        return f32::INFINITY;
+    }
+    let finite = expected.iter().filter(|x| x.is_finite());
+    let largest = finite.fold(0.0_f32, |a, b| a.max(b.abs()));
+    let pairs = expected.iter().zip(found);
+    pairs.fold(0.0_f32, |most, (x, y)| {
+        let off = match x == y || x.is_nan() && y.is_nan() {
+            true => 0.0,
+            false if !(x.is_finite() && y.is_finite()) => f32::INFINITY,
+            false => (x - y).abs() / largest,
+        };
+        most.max(off)
+    })
+}
+
+/// All float tensors of an output, flat.
+fn floats(output: &impl Tensors) -> Vec<Tensor<1>> {
+    struct Floats(Vec<Tensor<1>>);
+    impl TensorMapper for Floats {
+        fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+            let elements = tensor.shape().num_elements();
+            self.0.push(tensor.clone().reshape([elements]));
+            tensor.clone()
+        }
+        fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+            tensor.clone()
+        }
+        fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+            tensor.clone()
+        }
+    }
+    let mut floats = Floats(Vec::new());
+    let _ = output.map_tensors(&mut floats);
+    floats.0
 }

@@ -135,7 +135,7 @@ fn blocks(layout: &Layout, block_size: usize) -> Result<Vec<std::ops::Range<usiz
         let end = range.end;
         range
             .step_by(block_size)
-            .map(move |start| start..end.min(start + block_size))
+            .map(move |start| start..end.min(start.saturating_add(block_size)))
     };
     let layers = layout.layers().iter();
     Ok(layers.flat_map(|layer| of_layer(layer.range())).collect())

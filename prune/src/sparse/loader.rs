@@ -5,9 +5,9 @@ use std::fmt;
 
 use burn::backend::ops::QTensorOps;
 use burn::backend::{Backend, DTypeUsage, Dispatch};
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_lean_reparam::catch_quietly;
+use burn_lean_reparam::{PathMapper, PathVisitor, Trail, catch_quietly};
 
 /// What the numbers of a parameter are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,14 +64,13 @@ pub(super) struct Place {
 /// What each parameter of a model must look like in a record, and where it goes.
 #[derive(Default)]
 pub(super) struct Places {
-    path: Vec<String>,
     pub(super) shapes: HashMap<String, Vec<usize>>,
     pub(super) remaining: HashMap<String, Place>,
 }
 
 impl Places {
-    fn insert(&mut self, shape: Vec<usize>, device: Device, kind: Kind) {
-        let path = self.path.join(".");
+    fn insert(&mut self, at: &Trail, shape: Vec<usize>, device: Device, kind: Kind) {
+        let path = at.path();
         self.shapes.insert(path.clone(), shape.clone());
         let place = Place {
             shape,
@@ -82,56 +81,29 @@ impl Places {
     }
 }
 
-impl ModuleVisitor for Places {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Places {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
         let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device(), Kind::Float);
+        self.insert(at, saved.shape().to_vec(), saved.device(), Kind::Float);
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
         let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device(), Kind::Int);
+        self.insert(at, saved.shape().to_vec(), saved.device(), Kind::Int);
     }
 
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
         let saved = param.transform_for_save().val();
-        self.insert(saved.shape().to_vec(), saved.device(), Kind::Bool);
+        self.insert(at, saved.shape().to_vec(), saved.device(), Kind::Bool);
     }
 }
 
-pub(super) struct Loader {
-    path: Vec<String>,
-    tensors: HashMap<String, (ParamId, TensorData)>,
-}
+/// The tensors of a record, by path.
+pub(super) struct Loader(pub(super) HashMap<String, (ParamId, TensorData)>);
 
-impl Loader {
-    pub(super) fn new(tensors: HashMap<String, (ParamId, TensorData)>) -> Self {
-        Self {
-            path: Vec::new(),
-            tensors,
-        }
-    }
-}
-
-impl ModuleMapper for Loader {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.tensors.remove(&self.path.join(".")) {
+impl PathMapper for Loader {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.remove(&at.path()) {
             Some((id, data)) => {
                 let dtype = data.dtype();
                 let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
@@ -141,22 +113,27 @@ impl ModuleMapper for Loader {
         }
     }
 
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        match self.tensors.remove(&self.path.join(".")) {
-            Some((id, data)) => {
-                let dtype = data.dtype();
-                let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
-                param.transform_for_load(tensor, id)
-            }
-            None => param,
-        }
-    }
-
-    fn map_bool<const D: usize>(
+    fn int<const D: usize>(
         &mut self,
+        at: &Trail,
+        param: Param<Tensor<D, Int>>,
+    ) -> Param<Tensor<D, Int>> {
+        match self.0.remove(&at.path()) {
+            Some((id, data)) => {
+                let dtype = data.dtype();
+                let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
+                param.transform_for_load(tensor, id)
+            }
+            None => param,
+        }
+    }
+
+    fn bool<const D: usize>(
+        &mut self,
+        at: &Trail,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        match self.tensors.remove(&self.path.join(".")) {
+        match self.0.remove(&at.path()) {
             Some((id, data)) => {
                 let tensor = Tensor::from_data(data, &param.lazy_device());
                 param.transform_for_load(tensor, id)

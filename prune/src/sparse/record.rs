@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::backend::ExecutionError;
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{PathVisitor, Rejected, Trail, map_with_path, visit_with_path};
 use serde::{Deserialize, Serialize};
 
 use super::codes::{self, Codes};
@@ -13,7 +14,7 @@ use super::encoding::{self, Encoding, Layout, Width};
 use super::loader::{Kind, Loader, Place, Places, can_hold};
 use super::{RecordFault, RecordSizes, TensorSize, file};
 use crate::PruneError;
-use crate::host::files;
+use crate::host::files::FILES;
 
 /// A model's record in few bytes: each tensor is stored dense, with a bitmask, or with the gaps
 /// between its nonzero elements, whichever is smallest.
@@ -82,13 +83,10 @@ impl SparseRecord {
     ///
     /// [`PruneError::Device`] if reading failed.
     pub fn from_module<M: Module>(model: &M) -> Result<Self, PruneError> {
-        let mut collector = Collector {
-            path: Vec::new(),
-            tensors: Ok(Vec::new()),
-        };
-        model.visit(&mut collector);
+        let mut collector = Collector(Ok(Vec::new()));
+        visit_with_path(model, &mut collector);
         Ok(Self {
-            tensors: collector.tensors?,
+            tensors: collector.0?,
         })
     }
 
@@ -106,7 +104,7 @@ impl SparseRecord {
     /// - [`PruneError::SparseRecord`]: the bytes of a tensor are damaged.
     pub fn load_into<M: Module>(&self, model: M) -> Result<M, Rejected<M, PruneError>> {
         match self.decode_for(&model) {
-            Ok(tensors) => Ok(model.map(&mut Loader::new(tensors))),
+            Ok(tensors) => Ok(map_with_path(model, &mut Loader(tensors))),
             Err(error) => Err(Rejected::new(model, error)),
         }
     }
@@ -117,7 +115,7 @@ impl SparseRecord {
     ///
     /// [`PruneError::Io`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), PruneError> {
-        files::write(path.as_ref(), &self.to_bytes()?)
+        FILES.write(path.as_ref(), &self.to_bytes()?)
     }
 
     /// Reads a record from a file.
@@ -128,7 +126,7 @@ impl SparseRecord {
     /// intact record.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, PruneError> {
         let path = path.as_ref();
-        let bytes = files::read(path)?;
+        let bytes = FILES.read(path)?;
         Self::parse(&bytes).map_err(|fault| PruneError::SparseRecord {
             what: path.display().to_string(),
             fault,
@@ -224,7 +222,7 @@ impl SparseRecord {
         model: &M,
     ) -> Result<HashMap<String, (ParamId, TensorData)>, PruneError> {
         let mut places = Places::default();
-        model.visit(&mut places);
+        visit_with_path(model, &mut places);
         let mut decoded = HashMap::new();
         for Stored { entry, bytes } in &self.tensors {
             let place = places.remaining.remove(&entry.path);
@@ -346,50 +344,41 @@ fn in_memory(fault: RecordFault) -> PruneError {
     }
 }
 
-struct Collector {
-    path: Vec<String>,
-    tensors: Result<Vec<Stored>, PruneError>,
-}
+struct Collector(Result<Vec<Stored>, PruneError>);
 
 impl Collector {
-    fn push(&mut self, id: ParamId, read: impl FnOnce() -> Result<TensorData, String>) {
-        let Ok(tensors) = &mut self.tensors else {
+    fn push(
+        &mut self,
+        at: &Trail,
+        id: ParamId,
+        read: impl FnOnce() -> Result<TensorData, ExecutionError>,
+    ) {
+        let Ok(tensors) = &mut self.0 else {
             return;
         };
         match read() {
-            Ok(data) => tensors.push(Stored::new(self.path.join("."), id, data)),
-            Err(reason) => self.tensors = Err(PruneError::Device { reason }),
+            Ok(data) => tensors.push(Stored::new(at.path(), id, data)),
+            Err(error) => {
+                let reason = error.to_string();
+                self.0 = Err(PruneError::Device { reason });
+            }
         }
     }
 }
 
-impl ModuleVisitor for Collector {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Collector {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
         let value = param.transform_for_save().val();
-        self.push(param.id, || {
-            value.try_into_data().map_err(|error| error.to_string())
-        });
+        self.push(at, param.id, || value.try_into_data());
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
         let value = param.transform_for_save().val();
-        self.push(param.id, || {
-            value.try_into_data().map_err(|error| error.to_string())
-        });
+        self.push(at, param.id, || value.try_into_data());
     }
 
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
         let value = param.transform_for_save().val();
-        self.push(param.id, || {
-            value.try_into_data().map_err(|error| error.to_string())
-        });
+        self.push(at, param.id, || value.try_into_data());
     }
 }

@@ -2,9 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean_reparam::{FloatVisitor, Rejected, visit_floats};
+use burn_lean_reparam::{
+    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, map_with_path, visit_floats,
+    visit_with_path,
+};
 
 use crate::host::read;
 use crate::{Batch, PruneError};
@@ -60,7 +63,7 @@ pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     };
     let has_autodiff = model.devices().iter().any(Device::is_autodiff);
     // Burn maps running statistics in place, also those of the caller's clones: map a copy.
-    let model = model.valid().map(&mut SetRunning::to(averages));
+    let model = map_with_path(model.valid(), &mut SetRunning::to(averages));
     Ok(if has_autodiff { model.train() } else { model })
 }
 
@@ -137,9 +140,11 @@ fn averages<M: Module, B: Batch, O>(
     // Burn takes the statistics of the batch where the device has autodiff and the layer's flag is
     // set, whether or not there are gradients.
     let folded = folded(model)?;
-    let observer = model
-        .valid()
-        .map(&mut OnlyBatchNormTrains::unless(false).except(folded.clone()));
+    let mut trains = OnlyBatchNormTrains {
+        except: folded.clone(),
+        none: false,
+    };
+    let observer = map_with_path(model.valid(), &mut trains);
     let device = model
         .devices()
         .into_iter()
@@ -147,11 +152,8 @@ fn averages<M: Module, B: Batch, O>(
         .map(|device| device.inner());
     let look = |batch: &B, from: f32| -> Result<Statistics, PruneError> {
         // `valid` copies running statistics, which clones of a model share.
-        let model = observer
-            .valid()
-            .map(&mut SetRunning::all(from, folded.clone()))
-            .train()
-            .no_grad();
+        let mut set = SetRunning::all(from, folded.clone());
+        let model = map_with_path(observer.valid(), &mut set).train().no_grad();
         let batch = match &device {
             Some(device) => batch.clone().to_device(device),
             None => batch.clone(),
@@ -195,10 +197,10 @@ struct Statistics(HashMap<ParamId, Vec<f64>>);
 impl Statistics {
     fn of<M: Module>(model: &M, folded: &HashSet<String>) -> Result<Self, PruneError> {
         let mut find = FindRunning {
-            place: Place::except(folded.clone()),
+            except: folded,
             found: Ok(Self::default()),
         };
-        model.visit(&mut find);
+        visit_with_path(model, &mut find);
         find.found
     }
 
@@ -221,104 +223,41 @@ impl Statistics {
     }
 }
 
-/// Where a walk is.
-#[derive(Default)]
-struct Place {
-    containers: Vec<String>,
-    names: Vec<String>,
-    /// Paths of BatchNorm layers that count as none.
-    except: HashSet<String>,
+/// Whether a walk is in a BatchNorm, other than those at the paths of `except`.
+fn is_batch_norm(at: &Trail, except: &HashSet<String>) -> bool {
+    let mut containers = at.containers().iter();
+    let depth = containers.position(|container| container == BATCH_NORM);
+    depth.is_some_and(|depth| !except.contains(&at.names()[..depth].join(".")))
 }
 
-impl Place {
-    fn except(except: HashSet<String>) -> Self {
-        Self {
-            except,
-            ..Self::default()
-        }
-    }
-
-    fn enter(&mut self, name: &str, container: &str) {
-        self.names.push(name.to_string());
-        self.containers.push(container.to_string());
-    }
-
-    fn exit(&mut self) {
-        self.names.pop();
-        self.containers.pop();
-    }
-
-    /// Directly inside of a BatchNorm.
-    fn is_batch_norm(&self) -> bool {
-        let mut containers = self.containers.iter();
-        let depth = containers.position(|container| container == BATCH_NORM);
-        depth.is_some_and(|depth| !self.except.contains(&self.names[..depth].join(".")))
-    }
-
-    fn is_running(&self) -> bool {
-        let name = self.names.last().map_or("", String::as_str);
-        self.is_batch_norm() && name.starts_with("running_")
-    }
+fn is_running(at: &Trail, except: &HashSet<String>) -> bool {
+    is_batch_norm(at, except) && at.name().starts_with("running_")
 }
 
 /// Training flags of BatchNorm layers on, those of all other modules off.
-#[derive(Default)]
 pub(crate) struct OnlyBatchNormTrains {
-    place: Place,
-    /// Not even they.
-    none: bool,
+    /// Paths of BatchNorm layers that count as none.
+    pub(crate) except: HashSet<String>,
+    /// Whether those of BatchNorm layers are off, too.
+    pub(crate) none: bool,
 }
 
-impl OnlyBatchNormTrains {
-    /// Of BatchNorm layers off, too, where `none` is to train.
-    pub(crate) fn unless(none: bool) -> Self {
-        Self {
-            none,
-            ..Self::default()
-        }
-    }
-
-    /// Nor those at these paths.
-    pub(crate) fn except(self, except: HashSet<String>) -> Self {
-        Self {
-            place: Place::except(except),
-            ..self
-        }
-    }
-}
-
-impl ModuleMapper for OnlyBatchNormTrains {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.exit();
-    }
-
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        let trains = self.place.is_batch_norm() && !self.none;
+impl PathMapper for OnlyBatchNormTrains {
+    fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
+        let trains = is_batch_norm(at, &self.except) && !self.none;
         flag.with_value(trains)
     }
 }
 
-struct FindRunning {
-    place: Place,
+struct FindRunning<'a> {
+    except: &'a HashSet<String>,
     found: Result<Statistics, PruneError>,
 }
 
-impl ModuleVisitor for FindRunning {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for FindRunning<'_> {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
         let Ok(found) = &mut self.found else { return };
-        if self.place.is_running() {
+        if is_running(at, self.except) {
             match read(param.base()) {
                 Ok(values) => {
                     found
@@ -333,7 +272,7 @@ impl ModuleVisitor for FindRunning {
 
 /// Sets running statistics; one that is to become NaN stays, since its layer did not look.
 struct SetRunning {
-    place: Place,
+    except: HashSet<String>,
     all: Option<f32>,
     values: Statistics,
 }
@@ -341,7 +280,7 @@ struct SetRunning {
 impl SetRunning {
     fn all(value: f32, folded: HashSet<String>) -> Self {
         Self {
-            place: Place::except(folded),
+            except: folded,
             all: Some(value),
             values: Statistics::default(),
         }
@@ -349,24 +288,16 @@ impl SetRunning {
 
     fn to(values: Statistics) -> Self {
         Self {
-            place: Place::default(),
+            except: HashSet::new(),
             all: None,
             values,
         }
     }
 }
 
-impl ModuleMapper for SetRunning {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.place.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.place.is_running() {
+impl PathMapper for SetRunning {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !is_running(at, &self.except) {
             return param;
         }
         if let Some(value) = self.all {

@@ -166,13 +166,31 @@ impl GradientMatrix {
     /// The same gradients, each divided by its length to the power of `exponent`, times one
     /// constant that keeps the sum of their squared lengths. Zero rows stay zero.
     pub(crate) fn tempered(&self, exponent: f64) -> Result<Self, PruneError> {
-        let mut norms = vec![0.0; self.samples];
         let width = self.chunk_width(self.samples);
+        let mut largest = vec![0.0_f32; self.samples];
         for (_, values) in self.slices(width) {
+            let most = read(values.abs().max_dim(1))?;
+            let pairs = largest.iter_mut().zip(most);
+            pairs.for_each(|(largest, most)| *largest = largest.max(most));
+        }
+        // Powers of two that bring the largest gradient of each row near 1: squares of the rows of a
+        // saturated loss are below the smallest F32, and other rows keep their digits.
+        let exponents = largest.iter().map(|largest| match *largest > 0.0 {
+            true => (f64::from(*largest).log2().floor() as i32).clamp(-126, 126),
+            false => 0,
+        });
+        let exponents: Vec<i32> = exponents.collect();
+        let up: Vec<f32> = exponents.iter().map(|e| 2.0_f64.powi(-e) as f32).collect();
+        let mut norms = vec![0.0; self.samples];
+        for (_, values) in self.slices(width) {
+            let up = column(&up, &values.device());
+            let values = values * up;
             let squares = read((values.clone() * values).sum_dim(1))?;
             let pairs = norms.iter_mut().zip(squares);
             pairs.for_each(|(norm, square)| *norm += f64::from(square));
         }
+        let pairs = norms.iter_mut().zip(&exponents);
+        pairs.for_each(|(norm, e)| *norm *= 2.0_f64.powi(2 * e));
         let factor = |norm: f64| match norm > 0.0 {
             true => norm.powf(-0.5 * exponent),
             false => 1.0,

@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 const SHARES: usize = 41;
 const LEAST_SHARE: f64 = 0.2;
 /// The scale of weights that are all zero.
-const SMALLEST: f32 = f32::EPSILON;
+const OF_ZEROS: f32 = f32::EPSILON;
 
 /// The grids of all weights.
 #[derive(Debug, Clone)]
@@ -172,10 +172,13 @@ impl Levels {
         let largest = values
             .iter()
             .fold(0.0, |most: f64, value| most.max(value.abs()));
-        let mut best = (f64::INFINITY, SMALLEST);
+        if largest == 0.0 {
+            return OF_ZEROS;
+        }
+        let mut best = (f64::INFINITY, OF_ZEROS);
         for step in 0..SHARES {
             let share = 1.0 - (1.0 - LEAST_SHARE) * step as f64 / (SHARES - 1) as f64;
-            let scale = ((share * largest / half) as f32).max(SMALLEST);
+            let scale = ((share * largest / half) as f32).max(f32::MIN_POSITIVE);
             let wide = f64::from(scale);
             let error =
                 |value: &f64| (value - f64::from(self.code(group, value / wide)) * wide).powi(2);

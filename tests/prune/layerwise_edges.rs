@@ -1,0 +1,148 @@
+//! Pruning layer by layer at its edges: outputs without a number, parameters of one's own, constants.
+
+use burn::module::{Module, Param, ParamGroup};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{
+    Budget, Candidate, Effort, JudgedCandidate, Pruner, Refitted, Shares, SparsityPattern,
+};
+
+use crate::layerwise::features;
+use crate::support::{tensor, values, with_numbers};
+
+/// A class that is ruled out has no part in a softmax, and costs nothing.
+#[test]
+fn classes_at_minus_infinity_change_no_divergence() {
+    let device = Device::flex();
+    let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
+    let judged = |is_masked: bool| -> Vec<JudgedCandidate> {
+        let forward = |m: &Linear, x: Tensor<2>| {
+            let y = m.forward(x);
+            if !is_masked {
+                return y;
+            }
+            let none = y.clone().narrow(1, 0, 1) * 0.0 - f32::INFINITY;
+            Tensor::cat(vec![y, none], 1)
+        };
+        let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+        pruner.tuning = Some(2);
+        let pruned = pruner.prune(layer.clone(), forward, features(3, 40, 6, &device));
+        pruned.unwrap().report.candidates
+    };
+    let (plain, masked) = (judged(false), judged(true));
+    assert_eq!((plain.len(), masked.len()), (3, 3));
+    // What was not tuned is the same; a fourth column is a part of what is tuned for.
+    for (plain, masked) in plain.iter().zip(&masked).take(2) {
+        assert!(masked.divergence > 0.0 && masked.divergence.is_finite());
+        assert_eq!(masked.divergence, plain.divergence);
+        assert_eq!(masked.disagreement, plain.disagreement);
+    }
+    assert_eq!(masked[2].candidate, Candidate::Tuned);
+    assert!(masked[2].divergence.is_finite(), "{masked:?}");
+}
+
+/// Weights 2 and 1 are fitted to (1, −3), which gives −1: a third is left of the second alone, and less
+/// than 0 at (5, −1), where magnitude leaves 10 of 9.
+#[test]
+fn a_candidate_without_a_number_is_not_taken() {
+    let device = Device::flex();
+    let mut layer: Linear = LinearConfig::new(2, 1).with_bias(false).init(&device);
+    layer.weight = Param::from_data([[2.0], [1.0]], &device);
+    let inputs = [[[1.0, -3.0]], [[5.0, -1.0]]].map(|x| Tensor::<2>::from_floats(x, &device));
+    let pruner = Pruner::new(Budget::Keep(1)).with_effort(Effort::Quick);
+    let pruned = pruner.prune(layer, |m, x| m.forward(x).log(), inputs);
+    let pruned = pruned.unwrap();
+    let [configured, magnitude] = &pruned.report.candidates[..] else {
+        panic!("two candidates")
+    };
+    assert!(configured.divergence.is_nan(), "{configured:?}");
+    let expected = 0.5 * (10.0_f64 / 9.0).ln().powi(2);
+    assert!((magnitude.divergence - expected).abs() < 1e-5);
+    assert_eq!(pruned.report.chosen, Candidate::Magnitude);
+    assert_eq!(values(pruned.model.weight.val()), [2.0, 0.0]);
+}
+
+/// A weight of no layer, multiplied from the right.
+#[derive(Module, Debug)]
+struct Own {
+    weight: Param<Tensor<2>>,
+}
+
+/// N:M counts along its last axis; what a product sums over may be the other one.
+#[test]
+fn a_pattern_across_what_is_summed_over_has_the_support_of_magnitude() {
+    let device = Device::flex();
+    for (rows, is_turned, refitted) in [
+        (8, false, Refitted::OtherAxis),
+        (6, false, Refitted::OtherAxis),
+        (8, true, Refitted::Fitted),
+    ] {
+        let own = Own {
+            weight: Param::from_tensor(tensor(4, [rows, 8], &device)),
+        };
+        let forward = |m: &Own, x: Tensor<2>| match is_turned {
+            true => x.matmul(m.weight.val().transpose()),
+            false => x.matmul(m.weight.val()),
+        };
+        let mut pruner = Pruner::new(Budget::Pattern).with_effort(Effort::Quick);
+        pruner.pattern = SparsityPattern::NM { n: 2, m: 4 };
+        pruner.group = Some(ParamGroup::from_path("weight"));
+        pruner.candidates = false;
+        let pruned = pruner.prune(own, forward, features(3, 40, rows, &device));
+        let pruned = pruned.unwrap();
+        assert_eq!(pruned.report.layers[0].refitted, refitted, "{rows}");
+        for block in values(pruned.model.weight.val()).chunks_exact(4) {
+            assert_eq!(block.iter().filter(|w| **w != 0.0).count(), 2, "{rows}");
+        }
+    }
+}
+
+/// A layer with a norm behind it, and one without.
+#[derive(Module, Debug)]
+struct Normed {
+    first: Conv2d,
+    norm: BatchNorm,
+    second: Conv2d,
+}
+
+impl Normed {
+    fn new(device: &Device) -> Self {
+        let conv = |channels, weights: &[f32]| {
+            let mut conv = Conv2dConfig::new(channels, [1, 1])
+                .with_bias(false)
+                .init(device);
+            let weights = Tensor::<1>::from_floats(weights, device);
+            conv.weight = conv.weight.map(|old| weights.reshape(old.dims()));
+            conv
+        };
+        Self {
+            first: conv([2, 1], &[1.0, 1.0]),
+            norm: BatchNormConfig::new(1).init(device),
+            second: conv([1, 3], &[1.0, 1.0, 0.1]),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        self.second
+            .forward(self.norm.forward(self.first.forward(x)))
+    }
+}
+
+/// Inputs are ±1 and 1. Where statistics are measured anew the constant takes part in nothing, and its
+/// weight goes; where they stay it is half of what the layer gives, and the weight of 0.1 goes.
+#[test]
+fn shares_by_losses_count_a_constant_where_statistics_stay() {
+    let device = Device::flex();
+    let x = Tensor::<1>::from_floats([1.0, 1.0, -1.0, 1.0], &device).reshape([2, 2, 1, 1]);
+    for (recalibrate, expected) in [(true, (1, 3)), (false, (2, 2))] {
+        let mut pruner = Pruner::new(Budget::Keep(4)).with_effort(Effort::Quick);
+        pruner.shares = Shares::Losses;
+        pruner.candidates = false;
+        pruner.recalibrate = recalibrate;
+        let pruned = pruner.prune(Normed::new(&device), Normed::forward, [x.clone()]);
+        let pruned = pruned.unwrap();
+        let kept = |path: &str| pruned.masks.get(path).unwrap().nonzeros();
+        assert_eq!((kept("first.weight"), kept("second.weight")), expected);
+    }
+}

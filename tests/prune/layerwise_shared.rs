@@ -1,0 +1,105 @@
+//! Pruning layer by layer where modules share a weight, and how a budget is shared.
+
+use std::collections::BTreeMap;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{Budget, Effort, PruneError, Pruner, Shares};
+
+use crate::layerwise::features;
+use crate::support::{parameters, with_numbers};
+
+/// Without other candidates.
+fn pruner(budget: Budget, shares: Shares) -> Pruner {
+    let mut pruner = Pruner::new(budget).with_effort(Effort::Quick);
+    pruner.shares = shares;
+    pruner.candidates = false;
+    pruner
+}
+
+/// Two places of one layer, of which the forward pass reads the second.
+#[derive(Module, Debug)]
+struct Holder {
+    teacher: Linear,
+    student: Linear,
+}
+
+#[test]
+fn a_layer_of_which_another_copy_comes_first_is_pruned_as_alone() {
+    let device = Device::flex();
+    let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
+    let inputs = features(2, 50, 6, &device);
+    for shares in [Shares::Magnitude, Shares::Uniform, Shares::Losses] {
+        let pruner = pruner(Budget::Sparsity(0.5), shares);
+        let alone = pruner
+            .prune(layer.clone(), |m, x| m.forward(x), inputs.clone())
+            .unwrap();
+        let holder = Holder {
+            teacher: layer.clone(),
+            student: layer.clone(),
+        };
+        let forward = |m: &Holder, x: Tensor<2>| m.student.forward(x);
+        let held = pruner.prune(holder, forward, inputs.clone()).unwrap();
+        assert_eq!(held.masks.nonzeros(), 9);
+        for copy in [&held.model.teacher, &held.model.student] {
+            assert_eq!(parameters(copy), parameters(&alone.model), "{shares:?}");
+        }
+    }
+}
+
+/// A layer that is called twice, which cannot be fitted.
+#[derive(Module, Debug)]
+struct Reused {
+    layer: Linear,
+    head: Linear,
+}
+
+#[test]
+fn what_cannot_be_fitted_has_no_part_in_equal_shares() {
+    let device = Device::flex();
+    let reused = Reused {
+        layer: LinearConfig::new(6, 6).init(&device),
+        head: LinearConfig::new(6, 4).init(&device),
+    };
+    let mut reused = with_numbers(reused, 9);
+    // Magnitude leaves it more than its half.
+    reused.layer.weight = reused.layer.weight.map(|weight| weight * 2.0);
+    let forward = |m: &Reused, x: Tensor<2>| {
+        let x = relu(m.layer.forward(x));
+        m.head.forward(relu(m.layer.forward(x)))
+    };
+    let pruned = pruner(Budget::Keep(30), Shares::Uniform)
+        .prune(reused, forward, features(3, 40, 6, &device))
+        .unwrap();
+    let kept = |path: &str| pruned.masks.get(path).unwrap().nonzeros();
+    assert_eq!((kept("layer.weight"), kept("head.weight")), (20, 10));
+}
+
+#[test]
+fn a_budget_of_each_layer_is_not_shared_in_another_way() {
+    let device = Device::flex();
+    let layer = LinearConfig::new(6, 3).init(&device);
+    let targets = BTreeMap::from([("weight".to_string(), 0.5)]);
+    for budget in [Budget::PerLayer(0.5), Budget::PerLayerTargets(targets)] {
+        let prune = |shares: Shares| {
+            let inputs = features(2, 50, 6, &device);
+            pruner(budget.clone(), shares).prune(layer.clone(), |m, x| m.forward(x), inputs)
+        };
+        assert_eq!(prune(Shares::Magnitude).unwrap().masks.nonzeros(), 9);
+        for shares in [Shares::Uniform, Shares::Losses] {
+            let error = prune(shares).unwrap_err().into_error();
+            assert!(
+                matches!(
+                    &error,
+                    PruneError::InvalidConfig {
+                        field: "shares",
+                        ..
+                    }
+                ),
+                "{error}"
+            );
+        }
+    }
+}
