@@ -1,29 +1,39 @@
 //! Compresses a language model in one pass over calibration text, and measures what it costs.
 //!
 //! ```sh
-//! cargo run --release --example llama_compress              # trains a tiny character model itself
-//! cargo run --release --example llama_compress -- --checkpoint model.safetensors \
+//! cargo run -p burn-lean --release --example llama_compress     # trains a tiny character model itself
+//! cargo run -p burn-lean --release --example llama_compress -- --checkpoint model.safetensors \
 //!     --tokens tokens.safetensors --method gptq --bits 4 --group 32 --asymmetric
-//! cargo run --release --example llama_compress -- --checkpoint model.safetensors \
+//! cargo run -p burn-lean --release --example llama_compress -- --checkpoint model.safetensors \
 //!     --tokens tokens.safetensors --method magnitude,wanda,sparsegpt,best-subset --sparsity 2:4
-//! cargo run --release --example llama_compress -- --checkpoint model.safetensors \
+//! cargo run -p burn-lean --release --example llama_compress -- --checkpoint model.safetensors \
 //!     --tokens tokens.safetensors --preset w8a8 --kv int8
-//! cargo run --release --example llama_compress -- --checkpoint model.safetensors \
+//! cargo run -p burn-lean --release --example llama_compress -- --checkpoint Llama-3.1-8B/ \
 //!     --tokens tokens.safetensors --preset w4a16-g32 --stream blocks
 //! ```
 //!
-//! The checkpoint is a Llama with the names of Hugging Face or of Meta; the tokens are I32 tensors
-//! `calibration` and `eval`, `[windows, tokens]`. Perplexity is over all windows of `eval`, each
-//! token but the first of a window predicted from those before it. `--json` writes a row for each
-//! method: `method`, `bits`, `group`, `asymmetric`, `sparsity`, `perplexity`, `bytes`, `seconds`,
-//! `peak_bytes`, `fp32_perplexity`, and `tokens_per_second`. Linear layers are compressed; embedding and
-//! tied head are not.
+//! The checkpoint is a Llama with the names of Hugging Face or of Meta, in F32, F16 or BF16, which become
+//! F32; one with biases or other tensors that the network does not have is refused. A folder as it comes
+//! from Hugging Face has a `config.json`, which says all that the network needs, scaled rotations of
+//! Llama 3.1 among it, and `model.safetensors` or shards with their index; a configuration of another
+//! network is refused. A file by itself does not say how positions are rotated and norms computed: as in
+//! Llama 2, unless `--rope-theta` and `--norm-eps` say otherwise.
+//!
+//! The tokens are I32 tensors `calibration` and `eval`, `[windows, tokens]`. Perplexity is over all windows
+//! of `eval`, each token but the first of a window predicted from those before it. The tiny model is trained
+//! on all of its 3,300 characters, calibrated on the first three quarters and evaluated on the last: its
+//! table says how much of what it has learnt by heart a method keeps. `--json` writes a row for each
+//! method: `method`, `bits`, `group`, `asymmetric`, `sparsity`, `perplexity`, `bytes` (as `--out` writes
+//! them: what is not compressed in F32), `seconds`, `peak_bytes`, `fp32_perplexity`, and of generation
+//! after and before `tokens_per_second` and `fp32_tokens_per_second`. Linear layers are compressed;
+//! embedding and tied head are not.
 //!
 //! A preset with 8-bit inputs (`w8a8`) gives a model whose layers round what they are given, a scale
 //! for each token, in evaluation and in generation. `--kv int8` keeps keys and values in 8 bits, too.
-//! `--finetune` adds a row for what is left of a pruned model after some steps of distillation from the
-//! original, with the zeros held. `--check` compares the checkpoint with the logits of another
-//! implementation. `--stream` has one block in memory at a time, for models that are too large.
+//! `--finetune 150` adds a row for what is left of a pruned model after so many steps of distillation
+//! from the original on the calibration text, with the zeros held. `--check` compares the checkpoint with
+//! the logits of another implementation. `--stream` has one block in memory at a time, for models that
+//! are too large, and measures the perplexity block by block, too; it generates nothing.
 
 #[path = "llama_compress/check.rs"]
 mod check;
@@ -48,6 +58,7 @@ mod streamed;
 mod support;
 
 use std::error::Error;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -55,13 +66,13 @@ use burn::module::Module;
 use burn::tensor::Device;
 use burn_lean::oneshot::{Compressed, KvFormat, OneShot};
 use check::Expected;
-use checkpoint::Windows;
+use checkpoint::{Checkpoint, Windows};
 use clap::Parser;
 use cli::Cli;
 use evaluate::{batches, perplexity, speak};
 use finetune::{Finetuning, finetune};
 use llama::Llama;
-use rows::{Row, Rows};
+use rows::{Measured, Row, Rows};
 use support::PeakMemory;
 
 fn main() -> ExitCode {
@@ -71,7 +82,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
-    let presets = cli.presets();
+    let presets = cli.presets()?;
     for (_, preset) in &presets {
         preset.validate()?;
         if cli.finetune.is_some() && (preset.prune.is_none() || preset.quantize.is_some()) {
@@ -88,7 +99,8 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         return streamed::run(cli, folder, checkpoint, tokens, &device);
     }
     let (model, calibration, eval) = load(cli, &device)?;
-    let windows = cli.windows.unwrap_or(usize::MAX).min(calibration.count());
+    let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));
+    let windows = calibration.count();
     // A window without its last token, which is nobody's input.
     let batches = batches(&calibration, windows, cli.batch, &device);
     if let Some(file) = &cli.check {
@@ -101,14 +113,17 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             found.tokens
         );
     }
-    let measured = |name: &str, model: &Llama| Measured {
-        perplexity: perplexity(model, &eval, cli.batch, cli.kv.into(), &device),
-        rate: said(name, cli, model, &device),
+    let measured = |name: &str, model: &Llama, kv: KvFormat| Measured {
+        perplexity: perplexity(model, &eval, cli.batch, kv, &device),
+        rate: said(name, cli, model, kv, &device),
     };
-    let fp32 = perplexity(&model, &eval, cli.batch, KvFormat::Float, &device);
-    println!("{} weights, perplexity {fp32:.4}", model.num_params());
-    said("original", cli, &model, &device);
-    let mut rows = Rows::new(format!("Compressed on {windows} windows"), fp32);
+    let original = measured("original", &model, KvFormat::Float);
+    println!(
+        "{} weights, perplexity {:.4}",
+        model.num_params(),
+        original.perplexity
+    );
+    let mut rows = Rows::new(format!("Compressed on {windows} windows"), original);
     for (name, preset) in presets {
         let memory = PeakMemory::start();
         let start = Instant::now();
@@ -123,23 +138,22 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         bar.finish_and_clear();
         let seconds = start.elapsed().as_secs_f64();
         let peak = memory.bytes();
-        if let Some(file) = &cli.out {
+        if let (Some(file), None) = (&cli.out, cli.finetune) {
             done.save(file)?;
         }
         let in_use = match &preset.activations {
             None => done.model.clone(),
             Some(activations) => rounded_inputs::prepare(&done, activations)?,
         };
-        let Measured { perplexity, rate } = measured(&name, &in_use);
         let row = Row {
-            perplexity,
-            rate,
+            compressed: measured(&name, &in_use, cli.kv.into()),
             bytes: stored(&model, &done),
             seconds,
             peak,
         };
         rows.push(&name, &preset, &row);
         if let Some(steps) = cli.finetune {
+            let memory = PeakMemory::start();
             let start = Instant::now();
             let how = Finetuning {
                 steps,
@@ -149,12 +163,15 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             let tuned = finetune(&done, &model, &calibration, how, &device, |_| bar.inc(1))?;
             bar.finish_and_clear();
             let tuned_seconds = start.elapsed().as_secs_f64();
+            let tuned_peak = memory.bytes();
+            if let Some(file) = &cli.out {
+                tuned.save(file)?;
+            }
             let name = format!("{name}, {steps} steps");
-            let Measured { perplexity, rate } = measured(&name, &tuned);
             let row = Row {
-                perplexity,
-                rate,
+                compressed: measured(&name, &tuned.model, cli.kv.into()),
                 seconds: seconds + tuned_seconds,
+                peak: peak.max(tuned_peak),
                 ..row
             };
             rows.push(&name, &preset, &row);
@@ -177,29 +194,31 @@ fn one_shot<'a>(cli: &Cli, mut oneshot: OneShot<'a>) -> OneShot<'a> {
 /// The model, and windows for calibration and evaluation.
 fn load(cli: &Cli, device: &Device) -> Result<(Llama, Windows, Windows), Box<dyn Error>> {
     let (Some(checkpoint), Some(tokens)) = (&cli.checkpoint, &cli.tokens) else {
-        let model = own::train(cli.steps, cli.seed, device)?;
-        return Ok((model, own::windows(), own::windows()));
+        let model = own::train(cli.steps, cli.generate, cli.seed, device)?;
+        let (calibration, eval) = own::windows();
+        return Ok((model, calibration, eval));
     };
     let calibration = Windows::load(tokens, "calibration")?;
     let eval = Windows::load(tokens, "eval")?;
     let positions = calibration.length.max(eval.length).max(cli.generate + 1);
-    let model = checkpoint::load(checkpoint, cli.heads, positions, device)?;
-    Ok((model, calibration, eval))
+    let checkpoint = opened(cli, checkpoint, positions)?;
+    calibration.check("calibration", checkpoint.sizes.vocabulary)?;
+    eval.check("eval", checkpoint.sizes.vocabulary)?;
+    Ok((checkpoint.load(device)?, calibration, eval))
 }
 
-/// What is measured of a model.
-struct Measured {
-    perplexity: f64,
-    /// Tokens in a second.
-    rate: Option<f64>,
+/// The checkpoint, for so many positions.
+fn opened(cli: &Cli, path: &Path, positions: usize) -> Result<Checkpoint, Box<dyn Error>> {
+    let checkpoint = Checkpoint::open(path, cli.heads, positions)?;
+    Ok(checkpoint.with_options(cli.rope_theta, cli.norm_eps)?)
 }
 
 /// Prints what a model says by itself; tokens in a second.
-fn said(name: &str, cli: &Cli, model: &Llama, device: &Device) -> Option<f64> {
+fn said(name: &str, cli: &Cli, model: &Llama, kv: KvFormat, device: &Device) -> Option<f64> {
     if cli.generate == 0 {
         return None;
     }
-    let said = speak(model, cli.generate, cli.kv.into(), device);
+    let said = speak(model, cli.generate, kv, device);
     println!(
         "{name}: {:.0} tokens/s, {} bytes of keys and values: {}",
         said.per_second,

@@ -12,21 +12,31 @@ use super::support::{self, DeviceName};
 #[derive(Debug, Parser)]
 #[command(about = "Compresses a language model in one pass over calibration text")]
 pub(crate) struct Cli {
-    /// A Llama checkpoint (safetensors); without it a tiny character model is trained.
-    #[arg(long, value_name = "FILE", requires = "tokens")]
+    /// A Llama checkpoint: a folder as it comes from Hugging Face (config.json, model.safetensors or its
+    /// shards), or a safetensors file; without it a tiny character model is trained.
+    #[arg(long, value_name = "PATH", requires = "tokens")]
     pub(crate) checkpoint: Option<PathBuf>,
     /// Windows of tokens `calibration` and `eval` (safetensors, I32).
     #[arg(long, value_name = "FILE", requires = "checkpoint")]
     pub(crate) tokens: Option<PathBuf>,
-    /// Attention heads, where the checkpoint does not say.
-    #[arg(long)]
+    /// Attention heads [default: as config.json or the metadata of the checkpoint say].
+    #[arg(long, requires = "checkpoint", value_parser = support::at_least_one)]
     pub(crate) heads: Option<usize>,
+    /// Base of the rotary positions of the checkpoint [default: as config.json says, or 10000].
+    #[arg(long, requires = "checkpoint", value_parser = support::positive)]
+    pub(crate) rope_theta: Option<f64>,
+    /// Epsilon of the norms of the checkpoint [default: as config.json says, or 1e-5].
+    #[arg(long, requires = "checkpoint", value_parser = support::positive)]
+    pub(crate) norm_eps: Option<f64>,
     /// One or more methods [default: gptq, or best-subset with --sparsity].
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) method: Vec<Method>,
     /// A preset instead of a method: w8a8, w8a16, w4a16-g32, sparse-2:4,
     /// sparse-2:4-w4a16-g32.
-    #[arg(long, conflicts_with_all = ["method", "bits", "group", "asymmetric", "sparsity"])]
+    #[arg(
+        long,
+        conflicts_with_all = ["method", "bits", "group", "asymmetric", "sparsity", "as_published"]
+    )]
     pub(crate) preset: Option<Preset>,
     /// Bits of a weight, 2 to 8 [default: 4 for the methods that quantize].
     #[arg(long)]
@@ -47,7 +57,7 @@ pub(crate) struct Cli {
     #[arg(long)]
     pub(crate) as_published: bool,
     /// With --as-published: GPTQ in the order of activations, with ranges fixed beforehand.
-    #[arg(long)]
+    #[arg(long, requires = "as_published")]
     pub(crate) activation_order: bool,
     /// Windows of calibration text, at most [default: all].
     #[arg(long, value_parser = support::at_least_one)]
@@ -56,7 +66,7 @@ pub(crate) struct Cli {
     #[arg(long, default_value_t = 8, value_parser = support::at_least_one)]
     pub(crate) batch: usize,
     /// Steps in which the model without checkpoint is trained.
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 300, conflicts_with = "checkpoint")]
     pub(crate) steps: usize,
     /// Tokens to generate before and after; 0 for none.
     #[arg(long, default_value_t = 64)]
@@ -64,16 +74,19 @@ pub(crate) struct Cli {
     /// Keys and values of the attention: as floats, or in 8 bits; in generation and evaluation.
     #[arg(long, value_enum, default_value_t = Kv::Float)]
     pub(crate) kv: Kv,
-    /// Steps in which what is left of a pruned model learns to do as the original model: a second row.
-    #[arg(long, value_parser = support::at_least_one)]
+    /// Steps in which what is left of a pruned model learns to do as the original model, 150 for
+    /// instance: a second row. Zeros are held; the loss is the divergence of the original model's
+    /// logits on 4 windows of calibration text a step; AdamW at 2e-3 or less, seeded by --seed.
+    #[arg(long, value_name = "STEPS", value_parser = support::at_least_one)]
     pub(crate) finetune: Option<usize>,
     /// Compares logits, likelihoods and generated tokens of the checkpoint with those of a file.
     #[arg(long, value_name = "FILE", requires = "checkpoint")]
     pub(crate) check: Option<PathBuf>,
-    /// Has one block in memory at a time, and writes each to a file here (one method only).
+    /// Has one block in memory at a time, and writes each to a file here, and what is around them to
+    /// `ends.safetensors` (one method only).
     #[arg(long, value_name = "FOLDER", requires = "checkpoint", conflicts_with_all = ["out", "kv", "finetune", "check"])]
     pub(crate) stream: Option<PathBuf>,
-    /// Writes the compressed model (one method only).
+    /// Writes the compressed model, after fine-tuning where that is asked for (one method only).
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Keeps finished blocks here, and goes on after the last one (one method only).
@@ -141,6 +154,11 @@ impl Method {
             .map_or_else(String::new, |value| value.get_name().into())
     }
 
+    /// Whether codes are compensated for by the inputs that follow, in an order.
+    fn compensates(self) -> bool {
+        !matches!(self, Self::Rtn | Self::Awq | Self::SmoothQuant)
+    }
+
     fn prunes(self) -> Option<PruneMethod> {
         match self {
             Self::Magnitude => Some(PruneMethod::Magnitude),
@@ -154,28 +172,53 @@ impl Method {
 
 impl Cli {
     /// What is done, each with a name.
-    pub(crate) fn presets(&self) -> Vec<(String, Preset)> {
+    ///
+    /// # Errors
+    ///
+    /// An option that none of the methods has a use for.
+    pub(crate) fn presets(&self) -> Result<Vec<(String, Preset)>, String> {
         if let Some(preset) = &self.preset {
-            return vec![(preset.name(), preset.clone())];
+            return Ok(vec![(preset.name(), preset.clone())]);
         }
         let methods = match (&self.method[..], self.sparsity) {
             ([], None) => vec![Method::Gptq],
             ([], Some(_)) => vec![Method::BestSubset],
             (methods, _) => methods.to_vec(),
         };
-        methods
+        let quantizes = |method: &Method| self.quantizes(*method);
+        let of_codes = [
+            ("--group", self.group.is_some()),
+            ("--asymmetric", self.asymmetric),
+            ("--rounding", self.rounding.is_some()),
+        ];
+        let given = of_codes.iter().find(|(_, given)| *given);
+        if let (Some((option, _)), false) = (given, methods.iter().any(quantizes)) {
+            return Err(format!(
+                "{option} is about codes, but no method here makes any: give --bits, or leave it out"
+            ));
+        }
+        let orders = |method: &Method| self.quantizes(*method) && method.compensates();
+        if self.activation_order && !methods.iter().any(orders) {
+            let expected = "gptq, or a method that prunes with --bits";
+            return Err(format!("--activation-order is for {expected}"));
+        }
+        let presets = methods
             .iter()
-            .map(|method| (method.name(), self.of_method(*method)))
-            .collect()
+            .map(|method| (method.name(), self.of_method(*method)));
+        Ok(presets.collect())
+    }
+
+    fn quantizes(&self, method: Method) -> bool {
+        method.prunes().is_none() || self.bits.is_some()
     }
 
     fn of_method(&self, method: Method) -> Preset {
         let mut preset = Preset::new();
         let prunes = method.prunes();
-        if prunes.is_none() || self.bits.is_some() {
-            let rounding = match method {
-                Method::Rtn | Method::Awq | Method::SmoothQuant => Rounding::Nearest,
-                _ => match self.as_published {
+        if self.quantizes(method) {
+            let rounding = match method.compensates() {
+                false => Rounding::Nearest,
+                true => match self.as_published {
                     true => Rounding::Compensated {
                         activation_order: self.activation_order,
                         sweeps: 0,

@@ -8,6 +8,7 @@ use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::oneshot::Compressed;
 use burn_lean::prune::Masks;
+use burn_lean::reparam::each_float;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -16,7 +17,7 @@ use super::llama::Llama;
 
 /// Windows in a step.
 const BATCH: usize = 4;
-/// Learning rate at its highest, after the first tenth of the steps; it falls to zero.
+/// Learning rate at its highest, after the first tenth of the steps; it falls towards zero.
 const RATE: f64 = 2e-3;
 
 /// Mean over positions of KL(teacher ‖ student), for logits `[batch, positions, vocabulary]`
@@ -35,7 +36,7 @@ pub(crate) struct Finetuning {
 }
 
 /// Trains all parameters of a pruned model on windows of text, with its zeros held; `each` is told the
-/// loss of each step.
+/// loss of each step. The report stays that of pruning.
 pub(crate) fn finetune(
     done: &Compressed<Llama>,
     original: &Llama,
@@ -43,7 +44,7 @@ pub(crate) fn finetune(
     Finetuning { steps, seed }: Finetuning,
     device: &Device,
     mut each: impl FnMut(Tensor<1>),
-) -> Result<Llama, Box<dyn Error>> {
+) -> Result<Compressed<Llama>, Box<dyn Error>> {
     let paths = done.weights.iter().map(|weight| weight.path.clone());
     let masks = Masks::from_zeros(&done.model, &ParamGroup::from_paths(paths.collect()))?;
     let mut model = masks.attach(done.model.clone().train())?;
@@ -66,10 +67,30 @@ pub(crate) fn finetune(
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(rate(step, steps), model, grads);
     }
-    Ok(model.valid().materialize())
+    let model = model.valid().materialize();
+    let mut weights = done.weights.clone();
+    each_float(&model, |at, float| {
+        let path = at.path();
+        let Some(weight) = weights.iter_mut().find(|one| one.path == path) else {
+            return;
+        };
+        let (outputs, inputs) = (weight.outputs, weight.inputs);
+        let stored = float.values();
+        let by_output = |at: usize| stored[at % inputs * outputs + at / inputs];
+        weight.values = match weight.transposed {
+            true => (0..stored.len()).map(by_output).collect(),
+            false => stored,
+        };
+    });
+    Ok(Compressed {
+        model,
+        report: done.report.clone(),
+        weights,
+    })
 }
 
 fn rate(step: usize, steps: usize) -> f64 {
-    let done = (step + 1) as f64 / steps as f64;
+    // The last step is one, too.
+    let done = (step + 1) as f64 / (steps + 1) as f64;
     RATE * (10.0 * done).min((1.0 - done) / 0.9)
 }

@@ -2,6 +2,8 @@
 //! attention, SwiGLU. An ordinary model: nothing in it knows of compression, but that the attribute
 //! `quantize_calls` lets a linear layer that carries a quantizer use it.
 
+use std::f32::consts::TAU;
+
 use burn::module::Module;
 use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding,
@@ -11,6 +13,11 @@ use burn::tensor::activation::{silu, softmax};
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_lean::oneshot::{KvCache, KvFormat};
 use burn_lean::quant::quantize_calls;
+
+/// Base of the rotations, unless something else is said: that of Llama 1 and 2.
+pub(crate) const ROPE_THETA: f32 = 10_000.0;
+/// What keeps norms from dividing by 0, likewise.
+pub(crate) const NORM_EPSILON: f64 = 1e-5;
 
 /// Sizes of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,6 +33,37 @@ pub(crate) struct Sizes {
     pub(crate) positions: usize,
     /// Whether the head is a matrix of its own, or the embedding.
     pub(crate) own_head: bool,
+    /// Base of the rotations.
+    pub(crate) rope_theta: f32,
+    pub(crate) rope_scaling: Option<RopeScaling>,
+    /// What keeps norms from dividing by 0.
+    pub(crate) norm_epsilon: f64,
+}
+
+/// Slower rotations, for texts longer than a model was first trained on: those of Llama 3.1.
+///
+/// With the turns `t` that a frequency makes over `positions`, and `s = (t - low) / (high - low)` held
+/// within 0 and 1, it becomes `(1 - s) / factor + s` times as large: what turns often stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct RopeScaling {
+    /// By which slow rotations are divided.
+    pub(crate) factor: f32,
+    /// Turns up to which a rotation is slow.
+    pub(crate) low: f32,
+    /// Turns from which a rotation stays as it is.
+    pub(crate) high: f32,
+    /// Longest sequence of the first training.
+    pub(crate) positions: f32,
+}
+
+impl RopeScaling {
+    /// Angles per position, scaled.
+    pub(crate) fn scaled(&self, frequencies: Tensor<1>) -> Tensor<1> {
+        let turns = frequencies.clone() * (self.positions / TAU);
+        let kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
+        let slow = frequencies.clone() / self.factor;
+        slow * (kept.clone() * -1.0 + 1.0) + frequencies * kept
+    }
 }
 
 #[derive(Module, Debug)]
@@ -106,12 +144,17 @@ impl Sizes {
 
     fn norm(&self, device: &Device) -> RmsNorm {
         RmsNormConfig::new(self.width)
-            .with_epsilon(1e-5)
+            .with_epsilon(self.norm_epsilon)
             .init(device)
     }
 
     fn rotary(&self, device: &Device) -> RotaryEncoding {
-        RotaryEncodingConfig::new(self.positions, self.width / self.heads).init(device)
+        let rotary = RotaryEncodingConfig::new(self.positions, self.width / self.heads)
+            .with_theta(self.rope_theta);
+        match self.rope_scaling {
+            Some(scaling) => rotary.init_with_frequency_scaling(|f| scaling.scaled(f), device),
+            None => rotary.init(device),
+        }
     }
 
     fn block(&self, device: &Device) -> Block {

@@ -8,12 +8,14 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::checkpoint::Windows;
-use super::llama::{Llama, Sizes};
+use super::llama::{Llama, NORM_EPSILON, ROPE_THETA, Sizes};
 use super::support::progress;
 
 /// Lewis Carroll, Alice's Adventures in Wonderland, 1865: in the public domain.
 const TEXT: &str = include_str!("alice.txt");
 const LENGTH: usize = 64;
+/// Windows at the end of the text that models are evaluated on.
+const EVALUATED: usize = 12;
 const BATCH: usize = 8;
 
 /// The characters of the text, in order.
@@ -24,8 +26,22 @@ pub(crate) fn alphabet() -> Vec<char> {
     letters
 }
 
-/// Windows for calibration and for evaluation, the same text: the model is to have learnt it.
-pub(crate) fn windows() -> Windows {
+/// Windows for calibration, and those behind them for evaluation. The text is too short to keep some of
+/// it from the model: it is trained on all of it.
+pub(crate) fn windows() -> (Windows, Windows) {
+    let mut calibration = text();
+    let evaluated = EVALUATED * LENGTH;
+    let first = calibration.tokens.len().saturating_sub(evaluated);
+    let tokens = calibration.tokens.split_off(first);
+    let eval = Windows {
+        length: LENGTH,
+        tokens,
+    };
+    (calibration, eval)
+}
+
+/// The whole text.
+fn text() -> Windows {
     let letters = alphabet();
     let tokens = TEXT
         .chars()
@@ -38,8 +54,13 @@ pub(crate) fn windows() -> Windows {
     }
 }
 
-/// Trains for some steps.
-pub(crate) fn train(steps: usize, seed: u64, device: &Device) -> Result<Llama, Box<dyn Error>> {
+/// Trains for some steps; the model can generate so many tokens.
+pub(crate) fn train(
+    steps: usize,
+    generate: usize,
+    seed: u64,
+    device: &Device,
+) -> Result<Llama, Box<dyn Error>> {
     device.seed(seed);
     let training = device.clone().autodiff();
     let sizes = Sizes {
@@ -49,11 +70,14 @@ pub(crate) fn train(steps: usize, seed: u64, device: &Device) -> Result<Llama, B
         layers: 2,
         heads: 4,
         kv_heads: 2,
-        positions: 256,
+        positions: LENGTH.max(generate),
         own_head: false,
+        rope_theta: ROPE_THETA,
+        rope_scaling: None,
+        norm_epsilon: NORM_EPSILON,
     };
     let mut model = sizes.init(&training);
-    let windows = windows();
+    let windows = text();
     let mut optimizer = AdamWConfig::new().init();
     let bar = progress(steps, "training");
     for step in 0..steps {

@@ -6,12 +6,18 @@ use burn_lean::oneshot::{Pattern, Preset};
 
 use super::support::{Cell, Table};
 
-/// What came of a method.
-#[derive(Debug, Clone)]
-pub(crate) struct Row {
+/// What is measured of a model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measured {
     pub(crate) perplexity: f64,
     /// Tokens in a second.
     pub(crate) rate: Option<f64>,
+}
+
+/// What came of a method.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) compressed: Measured,
     /// Of all parameters as they would be stored.
     pub(crate) bytes: usize,
     pub(crate) seconds: f64,
@@ -22,12 +28,12 @@ pub(crate) struct Row {
 /// A row for each method.
 pub(crate) struct Rows {
     table: Table,
-    fp32: f64,
+    original: Measured,
 }
 
 impl Rows {
-    /// None yet, for a model of this perplexity.
-    pub(crate) fn new(title: String, fp32: f64) -> Self {
+    /// None yet, for this model.
+    pub(crate) fn new(title: String, original: Measured) -> Self {
         let header = [
             "method",
             "bits",
@@ -40,10 +46,11 @@ impl Rows {
             "peak_bytes",
             "fp32_perplexity",
             "tokens_per_second",
+            "fp32_tokens_per_second",
         ];
         Self {
             table: Table::new(title, &header),
-            fp32,
+            original,
         }
     }
 
@@ -63,12 +70,13 @@ impl Rows {
                 Some(Pattern::PerLayer(part) | Pattern::PerOutput(part)) => Cell::Number(part, 2),
                 None => Cell::Empty,
             },
-            Cell::Number(row.perplexity, 4),
+            Cell::Number(row.compressed.perplexity, 4),
             Cell::Integer(row.bytes as u64),
             Cell::Number(row.seconds, 1),
             Cell::optional_integer(row.peak),
-            Cell::Number(self.fp32, 4),
-            Cell::optional(row.rate, 0),
+            Cell::Number(self.original.perplexity, 4),
+            Cell::optional(row.compressed.rate, 0),
+            Cell::optional(self.original.rate, 0),
         ]);
     }
 

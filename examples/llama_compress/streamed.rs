@@ -7,15 +7,15 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use burn_lean::oneshot::{Compressed, OneShot};
+use burn_lean::oneshot::{Compressed, OneShot, Report};
 
-use super::checkpoint::{Checkpoint, Windows};
+use super::checkpoint::Windows;
 use super::cli::Cli;
 use super::evaluate::{batches, likelihoods, perplexity_of};
 use super::llama::{Llama, LoneBlock};
-use super::one_shot;
-use super::rows::{Row, Rows};
+use super::rows::{Measured, Row, Rows};
 use super::support::PeakMemory;
+use super::{one_shot, opened, rounded_inputs};
 
 /// What arrives at a block for each batch of windows.
 type Arriving = Vec<Tensor<3>>;
@@ -28,15 +28,16 @@ pub(crate) fn run(
     device: &Device,
 ) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let (name, preset) = &cli.presets()[0];
-    if preset.activations.is_some() {
-        return Err("--stream evaluates models that get their inputs as floats".into());
-    }
+    let presets = cli.presets()?;
+    let (name, preset) = &presets[0];
     let calibration = Windows::load(tokens, "calibration")?;
+    let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));
     let eval = Windows::load(tokens, "eval")?;
-    let windows = cli.windows.unwrap_or(usize::MAX).min(calibration.count());
+    let windows = calibration.count();
     let positions = calibration.length.max(eval.length);
-    let checkpoint = Checkpoint::open(checkpoint, cli.heads, positions)?;
+    let checkpoint = opened(cli, checkpoint, positions)?;
+    calibration.check("calibration", checkpoint.sizes.vocabulary)?;
+    eval.check("eval", checkpoint.sizes.vocabulary)?;
     let layers = checkpoint.sizes.layers;
 
     let whole = PeakMemory::start();
@@ -65,7 +66,11 @@ pub(crate) fn run(
     let store = |number: usize, done: Compressed<LoneBlock>| -> Result<(), Box<dyn Error>> {
         let file = folder.join(format!("block-{number:04}.safetensors"));
         done.save(&file)?;
-        through(&done.model, &mut compressed.borrow_mut());
+        let in_use = match &preset.activations {
+            None => done.model.clone(),
+            Some(activations) => rounded_inputs::prepare(&done, activations)?,
+        };
+        through(&in_use, &mut compressed.borrow_mut());
         let weights: usize = done.report.layers.iter().map(|layer| layer.weights).sum();
         bytes += 4 * (done.model.num_params() - weights) + done.report.bytes();
         peak = peak.max(whole.bytes());
@@ -85,13 +90,22 @@ pub(crate) fn run(
         store,
     )?;
     let seconds = start.elapsed().as_secs_f64();
+    let around = Compressed {
+        model: ends.clone(),
+        report: Report::default(),
+        weights: Vec::new(),
+    };
+    around.save(folder.join("ends.safetensors"))?;
     let perplexity = |arriving: RefCell<Arriving>| perplexity(&ends, arriving.into_inner(), &eval);
-    let fp32 = perplexity(original);
-    let title = format!("Compressed on {windows} windows, one of {layers} blocks at a time");
-    let mut rows = Rows::new(title, fp32);
-    let row = Row {
-        perplexity: perplexity(compressed),
+    let not_generated = |perplexity: f64| Measured {
+        perplexity,
         rate: None,
+    };
+    let original = not_generated(perplexity(original));
+    let title = format!("Compressed on {windows} windows, one of {layers} blocks at a time");
+    let mut rows = Rows::new(title, original);
+    let row = Row {
+        compressed: not_generated(perplexity(compressed)),
         bytes,
         seconds,
         peak,

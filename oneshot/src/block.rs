@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 
 use burn::backend::ir::TensorId;
-use burn_lean_graph::{Product, Tensors, Walk};
+use burn::module::Module;
+use burn_lean_graph::{Graph, Product, Tensors, Walk};
+use burn_lean_reparam::each_float;
 
 use crate::structure::Structure;
 use crate::{OneShotError, Preset};
@@ -22,7 +24,7 @@ impl Layer {
     }
 }
 
-/// Layers that read the same tensor, in order.
+/// Layers that read the same rows, in order.
 #[derive(Debug, Clone)]
 pub(crate) struct Group {
     pub(crate) layers: Vec<Layer>,
@@ -75,23 +77,18 @@ pub(crate) fn blocks<O: Tensors>(
         let path = &product.parameter.path;
         !embedded.contains(&product.parameter.id)
             && !preset.skip.iter().any(|skipped| is_under(path, skipped))
+            && block_of(path).is_some()
     };
     let chosen: Vec<&Product> = products.iter().filter(is_compressed).collect();
-    for (path, nodes) in walk.shared_weights() {
-        let own: Vec<_> = chosen
-            .iter()
-            .filter(|one| nodes.contains(&one.node))
-            .collect();
-        if own.len() > 1 {
-            let mut names: Vec<String> = own
-                .iter()
-                .filter_map(|one| block_of(&one.parameter.path))
-                .collect();
-            names.dedup();
+    for (_, nodes) in walk.shared_weights() {
+        // What is replaced for one is replaced for those that are skipped, too.
+        if chosen.iter().any(|one| nodes.contains(&one.node)) {
+            let readers = products.iter().filter(|one| nodes.contains(&one.node));
+            let paths = distinct(readers.map(|one| one.parameter.path.clone()));
             return Err(OneShotError::SharedWeight {
-                path,
-                products: own.len(),
-                blocks: names.join(", "),
+                products: nodes.len(),
+                blocks: distinct(paths.iter().filter_map(|path| block_of(path))).join(", "),
+                paths,
             });
         }
     }
@@ -109,7 +106,7 @@ pub(crate) fn blocks<O: Tensors>(
         let path = match last {
             Some((path, group))
                 if preset.blocks.is_none()
-                    && group.layers[0].product.input_id() == product.input_id() =>
+                    && structure.reads_same_rows(&group.layers[0].product, product) =>
             {
                 path.clone()
             }
@@ -128,18 +125,18 @@ pub(crate) fn blocks<O: Tensors>(
                 groups: Vec::new(),
             });
         }
-        let layer = Layer {
-            residual: structure.residual(product),
-            product: product.clone(),
-        };
         let last = blocks.len() - 1;
         let groups = &mut blocks[last].groups;
+        let layer = |first: usize| Layer {
+            residual: structure.residual(product, first),
+            product: product.clone(),
+        };
         match groups.last_mut() {
-            Some(group) if group.layers[0].product.input_id() == product.input_id() => {
-                group.layers.push(layer);
+            Some(group) if structure.reads_same_rows(&group.layers[0].product, product) => {
+                group.layers.push(layer(group.layers[0].product.node));
             }
             _ => groups.push(Group {
-                layers: vec![layer],
+                layers: vec![layer(product.node)],
                 producer: None,
             }),
         }
@@ -178,9 +175,70 @@ pub(crate) fn blocks<O: Tensors>(
         }
     }
     match blocks.is_empty() {
+        // Where it is, the block's own name is put before it.
+        true if whole.is_some() && graph.parameters().is_empty() => {
+            Err(OneShotError::NeverCalled {
+                path: String::new(),
+            })
+        }
         true => Err(OneShotError::NothingToCompress),
         false => Ok(blocks),
     }
+}
+
+/// Refuses a model of which the forward pass leaves out a block of a list with blocks that were found.
+pub(crate) fn check_called<M: Module>(
+    model: &M,
+    graph: &Graph,
+    blocks: &[Block],
+) -> Result<(), OneShotError> {
+    let lists: HashSet<&str> = blocks
+        .iter()
+        .filter_map(|block| numbered(&block.path))
+        .map(list)
+        .collect();
+    let read: HashSet<_> = graph.parameters().iter().map(|one| one.id).collect();
+    // Blocks of those lists, each with whether anything in it is read.
+    let mut all: Vec<(String, bool)> = Vec::new();
+    each_float(model, |at, float| {
+        let path = at.path();
+        let Some(block) = numbered(&path).filter(|block| lists.contains(list(block))) else {
+            return;
+        };
+        let is_read = read.contains(&float.id());
+        match all.iter_mut().find(|(known, _)| known == block) {
+            Some((_, is_called)) => *is_called |= is_read,
+            None => all.push((block.to_string(), is_read)),
+        }
+    });
+    match all.into_iter().find(|(_, is_called)| !is_called) {
+        Some((path, _)) => Err(OneShotError::NeverCalled { path }),
+        None => Ok(()),
+    }
+}
+
+/// The part of a path that ends with its first number.
+fn numbered(path: &str) -> Option<&str> {
+    let mut end = 0;
+    for part in path.split('.') {
+        end += part.len();
+        if part.parse::<usize>().is_ok() {
+            return Some(&path[..end]);
+        }
+        end += 1;
+    }
+    None
+}
+
+/// What a number counts in.
+fn list(numbered: &str) -> &str {
+    numbered.rsplit_once('.').map_or("", |(list, _)| list)
+}
+
+/// Each once, in the order in which they come first.
+fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    names.filter(|name| seen.insert(name.clone())).collect()
 }
 
 /// Whether a parameter is in a module, or is the one that is named.
@@ -194,8 +252,6 @@ fn block_of(path: &str, preset: &Preset) -> Option<String> {
     if let Some(named) = &preset.blocks {
         return named.iter().find(|one| is_under(path, one)).cloned();
     }
-    let parts: Vec<&str> = path.split('.').collect();
-    let number = parts.iter().position(|part| part.parse::<usize>().is_ok());
-    let end = number.map_or(parts.len().saturating_sub(1).max(1), |at| at + 1);
-    Some(parts[..end].join("."))
+    let module = || path.rsplit_once('.').map_or(path, |(module, _)| module);
+    Some(numbered(path).unwrap_or_else(module).to_string())
 }

@@ -1,6 +1,6 @@
 //! What arrives at a group of layers, summed up over all batches.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_lean_graph::{GraphError, Pass, Step, Tensors};
 use burn_lean_layerwise::Gram;
 
@@ -124,7 +124,8 @@ pub(crate) fn collect<O: Tensors>(
 
 impl Sums {
     fn note_magnitudes(&mut self, x: &Tensor<2>) {
-        let x = x.clone().abs();
+        // A column of halves may add up to more than a half holds.
+        let x = x.clone().cast(DType::F32).abs();
         let sum = floats(x.clone().sum_dim(0));
         let max = floats(x.max_dim(0));
         self.mean_abs

@@ -7,8 +7,8 @@ use burn::module::Module;
 use burn_lean_graph::{Tensors, Walk};
 use burn_lean_reparam::Rejected;
 
-use crate::block::blocks;
-use crate::state::{Finished, State, fingerprint};
+use crate::block::{Block, blocks, check_called};
+use crate::state::{Finished, State, checksum, fingerprint};
 use crate::work::{Work, put};
 use crate::{BlockReport, CompressedWeight, OneShotError, Preset, Report, Target};
 
@@ -143,14 +143,15 @@ impl<'a> OneShot<'a> {
             Some(_) => self.state.as_ref().map(|all| all.join(part.number())),
             None => self.state.clone(),
         };
+        let folder = folder.map(|folder| (folder, checksum(&batches)));
+        let mut walk = Walk::record(model, batches, forward)?;
         let mut state = match folder {
             None => None,
-            Some(folder) => {
-                let of = fingerprint(model, &batches, &self.preset)?;
+            Some((folder, batches)) => {
+                let of = fingerprint(model, walk.graph(), batches, &self.preset);
                 Some(State::open(&folder, of)?)
             }
         };
-        let mut walk = Walk::record(model, batches, forward)?;
         walk = match (self.preset.target, part.originals) {
             (Target::OwnInputs, _) => walk,
             (Target::Original, None) => walk.with_original(),
@@ -160,6 +161,22 @@ impl<'a> OneShot<'a> {
             walk = walk.spilling_to(folder)?;
         }
         let blocks = blocks(&walk, &self.preset, part.name.as_deref())?;
+        if part.name.is_none() && self.preset.blocks.is_none() {
+            check_called(model, walk.graph(), &blocks)?;
+        }
+        if self.preset.solves() {
+            // Said before the first block takes its hours.
+            for layer in blocks.iter().flat_map(Block::layers) {
+                let (rows, inputs) = (walk.row_count(&layer.product), layer.product.inputs);
+                if rows < inputs {
+                    return Err(OneShotError::TooFewRows {
+                        path: layer.path().into(),
+                        rows,
+                        inputs,
+                    });
+                }
+            }
+        }
         let of = part.of.unwrap_or(blocks.len());
         let mut report = Report::default();
         let mut weights = Vec::new();

@@ -18,12 +18,13 @@ pub enum OneShotError {
         /// What is wrong with its numbers.
         source: LayerwiseError,
     },
-    /// A part of the model that was named is not reached by the forward pass.
+    /// The forward pass does not reach a part of the model that was named, or a block beside others.
     #[error(
-        "the forward pass calls nothing under `{path}`: check the path, or leave it out of the blocks"
+        "the forward pass calls nothing under `{path}`: check the path and the model, or name the \
+         blocks (`blocks`) without it"
     )]
     NeverCalled {
-        /// The path that was named.
+        /// The path of that part.
         path: String,
     },
     /// No weight is left to compress.
@@ -35,12 +36,13 @@ pub enum OneShotError {
     NothingToCompress,
     /// A weight is read by several products: what suits one does not suit the other.
     #[error(
-        "`{path}` is shared: {products} products read it, in {blocks}. Give each its own copy, or \
-         name it in `skip` to leave it as it is"
+        "{} is one weight that {products} products read, in {blocks}. Give each its own copy, or name \
+         all of its paths in `skip` to leave it as it is",
+        listed(.paths)
     )]
     SharedWeight {
-        /// Path of the weight.
-        path: String,
+        /// Paths under which they read it.
+        paths: Vec<String>,
         /// How many products read it.
         products: usize,
         /// The blocks in which they are.
@@ -90,10 +92,21 @@ pub enum OneShotError {
 impl OneShotError {
     /// The same of a model that is the part `name` of another one.
     pub(crate) fn under(mut self, name: &str) -> Self {
+        if self == Self::NothingToCompress {
+            return Self::DoesNotFit {
+                path: name.into(),
+                why: self.to_string(),
+            };
+        }
         match &mut self {
+            Self::NeverCalled { path } if path.is_empty() => *path = name.into(),
+            Self::SharedWeight { paths, .. } => {
+                for path in paths {
+                    *path = format!("{name}.{path}");
+                }
+            }
             Self::Layer { path, .. }
             | Self::NeverCalled { path }
-            | Self::SharedWeight { path, .. }
             | Self::TooFewRows { path, .. }
             | Self::DoesNotFit { path, .. } => *path = format!("{name}.{path}"),
             _ => {}
@@ -112,4 +125,9 @@ pub(crate) fn invalid<T>(
         value: value.to_string(),
         expected,
     })
+}
+
+fn listed(paths: &[String]) -> String {
+    let quoted: Vec<String> = paths.iter().map(|path| format!("`{path}`")).collect();
+    quoted.join(" = ")
 }

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor, TensorData};
-use burn_lean_reparam::{FloatVisitor, Rejected, visit_floats};
+use burn_lean_reparam::{
+    FloatVisitor, PathMapper, Rejected, Trail, each_float, map_with_path, visit_floats,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::collect::floats;
 use crate::sealed::{Sealed, seal};
-use crate::state::{Raw, failed, write_atomically};
+use crate::state::{FILES, Raw, failed};
 use crate::{Compressed, CompressedWeight, Grid, OneShotError};
 
 /// Of a weight, what its tensors do not say.
@@ -60,7 +62,7 @@ impl<M: Module> Compressed<M> {
             ("weights".to_string(), headers),
         ]);
         let bytes = seal(tensors, metadata).map_err(|error| failed(file, error))?;
-        write_atomically(file, &bytes)
+        FILES.write(file, &bytes)
     }
 }
 
@@ -77,10 +79,7 @@ pub fn load_compressed<M: Module>(
 ) -> Result<M, Rejected<M, OneShotError>> {
     let file = file.as_ref();
     match read(&model, file) {
-        Ok(values) => Ok(model.map(&mut Put {
-            path: Vec::new(),
-            values,
-        })),
+        Ok(values) => Ok(map_with_path(model, &mut Put(values))),
         Err(reason) => Err(Rejected::new(model, failed(file, reason))),
     }
 }
@@ -94,8 +93,10 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
     let headers = sealed.said("weights");
     let headers = headers.ok_or("it is not a file of a compressed model")?;
     let headers: Vec<Header> = serde_json::from_str(headers).map_err(|error| error.to_string())?;
-    let mut expected = Sizes(Vec::new());
-    visit_floats(model, &mut expected);
+    let mut expected: Vec<(String, usize)> = Vec::new();
+    each_float(model, |at, float| {
+        expected.push((at.path(), float.shape().iter().product()));
+    });
     let mut values: Values = HashMap::new();
     for header in &headers {
         // Before anything of that size is made.
@@ -107,7 +108,7 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
         } = header;
         let size = outputs.checked_mul(*inputs);
         let fits = |(name, expected): &(String, usize)| name == path && Some(*expected) == size;
-        if !expected.0.iter().any(fits) {
+        if !expected.iter().any(fits) {
             return Err(format!(
                 "the model has no `{path}` of {outputs} by {inputs} numbers"
             ));
@@ -123,7 +124,7 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
             values.insert(name.to_string(), sealed.floats(name)?);
         }
     }
-    for (path, size) in &expected.0 {
+    for (path, size) in &expected {
         match values.get(path) {
             None => return Err(format!("it has no `{path}`")),
             Some(found) if found.len() != *size => {
@@ -135,7 +136,7 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
             Some(_) => {}
         }
     }
-    match values.len() == expected.0.len() {
+    match values.len() == expected.len() {
         true => Ok(values),
         false => Err("it has parameters that the model has not".into()),
     }
@@ -306,30 +307,11 @@ impl FloatVisitor for Plain<'_> {
     }
 }
 
-struct Sizes(Vec<(String, usize)>);
+struct Put(Values);
 
-impl FloatVisitor for Sizes {
-    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        self.0.push((path.into(), param.shape().num_elements()));
-    }
-}
-
-struct Put {
-    path: Vec<String>,
-    values: Values,
-}
-
-impl ModuleMapper for Put {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(values) = self.values.remove(&self.path.join(".")) else {
+impl PathMapper for Put {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(values) = self.0.remove(&at.path()) else {
             return param;
         };
         param.map(|old| {

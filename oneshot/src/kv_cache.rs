@@ -12,8 +12,8 @@ pub enum KvFormat {
     #[default]
     Float,
     /// Whole numbers from −127 to 127 with an F32 scale for each head and position, its largest
-    /// magnitude over 127: no number is off by more than half a scale, and what was once kept does
-    /// not change.
+    /// magnitude over 127: in F32 no number is off by more than half a scale (halves are rounded again
+    /// to their own digits), and what was once kept does not change.
     Int8,
 }
 

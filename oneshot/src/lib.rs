@@ -28,7 +28,7 @@
 //!
 //! Every weight that a `matmul`, `linear` or convolution reads, but for embeddings and what is
 //! shared with one (a tied head), and what [`Preset::skip`] names. A weight that several products
-//! read is refused with its path.
+//! read is refused with its paths, unless all of them are skipped.
 //!
 //! # Beyond the published methods
 //!

@@ -31,7 +31,10 @@ pub struct Preset {
     pub prune: Option<Prune>,
     /// The grid of the weights. Default: none, weights stay floats.
     pub quantize: Option<Quantize>,
-    /// Factors between layers, written into the model before quantization. Default: none.
+    /// Factors between layers, written into the model before quantization; a layer without a place for
+    /// them says so in the report ([`unscaled`](crate::LayerReport::unscaled)). With factors the target is
+    /// [`Target::OwnInputs`], whatever [`target`](Self::target) says: a layer before them does not give
+    /// what it gave. Default: none.
     pub scaling: Option<Scaling>,
     /// How the inputs of the compressed layers are rounded in use, which their sums take into account.
     /// Default: not at all.
@@ -39,7 +42,8 @@ pub struct Preset {
     /// Added to the diagonal of XᵀX, as a fraction of its mean; at least 0. Default 0.01.
     #[config(default = 0.01)]
     pub damping: f64,
-    /// What a compressed layer is to reproduce. Default: what the original model computes there.
+    /// What a compressed layer is to reproduce; with [`scaling`](Self::scaling) always
+    /// [`Target::OwnInputs`]. Default: what the original model computes there.
     #[config(default = "Target::Original")]
     pub target: Target,
     /// What a layer's calibration inputs come from. Default: layer by layer.
@@ -50,7 +54,8 @@ pub struct Preset {
     #[config(default = "Vec::new()")]
     pub skip: Vec<String>,
     /// Paths of the blocks. Default: found by the first number in a path (`layers.0`), and every
-    /// weight without one by itself.
+    /// weight without one by itself; a block that is not called while others of its list are is an
+    /// error ([`NeverCalled`](crate::OneShotError::NeverCalled)).
     pub blocks: Option<Vec<String>>,
 }
 
@@ -218,14 +223,6 @@ impl Preset {
         Self::new().with_quantize(Some(quantize))
     }
 
-    /// 3-bit weights with a scale and a zero point for every `group` inputs.
-    pub fn w3a16(group: usize) -> Self {
-        let quantize = Quantize::new(3)
-            .with_group(Some(group))
-            .with_symmetric(false);
-        Self::new().with_quantize(Some(quantize))
-    }
-
     /// A fraction of zeros in every weight matrix, chosen as best subsets.
     pub fn sparse(fraction: f64) -> Self {
         let prune = Prune::new(Pattern::PerLayer(fraction), PruneMethod::BestSubset);
@@ -369,16 +366,23 @@ impl FromStr for Pattern {
 impl FromStr for Preset {
     type Err = OneShotError;
 
-    /// `sparse-S`, `wBa16` or `wBa8`, `wBa16-gN`, with `-sym` or `-asym`, and both:
-    /// `sparse-2:4-w4a16-g32`.
+    /// `sparse-S` or `sparse-S-per-output`, `wBa16` or `wBa8`, `wBa16-gN`, with `-sym` or `-asym`, and
+    /// both: `sparse-2:4-w4a16-g32`.
     fn from_str(text: &str) -> Result<Self, OneShotError> {
         let expected = "sparse-S, wBa16 or wBa16-gN (a8 for 8-bit inputs), or both";
         let mut preset = Self::new();
-        let mut parts = text.split('-').peekable();
+        let mut parts = text.split('-');
         while let Some(part) = parts.next() {
             let number = |text: Option<&str>| text.and_then(|text| text.parse::<usize>().ok());
             if part == "sparse" {
-                let pattern: Pattern = parts.next().unwrap_or("").parse()?;
+                let mut pattern: Pattern = parts.next().unwrap_or("").parse()?;
+                let mut rest = parts.clone();
+                if let (Pattern::PerLayer(fraction), Some("per"), Some("output")) =
+                    (pattern, rest.next(), rest.next())
+                {
+                    pattern = Pattern::PerOutput(fraction);
+                    parts = rest;
+                }
                 preset.prune = Some(Prune::new(pattern, PruneMethod::BestSubset));
             } else if let Some((bits, inputs @ ("16" | "8"))) =
                 part.strip_prefix('w').and_then(|rest| rest.split_once('a'))

@@ -30,6 +30,10 @@ pub struct LayerReport {
     pub weights: usize,
     /// Bytes to be stored.
     pub bytes: usize,
+    /// The preset asks for factors between layers, but there is no place for them in what this layer
+    /// reads: something else reads it, too, or it is no norm, product or gate. It is rounded as it is.
+    #[serde(default)]
+    pub unscaled: bool,
 }
 
 /// What a block took.

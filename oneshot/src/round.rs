@@ -29,8 +29,10 @@ pub(crate) struct Rounded {
 
 /// What is rounded.
 pub(crate) struct RoundingProblem<'a> {
-    /// `[inputs, inputs]`, damped.
+    /// `[inputs, inputs]`, damped; to the nearest codes nobody asks for it.
     pub(crate) hessian: &'a [f64],
+    /// How much each input counts, `[inputs]`: the diagonal of that.
+    pub(crate) diagonal: &'a [f64],
     /// The optimum, `[outputs, inputs]`: on the support where there is one.
     pub(crate) optimum: &'a [f64],
     /// Weights that are not zero, `[outputs, inputs]`; the optimum is 0 at the others.
@@ -129,6 +131,10 @@ impl RoundingProblem<'_> {
                 &mut codes,
                 &mut ranges,
             );
+            // A range that is another one now may have another zero.
+            for at in (0..d).filter(|at| !kept[*at]) {
+                codes[at] = ranges[at / self.group()].zero;
+            }
         }
         self.refine(optimum, kept, sweeps, &mut codes, &mut ranges);
         if let Some(zeros) = self.zeros {
@@ -148,15 +154,10 @@ impl RoundingProblem<'_> {
         group_size(self.inputs, self.quantize)
     }
 
-    fn diagonal(&self, at: usize) -> f64 {
-        self.hessian[at * self.inputs + at]
-    }
-
     /// The range of each group.
     fn ranges(&self, weights: &[f64]) -> Vec<Range> {
         let group = self.group();
-        let diagonal: Vec<f64> = (0..self.inputs).map(|at| self.diagonal(at)).collect();
-        let parts = weights.chunks(group).zip(diagonal.chunks(group));
+        let parts = weights.chunks(group).zip(self.diagonal.chunks(group));
         parts
             .map(|(part, by)| Range::of(part, by, self.quantize))
             .collect()
@@ -170,7 +171,7 @@ impl RoundingProblem<'_> {
             ..
         } = self.quantize.rounding
         {
-            order.sort_by(|a, b| self.diagonal(*b).total_cmp(&self.diagonal(*a)));
+            order.sort_by(|a, b| self.diagonal[*b].total_cmp(&self.diagonal[*a]));
         }
         order
     }
@@ -223,7 +224,7 @@ impl RoundingProblem<'_> {
                 let own = own.take_while(|(_, other)| *other / group == of_group);
                 let (values, by): (Vec<f64>, Vec<f64>) = own
                     .filter(|(_, other)| kept[**other])
-                    .map(|(step, other)| (left[step], self.diagonal(*other)))
+                    .map(|(step, other)| (left[step], self.diagonal[*other]))
                     .unzip();
                 ranges[of_group] = Range::of(&values, &by, self.quantize);
             }
@@ -257,13 +258,13 @@ impl RoundingProblem<'_> {
             for at in (0..d).filter(|at| kept[*at]) {
                 let range = &ranges[at / group];
                 let now = range.value(codes[at]);
-                let code = range.code(now - gradient[at] / self.diagonal(at));
+                let code = range.code(now - gradient[at] / self.diagonal[at]);
                 if code == codes[at] {
                     continue;
                 }
                 let step = range.value(code) - now;
                 // The code nearest to the minimum along a coordinate is the best one on it.
-                let gain = -step * (gradient[at] + 0.5 * step * self.diagonal(at));
+                let gain = -step * (gradient[at] + 0.5 * step * self.diagonal[at]);
                 if gain <= 0.0 {
                     continue;
                 }

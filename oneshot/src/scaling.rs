@@ -2,7 +2,8 @@
 
 use burn::tensor::{Tensor, TensorData};
 use burn_lean_graph::{Pass, Tensors, Walk};
-use rayon::prelude::*;
+use faer::linalg::matmul::matmul;
+use faer::{Accum, Mat, MatRef, get_global_parallelism};
 
 use crate::block::Group;
 use crate::collect::{Sums, floats};
@@ -89,37 +90,43 @@ fn searched(
 ) -> Result<Vec<f64>, OneShotError> {
     let inputs = sums.mean_abs.len();
     let gram = sums.grams[0].matrix(false);
-    let candidates: Result<Vec<(f64, Vec<f64>)>, OneShotError> = (0..STEPS)
-        .into_par_iter()
-        .map(|step| {
-            let factors = factors_of(&sums.mean_abs, step as f64 / STEPS as f64);
-            // The grid sees scaled weights and inputs.
-            let hessian: Vec<f64> = (0..inputs * inputs)
-                .map(|at| gram[at] / (factors[at / inputs] * factors[at % inputs]))
+    let mut is_live = vec![1.0_f64; inputs];
+    for at in sums.grams[0].dead_features(false) {
+        is_live[at] = 0.0;
+    }
+    let mut best: Option<(f64, Vec<f64>)> = None;
+    // One after the other: each has products that take all cores, and weights of its own.
+    for step in 0..STEPS {
+        let factors = factors_of(&sums.mean_abs, step as f64 / STEPS as f64);
+        // The grid sees scaled weights and inputs.
+        let diagonal: Vec<f64> = (0..inputs)
+            .map(|at| gram[at * inputs + at] / (factors[at] * factors[at]))
+            .collect();
+        let mut error = 0.0_f64;
+        for (layer, weight) in group.layers.iter().zip(weights) {
+            let scaled = weight.iter().enumerate();
+            let scaled: Vec<f64> = scaled
+                .map(|(at, w)| is_live[at % inputs] * f64::from(*w) * factors[at % inputs])
                 .collect();
-            let mut error = 0.0;
-            for (layer, weight) in group.layers.iter().zip(weights) {
-                let scaled = weight.iter().enumerate();
-                let scaled: Vec<f64> = scaled
-                    .map(|(at, w)| f64::from(*w) * factors[at % inputs])
-                    .collect();
-                let rounded = nearest(&scaled, &hessian, inputs, quantize).map_err(|source| {
-                    OneShotError::Layer {
-                        path: layer.path().into(),
-                        source,
-                    }
+            let rounded =
+                nearest(&scaled, &diagonal, quantize).map_err(|source| OneShotError::Layer {
+                    path: layer.path().into(),
+                    source,
                 })?;
-                let off: Vec<f64> = rounded
-                    .iter()
-                    .zip(&scaled)
-                    .map(|(q, w)| f64::from(*q) - w)
-                    .collect();
-                error += output_error(&off, &hessian, inputs);
-            }
-            Ok((error, factors))
-        })
-        .collect();
-    let best = candidates?.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
+            // As the inputs see it that are not scaled.
+            let pairs = rounded.iter().zip(&scaled).enumerate();
+            let off: Vec<f64> = pairs
+                .map(|(at, (q, w))| (f64::from(*q) - w) / factors[at % inputs])
+                .collect();
+            error += output_error(&off, &gram, inputs);
+        }
+        if best
+            .as_ref()
+            .is_none_or(|(least, _)| error.total_cmp(least).is_lt())
+        {
+            best = Some((error, factors));
+        }
+    }
     Ok(best.map_or_else(|| vec![1.0; inputs], |(_, factors)| factors))
 }
 
@@ -145,13 +152,20 @@ fn factors_of(mean_abs: &[f64], exponent: f64) -> Vec<f64> {
 
 /// Σ over outputs of eᵀ H e.
 fn output_error(off: &[f64], hessian: &[f64], inputs: usize) -> f64 {
-    let rows = off.chunks_exact(inputs);
-    rows.map(|row| {
-        let quadratic = hessian
-            .chunks_exact(inputs)
-            .zip(row)
-            .map(|(h, e)| e * h.iter().zip(row).map(|(h, other)| h * other).sum::<f64>());
-        quadratic.sum::<f64>()
+    let outputs = off.len() / inputs.max(1);
+    let mut product = Mat::<f64>::zeros(inputs, outputs);
+    matmul(
+        product.as_mut(),
+        Accum::Replace,
+        MatRef::from_row_major_slice(hessian, inputs, inputs),
+        MatRef::from_column_major_slice(off, inputs, outputs),
+        1.0,
+        get_global_parallelism(),
+    );
+    let rows = off.chunks_exact(inputs.max(1)).enumerate();
+    rows.map(|(row, off)| {
+        let pairs = product.col_as_slice(row).iter().zip(off);
+        pairs.map(|(h, e)| h * e).sum::<f64>()
     })
     .sum()
 }

@@ -23,31 +23,14 @@ pub(crate) fn compress(
     preset: &Preset,
     path: &str,
 ) -> Result<Solved, OneShotError> {
-    let inputs = gram.features();
-    let of_path = |source| OneShotError::Layer {
-        path: path.into(),
-        source,
-    };
-    if preset.solves() && gram.rows() < inputs {
-        return Err(OneShotError::TooFewRows {
-            path: path.into(),
-            rows: gram.rows(),
-            inputs,
-        });
-    }
+    let of_path = |source| failed(path, source);
     let mut config = ProblemConfig::new();
     config.damping = preset.damping;
     let problem = LayerProblem::new(&gram, dense, &config).map_err(of_path)?;
     drop(gram);
-    let (values, grid) = solve_problem(&problem, dense, preset).map_err(|source| match source {
-        LayerwiseError::DoesNotDivide { .. } => OneShotError::DoesNotFit {
-            path: path.into(),
-            why: format!("{source}. Leave it out by `skip`, or take another pattern"),
-        },
-        source => of_path(source),
-    })?;
+    let (values, grid) = solve_problem(&problem, dense, preset).map_err(of_path)?;
     Ok(Solved {
-        objective: problem.objective(&values).map_err(of_path)?,
+        objective: problem.error(&values).map_err(of_path)?,
         scale: problem.scale(),
         dead_inputs: problem.dead_features().len(),
         values,
@@ -55,9 +38,76 @@ pub(crate) fn compress(
     })
 }
 
+/// Compresses a weight `dense` by its own values: the largest ones stay, each at its nearest code. No
+/// input counts more than another, so that there is no system to set up.
+pub(crate) fn compress_blindly(
+    dense: &[f32],
+    inputs: usize,
+    preset: &Preset,
+    path: &str,
+) -> Result<Solved, OneShotError> {
+    let of_path = |source| failed(path, source);
+    if let Some(index) = dense.iter().position(|w| !w.is_finite()) {
+        let what = "the dense weights";
+        return Err(of_path(LayerwiseError::NotFinite { what, index }));
+    }
+    let mut values = dense.to_vec();
+    let mut kept = None;
+    if let Some(prune) = &preset.prune {
+        let scores: Vec<f64> = dense.iter().map(|w| f64::from(w.abs())).collect();
+        let keep = keep(&prune.pattern, dense.len() / inputs.max(1), inputs);
+        let support = keep.highest(&scores, inputs).map_err(of_path)?;
+        let pairs = values.iter_mut().zip(support.kept());
+        pairs.for_each(|(w, kept)| *w *= f32::from(u8::from(*kept)));
+        kept = Some(support);
+    }
+    let mut codes = None;
+    if let Some(quantize) = &preset.quantize {
+        let start: Vec<f64> = values.iter().map(|w| f64::from(*w)).collect();
+        let ones = vec![1.0; inputs];
+        let rounded = RoundingProblem {
+            hessian: &[],
+            diagonal: &ones,
+            optimum: &start,
+            kept: kept.as_ref().map(|support| support.kept()),
+            zeros: None,
+            inputs,
+            damping: 0.0,
+            quantize,
+        };
+        let rounded = rounded.round().map_err(of_path)?;
+        values = rounded.values(inputs, quantize);
+        codes = Some(grid(rounded, inputs, quantize));
+    }
+    let off = values.iter().zip(dense);
+    Ok(Solved {
+        objective: off
+            .map(|(v, w)| (f64::from(*v) - f64::from(*w)).powi(2))
+            .sum(),
+        scale: dense.iter().map(|w| f64::from(*w).powi(2)).sum(),
+        dead_inputs: 0,
+        values,
+        grid: codes,
+    })
+}
+
+/// The error of a weight.
+fn failed(path: &str, source: LayerwiseError) -> OneShotError {
+    match source {
+        LayerwiseError::DoesNotDivide { .. } => OneShotError::DoesNotFit {
+            path: path.into(),
+            why: format!("{source}. Leave it out by `skip`, or take another pattern"),
+        },
+        source => OneShotError::Layer {
+            path: path.into(),
+            source,
+        },
+    }
+}
+
 impl Preset {
     /// Whether a method needs more of XᵀX than its diagonal.
-    fn solves(&self) -> bool {
+    pub(crate) fn solves(&self) -> bool {
         let rounds = self
             .quantize
             .as_ref()
@@ -120,12 +170,19 @@ fn solve_problem(
         true => Some(problem.optimum()),
         false => None,
     };
+    // Weights of dead inputs cost nothing, and take no part in a range: zeros, as in GPTQ.
+    for row in start.chunks_exact_mut(inputs) {
+        problem.dead_features().iter().for_each(|at| row[*at] = 0.0);
+    }
     let group = match preset.prune.as_ref().map(|prune| &prune.pattern) {
         Some(Pattern::NOfM { m, .. }) => Some(*m),
         _ => None,
     };
+    let hessian = problem.hessian();
+    let diagonal: Vec<f64> = (0..inputs).map(|at| hessian[at * inputs + at]).collect();
     let rounded = RoundingProblem {
-        hessian: problem.hessian(),
+        hessian,
+        diagonal: &diagonal,
         optimum: &start,
         kept: kept.as_deref(),
         zeros: optimum.as_deref().map(|optimum| Zeros { optimum, group }),
@@ -151,13 +208,14 @@ fn keep(pattern: &Pattern, outputs: usize, inputs: usize) -> Keep {
 /// Rounds to the nearest grid points alone, each input with a weight of its own.
 pub(crate) fn nearest(
     values: &[f64],
-    hessian: &[f64],
-    inputs: usize,
+    diagonal: &[f64],
     quantize: &Quantize,
 ) -> Result<Vec<f32>, LayerwiseError> {
+    let inputs = diagonal.len();
     let quantize = quantize.clone().with_rounding(Rounding::Nearest);
     let rounded = RoundingProblem {
-        hessian,
+        hessian: &[],
+        diagonal,
         optimum: values,
         kept: None,
         zeros: None,

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Bool, Int, Tensor, TensorData};
-use burn_lean_graph::{TensorMapper, Tensors};
+use burn_lean_graph::{Graph, TensorMapper, Tensors};
+use burn_lean_reparam::{Files, each_float};
 use safetensors::tensor::{Dtype, View};
 use serde::{Deserialize, Serialize};
 
@@ -53,9 +53,11 @@ pub(crate) struct State {
 pub(crate) struct Manifest {
     format: u32,
     preset: Preset,
-    /// CRC-32 of parameters and of batches.
+    /// CRC-32 of parameters, of batches, and of operations with the numbers in them.
     model: u32,
     batches: u32,
+    #[serde(default)]
+    operations: u32,
 }
 
 /// What a file says besides tensors.
@@ -77,23 +79,41 @@ struct Shape {
     grid: Option<(u8, usize, bool)>,
 }
 
-pub(crate) fn fingerprint<M: Module, I: Tensors>(
-    model: &M,
-    batches: &[I],
-    preset: &Preset,
-) -> Result<Manifest, OneShotError> {
-    let mut of_model = Checksum::default();
-    model.visit(&mut of_model);
-    let mut of_batches = Checksum::default();
+/// CRC-32 of calibration batches.
+pub(crate) fn checksum<I: Tensors>(batches: &[I]) -> u32 {
+    let mut checksum = Checksum::default();
     for batch in batches {
-        let _ = batch.map_tensors(&mut of_batches);
+        let _ = batch.map_tensors(&mut checksum);
     }
-    Ok(Manifest {
-        format: 2,
+    checksum.0.finalize()
+}
+
+pub(crate) fn fingerprint<M: Module>(
+    model: &M,
+    graph: &Graph,
+    batches: u32,
+    preset: &Preset,
+) -> Manifest {
+    let mut of_model = Checksum::default();
+    each_float(model, |_, float| of_model.add(&float.data()));
+    // A table of rotations and the epsilon of a norm are no parameters.
+    let mut of_operations = Checksum::default();
+    for node in graph.nodes() {
+        let operation = format!("{:?}", node.operation());
+        of_operations.0.update(operation.as_bytes());
+    }
+    let mut constants: Vec<_> = graph.constants().collect();
+    constants.sort_by_key(|(id, _)| *id);
+    constants
+        .into_iter()
+        .for_each(|(_, data)| of_operations.add(data));
+    Manifest {
+        format: 4,
         preset: preset.clone(),
         model: of_model.0.finalize(),
-        batches: of_batches.0.finalize(),
-    })
+        batches,
+        operations: of_operations.0.finalize(),
+    }
 }
 
 #[derive(Default)]
@@ -105,12 +125,6 @@ impl Checksum {
             self.0.update(&(size as u64).to_le_bytes());
         }
         self.0.update(data.as_bytes());
-    }
-}
-
-impl ModuleVisitor for Checksum {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(&param.base().into_data());
     }
 }
 
@@ -136,40 +150,17 @@ pub(crate) fn failed(file: &Path, reason: impl ToString) -> OneShotError {
     }
 }
 
-/// A file that is complete, or is not there.
-pub(crate) fn write_atomically(file: &Path, bytes: &[u8]) -> Result<(), OneShotError> {
-    let folder = match file.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    #[allow(unused_mut)]
-    let mut how = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        // As any other file, not for its owner alone.
-        use std::os::unix::fs::PermissionsExt;
-        how.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let mut beside = how
-        .tempfile_in(folder)
-        .map_err(|error| failed(file, error))?;
-    beside
-        .write_all(bytes)
-        .map_err(|error| failed(file, error))?;
-    beside
-        .as_file()
-        .sync_all()
-        .map_err(|error| failed(file, error))?;
-    beside
-        .persist(file)
-        .map_err(|error| failed(file, error.error))?;
-    Ok(())
-}
+/// Fails with [`OneShotError::File`].
+pub(crate) const FILES: Files<OneShotError> = Files(|_, path, error| failed(path, error));
 
 impl State {
     pub(crate) fn open(folder: &Path, manifest: Manifest) -> Result<Self, OneShotError> {
         fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
         let file = folder.join("manifest.json");
+        let own = serde_json::to_vec_pretty(&manifest).map_err(|error| failed(&file, error))?;
+        // A decimal number may be read back one bit off: what is compared was read back, both.
+        let manifest: Manifest =
+            serde_json::from_slice(&own).map_err(|error| failed(&file, error))?;
         match fs::read(&file) {
             Ok(bytes) => {
                 let found: Manifest =
@@ -179,6 +170,9 @@ impl State {
                     () if found.preset != manifest.preset => "another preset",
                     () if found.model != manifest.model => "other parameters of the model",
                     () if found.batches != manifest.batches => "other calibration batches",
+                    () if found.operations != manifest.operations => {
+                        "other operations of the model, or other numbers in them"
+                    }
                     () => {
                         return Ok(Self {
                             folder: folder.into(),
@@ -191,8 +185,7 @@ impl State {
                 ))
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let bytes = serde_json::to_vec_pretty(&manifest).map_err(|e| failed(&file, e))?;
-                write_atomically(&file, &bytes)?;
+                FILES.write(&file, &own)?;
                 Ok(Self {
                     folder: folder.into(),
                 })
@@ -232,7 +225,7 @@ impl State {
         let header = serde_json::to_string(&header).map_err(|error| failed(&file, error))?;
         let metadata = HashMap::from([("block".to_string(), header)]);
         let bytes = seal(tensors, metadata).map_err(|error| failed(&file, error))?;
-        write_atomically(&file, &bytes)
+        FILES.write(&file, &bytes)
     }
 
     /// A block that was finished before; `None` where there is none.

@@ -27,7 +27,8 @@ impl OneShot<'_> {
     /// its number, to write it to a file ([`Compressed::save`] and
     /// [`load_compressed`](crate::load_compressed), with the parameters' paths inside of the block).
     /// What `forward` needs besides the weights has to be in the block, as a table of rotations is:
-    /// a recording takes no tensors from outside.
+    /// a recording takes no tensors from outside. [`skip`](crate::Preset::skip) names paths inside of
+    /// every block.
     ///
     /// Memory is that of a block and its XᵀX, and of what arrives at a block for all batches: once,
     /// and once more by the original blocks for [`Target::Original`]. The result is that of

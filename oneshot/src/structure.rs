@@ -1,9 +1,9 @@
-//! What a recorded forward pass says of layers: residual sums, and where factors can move between
-//! layers.
+//! What a recorded forward pass says of layers: which read the same, residual sums, and where factors
+//! can move between layers.
 
 use std::collections::{HashMap, HashSet};
 
-use burn::backend::ir::TensorId;
+use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId};
 use burn_lean_graph::{Graph, Node, Product};
 
 use crate::block::{Group, Producer};
@@ -61,9 +61,40 @@ impl<'a> Structure<'a> {
         (readers.next().is_none() && !is_output).then_some(first)
     }
 
+    /// Whether two products read the same rows: features of the same tensor, or the same patches of it.
+    pub(crate) fn reads_same_rows(&self, one: &Product, other: &Product) -> bool {
+        let same_rows = match one.is_convolution() || other.is_convolution() {
+            true => same_patches(self.node(one.node), self.node(other.node)),
+            false => self.reads_last_axis(one) == self.reads_last_axis(other),
+        };
+        same_rows && one.inputs == other.inputs && self.source(one) == self.source(other)
+    }
+
+    /// Whether the features that a product reads are the last axis of its operand.
+    fn reads_last_axis(&self, product: &Product) -> bool {
+        match self.node(product.node).operation() {
+            OperationIr::Float(_, FloatOperationIr::Matmul(o)) => o.lhs.id == product.input_id(),
+            OperationIr::Module(ModuleOperationIr::Linear(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// The tensor that a product reads. Burn's linear layers give that of several sequences the shape
+    /// of rows, each for itself: where features stay the last axis, the one before that.
+    fn source(&self, product: &Product) -> TensorId {
+        let mut id = product.input_id();
+        if self.reads_last_axis(product) {
+            let maker = |id: TensorId| self.makers.get(&id).map(|maker| self.node(*maker));
+            while let Some(rows) = maker(id).and_then(same_features) {
+                id = rows;
+            }
+        }
+        id
+    }
+
     /// The other summand, where the output of a product goes into nothing but a sum with what was
-    /// computed before.
-    pub(crate) fn residual(&self, product: &Product) -> Option<TensorId> {
+    /// computed before operation `first`, at which the sums of its group are taken.
+    pub(crate) fn residual(&self, product: &Product, first: usize) -> Option<TensorId> {
         if product.is_convolution() || product.is_embedding() {
             return None;
         }
@@ -94,21 +125,30 @@ impl<'a> Structure<'a> {
             let earlier = self
                 .makers
                 .get(&other.id)
-                .is_none_or(|maker| *maker < product.node);
+                .is_none_or(|maker| *maker < first);
             return (earlier && other.shape == a.shape && other.shape == b.shape)
                 .then_some(other.id);
         }
     }
 
-    /// Where the input of a group comes from, if nothing else reads it and features are only
-    /// rescaled or rectified on the way.
+    /// Where the input of a group comes from, if nothing else reads it or the parameters that make it,
+    /// and features are only rescaled or rectified on the way.
     pub(crate) fn producer(&self, group: &Group) -> Option<Producer> {
-        let features = group.layers[0].product.inputs;
-        if group.layers.iter().any(|one| one.product.is_convolution()) {
+        self.origin(group).filter(|producer| {
+            let matrix = producer.matrix.iter().map(|one| &one.parameter.path);
+            let mut paths = producer.vectors.iter().chain(matrix);
+            paths.all(|path| self.is_read_once(path))
+        })
+    }
+
+    fn origin(&self, group: &Group) -> Option<Producer> {
+        let product = &group.layers[0].product;
+        let features = product.inputs;
+        if !self.reads_last_axis(product) {
             return None;
         }
         let nodes: HashSet<usize> = group.layers.iter().map(|one| one.product.node).collect();
-        let mut at = self.node(*self.makers.get(&group.layers[0].product.input_id())?);
+        let mut at = self.node(*self.makers.get(&self.source(product))?);
         // All that read it, through views, are of the group.
         let mut open: Vec<Node<'a>> = vec![at];
         while let Some(node) = open.pop() {
@@ -127,13 +167,10 @@ impl<'a> Structure<'a> {
                 }
             }
         }
-        let mut vectors = Vec::new();
+        let mut vectors: Vec<String> = Vec::new();
         loop {
             if let Some(product) = self.products.get(&at.index()) {
-                let usable = !product.is_embedding()
-                    && !product.is_convolution()
-                    && product.outputs == features
-                    && !self.is_shared(product);
+                let usable = self.reads_last_axis(product) && product.outputs == features;
                 return usable.then(|| Producer {
                     vectors,
                     first: at.index(),
@@ -150,7 +187,9 @@ impl<'a> Structure<'a> {
                             .map(|one| self.weights.get(&one.id).map(|p| p.to_string()))
                             .collect::<Option<Vec<_>>>()?,
                     );
-                    return Some(Producer {
+                    // Rows may have been put together since.
+                    let fits = vectors.iter().all(|path| self.size(path) == features);
+                    return fits.then(|| Producer {
                         vectors,
                         matrix: None,
                         first: at.index(),
@@ -216,13 +255,15 @@ impl<'a> Structure<'a> {
         }
     }
 
-    fn is_shared(&self, product: &Product) -> bool {
-        let id = product.parameter.id;
-        self.products
-            .values()
-            .filter(|one| one.parameter.id == id)
-            .count()
-            > 1
+    /// Whether one operation alone reads a parameter, under whatever path.
+    fn is_read_once(&self, path: &str) -> bool {
+        let mut parameters = self.graph.parameters().iter();
+        let Some(own) = parameters.find(|one| one.path == path) else {
+            return false;
+        };
+        let reads = self.graph.nodes().filter(|node| !node.is_view());
+        let reads = reads.filter(|node| node.parameters().any(|one| one.id == own.id));
+        reads.count() == 1
     }
 
     fn size(&self, path: &str) -> usize {
@@ -232,5 +273,34 @@ impl<'a> Structure<'a> {
             .iter()
             .filter(|one| one.path == path);
         found.next().map_or(0, |one| one.shape.iter().product())
+    }
+}
+
+/// The operand of an operation that gives it another shape, with features as the last axis as before.
+fn same_features(node: Node<'_>) -> Option<TensorId> {
+    let (mut inputs, mut outputs) = (node.operation().inputs(), node.operation().outputs());
+    let (input, output) = (inputs.next()?, outputs.next()?);
+    (node.name() == "reshape" && input.shape.last() == output.shape.last()).then_some(input.id)
+}
+
+/// Whether two convolutions see the same patches of what they read.
+fn same_patches(one: Node<'_>, other: Node<'_>) -> bool {
+    use ModuleOperationIr::{Conv1d, Conv2d, Conv3d};
+    let (OperationIr::Module(one), OperationIr::Module(other)) =
+        (one.operation(), other.operation())
+    else {
+        return false;
+    };
+    match (one, other) {
+        (Conv1d(a), Conv1d(b)) => {
+            a.options == b.options && a.weight.shape[1..] == b.weight.shape[1..]
+        }
+        (Conv2d(a), Conv2d(b)) => {
+            a.options == b.options && a.weight.shape[1..] == b.weight.shape[1..]
+        }
+        (Conv3d(a), Conv3d(b)) => {
+            a.options == b.options && a.weight.shape[1..] == b.weight.shape[1..]
+        }
+        _ => false,
     }
 }

@@ -24,7 +24,7 @@ pub struct CompressedWeight {
 pub struct Grid {
     /// Bits of a code.
     pub bits: u8,
-    /// Inputs that share a scale; the last group of an output may be smaller.
+    /// Inputs that share a scale, at least 1 (0 counts as 1); the last group of an output may be smaller.
     pub group: usize,
     /// Whether all zero points are the middle code.
     pub symmetric: bool,
@@ -49,9 +49,10 @@ impl Grid {
 
     /// The values of the codes, for outputs of so many inputs.
     pub fn values(&self, inputs: usize) -> Vec<f32> {
-        let groups = inputs.div_ceil(self.group.max(1));
+        let group = self.group.max(1);
+        let groups = inputs.div_ceil(group);
         let value = |(at, code): (usize, &u8)| {
-            let of = at / inputs * groups + at % inputs / self.group;
+            let of = at / inputs * groups + at % inputs / group;
             (f32::from(*code) - f32::from(self.zero_points[of])) * self.scales[of]
         };
         self.codes.iter().enumerate().map(value).collect()

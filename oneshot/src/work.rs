@@ -2,12 +2,11 @@
 
 use burn::tensor::{Tensor, TensorData};
 use burn_lean_graph::{Pass, Product, Tensors, Walk};
-use burn_lean_layerwise::Gram;
 
 use crate::block::{Block, Group};
 use crate::collect::{Sums, collect, floats};
 use crate::scaling::scale;
-use crate::solve::compress;
+use crate::solve::{compress, compress_blindly};
 use crate::state::Finished;
 use crate::{CompressedWeight, LayerReport, OneShotError, Order, Preset};
 
@@ -117,16 +116,15 @@ impl<O: Tensors> Work<'_, O> {
             };
             let (mut objective, mut scale, mut dead, mut rows) = (0.0, 0.0, 0, 0);
             for part in 0..product.groups {
-                let gram = match sums {
-                    Some(sums) => {
-                        rows = sums.rows();
-                        sums.of(group, at, part)
-                    }
-                    None => unit(product.inputs, path)?,
-                };
                 let size = per_group * product.inputs;
                 let own = &dense[part * size..(part + 1) * size];
-                let solved = compress(gram, own, self.preset, path)?;
+                let solved = match sums {
+                    Some(sums) => {
+                        rows = sums.rows();
+                        compress(sums.of(group, at, part), own, self.preset, path)?
+                    }
+                    None => compress_blindly(own, product.inputs, self.preset, path)?,
+                };
                 objective += solved.objective;
                 scale += solved.scale;
                 dead = dead.max(solved.dead_inputs);
@@ -148,26 +146,12 @@ impl<O: Tensors> Work<'_, O> {
                 zeros: weight.zeros(),
                 weights: weight.values.len(),
                 bytes: weight.stored_bytes(),
+                unscaled: self.preset.scaling.is_some() && group.producer.is_none(),
             });
             self.done.weights.push(weight);
         }
         Ok(())
     }
-}
-
-/// The sums of inputs that are all equally large and have nothing in common.
-fn unit(inputs: usize, path: &str) -> Result<Gram, OneShotError> {
-    let mut gram = Gram::new(inputs);
-    for at in 0..inputs {
-        let row: Vec<f32> = (0..inputs)
-            .map(|j| if j == at { 1.0 } else { 0.0 })
-            .collect();
-        gram.add(&row).map_err(|source| OneShotError::Layer {
-            path: path.into(),
-            source,
-        })?;
-    }
-    Ok(gram)
 }
 
 /// A finished block in the place of the original one.

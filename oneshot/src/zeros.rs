@@ -93,7 +93,7 @@ impl RoundingProblem<'_> {
         ranges: &[Range],
     ) -> Option<Exchange> {
         let range = |at: usize| &ranges[at / self.group()];
-        let diagonal = |at: usize| self.hessian[at * self.inputs + at];
+        let diagonal = |at: usize| self.diagonal[at];
         let adds = |at: usize, g: f64, step: f64| step * (g + 0.5 * step * diagonal(at));
         let cost = |at: usize| adds(at, gradient[at], -range(at).value(codes[at]));
         // The best code that is not zero, at this gradient.

@@ -1,12 +1,15 @@
 //! A model with blocks: order, targets, what is left alone.
 
+use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
+use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, Tensor};
 use burn_lean::oneshot::{OneShot, Order, Preset, Target};
 
+use crate::checkpoints::near;
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 use crate::{logit_error, parameter, small_llama, tokens};
 
@@ -183,4 +186,72 @@ fn a_convolution_with_groups_keeps_two_of_four_taps() {
         values(off).iter().map(|e| e * e).sum::<f32>()
     };
     assert!(error(&done.model) < 0.9 * error(&plain));
+}
+
+/// Convolutions of one image, each with a kernel of its own.
+#[derive(Module, Debug)]
+struct Pyramid {
+    kernels: Vec<Conv2d>,
+}
+
+#[test]
+fn convolutions_of_one_image_each_see_their_own_patches() {
+    let device = Device::flex();
+    let conv = |size: usize, dilation: usize| {
+        let around = dilation * (size - 1) / 2;
+        Conv2dConfig::new([4, 4], [size, size])
+            .with_dilation([dilation, dilation])
+            .with_padding(PaddingConfig2d::Explicit(around, around, around, around))
+            .with_bias(false)
+            .init(&device)
+    };
+    let kernels = vec![conv(3, 1), conv(3, 2), conv(1, 1)];
+    let model = with_numbers(Pyramid { kernels }, 3);
+    let x = tensor::<4>(5, [3, 4, 6, 6], &device) + 1.0;
+    let together = OneShot::new(Preset::sparse_2_4())
+        .compress(model.clone(), [x.clone()], |model, x: Tensor<4>| {
+            let kernels = model.kernels.iter();
+            let outputs = kernels.map(|kernel| kernel.forward(x.clone()));
+            outputs.reduce(|sum, output| sum + output).unwrap()
+        })
+        .unwrap();
+    assert_eq!(together.weights.len(), 3);
+    for (kernel, together) in model.kernels.iter().zip(&together.weights) {
+        let alone = OneShot::new(Preset::sparse_2_4())
+            .compress(kernel.clone(), [x.clone()], |kernel, x: Tensor<4>| {
+                kernel.forward(x)
+            })
+            .unwrap();
+        near(&alone.weights[0].values, &together.values);
+    }
+}
+
+/// Two layers of which the outputs are added up.
+#[derive(Module, Debug)]
+struct Sum {
+    first: Linear,
+    second: Linear,
+}
+
+#[test]
+fn layers_that_read_the_same_and_are_added_up_are_solved_as_each_alone() {
+    let device = Device::flex();
+    let linear = || LinearConfig::new(8, 6).init(&device);
+    let sum = Sum {
+        first: linear(),
+        second: linear(),
+    };
+    let sum = with_numbers(sum, 4);
+    let x = tensor::<2>(1, [40, 8], &device);
+    let together = OneShot::new(Preset::sparse(0.5))
+        .compress(sum.clone(), [x.clone()], |sum, x: Tensor<2>| {
+            sum.first.forward(x.clone()) + sum.second.forward(x)
+        })
+        .unwrap();
+    for (layer, together) in [&sum.first, &sum.second].into_iter().zip(&together.weights) {
+        let alone = OneShot::new(Preset::sparse(0.5))
+            .compress(layer.clone(), [x.clone()], |layer, x| layer.forward(x))
+            .unwrap();
+        near(&alone.weights[0].values, &together.values);
+    }
 }

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_lean::oneshot::{OneShot, Preset};
-use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 
-use crate::checkpoint;
+use crate::checkpoint::{Checkpoint, Windows};
 use crate::llama::{Cache, Llama};
 use crate::support::{each_device, parameters, tensor, values};
 use crate::{small_llama, tokens};
@@ -36,6 +36,7 @@ pub(crate) fn write(model: &Llama, file: &Path, hugging_face: bool) {
         ("feed_forward.w1.", "mlp.gate_proj."),
         ("feed_forward.w2.", "mlp.down_proj."),
         ("feed_forward.w3.", "mlp.up_proj."),
+        ("output.", "lm_head."),
     ];
     let mut stored: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
     for parameter in parameters(model) {
@@ -63,7 +64,7 @@ pub(crate) fn write(model: &Llama, file: &Path, hugging_face: bool) {
             names
                 .iter()
                 .for_each(|(ours, theirs)| name = name.replace(ours, theirs));
-            if !name.starts_with("model.") {
+            if !name.starts_with("model.") && !name.starts_with("lm_head.") {
                 name = format!("model.{name}");
             }
         }
@@ -94,7 +95,8 @@ fn names_of_meta_and_of_hugging_face_give_the_same_logits() {
         write(&model, &file, hugging_face);
         // Only one of the two files says how many heads there are.
         let heads = hugging_face.then_some(4);
-        let loaded = checkpoint::load(&file, heads, 16, &device).unwrap();
+        let loaded = Checkpoint::open(&file, heads, 16).unwrap();
+        let loaded = loaded.load(&device).unwrap();
         for batch in tokens(&device) {
             near(
                 &values(model.forward(batch.clone())),
@@ -102,10 +104,133 @@ fn names_of_meta_and_of_hugging_face_give_the_same_logits() {
             );
         }
         if hugging_face {
-            let error = checkpoint::load(&file, None, 16, &device).unwrap_err();
+            let Err(error) = Checkpoint::open(&file, None, 16) else {
+                panic!("nothing says how many heads there are");
+            };
             assert!(error.to_string().contains("--heads"), "{error}");
         }
     }
+}
+
+#[test]
+fn blocks_by_themselves_are_the_model_under_either_names() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let model = small_llama(&device);
+    for hugging_face in [false, true] {
+        let file = folder.path().join("model.safetensors");
+        write(&model, &file, hugging_face);
+        let checkpoint = Checkpoint::open(&file, Some(4), 16).unwrap();
+        let ends = checkpoint.ends(&device).unwrap();
+        for batch in tokens(&device) {
+            let mut x = ends.embed(batch.clone());
+            for number in 0..2 {
+                x = checkpoint.block(number, &device).unwrap().forward(x);
+            }
+            near(&values(model.forward(batch)), &values(ends.head(x)));
+        }
+    }
+}
+
+/// A copy of a checkpoint of F32 in BF16, with a further tensor where one is named.
+fn copy_in_half(from: &Path, to: &Path, more: Option<&str>) {
+    let bytes = std::fs::read(from).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let metadata = header.metadata().clone();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = file.tensors().into_iter();
+    let mut stored: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .map(|(name, view)| {
+            let numbers = view.data().chunks_exact(4);
+            let numbers = numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            let bytes = numbers.flat_map(|number| half::bf16::from_f32(number).to_le_bytes());
+            (name, view.shape().to_vec(), bytes.collect::<Vec<u8>>())
+        })
+        .collect();
+    let more = more.map(|name| (name.to_string(), vec![2], vec![0; 4]));
+    stored.extend(more);
+    let views = stored.iter().map(|(name, shape, bytes)| {
+        let view = TensorView::new(Dtype::BF16, shape.clone(), bytes);
+        (name.clone(), view.unwrap())
+    });
+    safetensors::serialize_to_file(views, metadata, to).unwrap();
+}
+
+#[test]
+fn checkpoints_in_half_precision_become_f32() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let [file, small] = ["whole", "half"].map(|name| folder.path().join(name));
+    let model = small_llama(&device);
+    write(&model, &file, false);
+    copy_in_half(&file, &small, None);
+    let loaded = Checkpoint::open(&small, None, 16).unwrap();
+    let loaded = loaded.load(&device).unwrap();
+    for (whole, loaded) in parameters(&model).iter().zip(parameters(&loaded)) {
+        let rounded = whole
+            .values
+            .iter()
+            .map(|value| half::bf16::from_f32(*value).to_f32());
+        assert_eq!(loaded.values, rounded.collect::<Vec<_>>(), "{}", whole.path);
+    }
+    let logits = loaded.forward(tokens(&device).remove(0));
+    assert_eq!(logits.dtype(), DType::F32);
+    assert!(values(logits).iter().all(|logit| logit.is_finite()));
+}
+
+#[test]
+fn checkpoints_of_other_networks_are_refused() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let [file, other] = ["file", "other"].map(|name| folder.path().join(name));
+    write(&small_llama(&device), &file, true);
+    let refused = |file: &Path, heads: usize| match Checkpoint::open(file, Some(heads), 16) {
+        Ok(_) => panic!("{heads} heads"),
+        Err(error) => error.to_string(),
+    };
+    for name in [
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.1.self_attn.q_norm.weight",
+        "score.weight",
+    ] {
+        copy_in_half(&file, &other, Some(name));
+        let error = refused(&other, 4);
+        assert!(error.contains(name), "{error}");
+    }
+    // The frequencies of the rotations are known without it.
+    copy_in_half(
+        &file,
+        &other,
+        Some("model.layers.0.self_attn.rotary_emb.inv_freq"),
+    );
+    Checkpoint::open(&other, Some(4), 16).unwrap();
+    // Heads of 1 and 16 features, and a number that does not divide.
+    for heads in [0, 1, 3, 16] {
+        let error = refused(&file, heads);
+        assert!(error.contains(&format!("{heads} heads")), "{error}");
+    }
+}
+
+#[test]
+fn rotations_and_norms_are_those_that_are_said() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    write(&small_llama(&device), &file, false);
+    let logits = |theta: f32, epsilon: f64| {
+        let mut checkpoint = Checkpoint::open(&file, None, 16).unwrap();
+        checkpoint.sizes.rope_theta = theta;
+        checkpoint.sizes.norm_epsilon = epsilon;
+        let model = checkpoint.load(&device).unwrap();
+        values(model.forward(tokens(&device).remove(0)))
+    };
+    let usual = logits(1e4, 1e-5);
+    near(
+        &values(small_llama(&device).forward(tokens(&device).remove(0))),
+        &usual,
+    );
+    assert_ne!(logits(5e5, 1e-5), usual);
+    assert_ne!(logits(1e4, 1e-2), usual);
 }
 
 #[test]
@@ -138,11 +263,41 @@ fn windows_of_tokens_are_i32() {
     let wrong = TensorView::new(Dtype::F32, vec![2, 3], wrong.as_bytes()).unwrap();
     let named = [("eval", view), ("calibration", wrong)];
     safetensors::serialize_to_file(named, None, &file).unwrap();
-    let windows = checkpoint::Windows::load(&file, "eval").unwrap();
+    let windows = Windows::load(&file, "eval").unwrap();
     assert_eq!((windows.count(), windows.length), (2, 3));
     assert_eq!(windows.tokens, [0, 1, 2, 3, 4, 5]);
-    let Err(error) = checkpoint::Windows::load(&file, "calibration") else {
+    // As many as there are, where more are asked for.
+    for (asked, found) in [(1, 1), (2, 2), (usize::MAX, 2)] {
+        let first = Windows::load(&file, "eval").unwrap().first(asked);
+        assert_eq!((first.count(), first.tokens.len()), (found, 3 * found));
+    }
+    let Err(error) = Windows::load(&file, "calibration") else {
         panic!("F32 are no tokens");
     };
     assert!(error.to_string().contains("I32"), "{error}");
+
+    assert_eq!(windows.check("eval", 6), Ok(()));
+    let error = windows.check("eval", 5).unwrap_err();
+    assert!(error.contains("token 5"), "{error}");
+    let below = Windows {
+        length: 2,
+        tokens: vec![3, -1],
+    };
+    assert!(below.check("eval", 6).unwrap_err().contains("token -1"));
+}
+
+#[test]
+fn windows_without_a_token_to_predict_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokens.safetensors");
+    for shape in [[0, 4], [3, 1], [2, 0]] {
+        let bytes = vec![0u8; 4 * shape[0] * shape[1]];
+        let view = TensorView::new(Dtype::I32, shape.to_vec(), &bytes).unwrap();
+        safetensors::serialize_to_file([("eval", view)], None, &file).unwrap();
+        let Err(error) = Windows::load(&file, "eval") else {
+            panic!("{shape:?} was taken");
+        };
+        let said = error.to_string();
+        assert!(said.contains(&format!("{shape:?}")), "{said}");
+    }
 }

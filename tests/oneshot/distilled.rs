@@ -1,11 +1,11 @@
 //! Fine-tuning a pruned model towards the original.
 
 use burn::tensor::{Device, Tensor};
-use burn_lean::oneshot::{OneShot, Preset};
+use burn_lean::oneshot::{OneShot, Preset, load_compressed};
 
 use crate::checkpoint::Windows;
 use crate::finetune::{Finetuning, divergence, finetune};
-use crate::support::{each_device, values};
+use crate::support::{each_device, parameters, values};
 use crate::{logit_error, parameter, small_llama, tokens};
 
 #[test]
@@ -54,6 +54,25 @@ fn the_divergence_and_its_gradient_are_those_of_the_formula() {
 }
 
 #[test]
+fn a_single_step_is_one() {
+    let device = Device::flex();
+    let original = small_llama(&device);
+    let done = OneShot::new(Preset::sparse_2_4())
+        .compress(original.clone(), tokens(&device), |model, x| {
+            model.forward(x)
+        })
+        .unwrap();
+    let windows = Windows {
+        length: 16,
+        tokens: (0..32).map(|at| at * 7 % 23).collect(),
+    };
+    let how = Finetuning { steps: 1, seed: 1 };
+    let tuned = finetune(&done, &original, &windows, how, &device, |_| {}).unwrap();
+    let weight = |model| parameter(model, "layers.0.attention.wq.weight").values;
+    assert_ne!(weight(&done.model), weight(&tuned.model));
+}
+
+#[test]
 fn the_model_comes_closer_to_the_original_and_its_zeros_stay() {
     let device = Device::flex();
     let original = small_llama(&device);
@@ -80,14 +99,20 @@ fn the_model_comes_closer_to_the_original_and_its_zeros_stay() {
         "{losses:?}"
     );
     let before = logit_error(&done.model, &original, &device);
-    let after = logit_error(&tuned, &original, &device);
+    let after = logit_error(&tuned.model, &original, &device);
     assert!(after < before, "{after} {before}");
     for weight in &done.weights {
         let find = |model| parameter(model, &weight.path).values;
-        let (pruned, tuned) = (find(&done.model), find(&tuned));
+        let (pruned, tuned) = (find(&done.model), find(&tuned.model));
         assert_eq!(pruned.len(), 2 * weight.zeros());
         let held = pruned.iter().zip(&tuned);
         assert!(held.clone().all(|(old, new)| *old != 0.0 || *new == 0.0));
         assert!(held.clone().any(|(old, new)| old != new), "{}", weight.path);
     }
+    // Its file has what was learnt.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    tuned.save(&file).unwrap();
+    let loaded = load_compressed(small_llama(&device), &file).unwrap();
+    assert_eq!(parameters(&loaded), parameters(&tuned.model));
 }

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Value, json};
 
 use crate::check::Expected;
-use crate::checkpoint::{self, Windows};
+use crate::checkpoint::{Checkpoint, Windows};
 use crate::small_llama;
 use crate::support::values;
 
@@ -109,7 +109,8 @@ fn a_checkpoint_from_outside_gives_what_it_gives_elsewhere() {
         name.ends_with(".safetensors") && name != "tokens.safetensors"
     });
     let eval = Windows::load(&folder.join("tokens.safetensors"), "eval").unwrap();
-    let model = checkpoint::load(&file.unwrap(), None, eval.length, &device).unwrap();
+    let checkpoint = Checkpoint::open(&file.unwrap(), None, eval.length).unwrap();
+    let model = checkpoint.load(&device).unwrap();
     let expected = Expected::load(&folder.join("expected.json")).unwrap();
     expected.check(&model, &eval, 8, &device).unwrap();
 }

@@ -24,12 +24,14 @@ mod checkpoints;
 mod distilled;
 mod expected;
 mod file;
+mod folders;
 mod kv_cache;
 mod methods;
 mod presets;
 mod refuses;
 mod resume;
 mod rounded;
+mod scaling;
 mod streamed;
 
 use burn::module::Module;
@@ -38,18 +40,22 @@ use llama::{Llama, Sizes};
 use support::{Parameter, parameters, values, with_numbers};
 
 /// Two blocks, grouped-query attention, a tied head.
+pub(crate) const SMALL: Sizes = Sizes {
+    vocabulary: 24,
+    width: 16,
+    hidden: 20,
+    layers: 2,
+    heads: 4,
+    kv_heads: 2,
+    positions: 16,
+    own_head: false,
+    rope_theta: llama::ROPE_THETA,
+    rope_scaling: None,
+    norm_epsilon: llama::NORM_EPSILON,
+};
+
 pub(crate) fn small_llama(device: &Device) -> Llama {
-    let sizes = Sizes {
-        vocabulary: 24,
-        width: 16,
-        hidden: 20,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        positions: 16,
-        own_head: false,
-    };
-    with_numbers(sizes.init(device), 11)
+    with_numbers(SMALL.init(device), 11)
 }
 
 /// Four windows of tokens, in two batches of another size.

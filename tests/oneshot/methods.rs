@@ -150,7 +150,10 @@ fn gptq_by_hand(bits: u32, group: usize, symmetric: bool) -> Vec<Vec<f64>> {
 }
 
 fn near(expected: &[Vec<f64>], model: &Linear, what: &str) {
-    for (row, (expected, found)) in expected.iter().zip(rows(model)).enumerate() {
+    let found = rows(model);
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (row, (expected, found)) in expected.iter().zip(found).enumerate() {
+        assert_eq!(found.len(), expected.len(), "{what} [{row}]");
         for (at, (e, f)) in expected.iter().zip(found).enumerate() {
             assert!(
                 (e - f).abs() < 1e-5,
@@ -369,6 +372,33 @@ fn two_of_four_are_kept_in_every_group() {
             }
         }
     });
+}
+
+/// A group's range follows what the inputs before it leave, and its zero point with it.
+#[test]
+fn two_of_four_are_kept_where_ranges_move_while_codes_are_chosen() {
+    let device = Device::flex();
+    let linear = LinearConfig::new(INPUTS, 30).with_bias(false).init(&device);
+    let linear: Linear = with_numbers(linear, 3);
+    for (method, bits) in [(PruneMethod::Magnitude, 3), (PruneMethod::SparseGpt, 4)] {
+        let rounding = Rounding::Compensated {
+            activation_order: false,
+            sweeps: 0,
+        };
+        let preset = Preset::new()
+            .with_prune(Some(Prune::new(Pattern::NOfM { n: 2, m: 4 }, method)))
+            .with_quantize(Some(grid(bits, Some(4), false, rounding)))
+            .as_published();
+        let done = OneShot::new(preset)
+            .compress(linear.clone(), inputs(&device), |linear, x| {
+                linear.forward(x)
+            })
+            .unwrap();
+        for group in done.weights[0].values.chunks_exact(4) {
+            let kept = group.iter().filter(|w| **w != 0.0).count();
+            assert!(kept <= 2, "{bits} bits: {group:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,13 @@
 //! Presets: names, values, what is refused.
 
-use burn_lean::oneshot::{Activations, OneShotError, Pattern, Preset, PruneMethod, Rounding};
+use burn::module::Param;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::Device;
+use burn_lean::oneshot::{
+    Activations, Grid, OneShot, OneShotError, Pattern, Preset, Prune, PruneMethod, Rounding,
+};
+
+use crate::support::tensor;
 
 #[test]
 fn names_come_back_as_the_preset_they_name() {
@@ -13,8 +20,10 @@ fn names_come_back_as_the_preset_they_name() {
         "w4a16-g128-sym",
         "w4a16-asym",
         "sparse-0.5",
+        "sparse-0.5-per-output",
         "sparse-2:4",
         "sparse-2:4-w4a16-g32",
+        "sparse-0.25-per-output-w4a16-g32",
     ] {
         let preset: Preset = name.parse().unwrap();
         assert_eq!(preset.name(), name);
@@ -23,12 +32,31 @@ fn names_come_back_as_the_preset_they_name() {
     }
     assert_eq!("w8a16".parse::<Preset>().unwrap(), Preset::w8a16());
     assert_eq!("w8a8".parse::<Preset>().unwrap(), Preset::w8a8());
-    assert_eq!("w3a16-g64".parse::<Preset>().unwrap(), Preset::w3a16(64));
+    let three = "w3a16-g64".parse::<Preset>().unwrap().quantize.unwrap();
+    assert_eq!(
+        (three.bits, three.group, three.symmetric),
+        (3, Some(64), false)
+    );
+    let wanda: Preset = "sparse-0.5-per-output".parse().unwrap();
+    assert_eq!(wanda.prune.unwrap().pattern, Pattern::PerOutput(0.5));
     assert_eq!("sparse-0.7".parse::<Preset>().unwrap(), Preset::sparse(0.7));
     assert_eq!(
         "sparse-2:4".parse::<Preset>().unwrap(),
         Preset::sparse_2_4()
     );
+}
+
+#[test]
+fn a_grid_without_a_group_has_a_scale_for_each_weight() {
+    let grid = Grid {
+        bits: 4,
+        group: 0,
+        symmetric: false,
+        codes: vec![3, 2],
+        scales: vec![0.5, 2.0],
+        zero_points: vec![1, 0],
+    };
+    assert_eq!(grid.values(2), [1.0, 4.0]);
 }
 
 #[test]
@@ -50,6 +78,23 @@ fn as_published_is_without_what_goes_beyond() {
     );
 }
 
+/// Of 3 and 4 the smaller one goes, 9 of 25 squares, whatever arrives.
+#[test]
+fn what_weights_alone_decide_is_reported_of_them_alone() {
+    let device = Device::flex();
+    let mut layer: Linear = LinearConfig::new(2, 1).with_bias(false).init(&device);
+    layer.weight = Param::from_data([[3.0], [4.0]], &device);
+    let prune = Prune::new(Pattern::PerLayer(0.5), PruneMethod::Magnitude);
+    let preset = Preset::new().with_prune(Some(prune)).as_published();
+    let x = tensor::<2>(1, [3, 2], &device);
+    let done = OneShot::new(preset).compress(layer, [x], |layer, x| layer.forward(x));
+    let done = done.unwrap();
+    assert_eq!(done.weights[0].values, [0.0, 4.0]);
+    let line = &done.report.layers[0];
+    assert_eq!(line.relative_error, 9.0 / 25.0);
+    assert_eq!((line.rows, line.dead_inputs), (0, 0));
+}
+
 #[test]
 fn what_is_no_preset_is_refused() {
     for text in [
@@ -61,6 +106,8 @@ fn what_is_no_preset_is_refused() {
         "sparse",
         "sparse-1.5",
         "sparse-5:4",
+        "sparse-0.5-per",
+        "sparse-2:4-per-output",
         "w4a16-g0",
         "g32",
         "w4a16-g32-x",

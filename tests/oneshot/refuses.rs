@@ -57,6 +57,13 @@ fn a_block_or_path_that_is_never_called() {
     let blocks = vec!["layers.0".into(), "layers.1".into()];
     assert_eq!(named(Some(blocks), Vec::new()), never("layers.1"));
     assert_eq!(named(None, vec!["layers.2".into()]), never("layers.2"));
+    // Nobody named it, but it lies beside one that is called.
+    assert_eq!(named(None, Vec::new()), never("layers.1"));
+    let first = Preset::w8a16().with_blocks(Some(vec!["layers.0".into()]));
+    let done = OneShot::new(first).compress(Net::new(&device), [x.clone()], |model, x| {
+        model.layers[0].forward(x)
+    });
+    assert_eq!(done.unwrap().report.layers.len(), 1);
     assert_eq!(
         named(None, vec!["layers.0".into()]),
         OneShotError::NothingToCompress
@@ -89,6 +96,34 @@ fn calibration_that_is_too_short() {
     );
 }
 
+/// The second layer has 12 inputs.
+#[test]
+fn calibration_that_is_too_short_for_a_later_layer_is_said_before_the_first_is_solved() {
+    let device = Device::flex();
+    let layers = [[8, 12], [12, 4]].map(|[from, to]| LinearConfig::new(from, to).init(&device));
+    let model = with_numbers(
+        Net {
+            layers: layers.into(),
+        },
+        3,
+    );
+    let mut solved = 0;
+    let rejected = OneShot::new(Preset::w4a16(4))
+        .with_progress(|_, _, _| solved += 1)
+        .compress(
+            model,
+            [tensor(1, [6, 8], &device), tensor(2, [5, 8], &device)],
+            Net::forward,
+        );
+    let expected = OneShotError::TooFewRows {
+        path: "layers.1.weight".into(),
+        rows: 11,
+        inputs: 12,
+    };
+    assert_eq!(rejected.unwrap_err().into_error(), expected);
+    assert_eq!(solved, 0);
+}
+
 #[test]
 fn a_weight_that_blocks_share() {
     let device = Device::flex();
@@ -97,11 +132,28 @@ fn a_weight_that_blocks_share() {
     let x = tensor(1, [20, 8], &device);
     let error = refused(model.clone(), Preset::w8a16(), x.clone(), Net::forward);
     let expected = OneShotError::SharedWeight {
-        path: "layers.0.weight".into(),
+        paths: vec!["layers.0.weight".into(), "layers.1.weight".into()],
         products: 2,
         blocks: "layers.0, layers.1".into(),
     };
     assert_eq!(error, expected);
+    let said = error.to_string();
+    assert!(
+        said.starts_with("`layers.0.weight` = `layers.1.weight` is one weight"),
+        "{said}"
+    );
+    // Skipped at one path it would change with the other; the same in a block that is not named.
+    let one = Preset::w8a16().with_skip(vec!["layers.1".into()]);
+    assert_eq!(
+        refused(model.clone(), one, x.clone(), Net::forward),
+        expected
+    );
+    let named = Preset::w8a16().with_blocks(Some(vec!["layers.0".into()]));
+    let error = refused(model.clone(), named, x.clone(), Net::forward);
+    assert!(
+        matches!(&error, OneShotError::SharedWeight { blocks, .. } if blocks == "layers.0"),
+        "{error}"
+    );
     // Skipped at both paths there is nothing left; the tied head of the Llama is no such case.
     let skip = Preset::w8a16().with_skip(vec!["layers".into()]);
     assert_eq!(
@@ -150,9 +202,17 @@ fn dead_inputs_are_counted_and_cost_nothing() {
     let mut preset = Preset::sparse(0.25);
     preset.target = Target::OwnInputs;
     let done = OneShot::new(preset)
-        .compress(model, [x], Net::forward)
+        .compress(model.clone(), [x.clone()], Net::forward)
         .unwrap();
     assert!(done.report.layers[0].relative_error < 1e-9);
+    // On a grid they are zeros, which is no error either: they were two of eight.
+    let done = OneShot::new(Preset::w4a16(4).as_published())
+        .compress(model, [x], Net::forward)
+        .unwrap();
+    for row in done.weights[0].values.chunks_exact(8) {
+        assert_eq!([row[2], row[5]], [0.0, 0.0]);
+    }
+    assert!(done.report.layers[0].relative_error < 0.05);
 }
 
 #[test]

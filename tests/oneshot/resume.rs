@@ -5,11 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use burn::tensor::Device;
-use burn_lean::oneshot::{Compressed, OneShot, OneShotError, Preset, Scaling};
+use burn_lean::oneshot::{
+    Compressed, OneShot, OneShotError, Pattern, Preset, Prune, PruneMethod, Scaling,
+};
 
-use crate::llama::Llama;
-use crate::support::parameters;
-use crate::{small_llama, tokens};
+use crate::llama::{Llama, Sizes};
+use crate::support::{parameters, with_numbers};
+use crate::{SMALL, small_llama, tokens};
 
 fn compress(preset: &Preset, state: Option<&Path>) -> Result<Compressed<Llama>, OneShotError> {
     let device = Device::flex();
@@ -78,6 +80,21 @@ fn the_model_is_that_of_an_uninterrupted_run() {
 }
 
 #[test]
+fn a_fraction_that_json_gives_back_one_bit_off_is_the_same_preset() {
+    let fraction = 1.0 / 11.0_f64;
+    let read_back: f64 = serde_json::from_str(&fraction.to_string()).unwrap();
+    assert_ne!(read_back, fraction, "the test shows nothing");
+    let prune = Prune::new(Pattern::PerLayer(fraction), PruneMethod::Magnitude);
+    let preset = Preset::new().with_prune(Some(prune));
+    let folder = tempfile::tempdir().unwrap();
+    interrupted(&preset, folder.path());
+    let resumed = compress(&preset, Some(folder.path())).unwrap();
+    let blocks = &resumed.report.blocks;
+    let flags: Vec<bool> = blocks.iter().map(|one| one.resumed).collect();
+    assert_eq!(flags, [true, false]);
+}
+
+#[test]
 fn a_state_of_something_else_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     interrupted(&Preset::w4a16(8), folder.path());
@@ -93,6 +110,42 @@ fn a_state_of_something_else_is_refused() {
         error.to_string().contains("other calibration batches"),
         "{error}"
     );
+}
+
+/// All of them have the same parameters.
+#[test]
+fn a_state_of_a_model_with_other_rotations_norms_or_heads_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let preset = Preset::w4a16(8);
+    interrupted(&preset, folder.path());
+    let device = Device::flex();
+    let resumed = |sizes: Sizes| {
+        OneShot::new(preset.clone())
+            .with_state(folder.path())
+            .compress(
+                with_numbers(sizes.init(&device), 11),
+                tokens(&device),
+                |model, x| model.forward(x),
+            )
+    };
+    let rotated = Sizes {
+        rope_theta: 5e5,
+        ..SMALL
+    };
+    let normed = Sizes {
+        norm_epsilon: 1e-2,
+        ..SMALL
+    };
+    let headed = Sizes {
+        heads: 2,
+        kv_heads: 1,
+        ..SMALL
+    };
+    for sizes in [rotated, normed, headed] {
+        let error = resumed(sizes).unwrap_err().to_string();
+        assert!(error.contains("other operations"), "{error}");
+    }
+    assert!(resumed(SMALL).unwrap().report.blocks[0].resumed);
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn weights_are_solved_for_the_inputs_that_they_will_get() {
     let (aware, reported) = error(Some(Activations::new(3)));
     let (unaware, _) = error(None);
     assert!(aware < 0.95 * unaware, "{aware} {unaware}");
-    // The report is of the layer in use; half of it is damping's.
+    // The report is of the layer in use.
     assert!(
         (aware - reported).abs() < 0.05 * aware,
         "{aware} {reported}"

@@ -1,19 +1,21 @@
 //! One block at a time gives what the whole model does.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::oneshot::{
-    Compressed, OneShot, OneShotError, Order, Preset, Scaling, load_compressed,
+    Activations, Compressed, OneShot, OneShotError, Order, Preset, Scaling, load_compressed,
 };
 use tempfile::TempDir;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoints::{near, write};
+use crate::llama::LoneBlock;
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
-use crate::{small_llama, tokens};
+use crate::{rounded_inputs, small_llama, tokens};
 
 /// The small model in a file.
 fn file() -> (TempDir, PathBuf) {
@@ -74,6 +76,54 @@ fn blocks_of_a_file_become_what_they_become_in_the_whole_model() {
                 near(&values(x.clone()), &values(output.clone()));
                 near(&values(whole.model.forward(batch)), &values(ends.head(x)));
             }
+        }
+    });
+}
+
+#[test]
+fn blocks_that_round_their_inputs_are_those_of_the_whole_model() {
+    let (_folder, file) = file();
+    each_device(|target| {
+        let device = &target.device;
+        let checkpoint = Checkpoint::open(&file, None, 16).unwrap();
+        let ends = checkpoint.ends(device).unwrap();
+        let rounds = Activations::new(8);
+        let whole = OneShot::new(Preset::w8a8())
+            .compress(small_llama(device), tokens(device), |model, x| {
+                model.forward(x)
+            })
+            .unwrap();
+        let rounded = rounded_inputs::prepare(&whole, &rounds).unwrap();
+        let embedded = tokens(device).into_iter().map(|x| ends.embed(x));
+        let embedded: Vec<Tensor<3>> = embedded.collect();
+        let mut arriving = embedded.clone();
+        OneShot::new(Preset::w8a8())
+            .compress_blocks(
+                embedded,
+                (0..2).map(|number| -> Result<_, Box<dyn Error>> {
+                    let block = checkpoint.block(number, device)?;
+                    Ok((format!("layers.{number}"), block))
+                }),
+                |block, x| block.forward(x),
+                |_, done: Compressed<LoneBlock>| -> Result<(), Box<dyn Error>> {
+                    assert!(done.report.layers.iter().any(|layer| !layer.unscaled));
+                    let block = rounded_inputs::prepare(&done, &rounds)?;
+                    for x in &mut arriving {
+                        *x = block.forward(x.clone());
+                    }
+                    Ok(())
+                },
+            )
+            .unwrap();
+        for (batch, x) in tokens(device).into_iter().zip(arriving) {
+            let expected = values(rounded.forward(batch.clone()));
+            let float = values(whole.model.forward(batch));
+            let off = |other: &[f32]| {
+                let pairs = expected.iter().zip(other);
+                pairs.map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt()
+            };
+            let (streamed, float) = (off(&values(ends.head(x))), off(&float));
+            assert!(streamed < 0.1 * float, "{streamed} {float}");
         }
     });
 }
@@ -163,6 +213,25 @@ fn what_is_wrong_in_a_block_is_said_with_its_name() {
         inputs: 8,
     };
     assert_eq!(run(Preset::w4a16(4), 5), expected);
+    let skipped = Preset::w4a16(4).with_skip(vec!["linear".into()]);
+    let error = run(skipped, 32);
+    assert!(
+        matches!(&error, OneShotError::DoesNotFit { path, .. } if path == "layers.0"),
+        "{error}"
+    );
+    let never = OneShot::new(Preset::w4a16(4)).compress_blocks(
+        [tensor::<2>(9, [32, 8], &device)],
+        (0..1).map(|number| -> Result<_, OneShotError> {
+            let linear = LinearConfig::new(8, 8).init(&device);
+            Ok((format!("layers.{number}"), Layer { linear }))
+        }),
+        |_, x| x * 2.0,
+        |_, _| Ok(()),
+    );
+    let expected = OneShotError::NeverCalled {
+        path: "layers.0".into(),
+    };
+    assert_eq!(never.map(|_| ()).unwrap_err(), expected);
     let named = Preset::w4a16(4).with_blocks(Some(vec!["linear".into()]));
     assert!(matches!(
         run(named, 32),

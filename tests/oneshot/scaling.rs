@@ -1,0 +1,194 @@
+//! Factors between layers: where they move, and where there is no place for them.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::oneshot::{Compressed, OneShot, Preset, Quantize, Rounding, Scaling};
+
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
+
+/// Layers that read one norm, as queries, keys and values do.
+#[derive(Module, Debug)]
+struct Normed {
+    norm: RmsNorm,
+    layers: Vec<Linear>,
+}
+
+impl Normed {
+    fn new(layers: usize, device: &Device) -> Self {
+        let linear = |_| LinearConfig::new(8, 16).init(device);
+        let normed = Self {
+            norm: RmsNormConfig::new(8).init(device),
+            layers: (0..layers).map(linear).collect(),
+        };
+        with_numbers(normed, 5)
+    }
+
+    fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let x = self.norm.forward(x);
+        let outputs = self.layers.iter().map(|layer| layer.forward(x.clone()));
+        outputs.reduce(|sum, output| sum + output).unwrap()
+    }
+}
+
+/// Features of very different sizes.
+fn spread(device: &Device) -> Tensor<1> {
+    Tensor::from_floats([9.0, 1.0, 0.2, 1.0, 4.0, 1.0, 1.0, 0.5], device)
+}
+
+/// At 8 bits hardly anything is rounded: what is left is what the factors do.
+fn scaled<M: Module, const D: usize>(
+    model: &M,
+    scaling: &Scaling,
+    x: Tensor<D>,
+    forward: impl Fn(&M, Tensor<D>) -> Tensor<D>,
+) -> Compressed<M> {
+    let preset = Preset::w8a16().with_scaling(Some(scaling.clone()));
+    let before = values(forward(model, x.clone()));
+    let done = OneShot::new(preset).compress(model.clone(), [x.clone()], &forward);
+    let done = done.unwrap();
+    let after = values(forward(&done.model, x));
+    let size = before.iter().fold(0.0f32, |most, y| most.max(y.abs()));
+    for (before, after) in before.iter().zip(after) {
+        assert!(
+            (before - after).abs() < 0.03 * size,
+            "{after} instead of {before}"
+        );
+    }
+    done
+}
+
+/// Burn's linear layers reshape a batch of short sequences into rows, each for itself.
+#[test]
+fn sequences_in_a_batch_are_scaled_as_their_rows_are() {
+    each_device(|target| {
+        let device = &target.device;
+        let model = Normed::new(3, device);
+        let rows = tensor::<2>(7, [48, 8], device) * spread(device).unsqueeze();
+        let sequences = rows.clone().reshape([16, 3, 8]);
+        for scaling in [Scaling::SmoothQuant { alpha: 0.5 }, Scaling::Awq] {
+            let flat = scaled(&model, &scaling, rows.clone(), Normed::forward::<2>);
+            let batched = scaled(&model, &scaling, sequences.clone(), Normed::forward::<3>);
+            assert!(batched.report.layers.iter().all(|layer| !layer.unscaled));
+            assert_ne!(
+                values(batched.model.norm.gamma.val()),
+                values(model.norm.gamma.val())
+            );
+            let pairs = parameters(&flat.model)
+                .into_iter()
+                .zip(parameters(&batched.model));
+            for (flat, batched) in pairs {
+                for (a, b) in flat.values.iter().zip(&batched.values) {
+                    assert!((a - b).abs() < 1e-4, "{}: {a} {b}", flat.path);
+                }
+            }
+        }
+    });
+}
+
+/// Layers with a norm before each.
+#[derive(Module, Debug)]
+struct Stack {
+    norms: Vec<RmsNorm>,
+    layers: Vec<Linear>,
+}
+
+impl Stack {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let norms = self.norms.iter().cycle();
+        let layers = self.layers.iter().zip(norms);
+        layers.fold(x, |x, (layer, norm)| layer.forward(norm.forward(x)))
+    }
+}
+
+#[test]
+fn a_norm_that_two_layers_use_keeps_its_gain_and_the_report_says_so() {
+    let device = Device::flex();
+    let norm = |seed: u64| with_numbers(RmsNormConfig::new(8).init(&device), seed);
+    let linear = |seed: u64| with_numbers(LinearConfig::new(8, 8).init(&device), seed);
+    let x = tensor::<2>(7, [64, 8], &device) * spread(&device).unsqueeze();
+    let used_twice = vec![norm(1)];
+    let cloned = vec![used_twice[0].clone(), used_twice[0].clone()];
+    let of_their_own = vec![norm(1), norm(2)];
+    for (norms, unscaled) in [(used_twice, true), (cloned, true), (of_their_own, false)] {
+        let layers = vec![linear(3), linear(4)];
+        let model = Stack { norms, layers };
+        let scaling = Scaling::SmoothQuant { alpha: 0.5 };
+        let done = scaled(&model, &scaling, x.clone(), Stack::forward);
+        let said: Vec<bool> = done.report.layers.iter().map(|one| one.unscaled).collect();
+        assert_eq!(said, [unscaled; 2]);
+        for (before, after) in model.norms.iter().zip(&done.model.norms) {
+            let (before, after) = (values(before.gamma.val()), values(after.gamma.val()));
+            assert_eq!(before == after, unscaled);
+        }
+    }
+}
+
+/// Three places of a sequence side by side, each normalized for itself.
+#[derive(Module, Debug)]
+struct Flattened {
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Flattened {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let [rows, _] = x.dims();
+        let x = self.norm.forward(x.reshape([rows, 3, 4]));
+        self.head.forward(x.reshape([rows, 12]))
+    }
+}
+
+/// Its four gains cannot take twelve factors.
+#[test]
+fn a_norm_of_fewer_features_has_no_place_for_factors() {
+    let device = Device::flex();
+    let model = Flattened {
+        norm: LayerNormConfig::new(4).init(&device),
+        head: LinearConfig::new(12, 5).init(&device),
+    };
+    let model = with_numbers(model, 5);
+    for scaling in [Scaling::SmoothQuant { alpha: 0.5 }, Scaling::Awq] {
+        let x = tensor::<2>(7, [48, 12], &device);
+        let done = scaled(&model, &scaling, x, Flattened::forward);
+        assert!(done.report.layers[0].unscaled);
+        let (before, after) = (&model.norm.gamma, &done.model.norm.gamma);
+        assert_eq!(values(before.val()), values(after.val()));
+    }
+}
+
+/// Casts every parameter.
+struct Half;
+
+impl ModuleMapper for Half {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.cast(FloatDType::F16))
+    }
+}
+
+/// The mean is of numbers whose sum no half can hold.
+#[test]
+fn awq_knows_the_inputs_of_a_model_in_half() {
+    let device = Device::flex();
+    let mut model = Normed::new(1, &device);
+    let gain = [64.0, 4.0, 4.0, 4.0, 64.0, 4.0, 4.0, 4.0];
+    let gain = Tensor::<1>::from_floats(gain, &device);
+    model.norm.gamma = model.norm.gamma.map(|_| gain);
+    let model = model.map(&mut Half);
+    let x = tensor::<2>(7, [4096, 8], &device).cast(FloatDType::F16);
+    let quantize = Quantize::new(3)
+        .with_search_range(false)
+        .with_rounding(Rounding::Nearest);
+    let preset = Preset::new()
+        .with_quantize(Some(quantize))
+        .with_scaling(Some(Scaling::Awq));
+    let done = OneShot::new(preset)
+        .compress(model.clone(), [x], |model, x| model.forward::<2>(x))
+        .unwrap();
+    let (before, after) = (
+        values(model.norm.gamma.val()),
+        values(done.model.norm.gamma.val()),
+    );
+    assert_ne!(before, after);
+    assert!(after.iter().all(|gain| gain.is_finite() && *gain > 0.0));
+}
