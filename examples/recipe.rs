@@ -3,9 +3,10 @@
 //! far the small model can be trusted.
 //!
 //! ```sh
-//! cargo run --release --example recipe                                    # the embedded digits
-//! cargo run --release --example recipe -- --state state --report report.html
-//! cargo run --release --example recipe -- --config examples/recipe/resnet20.toml --data path/to/data
+//! cargo run -p burn-lean --release --example recipe                                    # the embedded digits
+//! cargo run -p burn-lean --release --example recipe -- --state state --report report.html
+//! cargo run -p burn-lean --release --example recipe -- \
+//!     --config examples/recipe/resnet20.toml --data path/to/data
 //! ```
 //!
 //! `--config` is a recipe (TOML or JSON) with a table `task` for the example itself: the network
@@ -16,8 +17,6 @@
 
 #[path = "recipe/data.rs"]
 mod data;
-#[path = "recipe/network.rs"]
-mod network;
 mod support;
 
 use std::error::Error;
@@ -30,8 +29,7 @@ use burn_lean::prune::recompute_batch_norm;
 use burn_lean::recipe::{Bounds, Latency, Recipe, RecipeError, Run, Task, TrustConfig};
 use clap::Parser;
 use data::{NetworkName, TaskTable};
-use network::Network;
-use support::{AttentionNet, Cell, DeviceName, ImageSet, MlpNet, ResNet20, Table};
+use support::{AttentionNet, Cell, DeviceName, ImageSet, MlpNet, Network, ResNet20, Table};
 
 /// The recipe without `--config`.
 const DIGITS: &str = include_str!("recipe/digits.toml");
@@ -148,7 +146,7 @@ fn cook<M: Network>(
     mut model: M,
 ) -> Result<(), Box<dyn Error>> {
     if let Some(path) = table.checkpoint(cli.config.as_deref(), cli.data.as_deref())? {
-        model = network::load(model, &path)?;
+        model = support::load(model, &path)?;
         // The statistics of a checkpoint may be of other pixels. Images as the network was trained with,
         // moved and mirrored where the recipe says so; without BatchNorm nothing happens.
         let batches = images.train.shuffled(0, 500, device).take(10);
@@ -181,7 +179,8 @@ fn cook<M: Network>(
 
     let mut run = Run::new(recipe)
         .with_latency(Latency::Engine)
-        .with_output(&cli.out);
+        .with_output(&cli.out)
+        .with_identity(table.identity(images))?;
     if let Some(state) = &cli.state {
         run = run.with_state(state);
     }

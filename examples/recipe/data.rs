@@ -3,12 +3,13 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use flate2::Crc;
+use serde::{Deserialize, Serialize};
 
-use crate::support::{self, CifarFiles, ImageSet};
+use crate::support::{self, CifarFiles, ImageSet, Images};
 
 /// The network to train.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum NetworkName {
     /// Convolutions and attention, for the digits and MNIST.
@@ -21,7 +22,7 @@ pub(crate) enum NetworkName {
 }
 
 /// The table `task` of the file.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TaskTable {
     pub(crate) network: NetworkName,
@@ -48,7 +49,32 @@ impl Default for TaskTable {
     }
 }
 
+/// What the models of a run depend on beside its recipe.
+#[derive(Debug, Serialize)]
+pub(crate) struct Identity<'a> {
+    task: &'a TaskTable,
+    /// Training and test images.
+    images: [usize; 2],
+    /// CRC-32 of the labels of both.
+    labels: [u32; 2],
+}
+
 impl TaskTable {
+    /// The table with what tells these images from others.
+    pub(crate) fn identity(&self, images: &ImageSet) -> Identity<'_> {
+        let sets = [&images.train, &images.test];
+        Identity {
+            task: self,
+            images: sets.map(Images::len),
+            labels: sets.map(|images| {
+                let mut crc = Crc::new();
+                let bytes = images.labels().iter().flat_map(|label| label.to_le_bytes());
+                crc.update(&bytes.collect::<Vec<u8>>());
+                crc.sum()
+            }),
+        }
+    }
+
     /// The images of the network, from `data` or from the folder of their name in it.
     pub(crate) fn images(&self, data: Option<&Path>) -> Result<ImageSet, Box<dyn Error>> {
         if self.batch_size == 0 {

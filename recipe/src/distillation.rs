@@ -70,7 +70,10 @@ impl Distillation {
         let teacher = teacher.div_scalar(t);
         let (p, log_p) = (softmax(teacher.clone(), 1), log_softmax(teacher, 1));
         let log_q = log_softmax(student.div_scalar(t), 1);
-        (p * (log_p - log_q)).sum().mul_scalar(t * t / examples)
+        // p ln p is 0 at 0, where its logarithm is -inf and its product NaN.
+        let impossible = p.clone().equal_elem(0.0);
+        let log_ratio = (log_p - log_q).mask_fill(impossible, 0.0);
+        (p * log_ratio).sum().mul_scalar(t * t / examples)
     }
 
     /// The mean over the pairs of their mean squared error; `[1]`, `None` without a pair. Tensors of
@@ -85,6 +88,24 @@ impl Distillation {
         let errors = errors.map(|(student, teacher)| (student - teacher).square().mean());
         let sum = errors.reduce(|sum, error| sum + error);
         sum.map(|sum| sum.div_scalar(count))
+    }
+
+    /// Refuses features that are no pairs.
+    pub(crate) fn check_features(
+        student: &[Tensor<2>],
+        teacher: &[Tensor<2>],
+    ) -> Result<(), RecipeError> {
+        let shapes = |features: &[Tensor<2>]| -> Vec<[usize; 2]> {
+            features.iter().map(|feature| feature.dims()).collect()
+        };
+        let (student, teacher) = (shapes(student), shapes(teacher));
+        match student == teacher {
+            true => Ok(()),
+            false => Err(RecipeError::task(format!(
+                "`distillation.features`: those of the student are {student:?}, those of the teacher \
+                 {teacher:?}; leave them out, or `exclude` what they come from in `shrink`"
+            ))),
+        }
     }
 
     /// The whole loss, from that at the targets.

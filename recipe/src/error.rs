@@ -26,7 +26,8 @@ pub enum RecipeError {
     /// A field is out of range, or does not go together with another one.
     #[error("`{stage}.{field}` is {value}, but must be {expected}")]
     Invalid {
-        /// The stage: `recipe`, `train`, `prune`, `prune.tune`, `quantize[0]`, `quantize[0].train`…
+        /// The stage: `recipe`, `train`, `prune`, `prune.tune`, `quantize[0]`, `quantize[0].train`…; `run`,
+        /// `report`.
         stage: String,
         /// Its field.
         field: &'static str,
@@ -51,6 +52,12 @@ pub enum RecipeError {
         /// The stage.
         stage: String,
     },
+    /// A batch that is trained on, or that an example is taken of, has none.
+    #[error("`{stage}`: a batch has no example: leave empty batches out of the loader")]
+    EmptyBatch {
+        /// The stage.
+        stage: String,
+    },
     /// A closure of the task failed.
     #[error("{reason}")]
     Task {
@@ -66,7 +73,7 @@ pub enum RecipeError {
         /// The stage.
         stage: String,
     },
-    /// The state folder belongs to another recipe, or to other initial weights.
+    /// The state folder belongs to another recipe, another identity of the run, or other initial weights.
     #[error(
         "the state in {folder} is that of another run: {field} is {found} here and {kept} there; \
          name another folder, or remove this one"
@@ -179,6 +186,7 @@ impl RecipeError {
             Self::Invalid { .. }
             | Self::TaskLacks { .. }
             | Self::NoBatch { .. }
+            | Self::EmptyBatch { .. }
             | Self::Interrupted { .. }
             | Self::StateOfAnotherRun { .. }
             | Self::State { .. }

@@ -35,7 +35,8 @@
 //! # Ok::<(), burn_lean_recipe::RecipeError>(())
 //! ```
 //!
-//! Features: `engine` measures latency in the engine for the CPU; the backends forward to Burn's.
+//! Features: `engine` measures latency in the engine for the CPU; `nvml`, which comes with `cuda`, `vulkan`
+//! and `wgpu`, the energy of NVIDIA's GPUs; the backends forward to Burn's.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -60,6 +61,6 @@ pub use run::{Latency, Outcome, Progress, Row, Run, StageOutcome};
 pub use soup::{GreedySoup, greedy_soup, uniform_soup};
 pub use task::{Predict, Task};
 pub use trust::{
-    Answers, Bounds, BrokenBound, Energy, LayerSqnr, Perturbation, Rapl, ReliabilityBin,
-    Robustness, Share, Side, Trust, TrustConfig, mcnemar, wilson,
+    Answers, Bounds, BrokenBound, Energy, EnergyCounter, EnergyMeter, EnergyPart, LayerSqnr,
+    Perturbation, ReliabilityBin, Robustness, Share, Side, Trust, TrustConfig, mcnemar, wilson,
 };

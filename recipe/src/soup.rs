@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn_lean_reparam::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 
 use crate::RecipeError;
 
@@ -76,10 +77,7 @@ pub fn uniform_soup<M: Module>(models: &[M]) -> Result<M, RecipeError> {
     }
     let has_autodiff = first.devices().iter().any(Device::is_autodiff);
     // A copy, of running statistics, too: Burn maps those in place.
-    let soup = first.valid().map(&mut Replace {
-        path: Vec::new(),
-        averages,
-    });
+    let soup = map_with_path(first.valid(), &mut Replace(averages));
     Ok(match has_autodiff {
         true => soup.train(),
         false => soup,
@@ -121,14 +119,7 @@ pub fn greedy_soup<M: Module>(
     uniform_soup(models)?;
     let mut scores = Vec::new();
     for (index, model) in models.iter().enumerate() {
-        let found = score(model)?;
-        if found.is_nan() {
-            return Err(RecipeError::Soup {
-                path: format!("model {index}"),
-                reason: "its score is no number".into(),
-            });
-        }
-        scores.push(found);
+        scores.push(number(score(model)?, || format!("model {index}"))?);
     }
     let mut order: Vec<usize> = (0..models.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
@@ -141,7 +132,8 @@ pub fn greedy_soup<M: Module>(
             .map(|at| models[*at].clone())
             .collect();
         let soup = uniform_soup(&with)?;
-        let found = score(&soup)?;
+        let places = || format!("the average of models {taken:?} and {candidate}");
+        let found = number(score(&soup)?, places)?;
         if found >= best.1 {
             best = (soup, found);
             taken.push(*candidate);
@@ -155,10 +147,20 @@ pub fn greedy_soup<M: Module>(
     })
 }
 
+/// A score that orders; `of` says whose it is.
+fn number(score: f64, of: impl FnOnce() -> String) -> Result<f64, RecipeError> {
+    match score.is_nan() {
+        false => Ok(score),
+        true => Err(RecipeError::Soup {
+            path: of(),
+            reason: "its score is no number".into(),
+        }),
+    }
+}
+
 /// The tensors of a model by their paths, in module order.
 #[derive(Default)]
 struct Tensors {
-    path: Vec<String>,
     found: Vec<(String, TensorData)>,
     failed: Option<RecipeError>,
 }
@@ -166,7 +168,7 @@ struct Tensors {
 impl Tensors {
     fn of<M: Module>(model: &M) -> Result<Self, RecipeError> {
         let mut tensors = Self::default();
-        model.valid().visit(&mut tensors);
+        visit_with_path(&model.valid(), &mut tensors);
         match tensors.failed.take() {
             None => Ok(tensors),
             Some(error) => Err(error),
@@ -178,8 +180,8 @@ impl Tensors {
         &found.expect("the tensors have been compared").1
     }
 
-    fn push(&mut self, data: Result<TensorData, impl std::fmt::Display>) {
-        let path = self.path.join(".");
+    fn push(&mut self, at: &Trail, data: Result<TensorData, impl std::fmt::Display>) {
+        let path = at.path();
         match data {
             Ok(data) => self.found.push((path, data)),
             Err(error) => {
@@ -238,52 +240,33 @@ impl Tensors {
     }
 }
 
-impl ModuleVisitor for Tensors {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Tensors {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
         let base = param.base();
         match base.dtype() {
             DType::QFloat(_) => {
-                self.push(Err::<TensorData, _>(
-                    "it is quantized: average the models before they are converted",
-                ));
+                let reason = "it is quantized: average the models before they are converted";
+                self.push(at, Err::<TensorData, _>(reason));
             }
-            _ => self.push(base.try_into_data()),
+            _ => self.push(at, base.try_into_data()),
         }
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.push(param.val().try_into_data());
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+        self.push(at, param.val().try_into_data());
     }
 
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.push(param.val().try_into_data());
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
+        self.push(at, param.val().try_into_data());
     }
 }
 
-struct Replace {
-    path: Vec<String>,
-    averages: HashMap<String, TensorData>,
-}
+/// Tensors that take the place of others, by path.
+struct Replace(HashMap<String, TensorData>);
 
-impl ModuleMapper for Replace {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.averages.remove(&self.path.join(".")) {
+impl PathMapper for Replace {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.remove(&at.path()) {
             Some(data) => param.map(|tensor| Tensor::from_data(data, &tensor.device())),
             None => param,
         }

@@ -24,7 +24,9 @@ type Features<'a, O> = Box<dyn Fn(&O) -> Vec<Tensor<2>> + 'a>;
 ///
 /// `forward` goes from inputs to outputs, `loss` from outputs and targets to the mean loss, `[1]`;
 /// `batches` gives an epoch of batches in the order of a seed. A restart asks for the same seeds
-/// again, so what `batches` gives must follow from the seed alone. Batches may be on any device.
+/// again, so what `batches` gives must follow from the seed alone. Batches may be on any device. Where
+/// the learning rate moves and the iterator does not say how many batches it has (`size_hint`), they are
+/// counted in one more pass before the training.
 ///
 /// ```
 /// use burn::nn::{Initializer, LinearConfig};
@@ -120,7 +122,8 @@ impl<'a, M, I, T, O> Task<'a, M, I, T, O> {
     }
 
     /// With the logits `[examples, classes]` in the outputs: for a
-    /// [`Distillation`](crate::Distillation).
+    /// [`Distillation`](crate::Distillation) and for
+    /// [`TrustConfig::compare`](crate::TrustConfig::compare).
     pub fn with_logits(mut self, logits: impl Fn(&O) -> Tensor<2> + 'a) -> Self {
         self.logits = Some(Box::new(logits));
         self

@@ -61,6 +61,32 @@ fn a_student_that_says_what_the_teacher_says_costs_nothing() {
     assert!(values(loss)[0].abs() < 1e-6);
 }
 
+/// A third class that neither model can say, then one that the teacher alone never says.
+#[test]
+fn a_class_that_the_teacher_gives_no_probability_costs_nothing() {
+    each_device(|target| {
+        let device = &target.device.clone().autodiff();
+        let row = |values: [f32; 3]| Tensor::<2>::from_data([values], device);
+        let masked = f32::NEG_INFINITY;
+        for third in [masked, 0.0] {
+            let student = row([0.0, 0.0, third]).require_grad();
+            let teacher = row([2.0, 0.0, masked]);
+            let loss = Distillation::new(1.0, 1.0).logits(student.clone(), teacher);
+            let p = softmax(&[2.0, 0.0]);
+            let q = softmax(&[0.0, 0.0, f64::from(third)]);
+            let expected: f64 = p.iter().zip(&q).map(|(p, q)| p * (p / q).ln()).sum();
+            let found = f64::from(values(loss.clone())[0]);
+            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+            let found = values(student.grad(&loss.backward()).unwrap());
+            // q − p
+            for (found, expected) in found.iter().zip([q[0] - p[0], q[1] - p[1], q[2]]) {
+                let error = (f64::from(*found) - expected).abs();
+                assert!(error < 1e-5, "{found} {expected}");
+            }
+        }
+    });
+}
+
 #[test]
 fn features_cost_the_mean_of_their_mean_squared_errors() {
     let device = Device::flex();

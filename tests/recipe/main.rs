@@ -4,6 +4,8 @@
 mod support;
 
 mod distillation;
+mod empty;
+mod energy;
 mod joint;
 mod plan;
 mod problem;

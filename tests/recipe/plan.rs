@@ -227,6 +227,7 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
             "quantize[1]",
             "block",
         ),
+        ("[[quantize]]\nexclude = ['*']", "quantize[0]", "exclude"),
         ("[[quantize]]\nweights = 'uint8'", "quantize[0]", "weights"),
         ("[[quantize]]\nweights = 'none'", "quantize[0]", "weights"),
         (
@@ -264,6 +265,17 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
             "quantize[0]",
             "calibration",
         ),
+        (
+            "[[quantize]]\nactivations = 'none'\ncalibration = 4",
+            "quantize[0]",
+            "calibration",
+        ),
+        (
+            "[[quantize]]\nweights = 'int4'\nactivations = 'none'\nrounding = 'fisher'\n\
+             calibration = 4",
+            "quantize[0]",
+            "calibration",
+        ),
         ("[[quantize]]\n[[quantize]]", "recipe", "quantize"),
     ];
     for (text, stage, field) in cases {
@@ -275,6 +287,21 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
             } => assert_eq!((found.as_str(), at), (stage, field), "{text}"),
             other => panic!("{text}: {other:?}"),
         }
+    }
+}
+
+/// For ranges, and for weights that are rounded by data.
+#[test]
+fn calibration_is_accepted_where_something_is_calibrated() {
+    for rest in [
+        "",
+        "weights = 'e4m3'",
+        "activations = 'none'\nweights = 'int4'",
+        "activations = 'none'\nrounding = 'gptq'",
+        "activations = 'none'\nrounding = 'adaround'",
+    ] {
+        let recipe = Recipe::from_toml(&format!("[[quantize]]\ncalibration = 4\n{rest}")).unwrap();
+        assert_eq!(recipe.quantize[0].calibration, Some(4), "{rest}");
     }
 }
 

@@ -4,15 +4,15 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::Command;
 
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
 use burn_lean::recipe::{
-    Distillation, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe, RecipeError, Run,
-    ShrinkStage, TrainStage,
+    Distillation, Latency, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe,
+    RecipeError, Run, ShrinkStage, Task, TrainStage,
 };
-use burn_lean::reparam::{FloatVisitor, visit_floats};
+use burn_lean::reparam::each_float;
 
-use crate::problem::{Net, floats, task};
+use crate::problem::{Net, NetTask, batches, task};
 use crate::support::numbers;
 
 /// Names the recipe that a child process runs; its folder, and after how many events it dies.
@@ -53,17 +53,6 @@ fn recipe(name: &str) -> Recipe {
     }
 }
 
-struct Bits(String);
-
-impl FloatVisitor for Bits {
-    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        let values = floats(param.val());
-        let bits = values.iter().map(|value| format!("{:x}", value.to_bits()));
-        let bits: Vec<String> = bits.collect();
-        self.0 += &format!("{path} {}\n", bits.join(" "));
-    }
-}
-
 /// What a run comes to: every number of every model, and what was measured of it.
 fn run(recipe: &Recipe, folder: &Path, dies: Option<usize>) -> Result<String, RecipeError> {
     let device = Device::flex();
@@ -86,9 +75,11 @@ fn run(recipe: &Recipe, folder: &Path, dies: Option<usize>) -> Result<String, Re
         let row = &stage.row;
         // Not its bytes: identities of parameters are random, and written as decimals.
         said += &format!("{} {:?} {}\n", row.stage, row.accuracy, row.nonzeros);
-        let mut bits = Bits(String::new());
-        visit_floats(&stage.model.valid(), &mut bits);
-        said += &bits.0;
+        each_float(&stage.model.valid(), |at, float| {
+            let bits = |value: &f32| format!("{:x}", value.to_bits());
+            let bits: Vec<String> = float.values().iter().map(bits).collect();
+            said += &format!("{} {}\n", at.path(), bits.join(" "));
+        });
     }
     Ok(said)
 }
@@ -193,6 +184,44 @@ fn a_finished_run_is_not_run_again() {
     assert_eq!(steps, 0);
 }
 
+/// In a table there is one kind of latency, whatever the runs before were asked for.
+#[test]
+fn a_finished_stage_has_the_latency_that_this_run_asks_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    let device = Device::flex();
+    let task = task(&device);
+    let latency = |latency: Latency| {
+        let run = Run::new(&recipe).with_state(folder.path());
+        let model = Net::new(16, &device.clone().autodiff());
+        let outcome = run.with_latency(latency).run(model, &task).unwrap();
+        outcome.dense().row.latency_ms
+    };
+    assert_eq!(latency(Latency::None), None);
+    assert!(latency(Latency::Burn).is_some());
+    assert_eq!(latency(Latency::None), None);
+}
+
+#[test]
+fn an_evaluation_that_comes_later_is_of_finished_stages_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::new();
+    let device = Device::flex();
+    let without = Task::new(
+        |model: &Net, x: Tensor<4>| model.forward(x),
+        |logits: Tensor<2>, _: Tensor<1, Int>| logits.square().mean(),
+        |seed| batches(seed, &device),
+    );
+    let with = task(&device);
+    let accuracy = |task: &NetTask<'_>| {
+        let run = Run::new(&recipe).with_state(folder.path());
+        let model = Net::new(16, &device.clone().autodiff());
+        run.run(model, task).unwrap().dense().row.accuracy
+    };
+    assert_eq!(accuracy(&without), None);
+    assert!(accuracy(&with).is_some());
+}
+
 #[test]
 fn the_state_of_another_recipe_or_of_other_weights_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -216,6 +245,47 @@ fn the_state_of_another_recipe_or_of_other_weights_is_refused() {
         panic!("{rejected:?}");
     };
     assert!(field.contains("weights"));
+}
+
+#[test]
+fn the_state_of_other_data_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    let device = Device::flex();
+    let task = task(&device);
+    let go_on = |identity: Option<serde_json::Value>| -> Result<(), RecipeError> {
+        let mut run = Run::new(&recipe).with_state(folder.path());
+        if let Some(identity) = identity {
+            run = run.with_identity(identity)?;
+        }
+        run.run(Net::new(16, &device.clone().autodiff()), &task)?;
+        Ok(())
+    };
+    let images = |batch_size: u32| Some(serde_json::json!({ "batch_size": batch_size }));
+    // Of a run without an identity, and of one that had none to keep yet.
+    go_on(None).unwrap();
+    let error = go_on(images(16)).unwrap_err().to_string();
+    assert!(error.contains("`identity` is {"), "{error}");
+    std::fs::remove_file(folder.path().join("run.json")).unwrap();
+
+    go_on(images(16)).unwrap();
+    go_on(images(16)).unwrap();
+    for (identity, said) in [
+        (images(32), "`identity.batch_size` is 32 here and 16 there"),
+        (None, "`identity` is not given here"),
+    ] {
+        let error = go_on(identity).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    let unnamed = std::collections::HashMap::from([((1, 2), 3)]);
+    let error = Run::new(&recipe).with_identity(unnamed).unwrap_err();
+    assert!(matches!(
+        error,
+        RecipeError::Invalid {
+            field: "identity",
+            ..
+        }
+    ));
 }
 
 #[test]

@@ -2,9 +2,12 @@
 
 use burn::module::Module;
 use burn::store::ModuleRecord;
+use burn::tensor::activation::relu;
+use burn::tensor::{Int, Tensor};
 use burn_lean::prune::load_shrunk;
 use burn_lean::recipe::{
-    PruneStage, QuantizeStage, Recipe, RecipeError, Run, ShrinkStage, TrainStage,
+    ComputeDtype, Distillation, Latency, PruneStage, QuantizeStage, Recipe, RecipeError, Run,
+    ShrinkStage, Task, TrainStage,
 };
 
 use crate::problem::{Net, batches, task};
@@ -67,6 +70,40 @@ fn layers_that_are_excluded_keep_their_sizes() {
     let small = &outcome.last().model;
     assert_eq!(small.conv.weight.dims()[0], 4);
     assert!(small.body.weight.dims()[1] < 24);
+}
+
+/// What `body` gives is narrower than the teacher's.
+#[test]
+fn features_that_shrinking_narrows_are_refused_as_a_teacher() {
+    let device = burn::tensor::Device::flex();
+    let hidden = |model: &Net, x: Tensor<4>| {
+        let x = relu(model.norm.forward(model.conv.forward(x)));
+        relu(model.body.forward(x.flatten::<2>(1, 3)))
+    };
+    let task = Task::new(
+        |model: &Net, x: Tensor<4>| {
+            let hidden: Tensor<2> = hidden(model, x);
+            (model.head.forward(hidden.clone()), hidden)
+        },
+        |(logits, _): (Tensor<2>, Tensor<2>), _: Tensor<1, Int>| logits.square().mean(),
+        |seed| batches(seed, &device),
+    )
+    .with_logits(|(logits, _): &(Tensor<2>, Tensor<2>)| logits.clone())
+    .with_features(|(_, hidden): &(Tensor<2>, Tensor<2>)| vec![hidden.clone()]);
+    let distillation = Distillation::new(2.0, 0.5).with_features(1.0);
+    let tune = TrainStage::new(1, 1e-3).with_distillation(distillation);
+    let shrink = ShrinkStage::new(0.7).with_exclude("conv").with_tune(tune);
+    let recipe = Recipe::new()
+        .with_dtype(ComputeDtype::F32)
+        .with_shrink(shrink);
+    let model = Net::new(24, &device.clone().autodiff());
+    let run = Run::new(&recipe).with_latency(Latency::None);
+    let rejected = run.run(model, &task).unwrap_err();
+    let error = rejected.error().to_string();
+    assert!(
+        error.contains("`distillation.features`") && error.contains("[[16, 24]]"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use burn_lean::quant::{ConvertConfig, QatConfig};
 use burn_lean::recipe::{RecipeError, greedy_soup, uniform_soup};
 
 use crate::problem::{Net, batches};
-use crate::support::{each_device, values};
+use crate::support::{each_device, parameters, values, with_numbers};
 
 fn linear(weights: [f32; 2], device: &Device) -> Linear {
     let mut linear = LinearConfig::new(2, 1).with_bias(false).init(device);
@@ -21,22 +21,33 @@ fn every_float_tensor_is_the_mean_and_the_models_stay() {
     each_device(|target| {
         let device = &target.device.clone().autodiff();
         let trained = |seed: u64| {
-            let net = Net::new(8, device);
-            // Running statistics of its own.
+            // Parameters and running statistics of its own.
+            let net = with_numbers(Net::new(8, device), seed + 1);
             let (x, _) = batches(seed, device).remove(0);
             net.forward(x.mul_scalar(seed as f64 + 1.0));
             net
         };
         let (first, second) = (trained(0), trained(3));
-        let state = |net: &Net| values(net.valid().norm.running_var.value());
+        // Path and numbers of every float tensor.
+        let state = |net: &Net| {
+            let net = net.valid();
+            let variance = values(net.norm.running_var.value());
+            let parameters = parameters(&net).into_iter();
+            let parameters = parameters.map(|one| (one.path, one.values));
+            parameters
+                .chain([("norm.running_var".into(), variance)])
+                .collect::<Vec<(String, Vec<f32>)>>()
+        };
         let before = [state(&first), state(&second)];
-        assert_ne!(before[0], before[1]);
         let soup = uniform_soup(&[first.clone(), second.clone()]).unwrap();
-        let means = before[0].iter().zip(&before[1]);
-        let means: Vec<f32> = means
-            .map(|(a, b)| ((f64::from(*a) + f64::from(*b)) / 2.0) as f32)
-            .collect();
-        assert_eq!(state(&soup), means);
+        let found = state(&soup);
+        assert_eq!(found.len(), before[0].len());
+        for ((found, a), b) in found.iter().zip(&before[0]).zip(&before[1]) {
+            assert_ne!(a.1, b.1, "{}", a.0);
+            let mean = |(a, b): (&f32, &f32)| ((f64::from(*a) + f64::from(*b)) / 2.0) as f32;
+            let means: Vec<f32> = a.1.iter().zip(&b.1).map(mean).collect();
+            assert_eq!(*found, (a.0.clone(), means));
+        }
         assert_eq!([state(&first), state(&second)], before);
         // It trains on.
         let (x, _) = batches(0, device).remove(0);
@@ -124,4 +135,22 @@ fn models_that_do_not_fit_are_refused_with_the_path() {
     );
     let nan = greedy_soup(&[net()], |_| Ok(f64::NAN));
     assert!(matches!(nan, Err(RecipeError::Soup { .. })));
+}
+
+/// 1 and −1 are worth 1 each, their average 0 / 0.
+#[test]
+fn an_average_whose_score_is_no_number_is_an_error_that_names_its_models() {
+    let device = Device::flex();
+    let models = [linear([1.0, 1.0], &device), linear([-1.0, -1.0], &device)];
+    let score = |model: &Linear| {
+        let weight = f64::from(values(model.weight.val())[0]);
+        Ok((weight / weight).abs())
+    };
+    match greedy_soup(&models, score) {
+        Err(RecipeError::Soup { path, reason }) => {
+            assert_eq!(path, "the average of models [0] and 1");
+            assert_eq!(reason, "its score is no number");
+        }
+        other => panic!("{:?}", other.map(drop)),
+    }
 }

@@ -1,13 +1,16 @@
 //! The report on a compressed model: its numbers against hand-computed ones.
 
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean::quant::{ConvertConfig, QatConfig, WeightConfig};
 use burn_lean::recipe::{
-    Answers, Bounds, Energy, Latency, Perturbation, PruneStage, QuantizeStage, Rapl, Recipe,
-    RecipeError, Run, TrainStage, Trust, TrustConfig,
+    Answers, Bounds, Energy, EnergyPart, Latency, Perturbation, PruneStage, QuantizeStage, Recipe,
+    RecipeError, Robustness, Run, Task, TrainStage, Trust, TrustConfig,
 };
 
 use crate::problem::{Net, NetTask, batches, task};
-use crate::support::values;
+use crate::support::{tensor, values, with_numbers};
 
 /// Logits whose softmax has these probabilities.
 fn answers(probabilities: &[[f32; 2]], labels: &[i64]) -> Answers {
@@ -43,6 +46,17 @@ fn the_calibration_error_weighs_the_gaps_of_the_bins() {
     assert!(answers.calibration_error(1).abs() < 1e-6);
 }
 
+/// Their softmax in F32 is ½ and ½.
+#[test]
+fn the_class_is_that_of_the_largest_logit_however_near_the_others_are() {
+    let device = Device::flex();
+    let logits = Tensor::<2>::from_data([[0.0, 1e-9], [1e-9, 0.0], [7.0, 7.0]], &device);
+    let labels = Tensor::from_data([1, 0, 0], &device);
+    let answers = Answers::collect([Ok((logits, labels))]).unwrap();
+    assert_eq!(answers.predicted(), [1, 0, 0]);
+    assert_eq!(answers.correct(), 3);
+}
+
 #[test]
 fn labels_of_another_number_and_logits_that_are_no_numbers_are_refused() {
     let device = Device::flex();
@@ -63,6 +77,7 @@ fn perturbations_do_what_they_say_and_the_same_again() {
     assert_eq!(apply(Perturbation::Shift(1)), [1.0, 1.0, 2.0, 3.0]);
     assert_eq!(apply(Perturbation::Shift(-2)), [3.0, 6.0, 6.0, 6.0]);
     assert_eq!(apply(Perturbation::Shift(9)), [1.0; 4]);
+    assert_eq!(apply(Perturbation::Shift(i64::MIN)), [6.0; 4]);
     // The variance is (4 + 1 + 0 + 9) / 4.
     let deviation = 3.5f32.sqrt();
     for (found, plain) in apply(Perturbation::Offset(-2.0))
@@ -101,41 +116,6 @@ fn perturbations_do_what_they_say_and_the_same_again() {
         Perturbation::Noise(9.0).apply(&ids, 0).into_data(),
         ids.into_data()
     );
-}
-
-#[test]
-fn energy_is_what_the_counters_of_all_packages_say() {
-    let folder = tempfile::tempdir().unwrap();
-    let error = Rapl::open_in(folder.path()).unwrap_err();
-    assert!(error.contains("not measurable here"), "{error}");
-    let write = |package: &str, file: &str, number: u64| {
-        let package = folder.path().join(package);
-        std::fs::create_dir_all(&package).unwrap();
-        std::fs::write(package.join(file), format!("{number}\n")).unwrap();
-    };
-    for package in ["intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"] {
-        write(package, "energy_uj", 900);
-        write(package, "max_energy_range_uj", 1000);
-    }
-    let rapl = Rapl::open_in(folder.path()).unwrap();
-    let joules = rapl.joules(|| {
-        write("intel-rapl:0", "energy_uj", 950);
-        // It has begun again after 1000; a part of a package does not count twice.
-        write("intel-rapl:1", "energy_uj", 50);
-        write("intel-rapl:0:0", "energy_uj", 999);
-    });
-    assert!((joules.unwrap() - 200e-6).abs() < 1e-15);
-    let Energy::Measured {
-        joules_per_task,
-        tasks_per_kwh,
-        tasks_per_second_per_watt,
-    } = Energy::of(36.0, 12)
-    else {
-        panic!("there are joules");
-    };
-    assert_eq!((joules_per_task, tasks_per_kwh), (3.0, 1.2e6));
-    assert!((tasks_per_second_per_watt - 1.0 / 3.0).abs() < 1e-15);
-    assert!(matches!(Energy::of(0.0, 12), Energy::NotMeasurable { .. }));
 }
 
 /// A dense network and what a recipe makes of it.
@@ -208,10 +188,256 @@ fn a_model_beside_itself_differs_in_nothing_and_a_smaller_one_in_something() {
             (small.layers.len(), small.only_original)
         );
         let page = small.to_html().unwrap();
+        assert!(page.contains("joules per task, in Burn"));
         assert_eq!(page.matches("<svg").count(), 3);
         assert!(page.contains("pruned 70 %, W4A8") && page.contains("No bound is broken"));
+        let mut measured = small.clone();
+        let part = |counter: &str, joules_per_task| EnergyPart {
+            counter: counter.into(),
+            joules_per_task,
+        };
+        measured.original.energy = Energy::Measured {
+            joules_per_task: 3.0,
+            tasks_per_kwh: 1.2e6,
+            tasks_per_second_per_watt: 1.0 / 3.0,
+            parts: vec![part("NVML (GPU)", 2.5), part("RAPL (CPU)", 0.5)],
+            uncounted: Vec::new(),
+        };
+        measured.compressed.energy = Energy::NotMeasurable {
+            reason: "not measurable here: NVML (GPU): no driver".into(),
+        };
+        let with_energy = measured.to_html().unwrap();
+        let row =
+            "<td>3.000 = 2.500 NVML (GPU) + 0.5000 RAPL (CPU)</td><td>not measurable here</td>";
+        assert!(with_energy.contains(row));
+        assert!(with_energy.contains("<td>1200000; 0.3333</td>"));
+        assert!(with_energy.contains("not measurable here: NVML (GPU): no driver."));
+        // What a small model takes is no zero.
+        measured.original.energy = Energy::Measured {
+            joules_per_task: 0.000123456,
+            tasks_per_kwh: 3.6e6 / 0.000123456,
+            tasks_per_second_per_watt: 1.0 / 0.000123456,
+            parts: vec![part("RAPL (CPU)", 0.000123456)],
+            uncounted: vec!["a counter".into()],
+        };
+        let with_energy = measured.to_html().unwrap();
+        assert!(with_energy.contains("<td>0.0001235 RAPL (CPU)</td>"));
+        assert!(with_energy.contains("; 8100</td>"));
+        assert!(with_energy.contains("not in the sum: a counter."));
+        // Neither all nor chance alone.
+        let accuracy = &mut measured.original.accuracy;
+        (accuracy.value, accuracy.low, accuracy.high) = (0.99996, 0.9998, 0.999_992);
+        measured.mcnemar_p = 0.0004;
+        measured.robustness[0].original = 0.9996;
+        let rare = measured.to_html().unwrap();
+        assert!(rare.contains("<td>99.996 % (99.98 to 99.999)</td>"));
+        assert!(rare.contains("gives p &lt; 0.001."));
+        assert!(rare.contains("99.96 %"));
+        measured.mcnemar_p = 0.0214;
+        assert!(measured.to_html().unwrap().contains("gives p = 0.021."));
         // Nothing is fetched.
         assert!(!page.contains("src=") && !page.contains("<script") && !page.contains("href="));
+    });
+}
+
+/// The normalization multiplies channels by 2 and 5, and goes into the weights before they are rounded.
+#[test]
+fn weights_with_a_normalization_in_them_are_compared_with_folded_ones() {
+    let device = Device::flex();
+    let task = task(&device);
+    let recipe = Recipe::new().with_quantize(QuantizeStage::new(
+        "int8".parse().unwrap(),
+        "none".parse().unwrap(),
+    ));
+    let mut net = Net::new(8, &device.clone().autodiff());
+    net.norm.gamma = Param::from_data([2.0f32, 5.0, 2.0, 5.0], &device.clone().autodiff());
+    let outcome = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(net, &task)
+        .unwrap();
+    assert!(!outcome.dense().folded && outcome.last().folded);
+    let mut config = TrustConfig::new().with_perturbations(Vec::new());
+    config.energy_time = std::time::Duration::ZERO;
+    let test = || batches(0, &device);
+    let trust = config
+        .compare(&task, outcome.dense(), outcome.last(), test)
+        .unwrap();
+    assert!(trust.robustness.is_empty());
+    let found = trust.layers.iter();
+    let found: Vec<_> = found
+        .map(|layer| (layer.path.as_str(), layer.sqnr > 30.0))
+        .collect();
+    let weights = ["conv.weight", "body.weight", "head.weight"];
+    assert_eq!(
+        found,
+        weights.map(|path| (path, true)),
+        "{:?}",
+        trust.layers
+    );
+}
+
+/// 29 of 100 are 29 %, though 100 · 0.29 is 28.999999999999996.
+#[test]
+fn what_is_exactly_at_its_bound_keeps_it() {
+    compared(&TrustConfig::new(), |_, _, small, _| {
+        let mut trust = small;
+        trust.examples = 100;
+        trust.original.accuracy.value = 0.30;
+        trust.compressed.accuracy.value = 0.29;
+        trust.disagreement.value = 0.07;
+        // 10 and 11 more are wrong.
+        trust.robustness = vec![Robustness {
+            perturbation: Perturbation::Noise(1.0),
+            original: 0.20,
+            compressed: 0.18,
+        }];
+        let bounds = Bounds {
+            max_accuracy_drop: Some(1.0),
+            min_accuracy: Some(29.0),
+            max_disagreement: Some(7.0),
+            max_robustness_drop: Some(1.0),
+            ..Bounds::default()
+        };
+        let broken = bounds.broken(&trust);
+        assert!(broken.is_empty(), "{broken:?}");
+        let bounds = Bounds {
+            max_accuracy_drop: Some(0.99),
+            min_accuracy: Some(29.01),
+            max_disagreement: Some(6.99),
+            max_robustness_drop: Some(0.99),
+            ..Bounds::default()
+        };
+        let broken = bounds.broken(&trust);
+        let found: Vec<_> = broken.iter().map(|broken| broken.found).collect();
+        assert_eq!(found, [Some(1.0), Some(7.0), Some(1.0), Some(29.0)]);
+    });
+}
+
+#[test]
+fn a_test_in_another_order_each_time_is_refused_and_equal_zeros_are_equal() {
+    let device = Device::flex();
+    let task = task(&device);
+    let mut net = Net::new(8, &device.clone().autodiff());
+    net.body.weight = Param::from_tensor(net.body.weight.val().zeros_like());
+    let recipe = Recipe::new();
+    let outcome = Run::new(&recipe).with_latency(Latency::None);
+    let outcome = outcome.run(net, &task).unwrap();
+    let dense = outcome.dense();
+    let mut config = TrustConfig::new().with_perturbations(vec![Perturbation::Noise(0.5)]);
+    config.energy_time = std::time::Duration::ZERO;
+    let same = config.compare(&task, dense, dense, || batches(0, &device));
+    let sqnr = same.unwrap().layers.into_iter();
+    let sqnr: Vec<_> = sqnr.map(|layer| (layer.path, layer.sqnr)).collect();
+    let weights = ["conv.weight", "body.weight", "head.weight"];
+    assert_eq!(sqnr, weights.map(|path| (path.to_string(), 200.0)));
+
+    let calls = std::cell::Cell::new(0);
+    let shuffled = || {
+        calls.set(calls.get() + 1);
+        batches(calls.get(), &device)
+    };
+    let error = config.compare(&task, dense, dense, shuffled).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("same examples in the same order")
+    );
+}
+
+/// What is stored are the floats of the original, and codes: blocks of Burn's have at most 255 weights,
+/// and 257 have no divisor.
+#[test]
+fn weights_are_compared_as_the_forward_pass_has_them() {
+    let device = Device::flex();
+    let x = tensor::<2>(1, [8, 257], &device);
+    let labels = Tensor::<1, burn::tensor::Int>::zeros([8], &device);
+    let task = Task::new(
+        |model: &Linear, x: Tensor<2>| model.forward(x),
+        |y: Tensor<2>, _: Tensor<1, burn::tensor::Int>| y.square().mean(),
+        |_| [(x.clone(), labels.clone())],
+    )
+    .with_logits(|logits: &Tensor<2>| logits.clone());
+    let recipe = Recipe::new();
+    let run = Run::new(&recipe).with_latency(Latency::None);
+    let linear = LinearConfig::new(257, 4).init(&device.clone().autodiff());
+    let outcome = run.run(with_numbers(linear, 2), &task).unwrap();
+    let dense = outcome.dense();
+    let plain = values(dense.model.valid().weight.val());
+    let weight = WeightConfig::int(4);
+    let plan = QatConfig::new().with_weight(weight).with_activation(None);
+    let prepared = plan.prepare(dense.model.clone()).unwrap();
+    let (converted, _) = ConvertConfig::new().convert(prepared.clone()).unwrap();
+    for model in [prepared, converted] {
+        let mut rounded = dense.clone();
+        rounded.model = model;
+        let mut config = TrustConfig::new().with_perturbations(Vec::new());
+        config.energy_time = std::time::Duration::ZERO;
+        let test = || [(x.clone(), labels.clone())];
+        let trust = config.compare(&task, dense, &rounded, test).unwrap();
+        let acting = values(rounded.model.valid().weight.val());
+        let square = |x: f32| f64::from(x).powi(2);
+        let signal: f64 = plain.iter().map(|x| square(*x)).sum();
+        let pairs = plain.iter().zip(&acting);
+        let noise: f64 = pairs.map(|(x, y)| square(x - y)).sum();
+        let expected = 10.0 * (signal / noise).log10();
+        assert!((15.0..30.0).contains(&expected), "{expected}");
+        let found = trust.layers[0].sqnr;
+        assert!((found - expected).abs() < 1e-3, "{found} {expected}");
+    }
+}
+
+/// A shift of vectors is none: that accuracy stays says nothing.
+#[test]
+fn perturbations_that_change_no_input_of_a_kind_are_not_reported_as_survived() {
+    let device = Device::flex();
+    let x = Tensor::<2>::from_data([[1.0, -1.0], [-1.0, 1.0]], &device);
+    let labels = Tensor::<1, burn::tensor::Int>::from_data([0, 1], &device);
+    let task = Task::new(
+        |model: &Linear, x: Tensor<2>| model.forward(x),
+        |y: Tensor<2>, _: Tensor<1, burn::tensor::Int>| y.square().mean(),
+        |_| [(x.clone(), labels.clone())],
+    )
+    .with_logits(|logits: &Tensor<2>| logits.clone());
+    let recipe = Recipe::new();
+    let run = Run::new(&recipe).with_latency(Latency::None);
+    let model = LinearConfig::new(2, 2).init(&device.clone().autodiff());
+    let outcome = run.run(model, &task).unwrap();
+    let dense = outcome.dense();
+    let judged = |perturbations: &[Perturbation]| {
+        let bounds = Bounds {
+            max_robustness_drop: Some(100.0),
+            ..Bounds::default()
+        };
+        let mut config = TrustConfig::new().with_bounds(bounds);
+        config = config.with_perturbations(perturbations.to_vec());
+        config.energy_time = std::time::Duration::ZERO;
+        let test = || [(x.clone(), labels.clone())];
+        config.compare(&task, dense, dense, test).unwrap()
+    };
+    let trust = judged(&[Perturbation::Shift(1), Perturbation::Offset(0.5)]);
+    let reported = trust.robustness.iter().map(|under| under.perturbation);
+    assert_eq!(reported.collect::<Vec<_>>(), [Perturbation::Offset(0.5)]);
+    assert!(trust.broken.is_empty(), "{:?}", trust.broken);
+    let trust = judged(&[Perturbation::Shift(1)]);
+    assert_eq!(trust.broken.len(), 1);
+    assert_eq!(trust.broken[0].found, None);
+    let ids = Tensor::<3, burn::tensor::Int>::from_data([[[1, 2]]], &device);
+    assert!(!Perturbation::Noise(1.0).concerns(&ids));
+    assert!(Perturbation::Shift(1).concerns(&ids.float()));
+}
+
+#[test]
+fn a_bound_on_what_was_not_measured_is_broken() {
+    let bounds = Bounds {
+        max_robustness_drop: Some(1000.0),
+        ..Bounds::default()
+    };
+    let config = TrustConfig::new().with_bounds(bounds);
+    let config = config.with_perturbations(Vec::new());
+    compared(&config, |_, _, small, _| {
+        assert_eq!(small.broken.len(), 1);
+        assert_eq!(small.broken[0].bound, "max_robustness_drop");
+        assert_eq!(small.broken[0].found, None);
     });
 }
 

@@ -1,19 +1,22 @@
 //! A recipe from training to files, on every device.
 
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::module::Module;
+use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, Int, Tensor};
 use burn_lean::amp::Fallback;
 use burn_lean::prune::SparseRecord;
 use burn_lean::quant::{QatConfig, load_safetensors, quantizers};
 use burn_lean::recipe::{
     ComputeDtype, Format, Latency, Progress, PruneMethod, PruneStage, QuantizeStage, RateSchedule,
-    Recipe, RecipeError, Run, Task, TrainStage,
+    Recipe, RecipeError, Run, ShrinkStage, Task, TrainStage,
 };
-use burn_lean::reparam::{FloatVisitor, visit_floats};
+use burn_lean::reparam::each_float;
+use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use crate::problem::{self, Net, batches, task};
-use crate::support::{each_device, values};
+use crate::support::{each_device, tensor, values};
 
 fn int8() -> QuantizeStage {
     QuantizeStage::new("int8".parse().unwrap(), "uint8".parse().unwrap())
@@ -33,19 +36,12 @@ fn whole() -> Recipe {
         .with_quantize(int4)
 }
 
-#[derive(Default)]
-struct AllFloats(Vec<(String, Vec<f32>)>);
-
-impl FloatVisitor for AllFloats {
-    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        self.0.push((path.into(), problem::floats(param.val())));
-    }
-}
-
 fn floats<M: Module>(model: &M) -> Vec<(String, Vec<f32>)> {
-    let mut floats = AllFloats::default();
-    visit_floats(&model.valid(), &mut floats);
-    floats.0
+    let mut floats = Vec::new();
+    each_float(&model.valid(), |at, float| {
+        floats.push((at.path(), float.values()));
+    });
+    floats
 }
 
 #[test]
@@ -265,18 +261,219 @@ fn what_the_task_or_the_run_lacks_is_told_before_training() {
         };
         assert_eq!(floats(rejected.value()), floats(&given()));
     }
-    #[allow(deprecated)]
-    let ndarray = Device::ndarray();
-    let half = Recipe::new()
-        .with_dtype(ComputeDtype::Bf16)
-        .with_train(TrainStage::new(1, 0.1));
-    let rejected = Run::new(&half)
-        .run(Net::new(16, &ndarray.autodiff()), &plain())
+    #[cfg(feature = "ndarray")]
+    {
+        #[allow(deprecated)]
+        let ndarray = Device::ndarray();
+        let half = Recipe::new()
+            .with_dtype(ComputeDtype::Bf16)
+            .with_train(TrainStage::new(1, 0.1));
+        let rejected = Run::new(&half)
+            .run(Net::new(16, &ndarray.autodiff()), &plain())
+            .unwrap_err();
+        assert!(
+            matches!(rejected.error(), RecipeError::Amp(_)),
+            "{rejected:?}"
+        );
+    }
+}
+
+#[test]
+fn paths_and_sizes_that_do_not_fit_are_refused_before_training() {
+    let device = Device::flex();
+    let task = task(&device);
+    let train = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    let mut large = PruneStage::new(0.5).with_method(PruneMethod::Chita);
+    // Batches are of 16.
+    large.batch_size = Some(17);
+    let prune = PruneStage::new(0.5).with_exclude("haed");
+    let shrink = ShrinkStage::new(0.5).with_exclude("conv.wieght");
+    let quantize = |weights: &str, exclude: &str| {
+        let mut quantize = QuantizeStage::new(weights.parse().unwrap(), "uint8".parse().unwrap());
+        quantize.exclude = vec![exclude.into()];
+        train.clone().with_quantize(int8()).with_quantize(quantize)
+    };
+    for (recipe, stage, field) in [
+        (train.clone().with_prune(prune), "prune", "exclude"),
+        (train.clone().with_shrink(shrink), "shrink", "exclude"),
+        (train.clone().with_prune(large), "prune", "batch_size"),
+        (quantize("int4", "haed"), "quantize[1]", "exclude"),
+        // Nothing that is quantized.
+        (quantize("int4", "bias"), "quantize[1]", "exclude"),
+    ] {
+        let mut begun = false;
+        let rejected = Run::new(&recipe)
+            .with_progress(|_| {
+                begun = true;
+                ControlFlow::Continue(())
+            })
+            .run(Net::new(16, &device.clone().autodiff()), &task)
+            .unwrap_err();
+        match rejected.into_error() {
+            RecipeError::Invalid {
+                stage: at,
+                field: found,
+                ..
+            } => assert_eq!((at.as_str(), found), (stage, field)),
+            other => panic!("{other:?}"),
+        }
+        assert!(!begun, "{stage}.{field}");
+    }
+}
+
+#[test]
+fn blocks_that_do_not_divide_a_layer_are_refused_before_training() {
+    let device = Device::flex();
+    let task = task(&device);
+    let train = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    // The layers have 1, 64 and 16 inputs.
+    let recipe = train.with_quantize(int8().with_block(5));
+    let mut begun = false;
+    let rejected = Run::new(&recipe)
+        .with_progress(|_| {
+            begun = true;
+            ControlFlow::Continue(())
+        })
+        .run(Net::new(16, &device.clone().autodiff()), &task)
         .unwrap_err();
-    assert!(
-        matches!(rejected.error(), RecipeError::Amp(_)),
-        "{rejected:?}"
-    );
+    match rejected.into_error() {
+        RecipeError::Stage { stage, error } => {
+            assert_eq!(stage, "quantize[0]");
+            assert!(matches!(*error, RecipeError::Quant(_)), "{error:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!begun);
+}
+
+#[test]
+fn exclude_means_the_same_in_every_stage() {
+    let device = Device::flex();
+    let task = task(&device);
+    for text in ["ead", "h*d.w", "**ad"] {
+        let mut quantize = int8();
+        quantize.exclude = vec![text.into()];
+        let recipe = Recipe::new()
+            .with_shrink(ShrinkStage::new(0.7).with_exclude(text))
+            .with_prune(PruneStage::new(0.5).with_exclude(text))
+            .with_quantize(quantize);
+        let outcome = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .run(Net::new(24, &device.clone().autodiff()), &task)
+            .unwrap();
+        let small = &outcome.stages[1].model;
+        assert!(small.conv.weight.dims()[0] < 4, "{text}");
+        assert_eq!(small.body.weight.dims()[1], 24, "{text}");
+        let masks = outcome.masks.as_ref().unwrap();
+        assert!(masks.get("body.weight").is_some(), "{text}");
+        assert!(masks.get("head.weight").is_none(), "{text}");
+        // Weight and input of two layers.
+        assert_eq!(quantizers(&outcome.last().model).len(), 4, "{text}");
+    }
+}
+
+/// Another pass may have other batches than the first one.
+#[test]
+fn a_loader_whose_batches_become_small_or_none_ends_the_stage() {
+    let device = Device::flex();
+    let mut prune = PruneStage::new(0.5)
+        .with_method(PruneMethod::Chita)
+        .with_samples(8);
+    prune.batch_size = Some(16);
+    let recipe = Recipe::new().with_prune(prune);
+    for (left, said) in [(4usize, "a batch of 4 examples"), (0, "ended after 0 of 8")] {
+        let prunes = Cell::new(false);
+        let task = Task::new(
+            |model: &Net, x: Tensor<4>| model.forward(x),
+            |logits: Tensor<2>, _: Tensor<1, Int>| logits.square().mean(),
+            |seed| -> Vec<(Tensor<4>, Tensor<1, Int>)> {
+                let all = batches(seed, &device).into_iter();
+                match (prunes.get(), left) {
+                    (false, _) => all.collect(),
+                    (true, 0) => Vec::new(),
+                    (true, left) => {
+                        let cut = |(x, labels): (Tensor<4>, Tensor<1, Int>)| {
+                            (x.slice([0..left]), labels.slice([0..left]))
+                        };
+                        all.map(cut).collect()
+                    }
+                }
+            },
+        );
+        let rejected = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .with_progress(|progress| {
+                if let Progress::Started { stage } = progress {
+                    prunes.set(stage.starts_with("pruned"));
+                }
+                ControlFlow::Continue(())
+            })
+            .run(Net::new(16, &device.clone().autodiff()), &task)
+            .unwrap_err();
+        assert!(rejected.to_string().contains(said), "{rejected}");
+    }
+}
+
+/// A line through zero.
+fn line(device: &Device) -> Linear {
+    LinearConfig::new(1, 1)
+        .with_bias(false)
+        .with_initializer(Initializer::Zeros)
+        .init(&device.clone().autodiff())
+}
+
+#[test]
+fn schedules_move_whether_or_not_the_loader_counts_its_batches() {
+    let device = Device::flex();
+    let x = tensor::<2>(3, [4, 1], &device);
+    let batch = (x.clone(), x.mul_scalar(3.0));
+    let train = TrainStage::new(2, 0.1)
+        .with_schedule(RateSchedule::Cosine)
+        .with_warmup(0.5);
+    let recipe = Recipe::new()
+        .with_dtype(ComputeDtype::F32)
+        .with_train(train);
+    let trained = |counts: bool| {
+        let task = Task::new(
+            |model: &Linear, x: Tensor<2>| model.forward(x),
+            |y: Tensor<2>, target: Tensor<2>| (y - target).square().mean(),
+            |_| -> Box<dyn Iterator<Item = (Tensor<2>, Tensor<2>)>> {
+                let batches = vec![batch.clone(); 6].into_iter();
+                match counts {
+                    true => Box::new(batches),
+                    false => Box::new(batches.filter(|_| true)),
+                }
+            },
+        );
+        let outcome = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .run(line(&device), &task)
+            .unwrap();
+        values(outcome.last().model.valid().weight.val())
+    };
+    assert_eq!(trained(false), trained(true));
+}
+
+/// One step of SGD from 0 at x = 1: the gradient of (w − 3)² is −6.
+#[test]
+fn a_task_brings_its_own_optimizer() {
+    let device = Device::flex();
+    let recipe = Recipe::new()
+        .with_dtype(ComputeDtype::F32)
+        .with_train(TrainStage::new(1, 0.25));
+    let one = Tensor::<2>::ones([1, 1], &device);
+    let task = Task::new(
+        |model: &Linear, x: Tensor<2>| model.forward(x),
+        |y: Tensor<2>, target: Tensor<2>| (y - target).square().mean(),
+        |_| [(one.clone(), one.clone().mul_scalar(3.0))],
+    )
+    .with_optimizer(|_| SgdConfig::new().init());
+    let outcome = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(line(&device), &task)
+        .unwrap();
+    let weight = values(outcome.last().model.valid().weight.val());
+    assert_eq!(weight, [1.5]);
 }
 
 #[test]
@@ -288,6 +485,13 @@ fn a_loader_without_a_batch_and_an_evaluation_that_fails_are_errors() {
         |model: &Net, x: Tensor<4>| model.forward(x),
         |logits: Tensor<2>, _: Tensor<1, burn::tensor::Int>| logits.square().mean(),
         |_| Vec::new(),
+    );
+    // Nothing here needs one.
+    let nothing = Recipe::new();
+    let run = Run::new(&nothing).with_latency(Latency::None);
+    assert_eq!(
+        run.run(given(), &empty).unwrap().dense().row.latency_ms,
+        None
     );
     let rejected = Run::new(&recipe).run(given(), &empty).unwrap_err();
     assert!(

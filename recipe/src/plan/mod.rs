@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::RecipeError;
-pub(crate) use check::Check;
+pub(crate) use check::{Check, percent_text};
 use numbers::FallbackName;
 pub use numbers::{ComputeDtype, Numbers};
 pub use pruning::{PruneMethod, PruneStage};

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeDtype {
-    /// BF16 where the device computes in it, else F16 where it does, else F32.
+    /// BF16 where the device computes in it, else F16 where it does, else F32. A dtype whose
+    /// [self-test](burn_lean_amp::self_test()) fails is named in the log, with the check.
     #[default]
     Auto,
     /// F32: no mixed precision.

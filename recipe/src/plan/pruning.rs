@@ -2,11 +2,12 @@
 
 use burn::module::ParamGroup;
 use burn_lean_prune::{
-    Budget, FisherConfig, GradualConfig, Layout, Pruner, PrunerConfig, Schedule, SolverConfig,
+    Budget, FisherConfig, GradientMatrix, GradualConfig, Layer, Layout, Problem, Pruner,
+    PrunerConfig, RidgeChoice, Schedule, SolverConfig,
 };
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, percent};
+use super::check::{Check, contains, percent};
 use super::training::{RateSchedule, TrainStage};
 use crate::RecipeError;
 
@@ -18,7 +19,8 @@ pub enum PruneMethod {
     /// Layer by layer, from inputs alone ([`Pruner`]).
     #[default]
     Layerwise,
-    /// From the gradients of the loss, in one stage or several ([`PrunerConfig`]).
+    /// From the gradients of the loss, in one stage or several ([`PrunerConfig`]). Where they take more
+    /// than 8 GiB they come in blocks of weights, and the ridge is 0.01 instead of the best of a sweep.
     Chita,
     /// As `chita`, with training between the stages ([`GradualConfig`]).
     Gradual,
@@ -52,13 +54,14 @@ pub struct PruneStage {
     /// Gradients that a stage of `chita` and `gradual` collects, at least 1. Default: 500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<usize>,
-    /// Examples that are averaged into each of them, at least 1. Default: 1.
+    /// Examples that are averaged into each of them, at least 1, at most those of a batch. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<usize>,
     /// Epochs between the stages of `gradual`, at least 1. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage_epochs: Option<usize>,
-    /// Parameters whose path contains one of these are left dense. Default: none.
+    /// Parameters whose path contains one of these are left dense; each is in a path. `*` stands for any
+    /// characters but dots, `**` for any. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// Training with the zeros held; `gradual` needs it, and trains so after its last stage.
@@ -212,9 +215,17 @@ impl PruneStage {
                 base: base.unwrap_or(0.1).min(self.sparsity),
             },
         };
+        let weights = self.kept(layout).map(Layer::len).sum();
+        let bytes = GradientMatrix::bytes_needed(fisher.samples, weights, fisher.dtype);
+        let ridge = match bytes > fisher.memory_bound {
+            // No sweep is over blocks.
+            true => RidgeChoice::Fixed(Problem::DEFAULT_L2),
+            false => RidgeChoice::sweep(),
+        };
         PrunerConfig::new(solver, fisher)
             .with_stages(self.stage_count())
             .with_schedule(schedule)
+            .with_ridge(ridge)
             .with_in_blocks(true)
             .with_group(self.group(layout))
             .with_seed(seed)
@@ -233,11 +244,33 @@ impl PruneStage {
         if self.exclude.is_empty() {
             return None;
         }
-        let kept = layout.layers().iter().filter(|layer| {
-            let excluded = |text: &String| layer.path.contains(text.as_str());
-            !self.exclude.iter().any(excluded)
-        });
+        let kept = self.kept(layout);
         let paths: Vec<String> = kept.map(|layer| layer.path.clone()).collect();
         Some(ParamGroup::from_paths(paths))
+    }
+
+    fn kept<'l>(&'l self, layout: &'l Layout) -> impl Iterator<Item = &'l Layer> {
+        layout.layers().iter().filter(|layer| {
+            let excluded = |text: &String| contains(&layer.path, text);
+            !self.exclude.iter().any(excluded)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_beyond_the_memory_bound_get_a_fixed_ridge() {
+        let layout = Layout::anonymous(100);
+        let ridge = |samples: usize| {
+            let prune = PruneStage::new(0.5).with_method(PruneMethod::Chita);
+            prune.with_samples(samples).chita(&layout, 0).ridge
+        };
+        // 8 GiB are 2³¹ numbers.
+        let most = (1 << 31) / 100;
+        assert_eq!(ridge(most), RidgeChoice::sweep());
+        assert_eq!(ridge(most + 1), RidgeChoice::Fixed(0.01));
     }
 }

@@ -6,12 +6,12 @@ use burn_lean_prune::{
 };
 use burn_lean_quant::{
     AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, ObserverConfig, Override,
-    PtqConfig, QatConfig, Rounding, RoundingConfig, Scheme, WeightConfig, WeightGranularity,
-    WeightRange,
+    PtqConfig, QatConfig, QuantError, Rounding, RoundingConfig, Scheme, WeightConfig,
+    WeightGranularity, WeightRange,
 };
 use serde::{Deserialize, Serialize};
 
-use super::check::Check;
+use super::check::{Check, anywhere};
 use super::numbers::Numbers;
 use super::training::TrainStage;
 use crate::{Joint, RecipeError};
@@ -65,13 +65,15 @@ pub struct QuantizeStage {
     /// Fisher samples of the rounding `fisher`, at least 1. Default: 500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<usize>,
-    /// Batches that ranges are calibrated on, without training; at least 1. Default: 16.
+    /// Batches that ranges are calibrated on, or weights rounded by, without training; at least 1.
+    /// Default: 16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<usize>,
     /// Whether batch normalizations are folded into the layers before them first. Default: yes.
     #[serde(default = "yes")]
     pub fold: bool,
-    /// Layers that stay float, as patterns of [`Override`]. Default: none.
+    /// Layers stay float where the path of the weight contains one of these; each is in the path of a
+    /// weight. `*` stands for any characters but dots, `**` for any. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// Training with fake quantization, the zeros of a pruned model held. Default: none.
@@ -151,6 +153,7 @@ impl QuantizeStage {
         )?;
         let block = self.block.unwrap_or(1);
         check.accept(block >= 1, "block", block, "at least 1")?;
+        check.excluded(&self.exclude)?;
         match &self.train {
             Some(train) => {
                 if let Some(batches) = self.calibration {
@@ -169,6 +172,10 @@ impl QuantizeStage {
             None => {
                 let batches = self.calibration_batches();
                 check.accept(batches >= 1, "calibration", batches, "at least 1")?;
+                let expected = "left out: no activations are quantized, and weights are not rounded by \
+                                calibration data";
+                let is_used = self.calibration.is_none() || self.ptq_uses_data();
+                check.accept(is_used, "calibration", batches, expected)?;
                 let of_integers = self.weights.format().is_some_and(NumberFormat::is_int);
                 let nearest = [RoundingMethod::Auto, RoundingMethod::Nearest];
                 check.accept(
@@ -187,6 +194,36 @@ impl QuantizeStage {
         }
         let config = self.qat().validate();
         config.map_err(|error| RecipeError::from(error).at(stage))
+    }
+
+    /// Refuses exclusions and blocks that do not fit the weights of a model.
+    pub(crate) fn check<M: Module>(&self, stage: &str, model: &M) -> Result<(), RecipeError> {
+        let config = match self.train {
+            Some(_) => self.qat(),
+            None => self.ptq().qat_config(),
+        };
+        match config.reparameterizer(model) {
+            Ok(_) => Ok(()),
+            Err(QuantError::UnknownPath { pattern, known }) => {
+                let given = self.exclude.iter().find(|text| anywhere(text) == pattern);
+                let value = format!("`{}`", given.unwrap_or(&pattern));
+                let known = known.join(", ");
+                let expected = format!("part of the path of a weight that is quantized: {known}");
+                Check(stage).refuse("exclude", value, expected)
+            }
+            Err(error) => Err(RecipeError::from(error).at(stage)),
+        }
+    }
+
+    /// Whether quantization without training looks at data: for ranges, or to round weights.
+    fn ptq_uses_data(&self) -> bool {
+        let few_bits = |format: NumberFormat| format.is_int() && format.bits() <= 4;
+        let rounds_by_data = match self.rounding {
+            RoundingMethod::Auto => self.weights.format().is_some_and(few_bits),
+            RoundingMethod::Nearest | RoundingMethod::Fisher => false,
+            RoundingMethod::Gptq | RoundingMethod::Adaround => true,
+        };
+        rounds_by_data || self.activations.format().is_some()
     }
 
     pub(crate) fn calibration_batches(&self) -> usize {
@@ -210,7 +247,7 @@ impl QuantizeStage {
             })
         });
         let exclude = self.exclude.iter();
-        let skipped = exclude.map(|pattern| Override::new(pattern.clone()).with_skip(Some(true)));
+        let skipped = exclude.map(|text| Override::new(anywhere(text)).with_skip(Some(true)));
         QatConfig::new()
             .with_weight(weight)
             .with_activation(activation)

@@ -4,7 +4,7 @@ use burn::module::ParamGroup;
 use burn_lean_prune::Shrink;
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, percent};
+use super::check::{Check, contains, percent};
 use super::training::TrainStage;
 use crate::RecipeError;
 
@@ -21,7 +21,8 @@ use crate::RecipeError;
 pub struct ShrinkStage {
     /// Share of the multiplications that is left at most, above 0 and below 1.
     pub share: f64,
-    /// Units of parameters whose path contains one of these stay. Default: none.
+    /// Units of parameters whose path contains one of these stay; each is in a path. `*` stands for any
+    /// characters but dots, `**` for any. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// Training of the smaller model. Default: none.
@@ -56,12 +57,15 @@ impl ShrinkStage {
         format!("shrunk to {} %", percent(self.share))
     }
 
-    pub(crate) fn shrink(&self) -> Shrink {
+    /// How a model whose parameters have these paths becomes smaller.
+    pub(crate) fn shrink(&self, paths: &[String]) -> Shrink {
         let shrink = Shrink::to(self.share);
         if self.exclude.is_empty() {
             return shrink;
         }
-        shrink.except(ParamGroup::from_any_predicates(self.exclude.clone()))
+        let excluded = |path: &&String| self.exclude.iter().any(|text| contains(path, text));
+        let stay: Vec<String> = paths.iter().filter(excluded).cloned().collect();
+        shrink.except(ParamGroup::from_paths(stay))
     }
 
     pub(crate) fn validate(&self) -> Result<(), RecipeError> {

@@ -142,7 +142,7 @@ impl TrainStage {
                 "distillation",
                 "given",
                 "left out: the teacher is the dense model, which this stage makes; it belongs into \
-                 `prune.tune` and `quantize.train`",
+                 `shrink.tune`, `prune.tune` and `quantize.train`",
             ),
             Some(distillation) => distillation.validate(stage),
         }

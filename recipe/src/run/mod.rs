@@ -1,5 +1,6 @@
 //! Doing what a recipe says: stage after stage, from where an earlier run was ended.
 
+mod check;
 mod dtype;
 mod progress;
 mod prune;
@@ -17,13 +18,15 @@ use burn_lean_graph::Tensors;
 use burn_lean_prune::{Batch, Masks};
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use progress::Listener;
 pub use progress::Progress;
 use quantize::Source;
-use session::{Session, Shipped, checksum, load, own};
+use session::{Examples, Outputs, Session, Shipped, checksum, load, own};
 
-use crate::state::{State, files};
+use crate::state::State;
+use crate::state::files::create_folder;
 use crate::{Recipe, RecipeError, Task, TrainStage};
 
 /// What was measured of the model of one stage.
@@ -53,9 +56,21 @@ pub enum Latency {
     /// In Burn, on the device of the model.
     #[default]
     Burn,
-    /// In the engine for the CPU, on one thread.
+    /// In the engine for the CPU, on the threads of rayon's pool.
     #[cfg(feature = "engine")]
     Engine,
+}
+
+impl Latency {
+    /// As a state folder says it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Burn => "burn",
+            #[cfg(feature = "engine")]
+            Self::Engine => "engine",
+        }
+    }
 }
 
 /// The model of one stage.
@@ -65,6 +80,8 @@ pub struct StageOutcome<M> {
     pub row: Row,
     /// The model: plain, zeros folded in; converted where it is quantized.
     pub model: M,
+    /// Whether its batch normalizations went into the layers before them.
+    pub folded: bool,
 }
 
 /// What came out of a recipe.
@@ -103,6 +120,7 @@ impl<M> Outcome<M> {
 pub struct Run<'a> {
     recipe: &'a Recipe,
     state: Option<PathBuf>,
+    identity: Value,
     pub(crate) output: Option<PathBuf>,
     pub(crate) latency: Latency,
     pub(crate) listener: Listener<'a>,
@@ -114,6 +132,7 @@ impl<'a> Run<'a> {
         Self {
             recipe,
             state: None,
+            identity: Value::Null,
             output: None,
             latency: Latency::Burn,
             listener: Listener::bars(),
@@ -124,6 +143,31 @@ impl<'a> Run<'a> {
     pub fn with_state(mut self, folder: impl AsRef<Path>) -> Self {
         self.state = Some(folder.as_ref().into());
         self
+    }
+
+    /// What else the models depend on, data and batches above all: kept beside the recipe in the
+    /// [state folder](Self::with_state), which refuses a run where it differs. Default: nothing.
+    ///
+    /// ```
+    /// # use burn_lean_recipe::{Recipe, Run};
+    /// # let recipe = Recipe::new();
+    /// let images = [("a.png", 7), ("b.png", 2)];
+    /// let run = Run::new(&recipe).with_state("state").with_identity((32, images))?;
+    /// # Ok::<(), burn_lean_recipe::RecipeError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`RecipeError::Invalid`] for what JSON cannot say, a map whose keys are no names for example.
+    pub fn with_identity(mut self, identity: impl Serialize) -> Result<Self, RecipeError> {
+        let identity = serde_json::to_value(identity);
+        self.identity = identity.map_err(|error| RecipeError::Invalid {
+            stage: "run".into(),
+            field: "identity",
+            value: error.to_string(),
+            expected: "something that JSON can say".into(),
+        })?;
+        Ok(self)
     }
 
     /// Writes the record of each stage, and what the recipe exports, into this folder.
@@ -153,7 +197,9 @@ impl<'a> Run<'a> {
     ///
     /// The model comes back in the error as it was.
     /// - Before anything is computed: those of [`Recipe::validate`], [`RecipeError::TaskLacks`], of
-    ///   the dtype on this device, and [`RecipeError::StateOfAnotherRun`].
+    ///   the dtype on this device, [`RecipeError::StateOfAnotherRun`], [`RecipeError::Invalid`] for
+    ///   what does not fit the parameters of the model or the batches, and [`RecipeError::Stage`] for
+    ///   blocks of `quantize` that do not divide a weight.
     /// - [`RecipeError::Stage`] with what a stage says; [`RecipeError::Interrupted`] by the callback;
     ///   [`RecipeError::State`] and [`RecipeError::Io`] of files.
     pub fn run<M, I, T, O>(
@@ -173,17 +219,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn outcome<M, I, T, O>(
+    fn outcome<M: Module, I: Examples, T: Examples, O: Outputs>(
         &self,
         model: &M,
         task: &Task<'_, M, I, T, O>,
-    ) -> Result<Outcome<M>, RecipeError>
-    where
-        M: Module,
-        I: Tensors + Batch,
-        T: Tensors + Batch,
-        O: Tensors + Send + Sync + 'static,
-    {
+    ) -> Result<Outcome<M>, RecipeError> {
         self.recipe.validate()?;
         self.check(task)?;
         let devices = model.devices();
@@ -203,11 +243,13 @@ impl<'a> Run<'a> {
         for train in self.trainings() {
             session.dtype(train)?;
         }
-        if let Some(folder) = &self.output {
-            files::create_folder(folder)?;
-        }
+        // First of all: parameters get their values in the order of the model.
         let weights = checksum(model);
-        session.state = State::open(self.state.as_deref(), self.recipe, weights)?;
+        session.check(model)?;
+        if let Some(folder) = &self.output {
+            create_folder(folder)?;
+        }
+        session.state = State::open(self.state.as_deref(), self.recipe, &self.identity, weights)?;
         let session = session;
 
         let dense = session.train(model)?;
@@ -287,13 +329,7 @@ impl<'a> Run<'a> {
     }
 }
 
-impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
-where
-    M: Module,
-    I: Tensors + Batch,
-    T: Tensors + Batch,
-    O: Tensors + Send + Sync + 'static,
-{
+impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
     /// The dense model: trained, or as it was given.
     fn train(&self, given: &M) -> Result<StageOutcome<M>, RecipeError> {
         const KEY: &str = "0-train";

@@ -24,7 +24,7 @@ pub enum Progress {
         stage: String,
         /// Epoch, from 0, and number of epochs.
         epoch: (usize, usize),
-        /// Batch, from 0, and number of batches; `None` where the loader does not say.
+        /// Batch, from 0, and number of batches; `None` where nobody has counted them.
         batch: (usize, Option<usize>),
     },
     /// A checkpoint is on the disk.

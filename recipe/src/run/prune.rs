@@ -1,27 +1,20 @@
 //! The stage that prunes and trains with the zeros held.
 
 use burn::module::Module;
-use burn_lean_graph::Tensors;
-use burn_lean_prune::{Batch, Masks, PruneError, Selection, SparseRecord};
+use burn_lean_prune::{Masks, PruneError, Selection, SparseRecord};
 use burn_lean_reparam::Rejected;
 
-use super::session::{Session, Shipped, after, load, own, seed_device};
+use super::session::{Examples, Outputs, Session, Shipped, after, load, own, seed_device};
 use super::train::Trainer;
 use super::{Progress, StageOutcome};
 use crate::state::Kept;
 use crate::{PruneMethod, PruneStage, RecipeError};
 
-const KEY: &str = "1-prune";
+pub(super) const KEY: &str = "1-prune";
 /// The part of the stage that chooses the zeros.
 const SOLVED: &str = "1-prune-solved";
 
-impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
-where
-    M: Module,
-    I: Tensors + Batch,
-    T: Tensors + Batch,
-    O: Tensors + Send + Sync + 'static,
-{
+impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
     /// The pruned model, and its masks. A fine-tuned one may learn from `teacher`; `done` is what has been
     /// done to `dense`, where that is smaller already.
     pub(crate) fn prune(
@@ -93,6 +86,7 @@ where
             row: None,
             masks: Some(masks.clone()),
             seconds: start.elapsed().as_secs_f64(),
+            latency: String::new(),
         };
         self.state.keep(SOLVED, &model, kept, || {
             self.listener().tell(&Progress::Keeping {

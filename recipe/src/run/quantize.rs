@@ -1,13 +1,12 @@
 //! A stage that quantizes and converts.
 
 use burn::module::Module;
-use burn_lean_graph::Tensors;
-use burn_lean_prune::{Batch, Masks, SparseRecord};
+use burn_lean_prune::{Masks, SparseRecord};
 use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, fold_for, set_weight_scales};
 use burn_lean_reparam::{ChainReparameterizer, attach};
 
 use super::StageOutcome;
-use super::session::{Session, Shipped, after, load, own, seed_device, slug};
+use super::session::{Examples, Outputs, Session, Shipped, after, load, own, seed_device, slug};
 use super::tensors::on_device;
 use crate::joint::scales;
 use crate::{QuantizeStage, RecipeError, RoundingMethod};
@@ -26,13 +25,7 @@ pub(crate) struct Source<'m, M> {
     pub(crate) done: Option<&'m str>,
 }
 
-impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
-where
-    M: Module,
-    I: Tensors + Batch,
-    T: Tensors + Batch,
-    O: Tensors + Send + Sync + 'static,
-{
+impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
     pub(crate) fn quantize(
         &self,
         plan: &QuantizeStage,
@@ -40,7 +33,7 @@ where
     ) -> Result<StageOutcome<M>, RecipeError> {
         let name = after(source.done, plan.name());
         let key = format!("2-{}", slug(&plan.name()));
-        self.stage(
+        let outcome = self.stage(
             &key,
             &name,
             |record| {
@@ -64,7 +57,11 @@ where
                 let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
                 Ok(Shipped { model, file })
             },
-        )
+        )?;
+        Ok(StageOutcome {
+            folded: plan.fold,
+            ..outcome
+        })
     }
 
     /// A copy with its batch normalizations folded, where the recipe says so.

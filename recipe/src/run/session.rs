@@ -3,20 +3,21 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::store::ModuleRecord;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_deploy::{Export, Form};
 use burn_lean_graph::Tensors;
 use burn_lean_prune::Batch;
 use burn_lean_quant::{QuantizedForward, load_record, save_safetensors};
-use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
+use burn_lean_reparam::each_plain_float;
 
 use super::progress::Listener;
 use super::tensors::on_device;
 use super::train::Trainer;
 use super::{Latency, Progress, Row, Run, StageOutcome, dtype, key_seed, seed};
-use crate::state::{Kept, State, files};
+use crate::state::files::FILES;
+use crate::state::{Kept, State};
 use crate::task::Batches;
 use crate::{Format, Recipe, RecipeError, Task, TrainStage};
 
@@ -26,6 +27,14 @@ const LATENCY_RUNS: usize = 31;
 const WARM_UP: Duration = Duration::from_millis(100);
 /// After so long [`LATENCY_RUNS`] are enough.
 const LATENCY_TIME: Duration = Duration::from_millis(300);
+
+/// Inputs or targets of a batch.
+pub(crate) trait Examples: Tensors + Batch {}
+impl<V: Tensors + Batch> Examples for V {}
+
+/// What a forward pass gives.
+pub(crate) trait Outputs: Tensors + Send + Sync + 'static {}
+impl<V: Tensors + Send + Sync + 'static> Outputs for V {}
 
 /// What the stages of one run share.
 pub(crate) struct Session<'s, 'r, 'a, M, I, T, O> {
@@ -54,13 +63,7 @@ impl<M: Module> Shipped<M> {
     }
 }
 
-impl<'r, 'a, M, I, T, O> Session<'_, 'r, 'a, M, I, T, O>
-where
-    M: Module,
-    I: Tensors + Batch,
-    T: Tensors + Batch,
-    O: Tensors + Send + Sync + 'static,
-{
+impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a, M, I, T, O> {
     pub(crate) fn listener(&self) -> &Listener<'r> {
         &self.run.listener
     }
@@ -76,11 +79,14 @@ where
             .batches(seed(self.recipe.seed, key, epoch, u64::MAX))
     }
 
-    /// Inputs of the size of the first batch, pass after pass.
+    /// Inputs of one pass, as many examples in each as in the first that has any.
     pub(crate) fn inputs<'t>(&'t self, key: &'t str) -> impl Iterator<Item = I> + 't {
         let mut size = None;
         let first = self.batches(key, 0).map(|(inputs, _)| inputs);
-        first.filter(move |inputs| *size.get_or_insert(inputs.examples()) == inputs.examples())
+        first.filter(move |inputs| match inputs.examples() {
+            0 => false,
+            examples => *size.get_or_insert(examples) == examples,
+        })
     }
 
     /// The mean loss of a batch.
@@ -89,23 +95,35 @@ where
         (self.task.loss)(outputs, batch.1.clone())
     }
 
-    /// Batches of one stage of the solver of this key, pass after pass; a Fisher sample takes `least`
-    /// examples, and those of a smaller batch belong to none.
+    /// Batches of one stage of the solver of this key, pass after pass until one has none; a Fisher sample
+    /// takes `least` examples, and those of a smaller batch belong to none.
     pub(crate) fn examples(
         &self,
         key: &'static str,
         stage: u64,
         least: usize,
     ) -> impl Iterator<Item = (I, T)> + use<'_, 'r, 'a, M, I, T, O> {
-        (0u64..).flat_map(move |pass| {
-            let batches = self.task.batches(seed(self.recipe.seed, key, stage, pass));
-            batches.filter(move |(inputs, _)| inputs.examples() >= least)
-        })
+        let fits = move |batch: &(I, T)| batch.0.examples() >= least;
+        let passes = (0u64..).map_while(move |pass| {
+            let mut batches = self.task.batches(seed(self.recipe.seed, key, stage, pass));
+            let mut first = batches.next()?;
+            // Where none is large enough the solver gets the last one, and refuses it.
+            while !fits(&first)
+                && let Some(next) = batches.next()
+            {
+                first = next;
+            }
+            Some(std::iter::once(first).chain(batches.filter(fits)))
+        });
+        passes.flatten()
     }
 
     /// One example.
     pub(crate) fn example(&self) -> Result<I, RecipeError> {
         match self.batches("example", 0).next() {
+            Some((inputs, _)) if inputs.examples() == 0 => Err(RecipeError::EmptyBatch {
+                stage: "recipe".into(),
+            }),
             Some((inputs, _)) => Ok(on_device(&inputs.slice(0..1), &self.inner)),
             None => Err(RecipeError::NoBatch {
                 stage: "recipe".into(),
@@ -128,9 +146,16 @@ where
             stage: name.to_string(),
         })?;
         if let Some((record, kept)) = self.state.finished(key)?
-            && let Some(row) = kept.row
+            && let Some(mut row) = kept.row
         {
             let shipped = load(record).and_then(&ship).map_err(at)?;
+            if row.accuracy.is_none() {
+                row.accuracy = self.accuracy(&shipped.model.valid()).map_err(at)?;
+            }
+            if kept.latency != self.run.latency.name() {
+                // That of another place is not to be compared with.
+                row.latency_ms = self.latency(&shipped.model.valid()).map_err(at)?;
+            }
             self.write(name, &shipped)?;
             self.state.tidy(key)?;
             self.listener()
@@ -138,6 +163,7 @@ where
             return Ok(StageOutcome {
                 row,
                 model: shipped.model,
+                folded: false,
             });
         }
         let start = Instant::now();
@@ -150,6 +176,7 @@ where
             row: Some(row.clone()),
             masks: None,
             seconds,
+            latency: self.run.latency.name().into(),
         };
         self.state.keep(key, &made, kept, || {
             self.listener().tell(&Progress::Keeping {
@@ -162,6 +189,7 @@ where
         Ok(StageOutcome {
             row,
             model: shipped.model,
+            folded: false,
         })
     }
 
@@ -187,28 +215,36 @@ where
 
     fn measure(&self, name: &str, shipped: &Shipped<M>, seconds: f64) -> Result<Row, RecipeError> {
         let model = shipped.model.valid();
-        let accuracy = match &self.task.evaluate {
-            Some(evaluate) => Some(evaluate(&predictor(self.task, &model, &self.inner))?),
-            None => None,
-        };
-        let mut nonzeros = Nonzeros(0);
-        visit_plain_floats(&model, &mut nonzeros);
+        let accuracy = self.accuracy(&model)?;
+        let mut nonzeros = 0;
+        each_plain_float(&model, |_, float| {
+            let values = float.values();
+            nonzeros += values.iter().filter(|value| **value != 0.0).count() as u64;
+        });
         Ok(Row {
             stage: name.into(),
             accuracy,
             bytes: shipped.file.len() as u64,
-            nonzeros: nonzeros.0,
+            nonzeros,
             latency_ms: self.latency(&model)?,
             seconds,
         })
     }
 
+    /// What the evaluation of the task says.
+    fn accuracy(&self, model: &M) -> Result<Option<f64>, RecipeError> {
+        match &self.task.evaluate {
+            Some(evaluate) => evaluate(&predictor(self.task, model, &self.inner)).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// The median time of one example [ms].
     fn latency(&self, model: &M) -> Result<Option<f64>, RecipeError> {
-        let example = self.example()?;
         Ok(match self.run.latency {
             Latency::None => None,
             Latency::Burn => {
+                let example = self.example()?;
                 let predict = predictor(self.task, model, &self.inner);
                 Some(median_ms(|| {
                     let input = on_device(&example, &self.inner);
@@ -219,6 +255,7 @@ where
             }
             #[cfg(feature = "engine")]
             Latency::Engine => {
+                let example = self.example()?;
                 let export = Export::record(model, &example, |model, input| {
                     (self.task.forward)(model, input)
                 })?;
@@ -234,7 +271,7 @@ where
 
     fn write(&self, name: &str, shipped: &Shipped<M>) -> Result<(), RecipeError> {
         match self.path(name, "model") {
-            Some(path) => files::write(&path, &shipped.file),
+            Some(path) => FILES.write(&path, &shipped.file),
             None => Ok(()),
         }
     }
@@ -256,17 +293,17 @@ where
                     let bytes = model.into_record().into_bytes();
                     let bytes =
                         bytes.map_err(|error| RecipeError::io("cannot write", &path, error))?;
-                    files::write(&path, &bytes)?;
+                    FILES.write(&path, &bytes)?;
                 }
                 Format::Safetensors => {
-                    files::replace(&path, |partial| save_safetensors(&model, partial).map(drop))?
+                    FILES.replace(&path, |partial| save_safetensors(&model, partial).map(drop))?
                 }
                 Format::Onnx => {
                     let export = Export::record(&model, &self.example()?, |model, input| {
                         (self.task.forward)(model, input)
                     })?;
                     let onnx = export.to_onnx(Form::Qdq)?.model;
-                    files::write(&path, &onnx.to_bytes()?)?;
+                    FILES.write(&path, &onnx.to_bytes()?)?;
                 }
             }
         }
@@ -298,7 +335,7 @@ pub(crate) fn predictor<M, I, T, O>(
 where
     M: Module,
     I: Tensors,
-    O: Tensors + Send + Sync + 'static,
+    O: Outputs,
 {
     let quantizes = !burn_lean_quant::quantizers(model).is_empty();
     let quantized = QuantizedForward::new().cached();
@@ -315,40 +352,16 @@ where
 
 /// CRC-32 of the float tensors of a model.
 pub(crate) fn checksum<M: Module>(model: &M) -> u32 {
-    let mut crc = Checksum(crc32fast::Hasher::new());
-    visit_plain_floats(&model.valid(), &mut crc);
-    crc.0.finalize()
-}
-
-struct Checksum(crc32fast::Hasher);
-
-impl FloatVisitor for Checksum {
-    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        self.0.update(path.as_bytes());
-        self.0.update(param.base().into_data().as_bytes());
-    }
-}
-
-/// Counts the numbers that are not zero.
-struct Nonzeros(u64);
-
-impl FloatVisitor for Nonzeros {
-    fn visit<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
-        let values = floats(param.val()).into_data();
-        self.0 += values.iter::<f32>().filter(|value| *value != 0.0).count() as u64;
-    }
-}
-
-/// The values that a tensor stands for, quantized or not.
-pub(crate) fn floats<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.dtype() {
-        DType::QFloat(_) => tensor.dequantize(),
-        _ => tensor,
-    }
+    let mut crc = crc32fast::Hasher::new();
+    each_plain_float(&model.valid(), |at, float| {
+        crc.update(at.path().as_bytes());
+        crc.update(float.data().as_bytes());
+    });
+    crc.finalize()
 }
 
 /// Waits for the device: the numbers are there when they are read.
-struct Finish;
+pub(crate) struct Finish;
 
 impl burn_lean_graph::TensorMapper for Finish {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {

@@ -2,11 +2,11 @@
 
 use burn::module::Module;
 use burn::store::ModuleRecord;
-use burn_lean_graph::Tensors;
-use burn_lean_prune::{Batch, load_shrunk};
+use burn_lean_prune::load_shrunk;
 
 use super::StageOutcome;
-use super::session::{Session, Shipped, own};
+use super::check::paths;
+use super::session::{Examples, Outputs, Session, Shipped, own};
 use super::tensors::on_device;
 use crate::state::Kept;
 use crate::{RecipeError, ShrinkStage};
@@ -15,13 +15,7 @@ const KEY: &str = "1-shrink";
 /// The part of the stage that cuts.
 const CUT: &str = "1-shrink-cut";
 
-impl<M, I, T, O> Session<'_, '_, '_, M, I, T, O>
-where
-    M: Module,
-    I: Tensors + Batch,
-    T: Tensors + Batch,
-    O: Tensors + Send + Sync + 'static,
-{
+impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
     pub(crate) fn shrink(
         &self,
         plan: &ShrinkStage,
@@ -55,12 +49,14 @@ where
             .next()
             .ok_or(RecipeError::NoBatch { stage: plan.name() })?;
         let batch = on_device(&batch, &self.inner);
-        let small = plan.shrink().shrink(own(dense), forward, batch)?.model;
+        let shrink = plan.shrink(&paths(dense));
+        let small = shrink.shrink(own(dense), forward, batch)?.model;
         // Training goes on from checkpoints of this very model.
         let kept = Kept {
             row: None,
             masks: None,
             seconds: start.elapsed().as_secs_f64(),
+            latency: String::new(),
         };
         self.state.keep(CUT, &small, kept, || Ok(()))?;
         Ok(small)

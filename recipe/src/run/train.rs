@@ -1,17 +1,17 @@
 //! Training that goes on where it was killed.
 
+use std::cell::RefCell;
+
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_amp::{Autocast, Checkpoints, GradScaler, GradScalerConfig};
-use burn_lean_graph::Tensors;
-use burn_lean_prune::Batch;
 use burn_lean_quant::{QuantizedForward, advance, quantizers};
 
-use super::session::Session;
+use super::session::{Examples, Outputs, Session};
 use super::tensors::on_device;
 use super::{Progress, dtype, seed};
-use crate::{Distillation, RecipeError, TrainStage};
+use crate::{Distillation, RateSchedule, RecipeError, TrainStage};
 
 /// Where a training is: steps before `batch` of `epoch` are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +51,10 @@ pub(crate) struct Trainer<'t, 's, 'r, 'a, M, I, T, O> {
     quantized: QuantizedForward,
     /// Whether the model carries quantizers.
     quantizes: bool,
+    /// Whether the learning rate moves from step to step.
+    rate_moves: bool,
+    /// Batches of the first epoch, where they had to be counted.
+    counted: Option<usize>,
     /// The dense model, and what is learned from it.
     teacher: Option<(M, Distillation)>,
     checkpoints: Option<Checkpoints>,
@@ -59,12 +63,8 @@ pub(crate) struct Trainer<'t, 's, 'r, 'a, M, I, T, O> {
     position: Position,
 }
 
-impl<'t, 's, 'r, 'a, M, I, T, O> Trainer<'t, 's, 'r, 'a, M, I, T, O>
-where
-    M: Module,
-    I: Tensors + Batch,
-    T: Tensors + Batch,
-    O: Tensors + Send + Sync + 'static,
+impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
+    Trainer<'t, 's, 'r, 'a, M, I, T, O>
 {
     pub(crate) fn new(
         session: &'t Session<'s, 'r, 'a, M, I, T, O>,
@@ -85,6 +85,8 @@ where
             autocast: dtype::autocast(dtype, session.recipe.fallback),
             quantized: QuantizedForward::new().without_schedule(),
             quantizes: false,
+            rate_moves: plan.schedule != RateSchedule::Constant || plan.warmup > 0.0,
+            counted: None,
             teacher: teacher.map(|(distillation, model)| (model.valid(), distillation)),
             checkpoints: session.state.checkpoints(key),
             optim: session.task.optimizer(&session.device),
@@ -138,17 +140,27 @@ where
         let session = self.session;
         let batches = session.batches(&self.key, epoch);
         let (least, most) = batches.size_hint();
-        let count = most.filter(|most| *most == least);
+        let count = match most == Some(least) {
+            true => most,
+            false => self.rate_moves.then(|| self.count_batches()),
+        };
         let mut seen = 0;
         for (index, (inputs, targets)) in batches.enumerate() {
             seen = index + 1;
             if (index as u64) < self.position.batch {
                 continue;
             }
+            if inputs.examples() == 0 {
+                // Its mean loss is NaN, and so would be all weights.
+                return Err(RecipeError::EmptyBatch {
+                    stage: self.stage.clone(),
+                });
+            }
             session
                 .device
                 .seed(seed(session.recipe.seed, &self.key, epoch, index as u64));
-            let progress = count.map_or(0.0, |count| index as f64 / count as f64);
+            let progress = count.map_or(0.0, |count| index as f64 / count.max(1) as f64);
+            let progress = progress.min(1.0);
             model = self.step(model, inputs, targets, rate(progress))?;
             self.position.batch = index as u64 + 1;
             session.listener().tell(&Progress::Step {
@@ -171,6 +183,14 @@ where
         Ok(model)
     }
 
+    /// The batches of a pass over the first epoch: the same number before a restart and after it.
+    fn count_batches(&mut self) -> usize {
+        let (session, key) = (self.session, &self.key);
+        *self
+            .counted
+            .get_or_insert_with(|| session.batches(key, 0).count())
+    }
+
     fn save(&self, model: &M) -> Result<(), RecipeError> {
         let Some(checkpoints) = &self.checkpoints else {
             return Ok(());
@@ -191,6 +211,7 @@ where
             on_device(&(task.forward)(teacher, inputs), device)
         });
         let distillation = self.teacher.as_ref().map(|(_, distillation)| *distillation);
+        let refused = RefCell::new(None);
         let loss = |model: &M, (inputs, targets, taught): (I, T, Option<O>)| {
             let outputs = (task.forward)(model, inputs);
             let (Some(distillation), Some(taught), Some(logits)) =
@@ -204,6 +225,10 @@ where
                 }
                 _ => (Vec::new(), Vec::new()),
             };
+            if let Err(error) = Distillation::check_features(&features.0, &features.1) {
+                *refused.borrow_mut() = Some(error);
+                return (task.loss)(outputs, targets);
+            }
             let logits = (logits(&outputs), logits(&taught));
             let at_targets: Tensor<1> = (task.loss)(outputs, targets);
             distillation.blend(at_targets, logits, features)
@@ -214,6 +239,9 @@ where
             true => self.quantized.run(&model, input, loss)?,
             false => self.autocast.run(&model, input, loss)?,
         };
+        if let Some(error) = refused.into_inner() {
+            return Err(error);
+        }
         let grads = self.scaler.scale(loss)?.backward();
         let grads = GradientsParams::from_grads(grads, &model);
         Ok(advance(self.scaler.step(

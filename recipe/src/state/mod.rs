@@ -1,7 +1,8 @@
 //! What a run keeps on disk: finished stages, and checkpoints of the one in progress.
 //!
 //! ```text
-//! DIR/run.json              the recipe, and a checksum of the weights that it began with
+//! DIR/run.json              the recipe, what the caller identifies the run by, and a checksum of the weights
+//!                           that it began with
 //! DIR/0-train/              a finished stage: model.bpk, stage.toml
 //! DIR/1-prune.checkpoints/  of a training in progress
 //! DIR/1-prune.solver/       finished stages of CHITA
@@ -19,6 +20,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_amp::Checkpoints;
 use burn_lean_prune::Masks;
+use files::{FILES, create_folder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -40,6 +42,9 @@ pub(crate) struct State {
 struct Belongs {
     version: u32,
     recipe: Value,
+    /// What the caller identifies the run by.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    identity: Value,
     /// CRC-32 of the initial weights.
     weights: u32,
 }
@@ -53,6 +58,9 @@ pub(crate) struct Kept {
     pub(crate) masks: Option<Masks>,
     /// Wall clock [s].
     pub(crate) seconds: f64,
+    /// Where the latency in the row was measured; nowhere of a part of a stage.
+    #[serde(default)]
+    pub(crate) latency: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -63,38 +71,41 @@ struct Manifest {
 }
 
 impl State {
-    /// Opens a folder; refuses one of another recipe or of other weights.
+    /// Opens a folder; refuses one of another recipe, another identity or other weights.
     pub(crate) fn open(
         folder: Option<&Path>,
         recipe: &Recipe,
+        identity: &Value,
         weights: u32,
     ) -> Result<Self, RecipeError> {
         let Some(folder) = folder else {
             return Ok(Self::default());
         };
-        files::create_folder(folder)?;
+        create_folder(folder)?;
         let path = folder.join(RUN);
         // Files at the end can be chosen anew.
         let recipe = Recipe {
             export: Vec::new(),
             ..recipe.clone()
         };
+        // As it is read back: a float of many digits may differ in its last bit.
+        let read_back = |json: String| -> Value { serde_json::from_str(&json).unwrap_or_default() };
         let here = Belongs {
             version: VERSION,
-            // As it is read back: a float of many digits may differ in its last bit.
-            recipe: serde_json::from_str(&recipe.to_json()).unwrap_or_default(),
+            recipe: read_back(recipe.to_json()),
+            identity: read_back(identity.to_string()),
             weights,
         };
         match path.exists() {
             false => {
                 let text = serde_json::to_vec_pretty(&here);
-                files::write(
+                FILES.write(
                     &path,
                     &text.map_err(|error| RecipeError::state(&path, error))?,
                 )?;
             }
             true => {
-                let there: Belongs = serde_json::from_slice(&files::read(&path)?)
+                let there: Belongs = serde_json::from_slice(&FILES.read(&path)?)
                     .map_err(|error| RecipeError::state(&path, error))?;
                 let differs = |field: String, kept: String, found: String| {
                     Err(RecipeError::StateOfAnotherRun {
@@ -112,7 +123,9 @@ impl State {
                         version(VERSION),
                     );
                 }
-                if let Some((field, kept, found)) = difference("", &there.recipe, &here.recipe) {
+                let different = difference("", &there.recipe, &here.recipe)
+                    .or_else(|| difference("identity", &there.identity, &here.identity));
+                if let Some((field, kept, found)) = different {
                     return differs(field, kept, found);
                 }
                 if there.weights != weights {
@@ -140,10 +153,10 @@ impl State {
         }
         let path = folder.join(STAGE);
         // TOML keeps floats to the last bit, and those that are no numbers.
-        let manifest: Manifest = toml::from_slice(&files::read(&path)?)
+        let manifest: Manifest = toml::from_slice(&FILES.read(&path)?)
             .map_err(|error| RecipeError::state(&path, error))?;
         let path = folder.join(MODEL);
-        let bytes = files::read(&path)?;
+        let bytes = FILES.read(&path)?;
         if bytes.len() != manifest.model_bytes || crc32fast::hash(&bytes) != manifest.model_crc32 {
             let reason = "its checksum is not the one in `stage.toml`";
             return Err(RecipeError::state(&path, reason));
@@ -167,12 +180,12 @@ impl State {
         // Burn keeps the BatchNorm statistics of the last step apart until the next one.
         let _ = model.valid();
         let partial = folder.join(format!("partial-{name}"));
-        files::remove_folder(&partial)?;
-        files::create_folder(&partial)?;
+        FILES.remove_folder(&partial)?;
+        create_folder(&partial)?;
         let path = partial.join(MODEL);
         let bytes = model.clone().into_record().into_bytes();
         let bytes = bytes.map_err(|error| RecipeError::io("cannot write", &path, error))?;
-        files::write_plain(&path, &bytes)?;
+        FILES.write_plain(&path, &bytes)?;
         let manifest = Manifest {
             kept,
             model_bytes: bytes.len(),
@@ -181,10 +194,10 @@ impl State {
         let path = partial.join(STAGE);
         let text = toml::to_string(&manifest);
         let text = text.map_err(|error| RecipeError::io("cannot write", &path, error))?;
-        files::write_plain(&path, text.as_bytes())?;
-        files::flush(&partial)?;
+        FILES.write_plain(&path, text.as_bytes())?;
+        FILES.flush(&partial)?;
         before()?;
-        files::rename(&partial, &folder.join(name))
+        FILES.rename(&partial, &folder.join(name))
     }
 
     /// Checkpoints of a training in progress.
@@ -204,8 +217,8 @@ impl State {
         let Some(folder) = &self.folder else {
             return Ok(());
         };
-        files::remove_folder(&folder.join(format!("{name}.checkpoints")))?;
-        files::remove_folder(&folder.join(format!("{name}.solver")))
+        FILES.remove_folder(&folder.join(format!("{name}.checkpoints")))?;
+        FILES.remove_folder(&folder.join(format!("{name}.solver")))
     }
 }
 

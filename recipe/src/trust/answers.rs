@@ -1,6 +1,5 @@
 //! What a classifier answered, and how far its confidences can be trusted.
 
-use burn::tensor::activation::softmax;
 use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -27,12 +26,13 @@ pub struct ReliabilityBin {
 }
 
 impl Answers {
-    /// Of logits `[examples, classes]` and labels `[examples]`, batch by batch.
+    /// Of logits `[examples, classes]` and labels `[examples]`, batch by batch. Confidences are the softmax
+    /// of the logits, in F64 whatever those are in.
     ///
     /// # Errors
     ///
     /// Those of the batches; [`RecipeError::Task`] where logits and labels differ in number, a logit
-    /// is NaN or the device fails.
+    /// is NaN or +∞ or the device fails.
     pub fn collect(
         batches: impl IntoIterator<Item = Result<(Tensor<2>, Tensor<1, Int>), RecipeError>>,
     ) -> Result<Self, RecipeError> {
@@ -40,37 +40,50 @@ impl Answers {
         for batch in batches {
             let (logits, labels) = batch?;
             let [examples, classes] = logits.dims();
-            let probabilities = softmax(logits, 1)
-                .try_into_data()
-                .map_err(RecipeError::task)?;
+            let logits = logits.try_into_data().map_err(RecipeError::task)?;
             let labels = labels.try_into_data().map_err(RecipeError::task)?;
-            let probabilities: Vec<f32> = probabilities.iter::<f32>().collect();
+            let logits: Vec<f64> = logits.iter::<f64>().collect();
             let labels: Vec<i64> = labels.iter::<i64>().collect();
             if labels.len() != examples || classes == 0 {
                 let reason = format!("{examples} rows of logits, but {} labels", labels.len());
                 return Err(RecipeError::task(reason));
             }
             answers.labels.extend(&labels);
-            for row in probabilities.chunks_exact(classes) {
+            for row in logits.chunks_exact(classes) {
                 answers.push(row)?;
             }
         }
         Ok(answers)
     }
 
-    fn push(&mut self, probabilities: &[f32]) -> Result<(), RecipeError> {
-        if probabilities.iter().any(|p| p.is_nan()) {
+    fn push(&mut self, logits: &[f64]) -> Result<(), RecipeError> {
+        // The first of equals, as `argmax` has it; probabilities are equal where logits are not yet.
+        let best = logits.iter().enumerate();
+        let (class, largest) =
+            best.fold((0, f64::NEG_INFINITY), |best, (class, logit)| {
+                match *logit > best.1 {
+                    true => (class, *logit),
+                    false => best,
+                }
+            });
+        let sum: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
+        if sum.is_nan() {
             return Err(RecipeError::task("a logit is no number"));
         }
-        // The first of equals, as `argmax` has it.
-        let best = probabilities.iter().enumerate();
-        let best = best.fold((0, f32::MIN), |best, (class, p)| match *p > best.1 {
-            true => (class, *p),
-            false => best,
-        });
-        self.predicted.push(best.0 as i64);
-        self.confidence.push(f64::from(best.1));
+        self.predicted.push(class as i64);
+        self.confidence.push(1.0 / sum);
         Ok(())
+    }
+
+    /// Refuses answers to other examples, by their labels.
+    pub(super) fn check_examples(&self, other: &Self) -> Result<(), RecipeError> {
+        match self.labels == other.labels {
+            true => Ok(()),
+            false => Err(RecipeError::task(
+                "the test gave other labels when it was asked again: it must give the same examples \
+                 in the same order each time",
+            )),
+        }
     }
 
     /// Number of examples.

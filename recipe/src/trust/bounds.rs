@@ -31,8 +31,8 @@ pub struct Bounds {
     pub max_bytes: Option<u64>,
     /// Latency in milliseconds.
     pub max_latency_ms: Option<f64>,
-    /// Accuracy that may be lost more than by the original, under any perturbation [points of
-    /// percent].
+    /// Accuracy that may be lost more than by the original, under any perturbation that changes inputs
+    /// of this kind [points of percent].
     pub max_robustness_drop: Option<f64>,
 }
 
@@ -60,21 +60,26 @@ impl std::fmt::Display for BrokenBound {
 impl Bounds {
     /// The bounds that a report breaks.
     pub fn broken(&self, trust: &Trust) -> Vec<BrokenBound> {
+        let (original, compressed) = (trust.original.accuracy, trust.compressed.accuracy);
+        // By counts: 29 of 100 are 29 %, but 100 · 0.29 is a little less.
+        let examples = trust.examples as f64;
+        let count = |share: f64| (share * examples).round();
+        let percent = |counted: f64| 100.0 * counted / examples;
+        let lost = |before: f64, after: f64| count(before) - count(after);
         let robustness = trust.robustness.iter().map(|under| {
-            let lost = |perturbed: f64, plain: f64| 100.0 * (plain - perturbed);
-            lost(under.compressed, trust.compressed.accuracy.value)
-                - lost(under.original, trust.original.accuracy.value)
+            let more = lost(compressed.value, under.compressed);
+            percent(more - lost(original.value, under.original))
         });
         let at_most = [
             (
                 "max_accuracy_drop",
                 self.max_accuracy_drop,
-                100.0 * (trust.original.accuracy.value - trust.compressed.accuracy.value),
+                percent(lost(original.value, compressed.value)),
             ),
             (
                 "max_disagreement",
                 self.max_disagreement,
-                100.0 * trust.disagreement.value,
+                percent(count(trust.disagreement.value)),
             ),
             ("max_ece", self.max_ece, trust.compressed.ece),
             (
@@ -90,7 +95,7 @@ impl Bounds {
             (
                 "max_robustness_drop",
                 self.max_robustness_drop,
-                robustness.fold(f64::NEG_INFINITY, f64::max),
+                robustness.reduce(f64::max).unwrap_or(f64::NAN),
             ),
         ];
         let at_most = at_most
@@ -99,7 +104,7 @@ impl Bounds {
         let at_least = [(
             "min_accuracy",
             self.min_accuracy,
-            100.0 * trust.compressed.accuracy.value,
+            percent(count(compressed.value)),
             -1.0,
         )];
         at_most

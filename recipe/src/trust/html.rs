@@ -2,6 +2,7 @@
 
 use super::{Energy, Share, Side, Trust, plots};
 use crate::RecipeError;
+use crate::plan::percent_text;
 
 const STYLE: &str = "body{font-family:sans-serif;max-width:900px;margin:2em auto;padding:0 1em;\
 color:#222}table{border-collapse:collapse;margin:1em 0}td,th{padding:.35em .9em;border-bottom:1px \
@@ -39,14 +40,9 @@ pub(super) fn page(trust: &Trust) -> Result<String, RecipeError> {
             Some(latency) => format!("{latency:.3}"),
             None => "not measured".into(),
         }),
-        ("joules per task", |side| energy(&side.energy, 0)),
-        ("tasks per kWh; tasks/s per watt", |side| {
-            match &side.energy {
-                Energy::Measured { .. } => {
-                    format!("{}; {}", energy(&side.energy, 1), energy(&side.energy, 2))
-                }
-                Energy::NotMeasurable { .. } => energy(&side.energy, 1),
-            }
+        ("joules per task, in Burn", |side| joules(&side.energy)),
+        ("tasks per kWh; tasks/s per watt, in Burn", |side| {
+            tasks(&side.energy)
         }),
     ];
     for (name, say) in rows {
@@ -56,14 +52,21 @@ pub(super) fn page(trust: &Trust) -> Result<String, RecipeError> {
             escaped(&say(compressed))
         );
     }
-    body += "</table>\n<h2>Where they disagree</h2>\n";
+    body += "</table>\n";
+    for side in [original, compressed] {
+        for note in energy_notes(&side.energy) {
+            let note = format!("Energy of {}: {note}.", side.stage);
+            body += &format!("<p class=\"note\">{}</p>\n", escaped(&note));
+        }
+    }
+    body += "<h2>Where they disagree</h2>\n";
     body += &format!(
         "<p>They answer differently on {}. Only the original is right on {} examples, only the \
-         compressed model on {}: McNemar's exact test gives p = {:.3}.</p>\n",
+         compressed model on {}: McNemar's exact test gives p {}.</p>\n",
         share(&trust.disagreement),
         trust.only_original,
         trust.only_compressed,
-        trust.mcnemar_p
+        escaped(&p_value(trust.mcnemar_p))
     );
     body += "<h2>Calibration</h2>\n";
     body += &plots::reliability(trust)?;
@@ -97,24 +100,69 @@ fn verdict(trust: &Trust) -> String {
 
 fn share(share: &Share) -> String {
     format!(
-        "{:.2} % ({:.2} to {:.2})",
-        100.0 * share.value,
-        100.0 * share.low,
-        100.0 * share.high
+        "{} % ({} to {})",
+        percent_text(share.value, 2),
+        percent_text(share.low, 2),
+        percent_text(share.high, 2)
     )
 }
 
-fn energy(energy: &Energy, which: usize) -> String {
+/// A probability of chance, which is never none.
+fn p_value(p: f64) -> String {
+    match p < 0.001 {
+        true => "< 0.001".into(),
+        false => format!("= {p:.3}"),
+    }
+}
+
+/// The sum, and its parts where it has several.
+fn joules(energy: &Energy) -> String {
+    let Energy::Measured {
+        joules_per_task,
+        parts,
+        ..
+    } = energy
+    else {
+        return "not measurable here".into();
+    };
+    let named = parts
+        .iter()
+        .map(|part| format!("{} {}", digits(part.joules_per_task), part.counter));
+    let named: Vec<_> = named.collect();
+    match parts.len() {
+        0 => digits(*joules_per_task),
+        1 => named.concat(),
+        _ => format!("{} = {}", digits(*joules_per_task), named.join(" + ")),
+    }
+}
+
+fn tasks(energy: &Energy) -> String {
     match energy {
         Energy::Measured {
-            joules_per_task,
             tasks_per_kwh,
             tasks_per_second_per_watt,
-        } => {
-            let numbers = [joules_per_task, tasks_per_kwh, tasks_per_second_per_watt];
-            format!("{:.4}", numbers[which])
-        }
+            ..
+        } => format!("{tasks_per_kwh:.0}; {}", digits(*tasks_per_second_per_watt)),
         Energy::NotMeasurable { .. } => "not measurable here".into(),
+    }
+}
+
+/// A positive number with four significant digits.
+fn digits(value: f64) -> String {
+    let decimals = (3.0 - value.log10().floor()).clamp(0.0, 12.0) as usize;
+    format!("{value:.decimals$}")
+}
+
+/// What was not measured, and why.
+fn energy_notes(energy: &Energy) -> Vec<String> {
+    match energy {
+        Energy::Measured { uncounted, .. } => {
+            let notes = uncounted.iter();
+            notes
+                .map(|reason| format!("not in the sum: {reason}"))
+                .collect()
+        }
+        Energy::NotMeasurable { reason } => vec![reason.clone()],
     }
 }
 

@@ -11,23 +11,23 @@ mod statistics;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, Param};
-use burn::tensor::{Int, Tensor};
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
 use burn_lean_graph::Tensors;
 use burn_lean_prune::Batch;
-use burn_lean_quant::{QuantizedForward, Site, health, quantizers};
-use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
+use burn_lean_quant::{QuantizedForward, Site, fold_for, health, quantizers};
+use burn_lean_reparam::each_plain_float;
 use serde::{Deserialize, Serialize};
 
 pub use answers::{Answers, ReliabilityBin};
 pub use bounds::{Bounds, BrokenBound};
-pub use energy::{Energy, Rapl};
+pub use energy::{Energy, EnergyCounter, EnergyMeter, EnergyPart};
 pub use perturbation::Perturbation;
 pub use statistics::{Share, mcnemar, wilson};
 
-use crate::run::session::{floats, predictor};
+use crate::run::session::{Finish, predictor};
 use crate::run::tensors::on_device;
-use crate::state::files;
+use crate::state::files::{FILES, create_folder};
 use crate::{RecipeError, StageOutcome, Task};
 
 /// How two models are compared.
@@ -40,7 +40,7 @@ pub struct TrustConfig {
     /// What is done to inputs. Default: noise of 0.25, 0.5 and 1 deviation, shifts by one and two
     /// places either way, offsets of half a deviation.
     pub perturbations: Vec<Perturbation>,
-    /// How long energy is measured, where it can be. Default: 1 s.
+    /// How long energy is measured, where it can be: counters of GPUs move ten times a second. Default: 1 s.
     pub energy_time: Duration,
     /// What the compressed model must keep. Default: nothing.
     pub bounds: Bounds,
@@ -65,9 +65,9 @@ pub struct Side {
     pub reliability: Vec<ReliabilityBin>,
     /// Bytes of its record.
     pub bytes: u64,
-    /// Latency of one example in milliseconds.
+    /// Latency of one example in milliseconds, where the run measured it: in Burn or in the engine.
     pub latency_ms: Option<f64>,
-    /// Energy of one example.
+    /// Energy of one example, in Burn.
     pub energy: Energy,
 }
 
@@ -89,9 +89,9 @@ pub struct LayerSqnr {
     pub path: String,
     /// What it is of: `weight`, or an activation: `input`, `output`…
     pub site: String,
-    /// 10 · log₁₀(Σx² / Σ(x − y)²) in dB, at most 200: of a weight, x in the original and y in the
-    /// compressed model, pruning and training included; of an activation, x before and y after its
-    /// quantizer.
+    /// 10 · log₁₀(Σx² / Σ(x − y)²) in dB, at most 200: of a weight, x in the original, its batch
+    /// normalizations folded where those of the compressed model are, and y in the compressed model,
+    /// pruning and training included; of an activation, x before and y after its quantizer.
     pub sqnr: f64,
 }
 
@@ -114,9 +114,10 @@ pub struct Trust {
     pub only_compressed: usize,
     /// p of [`mcnemar`] of these: small where the accuracies differ by more than chance.
     pub mcnemar_p: f64,
-    /// Accuracies on changed inputs.
+    /// Accuracies on changed inputs, under each perturbation that changes inputs of this kind.
     pub robustness: Vec<Robustness>,
-    /// Of each weight and of each quantized activation.
+    /// Of each weight and of each quantized activation. Of two quantized models, one of which has its batch
+    /// normalizations folded, weights do not compare.
     pub layers: Vec<LayerSqnr>,
     /// The bounds that are broken.
     pub broken: Vec<BrokenBound>,
@@ -162,8 +163,9 @@ impl TrustConfig {
     /// # Errors
     ///
     /// [`RecipeError::Invalid`] of the config; [`RecipeError::TaskLacks`] without
-    /// [`Task::with_logits`]; [`RecipeError::NoBatch`]; what a forward pass says. A broken bound is
-    /// none: it is in the report, and [`Trust::check`] makes it one.
+    /// [`Task::with_logits`]; [`RecipeError::NoBatch`]; [`RecipeError::Task`] where `test` gives other
+    /// labels the next time; what a forward pass says. A broken bound is none: it is in the report, and
+    /// [`Trust::check`] makes it one.
     pub fn compare<M, I, T, O, B>(
         &self,
         task: &Task<'_, M, I, T, O>,
@@ -187,6 +189,7 @@ impl TrustConfig {
         };
         let before = answers(&first, None)?;
         let after = answers(&second, None)?;
+        before.check_examples(&after)?;
         let (mut only_original, mut only_compressed) = (0, 0);
         for (before, after) in before.right().zip(after.right()) {
             only_original += usize::from(before && !after);
@@ -195,9 +198,16 @@ impl TrustConfig {
         let pairs = before.predicted().iter().zip(after.predicted());
         let differing = pairs.filter(|(before, after)| before != after).count();
         let mut robustness = Vec::new();
-        for perturbation in &self.perturbations {
+        let first_inputs = test().into_iter().next().map(|(inputs, _)| inputs);
+        let concerns = |perturbation: &&Perturbation| {
+            first_inputs
+                .as_ref()
+                .is_some_and(|inputs| perturbation.concerns(inputs))
+        };
+        for perturbation in self.perturbations.iter().filter(concerns) {
             let accuracy = |model: &M| {
                 let answers = answers(model, Some(*perturbation))?;
+                before.check_examples(&answers)?;
                 Ok::<_, RecipeError>(answers.correct() as f64 / answers.len() as f64)
             };
             robustness.push(Robustness {
@@ -206,6 +216,8 @@ impl TrustConfig {
                 compressed: accuracy(&second)?,
             });
         }
+        let mut layers = weights(task, [original, compressed], [&first, &second], &test)?;
+        layers.extend(activations(task, &second, &test)?);
         let mut trust = Trust {
             examples: before.len(),
             confidence: self.confidence,
@@ -216,7 +228,7 @@ impl TrustConfig {
             only_compressed,
             mcnemar_p: mcnemar(only_original, only_compressed),
             robustness,
-            layers: layers(task, &first, &second, &test)?,
+            layers,
             broken: Vec::new(),
         };
         trust.broken = self.bounds.broken(&trust);
@@ -275,32 +287,35 @@ impl TrustConfig {
         O: Tensors + Send + Sync + 'static,
         B: IntoIterator<Item = (I, Tensor<1, Int>)>,
     {
-        let energy = match Rapl::open() {
+        let device = device_of(model)?;
+        let energy = match EnergyMeter::open(&device) {
             Err(reason) => Energy::NotMeasurable { reason },
-            Ok(rapl) => {
-                let device = device_of(model)?;
+            Ok(meter) => {
                 let predict = predictor(task, model, &device);
-                let first = test().into_iter().next();
-                let example = first.map(|(inputs, _)| inputs.slice(0..1));
-                let mut tasks = 0;
-                let mut failed = None;
-                let joules = rapl.joules(|| {
+                let example = example(&test, &device);
+                // As a latency is measured: until the numbers are there.
+                let run = |example: &I| -> Result<(), RecipeError> {
+                    predict(example.clone())?.map_tensors(&mut Finish);
+                    Ok(())
+                };
+                // Caches fill.
+                let mut failed = example.as_ref().and_then(|example| run(example).err());
+                let energy = meter.energy(|| {
+                    let mut tasks = 0;
                     let start = Instant::now();
                     while let Some(example) = &example
                         && start.elapsed() < self.energy_time
                         && failed.is_none()
                     {
-                        failed = predict(example.clone()).err();
+                        failed = run(example).err();
                         tasks += 1;
                     }
+                    tasks
                 });
                 if let Some(error) = failed {
                     return Err(error);
                 }
-                match joules {
-                    Ok(joules) => Energy::of(joules, tasks),
-                    Err(reason) => Energy::NotMeasurable { reason },
-                }
+                energy
             }
         };
         Ok(Side {
@@ -355,17 +370,17 @@ impl Trust {
             .parent()
             .filter(|folder| !folder.as_os_str().is_empty())
         {
-            files::create_folder(folder)?;
+            create_folder(folder)?;
         }
-        files::write(path, self.to_html()?.as_bytes())?;
-        files::write(
+        FILES.write(path, self.to_html()?.as_bytes())?;
+        FILES.write(
             &path.with_extension("trust.json"),
             self.to_json().as_bytes(),
         )
     }
 }
 
-fn device_of<M: Module>(model: &M) -> Result<burn::tensor::Device, RecipeError> {
+fn device_of<M: Module>(model: &M) -> Result<Device, RecipeError> {
     let device = model.devices().into_iter().next();
     device.ok_or(RecipeError::TaskLacks {
         stage: "report".into(),
@@ -374,23 +389,42 @@ fn device_of<M: Module>(model: &M) -> Result<burn::tensor::Device, RecipeError> 
     })
 }
 
-/// Weights of both models, and activations of the compressed one.
-fn layers<M, I, T, O, B>(
+/// The first example of a test.
+fn example<I, L, B>(test: impl Fn() -> B, device: &Device) -> Option<I>
+where
+    I: Tensors + Batch,
+    B: IntoIterator<Item = (I, L)>,
+{
+    let mut batches = test().into_iter().map(|(inputs, _)| inputs);
+    let inputs = batches.find(|inputs| inputs.examples() > 0)?;
+    Some(on_device(&inputs.slice(0..1), device))
+}
+
+/// Weights of two models: of an original, folded as the compressed one is, and of that.
+fn weights<M, I, T, O, B>(
     task: &Task<'_, M, I, T, O>,
-    original: &M,
-    compressed: &M,
+    stages: [&StageOutcome<M>; 2],
+    [original, compressed]: [&M; 2],
     test: impl Fn() -> B,
 ) -> Result<Vec<LayerSqnr>, RecipeError>
 where
     M: Module,
-    I: Tensors,
+    I: Tensors + Batch,
     O: Tensors + Send + Sync + 'static,
     B: IntoIterator<Item = (I, Tensor<1, Int>)>,
 {
-    let mut weights = [Weights::default(), Weights::default()];
-    visit_plain_floats(original, &mut weights[0]);
-    visit_plain_floats(compressed, &mut weights[1]);
-    let [before, after] = weights.map(|weights| weights.0);
+    let original = match stages.map(|stage| stage.folded) {
+        [false, true] if quantizers(original).is_empty() => {
+            let Some(example) = example(test, &device_of(original)?) else {
+                return Ok(Vec::new());
+            };
+            let forward = |model: &M, inputs: I| (task.forward)(model, inputs);
+            fold_for(original.clone(), example, forward)?
+        }
+        [before, after] if before == after => original.clone(),
+        _ => return Ok(Vec::new()),
+    };
+    let [before, after] = [&original, compressed].map(matrices);
     let mut layers = Vec::new();
     for (path, values) in &before {
         let other = after.iter().find(|(other, _)| other == path);
@@ -404,12 +438,28 @@ where
             });
         }
     }
+    Ok(layers)
+}
+
+/// Activations of a compressed model.
+fn activations<M, I, T, O, B>(
+    task: &Task<'_, M, I, T, O>,
+    compressed: &M,
+    test: impl Fn() -> B,
+) -> Result<Vec<LayerSqnr>, RecipeError>
+where
+    M: Module,
+    I: Tensors + Batch,
+    O: Tensors + Send + Sync + 'static,
+    B: IntoIterator<Item = (I, Tensor<1, Int>)>,
+{
     if quantizers(compressed).is_empty() {
-        return Ok(layers);
+        return Ok(Vec::new());
     }
     let device = device_of(compressed)?;
     let quantized = QuantizedForward::new();
-    let first = test().into_iter().next();
+    let mut batches = test().into_iter();
+    let first = batches.find(|(inputs, _)| inputs.examples() > 0);
     let found = health(compressed, |model| {
         first.into_iter().try_for_each(|(inputs, _)| {
             let inputs = on_device(&inputs, &device);
@@ -419,31 +469,29 @@ where
     });
     let found = match found {
         // Weights alone are quantized, and converted.
-        Err(burn_lean_quant::QuantError::NoData { .. }) => return Ok(layers),
+        Err(burn_lean_quant::QuantError::NoData { .. }) => return Ok(Vec::new()),
         found => found?,
     };
     let activations = found.quantizers.into_iter();
     let activations = activations.filter(|quantizer| quantizer.site != Site::Weight);
-    layers.extend(activations.map(|quantizer| LayerSqnr {
+    let layers = activations.map(|quantizer| LayerSqnr {
         path: quantizer.layer,
         site: format!("{:?}", quantizer.site).to_lowercase(),
         sqnr: bounded(quantizer.sqnr),
-    }));
-    Ok(layers)
+    });
+    Ok(layers.collect())
 }
 
-/// Weights of rank 2 and more, by their paths.
-#[derive(Default)]
-struct Weights(Vec<(String, Vec<f32>)>);
-
-impl FloatVisitor for Weights {
-    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        if D < 2 {
-            return;
+/// Weights of rank 2 and more as the forward pass has them, by their paths.
+fn matrices<M: Module>(model: &M) -> Vec<(String, Vec<f32>)> {
+    let mut matrices = Vec::new();
+    // Stored are also codes, and floats off their grid.
+    each_plain_float(&model.clone().materialize(), |at, float| {
+        if float.shape().len() >= 2 {
+            matrices.push((at.path(), float.values()));
         }
-        let values = floats(param.val()).into_data().iter::<f32>().collect();
-        self.0.push((path.into(), values));
-    }
+    });
+    matrices
 }
 
 fn sqnr(x: &[f32], y: &[f32]) -> f64 {
@@ -453,7 +501,10 @@ fn sqnr(x: &[f32], y: &[f32]) -> f64 {
     let noise: f64 = noise
         .map(|(x, y)| square(f64::from(*x) - f64::from(*y)))
         .sum();
-    bounded(10.0 * (signal / noise).log10())
+    match noise == 0.0 {
+        true => bounded(f64::INFINITY),
+        false => bounded(10.0 * (signal / noise).log10()),
+    }
 }
 
 /// A number that JSON has.

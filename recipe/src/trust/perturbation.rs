@@ -39,6 +39,44 @@ impl Perturbation {
             random: seed(number, "noise", 0, 0),
         })
     }
+
+    /// Whether it changes anything in inputs of this kind: noise does nothing to integers, a shift
+    /// nothing to vectors.
+    pub fn concerns<I: Tensors>(&self, inputs: &I) -> bool {
+        let mut concerned = Concerned {
+            least_rank: match self {
+                Self::Shift(_) => SHIFTED_RANK,
+                Self::Noise(_) | Self::Offset(_) => 0,
+            },
+            found: false,
+        };
+        inputs.map_tensors(&mut concerned);
+        concerned.found
+    }
+}
+
+/// Tensors of this rank and more are shifted.
+const SHIFTED_RANK: usize = 3;
+
+/// Looks for float tensors.
+struct Concerned {
+    least_rank: usize,
+    found: bool,
+}
+
+impl TensorMapper for Concerned {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        self.found |= D >= self.least_rank;
+        tensor.clone()
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        tensor.clone()
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        tensor.clone()
+    }
 }
 
 struct Perturb {
@@ -82,13 +120,15 @@ impl TensorMapper for Perturb {
                     *value += (strength * deviation) as f32;
                 }
             }
-            Perturbation::Shift(_) if D < 3 => {}
+            Perturbation::Shift(_) if D < SHIFTED_RANK => {}
             Perturbation::Shift(places) => {
                 let width = shape[D - 1];
                 for row in values.chunks_mut(width.max(1)) {
                     let old = row.to_vec();
                     for (at, value) in row.iter_mut().enumerate() {
-                        let from = (at as i64 - places).clamp(0, width as i64 - 1);
+                        let from = (at as i64)
+                            .saturating_sub(places)
+                            .clamp(0, width as i64 - 1);
                         *value = old[from as usize];
                     }
                 }

@@ -4,6 +4,7 @@ use plotters::prelude::*;
 
 use super::{LayerSqnr, Robustness, Side, Trust};
 use crate::RecipeError;
+use crate::plan::percent_text;
 
 const ORIGINAL: RGBColor = RGBColor(0x2c, 0x6f, 0xbb);
 const COMPRESSED: RGBColor = RGBColor(0xd9, 0x5f, 0x02);
@@ -130,7 +131,7 @@ fn bar(
         color.filled(),
     );
     root.draw(&bar).map_err(failed)?;
-    let text = format!("{:.1} %", 100.0 * value);
+    let text = format!("{} %", percent_text(value, 1));
     let text = Text::new(text, (right + 6, top), ("sans-serif", 12));
     root.draw(&text).map_err(failed)
 }

@@ -13,8 +13,8 @@ pub struct Share {
     pub high: f64,
 }
 
-/// The share `count / of` with its interval by Wilson's score, at this confidence, above 0 and below
-/// 1.
+/// The share `count / of`, at most 1, with its interval by Wilson's score, at this confidence, above 0
+/// and below 1.
 ///
 /// ```text
 /// (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
@@ -37,7 +37,7 @@ pub fn wilson(count: usize, of: usize, confidence: f64) -> Share {
             high: 1.0,
         };
     }
-    let (n, p) = (of as f64, count as f64 / of as f64);
+    let (n, p) = (of as f64, count.min(of) as f64 / of as f64);
     let z = normal_quantile(0.5 + 0.5 * confidence);
     let scale = 1.0 + z * z / n;
     let center = (p + z * z / (2.0 * n)) / scale;
@@ -149,6 +149,8 @@ mod tests {
                 assert!(share.high > share.low);
             }
         }
+        // More than all are all.
+        assert_eq!(wilson(11, 10, 0.95), wilson(10, 10, 0.95));
         // All right: z² / (n + z²) below 1.
         let z2 = 1.959_963_985f64.powi(2);
         assert!((wilson(10, 10, 0.95).low - 10.0 / (10.0 + z2)).abs() < 1e-9);

@@ -1,0 +1,49 @@
+//! What a run refuses of a model and its data before anything is computed.
+
+use burn::module::Module;
+use burn_lean_reparam::each_plain_float;
+
+use super::prune;
+use super::session::{Examples, Outputs, Session};
+use crate::RecipeError;
+use crate::plan::Check;
+
+impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
+    /// Refuses paths that no parameter has, blocks that do not divide a weight, and Fisher samples that
+    /// no batch is large enough for.
+    pub(crate) fn check(&self, model: &M) -> Result<(), RecipeError> {
+        let paths = paths(model);
+        if let Some(shrink) = &self.recipe.shrink {
+            Check("shrink").found(&shrink.exclude, &paths)?;
+        }
+        for (index, plan) in self.recipe.quantize.iter().enumerate() {
+            let mut plan = plan.clone();
+            if self.recipe.shrink.is_some() {
+                // What it divides then is not known yet.
+                plan.block = None;
+            }
+            plan.check(&format!("quantize[{index}]"), model)?;
+        }
+        let Some(plan) = &self.recipe.prune else {
+            return Ok(());
+        };
+        let check = Check("prune");
+        check.found(&plan.exclude, &paths)?;
+        let Some(size) = plan.batch_size else {
+            return Ok(());
+        };
+        let Some((inputs, _)) = self.examples(prune::KEY, 0, size).next() else {
+            return Err(RecipeError::NoBatch { stage: plan.name() });
+        };
+        let examples = inputs.examples();
+        let expected = format!("at most {examples}, the examples in a batch of the loader");
+        check.accept(size <= examples, "batch_size", size, expected)
+    }
+}
+
+/// The paths of the float tensors of a model.
+pub(super) fn paths<M: Module>(model: &M) -> Vec<String> {
+    let mut paths = Vec::new();
+    each_plain_float(model, |at, _| paths.push(at.path()));
+    paths
+}
