@@ -1,10 +1,10 @@
 //! A training loop written by hand, with and without mixed precision, over several seeds.
 //!
 //! ```sh
-//! cargo run --release --example amp_custom_loop -- --data path/to/mnist
-//! cargo run --release --example amp_custom_loop -- --seeds 5      # the embedded 8×8 digits
-//! cargo run --release --example amp_custom_loop -- --accumulate 4 --max-norm 1
-//! cargo run --release --example amp_custom_loop -- --dtype f16    # with a loss scale
+//! cargo run -p burn-lean --release --example amp_custom_loop -- --data path/to/mnist
+//! cargo run -p burn-lean --release --example amp_custom_loop -- --seeds 5      # the embedded 8×8 digits
+//! cargo run -p burn-lean --release --example amp_custom_loop -- --accumulate 4 --max-norm 1
+//! cargo run -p burn-lean --release --example amp_custom_loop -- --dtype f16    # with a loss scale
 //! ```
 //!
 //! The loop is the same for both: autocast in F32 casts nothing, and a scaler without a loss scale
@@ -142,10 +142,13 @@ fn train(
             .enumerate()
         {
             let batch = (batch.images, batch.labels);
+            // At the end of an epoch fewer batches may be left.
+            let first = index - index % cli.accumulate;
+            let group = cli.accumulate.min(batches - first);
             let loss = autocast.run(&model, batch, |model, (images, labels)| {
                 let loss = cross_entropy.forward(model.forward(images), labels);
                 // The mean over the accumulated batches is the sum of their shares in it.
-                loss.div_scalar(cli.accumulate as f64)
+                loss.div_scalar(group as f64)
             })?;
             let grads = scaler.scale(loss)?.backward();
             let grads = GradientsParams::from_grads(grads, &model);

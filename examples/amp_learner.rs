@@ -2,9 +2,10 @@
 //! skipped steps, and the loss scale among the metrics.
 //!
 //! ```sh
-//! cargo run --release --example amp_learner
-//! cargo run --release --example amp_learner -- --data path/to/mnist --epochs 2
-//! cargo run --release --example amp_learner -- --dtype f16        # with a loss scale
+//! cargo run -p burn-lean --release --features train --example amp_learner
+//! cargo run -p burn-lean --release --features train --example amp_learner -- \
+//!     --data path/to/mnist --epochs 2
+//! cargo run -p burn-lean --release --features train --example amp_learner -- --dtype f16   # a loss scale
 //! ```
 //!
 //! A model for Burn's Learner implements `TrainStep` and `InferenceStep`. For mixed precision it
@@ -23,13 +24,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::data::dataloader::DataLoaderBuilder;
-use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::AdamWConfig;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{ClassificationOutput, Learner, SupervisedTraining};
 use burn_lean::amp::{
@@ -37,7 +37,7 @@ use burn_lean::amp::{
     ResumableOptimizer, ResumedDataLoader, SkippedStepsMetric,
 };
 use clap::Parser;
-use support::{Batch, Cell, ConvNet, ImageSet, Images, Options, ProgressRenderer, Table};
+use support::{Batch, Cell, ConvNet, ImageSet, Images, Options, ProgressRenderer, Table, ToBatch};
 
 /// Train a convolutional network through Burn's Learner, in FP32 and with mixed precision.
 #[derive(Debug, Parser)]
@@ -144,24 +144,6 @@ impl AmpInferenceStep for Classifier {
 
     fn inference_step(&self, autocast: &Autocast, batch: Batch) -> ClassificationOutput {
         self.classify(autocast, batch)
-    }
-}
-
-/// Makes batches of pixels and labels.
-#[derive(Clone)]
-struct ToBatch {
-    side: usize,
-}
-
-impl Batcher<(Vec<f32>, i64), Batch> for ToBatch {
-    fn batch(&self, items: Vec<(Vec<f32>, i64)>, device: &Device) -> Batch {
-        let count = items.len();
-        let (pixels, labels): (Vec<Vec<f32>>, Vec<i64>) = items.into_iter().unzip();
-        let shape = [count, 1, self.side, self.side];
-        Batch {
-            images: Tensor::from_data(TensorData::new(pixels.concat(), shape), device),
-            labels: Tensor::from_data(TensorData::new(labels, [count]), device),
-        }
     }
 }
 

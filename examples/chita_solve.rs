@@ -1,7 +1,7 @@
 //! Solves a pruning problem that comes as a file, for people who collect gradients in Python.
 //!
 //! ```sh
-//! cargo run --release --example chita_solve -- --problem problem.safetensors --sparsity 0.9 \
+//! cargo run -p burn-lean --release --example chita_solve -- --problem problem.safetensors --sparsity 0.9 \
 //!     --lambda2 5 --out solution.safetensors
 //! ```
 //!

@@ -2,13 +2,15 @@
 //! held and its weights and activations fake-quantized, and converted to sparse INT8.
 //!
 //! ```sh
-//! cargo run --release --example combined
-//! cargo run --release --example combined -- --dtype f16 --sparsity 0.9 --data path/to/mnist
+//! cargo run -p burn-lean --release --features train --example combined
+//! cargo run -p burn-lean --release --features train --example combined -- \
+//!     --dtype f16 --sparsity 0.9 --data path/to/mnist
 //! ```
 //!
 //! Mask and quantizer say what a weight is worth in the forward pass; Burn holds one such meaning per
 //! weight, so they go on together, as a chain. The forward pass is recorded, so that quantizers act on
-//! activations, too, and each operation runs in the precision that it needs. The fine-tuning is shown twice, as a plain loop and through Burn's Learner.
+//! activations, too, and each operation runs in the precision that it needs. The fine-tuning is shown
+//! twice, as a plain loop and through Burn's Learner.
 
 mod support;
 
@@ -17,12 +19,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::data::dataloader::DataLoaderBuilder;
-use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor};
 use burn::train::{Learner, SupervisedTraining};
 use burn_lean::amp::{Amp, AmpError, AmpInferenceStep, AmpTrainStep, Autocast, GradScalerConfig};
 use burn_lean::prune::{Budget, FisherConfig, Masks, PrunerConfig, SolverConfig};
@@ -31,7 +32,7 @@ use burn_lean::quant::{
 };
 use burn_lean::reparam::{ChainReparameterizer, attach};
 use clap::Parser;
-use support::{Batch, Cell, ImageSet, MlpNet, Options, ProgressRenderer, Table};
+use support::{Batch, Cell, ImageSet, MlpNet, Options, ProgressRenderer, Table, ToBatch};
 
 /// Prune a network, fine-tune it in mixed precision with fake quantization, and convert it.
 #[derive(Debug, Parser)]
@@ -42,7 +43,7 @@ struct Cli {
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Fraction of the weights to prune.
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, value_parser = support::fraction)]
     sparsity: f64,
     /// Passes over the training images before pruning, in FP32.
     #[arg(long, default_value_t = 15, value_parser = support::at_least_one)]
@@ -257,24 +258,6 @@ fn learner(
     match result.error {
         Some(error) => Err(error.to_string().into()),
         None => Ok(result.model.into_model()),
-    }
-}
-
-/// Makes batches of pixels and labels.
-#[derive(Clone)]
-struct ToBatch {
-    side: usize,
-}
-
-impl Batcher<(Vec<f32>, i64), Batch> for ToBatch {
-    fn batch(&self, items: Vec<(Vec<f32>, i64)>, device: &Device) -> Batch {
-        let count = items.len();
-        let (pixels, labels): (Vec<Vec<f32>>, Vec<i64>) = items.into_iter().unzip();
-        let shape = [count, 1, self.side, self.side];
-        Batch {
-            images: Tensor::from_data(TensorData::new(pixels.concat(), shape), device),
-            labels: Tensor::from_data(TensorData::new(labels, [count]), device),
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Why F16 needs a loss scale: a sequence-to-sequence model, trained in FP32 and in F16.
 //!
 //! ```sh
-//! cargo run --release --example loss_scaling
+//! cargo run -p burn-lean --release --example loss_scaling
 //! ```
 //!
 //! The task: write a random sequence of tokens backwards. Two LSTMs with attention between them
@@ -36,6 +36,7 @@
 //! spread, and the middle seed has room on both sides. Adam's epsilon is 1e-8 throughout; with
 //! 1e-12 the runs scatter more, and one of the scaled ones ended better than all FP32 runs.
 //!
+//! Without `--dtype` the half-precision runs are in F16 on every device: its exponents are the small ones.
 //! Curves go to `out/loss_scaling.csv` and `out/loss_scaling.svg`.
 
 #[path = "loss_scaling/source.rs"]

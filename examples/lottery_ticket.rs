@@ -3,8 +3,8 @@
 //! their values or only their places?
 //!
 //! ```sh
-//! cargo run --release --example lottery_ticket                        # the embedded 8×8 digits
-//! cargo run --release --example lottery_ticket -- --data path/to/mnist --seeds 5
+//! cargo run -p burn-lean --release --example lottery_ticket                        # the embedded 8×8 digits
+//! cargo run -p burn-lean --release --example lottery_ticket -- --data path/to/mnist --seeds 5
 //! ```
 //!
 //! Three ways from one set of masks, each trained for as long as the dense network: the survivors at
@@ -39,7 +39,7 @@ struct Cli {
         long,
         value_delimiter = ',',
         default_value = "0.5,0.8,0.9,0.95",
-        value_parser = clap::value_parser!(f64)
+        value_parser = support::fraction
     )]
     sparsity: Vec<f64>,
     /// Epochs of each training [default: 15, of MNIST 3].

@@ -2,13 +2,15 @@
 //! by CHITA.
 //!
 //! ```sh
-//! cargo run --release --example prune_chita                          # the embedded 8×8 digits
-//! cargo run --release --example prune_chita -- --data path/to/cifar10 --arch resnet20 \
+//! cargo run -p burn-lean --release --example prune_chita                          # the embedded 8×8 digits
+//! cargo run -p burn-lean --release --example prune_chita -- --data path/to/cifar10 --arch resnet20 \
 //!     --checkpoint resnet20_cifar10.safetensors --cifar-files original --augment --sparsity 0.8
 //! ```
 //!
-//! `Pruner` wants inputs, no labels; `PrunerConfig` (CHITA) wants a loss. Running statistics of
-//! BatchNorm are measured anew behind every method. What CHITA can be told is in `benches/chita.rs`.
+//! `Pruner` wants inputs, no labels; `PrunerConfig` (CHITA) wants a loss. Running statistics of BatchNorm
+//! are measured anew: by `Pruner` on its way, by CHITA where that lowers the loss on held-out examples, by
+//! the example behind magnitude; `--no-recalibration` leaves them alone. What CHITA can be told is in
+//! `benches/chita.rs`.
 
 #[path = "prune_chita/options.rs"]
 mod options;
@@ -21,8 +23,8 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, Pruner, PrunerConfig, Selection, SolverConfig, SparsityPattern,
-    recompute_batch_norm,
+    Budget, FisherConfig, Masks, Pruner, PrunerConfig, RunningStatistics, Selection, SolverConfig,
+    SparsityPattern, recompute_batch_norm,
 };
 use clap::Parser;
 use options::{Arch, Cli, MethodName};
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    cli.check()?;
     let images = cli.images()?;
     let device = cli.device.open()?;
     device.seed(cli.seed);
@@ -100,7 +103,7 @@ fn compare<M: Module + 'static>(
                     (pruned, masks, Vec::new())
                 }
                 MethodName::Default => {
-                    let mut pruner = Pruner::new(budget).with_effort(cli.effort.into());
+                    let mut pruner = Pruner::new(budget).with_effort(cli.effort());
                     pruner.recalibrate = !cli.no_recalibration;
                     let batches = inputs(cli.seed).map(|batch| batch.images);
                     let pruned = pruner.prune(model.clone(), &forward, batches)?;
@@ -114,12 +117,18 @@ fn compare<M: Module + 'static>(
                     };
                     let batches = |seed| inputs(seed).map(|batch| (batch.images, batch.labels));
                     let stages = match method {
-                        MethodName::ChitaPlusPlus => cli.stages,
+                        MethodName::ChitaPlusPlus => cli.stages.unwrap_or(16),
                         _ => 1,
                     };
                     let solver = SolverConfig::new(budget);
-                    let config = PrunerConfig::new(solver, fisher).with_stages(stages);
-                    let config = config.with_seed(cli.seed);
+                    let statistics = match cli.no_recalibration {
+                        true => RunningStatistics::Kept,
+                        false => RunningStatistics::Judged,
+                    };
+                    let config = PrunerConfig::new(solver, fisher)
+                        .with_stages(stages)
+                        .with_running_statistics(statistics)
+                        .with_seed(cli.seed);
                     let pruned = config.prune(model.clone(), loss, batches)?;
                     (pruned.model, pruned.masks, pruned.stages)
                 }
@@ -129,9 +138,10 @@ fn compare<M: Module + 'static>(
                 .fold(0.0, |seconds, stage| seconds + stage.gradients.seconds);
             let seconds = start.elapsed().as_secs_f64() - gradients;
             let peak = memory.bytes();
-            let pruned = match cli.no_recalibration {
-                true => pruned,
-                false => recalibrated(pruned)?,
+            // The others have done so, or have found it worse.
+            let pruned = match (method, cli.no_recalibration) {
+                (MethodName::Magnitude, false) => recalibrated(pruned)?,
+                _ => pruned,
             };
             table.push([
                 method.to_string().into(),

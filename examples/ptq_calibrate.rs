@@ -2,12 +2,12 @@
 //! with the quantized weights.
 //!
 //! ```sh
-//! cargo run --release --example ptq_calibrate                        # trains a small one itself
-//! cargo run --release --example ptq_calibrate -- --data path/to/mnist \
+//! cargo run -p burn-lean --release --example ptq_calibrate                        # trains a small one itself
+//! cargo run -p burn-lean --release --example ptq_calibrate -- --data path/to/mnist \
 //!     --checkpoint mlpnet_mnist.safetensors --arch mlpnet --weight-bits 4 --rounding gptq
-//! cargo run --release --example ptq_calibrate -- --data path/to/cifar10 \
+//! cargo run -p burn-lean --release --example ptq_calibrate -- --data path/to/cifar10 \
 //!     --checkpoint resnet20_cifar10.safetensors --arch resnet20 --weight-bits 4 --mixed
-//! cargo run --release --example ptq_calibrate -- --data path/to/cifar10 \
+//! cargo run -p burn-lean --release --example ptq_calibrate -- --data path/to/cifar10 \
 //!     --checkpoint resnet8_cifar10.safetensors --arch resnet8 --onnx resnet8.onnx
 //! ```
 //!
@@ -43,22 +43,20 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    cli.check()?;
     if cli.arch == Arch::Resnet8 {
         return resnet8::run(cli);
     }
-    if cli.onnx.is_some() {
-        return Err("`--onnx` is for `--arch resnet8`".into());
-    }
     let device = cli.device.open()?;
     let images = cli.images()?;
-    device.seed(cli.seed);
+    device.seed(cli.seed());
     let training = device.clone().autodiff();
     match cli.arch {
         Arch::Mlpnet => {
             let side = images.train.side();
-            Run::new(cli, images, device).run(|| MlpNet::new(side, &training))
+            Run::new(cli, images, device)?.run(|| MlpNet::new(side, &training))
         }
-        Arch::Resnet20 => Run::new(cli, images, device).run(|| ResNet20::new(&training)),
+        Arch::Resnet20 => Run::new(cli, images, device)?.run(|| ResNet20::new(&training)),
         Arch::Resnet8 => resnet8::run(cli),
     }
 }
@@ -79,15 +77,15 @@ const BATCH_SIZE: usize = 64;
 const SENSITIVITY: usize = 1000;
 
 impl<'a> Run<'a> {
-    fn new(cli: &'a Cli, images: ImageSet, device: Device) -> Self {
-        let calibration = images.train.take(cli.calibration);
+    fn new(cli: &'a Cli, images: ImageSet, device: Device) -> Result<Self, String> {
+        let calibration = images.train.take(cli.calibration(images.train.len())?);
         let calibration = calibration.ordered(BATCH_SIZE, &device).collect();
-        Self {
+        Ok(Self {
             cli,
             images,
             device,
             calibration,
-        }
+        })
     }
 
     fn run<M: Network>(&self, new: impl Fn() -> M) -> Result<(), Box<dyn Error>> {
@@ -100,7 +98,8 @@ impl<'a> Run<'a> {
             &["model", "accuracy [%]", "bytes on disk", "of FP32"],
         );
         let float = self.trained(new())?;
-        let float_file = self.cli.output.with_extension("fp32.safetensors");
+        let output = self.cli.output();
+        let float_file = output.with_extension("fp32.safetensors");
         let float_bytes = save_safetensors(&float.valid(), &float_file)?;
         let mut row = |name: &str, accuracy: f64, bytes: Option<u64>| {
             table.push([
@@ -145,17 +144,17 @@ impl<'a> Run<'a> {
         let (converted, _) = ConvertConfig::new()
             .with_unsupported(Unsupported::KeepFakeQuantized)
             .convert(quantized)?;
-        let bytes = save_safetensors(&converted, &self.cli.output)?;
+        let bytes = save_safetensors(&converted, &output)?;
         // Into a new model, as an application would: prepared alike, with no data at hand.
         let prepared = config.prepare(fold_for(new(), sample(), M::logits)?)?;
-        let loaded = load_safetensors(prepared.valid(), &self.cli.output, Storage::Auto)?;
+        let loaded = load_safetensors(prepared.valid(), &output, Storage::Auto)?;
         row(
             "converted, saved and loaded",
             self.accuracy(&loaded),
             Some(bytes),
         );
         table.publish(self.cli.json.as_deref())?;
-        println!("quantized model: {}", self.cli.output.display());
+        println!("quantized model: {}", output.display());
         Ok(())
     }
 
@@ -168,7 +167,7 @@ impl<'a> Run<'a> {
                 &M::logits,
                 images,
                 cli.epochs,
-                cli.seed,
+                cli.seed(),
             ));
         };
         let model = support::load(model, checkpoint)?;
@@ -196,7 +195,7 @@ impl<'a> Run<'a> {
     ) -> Result<(M, QatConfig, AllocationReport), Box<dyn Error>> {
         let some = self.images.train.take(SENSITIVITY);
         let allocation = MixedPrecisionConfig::new(ptq.quantize.clone())
-            .with_max_drop(self.cli.max_drop)
+            .with_max_drop(self.cli.max_drop())
             .allocate(
                 float.valid(),
                 |model| {

@@ -1,9 +1,9 @@
 //! What low-bit weights and activations cost, and what fine-tuning gives back.
 //!
 //! ```sh
-//! cargo run --release --example qat_finetune
-//! cargo run --release --example qat_finetune -- --seeds 5
-//! cargo run --release --example qat_finetune -- --data path/to/mnist
+//! cargo run -p burn-lean --release --example qat_finetune
+//! cargo run -p burn-lean --release --example qat_finetune -- --seeds 5
+//! cargo run -p burn-lean --release --example qat_finetune -- --data path/to/mnist
 //! ```
 //!
 //! A convolutional network is trained in FP32. For each precision (W4A8: weights of 4 bits,
@@ -318,12 +318,10 @@ impl Experiment<'_> {
                 .iter()
                 .filter(|row| row.outcomes[0].model.starts_with(name));
             let points =
-                of_name.filter_map(|row| Some((row.outcomes[0].bits?.sum(), row.accuracy())));
-            let mut points: Vec<(usize, f64)> = points.collect();
-            points.sort_by_key(|(bits, _)| *bits);
+                of_name.filter_map(|row| Some((row.outcomes[0].bits?.place()?, row.accuracy())));
             Curve {
                 name: name.to_string(),
-                points,
+                points: points.collect(),
             }
         };
         let mut float = curve("QAT");
@@ -331,8 +329,10 @@ impl Experiment<'_> {
             point.1 = float_accuracy;
         }
         float.name = "FP32".into();
+        let names = Bits::ALL.map(|bits| bits.to_string());
         let axes = Axes {
-            step: "bits of a weight and an activation together",
+            step: "bits of weights and activations",
+            steps: &names,
             value: "accuracy [%]",
             values: Values::Percent,
         };

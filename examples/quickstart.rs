@@ -5,13 +5,14 @@
 //! each fine-tuned for a moment.
 //!
 //! ```sh
-//! cargo run --release --example quickstart
-//! cargo run --release --example quickstart -- --dtype f16
+//! cargo run -p burn-lean --release --example quickstart
+//! cargo run -p burn-lean --release --example quickstart -- --dtype f16
 //! ```
 //!
 //! Each line of the table is a file on the disk (`--out`), beside a picture of them; its latency is
-//! that of one image in the engine for the CPU, on one thread. Mixed precision is the lines marked 1 to
-//! 3, pruning those marked 4 to 6, quantization those marked 7 to 9, inference those marked 10.
+//! that of one image in the engine for the CPU, on the threads of rayon's pool. Mixed precision is the
+//! lines marked 1 to 3, pruning those marked 4 to 6, quantization those marked 7 to 9, inference those
+//! marked 10.
 //! `amp_custom_loop`, `prune_chita` and `qat_finetune` go deeper, each into one of them. The 1,797
 //! digits are part of the binary; `--data` trains on a folder with MNIST instead. On a CPU half
 //! precision saves memory, not time. `--dtype f16` shows the loss scale at work.
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
@@ -34,7 +35,7 @@ use burn_lean::prune::{Budget, Masks, Pruner, SparseRecord};
 use burn_lean::quant::{
     ConvertConfig, QatConfig, QuantizedForward, Unsupported, WeightConfig, advance,
 };
-use burn_lean::reparam::{ChainReparameterizer, FloatVisitor, attach, visit_plain_floats};
+use burn_lean::reparam::{ChainReparameterizer, attach, each_plain_float};
 use clap::Parser;
 use support::{AttentionNet, Bar, Cell, ImageSet, Options, Table, median_ms, write_bars};
 
@@ -110,7 +111,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         way.dense(model)
     })?;
     let half = cli.options.dtype(&device);
-    let name = format!("AMP {half:?}");
+    // Named after what runs: the dtype, or its fallback.
+    let autocast = cli.options.autocast(half).init(&device)?;
+    let name = format!("AMP {}", support::dtype_name(&autocast));
     let model = way.stage(&name, |way| {
         let model = way.train(initial, half, epochs, LEARNING_RATE, |model| model)?;
         way.dense(model)
@@ -188,13 +191,16 @@ impl Way<'_> {
         let latency = median_ms(|| {
             engine.run(&image).expect("it has run before");
         });
-        let mut nonzeros = Nonzeros::default();
-        visit_plain_floats(&valid, &mut nonzeros);
+        let mut nonzeros = 0;
+        each_plain_float(&valid, |_, float| {
+            let data = float.data();
+            nonzeros += data.iter::<f32>().filter(|value| *value != 0.0).count() as u64;
+        });
         self.table.push([
             name.into(),
             Cell::Number(accuracy, 2),
             Cell::Integer(bytes),
-            Cell::Integer(nonzeros.0),
+            Cell::Integer(nonzeros),
             Cell::Number(latency, 3),
             Cell::Number(seconds, 1),
         ]);
@@ -307,17 +313,6 @@ impl Way<'_> {
         let seed = self.cli.options.seed.wrapping_add(seed);
         let batches = self.images.train.shuffled(seed, BATCH_SIZE, self.device);
         batches.map(|batch| (batch.images, batch.labels))
-    }
-}
-
-/// Counts the numbers of a model that are not zero.
-#[derive(Default)]
-struct Nonzeros(u64);
-
-impl FloatVisitor for Nonzeros {
-    fn visit<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
-        let values = param.val().into_data();
-        self.0 += values.iter::<f32>().filter(|value| *value != 0.0).count() as u64;
     }
 }
 

@@ -1,9 +1,9 @@
 //! Spoken digits to text with the CTC loss, in FP32, with AMP, pruned, and with 8 bits.
 //!
 //! ```sh
-//! cargo run --release --example speech_ctc                      # tones instead of speech
-//! cargo run --release --example speech_ctc -- --data path/to/fsdd
-//! cargo run --release --example speech_ctc -- --data path/to/fsdd --json speech.json --seed 1
+//! cargo run -p burn-lean --release --example speech_ctc                      # tones instead of speech
+//! cargo run -p burn-lean --release --example speech_ctc -- --data path/to/fsdd
+//! cargo run -p burn-lean --release --example speech_ctc -- --data path/to/fsdd --json speech.json --seed 1
 //! ```
 //!
 //! `--data` names the folder of the [Free Spoken Digit Dataset], or its folder `recordings`: 3,000
@@ -101,11 +101,11 @@ struct Cli {
     #[arg(long, default_value_t = 3e-3, value_parser = support::positive)]
     learning_rate: f64,
     /// Fraction of the weights to prune.
-    #[arg(long, default_value_t = 0.8, value_parser = fraction)]
+    #[arg(long, default_value_t = 0.8, value_parser = support::fraction)]
     sparsity: f64,
     /// Measure on recordings that are held out of the training instead of the test split: for those
     /// who choose settings.
-    #[arg(long)]
+    #[arg(long, requires = "data")]
     validate: bool,
     /// Folder for the models.
     #[arg(long, value_name = "DIR", default_value = "out")]
@@ -120,14 +120,6 @@ fn at_least_twenty(text: &str) -> Result<usize, String> {
     match support::at_least_one(text)? {
         0..20 => Err("must be at least 20".into()),
         count => Ok(count),
-    }
-}
-
-/// Reads a share strictly between none and all.
-fn fraction(text: &str) -> Result<f64, String> {
-    match support::positive(text)? {
-        share if share < 1.0 => Ok(share),
-        _ => Err("must be below 1".into()),
     }
 }
 

@@ -87,15 +87,20 @@ struct Safetensors {
 impl Safetensors {
     fn open(path: &Path) -> Result<Self, Box<dyn Error>> {
         let mut file = File::open(path)?;
+        let bytes = file.metadata()?.len();
         let mut length = [0; 8];
         file.read_exact(&mut length)?;
         let length = u64::from_le_bytes(length);
-        if length > LARGEST_HEADER {
+        if length > LARGEST_HEADER.min(bytes) {
             return Err("this is no safetensors file: its header would be too large".into());
         }
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header)?;
         let metadata: Metadata = serde_json::from_slice(&header)?;
+        let needed = (8 + length).saturating_add(metadata.data_len() as u64);
+        if bytes < needed {
+            return Err(format!("it is cut: {bytes} of {needed} bytes").into());
+        }
         let tensors = metadata.tensors().into_iter();
         Ok(Self {
             file,

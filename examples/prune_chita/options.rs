@@ -24,14 +24,14 @@ pub(crate) struct Cli {
     )]
     pub(crate) methods: Vec<MethodName>,
     /// Fractions of zeros.
-    #[arg(long = "sparsity", value_delimiter = ',', default_value = "0.5,0.7,0.8,0.9", value_parser = fraction)]
+    #[arg(long = "sparsity", value_delimiter = ',', default_value = "0.5,0.7,0.8,0.9", value_parser = support::fraction)]
     pub(crate) sparsities: Vec<f64>,
-    /// Stages of chita++.
-    #[arg(long, default_value_t = 16, value_parser = support::at_least_one)]
-    pub(crate) stages: usize,
-    /// How long `default` searches.
-    #[arg(long, value_enum, default_value = "standard")]
-    pub(crate) effort: EffortName,
+    /// Stages of chita++ [default: 16].
+    #[arg(long, value_parser = support::at_least_one)]
+    pub(crate) stages: Option<usize>,
+    /// How long `default` searches [default: standard].
+    #[arg(long, value_enum)]
+    effort: Option<EffortName>,
     /// The network.
     #[arg(long, value_enum, default_value = "mlpnet")]
     pub(crate) arch: Arch,
@@ -41,9 +41,9 @@ pub(crate) struct Cli {
     /// Folder with MNIST (mlpnet, encoder) or CIFAR-10 (resnets); without it, the embedded digits.
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Which files of CIFAR-10.
-    #[arg(long, value_enum, default_value_t = CifarFiles::Standard)]
-    pub(crate) cifar_files: CifarFiles,
+    /// Which files of CIFAR-10 [default: standard].
+    #[arg(long, value_enum)]
+    cifar_files: Option<CifarFiles>,
     /// Move and mirror the training images at random, as is usual for CIFAR-10.
     #[arg(long)]
     pub(crate) augment: bool,
@@ -70,7 +70,7 @@ pub(crate) struct Cli {
     pub(crate) json: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, ValueEnum)]
 pub(crate) enum MethodName {
     /// The largest weights stay.
     Magnitude,
@@ -122,14 +122,44 @@ impl From<EffortName> for Effort {
 }
 
 impl Cli {
+    /// Refuses options that nothing here has a use for.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let runs = |method| self.methods.contains(&method);
+        let is_residual = matches!(self.arch, Arch::Resnet8 | Arch::Resnet20);
+        let unused = [
+            (
+                self.stages.is_some() && !runs(MethodName::ChitaPlusPlus),
+                "--stages is for `--method chita++`",
+            ),
+            (
+                self.effort.is_some() && !runs(MethodName::Default),
+                "--effort is for `--method default`",
+            ),
+            (
+                self.cifar_files.is_some() && !is_residual,
+                "--cifar-files is for `--arch resnet8` and `resnet20`",
+            ),
+        ];
+        match unused.iter().find(|(is_unused, _)| *is_unused) {
+            Some((_, why)) => Err(why.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    /// How long `default` searches.
+    pub(crate) fn effort(&self) -> Effort {
+        self.effort.unwrap_or(EffortName::Standard).into()
+    }
+
     /// The data, scaled as the checkpoints of the architecture were trained.
     pub(crate) fn images(&self) -> Result<ImageSet, Box<dyn Error>> {
+        let files = self.cifar_files.unwrap_or(CifarFiles::Standard);
         let mut images = match (self.arch, &self.data) {
             (Arch::Resnet8 | Arch::Resnet20, None) => {
                 return Err("`--arch resnet8` and `resnet20` need `--data`".into());
             }
             (Arch::Resnet8, Some(dir)) => {
-                let images = support::read_cifar(dir, self.cifar_files)?;
+                let images = support::read_cifar(dir, files)?;
                 ImageSet {
                     train: images.train.in_bytes(),
                     test: images.test.in_bytes(),
@@ -138,7 +168,7 @@ impl Cli {
             }
             (Arch::Resnet20, Some(dir)) => {
                 let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
-                support::read_cifar(dir, self.cifar_files)?.normalized_as(&mean, &deviation)
+                support::read_cifar(dir, files)?.normalized_as(&mean, &deviation)
             }
             (_, None) => ImageSet::digits(),
             (_, dir) => ImageSet::load(dir.as_deref())?.normalized_as(&[0.1307], &[0.3081]),
@@ -156,14 +186,5 @@ impl Cli {
             images.train = Images::augmented(images.train);
         }
         Ok(images)
-    }
-}
-
-/// Reads a sparsity.
-fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(fraction) if (0.0..1.0).contains(&fraction) => Ok(fraction),
-        Ok(_) => Err("a sparsity is in [0, 1): 0.9 is 90 % zeros".into()),
-        Err(error) => Err(error.to_string()),
     }
 }

@@ -37,43 +37,34 @@ pub(crate) struct Cli {
         conflicts_with = "checkpoint"
     )]
     pub(crate) epochs: usize,
-    /// Training images to calibrate with.
-    #[arg(long, default_value_t = 512, value_parser = support::at_least_one)]
-    pub(crate) calibration: usize,
-    /// What is quantized.
-    #[arg(long, value_enum, default_value_t = Mode::Static)]
-    mode: Mode,
-    /// Bits of the weights.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
-    weight_bits: u8,
+    /// Training images to calibrate with [default: 512; of resnet8 500].
+    #[arg(long, value_parser = support::at_least_one)]
+    calibration: Option<usize>,
+    /// What is quantized [default: static].
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// Bits of the weights [default: 8].
+    #[arg(long, value_parser = clap::value_parser!(u8).range(2..=8))]
+    weight_bits: Option<u8>,
     /// Bits of the activations, where they are quantized [default: 8].
     #[arg(long, value_parser = clap::value_parser!(u8).range(2..=8))]
     activation_bits: Option<u8>,
-    /// How weights are rounded.
-    #[arg(long, value_enum, default_value_t = RoundingName::Auto)]
-    rounding: RoundingName,
+    /// How weights are rounded [default: auto].
+    #[arg(long, value_enum)]
+    rounding: Option<RoundingName>,
     /// Keep the most sensitive layers at 8 bits until the accuracy is within `--max-drop`. Takes
     /// static activations, and weights that are rounded to nearest.
     #[arg(long, conflicts_with_all = ["mode", "rounding"])]
     pub(crate) mixed: bool,
-    /// Accuracy that may be lost with `--mixed` [points].
-    #[arg(
-        long,
-        default_value_t = 1.0,
-        value_parser = support::not_negative,
-        requires = "mixed"
-    )]
-    pub(crate) max_drop: f64,
-    /// Seed of the training.
-    #[arg(long, default_value_t = 42)]
-    pub(crate) seed: u64,
-    /// The quantized model.
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "out/ptq_calibrate.safetensors"
-    )]
-    pub(crate) output: PathBuf,
+    /// Accuracy that may be lost with `--mixed` [points; default: 1].
+    #[arg(long, value_parser = support::not_negative, requires = "mixed")]
+    max_drop: Option<f64>,
+    /// Seed of the training [default: 42].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The quantized model [default: out/ptq_calibrate.safetensors].
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
     /// Write the quantized network of `--arch resnet8` to this file, as ONNX.
     #[arg(long, value_name = "FILE")]
     pub(crate) onnx: Option<PathBuf>,
@@ -131,9 +122,76 @@ pub(crate) fn nearest() -> RoundingConfig {
 }
 
 impl Cli {
+    /// Refuses options that have no effect beside the others.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.arch != Arch::Resnet8 {
+            if self.onnx.is_some() {
+                return Err("`--onnx` is for `--arch resnet8`".into());
+            }
+            return match self.mode() == Mode::WeightOnly && self.activation_bits.is_some() {
+                true => Err("`--mode weight-only` quantizes no activations: leave \
+                             `--activation-bits` out"
+                    .into()),
+                false => Ok(()),
+            };
+        }
+        let given = [
+            ("--mode", self.mode.is_some()),
+            ("--weight-bits", self.weight_bits.is_some()),
+            ("--activation-bits", self.activation_bits.is_some()),
+            ("--rounding", self.rounding.is_some()),
+            ("--mixed", self.mixed),
+            ("--max-drop", self.max_drop.is_some()),
+            ("--seed", self.seed.is_some()),
+            ("--output", self.output.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(format!(
+                "`{option}` has no effect with `--arch resnet8`, which shows W8A8 and W4A8 with \
+                 nothing else chosen: leave it out"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Of so many training images, those to calibrate with.
+    pub(crate) fn calibration(&self, images: usize) -> Result<usize, String> {
+        let default = match self.arch {
+            Arch::Resnet8 => 500,
+            _ => 512,
+        };
+        match self.calibration {
+            Some(count) if count > images => Err(format!(
+                "`--calibration` is {count}, but must be at most {images}, the training images"
+            )),
+            count => Ok(count.unwrap_or(default).min(images)),
+        }
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed.unwrap_or(42)
+    }
+
+    pub(crate) fn max_drop(&self) -> f64 {
+        self.max_drop.unwrap_or(1.0)
+    }
+
+    pub(crate) fn output(&self) -> PathBuf {
+        let output = self.output.clone();
+        output.unwrap_or_else(|| "out/ptq_calibrate.safetensors".into())
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode.unwrap_or(Mode::Static)
+    }
+
+    fn weight_bits(&self) -> u8 {
+        self.weight_bits.unwrap_or(8)
+    }
+
     pub(crate) fn bits(&self) -> String {
-        let weight = self.weight_bits;
-        match self.mode {
+        let weight = self.weight_bits();
+        match self.mode() {
             Mode::WeightOnly => format!("PTQ W{weight}"),
             _ if self.mixed => format!("PTQ W{weight}A{} and W8A8", self.of_activations()),
             _ => format!("PTQ W{weight}A{}", self.of_activations()),
@@ -156,26 +214,21 @@ impl Cli {
     pub(crate) fn ptq(&self) -> PtqConfig {
         let activation = Scheme::affine(NumberFormat::uint(self.of_activations()));
         let quantize = QatConfig::new()
-            .with_weight(WeightConfig::int(self.weight_bits))
+            .with_weight(WeightConfig::int(self.weight_bits()))
             .with_activation(Some(FakeQuantizeConfig::new(activation)));
         PtqConfig::new()
             .with_quantize(quantize)
-            .with_mode(match self.mode {
+            .with_mode(match self.mode() {
                 Mode::WeightOnly => PtqMode::WeightOnly,
                 Mode::Dynamic => PtqMode::Dynamic,
                 Mode::Static => PtqMode::Static,
             })
-            .with_rounding(self.rounding.config())
+            .with_rounding(self.rounding.unwrap_or(RoundingName::Auto).config())
     }
 
     /// The data, normalized as the checkpoints of the network were trained.
     pub(crate) fn images(&self) -> Result<ImageSet, Box<dyn Error>> {
-        if self.mode == Mode::WeightOnly && self.activation_bits.is_some() {
-            return Err("`--mode weight-only` quantizes no activations: leave \
-                        `--activation-bits` out"
-                .into());
-        }
-        if let Some(folder) = self.output.parent() {
+        if let Some(folder) = self.output().parent() {
             std::fs::create_dir_all(folder)
                 .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
         }

@@ -1,4 +1,4 @@
-//! MLPerf Tiny's classifier: quantized with 500 training images, measured on two test sets, and
+//! MLPerf Tiny's classifier: quantized with some training images, measured on two test sets, and
 //! written as ONNX.
 
 use std::error::Error;
@@ -35,10 +35,8 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     };
     let train = read("original_train_")?;
     let tests = [("original", "original_test_"), ("jpeg", "test_batch")];
-    let calibration: Vec<Batch> = train
-        .take(cli.calibration.min(500))
-        .ordered(BATCH_SIZE, &device)
-        .collect();
+    let count = cli.calibration(train.len())?;
+    let calibration: Vec<Batch> = train.take(count).ordered(BATCH_SIZE, &device).collect();
 
     let float = support::load(ResNet8::new(&training), checkpoint)?;
     let one = Tensor::<4>::ones([1, 3, 32, 32], &device);
@@ -54,10 +52,7 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         });
     }
     let mut table = Table::new(
-        format!(
-            "ResNet8, quantized with {} training images",
-            cli.calibration.min(500)
-        ),
+        format!("ResNet8, quantized with {count} training images"),
         &["variant", "data", "accuracy", "agreement"],
     );
     let mut measure = |variant: &str,

@@ -36,8 +36,9 @@ impl Bits {
         }
     }
 
-    pub(crate) fn sum(self) -> usize {
-        usize::from(self.weights + self.activations)
+    /// Which of all it is.
+    pub(crate) fn place(self) -> Option<usize> {
+        Self::ALL.iter().position(|bits| *bits == self)
     }
 
     /// Per-channel weights and per-tensor activations.

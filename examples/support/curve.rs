@@ -37,6 +37,8 @@ pub(crate) enum Values {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Axes<'a> {
     pub(crate) step: &'a str,
+    /// Names of the steps 0, 1, ..; where there are none, their numbers.
+    pub(crate) steps: &'a [String],
     pub(crate) value: &'a str,
     pub(crate) values: Values,
 }
@@ -54,6 +56,7 @@ pub(crate) fn write_svg(
 ) -> Result<(), String> {
     let axes = Axes {
         step: "step",
+        steps: &[],
         value,
         values: Values::Positive,
     };
@@ -80,6 +83,10 @@ pub(crate) fn write_svg_over(
         Values::Positive => format!("{:.2}", place.exp2()),
         Values::Percent => format!("{place:.1}"),
     };
+    let name = |step: &usize| {
+        let name = axes.steps.get(*step).cloned();
+        name.unwrap_or_else(|| step.to_string())
+    };
     let values = points().map(|(_, value)| *value);
     let range = range(axes.values, values.filter(|value| value.is_finite()));
 
@@ -93,13 +100,15 @@ pub(crate) fn write_svg_over(
         .y_label_area_size(60)
         .build_cartesian_2d(first_step..last_step.max(first_step + 1), range)
         .map_err(|error| failed(path, error))?;
-    chart
-        .configure_mesh()
-        .x_desc(axes.step)
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc(axes.step)
         .y_desc(axes.value)
-        .y_label_formatter(&label)
-        .draw()
-        .map_err(|error| failed(path, error))?;
+        .x_label_formatter(&name)
+        .y_label_formatter(&label);
+    if !axes.steps.is_empty() {
+        mesh.x_labels(axes.steps.len());
+    }
+    mesh.draw().map_err(|error| failed(path, error))?;
     for (index, curve) in curves.iter().enumerate() {
         let style = Palette99::pick(index).stroke_width(2);
         let points = || {

@@ -20,6 +20,8 @@ mod progress_renderer;
 mod res_net;
 mod res_net8;
 mod table;
+#[cfg(feature = "train")]
+mod to_batch;
 mod training;
 
 use std::error::Error;
@@ -45,6 +47,8 @@ pub(crate) use progress_renderer::ProgressRenderer;
 pub(crate) use res_net::ResNet20;
 pub(crate) use res_net8::ResNet8;
 pub(crate) use table::{Cell, Table};
+#[cfg(feature = "train")]
+pub(crate) use to_batch::ToBatch;
 pub(crate) use training::{Network, cross_entropy, load, train, train_from};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.
@@ -101,6 +105,15 @@ pub(crate) fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
         Ok(_) => Err("must be above 0".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A command line share, strictly between none and all.
+pub(crate) fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share < 1.0 => Ok(share),
+        Ok(_) => Err("must be above 0 and below 1: 0.9 is 90 %".into()),
         Err(error) => Err(error.to_string()),
     }
 }

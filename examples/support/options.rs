@@ -103,7 +103,7 @@ pub(crate) enum FallbackName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceName {
-    /// Burn's CPU backend ndarray, F32 only.
+    /// Burn's CPU backend ndarray, F32 only (cargo feature `ndarray`).
     Ndarray,
     /// Burn's CPU backend flex.
     Flex,
@@ -120,8 +120,11 @@ impl DeviceName {
     pub(crate) fn open(self) -> Result<Device, DeviceError> {
         match self {
             // Burn 0.22 deprecates ndarray, and is the last to ship it.
+            #[cfg(feature = "ndarray")]
             #[allow(deprecated)]
             Self::Ndarray => Ok(Device::ndarray()),
+            #[cfg(not(feature = "ndarray"))]
+            Self::Ndarray => Err(DeviceError::NotCompiled("ndarray")),
             Self::Flex => Ok(Device::flex()),
             #[cfg(feature = "wgpu")]
             Self::Wgpu => probe(self, || {

@@ -5,10 +5,12 @@ use std::path::Path;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::store::{ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
-use burn::tensor::{Int, Tensor};
+use burn::store::{
+    FloatCastAdapter, ModuleAdapter, ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore,
+};
+use burn::tensor::{DType, Int, Tensor};
 
-use super::{Images, MlpNet, ResNet20, progress};
+use super::{AttentionNet, Images, MlpNet, ResNet20, progress};
 
 /// Images of a step.
 const BATCH: usize = 32;
@@ -25,6 +27,14 @@ pub(crate) trait Network: Module + 'static {
 
     /// Images `[batch, channels, side, side]` to logits `[batch, 10]`.
     fn logits(&self, images: Tensor<4>) -> Tensor<2>;
+}
+
+impl Network for AttentionNet {
+    const HAS_BATCH_NORM: bool = false;
+
+    fn logits(&self, images: Tensor<4>) -> Tensor<2> {
+        self.forward(images)
+    }
 }
 
 impl Network for MlpNet {
@@ -82,10 +92,10 @@ pub(crate) fn train_from<M: Module>(
     model
 }
 
-/// Loads a checkpoint with PyTorch's names and layouts.
+/// Loads a checkpoint with PyTorch's names and layouts, in F32 whatever it is in.
 pub(crate) fn load<M: Module + 'static>(mut model: M, path: &Path) -> Result<M, String> {
     let mut store = SafetensorsStore::from_file(path)
-        .with_from_adapter(PyTorchToBurnAdapter)
+        .with_from_adapter(PyTorchToBurnAdapter.chain(FloatCastAdapter::to(DType::F32)))
         .with_key_remapping(r"downsample\.0\.", "downsample.conv.")
         .with_key_remapping(r"downsample\.1\.", "downsample.norm.");
     let loaded = model.load_from(&mut store);

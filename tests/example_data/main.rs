@@ -1,10 +1,36 @@
 //! What the examples read: the embedded digits, MNIST files, sound or damaged, checkpoints of
-//! Burn's Learner, and options.
+//! Burn's Learner, pruning problems, and options.
 
 // The examples use more of these modules than this test does.
 #[allow(dead_code)]
+#[path = "../../examples/llama_compress/checkpoint.rs"]
+mod checkpoint;
+#[allow(dead_code)]
+#[path = "../../examples/llama_compress/evaluate.rs"]
+mod evaluate;
+#[allow(dead_code)]
+#[path = "../../examples/llama_compress/llama.rs"]
+mod llama;
+#[allow(dead_code)]
+#[path = "../../examples/llama_compress/cli.rs"]
+mod llama_cli;
+#[allow(dead_code)]
 #[path = "../../benches/chita/options.rs"]
 mod options;
+#[allow(dead_code)]
+#[path = "../../examples/llama_compress/own.rs"]
+mod own;
+#[allow(dead_code)]
+#[path = "../../examples/chita_solve/problem_file.rs"]
+mod problem_file;
+#[allow(dead_code)]
+#[path = "../../examples/prune_chita/options.rs"]
+mod prune_options;
+#[allow(dead_code)]
+#[path = "../../examples/ptq_calibrate/options.rs"]
+mod ptq_options;
+#[path = "../../benches/oneshot/row.rs"]
+mod row;
 #[path = "../../examples/support/mod.rs"]
 mod support;
 
@@ -13,6 +39,7 @@ use std::io::Write;
 use std::path::Path;
 
 use burn::tensor::Device;
+use burn_lean::oneshot::KvFormat;
 use burn_lean::prune::PruneError;
 use clap::Parser;
 use flate2::Compression;
@@ -278,4 +305,179 @@ fn options_that_pruning_would_refuse_are_refused_before_training() {
     assert_eq!(refused(&["--sparsity=0.05,0.5", "--one-run"]), Ok(()));
     assert_eq!(refused(&["--base=0"]), Err(kept(100)));
     assert_eq!(refused(&["--base=0", "--stages=1"]), Ok(()));
+}
+
+#[test]
+fn options_that_no_method_of_pruning_has_a_use_for_are_refused() {
+    let check = |options: &str| {
+        let options = ["prune_chita"].into_iter().chain(options.split(' '));
+        let cli = prune_options::Cli::try_parse_from(options).map_err(|error| error.to_string())?;
+        cli.check()
+    };
+    for options in [
+        "--seed 1",
+        "--method chita++ --stages 4",
+        "--method magnitude,default --effort quick",
+        "--arch resnet8 --data d --cifar-files original",
+    ] {
+        assert_eq!(check(options), Ok(()), "{options}");
+    }
+    for (options, named) in [
+        ("--method chita --stages 4", "--stages"),
+        ("--method chita --effort quick", "--effort"),
+        ("--data d --cifar-files original", "--cifar-files"),
+        ("--sparsity 0.5,0", "--sparsity"),
+        ("--sparsity 1", "--sparsity"),
+    ] {
+        let error = check(options).unwrap_err();
+        assert!(error.contains(named), "{options}: {error}");
+    }
+    assert!(support::fraction("NaN").is_err());
+    assert_eq!(support::fraction("0.9"), Ok(0.9));
+}
+
+#[test]
+fn options_that_resnet8_has_no_use_for_are_refused() {
+    let check = |options: &[&str]| {
+        let fixed = [
+            "ptq_calibrate",
+            "--arch=resnet8",
+            "--data=d",
+            "--checkpoint=c",
+        ];
+        let cli = ptq_options::Cli::try_parse_from(fixed.iter().chain(options));
+        cli.unwrap().check()
+    };
+    assert_eq!(check(&["--onnx=o", "--calibration=100"]), Ok(()));
+    for option in [
+        "--mode=static",
+        "--weight-bits=8",
+        "--activation-bits=8",
+        "--rounding=auto",
+        "--mixed",
+        "--seed=42",
+        "--output=o",
+    ] {
+        let error = check(&[option]).unwrap_err();
+        let name = option.split('=').next().unwrap();
+        assert!(error.contains(name), "{error}");
+    }
+    let calibration = |options: &[&str], images: usize| {
+        let options = ["ptq_calibrate"].iter().chain(options);
+        let cli = ptq_options::Cli::try_parse_from(options).unwrap();
+        cli.calibration(images)
+    };
+    assert_eq!(calibration(&[], 100), Ok(100));
+    assert_eq!(calibration(&[], 1000), Ok(512));
+    assert_eq!(calibration(&["--calibration=100"], 100), Ok(100));
+    let error = calibration(&["--calibration=101"], 100).unwrap_err();
+    assert!(error.contains("at most 100"), "{error}");
+}
+
+/// Names of the methods that these options of `llama_compress` ask for, or what is wrong with them.
+fn methods(options: &str) -> Result<Vec<String>, String> {
+    let options = ["llama_compress"].into_iter().chain(options.split(' '));
+    let cli = llama_cli::Cli::try_parse_from(options).map_err(|error| error.to_string())?;
+    let presets = cli.presets()?.into_iter();
+    Ok(presets.map(|(name, _)| name).collect())
+}
+
+#[test]
+fn options_that_no_method_has_a_use_for_are_refused() {
+    for (options, count) in [
+        ("--steps=9", 1),
+        ("--method gptq --bits 4 --group 32 --asymmetric", 1),
+        ("--method magnitude --sparsity 0.3", 1),
+        (
+            "--method magnitude,wanda,sparsegpt,best-subset --sparsity 2:4",
+            4,
+        ),
+        (
+            "--method best-subset --sparsity 0.5 --group 32 --bits 4 --rounding joint",
+            1,
+        ),
+        ("--method magnitude,gptq --group 32", 2),
+        ("--method gptq --as-published --activation-order", 1),
+        ("--preset w4a16-g32", 1),
+    ] {
+        assert_eq!(
+            methods(options).map(|names| names.len()),
+            Ok(count),
+            "{options}"
+        );
+    }
+    for (options, named) in [
+        ("--preset w4a16-g32 --as-published", "--as-published"),
+        ("--method gptq --activation-order", "--as-published"),
+        (
+            "--method rtn --as-published --activation-order",
+            "--activation-order",
+        ),
+        ("--method magnitude --group 32", "--group"),
+        ("--sparsity 0.5 --asymmetric", "--asymmetric"),
+        ("--method wanda --rounding nearest", "--rounding"),
+        ("--heads 4", "--checkpoint"),
+        ("--rope-theta 500000", "--checkpoint"),
+        ("--checkpoint m --tokens t --steps 9", "--steps"),
+    ] {
+        let error = methods(options).unwrap_err();
+        assert!(error.contains(named), "{options}: {error}");
+    }
+}
+
+/// A resumed run shows what the blocks before it took.
+#[test]
+fn the_row_of_a_block_comes_back_from_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("row-0003.json");
+    assert_eq!(row::BlockRow::load(&file), Ok(None));
+    let written = row::BlockRow {
+        seconds: 12.5,
+        solve_seconds: 12.25,
+        peak_bytes: Some(1 << 31),
+        process_bytes: None,
+        weights: 28_311_552,
+        gram_bytes: 33_554_432,
+        activations: 92_274_688,
+        file_bytes: 3_981_312,
+        relative_error: 0.015625,
+    };
+    written.save(&file).unwrap();
+    assert_eq!(row::BlockRow::load(&file), Ok(Some(written)));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    fs::write(&file, b"{\"seconds\": 1").unwrap();
+    let error = row::BlockRow::load(&file).unwrap_err();
+    assert!(error.contains("row-0003.json"), "{error}");
+}
+
+#[test]
+fn what_a_model_is_calibrated_on_it_is_not_evaluated_on() {
+    let (calibration, eval) = own::windows();
+    assert_eq!((calibration.count(), eval.count()), (40, 12));
+    assert_eq!((calibration.length, eval.length), (64, 64));
+}
+
+#[test]
+fn a_model_that_is_trained_here_generates_as_many_tokens_as_asked_for() {
+    let device = Device::flex();
+    let model = own::train(0, 257, 1, &device).unwrap();
+    let said = evaluate::speak(&model, 257, KvFormat::Float, &device);
+    assert_eq!(said.tokens.len(), 258);
+}
+
+#[test]
+fn a_problem_that_promises_more_numbers_than_it_has_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("problem.safetensors");
+    let count = 1u64 << 40;
+    let header = serde_json::json!({
+        "gradients": { "dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4] },
+        "weights": { "dtype": "F32", "shape": [count], "data_offsets": [4, 4 + 4 * count] },
+    });
+    let header = header.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&file, [&length[..], header.as_bytes(), &[0; 8]].concat()).unwrap();
+    let read = problem_file::read(&file, &Device::flex());
+    let error = read.map(drop).unwrap_err();
+    assert!(error.to_string().contains("it is cut"), "{error}");
 }
