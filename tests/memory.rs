@@ -1,7 +1,5 @@
 //! What a look at a model, a step and many steps cost in memory, in a process of their own.
 
-#![cfg(target_os = "linux")]
-
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::Module;
@@ -12,7 +10,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_lean::amp::{
-    Autocast, AutocastConfig, DynamicLossScale, GradScaler, GradScalerConfig, LossScale,
+    Autocast, AutocastConfig, Checkpoints, DynamicLossScale, GradScaler, GradScalerConfig,
+    LossScale,
 };
 use burn_lean::{amp, quant};
 use peak_alloc::PeakAlloc;
@@ -26,12 +25,12 @@ fn alone() -> MutexGuard<'static, ()> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The most memory that this process has had [bytes].
-fn peak() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
-    let kib = line.and_then(|line| line.split_whitespace().nth(1));
-    1024 * kib.unwrap().parse::<usize>().unwrap()
+/// The most bytes that were allocated at once during `work`, above what was before it.
+fn most_during(work: impl FnOnce()) -> usize {
+    HEAP.reset_peak_usage();
+    let before = HEAP.current_usage();
+    work();
+    HEAP.peak_usage().saturating_sub(before)
 }
 
 /// 64 MiB of weights; the activations of one example are some KiB.
@@ -57,16 +56,14 @@ fn audits_copy_no_weights() {
         let config = amp::AutocastConfig::new(FloatDType::F16);
         let (model, autocast) = config.prepare(model).unwrap();
         let _ = forward(&model, x.clone());
-        // The peak from here on.
-        let _ = std::fs::write("/proc/self/clear_refs", "5");
-        let before = peak();
-        let found = amp::audit(&model, &autocast, x.clone(), |model, autocast, x| {
-            autocast.forward(x, |x| forward(model, x))
+        let grown = most_during(|| {
+            let found = amp::audit(&model, &autocast, x.clone(), |model, autocast, x| {
+                autocast.forward(x, |x| forward(model, x))
+            });
+            found.unwrap().check().unwrap();
+            let layers = quant::audit(&model, x, forward).unwrap().layers;
+            assert_eq!(layers.len(), model.len());
         });
-        found.unwrap().check().unwrap();
-        let layers = quant::audit(&model, x, forward).unwrap().layers;
-        assert_eq!(layers.len(), model.len());
-        let grown = peak() - before;
         assert!(!is_counted || grown < BYTES / 4, "{grown} of {BYTES}");
     }
 }
@@ -75,11 +72,11 @@ fn audits_copy_no_weights() {
 fn held(loss: impl Fn() -> Tensor<1>) -> f64 {
     // What is made once is made.
     drop(loss().backward());
-    let before = HEAP.current_usage();
+    let before = HEAP.current_usage() as f64;
     let loss = loss();
-    let held = HEAP.current_usage() - before;
+    let held = HEAP.current_usage() as f64 - before;
     drop(loss.backward());
-    held as f64
+    held
 }
 
 #[test]
@@ -139,6 +136,34 @@ fn frozen_weights_have_no_copy() {
         autocast.run(&model, x.clone(), forward).unwrap()
     });
     assert!(bytes < (WIDTH * WIDTH) as f64, "{bytes} bytes");
+}
+
+/// The records of a model and of its optimizer are never in memory together; of what is written, one
+/// tensor more.
+#[test]
+fn a_checkpoint_holds_the_record_of_the_optimizer_and_a_tensor() {
+    const LAYERS: usize = 8;
+    const TENSOR: usize = 4 * 512 * 512;
+    const MOMENTS: usize = 2 * LAYERS * TENSOR;
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path());
+    let mut optim = AdamWConfig::new().init();
+    let mut scaler = GradScalerConfig::new(LossScale::Static(8.0))
+        .init()
+        .unwrap();
+    let layer = |_| LinearConfig::new(512, 512).init(&device);
+    let model: Vec<Linear> = (0..LAYERS).map(layer).collect();
+    let x = Tensor::<2>::ones([1, 512], &device);
+    let y = model.iter().fold(x, |x, layer| layer.forward(x));
+    let loss = scaler.scale(y.sum()).unwrap();
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let model = scaler.step(&mut optim, 1e-3, model, grads).unwrap();
+
+    let most = most_during(|| checkpoints.save(1, &model, &optim, &scaler).unwrap());
+    let expected = MOMENTS + TENSOR;
+    assert!(most < expected + TENSOR / 2, "{most} of {expected}");
 }
 
 /// Storms of overflows, and single ones.

@@ -29,9 +29,11 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Code without comments and without tests.
+/// Code without comments and without tests: a test module with a body ends a file, one in a file of its
+/// own does not.
 fn code(text: &str) -> String {
-    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let tests = "#[cfg(test)]\nmod tests {";
+    let text = text.split(tests).next().unwrap_or_default();
     let lines = text
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"));

@@ -1,14 +1,17 @@
 //! The rules of the `amp` crate.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::amp::{
-    AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig, LossScale, round_to,
+    AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig, LossScale,
+    ParameterGradient, inspect_gradients,
 };
+use burn_lean::graph::round_all;
+use burn_lean::reparam::each_float;
 use serde_json::Value;
 
 use crate::support::{Target, each_device, values};
@@ -106,7 +109,9 @@ fn unscale(case: &Value, target: &Target) {
     let grads = model.gradient(&gradient);
     let unscaled = scaler.unscale(&model, grads).unwrap();
     let found = values(unscaled.gradients().get::<1>(model.values.id).unwrap());
-    for (index, (found, expected)) in found.iter().zip(floats(&case["unscaled"])).enumerate() {
+    let expected = floats(&case["unscaled"]);
+    assert_eq!(found.len(), expected.len(), "{}", case["name"]);
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         // Vulkan lets a device flush subnormal F32 numbers to zero.
         let flushed = target.name == "wgpu" && expected.abs() < f32::MIN_POSITIVE && *found == 0.0;
         assert!(
@@ -137,12 +142,16 @@ fn dtype(case: &Value) -> FloatDType {
     }
 }
 
+/// The rounding of every emulated cast.
 #[test]
 fn numbers_are_rounded_as_in_the_reference() {
     for case in cases("rounding.json") {
         for (from, to) in [("x", "rounded"), ("dy", "dy_rounded")] {
-            for (x, expected) in floats(&case[from]).into_iter().zip(floats(&case[to])) {
-                let found = round_to(dtype(&case), x);
+            let (x, expected) = (floats(&case[from]), floats(&case[to]));
+            let mut found = x.clone();
+            round_all(&mut found, dtype(&case));
+            assert_eq!(found.len(), expected.len(), "{}: {from}", case["name"]);
+            for ((x, found), expected) in x.iter().zip(found).zip(expected) {
                 assert!(
                     same(found, expected),
                     "{}: {x:e} gave {found:e}",
@@ -226,12 +235,10 @@ impl Mlp {
 }
 
 /// All numbers of a model, in order.
-struct Numbers(Vec<f32>);
-
-impl ModuleVisitor for Numbers {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.extend(values(param.base()));
-    }
+fn numbers<M: Module>(model: &M) -> Vec<f32> {
+    let mut numbers = Vec::new();
+    each_float(model, |_, float| numbers.extend(float.data().iter::<f32>()));
+    numbers
 }
 
 #[test]
@@ -244,25 +251,32 @@ fn training_follows_the_reference_trajectories() {
     });
 }
 
-/// Tolerance, with u the unit roundoff of the dtype (2⁻¹¹, 2⁻⁸, 2⁻²⁴):
+/// Where two right trainings may part, with u the unit roundoff of the dtype (2⁻¹¹, 2⁻⁸, 2⁻²⁴).
 ///
-/// Both sides round the same operands to the same grid; they differ in how often they round in
-/// between (a product and its bias once or twice, emulation not at all) and in the order of sums.
-/// That is at most two roundings for each of the two layers, so a relative error of the logits of
-/// 4u, and of 8u in the loss, whose derivative by a logit is at most 2; with |logit| up to 4 that
-/// is 32u. Gradients have the same relative error. Step t starts from weights that are off by at
-/// most t · lr · |g| · 8u, which the gradient |g| ≤ 2 turns into t · lr · 32u of loss.
+/// Both sides round the same operands to the same grid. They differ in how often they round in between
+/// (a product and its bias once or twice, emulation not at all) and in the order of sums. Such errors
+/// are as often up as down, and a bound for the worst case is larger than what there is to learn. So
+/// the bounds are those of 500 trainings with other numbers, in NumPy: each rounded after every
+/// operation, which gives the losses of the reference to 2.4e-7, against the same one rounded nowhere
+/// between its casts, after product and bias together, and after every single addition.
 ///
-/// Below the normal numbers of F16 the error is absolute: half the smallest subnormal, 2⁻²⁵, for
-/// each gradient that arrives at a layer; a weight sums as many of them as there are examples, times
-/// an activation of up to 2. It is divided by the loss scale and by the loss multiplier, so it matters only in
-/// the cases that are there to underflow.
+/// - The loss of a step was off by 4.3u; 8u are allowed. In F32, where exponentials and logarithms of a
+///   device are off by more than sums, 32u, and as much for each unit of lr · step.
+/// - The way that the weights went, as one vector, was off by 0.05 of its length in BF16 and 0.014 in
+///   F16; after every single addition 0.27 and 0.07, where a unit of the hidden layer fell silent on one
+///   side alone. 3/8 and 1/8 are allowed, in F32 2⁻¹⁵: no movement, or one twice as far, is off by 1.
+/// - Zeros among the gradients of a step: 3 of 212; a silent unit has 13, a sixteenth of them.
+///
+/// Where no logit has a gradient of 64 times the smallest number of F16, 2⁻²⁴, single roundings decide
+/// how the training goes. Its loss was off by 15 % of what it had moved, the way of the weights was 0.73
+/// to 1.03 of the reference's in its direction, and they had 0.7 to 1.6 times as many zeros: a quarter,
+/// a half and twice are allowed.
 fn training(case: &Value, target: &Target) {
     let dtype = dtype(case);
-    let unit = match dtype {
-        FloatDType::F16 => 2f32.powi(-11),
-        FloatDType::BF16 => 2f32.powi(-8),
-        _ => 2f32.powi(-24),
+    let (unit, of_way) = match dtype {
+        FloatDType::F16 => (2f32.powi(-11), 1.0 / 8.0),
+        FloatDType::BF16 => (2f32.powi(-8), 3.0 / 8.0),
+        _ => (2f32.powi(-24), 2f64.powi(-15)),
     };
     let device = target.device.clone().autodiff();
     let (model, autocast) = AutocastConfig::new(dtype)
@@ -274,10 +288,8 @@ fn training(case: &Value, target: &Target) {
     let lr = float(&case["lr"]);
     let scale = float(&case["loss_scale"]);
     let examples = nesting(&case["X"])[0] as f32;
-    let underflow = match dtype {
-        FloatDType::F16 => examples * 2.0 * 2f32.powi(-25) / (scale * multiplier),
-        _ => 0.0,
-    };
+    let largest = scale * multiplier / examples;
+    let underflows = dtype == FloatDType::F16 && largest < 64.0 * 2f32.powi(-24);
     let mut scaler = no_limit(LossScale::Static(scale));
     let mut optim = SgdConfig::new().init();
     let loss_fn = CrossEntropyLossConfig::new().init(&device);
@@ -288,34 +300,92 @@ fn training(case: &Value, target: &Target) {
         .collect();
     let y = Tensor::<1, Int>::from_data(TensorData::from(&labels[..]), &device);
 
-    for (step, expected) in floats(&case["losses"]).into_iter().enumerate() {
+    let losses = floats(&case["losses"]);
+    let skips = flags(&case["skipped"]);
+    let fractions = case["zero_fraction_of_each_gradient"].as_array().unwrap();
+    assert_eq!((skips.len(), fractions.len()), (losses.len(), losses.len()));
+    let mut all_zeros = [0.0, 0.0];
+    for (step, expected) in losses.iter().enumerate() {
         let logits = autocast.forward(x.clone(), |x| model.forward(x));
         let loss = loss_fn.forward(logits, y.clone()).mul_scalar(multiplier);
         let found = values(loss.clone())[0];
         let name = format!("{} step {step} on {}", case["name"], target.name);
-        let drift = lr * step as f32 * (32.0 * unit + 2.0 * underflow);
-        let tolerance = (32.0 * unit + drift) * multiplier;
+        let rounding = match dtype {
+            FloatDType::F32 => 32.0 * unit * (1.0 + lr * step as f32),
+            _ => 8.0 * unit,
+        };
+        let moved = if underflows {
+            (expected - losses[0]).abs()
+        } else {
+            0.0
+        };
+        let tolerance = rounding * multiplier + moved / 4.0;
         assert!(
             (found - expected).abs() <= tolerance,
             "{name}: loss {found:e}, expected {expected:e} ± {tolerance:e}"
         );
         let grads = GradientsParams::from_grads(scaler.scale(loss).unwrap().backward(), &model);
+        let gradients = inspect_gradients(&model, &grads).unwrap();
         let rate = f64::from(lr) / f64::from(multiplier);
         model = scaler.step(&mut optim, rate, model, grads).unwrap();
         let skipped = scaler.report().unwrap().skipped;
-        assert_eq!(skipped, case["skipped"][step].as_bool().unwrap(), "{name}");
+        assert_eq!(skipped, skips[step], "{name}");
+        if !skipped {
+            let [found, expected] = zeros(&gradients, &floats(&fractions[step]));
+            let allowed = elements(&gradients) / 16.0;
+            assert!(
+                underflows || (found - expected).abs() <= allowed,
+                "{name}: {found} gradients are zero, not {expected}"
+            );
+            all_zeros[0] += found;
+            all_zeros[1] += expected;
+        }
     }
 
-    let mut found = Numbers(Vec::new());
-    model.visit(&mut found);
-    let steps = case["losses"].as_array().unwrap().len() as f32;
-    for (found, expected) in found.0.iter().zip(floats(&case["final"])) {
-        // The weights' share of the bound above: steps · lr · |g| · 8u, and one F32 rounding each.
-        let tolerance = steps * (lr * (2.0 * 8.0 * unit + underflow) + 2f32.powi(-24));
+    let start: Vec<f32> = ["W1", "b1", "W2", "b2"]
+        .iter()
+        .flat_map(|name| floats(&case[*name]))
+        .collect();
+    let way = |end: Vec<f32>| -> Vec<f64> {
+        assert_eq!(end.len(), start.len(), "{}", case["name"]);
+        let way = end.iter().zip(&start);
+        way.map(|(end, start)| f64::from(*end) - f64::from(*start))
+            .collect()
+    };
+    let (found, expected) = (way(numbers(&model)), way(floats(&case["final"])));
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let name = format!("{} on {}", case["name"], target.name);
+    if underflows {
+        let share = dot(&found, &expected) / dot(&expected, &expected);
         assert!(
-            (found - expected).abs() <= tolerance,
-            "{}: weight {found}, expected {expected} ± {tolerance:e}",
-            case["name"]
+            (0.5..=1.5).contains(&share),
+            "{name}: the weights went {share} times as far"
+        );
+        let [found, expected] = all_zeros;
+        assert!(
+            0.5 * expected <= found && found <= 2.0 * expected,
+            "{name}: {found} gradients were zero, not {expected}"
+        );
+    } else {
+        let off = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2));
+        let off = off.sum::<f64>().sqrt();
+        let tolerance = of_way * dot(&expected, &expected).sqrt();
+        assert!(
+            off <= tolerance,
+            "{name}: the weights are off by {off:e}, more than {tolerance:e}"
         );
     }
+}
+
+fn elements(gradients: &[ParameterGradient]) -> f64 {
+    gradients.iter().map(|one| one.elements as f64).sum()
+}
+
+/// How many elements of all gradients are zero, found and in the reference.
+fn zeros(gradients: &[ParameterGradient], fractions: &[f32]) -> [f64; 2] {
+    assert_eq!(gradients.len(), fractions.len(), "{gradients:?}");
+    let found = gradients.iter().map(|one| one.zeros as f64).sum();
+    let expected = gradients.iter().zip(fractions);
+    let expected = expected.map(|(one, fraction)| one.elements as f64 * f64::from(*fraction));
+    [found, expected.sum()]
 }

@@ -103,6 +103,18 @@ fn follows(case: &Value, target: &Target) {
     let name = format!("{} on {}", case["name"], target.name);
     let losses = floats(&case["losses"]);
     let (steps, model) = train(case, target, losses.len(), None);
+    let scales = case["act_scale_then_zero_point_per_step"].as_array();
+    let scales = scales.expect("scales and zero points");
+    let lengths = [steps.len(), scales.len()];
+    assert_eq!(lengths, [losses.len(); 2], "{name}");
+    for (step, expected) in steps.iter().zip(scales) {
+        // The reference observes its float model, too.
+        let quantizers = match config(case) {
+            Some(_) => floats(expected).len() / 2,
+            None => 0,
+        };
+        assert_eq!(step.activations.len(), quantizers, "{name}");
+    }
     for (step, (found, expected)) in steps.iter().zip(&losses).enumerate() {
         assert!(
             (found.loss - expected).abs() <= 5e-3,
@@ -128,9 +140,101 @@ fn follows(case: &Value, target: &Target) {
             steps.iter().map(|step| step.loss).collect::<Vec<_>>()
         );
     }
-    if config(case).is_none() {
-        let weight = values(model.first.weight.base().transpose());
-        close(&name, "W1", weight, &case["final"]["W1"], 1e-6);
+    match config(case) {
+        Some(config) => keeps_to(&config.schedule, case, target, &steps),
+        None => {
+            let weight = values(model.first.weight.base().transpose());
+            close(&name, "W1", weight, &case["final"]["W1"], 1e-6);
+        }
+    }
+}
+
+/// It quantizes from the step on that the schedule names, and all ranges stay from the other one on.
+fn keeps_to(schedule: &Schedule, case: &Value, target: &Target, steps: &[Step]) {
+    let name = format!("{} on {}", case["name"], target.name);
+    if let Some(at) = schedule.freeze_observers_at {
+        let at = at as usize;
+        let last = &steps[at - 1].scales;
+        // Of two weights and two activations.
+        assert_eq!(last.len(), 4, "{name}");
+        assert_ne!(last, &steps[at - 2].scales, "{name}");
+        for step in &steps[at..] {
+            assert_eq!(&step.scales, last, "{name}");
+        }
+    }
+    let start = schedule.quantize_from as usize;
+    if start > 0 {
+        let (_, model) = train(case, target, start, None);
+        let losses = first_quantized_losses(case, &model, &steps[start].activations);
+        for loss in [steps[start].loss, floats(&case["losses"])[start]] {
+            // What they have without quantization is 1.4e-4 from the nearest.
+            assert!(
+                losses.iter().any(|one| (loss - one).abs() <= 1e-5),
+                "{name}, step {start}: {loss} is none of {losses:?}"
+            );
+        }
+    }
+}
+
+/// The losses that the first quantized step may have: the largest weight of a channel has the code 127,
+/// or one of −127 and −128, between which it lies exactly.
+fn first_quantized_losses(case: &Value, model: &Mlp, activations: &[(f32, f32)]) -> Vec<f32> {
+    let layer = |layer: &Linear, input: (f32, f32)| {
+        let weight = layer.weight.base().transpose();
+        let inputs = weight.dims()[1];
+        Layer {
+            input,
+            channels: values(weight).chunks(inputs).map(<[f32]>::to_vec).collect(),
+            bias: values(layer.bias.as_ref().unwrap().val()),
+        }
+    };
+    let first = layer(&model.first, activations[0]);
+    let second = layer(&model.second, activations[1]);
+    let examples = case["X"].as_array().unwrap();
+    let wanted = floats(&case["T"]);
+    let channels = first.channels.len() + second.channels.len();
+    let losses = (0..1_u32 << channels).map(|lowest| {
+        let outputs = examples.iter().flat_map(|x| {
+            let h = first.forward(&floats(x), lowest);
+            let h: Vec<f32> = h.into_iter().map(|h| h.max(0.0)).collect();
+            second.forward(&h, lowest >> first.channels.len())
+        });
+        let squares = outputs.zip(&wanted).map(|(y, wanted)| (y - wanted).powi(2));
+        squares.sum::<f32>() / wanted.len() as f32
+    });
+    losses.collect()
+}
+
+/// A layer as the first quantized step computes it.
+struct Layer {
+    /// Scale and zero point of what comes in.
+    input: (f32, f32),
+    /// The float weights of each output.
+    channels: Vec<Vec<f32>>,
+    bias: Vec<f32>,
+}
+
+impl Layer {
+    /// `lowest`: a bit for each output whose negative largest weight has the lowest code.
+    fn forward(&self, x: &[f32], lowest: u32) -> Vec<f32> {
+        let (scale, zero_point) = self.input;
+        let x = x.iter().map(|x| {
+            let code = (x * (1.0 / scale)).round_ties_even() + zero_point;
+            (code.clamp(0.0, 255.0) - zero_point) * scale
+        });
+        let x: Vec<f32> = x.collect();
+        let output = |(index, weights): (usize, &Vec<f32>)| {
+            let largest = weights.iter().fold(0f32, |most, w| most.max(w.abs()));
+            let scale = largest / 127.5;
+            let code = |w: f32| match w.abs() == largest {
+                true if w > 0.0 => 127.0,
+                true => -127.0 - ((lowest >> index) & 1) as f32,
+                false => (w * (1.0 / scale)).round_ties_even(),
+            };
+            let products = weights.iter().zip(&x).map(|(w, x)| code(*w) * scale * x);
+            products.sum::<f32>() + self.bias[index]
+        };
+        self.channels.iter().enumerate().map(output).collect()
     }
 }
 
@@ -139,6 +243,8 @@ struct Step {
     loss: f32,
     /// Scale and zero point of each activation.
     activations: Vec<(f32, f32)>,
+    /// The scales of every quantizer that has a range.
+    scales: Vec<Vec<f32>>,
 }
 
 /// Whether losses and activation scales of the first steps are those of the reference.
@@ -183,6 +289,7 @@ fn train(case: &Value, target: &Target, steps: usize, nudge: Option<Nudge>) -> (
         trace.push(Step {
             loss: values(loss.clone())[0],
             activations: activations(&model),
+            scales: scales(&model),
         });
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         if step == 0 {
@@ -246,6 +353,12 @@ fn activations(model: &Mlp) -> Vec<(f32, f32)> {
     qparams
         .map(|qparams| (values(qparams.scale)[0], values(qparams.zero_point)[0]))
         .collect()
+}
+
+fn scales(model: &Mlp) -> Vec<Vec<f32>> {
+    let located = quantizers(model).into_iter();
+    let qparams = located.filter_map(|located| located.quantizer.qparams().ok());
+    qparams.map(|qparams| values(qparams.scale)).collect()
 }
 
 fn first_gradients(name: &str, case: &Value, model: &Mlp, grads: &GradientsParams) {

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use burn_lean::deploy::{Arithmetic, Backend, EngineConfig, Export, FloatStorage};
 use proptest::prelude::*;
 
-use crate::cases::cases;
+use crate::cases::{Tally, cases};
 use crate::hostile::{Kind, kind};
 use crate::network::Net;
 use crate::support::values;
@@ -32,7 +32,12 @@ fn config() -> impl Strategy<Value = EngineConfig> {
 }
 
 /// Where Burn computes finite numbers of ordinary size, the engine computes them, too.
-fn agree(found: &[f32], expected: &[f32], config: &EngineConfig) -> Result<(), TestCaseError> {
+fn agree(
+    found: &[f32],
+    expected: &[f32],
+    config: &EngineConfig,
+    compared: &Tally,
+) -> Result<(), TestCaseError> {
     prop_assert_eq!(found.len(), expected.len());
     if expected.iter().all(|x| x.abs() < 1e30) {
         prop_assert!(
@@ -52,17 +57,33 @@ fn agree(found: &[f32], expected: &[f32], config: &EngineConfig) -> Result<(), T
             let off = (found - expected).abs() / largest;
             prop_assert!(off <= tolerance, "{:?}: {} for {}", config, found, expected);
         }
+        compared.result();
     }
     Ok(())
+}
+
+static ENGINES: Tally = Tally::new();
+static CONVOLUTIONS: Tally = Tally::new();
+
+#[test]
+fn any_engine_computes_what_burn_computes_or_refuses() {
+    engines();
+    ENGINES.assert_one_of(20);
+}
+
+#[test]
+fn any_convolution_runs_in_the_engine_as_in_burn_or_is_refused() {
+    convolutions();
+    CONVOLUTIONS.assert_one_of(30);
 }
 
 proptest! {
     #![proptest_config(cases(60))]
 
-    #[test]
-    fn any_engine_computes_what_burn_computes_or_refuses(
+    fn engines(
         config in config(), x in kind(), w in kind(), seed in 0u64..10_000, rows in 1usize..6,
     ) {
+        ENGINES.case();
         let device = Device::flex();
         let net = Net::of(w, seed, &device);
         let x = x.tensor::<2>(seed, [rows, 8], &device);
@@ -73,13 +94,12 @@ proptest! {
         if let Ok(found) = engine.run(&x) {
             // Half floats end at 65504.
             if config.weights == FloatStorage::F32 || w == Kind::Ordinary {
-                agree(&values(found), &expected, &config)?;
+                agree(&values(found), &expected, &config, &ENGINES)?;
             }
         }
     }
 
-    #[test]
-    fn any_convolution_runs_in_the_engine_as_in_burn_or_is_refused(
+    fn convolutions(
         config in config(), x in kind(), w in kind(), seed in 0u64..10_000,
         channels in proptest::array::uniform2(1usize..5), kernel in proptest::array::uniform2(1usize..5),
         stride in proptest::array::uniform2(1usize..4), padding in proptest::array::uniform4(0usize..4),
@@ -91,6 +111,7 @@ proptest! {
             let reach = dilation[axis] * (kernel[axis] - 1) + 1;
             size + padding[axis] + padding[axis + 2] >= reach
         }));
+        CONVOLUTIONS.case();
         let mut conv = Conv2dConfig::new([from, to], kernel)
             .with_stride(stride)
             .with_dilation(dilation)
@@ -105,7 +126,7 @@ proptest! {
         let Ok(engine) = config.compile(export) else { return Ok(()) };
         if let Ok(found) = engine.run(&x)
             && (config.weights == FloatStorage::F32 || w == Kind::Ordinary) {
-                agree(&values::<4>(found), &expected, &config)?;
+                agree(&values::<4>(found), &expected, &config, &CONVOLUTIONS)?;
             }
     }
 }

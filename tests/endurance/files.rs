@@ -51,6 +51,7 @@ macro_rules! withstand {
 
 withstand! {
     damaged_files_of_quantized_models: "quantized_file", 150;
+    damaged_compressed_tensors: "compressed_tensors", 150;
     damaged_sparse_records: "sparse_record", 400;
     damaged_values_in_json: "json_values", 300;
     damaged_files_of_compressed_models: "oneshot_file", 300;

@@ -76,9 +76,14 @@ impl Kind {
     }
 }
 
+/// A length below `end`, now and then 0.
+pub(crate) fn length(end: usize) -> impl Strategy<Value = usize> {
+    prop_oneof![1 => Just(0), 15 => 1..end]
+}
+
 pub(crate) fn kind() -> impl Strategy<Value = Kind> {
     prop_oneof![
-        4 => Just(Kind::Ordinary),
+        14 => Just(Kind::Ordinary),
         1 => Just(Kind::Zeros),
         1 => Just(Kind::Constant),
         1 => Just(Kind::Denormal),

@@ -170,6 +170,7 @@ fn survives(name: &str, longest: usize) {
                 None => deaths += 1,
             }
         };
+        assert!(deaths > 0, "{name}: it never died");
         assert_eq!(found, expected, "{name}: after {deaths} deaths");
     }
 }

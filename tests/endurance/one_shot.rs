@@ -7,7 +7,7 @@ use burn_lean::oneshot::{
 };
 use proptest::prelude::*;
 
-use crate::cases::cases;
+use crate::cases::{Tally, cases};
 use crate::hostile::{Kind, kind};
 use crate::network::Net;
 use crate::support::parameters;
@@ -93,13 +93,21 @@ fn preset() -> impl Strategy<Value = Preset> {
         )
 }
 
+static PRESETS: Tally = Tally::new();
+
+#[test]
+fn any_preset_gives_finite_weights_that_a_file_holds_or_an_error() {
+    presets();
+    PRESETS.assert_one_of(50);
+}
+
 proptest! {
     #![proptest_config(cases(100))]
 
-    #[test]
-    fn any_preset_gives_finite_weights_that_a_file_holds_or_an_error(
+    fn presets(
         preset in preset(), x in kind(), w in kind(), seed in 0u64..10_000, rows in 0usize..20,
     ) {
+        PRESETS.case();
         let device = Device::flex();
         let net = Net::of(w, seed, &device);
         let batches = [x.tensor::<2>(seed, [rows, 8], &device), x.tensor(seed + 1, [9, 8], &device)];
@@ -119,5 +127,6 @@ proptest! {
         // As numbers: a -0.0 comes back as 0.0 where zeros are left out.
         let same = parameters(&loaded) == found;
         prop_assert!(same || !w.is_finite(), "{:?} {:?}", parameters(&loaded), found);
+        PRESETS.result();
     }
 }

@@ -17,7 +17,7 @@ use burn_lean::prune::{
 };
 use burn_lean::quant::{
     PtqConfig, QatConfig, QuantizedForward, QuantizedTensor, Scheme, Storage, WeightConfig,
-    load_safetensors, save_safetensors,
+    load_compressed_tensors, load_safetensors, save_compressed_tensors, save_safetensors,
 };
 use burn_lean::recipe::{Numbers, Recipe, RecipeError, Run, Task, TrainStage};
 
@@ -30,8 +30,13 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 10] = [
+pub(crate) const TARGETS: [Target; 11] = [
     target("quantized_file", quantized_file, quantized_files),
+    target(
+        "compressed_tensors",
+        compressed_tensors,
+        all_compressed_tensors,
+    ),
     target("sparse_record", sparse_record, sparse_records),
     target("json_values", json_values, all_json_values),
     target("oneshot_file", oneshot_file, oneshot_files),
@@ -140,19 +145,26 @@ fn quantized(ptq: &PtqConfig, device: &Device) -> Net {
     quantized.expect("finite numbers").0
 }
 
-pub(crate) fn quantized_file(bytes: &[u8]) -> Result<(), String> {
+/// Loads a file into the model as it is and as it is prepared, and runs both; refused where both are.
+fn loads<E: std::fmt::Display>(
+    bytes: &[u8],
+    load: impl Fn(Net, PathBuf) -> Result<Net, E>,
+) -> Result<(), String> {
     let folder = folder(&[("model.safetensors", bytes)]);
-    let path = folder.path().join("model.safetensors");
     let device = Device::flex();
-    let plain = load_safetensors(Net::new(&device), &path, Storage::Auto);
-    let prepared = load_safetensors(prepared(&device), &path, Storage::Auto);
-    for model in [&plain, &prepared].into_iter().flatten() {
-        model.forward(inputs(&device)).into_data();
-    }
-    plain
-        .map_err(said)
-        .map(|_| ())
-        .or(prepared.map_err(said).map(|_| ()))
+    let nets = [Net::new(&device), prepared(&device)];
+    let [plain, prepared] = nets.map(|net| -> Result<(), String> {
+        let net = load(net, folder.path().join("model.safetensors")).map_err(said)?;
+        net.forward(inputs(&device)).into_data();
+        Ok(())
+    });
+    plain.or(prepared)
+}
+
+pub(crate) fn quantized_file(bytes: &[u8]) -> Result<(), String> {
+    loads(bytes, |net, path| {
+        load_safetensors(net, path, Storage::Auto)
+    })
 }
 
 fn quantized_files() -> Vec<Vec<u8>> {
@@ -169,6 +181,39 @@ fn quantized_files() -> Vec<Vec<u8>> {
         let folder = folder(&[]);
         let path = folder.path().join("model.safetensors");
         save_safetensors(&net, &path).expect("a file");
+        read(folder.path(), "model.safetensors")
+    });
+    written.into()
+}
+
+pub(crate) fn compressed_tensors(bytes: &[u8]) -> Result<(), String> {
+    loads(bytes, load_compressed_tensors)
+}
+
+/// Codes in words, codes in bytes with ranges of inputs, and weights without the zeros of 2:4.
+fn all_compressed_tensors() -> Vec<Vec<u8>> {
+    let device = Device::flex();
+    let of_bits = |config: QatConfig| {
+        let ptq = PtqConfig::new().with_quantize(config).with_progress(false);
+        quantized(&ptq, &device)
+    };
+    let words = QatConfig::new().with_weight(WeightConfig::int(4));
+    let mut sparse = Net::new(&device);
+    sparse.first.weight = sparse.first.weight.map(|weight| {
+        let kept = (0..8 * 6).map(|at| ((at / 6) % 4 / 2) as f32);
+        let kept = TensorData::new(kept.collect::<Vec<f32>>(), [8, 6]);
+        let gone = Tensor::<2>::from_data(kept, &device).equal_elem(0.0);
+        weight.mask_fill(gone, 0.0)
+    });
+    let nets = [
+        of_bits(words.with_activation(None)),
+        of_bits(QatConfig::new().with_weight(WeightConfig::int(8))),
+        sparse,
+    ];
+    let written = nets.map(|net| {
+        let folder = folder(&[]);
+        let path = folder.path().join("model.safetensors");
+        save_compressed_tensors(&net, &path).expect("a file");
         read(folder.path(), "model.safetensors")
     });
     written.into()

@@ -8,7 +8,7 @@ use burn_lean::amp::{
 };
 use proptest::prelude::*;
 
-use crate::cases::{cases, count};
+use crate::cases::{Tally, cases, count};
 use crate::hostile::kind;
 use crate::network::Net;
 use crate::support::parameters;
@@ -101,23 +101,46 @@ fn run(
     Ok(())
 }
 
+static LOSS_SCALES: Tally = Tally::new();
+static STATES: Tally = Tally::new();
+static TRAININGS: Tally = Tally::new();
+
+#[test]
+fn any_loss_scale_stays_in_its_bounds_or_is_refused() {
+    loss_scales();
+    LOSS_SCALES.assert_one_of(10);
+}
+
+#[test]
+fn any_state_of_a_scaler_is_refused_or_goes_on() {
+    states();
+    STATES.assert_one_of(200);
+}
+
+#[test]
+fn any_training_in_half_keeps_finite_weights() {
+    trainings();
+    TRAININGS.assert_one_of(60);
+}
+
 proptest! {
     #![proptest_config(cases(1000))]
 
-    #[test]
-    fn any_loss_scale_stays_in_its_bounds_or_is_refused(
+    fn loss_scales(
         rule in loss_scale(), outcomes in proptest::collection::vec(any::<bool>(), 0..60),
     ) {
+        LOSS_SCALES.case();
         if rule.validate().is_ok() {
             run(&rule, rule.init(), &outcomes)?;
+            LOSS_SCALES.result();
         }
     }
 
-    #[test]
-    fn any_state_of_a_scaler_is_refused_or_goes_on(
+    fn states(
         rule in loss_scale(), state in state(), version in 0u32..3,
         outcomes in proptest::collection::vec(any::<bool>(), 0..9),
     ) {
+        STATES.case();
         let config = GradScalerConfig::new(rule);
         let record = GradScalerRecord { version, config, state };
         let Ok(scaler) = GradScaler::from_record(record) else { return Ok(()) };
@@ -129,20 +152,21 @@ proptest! {
         // What a scaler comes to can be loaded again.
         let record = GradScalerRecord { state, ..scaler.to_record() };
         prop_assert!(GradScaler::from_record(record).is_ok(), "{:?}", state);
+        STATES.result();
     }
 }
 
 proptest! {
     #![proptest_config(cases(60))]
 
-    #[test]
-    fn any_training_in_half_keeps_finite_weights(
+    fn trainings(
         rule in loss_scale(), dtype in 0usize..3, region in any::<bool>(), fallback in 0usize..3,
         max_norm in proptest::option::of(number()), limit in proptest::option::of(0usize..4),
         kinds in proptest::collection::vec(kind(), 1..5), w in kind(), seed in 0u64..10_000,
     ) {
         // NaN in the weights themselves is not of the scaler's making.
         prop_assume!(w.is_finite() && rule != LossScale::None);
+        TRAININGS.case();
         let device = Device::flex().autodiff();
         let dtype = [FloatDType::F16, FloatDType::BF16, FloatDType::F32][dtype];
         let fallback = [Fallback::Error, Fallback::F32, Fallback::Emulate][fallback];
@@ -167,6 +191,7 @@ proptest! {
             }
         };
         let mut optim = SgdConfig::new().init();
+        let mut taken = false;
         for (index, kind) in kinds.iter().enumerate() {
             let x = kind.tensor::<2>(seed + index as u64, [6, 8], &device);
             let loss = match region {
@@ -180,13 +205,19 @@ proptest! {
             let grads = GradientsParams::from_grads(loss.backward(), &net);
             // A learning rate that cannot take a weight out of its range itself.
             net = match scaler.step(&mut optim, 1e-30, net, grads) {
-                Ok(net) => net,
+                Ok(net) => {
+                    taken |= scaler.report().is_some_and(|report| !report.skipped);
+                    net
+                }
                 Err(rejected) => rejected.into_value(),
             };
             for parameter in parameters(&net) {
                 let finite = parameter.values.iter().all(|value| value.is_finite());
                 prop_assert!(finite, "{:?}: {:?}", kind, parameter);
             }
+        }
+        if taken {
+            TRAININGS.result();
         }
     }
 }

@@ -10,14 +10,14 @@ use burn_lean::prune::{
 };
 use proptest::prelude::*;
 
-use crate::cases::cases;
-use crate::hostile::kind;
+use crate::cases::{Tally, cases};
+use crate::hostile::{Kind, kind, length};
 use crate::network::Net;
 use crate::support::{parameters, values};
 
 fn share() -> impl Strategy<Value = f64> {
     prop_oneof![
-        6 => 0.0f64..1.0,
+        18 => 0.0f64..1.0,
         1 => Just(0.0),
         1 => Just(1.0),
         1 => Just(-0.5),
@@ -48,7 +48,7 @@ fn pattern() -> impl Strategy<Value = SparsityPattern> {
             .prop_map(Groups::Custom),
     ];
     prop_oneof![
-        4 => Just(SparsityPattern::Unstructured),
+        8 => Just(SparsityPattern::Unstructured),
         2 => (0usize..5, 0usize..6).prop_map(|(n, m)| SparsityPattern::NM { n, m }),
         2 => groups.prop_map(SparsityPattern::Groups),
     ]
@@ -102,19 +102,34 @@ fn layout(shapes: &[([usize; 2], u8)]) -> Layout {
     layout
 }
 
+static SOLVERS: Tally = Tally::new();
+static LAYERS: Tally = Tally::new();
+
+#[test]
+fn any_solver_gives_finite_weights_within_the_budget_or_an_error() {
+    solvers();
+    SOLVERS.assert_one_of(100);
+}
+
+#[test]
+fn any_layer_gives_finite_weights_or_an_error() {
+    layers();
+    LAYERS.assert_one_of(50);
+}
+
 proptest! {
     #![proptest_config(cases(600))]
 
-    #[test]
-    fn any_solver_gives_finite_weights_within_the_budget_or_an_error(
-        shapes in proptest::collection::vec((proptest::array::uniform2(0usize..7), 0u8..3), 1..4),
-        n in 0usize..9, gradients in kind(), dense in kind(), seed in 0u64..10_000,
-        l2 in prop_oneof![3 => 1e-6f64..1.0, 1 => Just(0.0), 1 => Just(f64::NAN), 1 => Just(1e-300),
+    fn solvers(
+        shapes in proptest::collection::vec((proptest::array::uniform2(length(7)), 0u8..3), 1..4),
+        n in length(9), gradients in kind(), dense in kind(), seed in 0u64..10_000,
+        l2 in prop_oneof![15 => 1e-6f64..1.0, 1 => Just(0.0), 1 => Just(f64::NAN), 1 => Just(1e-300),
             1 => Just(1e300), 1 => Just(-1.0)],
-        first_order in prop_oneof![3 => Just(0.0), 2 => -1f64..1.0, 1 => Just(f64::INFINITY)],
-        tempering in prop_oneof![3 => Just(0.0), 1 => 0f64..=1.0, 1 => Just(f64::NAN)],
+        first_order in prop_oneof![9 => Just(0.0), 6 => -1f64..1.0, 1 => Just(f64::INFINITY)],
+        tempering in prop_oneof![9 => Just(0.0), 3 => 0f64..=1.0, 1 => Just(f64::NAN)],
         config in (budget(), pattern(), method(), proptest::option::of(0usize..40), 0usize..3),
     ) {
+        SOLVERS.case();
         let device = Device::flex();
         let layout = layout(&shapes);
         let p = layout.len();
@@ -148,16 +163,17 @@ proptest! {
             }
             _ => {}
         }
+        SOLVERS.result();
     }
 
-    #[test]
-    fn any_layer_gives_finite_weights_or_an_error(
-        o in 0usize..5, d in 0usize..9, rows in 0usize..12, x in kind(), w in kind(),
-        seed in 0u64..10_000, damping in prop_oneof![3 => 0f64..0.1, 1 => Just(f64::NAN), 1 => Just(1e300)],
+    fn layers(
+        o in length(5), d in length(9), rows in length(12), x in kind(), w in kind(),
+        seed in 0u64..10_000, damping in prop_oneof![15 => 0f64..0.1, 1 => Just(f64::NAN), 1 => Just(1e300)],
         centered in any::<bool>(), zero in any::<bool>(), targets in any::<bool>(),
         keep in (0..4, 0usize..40, 0usize..6), method in 0..5, block in 0usize..10,
         importance in proptest::option::of(kind()),
     ) {
+        LAYERS.case();
         let inputs = x.values(seed, rows * d);
         let outputs = x.values(seed + 2, rows * o);
         let mut gram = if targets { Gram::with_targets(d, o) } else { Gram::new(d) };
@@ -196,8 +212,91 @@ proptest! {
             prop_assert!(solution.weights.iter().all(|w| w.is_finite()), "{:?}", solution);
             prop_assert!(!solution.objective.is_nan(), "{:?}", solution);
             let kept = solution.weights.iter().filter(|w| **w != 0.0).count();
-            prop_assert!(kept <= keep.count(o, d));
+            let most = match keep {
+                Keep::Weights(count) => count,
+                Keep::PerRow(count) => count * o,
+                Keep::NOfM { n, m } => o * d / m * n,
+                Keep::Blocks { size, count } => size * count,
+            };
+            prop_assert!(kept <= most);
+            LAYERS.result();
         }
+    }
+}
+
+fn is_finite(net: &Net) -> bool {
+    let parameters = parameters(net);
+    let mut values = parameters.iter().flat_map(|one| &one.values);
+    values.all(|value| value.is_finite())
+}
+
+/// What must hold of a pruner, whatever comes; whether it pruned.
+fn prunes(config: &PrunerConfig, x: Kind, w: Kind, seed: u64) -> Result<bool, TestCaseError> {
+    let device = Device::flex().autodiff();
+    let net = Net::of(w, seed, &device);
+    let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();
+    let before = parameters(&net);
+    let sound = is_finite(&net);
+    match config.prune(net, loss, |_| [x.tensor::<2>(seed + 5, [14, 8], &device)]) {
+        Ok(pruned) => {
+            prop_assert!(!sound || is_finite(&pruned.model));
+            let record = SparseRecord::from_module(&pruned.model.valid()).unwrap();
+            let bytes = record.to_bytes().unwrap();
+            let again = SparseRecord::from_bytes(&bytes).unwrap();
+            prop_assert_eq!(again, record);
+            Ok(true)
+        }
+        Err(rejected) => {
+            let after = parameters(rejected.value());
+            prop_assert_eq!(format!("{:?}", after), format!("{:?}", before));
+            Ok(false)
+        }
+    }
+}
+
+/// What must hold of pruning layer by layer; whether it pruned.
+fn prunes_layers(pruner: &Pruner, x: Kind, w: Kind, seed: u64) -> Result<bool, TestCaseError> {
+    let device = Device::flex();
+    let net = Net::of(w, seed, &device);
+    let sound = is_finite(&net);
+    let batches = [0, 1].map(|salt| x.tensor::<2>(seed + salt, [14, 8], &device));
+    let pruned = pruner.prune(net, |net: &Net, x| net.forward(x), batches);
+    let Ok(pruned) = pruned else { return Ok(false) };
+    prop_assert!(!sound || is_finite(&pruned.model), "{:?}", pruned.model);
+    let attached = pruned.masks.attach(pruned.model).unwrap();
+    prop_assert_eq!(Masks::of(&attached).unwrap(), pruned.masks);
+    Ok(true)
+}
+
+#[test]
+fn ordinary_models_are_not_refused() {
+    let methods = [
+        Method::Magnitude,
+        Method::BackSolve,
+        Method::IterativeHardThresholding(IhtConfig::new()),
+        Method::Chita(ChitaConfig::new()),
+    ];
+    for method in methods {
+        let solver = SolverConfig::new(Budget::Sparsity(0.5)).with_method(method);
+        let config = PrunerConfig::new(solver, FisherConfig::new(8).with_progress(false))
+            .with_ridge(RidgeChoice::Fixed(1e-2));
+        assert!(
+            prunes(&config, Kind::Ordinary, Kind::Ordinary, 1).unwrap(),
+            "{config:?}"
+        );
+    }
+    let supports = [
+        SupportMethod::Magnitude,
+        SupportMethod::Obs,
+        SupportMethod::BestSubset,
+    ];
+    for support in supports {
+        let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+        pruner.support = support;
+        assert!(
+            prunes_layers(&pruner, Kind::Ordinary, Kind::Ordinary, 1).unwrap(),
+            "{pruner:?}"
+        );
     }
 }
 
@@ -210,8 +309,6 @@ proptest! {
         seed in 0u64..10_000, samples in 0usize..12, stages in 0usize..3, base in share(),
         sweep in any::<bool>(), in_blocks in any::<bool>(), gradual in any::<bool>(),
     ) {
-        let device = Device::flex().autodiff();
-        let net = Net::of(w, seed, &device);
         let solver = SolverConfig::new(budget).with_pattern(pattern).with_method(method);
         let ridge = |l2| Ridge { l2, first_order: None, tempering: None };
         let config = PrunerConfig::new(solver, FisherConfig::new(samples).with_progress(false))
@@ -225,25 +322,7 @@ proptest! {
                 true => RidgeChoice::Sweep(vec![ridge(1e-4), ridge(1e-2)]),
                 false => RidgeChoice::Fixed(1e-2),
             });
-        let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();
-        let before = parameters(&net);
-        let finite = |of: &Net| {
-            parameters(of).iter().all(|one| one.values.iter().all(|value| value.is_finite()))
-        };
-        let sound = finite(&net);
-        match config.prune(net, loss, |_| [x.tensor::<2>(seed + 5, [14, 8], &device)]) {
-            Ok(pruned) => {
-                prop_assert!(!sound || finite(&pruned.model));
-                let record = SparseRecord::from_module(&pruned.model.valid()).unwrap();
-                let bytes = record.to_bytes().unwrap();
-                let again = SparseRecord::from_bytes(&bytes).unwrap();
-                prop_assert_eq!(again, record);
-            }
-            Err(rejected) => {
-                let after = parameters(rejected.value());
-                prop_assert_eq!(format!("{:?}", after), format!("{:?}", before));
-            }
-        }
+        prunes(&config, x, w, seed)?;
     }
 
     #[test]
@@ -253,8 +332,6 @@ proptest! {
         examples in 0usize..20, damping in prop_oneof![3 => 0f64..0.1, 1 => Just(f64::NAN)],
         quick in any::<bool>(),
     ) {
-        let device = Device::flex();
-        let net = Net::of(w, seed, &device);
         let mut pruner = Pruner::new(budget);
         pruner.pattern = pattern;
         pruner.refit = refit;
@@ -271,14 +348,6 @@ proptest! {
         pruner.damping = damping;
         pruner.tuning = Some(usize::from(!quick));
         pruner.effort = if quick { Effort::Quick } else { Effort::Standard };
-        let finite = |of: &Net| {
-            parameters(of).iter().all(|one| one.values.iter().all(|value| value.is_finite()))
-        };
-        let sound = finite(&net);
-        let batches = [0, 1].map(|salt| x.tensor::<2>(seed + salt, [14, 8], &device));
-        if let Ok(pruned) = pruner.prune(net, |net: &Net, x| net.forward(x), batches) {
-            prop_assert!(!sound || finite(&pruned.model), "{:?}", pruned.model);
-            prop_assert_eq!(Masks::of(&pruned.masks.attach(pruned.model).unwrap()).unwrap(), pruned.masks);
-        }
+        prunes_layers(&pruner, x, w, seed)?;
     }
 }

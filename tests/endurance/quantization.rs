@@ -9,7 +9,7 @@ use burn_lean::quant::{
 };
 use proptest::prelude::*;
 
-use crate::cases::cases;
+use crate::cases::{Tally, cases};
 use crate::hostile::{Kind, kind};
 use crate::network::Net;
 use crate::support::values;
@@ -79,6 +79,28 @@ fn observer() -> impl Strategy<Value = ObserverConfig> {
     ]
 }
 
+static SCHEMES: Tally = Tally::new();
+static QUANTIZERS: Tally = Tally::new();
+static HISTOGRAMS: Tally = Tally::new();
+
+#[test]
+fn any_scheme_gives_numbers_of_its_grid_or_an_error() {
+    schemes();
+    SCHEMES.assert_one_of(40);
+}
+
+#[test]
+fn any_quantizer_that_can_be_made_keeps_finite_numbers_finite() {
+    made_quantizers();
+    QUANTIZERS.assert_one_of(100);
+}
+
+#[test]
+fn any_histogram_has_a_range_of_numbers() {
+    histograms();
+    HISTOGRAMS.assert_one_of(40);
+}
+
 /// What must hold of a tensor of one rank.
 fn check<const D: usize>(
     scheme: &Scheme,
@@ -96,6 +118,7 @@ fn check<const D: usize>(
         QuantParams::lsq_plus_weights,
     ];
     for source in sources {
+        SCHEMES.case();
         let qparams = match source(&x, scheme) {
             Ok(qparams) => qparams,
             Err(_) => {
@@ -126,6 +149,7 @@ fn check<const D: usize>(
             }
         };
         prop_assert_eq!(&values(quantized.dequantize::<D>(&device).unwrap()), &y);
+        SCHEMES.result();
         let json = serde_json::to_string(&quantized).unwrap();
         prop_assert_eq!(
             &serde_json::from_str::<QuantizedTensor>(&json).unwrap(),
@@ -143,8 +167,7 @@ fn check<const D: usize>(
 proptest! {
     #![proptest_config(cases(400))]
 
-    #[test]
-    fn any_scheme_gives_numbers_of_its_grid_or_an_error(
+    fn schemes(
         scheme in scheme(), kind in kind(), seed in 0u64..10_000, rank in 1usize..=4,
         d in proptest::array::uniform4(0usize..7),
     ) {
@@ -156,8 +179,7 @@ proptest! {
         }
     }
 
-    #[test]
-    fn any_quantizer_that_can_be_made_keeps_finite_numbers_finite(
+    fn made_quantizers(
         scheme in scheme(), observer in observer(), learned in 0usize..3, exact in any::<bool>(),
         kinds in proptest::collection::vec(kind(), 1..4), seed in 0u64..10_000,
         d in proptest::array::uniform2(0usize..6),
@@ -170,6 +192,7 @@ proptest! {
             .with_learned(learned)
             .with_clip(clip);
         for quantizer in [config.init(&training), config.init_for(&d, &training)] {
+            QUANTIZERS.case();
             let Ok(quantizer) = quantizer else { continue };
             if config.scheme.validate(&d).is_err() {
                 continue;
@@ -187,11 +210,13 @@ proptest! {
                     prop_assert!(grad.iter().all(|y| !y.is_nan()), "{:?}: {:?}", kind, grad);
                 }
             }
+            if all_finite {
+                QUANTIZERS.result();
+            }
         }
     }
 
-    #[test]
-    fn any_histogram_has_a_range_of_numbers(
+    fn histograms(
         bins in 1usize..200, kinds in proptest::collection::vec(kind(), 0..4), seed in 0u64..10_000,
         count in 0usize..50, scheme in scheme(), method in 0usize..4,
     ) {
@@ -201,6 +226,7 @@ proptest! {
             RangeMethod::Mse,
             RangeMethod::Entropy,
         ][method];
+        HISTOGRAMS.case();
         let mut histogram = Histogram::new(bins);
         for (index, kind) in kinds.iter().enumerate() {
             let mut values = kind.values(seed + index as u64, count);
@@ -216,7 +242,43 @@ proptest! {
             let (lowest, highest) = (histogram.min(), histogram.max());
             let (min, max) = histogram.range(method, &scheme, lowest, highest);
             prop_assert!(min.is_finite() && max.is_finite() && min <= max, "{} {}", min, max);
+            HISTOGRAMS.result();
         }
+    }
+}
+
+/// What must hold of post-training quantization; whether it gave a model.
+fn quantizes(
+    config: &PtqConfig,
+    inputs: Kind,
+    weights: Kind,
+    seed: u64,
+) -> Result<bool, TestCaseError> {
+    let device = Device::flex();
+    let net = Net::of(weights, seed, &device);
+    let x = || inputs.tensor::<2>(seed, [12, 8], &device);
+    let finite = |y: Tensor<2>| values(y).iter().all(|y| y.is_finite());
+    let sound = finite(net.forward(x()));
+    let quantized = config.quantize_for(net, || [x()], |net: &Net, x| net.forward(x));
+    let Ok((quantized, _)) = quantized else {
+        return Ok(false);
+    };
+    let run = burn_lean::quant::QuantizedForward::new();
+    let y = run
+        .run(&quantized, x(), |net: &Net, x| net.forward(x))
+        .unwrap();
+    prop_assert!(!sound || finite(y.clone()), "{:?}", values(y));
+    let convert = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
+    let _ = convert.convert(quantized);
+    Ok(true)
+}
+
+#[test]
+fn an_ordinary_model_is_not_refused() {
+    for mode in [PtqMode::WeightOnly, PtqMode::Dynamic, PtqMode::Static] {
+        let config = PtqConfig::new().with_mode(mode).with_progress(false);
+        let given = quantizes(&config, Kind::Ordinary, Kind::Ordinary, 1);
+        assert!(given.unwrap(), "{mode:?}");
     }
 }
 
@@ -229,7 +291,6 @@ proptest! {
         mode in 0usize..3, rounding in 0..4, correct in any::<bool>(), least in any::<bool>(),
         lax in any::<bool>(), inputs in kind(), weights in kind(), seed in 0u64..10_000,
     ) {
-        let device = Device::flex();
         let (format, mapping, observer, per, block) = weight;
         let granularity = match per {
             0 => WeightGranularity::PerTensor,
@@ -259,17 +320,6 @@ proptest! {
             )
             .with_unobserved(if lax { Unobserved::LeaveFloat } else { Unobserved::Refuse })
             .with_progress(false);
-        let net = Net::of(weights, seed, &device);
-        let x = || inputs.tensor::<2>(seed, [12, 8], &device);
-        let finite = |y: Tensor<2>| values(y).iter().all(|y| y.is_finite());
-        let sound = finite(net.forward(x()));
-        let quantized = ptq.quantize_for(net, || [x()], |net: &Net, x| net.forward(x));
-        if let Ok((quantized, _)) = quantized {
-            let run = burn_lean::quant::QuantizedForward::new();
-            let y = run.run(&quantized, x(), |net: &Net, x| net.forward(x)).unwrap();
-            prop_assert!(!sound || finite(y.clone()), "{:?}", values(y));
-            let convert = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
-            let _ = convert.convert(quantized);
-        }
+        quantizes(&ptq, inputs, weights, seed)?;
     }
 }

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataset::InMemDataset;
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::Learner;
 use burn_lean_amp::{
     Amp, AmpError, DynamicLossScale, GradScalerConfig, LossScale, ResumedDataLoader,
 };
+use burn_lean_reparam::{PathMapper, Trail, map_with_path};
 
 use crate::devices::each_device;
 use crate::support::{
@@ -150,7 +151,8 @@ fn a_checkpoint_of_another_loss_scale_restarts_it_after_one_step() {
 fn a_damaged_state_is_an_error_and_no_step() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
-        let damaged = amp(&device, FloatDType::F16, &scaler()).map(&mut Damage::default());
+        let sound = amp(&device, FloatDType::F16, &scaler());
+        let damaged = map_with_path(sound, &mut Damage);
         let monitor = damaged.monitor();
         let before = bits(damaged.model());
         let mut learner = Learner::new(damaged, SgdConfig::new().init(), 0.1);
@@ -167,22 +169,11 @@ fn a_damaged_state_is_an_error_and_no_step() {
 }
 
 /// Doubles the loss scale and forgets its inverse.
-#[derive(Default)]
-struct Damage {
-    path: Vec<String>,
-}
+struct Damage;
 
-impl ModuleMapper for Damage {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.path.join(".") == "grad_scaler.factors" {
+impl PathMapper for Damage {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match at.path() == "grad_scaler.factors" {
             true => param.map(|factors| factors * 2.0),
             false => param,
         }

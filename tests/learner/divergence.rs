@@ -83,6 +83,21 @@ fn a_model_off_the_autodiff_device_is_an_error_and_no_panic() {
 }
 
 #[test]
+fn a_model_that_is_frozen_is_an_error_and_no_panic() {
+    let device = Device::flex().autodiff();
+    let autocast = AutocastConfig::new(FloatDType::F16);
+    let amp = Amp::new(Mlp::new(&device).no_grad(), &autocast, &scaler()).unwrap();
+    let monitor = amp.monitor();
+    let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
+
+    let output = learner.train_step(batch(&samples(4), &device));
+    learner.lr_step();
+    learner.optimizer_step(output.grads);
+
+    assert_eq!(monitor.error(), Some(AmpError::NoGradients));
+}
+
+#[test]
 fn a_bad_configuration_gives_the_model_back() {
     each_device(|target| {
         let device = target.device.clone().autodiff();

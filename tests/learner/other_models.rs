@@ -187,6 +187,43 @@ fn a_broken_first_step_leaves_no_nan_in_running_statistics() {
     });
 }
 
+#[test]
+fn replicas_on_threads_of_their_own_get_their_own_statistics_back() {
+    let device = Device::flex().autodiff();
+    let config = GradScalerConfig::for_dtype(FloatDType::F16);
+    let model = Normalized {
+        norm: BatchNormConfig::new(2).init(&device),
+        mlp: Mlp::new(&device),
+    };
+    let main = learner(model, &config);
+    // With running states of its own, which clones would share.
+    let copy = main.model().valid().train();
+    let mut other = Learner::new(copy, SgdConfig::new().init(), 0.1);
+    let statistics = |learner: &Learner<Amp<Normalized>>| {
+        let norm = learner.model().model().valid().norm;
+        [norm.running_mean.value(), norm.running_var.value()].map(|value| values(value)[0])
+    };
+    step(&mut other, true, &device);
+    let expected = statistics(&other);
+    assert_ne!(expected, statistics(&main));
+    // One is in the middle of its step while the other takes a broken one.
+    let _ = main.train_step(batch(&samples(4), &device));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut accumulator = GradientsAccumulator::new();
+            for broken in [&[0][..], &[]] {
+                let rows = samples_with_infinity(4, broken);
+                let output = other.train_step(batch(&rows, &device));
+                accumulator.accumulate(&other.model(), output.grads);
+            }
+            other.lr_step();
+            other.optimizer_step(accumulator.grads());
+        });
+    });
+    assert_eq!(other.model().state().unwrap().skipped_steps, 1);
+    assert_eq!(statistics(&other), expected);
+}
+
 #[derive(Module, Debug)]
 struct Wide {
     mlp: Mlp,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher};
 use burn::data::dataset::InMemDataset;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn::train::logger::{EvaluationProgressLogger, InMemoryMetricLogger, TrainingProgressLogger};
@@ -20,6 +20,7 @@ use burn_lean_amp::{
     Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, DynamicLossScale, Fallback,
     GradScalerConfig, LossScale,
 };
+use burn_lean_reparam::each_float;
 
 /// `y = second(relu(first(x)))` with fixed weights.
 #[derive(Module, Debug)]
@@ -177,31 +178,12 @@ pub(crate) fn error_of(model: &Mlp, device: &Device) -> f32 {
 
 /// Bits of every float parameter, with their paths, in module order.
 pub(crate) fn bits<M: Module>(model: &M) -> Vec<(String, Vec<u32>)> {
-    let mut bits = Bits::default();
-    model.visit(&mut bits);
-    bits.found
-}
-
-#[derive(Default)]
-struct Bits {
-    path: Vec<String>,
-    found: Vec<(String, Vec<u32>)>,
-}
-
-impl ModuleVisitor for Bits {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let values = param.val().into_data();
-        let bits = values.iter::<f32>().map(f32::to_bits).collect();
-        self.found.push((self.path.join("."), bits));
-    }
+    let mut found = Vec::new();
+    each_float(model, |at, float| {
+        let bits = float.data().iter::<f32>().map(f32::to_bits).collect();
+        found.push((at.path(), bits));
+    });
+    found
 }
 
 /// A renderer that keeps the numeric training metrics by name, and shows nothing.

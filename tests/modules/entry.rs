@@ -292,6 +292,7 @@ where
     fn kept(&self, precision: &Precision) -> Vec<KeptBecause> {
         let (model, _) = self.prepared(precision);
         parameter_precision(&model)
+            .unwrap()
             .into_iter()
             .filter_map(|parameter| parameter.kept)
             .collect()

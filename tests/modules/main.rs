@@ -12,7 +12,8 @@
 //! tolerance of the output in the L2 norm. A gradient is a product of forward values and of the
 //! values that come back, and the derivatives on the way back are taken at perturbed points:
 //! three times as much, measured against the norm of the gradient of all parameters together,
-//! because some gradients are zero but for rounding (the bias of attention keys).
+//! because some gradients are zero but for rounding (the bias of attention keys). Where that is more
+//! than half of them, as for transformers in BF16, half is asked for: no gradient at all is off by one.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -27,8 +28,7 @@ mod unedited;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean::amp::{AmpError, GradScalerConfig};
+use burn::tensor::{DType, Device, FloatDType};
 use entry::{Entry, Precision, SEED, Way};
 use support::{Target, each_device};
 use table::table;
@@ -58,6 +58,7 @@ fn gradients_are_f32_and_close_to_fp32() {
             .sum::<f32>()
             .sqrt();
         let tolerance = 3.0 * precision.unit_roundoff() * (FRONT + entry.roundings) as f32;
+        let tolerance = tolerance.min(0.5);
         for gradient in gradients {
             if gradient.dtype != DType::F32 {
                 return Err(format!("{} is {:?}", gradient.path, gradient.dtype));
@@ -119,16 +120,6 @@ fn modules_of_a_region_panic_without_it_on_flex() {
         );
         assert_eq!(result.is_err(), needs_region, "{}", entry.name);
     }
-}
-
-#[test]
-fn a_loss_computed_inside_of_the_region_is_refused_by_its_dtype() {
-    let loss = Tensor::<1>::ones([1], &Device::flex()).cast(FloatDType::F16);
-    let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
-    assert_eq!(
-        scaler.scale(loss).unwrap_err(),
-        AmpError::LossDtype { dtype: DType::F16 }
-    );
 }
 
 #[test]

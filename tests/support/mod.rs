@@ -9,9 +9,10 @@ pub(crate) mod lifecycle;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
+use burn_lean::reparam::{FloatVisitor, visit_floats};
 
 /// A device of the test matrix.
 #[derive(Debug, Clone)]
@@ -22,10 +23,11 @@ pub(crate) struct Target {
     pub(crate) device: Device,
 }
 
-/// The devices to test: flex, ndarray, and, with the feature `wgpu`, wgpu where there is an adapter.
+/// The devices to test: flex, with the feature `ndarray`, ndarray, and, with the feature `wgpu`, wgpu where
+/// there is an adapter.
 ///
-/// `BURN_DEVICE` restricts the list to one of them. With `REQUIRE_WGPU=1` a missing adapter is a
-/// failure instead of a line `skipped: no adapter`.
+/// `BURN_DEVICE` restricts the list to one of them, and fails where that is not there. With
+/// `REQUIRE_WGPU=1` a missing adapter is a failure instead of a line `skipped: no adapter`.
 #[allow(deprecated)] // `Device::ndarray`: Burn deprecates its ndarray backend; we still test it.
 pub(crate) fn devices() -> Vec<Target> {
     const NAMES: [&str; 3] = ["flex", "ndarray", "wgpu"];
@@ -42,8 +44,15 @@ pub(crate) fn devices() -> Vec<Target> {
         .filter_map(|name| {
             let device = match name {
                 "flex" => Device::flex(),
+                #[cfg(feature = "ndarray")]
                 "ndarray" => Device::ndarray(),
-                _ => wgpu_or_skip()?,
+                #[cfg(not(feature = "ndarray"))]
+                "ndarray" if chosen.is_none() => return None,
+                #[cfg(not(feature = "ndarray"))]
+                "ndarray" => {
+                    panic!("built without ndarray: add `--workspace` or `--features ndarray`")
+                }
+                _ => wgpu_or_skip(chosen.is_some())?,
             };
             Some(Target { name, device })
         })
@@ -66,9 +75,11 @@ pub(crate) fn each_device(mut test: impl FnMut(&Target)) {
     }
 }
 
-fn wgpu_or_skip() -> Option<Device> {
+/// `chosen`: it is the only device asked for.
+fn wgpu_or_skip(chosen: bool) -> Option<Device> {
     match wgpu() {
         Ok(device) => Some(device),
+        Err(error) if chosen => panic!("BURN_DEVICE is `wgpu`, but: {error}"),
         Err(error) if std::env::var("REQUIRE_WGPU").is_ok_and(|value| value == "1") => {
             panic!("REQUIRE_WGPU=1, but there is no wgpu adapter: {error}")
         }
@@ -129,6 +140,15 @@ pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
+/// The nearest number of F16 or BF16, by the `half` crate.
+pub(crate) fn nearest(dtype: FloatDType, x: f32) -> f32 {
+    match dtype {
+        FloatDType::F16 => half::f16::from_f32(x).to_f32(),
+        FloatDType::BF16 => half::bf16::from_f32(x).to_f32(),
+        other => panic!("{other:?} is no half dtype"),
+    }
+}
+
 /// Seeds the device, and keeps other tests from doing so until it is dropped: the generators of
 /// Burn's backends are shared by the threads of a process.
 pub(crate) fn seeded(device: &Device, seed: u64) -> MutexGuard<'static, ()> {
@@ -170,9 +190,11 @@ pub(crate) fn with_numbers<M: Module>(model: M, seed: u64) -> M {
     /// 1 for the gain of a norm, 0 for a bias, also for one that was drawn.
     fn constant<const D: usize>(initial: &Tensor<D>) -> f32 {
         let values = values(initial.clone());
-        match values.iter().all(|value| *value == values[0]) {
-            true => values[0],
-            false => 0.0,
+        match values[..] {
+            // One number alone is always constant; a drawn one is no multiple of a quarter.
+            [drawn] if (4.0 * drawn).fract() != 0.0 => 0.0,
+            [first, ..] if values.iter().all(|value| *value == first) => first,
+            _ => 0.0,
         }
     }
     model.map(&mut ByFormula { seed: seed * 1000 })
@@ -189,7 +211,7 @@ pub(crate) struct Parameter {
 /// The floating-point parameters of a model, in module order.
 pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
     let mut walk = Walk::default();
-    model.visit(&mut walk);
+    visit_floats(model, &mut walk);
     walk.parameters
 }
 
@@ -202,29 +224,20 @@ pub(crate) fn gradients<M: Module>(
         grads: Some(grads),
         ..Walk::default()
     };
-    model.visit(&mut walk);
+    visit_floats(model, &mut walk);
     walk.gradients
 }
 
 #[derive(Default)]
 struct Walk {
-    path: Vec<String>,
     grads: Option<GradientsParams>,
     parameters: Vec<Parameter>,
     gradients: Vec<(String, DType, Vec<f32>)>,
 }
 
-impl ModuleVisitor for Walk {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
+impl FloatVisitor for Walk {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let path = path.to_string();
         match &self.grads {
             Some(grads) => {
                 if let Some(grad) = grads.get::<D>(param.id) {
