@@ -222,6 +222,7 @@ impl<'a, M: Network> Run<'a, M> {
         let title = format!("{}: accuracy over sparsity", self.images.name);
         let axes = Axes {
             step: "sparsity [%]",
+            steps: &[],
             value: "accuracy [%]",
             values: Values::Percent,
         };

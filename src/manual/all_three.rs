@@ -14,8 +14,9 @@
 //! let device = Device::flex().autodiff();
 //! let model = LinearConfig::new(16, 8).init(&device);
 //! let x = Tensor::<2>::random([64, 16], Distribution::Default, &device);
+//! // Of two batches the last one judges.
 //! let pruned = Pruner::new(Budget::Sparsity(0.5))
-//!     .prune(model, |model, x| model.forward(x), vec![x.clone()])?;
+//!     .prune(model, |model, x| model.forward(x), x.clone().chunk(2, 0))?;
 //!
 //! let chain = ChainReparameterizer::new(
 //!     pruned.masks.reparameterizer(&pruned.model)?,

@@ -9,6 +9,8 @@
 //! | [`learner`] | how does it go into Burn's Learner? |
 //! | [`batch_norm`] | what becomes of BatchNorm under each of them? |
 //! | [`deploy`] | how does the result leave Burn? |
+//! | [`recipe`] | how do I do all of it in one run, which goes on where it was killed? |
+//! | [`oneshot`] | how do I compress a language model in one pass? |
 //! | [`glossary`] | what does a word mean? |
 //!
 //! All programs are on the CPU device `flex` and take a second; another device is another
@@ -23,5 +25,7 @@ pub mod batch_norm;
 pub mod deploy;
 pub mod glossary;
 pub mod learner;
+pub mod oneshot;
 pub mod prune;
 pub mod quant;
+pub mod recipe;

@@ -19,7 +19,10 @@
 //!     body: LinearConfig::new(16, 64).init(&device),
 //!     head: LinearConfig::new(64, 4).init(&device),
 //! };
-//! let inputs = vec![Tensor::<2>::random([256, 16], Distribution::Default, &device)];
+//! // Layers are fitted to the first batch; the last one judges.
+//! let inputs = [192, 64].map(|examples| {
+//!     Tensor::<2>::random([examples, 16], Distribution::Default, &device)
+//! });
 //! let forward = |net: &Net, x| net.head.forward(relu(net.body.forward(x)));
 //! let pruned = Pruner::new(Budget::Sparsity(0.5)).prune(net, forward, inputs)?;
 //! assert_eq!(pruned.masks.nonzeros(), (16 * 64 + 64 * 4) / 2);

@@ -1,0 +1,69 @@
+//! Language models, in one pass over a little text.
+//!
+//! [`OneShot`](crate::oneshot::OneShot) walks through a model layer by layer. What arrives at a layer comes
+//! from the compressed layers before it; the layer's weights are pruned, rounded to a grid, or both at once,
+//! so that it gives what the original model gives there. No labels, no loss, no gradients:
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::tensor::{Device, Distribution, Tensor, activation::relu};
+//! use burn_lean::oneshot::{OneShot, load_compressed};
+//!
+//! #[derive(Module, Debug)]
+//! struct Net {
+//!     body: Linear,
+//!     head: Linear,
+//! }
+//!
+//! impl Net {
+//!     fn new(device: &Device) -> Self {
+//!         Self {
+//!             body: LinearConfig::new(16, 32).init(device),
+//!             head: LinearConfig::new(32, 8).init(device),
+//!         }
+//!     }
+//!
+//!     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+//!         self.head.forward(relu(self.body.forward(x)))
+//!     }
+//! }
+//!
+//! let device = Device::flex();
+//! let batches = [0, 1].map(|_| Tensor::<2>::random([64, 16], Distribution::Default, &device));
+//! let done = OneShot::new("sparse-0.5-w4a16-g8".parse()?)
+//!     .compress(Net::new(&device), batches.clone(), Net::forward)?;
+//! let zeros: usize = done.report.layers.iter().map(|layer| layer.zeros).sum();
+//! assert!(zeros >= (16 * 32 + 32 * 8) / 2);
+//!
+//! // Packed codes and scales, without the zeros; the same numbers again.
+//! let folder = tempfile::tempdir()?;
+//! let file = folder.path().join("model.safetensors");
+//! done.save(&file)?;
+//! let loaded = load_compressed(Net::new(&device), &file)?;
+//! let [x, _] = batches;
+//! assert_eq!(loaded.forward(x.clone()).into_data(), done.model.forward(x).into_data());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What to ask for
+//!
+//! | preset | is |
+//! |---|---|
+//! | `w8a16` | 8-bit weights, a scale for each output |
+//! | `w4a16-g32` | 4 bits, a scale for 32 inputs: GPTQ with searched ranges and refined codes |
+//! | `sparse-2:4`, `sparse-0.5` | zeros, chosen as best subsets |
+//! | `sparse-2:4-w4a16-g32` | both in one solve |
+//! | `w8a8` | weights for inputs that are rounded, too; `PtqConfig` prepares the layers to round them |
+//!
+//! A [`Preset`](crate::oneshot::Preset) is also built field by field: AWQ, SmoothQuant, SparseGPT, Wanda,
+//! magnitude; [`as_published`](crate::oneshot::Preset::as_published) is the method of the paper alone.
+//!
+//! # Large models
+//!
+//! [`with_state`](crate::oneshot::OneShot::with_state) goes on after the last finished block,
+//! [`spilling_to`](crate::oneshot::OneShot::spilling_to) keeps activations in files, and
+//! [`compress_blocks`](crate::oneshot::OneShot::compress_blocks) has one block in memory at a time.
+//! [`KvCache`](crate::oneshot::KvCache) keeps keys and values in 8 bits. The example `llama_compress` takes
+//! the folder of a Llama as it comes from Hugging Face (`config.json`, shards, the scaled rotations of
+//! Llama 3.1), or a file with the names of Hugging Face or Meta, without biases.
