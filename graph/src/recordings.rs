@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Tensor};
 
+use crate::hooks::Carried;
 use crate::record::{Seeks, record_with, trains};
 use crate::tensors::Given;
 use crate::{Form, GraphError, Recording, Tensors, Verified, hooks};
@@ -23,6 +24,8 @@ struct Pass {
     trains: bool,
     /// Which parameters have gradients.
     trained: u64,
+    /// How many hooks the model carries: they may have parameters of their own.
+    hooks: usize,
     /// Ranks and dtypes of the inputs, and which of them have gradients.
     inputs: Vec<(usize, DType, bool)>,
     kind: u64,
@@ -89,10 +92,10 @@ struct Memory {
 ///
 /// The gradients of a forward pass are compared once, at its first training step; a recording is
 /// made anew in each step, or kept. A forward pass is known by the closure and the place in the program
-/// that asks, by the types and ranks that it uses, and by which parameters have gradients; a recording
-/// that is kept also by shapes, by what inputs [say of themselves](Tensors::describe), and by which
-/// parameters the model has, in which shapes and dtypes. Functions behind one pointer are one closure. Clones share what they
-/// remember.
+/// that asks, by the types and ranks that it uses, by which parameters have gradients, and by how many
+/// hooks the model carries; a recording that is kept also by shapes, by what inputs [say of
+/// themselves](Tensors::describe), and by which parameters the model has, in which shapes and dtypes.
+/// Functions behind one pointer are one closure. Clones share what they remember.
 ///
 /// What a forward pass detaches is that of its first training step. It may depend on a `bool` or a variant
 /// of an input, each of which is compared, but not on a number or on what the closure captures: that is
@@ -146,6 +149,7 @@ impl Recordings {
         let (kind, values) = Form::of(input);
         let has_gradients = trains(model);
         let state = State::of(model);
+        let carried = hooks::offered(model);
         let inputs = given.signature.iter().zip(&given.tracked);
         let pass = Pass {
             caller,
@@ -153,6 +157,7 @@ impl Recordings {
             variant,
             trains: given.autodiff || has_gradients,
             trained: state.trained.finish(),
+            hooks: carried.len(),
             inputs: inputs
                 .map(|((shape, dtype), tracked)| (shape.len(), *dtype, *tracked))
                 .collect(),
@@ -174,7 +179,7 @@ impl Recordings {
             values,
             model: state.all.finish(),
         };
-        if let Some(known) = self.kept::<M, O>(&kept, model) {
+        if let Some(known) = self.kept::<O>(&kept, &carried) {
             return Ok(known);
         }
         let recording = Arc::new(self.record(model, input, forward, pass, verifies)?);
@@ -183,17 +188,16 @@ impl Recordings {
     }
 
     /// The kept recording, if it is of a model that carries the same hooks.
-    fn kept<M: Module, O: Send + Sync + 'static>(
+    fn kept<O: Send + Sync + 'static>(
         &self,
         kept: &Kept,
-        model: &M,
+        carried: &[Carried],
     ) -> Option<Arc<Recording<O>>> {
         let known = lock(&self.memory.recordings)
             .get(kept)?
             .downcast_ref::<Arc<Recording<O>>>()?
             .clone();
-        let carried = hooks::offered(model);
-        known.graph.check_hooks(&carried).is_ok().then_some(known)
+        known.graph.check_hooks(carried).is_ok().then_some(known)
     }
 
     fn record<M: Module, I: Tensors, O: Tensors>(

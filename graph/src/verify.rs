@@ -106,7 +106,7 @@ impl<O: Tensors> Recording<O> {
             });
         };
         if backward.gradients.is_empty() {
-            // All parameters are frozen, and an input has a gradient.
+            // All parameters are frozen; an input has a gradient, or a hook may have parameters.
             return Ok(Verified::Same);
         }
         let mut given = Given::default();

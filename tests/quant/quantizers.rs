@@ -6,10 +6,11 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
     FakeQuantize, FakeQuantizeConfig, ForwardQ, Granularity, Histogram, InputStatistics, Learned,
-    NumberFormat, ObserverConfig, Override, Phase, QatConfig, QuantError, RangeMethod,
-    ScaleRounding, Schedule, Scheme, WeightConfig, WeightQuantizer, advance, calibrate, entropy,
-    learned_parameters, merge_observers, quantizers, set_schedule,
+    NumberFormat, ObserverConfig, Override, Phase, QatConfig, QuantError, QuantizedForward,
+    RangeMethod, ScaleRounding, Schedule, Scheme, WeightConfig, WeightQuantizer, advance,
+    calibrate, entropy, learned_parameters, merge_observers, quantizers, set_schedule,
 };
+use burn_lean::reparam::{PathMapper, Trail, map_with_path};
 
 use crate::support::{each_device, gradients, tensor, values, with_numbers};
 
@@ -324,6 +325,56 @@ fn learned_scales_start_from_the_data_when_quantization_starts_and_are_trained()
         assert_eq!(values(learned.zero_point), values(observed.zero_point));
         let (learned, observed) = (values(learned.scale)[0], values(observed.scale)[0]);
         assert!(learned != observed && (learned / observed - 1.0).abs() < 0.2);
+    });
+}
+
+/// Freezes a model, but not what its quantizers learn.
+struct FreezeWeights;
+
+impl PathMapper for FreezeWeights {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match at.is_attached() {
+            true => param,
+            false => param.set_require_grad(false),
+        }
+    }
+}
+
+#[test]
+fn scales_are_learned_around_frozen_weights_with_an_edit_and_without() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let build = || {
+            let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+            let model = lsq(Learned::Lsq, uint8()).prepare(model).unwrap();
+            map_with_path(model, &mut FreezeWeights)
+        };
+        let x = tensor::<2>(1, [8, 6], &device);
+        let learned = |model: &Linear, loss: Tensor<1>| {
+            let grads = GradientsParams::from_grads(loss.backward(), model);
+            let found = gradients(model, grads).into_iter();
+            found.map(|(path, ..)| path).collect::<Vec<String>>()
+        };
+        let edited = build();
+        let expected = learned(&edited, edited.forward_q(x.clone()).square().mean());
+        assert_eq!(
+            expected,
+            [
+                "weight.quant.weight.learned_scale",
+                "weight.quant.input.learned_scale",
+            ]
+        );
+        for quantized in [QuantizedForward::new(), QuantizedForward::new().cached()] {
+            let model: Linear = build();
+            for _ in 0..2 {
+                let loss = quantized.run(&model, x.clone(), |model, x| {
+                    model.forward(x).square().mean()
+                });
+                let loss = loss.unwrap();
+                assert!(loss.is_tracked(), "{}", target.name);
+                assert_eq!(learned(&model, loss), expected, "{}", target.name);
+            }
+        }
     });
 }
 

@@ -139,6 +139,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
 ) -> Result<Recording<O>, GraphError> {
     let mut recorder = Recorder::new(device, mode);
     let carried = hooks::offered(model);
+    let hooked = !carried.is_empty();
     let mut hooks: Vec<HookInfo> = carried.iter().map(info).collect();
     let mut noted = Noted::default();
     // The first tensor after the forward pass.
@@ -146,7 +147,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
     let mut result = None;
     let captured = device.capture_scope(|scope| {
         let done = catch_quietly(|| {
-            let (model, states) = hooks::sharing(|| recorder.with_placeholders(model));
+            let (model, states) = hooks::sharing(|| recorder.with_placeholders(model, hooked));
             let inputs = inputs.map_tensors(&mut recorder);
             let (form, made) = hooks::recording(carried, || forward(&model, inputs));
             noted = made;
@@ -311,8 +312,8 @@ impl<'a> Recorder<'a> {
     }
 
     /// The model on the capture device, without the values of its parameters.
-    fn with_placeholders<M: Module>(&mut self, model: &M) -> (M, Option<States<M>>) {
-        let switches = Switches::of(model, self.mode);
+    fn with_placeholders<M: Module>(&mut self, model: &M, hooked: bool) -> (M, Option<States<M>>) {
+        let switches = Switches::of(model, self.mode, hooked);
         let has_buffers = switches.has_buffers;
         // `valid` copies running statistics, which its clones would share, and takes in what earlier
         // passes have left in them.

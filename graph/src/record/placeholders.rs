@@ -33,13 +33,16 @@ pub(crate) struct Switches {
     pub(crate) has_buffers: bool,
     /// Those that have one, where leaves are wanted.
     trained: HashSet<ParamPlace>,
+    /// Whether the model carries hooks.
+    hooked: bool,
     /// What is counted for them.
     places: Option<Places>,
 }
 
 impl Switches {
-    pub(crate) fn of<M: Module>(model: &M, mode: Mode) -> Self {
+    pub(crate) fn of<M: Module>(model: &M, mode: Mode, hooked: bool) -> Self {
         let mut switches = Self {
+            hooked,
             places: (mode == Mode::TrainWithGradients).then(Places::default),
             ..Self::default()
         };
@@ -150,6 +153,9 @@ impl PathMapper for Placeholders<'_> {
                 self.leaves.insert(stand_in.id, leaf.clone());
                 leaf
             }
+            // What a hook makes of it has a gradient where the hook has parameters of its own, the scale
+            // of a quantizer say.
+            Mode::TrainWithGradients if self.switches.hooked => as_leaf(stand_in.tensor),
             Mode::Train | Mode::TrainWithGradients => as_autodiff(stand_in.tensor),
         };
         Param::from_mapped_value(id, Tensor::from_dispatch(tensor), mapper)
