@@ -488,6 +488,9 @@ impl Warnings {
             of,
             count: std::sync::Arc::default(),
         };
+        // The only subscriber of a process is not asked by other threads: a warning that one of them
+        // reports first would be switched off for all. Of two, both are asked.
+        let _second = tracing::Dispatch::new(warnings.clone());
         tracing::subscriber::with_default(warnings.clone(), run);
         warnings.count.load(std::sync::atomic::Ordering::Relaxed)
     }
