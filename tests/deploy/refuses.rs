@@ -180,6 +180,53 @@ fn sums_beyond_32_bits_do_not_panic() {
     }
 }
 
+/// To measure a pruned weight, the whole model is run.
+#[test]
+fn sums_beyond_32_bits_do_not_panic_where_zeros_are_measured() {
+    let device = Device::flex();
+    let mut linear: Linear = LinearConfig::new(64, 64).init(&device);
+    let weight = (0..64 * 64).map(|at| f32::from(u8::from(at % 97 == 0)));
+    let weight = TensorData::new(weight.collect::<Vec<f32>>(), [64, 64]);
+    linear.weight = Param::from_data(weight, &device);
+    let numbers = Tensor::<1, Int>::from_ints([1, 2, 3], &device);
+    let inputs = (numbers, tensor::<2>(7, [3, 64], &device));
+    let forward = |linear: &Linear, (numbers, x): (Tensor<1, Int>, Tensor<2>)| {
+        (numbers + i32::MAX + i32::MAX, linear.forward(x))
+    };
+    let export = Export::record(&linear, &inputs, forward).unwrap();
+    let own = EngineConfig::new().with_backend(Some(Backend::Own));
+    // As above.
+    let made = own.compile(export).unwrap().run(&inputs);
+    assert!(matches!(made, Ok(_) | Err(DeployError::Run { .. })));
+}
+
+/// Burn panics at it. The integers that ways are measured with are 0.
+#[test]
+fn a_division_by_integers_of_zero_is_an_error_in_every_way() {
+    let device = Device::flex();
+    let counts = Tensor::<1, Int>::from_ints([1, 2, 3], &device);
+    let zeros = counts.zeros_like();
+    let inputs = (counts, tensor::<2>(7, [3, 4], &device));
+    let linear: Linear = LinearConfig::new(4, 2).init(&device);
+    let record = || {
+        let forward = |linear: &Linear, (counts, x): (Tensor<1, Int>, Tensor<2>)| {
+            (counts.clone() / counts, linear.forward(x))
+        };
+        Export::record(&linear, &inputs, forward).unwrap()
+    };
+    let refused = EngineConfig::new().compile(record()).unwrap_err();
+    assert!(matches!(refused, DeployError::Run { .. }), "{refused}");
+    for backend in [Backend::Own, Backend::Rten, Backend::Burn] {
+        let config = EngineConfig::new().with_backend(Some(backend));
+        let engine = config.compile(record()).unwrap();
+        let (found, _) = engine.run(&inputs).unwrap();
+        let found: Vec<i64> = found.into_data().iter().collect();
+        assert_eq!(found, [1, 1, 1]);
+        let refused = engine.run(&(zeros.clone(), inputs.1.clone())).unwrap_err();
+        assert!(matches!(refused, DeployError::Run { .. }), "{refused}");
+    }
+}
+
 #[test]
 fn files_are_written_whole_and_broken_ones_refused() {
     let device = Device::flex();

@@ -120,7 +120,7 @@ impl Candidate {
         example: &Example,
     ) -> Result<(), DeployError> {
         if let Way::Burn(parameters) = &self.way {
-            let result = recording.evaluate(parameters, &example.tensors)?;
+            let result = evaluate(recording, parameters, &example.tensors)?;
             return given(&result).map(drop);
         }
         let made = self.compute(example.read()?)?;
@@ -132,6 +132,16 @@ impl Candidate {
             None => Ok(()),
         }
     }
+}
+
+/// What Burn makes of the recorded shapes; where it panics, an error.
+pub(super) fn evaluate<O: Tensors>(
+    recording: &Recording<O>,
+    parameters: &[DispatchTensor],
+    inputs: &[DispatchTensor],
+) -> Result<O, DeployError> {
+    let made = catch_quietly(|| recording.evaluate(parameters, inputs));
+    Ok(made.map_err(|reason| DeployError::Run { reason })??)
 }
 
 fn is_integer(layer: &LayerReport) -> bool {
@@ -365,7 +375,7 @@ fn candidates<O: Tensors>(
                 ..keep
             };
             if let Ok(mut runner) = Runner::new(&float.model, sparse, config.threads, pool)
-                && let Ok(layers) = runner.settle(example.values.clone())
+                && let Ok(Ok(layers)) = catch_quietly(|| runner.settle(example.values.clone()))
             {
                 if layers.iter().any(SparseLayer::is_left_out) {
                     let way = Way::Own(Box::new(runner));

@@ -22,7 +22,7 @@ use rten::ThreadPool;
 use serde::{Deserialize, Serialize};
 
 use crate::{DeployError, Dimension, Export};
-use choose::{Candidate, Chosen, Kind, Way, again, choose};
+use choose::{Candidate, Chosen, Kind, Way, again, choose, evaluate};
 
 pub use file::OnnxFile;
 pub use report::{EngineReport, SparseLayer, SparseOutcome, Timed};
@@ -175,7 +175,8 @@ impl EngineConfig {
     /// # Errors
     ///
     /// Those of [`Export::to_onnx`], and [`DeployError::Load`] for operators and dtypes that the
-    /// engine lacks, and for integers in the model that 32 bits do not hold.
+    /// engine lacks, and for integers in the model that 32 bits do not hold; [`DeployError::Run`] where no
+    /// way runs the inputs that several are measured with, numbers between -1 and 1 and integers of 0.
     pub fn compile<O: Tensors>(&self, export: Export<O>) -> Result<Engine<O>, DeployError> {
         let pool = self.pool();
         let first = Compiled::new(export, self, &pool)?;
@@ -317,7 +318,7 @@ impl<O: Tensors> Engine<O> {
             let device = parameters.first().map(TensorMetadata::device);
             let here = tensors.iter().all(|one| Some(one.device()) == device);
             if here && signature(inputs) == export.inputs {
-                return Ok(export.recording.evaluate(parameters, &tensors)?);
+                return evaluate(&export.recording, parameters, &tensors);
             }
             let other = compiled.other(&self.config, &self.pool)?;
             way = other.ok_or_else(|| DeployError::Mismatch {
