@@ -151,7 +151,8 @@ mod tests {
         assert_eq!(runs_of(Duration::from_micros(50)), 10);
         assert_eq!(runs_of(Duration::ZERO), RUNS);
         let sampled = sample(&[Duration::from_millis(1); 2], |_| Ok::<_, ()>(()));
-        let sampled = sampled.unwrap();
-        assert!(sampled.iter().all(|one| one.0.len() == ROUNDS));
+        let rounds: Vec<usize> = sampled.unwrap().iter().map(|one| one.0.len()).collect();
+        // All, unless the machine stops this thread for longer than they may take.
+        assert!(rounds == [rounds[0]; 2] && (AT_LEAST..=ROUNDS).contains(&rounds[0]));
     }
 }
