@@ -376,9 +376,9 @@ fn verification_draws_no_random_numbers() {
     let model = with_numbers(ConvNet::with_dropout(0.5, &device), 4);
     let batch = ConvNet::batch(&device);
     let recording = record_with_backward(&model, &batch, |model, batch| model.loss(batch)).unwrap();
-    // Other tests draw from the same generator, at any time: then it is tried again.
+    let _guard = seeded(&device, 5);
     let draw = |verify: bool| {
-        let _guard = seeded(&device, 5);
+        device.seed(5);
         if verify {
             let verified = recording.verify_gradients(&model, &batch).unwrap();
             assert_eq!(verified, Verified::Same);
@@ -389,7 +389,9 @@ fn verification_draws_no_random_numbers() {
             &device,
         ))
     };
-    assert!((0..50).any(|_| draw(false) == draw(true)));
+    // Other tests of the process draw from the same generator, one in between now and then: what
+    // verification draws itself would be missing each time.
+    assert!((0..20).any(|_| draw(false) == draw(true)));
 }
 
 #[test]
