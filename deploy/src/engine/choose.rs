@@ -35,7 +35,7 @@ pub(super) struct Candidate {
 
 #[derive(Debug)]
 pub(super) enum Way {
-    /// With the parameters as they were recorded.
+    /// With the parameters, of which quantized ones have the values of their codes.
     Burn(Vec<DispatchTensor>),
     Rten(Box<Program>),
     Own(Box<Runner>),
