@@ -321,6 +321,31 @@ fn paths_and_sizes_that_do_not_fit_are_refused_before_training() {
     }
 }
 
+/// The last batch of a loader is often a smaller one.
+#[test]
+fn a_batch_size_is_refused_with_that_of_the_largest_batch() {
+    let device = Device::flex();
+    let task = Task::new(
+        |model: &Net, x: Tensor<4>| model.forward(x),
+        |logits: Tensor<2>, _: Tensor<1, Int>| logits.square().mean(),
+        |seed| {
+            let mut all = batches(seed, &device);
+            let (x, labels) = all.remove(0);
+            all.push((x.slice([0..4]), labels.slice([0..4])));
+            all
+        },
+    );
+    let mut prune = PruneStage::new(0.5).with_method(PruneMethod::Chita);
+    prune.batch_size = Some(17);
+    let recipe = Recipe::new().with_prune(prune);
+    let rejected = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(Net::new(16, &device.clone().autodiff()), &task)
+        .unwrap_err();
+    let error = rejected.error().to_string();
+    assert!(error.contains("at most 16,"), "{error}");
+}
+
 #[test]
 fn blocks_that_do_not_divide_a_layer_are_refused_before_training() {
     let device = Device::flex();
