@@ -25,7 +25,7 @@ pub(crate) struct Cli {
     /// Base of the rotary positions of the checkpoint [default: as config.json says, or 10000].
     #[arg(long, requires = "checkpoint", value_parser = support::positive)]
     pub(crate) rope_theta: Option<f64>,
-    /// Epsilon of the norms of the checkpoint [default: as config.json says, or 1e-5].
+    /// Epsilon of the norms of the checkpoint [default: as config.json says, or 1e-6; of a file 1e-5].
     #[arg(long, requires = "checkpoint", value_parser = support::positive)]
     pub(crate) norm_eps: Option<f64>,
     /// One or more methods [default: gptq, or best-subset with --sparsity].
