@@ -9,7 +9,7 @@ use burn_lean::amp::{
 };
 
 use crate::model::{Normalized, bits};
-use crate::support::{Target, each_device, tensor, values};
+use crate::support::{Target, devices, each_device, tensor, values};
 
 fn prepared(target: &Target) -> (Normalized, Autocast) {
     AutocastConfig::new(FloatDType::F16)
@@ -303,6 +303,36 @@ fn a_broken_step_of_a_run_leaves_the_statistics_of_before() {
             }
         }
     });
+}
+
+#[test]
+fn other_threads_may_run_many_models_before_a_broken_step_is_taken_back() {
+    let targets = devices();
+    // Forty models compile forty times on a GPU.
+    for target in targets.iter().filter(|target| target.name != "wgpu") {
+        let (model, _, expected) = trained(target);
+        let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+        let run = |model: &Normalized, factor: f32| {
+            let device = model.norm.gamma.base().device();
+            let x = tensor::<2>(1, [5, 6], &device).mul_scalar(factor);
+            let loss = autocast.run(model, x, |model, x| model.forward(x).square().mean());
+            loss.unwrap()
+        };
+        let (mut scaler, mut optim) = (scaler(), SgdConfig::new().init());
+        let loss = run(&model, f32::NAN);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..40 {
+                    run(&Normalized::new(&target.device.clone().autodiff()), 1.0);
+                }
+            });
+        });
+        let grads = GradientsParams::from_grads(scaler.scale(loss).unwrap().backward(), &model);
+        let model = scaler.step(&mut optim, 0.1, model, grads).unwrap();
+
+        assert!(scaler.report().unwrap().skipped);
+        assert_eq!(statistics(&model), expected, "{}", target.name);
+    }
 }
 
 #[test]

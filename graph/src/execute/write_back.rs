@@ -17,8 +17,11 @@ use crate::{GraphError, Parameter};
 /// Running states by their identity.
 type States = HashMap<ParamId, DispatchTensor>;
 
-/// Of how many executions what they replaced is kept.
+/// Of how many executions of a thread what they replaced is kept.
 const KEPT: usize = 32;
+
+/// Of how many executions in all: threads that have ended leave theirs behind.
+const KEPT_OF_ALL: usize = 32 * KEPT;
 
 /// What the last executions have replaced, of each model and thread that of its last one. Not a value
 /// of each thread: those are dropped when it ends, which Burn's tensors do not allow on every device.
@@ -32,7 +35,7 @@ fn replaced() -> MutexGuard<'static, VecDeque<(ThreadId, States)>> {
 /// whose identities are asked for. They are given away: a second call has none.
 ///
 /// For whoever takes a step back, after a batch with NaN say: an execution stores the next values at
-/// once. Those of the models that were executed last are there, up to 32 of them.
+/// once. Those of the models that were executed last on this thread are there, up to 32 of them.
 pub fn take_replaced_states(wanted: impl Fn(&ParamId) -> bool) -> HashMap<ParamId, DispatchTensor> {
     let mut found = States::new();
     let mut replaced = replaced();
@@ -48,12 +51,15 @@ pub fn take_replaced_states(wanted: impl Fn(&ParamId) -> bool) -> HashMap<ParamI
 fn note(states: States) {
     // Dropped after the lock is released.
     let _before = take_replaced_states(|id| states.contains_key(id));
+    let this = thread::current().id();
     let mut replaced = replaced();
-    replaced.push_back((thread::current().id(), states));
-    let _oldest = match replaced.len() > KEPT {
-        true => replaced.pop_front(),
-        false => None,
+    replaced.push_back((this, states));
+    let of_this = replaced.iter().filter(|(of, _)| *of == this).count();
+    let oldest = match of_this > KEPT {
+        true => replaced.iter().position(|(of, _)| *of == this),
+        false => (replaced.len() > KEPT_OF_ALL).then_some(0),
     };
+    let _oldest = oldest.and_then(|oldest| replaced.remove(oldest));
     drop(replaced);
 }
 
