@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{Budget, Effort, PruneError, Pruner, Shares};
+use burn_lean::prune::{Budget, Candidate, Effort, PruneError, Pruner, Shares};
 
 use crate::layerwise::features;
 use crate::support::{parameters, with_numbers};
@@ -46,6 +46,42 @@ fn a_layer_of_which_another_copy_comes_first_is_pruned_as_alone() {
         for copy in [&held.model.teacher, &held.model.student] {
             assert_eq!(parameters(copy), parameters(&alone.model), "{shares:?}");
         }
+    }
+}
+
+/// Each copy counts in the gradient, and all of them take the step.
+#[test]
+fn copies_of_a_layer_are_tuned_as_the_one_layer_that_they_are() {
+    type Alone = fn(&Linear, Tensor<2>) -> Tensor<2>;
+    type Held = fn(&Holder, Tensor<2>) -> Tensor<2>;
+    let device = Device::flex();
+    let layer: Linear = with_numbers(LinearConfig::new(6, 6).init(&device), 5);
+    let inputs = features(3, 40, 6, &device);
+    let mut pruner = pruner(Budget::Sparsity(0.5), Shares::Magnitude);
+    pruner.tuning = Some(3);
+    let once: Alone = |m, x| m.forward(x);
+    let twice: Alone = |m, x| m.forward(relu(m.forward(x)));
+    let first: Held = |m, x| m.teacher.forward(x);
+    let second: Held = |m, x| m.student.forward(x);
+    let both: Held = |m, x| m.student.forward(relu(m.teacher.forward(x)));
+    for (of_one, of_copies) in [(once, first), (once, second), (twice, both)] {
+        let alone = pruner.prune(layer.clone(), of_one, inputs.clone());
+        let alone = alone.unwrap().report.candidates;
+        let holder = Holder {
+            teacher: layer.clone(),
+            student: layer.clone(),
+        };
+        let held = pruner.prune(holder, of_copies, inputs.clone()).unwrap();
+        assert_eq!((alone.len(), held.report.candidates.len()), (2, 2));
+        assert_eq!(alone[1].candidate, Candidate::Tuned);
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-5 * a.abs();
+        assert!(!near(alone[0].divergence, alone[1].divergence));
+        for (alone, held) in alone.iter().zip(&held.report.candidates) {
+            let same = near(alone.divergence, held.divergence);
+            assert!(same, "{alone:?} {held:?}");
+        }
+        let [teacher, student] = [&held.model.teacher, &held.model.student];
+        assert_eq!(parameters(teacher), parameters(student));
     }
 }
 

@@ -12,6 +12,7 @@ use burn_lean_reparam::{catch_quietly, each_float, map_with_path};
 
 use crate::host::read;
 use crate::layerwise::candidates::{Divergences, logits};
+use crate::layerwise::ties;
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
 use crate::{Masks, PruneError, Selection};
 
@@ -110,7 +111,8 @@ impl Tuning<'_> {
         // Burn shares running statistics between clones, and copies them here.
         let copy = map_with_path(model.valid(), &mut trains);
         let attached = self.masks.attach(copy);
-        let mut student = attached.map_err(|rejected| rejected.into_error())?.train();
+        let attached = attached.map_err(|rejected| rejected.into_error())?;
+        let mut student = ties::join(attached.train());
         let mut trainable = false;
         each_float(&student, |_, float| trainable |= float.is_require_grad());
         if !trainable {
@@ -150,7 +152,7 @@ impl Tuning<'_> {
                 let progress = (done as f64 + 0.5) / steps as f64;
                 let up = (progress / 0.1).min(1.0);
                 let down = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
-                student = optimizer.step(rate * up * down, student, gradients);
+                student = ties::join(optimizer.step(rate * up * down, student, gradients));
                 done += 1;
             }
         }
