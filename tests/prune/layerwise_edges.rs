@@ -5,11 +5,12 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, Candidate, Effort, JudgedCandidate, Pruner, Refitted, Shares, SparsityPattern,
+    Budget, Candidate, Effort, JudgedCandidate, PruneError, Pruner, Refitted, Shares,
+    SparsityPattern,
 };
 
 use crate::layerwise::features;
-use crate::support::{tensor, values, with_numbers};
+use crate::support::{parameters, tensor, values, with_numbers};
 
 /// A class that is ruled out has no part in a softmax, and costs nothing.
 #[test]
@@ -145,4 +146,24 @@ fn shares_by_losses_count_a_constant_where_statistics_stay() {
         let kept = |path: &str| pruned.masks.get(path).unwrap().nonzeros();
         assert_eq!((kept("first.weight"), kept("second.weight")), expected);
     }
+}
+
+/// A batch norm has no mean of nothing, and a loss neither.
+#[test]
+fn a_batch_without_an_example_is_left_out() {
+    let device = Device::flex();
+    let full = [3, 4].map(|seed| tensor::<4>(seed, [6, 2, 1, 1], &device));
+    let none = Tensor::<4>::zeros([0, 2, 1, 1], &device);
+    let mut pruner = Pruner::new(Budget::Keep(3)).with_effort(Effort::Quick);
+    pruner.tuning = Some(1);
+    let prune =
+        |batches: Vec<Tensor<4>>| pruner.prune(Normed::new(&device), |m, x| m.forward(x), batches);
+    let [one, other] = full.clone();
+    let expected = prune(full.into()).unwrap();
+    let found = prune(vec![none.clone(), one, none.clone(), other, none.clone()]).unwrap();
+    assert_eq!(found.report.calibration_examples, 6);
+    assert_eq!(found.report.held_out_examples, 6);
+    assert_eq!(parameters(&found.model), parameters(&expected.model));
+    let error = prune(vec![none]).unwrap_err().into_error();
+    assert_eq!(error, PruneError::NoSamples);
 }

@@ -146,8 +146,9 @@ impl Pruner {
     ///
     /// `forward` gives the outputs, logits for example, of a batch of inputs; `batches` are inputs like
     /// those of training: the first ones for the layers, until [`examples`](Self::examples) are
-    /// reached, then [`held_out`](Self::held_out) to judge by; of a single batch, both. The model is taken as it is
-    /// deployed (evaluation mode) and comes back on its devices.
+    /// reached, then [`held_out`](Self::held_out) to judge by; of a single batch, both. One without an
+    /// example is left out. The model is taken as it is deployed (evaluation mode) and comes back on its
+    /// devices.
     ///
     /// # Errors
     ///
@@ -157,7 +158,7 @@ impl Pruner {
     ///   name the way that is left.
     /// - [`PruneError::LayerSystem`] with the path of a layer whose inputs are not finite, or whose
     ///   system is singular; [`PruneError::CarriesReparameterization`].
-    /// - [`PruneError::NoSamples`] without a batch, [`PruneError::InvalidConfig`], and what
+    /// - [`PruneError::NoSamples`] without an example, [`PruneError::InvalidConfig`], and what
     ///   [`Selection::of`] and the budget refuse.
     pub fn prune<M: Module, I: Tensors, O: Tensors>(
         &self,
@@ -359,11 +360,12 @@ impl Pruner {
         let mut taken = Vec::new();
         let (mut fitted, mut examples, mut held_out) = (0, 0, 0);
         for batch in batches {
+            let count = count(&batch);
+            if count == 0 {
+                // There is nothing to sum up, to judge or to tune by.
+                continue;
+            }
             let batch = batch.map_tensors(&mut Plain(device));
-            let count = burn_lean_graph::shapes(&batch)
-                .first()
-                .and_then(|shape| shape.first().copied())
-                .unwrap_or(1);
             if examples < self.examples {
                 examples += count;
                 fitted += 1;
@@ -377,10 +379,7 @@ impl Pruner {
         // Where the batches end early, the last one judges.
         if held_out == 0 && fitted > 1 && self.held_out > 0 {
             fitted -= 1;
-            held_out = burn_lean_graph::shapes(&taken[fitted])
-                .first()
-                .and_then(|shape| shape.first().copied())
-                .unwrap_or(1);
+            held_out = count(&taken[fitted]);
             examples -= held_out;
         }
         match taken.is_empty() {
@@ -388,6 +387,13 @@ impl Pruner {
             false => Ok((taken, fitted, examples, held_out)),
         }
     }
+}
+
+/// Examples of a batch: what its first tensor has along the first axis.
+fn count(batch: &impl Tensors) -> usize {
+    let shapes = burn_lean_graph::shapes(batch);
+    let shape = shapes.first().map_or(&[][..], Vec::as_slice);
+    shape.first().copied().unwrap_or(1)
 }
 
 /// What a recording or a walk refuses.
