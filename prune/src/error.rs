@@ -20,8 +20,11 @@ pub enum PruneError {
          of a linear, convolution or embedding layer"
     )]
     NoPrunableParameter,
-    /// There are no Fisher samples.
-    #[error("the gradient matrix needs at least one Fisher sample, but n = 0")]
+    /// There are no Fisher samples, or no batches to calibrate or to judge by.
+    #[error(
+        "no example was given: give a batch with at least one, and a gradient matrix at least one Fisher \
+         sample"
+    )]
     NoSamples,
     /// The sparsity is not a fraction in [0, 1).
     #[error(

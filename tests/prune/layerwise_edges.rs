@@ -166,4 +166,6 @@ fn a_batch_without_an_example_is_left_out() {
     assert_eq!(parameters(&found.model), parameters(&expected.model));
     let error = prune(vec![none]).unwrap_err().into_error();
     assert_eq!(error, PruneError::NoSamples);
+    let said = error.to_string();
+    assert!(said.starts_with("no example was given"), "{said}");
 }
