@@ -6,6 +6,7 @@ use burn_lean::amp::{AutocastConfig, Fallback};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
+use crate::support::cases::cases;
 use crate::support::{devices, values};
 
 #[derive(Module, Debug)]
@@ -70,7 +71,7 @@ fn midpoints_of_all_halves_round_to_even() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn random_numbers_round_as_the_half_crate_does(bits in prop::collection::vec(any::<u32>(), 256)) {

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::ProptestConfig;
 
+use crate::support;
+
 /// `few` times the number in the environment variable `LEAN_CASES`, 1 without it.
 pub(crate) fn count(few: usize) -> usize {
     let times = std::env::var("LEAN_CASES").ok();
@@ -13,14 +15,7 @@ pub(crate) fn count(few: usize) -> usize {
 
 /// The same cases every time, so many as [`count`] says; with `LEAN_SEED` others.
 pub(crate) fn cases(few: usize) -> ProptestConfig {
-    let seed = std::env::var("LEAN_SEED").ok();
-    let seed = seed.map_or(18, |seed| seed.parse().expect("LEAN_SEED is a number"));
-    ProptestConfig {
-        cases: count(few) as u32,
-        rng_seed: proptest::test_runner::RngSeed::Fixed(seed),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
+    support::cases::cases(count(few))
 }
 
 /// How many random cases came to a result: what refuses all of them never does anything wrong.

@@ -5,11 +5,12 @@ use burn_lean::layerwise::{
 };
 use proptest::prelude::*;
 
+use crate::cases::cases;
 use crate::naive::Layer;
 use crate::solve::METHODS;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     /// Whatever the layer and the shape, no method that the search starts from is better: not SparseGPT in
     /// one block, not the exact values on magnitude's, Wanda's or optimal brain surgeon's support.

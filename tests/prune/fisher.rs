@@ -340,6 +340,20 @@ fn bad_loaders_are_typed_errors() {
 }
 
 #[test]
+fn a_batch_without_an_example_is_no_part_of_a_mean_loss() {
+    let device = Device::flex();
+    let net = LinearConfig::new(2, 1).init(&device);
+    let loss = |net: &Linear, x: &Tensor<2>| net.forward(x.clone()).mean();
+    let (three, none) = (
+        Tensor::<2>::ones([3, 2], &device),
+        Tensor::<2>::empty([0, 2], &device),
+    );
+    let expected = mean_loss(&net, loss, std::slice::from_ref(&three)).unwrap();
+    assert_eq!(mean_loss(&net, loss, &[none.clone(), three]), Ok(expected));
+    assert_eq!(mean_loss(&net, loss, &[none]), Err(PruneError::NoSamples));
+}
+
+#[test]
 fn parts_of_a_batch_with_other_numbers_of_examples_are_refused() {
     let device = Device::flex();
     let net = LinearConfig::new(2, 1).init(&device);

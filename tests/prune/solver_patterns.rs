@@ -10,6 +10,7 @@ use burn_lean::prune::{
 use proptest::prelude::*;
 
 use crate::reference::Plain;
+use crate::support::cases::cases;
 
 /// Linear [8, 3], Conv [4, 4, 1, 2], Linear [4, 2].
 fn layout() -> Layout {
@@ -42,7 +43,7 @@ fn in_layer(support: &[usize], path: &str) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+    #![proptest_config(cases(10))]
 
     #[test]
     fn at_most_n_of_every_m_remain(seed in 0u64..10_000, n in 1usize..4) {

@@ -8,6 +8,7 @@ use burn_lean::prune::{
 use proptest::prelude::*;
 
 use crate::reference::Plain;
+use crate::support::cases::cases;
 use crate::support::{each_device, values};
 
 fn methods() -> Vec<Method> {
@@ -24,7 +25,7 @@ fn methods() -> Vec<Method> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn every_method_keeps_k_weights_and_zeros_elsewhere(

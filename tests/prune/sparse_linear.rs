@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::prune::{LayerKind, Layout, Masks, PruneError, SparseLinear};
 use proptest::prelude::*;
 
+use crate::support::cases::cases;
 use crate::support::{each_device, numbers, tensor, values};
 
 /// A layer of which every `keep`th weight is kept.
@@ -95,7 +96,7 @@ fn an_input_of_another_width_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(cases(32))]
 
     #[test]
     fn any_size_and_sparsity_computes_the_same(

@@ -12,6 +12,7 @@ use burn_lean::prune::{
 };
 use proptest::prelude::*;
 
+use crate::support::cases::cases;
 use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
@@ -219,7 +220,7 @@ fn the_transposed_layout_of_a_linear_layer_comes_back() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn whatever_is_recorded_comes_back(

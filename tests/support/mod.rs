@@ -4,6 +4,7 @@
 // Each test binary uses a part of this.
 #![allow(dead_code)]
 
+pub(crate) mod cases;
 pub(crate) mod lifecycle;
 
 use std::path::PathBuf;

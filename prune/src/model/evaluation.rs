@@ -86,12 +86,16 @@ pub fn mean_loss<M: Module, B: Batch>(
     let (mut sum, mut examples) = (0.0, 0);
     for batch in batches {
         batch.check()?;
+        let count = batch.examples();
+        if count == 0 {
+            // Its mean is no number.
+            continue;
+        }
         let batch = match &device {
             Some(device) => batch.clone().to_device(device),
             None => batch.clone(),
         };
         let value = read(loss(&model, &batch).without_autodiff())?;
-        let count = batch.examples();
         sum += count as f64 * f64::from(value.first().copied().unwrap_or(f32::NAN));
         examples += count;
     }
