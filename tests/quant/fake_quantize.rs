@@ -6,7 +6,7 @@ use burn_lean::quant::{
 };
 use proptest::prelude::*;
 
-use crate::support::cases::cases;
+use crate::support::cases;
 use crate::support::{devices, each_device, numbers, tensor, values};
 
 /// Schemes of every format, mapping, granularity and format of scales, for shape `[8, 32]`.
@@ -261,7 +261,7 @@ fn flex(x: &[f32]) -> Tensor<2> {
 }
 
 proptest! {
-    #![proptest_config(cases(128))]
+    #![proptest_config(cases::cases(128))]
 
     #[test]
     fn scales_are_positive_and_zero_points_are_codes((x, scheme) in cases()) {
