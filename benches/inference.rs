@@ -4,7 +4,8 @@
 //!
 //! `fp32` is the model in Burn, on the device; the other variants are what `EngineConfig::new()` gives for
 //! the model: FP32, weights in half precision, quantized, or with zeros. `w8a8 in burn` is a converted
-//! model that runs in Burn. All variants of a model run interleaved in one process; `ratio` is the median
+//! model that runs in Burn, `w8 in burn` and `w4 in burn` one with quantized weights alone, whose codes go
+//! into the products of the device where those are exact and not slower (`Dequantize::InProduct`). All variants of a model run interleaved in one process; `ratio` is the median
 //! of the time of `fp32` over that of the variant. `way` is what the engine chose. `--threads 1` measures on
 //! one thread.
 
@@ -23,8 +24,8 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::deploy::{Backend, EngineConfig, Export, FloatStorage};
 use burn_lean::quant::{
-    ConvertConfig, QatConfig, QuantError, QuantizedForward, Unsupported, WeightConfig, calibrate,
-    quantizers,
+    ConvertConfig, ConvertedWeight, Dequantize, QatConfig, QuantError, QuantizedForward,
+    Unsupported, WeightConfig, calibrate, quantizers,
 };
 use clap::Parser;
 use harness::{ConvNet, Variant, interleave};
@@ -187,6 +188,20 @@ impl Bench<'_> {
             let (model, report) = keep.convert(w8a8(WeightConfig::int(8))?)?;
             Ok(in_burn(model, x, report.resident_bytes()))
         }));
+        // Weights alone: codes go into the products of a device that is as fast with them.
+        let codes = keep.clone().with_dequantize(Dequantize::InProduct);
+        for (name, bits) in [("w8 in burn", 8), ("w4 in burn", 4)] {
+            rows.push((name, {
+                let (model, report) = codes.convert(weights(bits)?)?;
+                let of_codes =
+                    |weight: &&ConvertedWeight| weight.dequantize == Dequantize::InProduct;
+                let products = report.weights.iter().filter(of_codes).count();
+                let all = report.weights.len();
+                let way = format!("Burn, {products} of {all} weights as codes");
+                let (variant, bytes, _) = plain(model, x, report.resident_bytes());
+                Ok((variant, bytes, way))
+            }));
+        }
         rows.push(("w8a8", in_engine(&engine, &w8a8(WeightConfig::int(8))?, x)));
         rows.push(("w4", in_engine(&engine, &weights(4)?, x)));
         for (name, zeros) in [("sparse 0.9", Zeros::Smallest), ("2:4", Zeros::TwoOfFour)] {
@@ -225,14 +240,23 @@ impl Bench<'_> {
 }
 
 fn in_burn<M: Deployed>(model: M, x: &Tensor<4>, bytes: usize) -> (Variant, usize, String) {
+    if quantizers(&model).is_empty() {
+        return plain(model, x, bytes);
+    }
     let x = x.clone();
     let recorded = QuantizedForward::new().cached();
-    let quantizes = !quantizers(&model).is_empty();
     let run = move || {
-        drop(match quantizes {
-            true => model.quantized(&recorded, x.clone())?.into_data(),
-            false => model.run(x.clone()).into_data(),
-        });
+        drop(model.quantized(&recorded, x.clone())?.into_data());
+        Ok(())
+    };
+    (Variant::new(run), bytes, "Burn".into())
+}
+
+/// The model's own forward pass.
+fn plain<M: Deployed>(model: M, x: &Tensor<4>, bytes: usize) -> (Variant, usize, String) {
+    let x = x.clone();
+    let run = move || {
+        drop(model.run(x.clone()).into_data());
         Ok(())
     };
     (Variant::new(run), bytes, "Burn".into())

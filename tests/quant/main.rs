@@ -17,6 +17,7 @@ mod files;
 mod fold;
 mod half_models;
 mod health;
+mod in_product;
 mod integer;
 mod layers;
 mod learned;

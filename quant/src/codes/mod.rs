@@ -1,5 +1,6 @@
 //! Numbers as they are stored: codes, where Burn and the device keep them, and the codes of weights.
 
+pub(crate) mod product;
 pub(crate) mod quantized_tensor;
 pub(crate) mod storage;
 pub(crate) mod stored;

@@ -52,6 +52,9 @@ pub struct ConvertedWeight {
     pub resident_bytes: usize,
     /// When the float values that the layer multiplies with are computed.
     pub dequantize: Dequantize,
+    /// Why it is dequantized once, where something else was asked for.
+    #[serde(default)]
+    pub why_once: Option<String>,
     /// Whether the layer rounds its input or output in every call: of all that a converted model does
     /// in Burn the one thing that the float model does not, and what makes it slower. See
     /// [`Activations`](crate::Activations).
@@ -172,7 +175,7 @@ impl ConvertedWeight {
     pub(crate) fn hold_values(&mut self, bytes: usize) {
         self.resident_bytes = match self.dequantize {
             Dequantize::Once => self.bytes + bytes,
-            Dequantize::EveryUse => self.bytes,
+            Dequantize::EveryUse | Dequantize::InProduct => self.bytes,
         };
     }
 
@@ -279,6 +282,11 @@ impl fmt::Display for ConversionReport {
         for weight in &self.weights {
             if let Outcome::KeptFakeQuantized { reason } = &weight.outcome {
                 writeln!(f, "`{}` stays fake-quantized: {reason}", weight.path)?;
+            }
+        }
+        for weight in &self.weights {
+            if let Some(reason) = &weight.why_once {
+                writeln!(f, "`{}` is dequantized once: {reason}", weight.path)?;
             }
         }
         for left in &self.left_float {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use other_bytes::OtherBytes;
 
+use crate::codes::product::in_product;
 use crate::codes::stored::{NotStored, Stored};
 use crate::codes::weights::QuantizedWeight;
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
@@ -57,8 +58,8 @@ pub struct ConvertConfig {
     #[config(default = "None")]
     pub parameters: Option<Vec<String>>,
     /// When the float values of a converted weight are computed: once, which is as fast as the float
-    /// model and keeps them beside the codes, or at every use, which keeps the codes alone. Default:
-    /// once.
+    /// model and keeps them beside the codes; at every use, which keeps the codes alone; or not at all
+    /// where the product of the device reads codes. Default: once.
     #[config(default = "Dequantize::Once")]
     pub dequantize: Dequantize,
     /// What to do with activations that were never observed. Default: refuse.
@@ -197,8 +198,8 @@ impl ConvertConfig {
             let exact = parameter.as_ref().and_then(|path| exact.remove(path));
             let codes = parameter.as_ref().and_then(|path| codes.remove(path));
             let mut quantizer = located.quantizer;
-            if let Some(dtype) = dtype {
-                quantizer = quantizer.with_dtype(dtype).with_dequantize(self.dequantize);
+            if let Some((dtype, dequantize)) = dtype {
+                quantizer = quantizer.with_dtype(dtype).with_dequantize(dequantize);
             }
             match (exact, codes) {
                 (_, Some(qparams)) => quantizer.with_codes(qparams),
@@ -259,8 +260,9 @@ struct Converter<'a> {
     rounding: HashSet<String>,
     chosen: HashMap<String, QuantizedWeight>,
     outcomes: Vec<ConvertedWeight>,
-    /// Dtypes of the values of the weights that were converted now, by path.
-    dtypes: HashMap<String, FloatDType>,
+    /// Of the weights that were converted now, by path: the dtype of their values, and when those are
+    /// computed.
+    dtypes: HashMap<String, (FloatDType, Dequantize)>,
     /// Scales and zero points of those that are held as the floats of their codes.
     exact: HashMap<String, QuantParams>,
     /// Scales and zero points of those that are stored as codes.
@@ -273,6 +275,7 @@ impl Converter<'_> {
         &mut self,
         weight: &QuantizedWeight,
         base: Tensor<D>,
+        layer: &str,
     ) -> Result<Tensor<D>, QuantError> {
         let quantizer = &weight.quantizer;
         let mut report = ConvertedWeight {
@@ -284,6 +287,7 @@ impl Converter<'_> {
             packed_bytes: 0,
             resident_bytes: 0,
             dequantize: self.config.dequantize,
+            why_once: None,
             rounds_activations: self.rounding.contains(&weight.path),
             mismatch: None,
         };
@@ -301,7 +305,6 @@ impl Converter<'_> {
         }
         let dtype = FloatDType::from(base.dtype());
         let values_bytes = float_bytes(dtype);
-        self.dtypes.insert(weight.path.clone(), dtype);
         let quantized = weight.quantize(base.clone(), self.effective)?;
         report.packed_bytes = quantized.packed_bytes();
         let device = base.device();
@@ -345,6 +348,18 @@ impl Converter<'_> {
                 }
             }
         };
+        if report.dequantize == Dequantize::InProduct {
+            let looked_at = match self.effective.is_chained(&weight.path) {
+                true => Err("it is in a chain of reparameterizations".into()),
+                false => in_product(&tensor, &quantized, layer, dtype),
+            };
+            if let Err(reason) = looked_at {
+                report.dequantize = Dequantize::Once;
+                report.why_once = Some(reason);
+            }
+        }
+        let known = (dtype, report.dequantize);
+        self.dtypes.insert(weight.path.clone(), known);
         report.outcome = outcome;
         report.resident_bytes = report.bytes;
         // Floats that are on their grid are not kept twice.
@@ -365,15 +380,17 @@ impl PathMapper for Converter<'_> {
         let Some(weight) = self.chosen.remove(&path) else {
             return param;
         };
-        param.map(|base| match self.convert(&weight, base.clone()) {
-            Ok(tensor) => tensor,
-            Err(error) => {
-                self.error = Some(match error {
-                    located @ QuantError::Parameter { .. } => located,
-                    error => error.at(&path),
-                });
-                base
-            }
-        })
+        param.map(
+            |base| match self.convert(&weight, base.clone(), at.container()) {
+                Ok(tensor) => tensor,
+                Err(error) => {
+                    self.error = Some(match error {
+                        located @ QuantError::Parameter { .. } => located,
+                        error => error.at(&path),
+                    });
+                    base
+                }
+            },
+        )
     }
 }

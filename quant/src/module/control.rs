@@ -118,7 +118,8 @@ impl Control {
             dtype_code(self.dtype),
             match self.dequantize {
                 None => 0,
-                Some(Dequantize::Once) => 1,
+                // Whether a product reads codes, a device shows.
+                Some(Dequantize::Once | Dequantize::InProduct) => 1,
                 Some(Dequantize::EveryUse) => 2,
             },
             i32::from(self.was_called()),
@@ -244,6 +245,9 @@ impl Module for Control {
     }
 
     fn to_device(mut self, device: &Device) -> Self {
+        if self.dequantize == Some(Dequantize::InProduct) && !self.integers.is_on(device) {
+            self.dequantize = Some(Dequantize::Once);
+        }
         self.integers = self.integers.to_device(device);
         self
     }

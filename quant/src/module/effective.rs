@@ -5,7 +5,7 @@
 //! materialized here, each tells what it was given.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
@@ -51,6 +51,15 @@ fn link(located: &Located) -> Option<(&str, &str)> {
     let link = located.path.strip_suffix(".weight")?;
     let chained = link.strip_prefix(parameter)?.starts_with(".chain.");
     chained.then_some((parameter, link))
+}
+
+/// Paths of the weights whose quantizer is one of a chain.
+pub(crate) fn chained<M: Module>(model: &M) -> HashSet<String> {
+    let located = quantizers(model);
+    let of_chains = located.iter().filter_map(link);
+    of_chains
+        .map(|(parameter, _)| parameter.to_string())
+        .collect()
 }
 
 /// What quantizers in chains are given, and what comes out of the chains.

@@ -13,7 +13,7 @@ use crate::module::listen::listener::lock;
 ///
 /// Burn's layers multiply floats, so that something has to turn codes into them. Once is as fast as
 /// the float model; at every use is slow (a layer's whole weight for each batch, also for one
-/// sample), but keeps no floats.
+/// sample), but keeps no floats. The matrix product of some GPUs reads codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Dequantize {
     /// At the first use. They stay in memory beside the codes.
@@ -21,6 +21,16 @@ pub enum Dequantize {
     Once,
     /// At every use. Only the codes stay in memory.
     EveryUse,
+    /// Not at all where the matrix product of the device reads codes: a [`Linear`](burn::nn::Linear)
+    /// gives them to it, and only they stay in memory. Each weight's product is looked at when it is
+    /// converted or loaded, with 1, 8 and 64 rows: it must be as exact as a product of floats, and not
+    /// slower. All other weights are dequantized once, and the report says why
+    /// ([`ConvertedWeight::why_once`](crate::ConvertedWeight::why_once)).
+    ///
+    /// That was seen on this device: a model that moves to another one, or a record that is loaded by
+    /// Burn, dequantizes once. So does a [recorded](crate::QuantizedForward) forward pass, which computes
+    /// with values.
+    InProduct,
 }
 
 impl fmt::Display for Dequantize {
@@ -28,6 +38,7 @@ impl fmt::Display for Dequantize {
         f.write_str(match self {
             Self::Once => "dequantized once",
             Self::EveryUse => "dequantized at every use",
+            Self::InProduct => "codes in the product",
         })
     }
 }

@@ -107,6 +107,10 @@ impl HostIntegers {
         }
     }
 
+    pub(crate) fn is_on(&self, device: &Device) -> bool {
+        self.device == device.clone().inner()
+    }
+
     /// Mapped, and whether the mapper looked at the values or replaced them.
     pub(crate) fn mapped<M: ModuleMapper>(mut self, mapper: &mut M) -> (Self, bool) {
         let mapped = mapper.map_int(self.parameter());

@@ -1,6 +1,6 @@
 //! Reading.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use burn::module::{Module, Param};
@@ -13,13 +13,14 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::LoadConfig;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
+use crate::codes::product::{in_product, is_exact_in_product};
 use crate::codes::quantized_tensor::unpack;
 use crate::codes::stored::{NotStored, Stored};
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::deploy::convert::OtherBytes;
 use crate::model::record::check_schemes;
 use crate::model::unobserved::rounding;
-use crate::module::effective::FileNames;
+use crate::module::effective::{FileNames, chained};
 use crate::module::walk::{Site, map_quantizers, quantizers};
 use crate::range::observer::read;
 use crate::{Dequantize, QuantError, QuantizedTensor, Scheme, WeightQuantizer};
@@ -69,6 +70,7 @@ pub(super) fn try_load<M: Module>(
         names: FileNames::of(model, |path| quantized.contains_key(path)),
         quantized,
         schemes,
+        chained: chained(model),
         config,
         used: Vec::new(),
         dequantized: HashMap::new(),
@@ -87,15 +89,16 @@ pub(super) fn try_load<M: Module>(
         let weights = &mut loader.weights;
         let weight = located.parameter.filter(|_| located.site == Site::Weight);
         match weight.and_then(|path| Some((weights.remove(&path)?, path))) {
-            Some(((weight, dtype, device), path)) => {
-                let quantizer = located.quantizer.with_dtype(dtype);
-                let quantizer = quantizer.with_dequantize(config.dequantize);
+            Some((loaded, path)) => {
+                let quantizer = located.quantizer.with_dtype(loaded.dtype);
+                let quantizer = quantizer.with_dequantize(loaded.dequantize);
+                let qparams = || loaded.weight.qparams(&loaded.device);
                 if loader.codes.contains(&path) {
-                    return quantizer.with_codes(weight.qparams(&device));
+                    return quantizer.with_codes(qparams());
                 }
                 // What a file leaves out of its state; of floats, what keeps them as they are.
                 match quantizer.has_range() || loader.dequantized.contains_key(&path) {
-                    true => quantizer.with_qparams(weight.qparams(&device)),
+                    true => quantizer.with_qparams(qparams()),
                     false => quantizer,
                 }
             }
@@ -188,12 +191,14 @@ struct Loader<'a> {
     names: FileNames,
     quantized: HashMap<String, (QuantizedTensor, FloatDType)>,
     schemes: HashMap<String, Scheme>,
+    /// Paths of weights on which something else than a quantizer acts.
+    chained: HashSet<String>,
     config: LoadConfig,
     used: Vec<String>,
     /// Weights that are not held quantized, with their values and why.
     dequantized: HashMap<String, (Vec<f32>, QuantError)>,
-    /// Those that were loaded, with the dtype of their values and their device.
-    weights: HashMap<String, (QuantizedTensor, FloatDType, Device)>,
+    /// Those that were loaded.
+    weights: HashMap<String, LoadedWeight>,
     outcomes: Vec<ConvertedWeight>,
     /// Paths of those that are stored as codes.
     codes: Vec<String>,
@@ -201,12 +206,24 @@ struct Loader<'a> {
     error: Option<QuantError>,
 }
 
+/// A weight that was loaded.
+struct LoadedWeight {
+    weight: QuantizedTensor,
+    /// That of its values.
+    dtype: FloatDType,
+    device: Device,
+    /// When its values are computed.
+    dequantize: Dequantize,
+}
+
 impl Loader<'_> {
+    /// `layer`: what the weight belongs to, as Burn's modules call it.
     fn weight<const D: usize>(
         &mut self,
         path: &str,
         (weight, dtype): (QuantizedTensor, FloatDType),
         device: &Device,
+        layer: &str,
     ) -> Result<Tensor<D>, QuantError> {
         for part in ["codes", "scale", "zero_point"] {
             self.used.push(format!("{path}.{part}"));
@@ -231,12 +248,36 @@ impl Loader<'_> {
             let values = weight.dequantize::<D>(device);
             values.map(|values| values.cast(dtype))
         };
+        let asked = self.config.dequantize;
         // Burn's layers dequantize to the device's own dtype.
-        let held = prepared.is_some()
-            || (self.config.dequantize == Dequantize::EveryUse && dtype == FloatDType::F32);
+        let held = prepared.is_some() || (asked != Dequantize::Once && dtype == FloatDType::F32);
         let held = held.then(|| weight.store::<D>(device, self.config.storage));
+        let looked_at = match &held {
+            Some(Ok(Stored::Values(values))) => match asked {
+                Dequantize::InProduct if self.chained.contains(path) => {
+                    Err("it is in a chain of reparameterizations".into())
+                }
+                Dequantize::InProduct => in_product(values, &weight, layer, dtype),
+                // Burn's linear layer multiplies by the codes that a model without quantizers holds.
+                Dequantize::EveryUse if prepared.is_none() => {
+                    is_exact_in_product(values, &weight, layer, dtype)
+                }
+                _ => Ok(()),
+            },
+            _ if asked == Dequantize::InProduct => {
+                Err("it is not held as a quantized tensor".into())
+            }
+            _ => Ok(()),
+        };
+        let dequantize = match looked_at {
+            Ok(()) => asked,
+            Err(_) => Dequantize::Once,
+        };
         let (tensor, outcome) = match held {
             None => (float(&weight)?, Outcome::Dequantized),
+            Some(Ok(Stored::Values(_))) if prepared.is_none() && looked_at.is_err() => {
+                (float(&weight)?, Outcome::Dequantized)
+            }
             Some(Ok(Stored::Values(values))) => {
                 let outcome = Outcome::of(&values);
                 (values, outcome)
@@ -275,7 +316,8 @@ impl Loader<'_> {
             },
             packed_bytes: weight.packed_bytes(),
             resident_bytes: 0,
-            dequantize: self.config.dequantize,
+            dequantize,
+            why_once: looked_at.err(),
             outcome,
             rounds_activations: false,
             mismatch: None,
@@ -285,7 +327,12 @@ impl Loader<'_> {
             _ => report.resident_bytes = report.bytes,
         }
         self.outcomes.push(report);
-        let loaded = (weight, dtype, device.clone());
+        let loaded = LoadedWeight {
+            weight,
+            dtype,
+            device: device.clone(),
+            dequantize,
+        };
         self.weights.insert(path.to_string(), loaded);
         Ok(tensor)
     }
@@ -393,7 +440,7 @@ impl PathMapper for Loader<'_> {
                     weight.shape()
                 )))
             }
-            Some(weight) => self.weight(&path, weight, &device),
+            Some(weight) => self.weight(&path, weight, &device, at.container()),
             None => {
                 let data = self.data(&path, &shape, base.dtype(), &device);
                 data.map(|data| {

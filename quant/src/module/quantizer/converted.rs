@@ -66,16 +66,31 @@ impl FakeQuantize {
     /// What a weight that is stored as `base` is worth: its values if it is converted, and fake
     /// quantized if it is not.
     pub(crate) fn weight_values<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if self.multiplies_codes(&base) {
+            return base;
+        }
         match matches!(base.dtype(), DType::QFloat(_)) || self.is_stored_as_codes() {
             // Converted: it is quantized for good. Burn's layers get its values, not the quantized
-            // tensor: reshaping blocks quantizes them anew on flex, and the quantized matrix
-            // product needs more shared memory than some GPUs have.
+            // tensor, unless the product was looked at: reshaping blocks quantizes them anew on flex,
+            // and the quantized matrix product needs more shared memory than some GPUs have.
             true => self.resident(base, |base| self.stored_values(base)),
             false => {
                 effective::given(self.path(), &base);
                 self.resident(base, |base| self.forward(base))
             }
         }
+    }
+
+    /// Whether the layer gets the codes themselves; whoever listens or asks gets values.
+    fn multiplies_codes<const D: usize>(&self, base: &Tensor<D>) -> bool {
+        self.dequantize() == Some(Dequantize::InProduct)
+            && !self.is_heard()
+            && matches!(base.dtype(), DType::QFloat(_))
+    }
+
+    /// Whether somebody wants to hear of every use.
+    fn is_heard(&self) -> bool {
+        self.listener.is_some() || effective::is_asking()
     }
 
     /// The values of the weight that is stored as `base`, computed once where it is converted so.
@@ -85,15 +100,71 @@ impl FakeQuantize {
         compute: impl FnOnce(Tensor<D>) -> Tensor<D>,
     ) -> Tensor<D> {
         let is_kept = match self.dequantize() {
-            Some(dequantize) => dequantize == Dequantize::Once,
+            Some(dequantize) => dequantize != Dequantize::EveryUse,
             // A record of a converted model that was loaded by Burn.
             None => matches!(base.dtype(), DType::QFloat(_)),
         };
-        // Whoever listens wants to hear of every use.
-        let is_heard = self.listener.is_some() || effective::is_asking();
-        match is_kept && !is_heard && !base.is_autodiff() {
+        match is_kept && !self.is_heard() && !base.is_autodiff() {
             true => self.resident.values(base, compute),
             false => compute(base),
         }
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::module::{Module, Param};
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::module::walk::map_quantizers;
+    use crate::{ConvertConfig, QatConfig, compare};
+
+    /// A layer that multiplies by codes, whatever the device says of it.
+    fn multiplying_codes() -> (Linear, Linear) {
+        let layer: Linear = LinearConfig::new(8, 4).init(&Device::flex());
+        let prepared: Linear = QatConfig::new()
+            .with_activation(None)
+            .prepare(layer)
+            .unwrap();
+        let (converted, _) = ConvertConfig::new().convert(prepared.clone()).unwrap();
+        let layer = map_quantizers(converted, |located| {
+            located.quantizer.with_dequantize(Dequantize::InProduct)
+        });
+        (prepared, layer)
+    }
+
+    fn is_quantized(weight: &Param<Tensor<2>>) -> bool {
+        matches!(weight.val().dtype(), DType::QFloat(_))
+    }
+
+    #[test]
+    fn the_layer_gets_codes_and_gives_what_its_values_give() {
+        let (prepared, layer) = multiplying_codes();
+        assert!(is_quantized(&layer.weight));
+        let x = Tensor::<2>::from_floats(
+            [[1.0, -2.0, 0.5, 3.0, 0.0, 1.5, -1.0, 2.0]],
+            &Device::flex(),
+        );
+        let expected = prepared.valid().forward(x.clone()).into_data();
+        assert_eq!(layer.forward(x.clone()).into_data(), expected);
+        // Whoever looks at it sees values.
+        let forward = |layer: &Linear, x: &Tensor<2>| layer.forward(x.clone());
+        let (_, mut report) = ConvertConfig::new().convert(prepared.clone()).unwrap();
+        compare(&mut report, &prepared, &layer, [x], forward).unwrap();
+        assert_eq!(report.largest_mismatch(), Some(0));
+        assert!(is_quantized(&layer.valid().weight));
+    }
+
+    #[test]
+    #[cfg(feature = "ndarray")]
+    #[allow(deprecated)]
+    fn on_another_device_it_is_dequantized_once() {
+        let (_, layer) = multiplying_codes();
+        assert!(is_quantized(
+            &layer.clone().to_device(&Device::flex()).weight
+        ));
+        assert!(!is_quantized(&layer.to_device(&Device::ndarray()).weight));
     }
 }
