@@ -52,6 +52,8 @@ use support::{
 
 /// Images per forward pass where no gradient is needed.
 const LOOK: usize = 500;
+/// Added to the seed of the loader for fresh samples.
+const FRESH: u64 = 1 << 32;
 /// Images that the loader yields at a time, about.
 const LOADED: usize = 256;
 
@@ -160,6 +162,9 @@ impl<'a, M: Network> Run<'a, M> {
                 "peak_bytes",
                 "l2",
                 "tempering",
+                "held_out_loss",
+                "fresh_objective",
+                "steps",
             ],
         );
         Ok(Self {
@@ -305,6 +310,9 @@ impl<'a, M: Network> Run<'a, M> {
                     Cell::optional_integer(peak),
                     Cell::Empty,
                     Cell::Empty,
+                    Cell::Empty,
+                    Cell::Empty,
+                    Cell::Empty,
                 ]);
             }
         }
@@ -333,11 +341,12 @@ impl<'a, M: Network> Run<'a, M> {
             layout,
         )?
         .with_first_order(a)?;
-        for name in methods {
-            let method = self.method(*name)?;
+        let fresh = self.fresh_problem(a)?;
+        for (name, method) in self.with_choices(methods)? {
             for sparsity in self.cli.sparsities() {
                 memory.forget_peak();
                 let config = SolverConfig::new(Budget::Sparsity(sparsity))
+                    .with_pattern(self.cli.pattern())
                     .with_method(method.clone())
                     .with_dead_columns(Some(self.cli.dead_columns()))
                     .with_seed(self.cli.seed);
@@ -354,10 +363,17 @@ impl<'a, M: Network> Run<'a, M> {
                 let solution = sweep.solution;
                 let seconds = start.elapsed().as_secs_f64();
                 let peak = memory.bytes();
+                let fresh = match &fresh {
+                    Some(problem) => {
+                        let problem = problem.clone().with_l2(sweep.chosen.l2)?;
+                        Some(problem.objective(solution.weights.clone())?.total())
+                    }
+                    None => None,
+                };
                 let model = self
                     .selection
                     .unflatten(self.model.clone(), solution.weights)?;
-                let (model, _) = self.with_statistics(model, &held_out)?;
+                let (model, held_out_loss) = self.with_statistics(model, &held_out)?;
                 let accuracy = self.accuracy(&model);
                 self.plot(&name.to_string(), sparsity, accuracy);
                 self.table.push([
@@ -372,10 +388,46 @@ impl<'a, M: Network> Run<'a, M> {
                     Cell::optional_integer(peak),
                     Cell::Number(sweep.chosen.l2, 5),
                     Cell::Number(sweep.chosen.tempering.unwrap_or(0.0), 1),
+                    Cell::Number(held_out_loss, 4),
+                    Cell::optional(fresh, 4),
+                    Cell::Integer(solution.iterations as u64),
                 ]);
             }
         }
         Ok(())
+    }
+
+    /// The methods, CHITA once for each of its configs.
+    fn with_choices(
+        &self,
+        methods: &[MethodName],
+    ) -> Result<Vec<(MethodName, Method)>, PruneError> {
+        let mut all = Vec::new();
+        for name in methods {
+            match name {
+                MethodName::Chita => {
+                    let configs = self.cli.chita().into_iter();
+                    all.extend(configs.map(|config| (*name, Method::Chita(config))));
+                }
+                _ => all.push((*name, self.method(*name)?)),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The same problem over another draw of samples.
+    fn fresh_problem(&self, a: f64) -> Result<Option<Problem>, Box<dyn Error>> {
+        if !self.cli.fresh {
+            return Ok(None);
+        }
+        let images = self.loader(self.cli.seed.wrapping_add(FRESH));
+        let fisher = self
+            .fisher()
+            .collect(&self.model, &self.selection, loss::<M>, images)?;
+        let layout = self.selection.layout().clone();
+        let weights = self.selection.flatten(&self.model)?;
+        let problem = Problem::new(fisher.gradients, weights, layout)?;
+        Ok(Some(problem.with_first_order(a)?))
     }
 
     /// CHITA++ to each sparsity, or once to the highest with a row for every stage.
@@ -460,12 +512,16 @@ impl<'a, M: Network> Run<'a, M> {
                 Cell::optional_integer(peak),
                 Cell::Number(stage.ridge.l2, 5),
                 Cell::Number(stage.ridge.tempering.unwrap_or(0.0), 1),
+                Cell::Empty,
+                Cell::Empty,
+                Cell::Empty,
             ]);
         }
     }
 
     fn pruner(&self, sparsity: f64) -> Result<PrunerConfig, PruneError> {
         let solver = SolverConfig::new(Budget::Sparsity(sparsity))
+            .with_pattern(self.cli.pattern())
             .with_method(self.method(self.cli.stage_method)?)
             .with_dead_columns(Some(self.cli.dead_columns()))
             .with_seed(self.cli.seed);
@@ -496,7 +552,10 @@ impl<'a, M: Network> Run<'a, M> {
             MethodName::WoodFisher => Method::WoodFisher { block_size: 50 },
             MethodName::BackSolve => Method::BackSolve,
             MethodName::Iht => Method::IterativeHardThresholding(IhtConfig::new()),
-            MethodName::Chita | MethodName::ChitaPlusPlus => Method::Chita(ChitaConfig::new()),
+            MethodName::Chita | MethodName::ChitaPlusPlus => {
+                let configs = self.cli.chita();
+                Method::Chita(configs.into_iter().next().unwrap_or_else(ChitaConfig::new))
+            }
             MethodName::Wanda => {
                 let batches = self.loader(self.cli.seed).take(1);
                 let norms = activation_norms(&self.model, &self.selection, loss::<M>, batches)?;

@@ -66,6 +66,9 @@ struct Cli {
     /// First support of `chita`, as a multiple of k. Default: that of the library.
     #[arg(long)]
     expansion: Option<f64>,
+    /// Rounds of splicing of `chita`, at most; 0 for none. Default: that of the library.
+    #[arg(long)]
+    splices: Option<usize>,
     /// Largest number of exchanges of `chita`; `all` goes on until none improves.
     #[arg(long, value_name = "COUNT|all", value_parser = exchanges)]
     exchanges: Option<Exchanges>,
@@ -158,6 +161,7 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
     let chita_only = [
         ("--stages", cli.stages.is_some()),
         ("--expansion", cli.expansion.is_some()),
+        ("--splices", cli.splices.is_some()),
         ("--exchanges", cli.exchanges.is_some()),
     ];
     let is_chita = matches!(cli.method, MethodName::Chita);
@@ -175,6 +179,9 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
     }
     if let Some(expansion) = cli.expansion {
         chita = chita.with_expansion(expansion);
+    }
+    if let Some(rounds) = cli.splices {
+        chita = chita.with_max_splices(rounds);
     }
     if let Some(Exchanges(most)) = cli.exchanges {
         chita = chita.with_max_exchanges(most);

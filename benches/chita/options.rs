@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use burn::module::ParamGroup;
 use burn_lean::prune::{
-    Budget, DeadColumns, FisherReport, PruneError, RidgeChoice, RunningStatistics, Schedule,
-    Selection, StageReport,
+    Budget, ChitaConfig, DeadColumns, FisherReport, PruneError, RidgeChoice, RunningStatistics,
+    Schedule, Selection, SparsityPattern, StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -58,6 +58,18 @@ pub(crate) struct Cli {
     /// What solves the stages of chita++.
     #[arg(long, value_enum, default_value_t = MethodName::Chita)]
     pub(crate) stage_method: MethodName,
+    /// Rounds of splicing of `chita`, at most; several for a row each [default: that of the library].
+    #[arg(long, value_delimiter = ',', value_name = "ROUNDS")]
+    splices: Vec<usize>,
+    /// Exchanges of `chita`, at most [default: that of the library].
+    #[arg(long, value_name = "COUNT")]
+    exchanges: Option<usize>,
+    /// Keep at most N of every M inputs of an output, besides the sparsity.
+    #[arg(long, value_name = "N:M", value_parser = pattern)]
+    pattern: Option<SparsityPattern>,
+    /// Also the objective of what methods with one stage find over as many fresh samples.
+    #[arg(long)]
+    pub(crate) fresh: bool,
     /// Let weights that a stage has pruned come back in a later one.
     #[arg(long)]
     pub(crate) zeros_return: bool,
@@ -276,6 +288,28 @@ impl Cli {
         }
     }
 
+    /// What CHITA is run with: one config for each number of rounds.
+    pub(crate) fn chita(&self) -> Vec<ChitaConfig> {
+        let mut chita = ChitaConfig::new();
+        if let Some(most) = self.exchanges {
+            chita = chita.with_max_exchanges(Some(most));
+        }
+        match self.splices.is_empty() {
+            true => vec![chita],
+            false => {
+                let rounds = self.splices.iter();
+                rounds
+                    .map(|rounds| chita.clone().with_max_splices(*rounds))
+                    .collect()
+            }
+        }
+    }
+
+    pub(crate) fn pattern(&self) -> SparsityPattern {
+        let pattern = self.pattern.clone();
+        pattern.unwrap_or(SparsityPattern::Unstructured)
+    }
+
     pub(crate) fn running_statistics(&self) -> RunningStatistics {
         match self.running_statistics {
             _ if self.no_recalibration => RunningStatistics::Kept,
@@ -457,4 +491,13 @@ pub(crate) fn stage(stage: &StageReport) -> String {
         stage.solve_seconds,
         stage.ridge.l2
     )
+}
+
+/// Reads `N:M`.
+fn pattern(text: &str) -> Result<SparsityPattern, String> {
+    let numbers = text.split_once(':').map(|(n, m)| (n.parse(), m.parse()));
+    match numbers {
+        Some((Ok(n), Ok(m))) => Ok(SparsityPattern::NM { n, m }),
+        _ => Err("expected two numbers, for example 2:4".into()),
+    }
 }

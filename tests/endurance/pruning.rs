@@ -67,11 +67,13 @@ fn method() -> impl Strategy<Value = Method> {
             Method::IterativeHardThresholding(iht.with_refit(refit))
         },
     );
-    let chita = (0.5f64..4.0, 0usize..5, proptest::option::of(0usize..5)).prop_map(
-        |(expansion, stages, exchanges)| {
+    let exchanges = proptest::option::of(0usize..5);
+    let chita = (0.5f64..4.0, 0usize..5, 0usize..5, exchanges).prop_map(
+        |(expansion, stages, splices, exchanges)| {
             let chita = ChitaConfig::new()
                 .with_expansion(expansion)
-                .with_stages(stages);
+                .with_stages(stages)
+                .with_max_splices(splices);
             Method::Chita(chita.with_max_exchanges(exchanges))
         },
     );

@@ -40,4 +40,5 @@ mod solver_patterns;
 mod solver_properties;
 mod sparse_linear;
 mod sparse_record;
+mod splicing;
 mod tuning;

@@ -135,7 +135,11 @@ fn hard_thresholding_and_coordinate_descent_never_raise_the_objective() {
 fn each_exchange_lowers_the_objective() {
     for seed in 0..4 {
         let plain = Plain::random(200 + seed, 15, 60);
-        let chita = ChitaConfig::new().with_stages(0).with_max_exchanges(None);
+        // Splicing would leave nothing to exchange.
+        let chita = ChitaConfig::new()
+            .with_stages(0)
+            .with_max_splices(0)
+            .with_max_exchanges(None);
         let config = SolverConfig::new(Budget::Keep(15)).with_method(Method::Chita(chita));
         each_device(|target| {
             let solution = solve(&plain.problem(&target.device), &config).unwrap();

@@ -187,15 +187,143 @@ impl Feasible {
                 reason: "it is smaller than the smallest group of weights".into(),
             });
         }
-        let mut support: Vec<usize> = match &self.shape {
+        Ok(self.members(&chosen))
+    }
+
+    /// About `count` weights of `candidates` that are worth most beside those of `support`, each pool
+    /// according to its budget; ascending. At least one weight or group, if there are candidates.
+    ///
+    /// `gains` of the candidates and `costs` of the support are not negative. A weight that enters a
+    /// full block of an N:M pattern is worth its gain without the cheapest weight there, and one for
+    /// each block enters.
+    pub(crate) fn admit(
+        &self,
+        support: &[usize],
+        costs: &[f64],
+        candidates: &[usize],
+        gains: &[f64],
+        count: usize,
+    ) -> Vec<usize> {
+        let mut units = match &self.shape {
+            Shape::Blocks { of, n, .. } => {
+                let mut room = vec![(0, f64::INFINITY); self.blocks()];
+                for (index, cost) in support.iter().zip(costs) {
+                    let (kept, least) = &mut room[of[*index] as usize];
+                    *kept += 1;
+                    *least = cost.min(*least);
+                }
+                let worth = |(index, gain): (&usize, &f64)| match room[of[*index] as usize] {
+                    (kept, _) if kept < *n => *gain,
+                    (_, least) => gain - least,
+                };
+                let worth: Vec<f64> = candidates.iter().zip(gains).map(worth).collect();
+                self.units_within(candidates, &worth, 1)
+            }
+            _ => self.units_within(candidates, gains, 1),
+        };
+        if self.operations.is_some() {
+            let free = |unit: &&mut Unit| unit.cost > 0.0;
+            let priced = units.iter_mut().filter(free);
+            priced.for_each(|unit| unit.score /= unit.cost);
+        }
+        let mut chosen = take(&units, &self.shares(count), &self.across, 0.0);
+        if chosen.is_empty() {
+            // Groups of more weights than that.
+            units.sort_unstable_by(|a, b| better(a, b, 0.0));
+            chosen.extend(units.first());
+        }
+        let ids: Vec<u32> = chosen.iter().map(|unit| unit.id).collect();
+        self.members(&ids)
+    }
+
+    /// About `count` single weights with the largest scores, each pool according to its budget;
+    /// ascending.
+    pub(crate) fn best_of_pools(
+        &self,
+        weights: &[usize],
+        scores: &[f64],
+        count: usize,
+    ) -> Vec<usize> {
+        let single = |(index, score): (&usize, &f64)| Unit {
+            id: *index as u32,
+            pool: self.pool_of(*index) as u32,
+            weights: 1,
+            score: *score,
+            cost: 0.0,
+        };
+        let units: Vec<Unit> = weights.iter().zip(scores).map(single).collect();
+        let chosen = take(&units, &self.shares(count), &Across::new(), 0.0);
+        let mut chosen: Vec<usize> = chosen.iter().map(|unit| unit.id as usize).collect();
+        chosen.sort_unstable();
+        chosen
+    }
+
+    /// Of an N:M pattern the `count` blocks in which the largest of the `pruned` weights exceeds the
+    /// smallest of the `kept` ones most: both of these weights. Nothing for other patterns.
+    pub(crate) fn best_pairs(
+        &self,
+        kept: &[(usize, f64)],
+        pruned: &[(usize, f64)],
+        count: usize,
+    ) -> Vec<usize> {
+        let Shape::Blocks { of, .. } = &self.shape else {
+            return Vec::new();
+        };
+        let mut least: Vec<Option<(usize, f64)>> = vec![None; self.blocks()];
+        let mut most = least.clone();
+        for (index, size) in kept {
+            let least = &mut least[of[*index] as usize];
+            if least.is_none_or(|(_, other)| *size < other) {
+                *least = Some((*index, *size));
+            }
+        }
+        for (index, size) in pruned {
+            let most = &mut most[of[*index] as usize];
+            if most.is_none_or(|(_, other)| *size > other) {
+                *most = Some((*index, *size));
+            }
+        }
+        let pairs = least.into_iter().zip(most);
+        let mut pairs: Vec<(f64, usize, usize)> = pairs
+            .filter_map(|(least, most)| {
+                let ((leaves, small), (enters, large)) = (least?, most?);
+                Some((large - small, leaves, enters))
+            })
+            .collect();
+        pairs.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        pairs.truncate(count);
+        pairs
+            .into_iter()
+            .flat_map(|(_, leaves, enters)| [leaves, enters])
+            .collect()
+    }
+
+    /// `count` weights, divided among the pools as the budget is.
+    fn shares(&self, count: usize) -> Vec<usize> {
+        let k = self.pools.iter().map(|pool| pool.k).sum::<usize>().max(1);
+        let share = |pool: &Pool| (count as u128 * pool.k as u128).div_ceil(k as u128) as usize;
+        self.pools.iter().map(share).collect()
+    }
+
+    /// The weights of units, ascending.
+    fn members(&self, units: &[u32]) -> Vec<usize> {
+        let mut members: Vec<usize> = match &self.shape {
             Shape::Groups { groups, .. } => {
                 let members = |unit: &u32| groups[*unit as usize].iter().copied();
-                chosen.iter().flat_map(members).collect()
+                units.iter().flat_map(members).collect()
             }
-            _ => chosen.iter().map(|index| *index as usize).collect(),
+            _ => units.iter().map(|index| *index as usize).collect(),
         };
-        support.sort_unstable();
-        Ok(support)
+        members.sort_unstable();
+        members
+    }
+
+    /// Blocks of an N:M pattern.
+    fn blocks(&self) -> usize {
+        match &self.shape {
+            Shape::Blocks { m, .. } => self.parameters / m,
+            _ => 0,
+        }
     }
 
     /// Whether weights compete one by one for one count, and nothing else bounds them.
@@ -212,10 +340,10 @@ impl Feasible {
 
     /// Kept weights in each block of an N:M pattern; empty for other patterns.
     pub(crate) fn occupancy(&self, support: &[usize]) -> Vec<usize> {
-        let Shape::Blocks { of, m, .. } = &self.shape else {
+        let Shape::Blocks { of, .. } = &self.shape else {
             return Vec::new();
         };
-        let mut occupancy = vec![0; self.parameters / m];
+        let mut occupancy = vec![0; self.blocks()];
         support
             .iter()
             .for_each(|index| occupancy[of[*index] as usize] += 1);
@@ -258,7 +386,11 @@ impl Feasible {
 
     /// The units that [`select`](Self::select) takes at an expansion of their counts.
     fn best(&self, candidates: &[usize], scores: &[f64], expansion: f64) -> Vec<u32> {
-        let units = self.units(candidates, scores, expansion);
+        let cap = match &self.shape {
+            Shape::Blocks { n, m, .. } => expand(*n, expansion, *m),
+            _ => 1,
+        };
+        let units = self.units_within(candidates, scores, cap);
         let caps: Vec<usize> = self
             .pools
             .iter()
@@ -274,9 +406,9 @@ impl Feasible {
         chosen.iter().map(|unit| unit.id).collect()
     }
 
-    /// What competes: single weights (the best of each block), or groups with the scores of their
-    /// members added up.
-    fn units(&self, candidates: &[usize], scores: &[f64], expansion: f64) -> Vec<Unit> {
+    /// What competes: single weights (the best of each block, `cap` of them), or groups with the
+    /// scores of their members added up.
+    fn units_within(&self, candidates: &[usize], scores: &[f64], cap: usize) -> Vec<Unit> {
         let single = |(index, score): (&usize, &f64)| Unit {
             id: *index as u32,
             pool: self.pool_of(*index) as u32,
@@ -287,8 +419,7 @@ impl Feasible {
         let pairs = candidates.iter().zip(scores);
         match &self.shape {
             Shape::Unstructured => pairs.map(single).collect(),
-            Shape::Blocks { of, n, m } => {
-                let cap = expand(*n, expansion, *m);
+            Shape::Blocks { of, .. } => {
                 let mut units: Vec<Unit> = pairs.map(single).collect();
                 units.sort_unstable_by(|a, b| {
                     let block = |unit: &Unit| of[unit.id as usize];

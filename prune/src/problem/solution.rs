@@ -99,6 +99,8 @@ pub enum Step {
     Shrink,
     /// Gradient step and hard thresholding.
     HardThreshold,
+    /// Many pruned weights against as many kept ones.
+    Splice,
     /// Exchange of kept against pruned weights.
     Exchange,
     /// Sweep of coordinate descent.

@@ -6,8 +6,12 @@
 //!
 //! One block is in memory at a time, so that p may be as large as the gradient matrix allows.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::error::PruneError;
-use crate::fisher::gradient_matrix::add_product;
+use crate::fisher::gradient_matrix::{add_product, column};
+use crate::host::read;
 use crate::model::layout::Layout;
 use crate::problem::feasible::Feasible;
 use crate::problem::solution::Step;
@@ -16,6 +20,7 @@ use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 use crate::solver::exact::Exact;
 use crate::solver::scores::magnitude;
+use crate::solver::splicing::{Appraisal, Rounds, Spliceable, splice};
 
 /// How a blockwise search shrinks its support.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +29,8 @@ pub(crate) struct Shrinking {
     /// The first support, as a multiple of k; 1 where there are no stages.
     pub(crate) expansion: f64,
     pub(crate) stages: usize,
+    /// Rounds of splicing after them.
+    pub(crate) splices: usize,
 }
 
 /// The weights `[p]` and their support.
@@ -42,88 +49,218 @@ pub(crate) fn blockwise(
         0 => 1.0,
         _ => shrinking.expansion.min(feasible.share()).max(1.0),
     };
-    let mut support = feasible.select(&all, &scores, expansion)?;
-    let mut solved = solve(problem, &blocks, &support)?;
-    clock.note(Step::Start, solved.objective, support.len());
+    let support = feasible.select(&all, &scores, expansion)?;
+    let mut solved = Blocks::solve(problem, &blocks, support)?;
+    clock.note(Step::Start, solved.objective(), solved.support.len());
     for stage in 1..=shrinking.stages {
-        let costs = dead.demote(&support, solved.costs);
+        let costs = dead.demote(&solved.support, solved.removal_costs()?);
         let left = expansion.powf(1.0 - stage as f64 / shrinking.stages as f64);
-        support = feasible.select(&support, &costs, left)?;
-        solved = solve(problem, &blocks, &support)?;
-        clock.note(Step::Shrink, solved.objective, support.len());
+        let kept = feasible.select(&solved.support, &costs, left)?;
+        solved = solved.narrowed(kept)?;
+        clock.note(Step::Shrink, solved.objective(), solved.support.len());
     }
-    Ok((solved.weights, support))
+    let rounds = Rounds {
+        most: shrinking.splices,
+        zero: problem.linear_of_dense() - 0.5 * blocks.len() as f64 * problem.squared_first_order(),
+    };
+    let solved = splice(solved, feasible, &rounds, dead, clock)?;
+    let weights = solved.weights();
+    Ok((weights, solved.support))
 }
 
-/// All blocks, solved.
-struct Solved {
-    /// `[p]`
+/// All blocks, solved on a support.
+struct Blocks<'a> {
+    problem: &'a Problem,
+    ranges: &'a [Range<usize>],
+    /// Ascending.
+    support: Vec<usize>,
+    /// One for each range.
+    blocks: Vec<Arc<Block>>,
+}
+
+/// One block, solved.
+struct Block {
+    /// The kept weights, in the order of the support.
     weights: Vec<f32>,
-    /// What removing each weight of the support costs, in its order.
+    /// What removing each of them costs.
     costs: Vec<f64>,
-    /// Objective of the block-diagonal problem.
-    objective: f64,
+    /// What the block adds to the objective.
+    value: f64,
 }
 
-fn solve(
-    problem: &Problem,
-    blocks: &[std::ops::Range<usize>],
-    support: &[usize],
-) -> Result<Solved, PruneError> {
-    let mut solved = Solved {
-        weights: vec![0.0; problem.parameters()],
-        costs: Vec::with_capacity(support.len()),
-        // αᵀw₀; what each block adds is measured from there.
-        objective: problem.linear_of_dense(),
-    };
-    let mut first = 0;
-    for block in blocks {
-        let last = first + support[first..].partition_point(|index| *index < block.end);
-        solve_block(problem, block.clone(), &support[first..last], &mut solved)?;
-        first = last;
+impl<'a> Blocks<'a> {
+    fn solve(
+        problem: &'a Problem,
+        ranges: &'a [Range<usize>],
+        support: Vec<usize>,
+    ) -> Result<Self, PruneError> {
+        let parts = parts(ranges, &support);
+        let blocks = ranges.iter().zip(parts);
+        let blocks = blocks.map(|(range, kept)| {
+            let block = Block::solve(problem, range.clone(), &support[kept])?;
+            Ok(Arc::new(block))
+        });
+        Ok(Self {
+            problem,
+            ranges,
+            blocks: blocks.collect::<Result<_, PruneError>>()?,
+            support,
+        })
     }
-    Ok(solved)
+
+    /// On another support; blocks that keep the same weights as before are not solved again.
+    fn moved(&self, support: Vec<usize>) -> Result<Self, PruneError> {
+        let before = parts(self.ranges, &self.support);
+        let parts = parts(self.ranges, &support).into_iter().zip(before);
+        let blocks = self.ranges.iter().zip(&self.blocks).zip(parts);
+        let blocks = blocks.map(|((range, block), (after, before))| {
+            match support[after.clone()] == self.support[before] {
+                true => Ok(block.clone()),
+                false => Block::solve(self.problem, range.clone(), &support[after]).map(Arc::new),
+            }
+        });
+        Ok(Self {
+            problem: self.problem,
+            ranges: self.ranges,
+            blocks: blocks.collect::<Result<_, PruneError>>()?,
+            support,
+        })
+    }
+
+    /// The weights `[p]`.
+    fn weights(&self) -> Vec<f32> {
+        let mut weights = vec![0.0; self.problem.parameters()];
+        let kept = self.blocks.iter().flat_map(|block| &block.weights);
+        let pairs = self.support.iter().zip(kept);
+        pairs.for_each(|(index, weight)| weights[*index] = *weight);
+        weights
+    }
 }
 
-/// Adds the solution of one block whose kept weights are `kept`.
-fn solve_block(
-    problem: &Problem,
-    block: std::ops::Range<usize>,
-    kept: &[usize],
-    solved: &mut Solved,
-) -> Result<(), PruneError> {
-    let mut pruned = problem.dense()[block.clone()].to_vec();
-    kept.iter()
-        .for_each(|index| pruned[index - block.start] = 0.0);
-    let mut target: Vec<f64> = problem.shift().map(|a| -a).collect();
-    let columns = problem.gradients().range(block);
-    add_product(&mut target, 1.0, &columns, &pruned)?;
-    let square = |value: &f32| f64::from(*value).powi(2);
-    solved.objective += problem.lambda() * pruned.iter().map(square).sum::<f64>();
-    solved.objective += match kept.is_empty() {
-        true => 0.5 * target.iter().map(|value| value * value).sum::<f64>(),
-        false => {
-            let exact = Exact::solve(problem, kept, &target)?;
-            for (index, change) in kept.iter().zip(narrow(&exact.change)) {
-                solved.weights[*index] = problem.dense()[*index] + change;
+impl Spliceable for Blocks<'_> {
+    fn support(&self) -> &[usize] {
+        &self.support
+    }
+
+    /// That of the block-diagonal problem.
+    fn objective(&self) -> f64 {
+        // αᵀw₀; what each block adds is measured from there.
+        let values = self.blocks.iter().map(|block| block.value);
+        self.problem.linear_of_dense() + values.sum::<f64>()
+    }
+
+    fn appraise(&mut self) -> Result<Appraisal, PruneError> {
+        let mut appraisal = Appraisal {
+            costs: self.removal_costs()?,
+            candidates: Vec::with_capacity(self.problem.parameters() - self.support.len()),
+            gains: Vec::with_capacity(self.problem.parameters() - self.support.len()),
+        };
+        let parts = parts(self.ranges, &self.support);
+        for ((range, block), kept) in self.ranges.iter().zip(&self.blocks).zip(parts) {
+            let kept = &self.support[kept];
+            let gains = block.gains(self.problem, range.clone(), kept)?;
+            for (index, gain) in range.clone().zip(gains) {
+                if kept.binary_search(&index).is_err() {
+                    appraisal.candidates.push(index);
+                    appraisal.gains.push(gain);
+                }
             }
-            let weights: Vec<f64> = kept
-                .iter()
-                .map(|index| f64::from(solved.weights[*index]))
-                .collect();
-            let costs = exact.removal_costs(problem, kept, &weights)?;
-            solved.costs.extend(costs);
-            exact.value
         }
+        Ok(appraisal)
+    }
+
+    fn widened(&self, entering: &[usize]) -> Result<Self, PruneError> {
+        let mut support = self.support.clone();
+        support.extend(entering);
+        support.sort_unstable();
+        self.moved(support)
+    }
+
+    fn removal_costs(&self) -> Result<Vec<f64>, PruneError> {
+        let costs = self.blocks.iter().flat_map(|block| &block.costs);
+        Ok(costs.copied().collect())
+    }
+
+    fn narrowed(self, kept: Vec<usize>) -> Result<Self, PruneError> {
+        self.moved(kept)
+    }
+}
+
+impl Block {
+    /// The minimum where `kept` (ascending) remain.
+    fn solve(problem: &Problem, range: Range<usize>, kept: &[usize]) -> Result<Self, PruneError> {
+        let mut pruned = problem.dense()[range.clone()].to_vec();
+        kept.iter()
+            .for_each(|index| pruned[index - range.start] = 0.0);
+        let mut target: Vec<f64> = problem.shift().map(|a| -a).collect();
+        let columns = problem.gradients().range(range);
+        add_product(&mut target, 1.0, &columns, &pruned)?;
+        let square = |value: &f32| f64::from(*value).powi(2);
+        let ridge = problem.lambda() * pruned.iter().map(square).sum::<f64>();
+        // −½a²n undoes what completing the square with the first-order term adds.
+        let value = ridge - 0.5 * problem.squared_first_order();
+        if kept.is_empty() {
+            return Ok(Self {
+                weights: Vec::new(),
+                costs: Vec::new(),
+                value: value + 0.5 * target.iter().map(|value| value * value).sum::<f64>(),
+            });
+        }
+        let exact = Exact::solve(problem, kept, &target)?;
+        let pairs = kept.iter().zip(narrow(&exact.change));
+        let weights: Vec<f32> = pairs
+            .map(|(index, change)| problem.dense()[*index] + change)
+            .collect();
+        let wide: Vec<f64> = weights.iter().map(|weight| f64::from(*weight)).collect();
+        Ok(Self {
+            costs: exact.removal_costs(problem, kept, &wide)?,
+            value: value + exact.value,
+            weights,
+        })
+    }
+
+    /// What each weight of the block gains, if it were the only one to move from here:
+    /// g² / 2(‖a‖² + 2λ), a bound from below of what it gains with the others solved for again.
+    fn gains(
+        &self,
+        problem: &Problem,
+        range: Range<usize>,
+        kept: &[usize],
+    ) -> Result<Vec<f64>, PruneError> {
+        let mut change: Vec<f32> = problem.dense()[range.clone()].iter().map(|w| -w).collect();
+        let first = range.start;
+        for (index, weight) in kept.iter().zip(&self.weights) {
+            change[index - first] += weight;
+        }
+        let columns = problem.gradients().range(range);
+        let mut residual: Vec<f64> = problem.shift().collect();
+        add_product(&mut residual, 1.0, &columns, &change)?;
+        let row = column(&narrow(&residual), &columns.device()).transpose();
+        let products = read(row.matmul(columns.clone()))?;
+        let norms = read((columns.clone() * columns).sum_dim(0))?;
+        let pull = 2.0 * problem.lambda();
+        let all = products.into_iter().zip(norms).zip(change);
+        let gain = |((product, norm), change): ((f32, f32), f32)| {
+            let gradient = f64::from(product) + pull * f64::from(change);
+            gradient.powi(2) / (2.0 * (f64::from(norm) + pull))
+        };
+        Ok(all.map(gain).collect())
+    }
+}
+
+/// Which part of a support (ascending) lies in each range.
+fn parts(ranges: &[Range<usize>], support: &[usize]) -> Vec<Range<usize>> {
+    let mut first = 0;
+    let part = |range: &Range<usize>| {
+        let last = first + support[first..].partition_point(|index| *index < range.end);
+        std::mem::replace(&mut first, last)..last
     };
-    // −½a²n undoes what completing the square with the first-order term adds.
-    solved.objective -= 0.5 * problem.squared_first_order();
-    Ok(())
+    ranges.iter().map(part).collect()
 }
 
 /// Consecutive weights of one parameter, `block_size` each; the last one of a parameter may have
 /// fewer.
-fn blocks(layout: &Layout, block_size: usize) -> Result<Vec<std::ops::Range<usize>>, PruneError> {
+fn blocks(layout: &Layout, block_size: usize) -> Result<Vec<Range<usize>>, PruneError> {
     if block_size == 0 {
         return Err(PruneError::InvalidConfig {
             field: "block_size",
@@ -131,7 +268,7 @@ fn blocks(layout: &Layout, block_size: usize) -> Result<Vec<std::ops::Range<usiz
             expected: "at least 1",
         });
     }
-    let of_layer = |range: std::ops::Range<usize>| {
+    let of_layer = |range: Range<usize>| {
         let end = range.end;
         range
             .step_by(block_size)

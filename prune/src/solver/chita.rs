@@ -1,29 +1,33 @@
-//! A support that shrinks geometrically, re-solved at each stage, then exchanges.
+//! A support that shrinks geometrically, re-solved at each stage, then splicing and exchanges.
 //!
 //! ```text
 //! S ← the e·k best weights by magnitude
 //! repeat for each stage:
 //!     w_S ← the exact minimum on S
 //!     S   ← the weights whose removal costs most, fewer by a constant factor, at last k
-//! exchange kept against pruned weights
+//! splice: many pruned weights in, as many kept ones out, as long as the objective falls
+//! exchange kept against pruned weights, one by one
 //! w_S ← the exact minimum on S
 //! ```
 //!
 //! The search leaves out samples whose gradient is negligible against the ridge; the last minimum
 //! and the reported objective are over all of them. Many small gradients can matter together where
 //! each of them does not: if the objective over all samples turns out higher than the search saw
-//! it, the search is repeated with all of them.
+//! it, the search is repeated with all of them. What splicing and exchanges make of the last stage
+//! is never worse than it over all samples either.
 
 use crate::error::PruneError;
 use crate::problem::Problem;
 use crate::problem::feasible::Feasible;
 use crate::problem::solution::{Step, Termination};
-use crate::solver::back_solve::refine;
+use crate::solver::back_solve::{back_solve, refine};
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 use crate::solver::exchange::exchange;
 use crate::solver::method::ChitaConfig;
 use crate::solver::scores;
+use crate::solver::splicing::Rounds;
+use crate::solver::whole::Whole;
 use crate::solver::working_set::{Shared, WorkingSet};
 
 /// Samples with a squared gradient norm below this fraction of 2λ are left out of the search.
@@ -95,6 +99,15 @@ fn search(
         solved = set.solve()?;
         clock.note(Step::Shrink, solved.objective, set.support().len());
     }
+    let (shrunk, least) = (set.support().to_vec(), solved.objective);
+    if config.max_splices > 0 {
+        let rounds = Rounds {
+            most: config.max_splices,
+            zero: problem.completed_square(),
+        };
+        let whole = Whole::new(problem, feasible, set, solved)?;
+        Whole { set, solved, .. } = whole.spliced(feasible, &rounds, dead, clock)?;
+    }
     let mut termination = Termination::Completed;
     if config.max_exchanges != Some(0) && feasible.exchanges_single_weights() {
         let limit = config.max_exchanges;
@@ -107,5 +120,14 @@ fn search(
         Some(_) => (objective - solved.objective) / seen.max(f64::MIN_POSITIVE),
         None => 0.0,
     };
+    // Samples that are left out add nothing below 0: over all of them the last stage has `least` at
+    // least. Where that proves nothing, it is computed.
+    let moved = set.rows().is_some() && set.support() != shrunk;
+    if moved && objective > least && unseen <= UNSEEN {
+        let before = back_solve(problem, &shrunk)?;
+        if problem.objective_at(&before)?.total() < objective {
+            return Ok(((before, shrunk, Termination::Completed), unseen));
+        }
+    }
     Ok(((weights, set.support().to_vec(), termination), unseen))
 }

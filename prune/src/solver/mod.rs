@@ -17,6 +17,9 @@ mod iht;
 mod line_search;
 mod operator;
 mod scores;
+mod splicing;
+mod tableau;
+mod whole;
 mod working_set;
 
 use burn::config::Config;
@@ -114,12 +117,7 @@ pub(crate) fn solve_within(
         feasible.select(&all, &dead.demote(&all, scores), 1.0)
     };
     let completed = Termination::Completed;
-    let mut in_blocks = |block_size, expansion, stages| {
-        let shrinking = Shrinking {
-            block_size,
-            expansion,
-            stages,
-        };
+    let mut in_blocks = |shrinking| {
         let (weights, support) = blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
         Ok::<_, PruneError>((weights, support, Step::BackSolve, completed))
     };
@@ -130,9 +128,19 @@ pub(crate) fn solve_within(
         Method::Wanda { activation_norms } => {
             dense(problem, by_score(scores::wanda(problem, activation_norms))?)
         }
-        Method::WoodFisher { block_size } => in_blocks(*block_size, f64::INFINITY, 1)?,
+        Method::WoodFisher { block_size } => in_blocks(Shrinking {
+            block_size: *block_size,
+            expansion: f64::INFINITY,
+            stages: 1,
+            splices: 0,
+        })?,
         Method::BackSolve => match config.block_size {
-            Some(block_size) => in_blocks(block_size, 1.0, 0)?,
+            Some(block_size) => in_blocks(Shrinking {
+                block_size,
+                expansion: 1.0,
+                stages: 0,
+                splices: 0,
+            })?,
             None => {
                 let support = by_score(scores::magnitude(problem))?;
                 let weights = back_solve(problem, &support)?;
@@ -156,7 +164,12 @@ pub(crate) fn solve_within(
             (weights, support, step, termination)
         }
         Method::Chita(chita) => match config.block_size {
-            Some(block_size) => in_blocks(block_size, chita.expansion, chita.stages)?,
+            Some(block_size) => in_blocks(Shrinking {
+                block_size,
+                expansion: chita.expansion,
+                stages: chita.stages,
+                splices: chita.max_splices,
+            })?,
             None => {
                 let few = problem.over_few_rows()?;
                 let (weights, support, termination) =

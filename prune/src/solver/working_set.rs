@@ -13,6 +13,7 @@
 //! The last line is the Optimal Brain Surgeon score w_j² / 2[H_S⁻¹]_jj, H_S = G_SᵀG_S + 2λ I.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
+use faer::Mat;
 
 use crate::error::PruneError;
 use crate::fisher::gradient_matrix::{add_product, column};
@@ -24,6 +25,9 @@ use crate::solver::operator::fits;
 
 /// Columns from which the norms of the rows are estimated.
 const ROW_NORM_COLUMNS: usize = 1024;
+
+/// Columns up to which a part of them is joined with the next one.
+const SMALL_PART: usize = 512;
 
 /// Mean leverage below which 1 − q counts as 1.
 const NEGLIGIBLE_LEVERAGE: f64 = 0.1;
@@ -44,16 +48,73 @@ pub(crate) struct WorkingSet<'a> {
     target: Vec<f64>,
 }
 
-/// Columns of G that stay where they are while weights leave the support.
-#[derive(Debug)]
+/// Columns of G that stay where they are while weights leave the support and come back.
+#[derive(Debug, Clone)]
 struct Resident {
-    /// Consecutive columns: those of the first support.
+    /// Consecutive columns.
     parts: Vec<Tensor<2>>,
-    /// Which of them belong to the support, ascending.
+    /// The weights that they belong to, ascending, and the position of each.
+    weights: Vec<usize>,
     positions: Vec<usize>,
 }
 
 impl Resident {
+    /// Columns of these weights (ascending), in their order.
+    fn new(weights: &[usize], parts: Vec<Tensor<2>>) -> Self {
+        Self {
+            parts,
+            weights: weights.to_vec(),
+            positions: (0..weights.len()).collect(),
+        }
+    }
+
+    /// Adds columns of weights (ascending) that it does not have.
+    fn extend(&mut self, weights: &[usize], parts: impl Iterator<Item = Tensor<2>>) {
+        for part in parts {
+            match self.parts.pop() {
+                // Few at a time would become many small products.
+                Some(last) if last.dims()[1] + part.dims()[1] <= SMALL_PART => {
+                    self.parts.push(Tensor::cat(vec![last, part], 1));
+                }
+                last => self.parts.extend(last.into_iter().chain([part])),
+            }
+        }
+        let first = self.weights.len();
+        let own = self
+            .weights
+            .iter()
+            .copied()
+            .zip(self.positions.iter().copied());
+        let mut all: Vec<(usize, usize)> =
+            own.chain(weights.iter().copied().zip(first..)).collect();
+        all.sort_unstable();
+        (self.weights, self.positions) = all.into_iter().unzip();
+    }
+
+    /// Which of these weights (ascending) have no column here.
+    fn missing(&self, weights: &[usize]) -> Vec<usize> {
+        let is_missing = |index: &usize| self.weights.binary_search(index).is_err();
+        weights.iter().copied().filter(is_missing).collect()
+    }
+
+    /// Where the columns of these weights are, in their order; all of them are here.
+    fn positions_of(&self, weights: &[usize]) -> Vec<usize> {
+        let mut at = 0;
+        let position = |index: &usize| {
+            at += self.weights[at..].partition_point(|other| other < index);
+            self.positions[at]
+        };
+        weights.iter().map(position).collect()
+    }
+
+    /// The columns of these weights a part at a time, and the weights in the order of the columns.
+    fn columns_of(&self, weights: &[usize]) -> (Vec<usize>, Vec<usize>) {
+        let positions = self.positions_of(weights).into_iter();
+        let mut pairs: Vec<(usize, usize)> = positions.zip(weights.iter().copied()).collect();
+        pairs.sort_unstable();
+        pairs.into_iter().unzip()
+    }
+
     /// The columns at these positions (ascending), a part at a time.
     fn columns<'a>(&'a self, positions: &'a [usize]) -> impl Iterator<Item = Tensor<2>> + 'a {
         let mut end = 0;
@@ -123,10 +184,7 @@ impl<'a> WorkingSet<'a> {
         Ok(Self {
             problem,
             rows,
-            resident: keep.then(|| Resident {
-                parts,
-                positions: (0..support.len()).collect(),
-            }),
+            resident: keep.then(|| Resident::new(&support, parts)),
             kernel,
             target: pruned,
             support,
@@ -147,7 +205,7 @@ impl<'a> WorkingSet<'a> {
     pub(crate) fn solve(&self) -> Result<Solved, PruneError> {
         let factor = self.kernel.factor(self.problem.l2())?;
         let dual = factor.solve(&self.target);
-        let change = self.transpose_multiply(&dual)?;
+        let change = self.transpose_multiply(&self.support, &dual)?;
         let dense = self.problem.dense();
         let weights = self
             .support
@@ -169,34 +227,100 @@ impl<'a> WorkingSet<'a> {
 
     /// What removing each weight of the support alone costs, the others re-solved; an estimate.
     pub(crate) fn removal_costs(&self, solved: &Solved) -> Result<Vec<f64>, PruneError> {
-        let lambda = self.problem.lambda();
         // The leverages add up to at most the number of rows: among many weights they are small.
         let mean = solved.dual.len() as f64 / self.support.len() as f64;
         let leverage = match mean < NEGLIGIBLE_LEVERAGE {
             true => vec![0.0; self.support.len()],
-            false => self.leverage(&solved.factor)?,
+            false => self.leverage(&self.support, &solved.factor)?,
         };
-        let cost = |(weight, q): (&f32, f64)| lambda * f64::from(*weight).powi(2) / (1.0 - q);
-        Ok(solved.weights.iter().zip(leverage).map(cost).collect())
+        let lambda = self.problem.lambda();
+        let pairs = solved.weights.iter().zip(leverage);
+        Ok(pairs.map(|(w, q)| removal_cost(lambda, *w, q)).collect())
     }
 
-    /// q_j = a_jᵀ K⁻¹ a_j of the support: exact for few samples, else sketched.
-    fn leverage(&self, factor: &Factor) -> Result<Vec<f64>, PruneError> {
+    /// q_j = a_jᵀ K⁻¹ a_j of these weights (ascending): exact for few samples, else sketched.
+    pub(crate) fn leverage(
+        &self,
+        weights: &[usize],
+        factor: &Factor,
+    ) -> Result<Vec<f64>, PruneError> {
         let sketch = factor.sketch();
         let [probes, size] = [sketch.len() / factor.size(), factor.size()];
         let sketch: Tensor<2> = Tensor::from_data(
             TensorData::new(sketch, [probes, size]),
             (&self.problem.device(), DType::F32),
         );
-        let leverage = self.of_each_column(|columns| {
+        let leverage = self.of_each_column(weights, |columns| {
             let projected = sketch.clone().matmul(columns);
             (projected.clone() * projected).sum_dim(0)
         })?;
-        // A sketch may exceed the true value, which is below 1.
-        Ok(leverage
-            .into_iter()
-            .map(|q| f64::from(q).min(0.999999))
+        Ok(leverage.into_iter().map(f64::from).collect())
+    }
+
+    /// v_j = w₀_j + a_jᵀ u of these weights (ascending): the value of a kept one, the wish of a
+    /// pruned one.
+    pub(crate) fn wishes(
+        &self,
+        weights: &[usize],
+        solved: &Solved,
+    ) -> Result<Vec<f32>, PruneError> {
+        let change = self.transpose_multiply(weights, &solved.dual)?;
+        let dense = weights.iter().map(|index| self.problem.dense()[*index]);
+        Ok(dense
+            .zip(change)
+            .map(|(dense, change)| dense + change)
             .collect())
+    }
+
+    /// Columns of these weights (ascending) on the host, over the rows of the set.
+    pub(crate) fn columns(&self, weights: &[usize]) -> Result<Mat<f64>, PruneError> {
+        let rows = self.kernel.size();
+        let mut all = Mat::zeros(rows, weights.len());
+        let mut put = |places: &mut dyn Iterator<Item = usize>, columns: Tensor<2>| {
+            let values = read(columns.transpose())?;
+            for (column, place) in values.chunks_exact(rows).zip(places) {
+                let to = all.col_as_slice_mut(place).iter_mut();
+                to.zip(column)
+                    .for_each(|(to, value)| *to = f64::from(*value));
+            }
+            Ok::<_, PruneError>(())
+        };
+        match self.has(weights) {
+            Some(resident) => {
+                let (positions, order) = resident.columns_of(weights);
+                let place = |index: usize| weights.partition_point(|other| *other < index);
+                let mut places = order.into_iter().map(place);
+                for part in resident.columns(&positions) {
+                    let count = part.dims()[1];
+                    put(&mut places.by_ref().take(count), part)?;
+                }
+            }
+            None => {
+                let columns = self.problem.gradients().columns(weights);
+                put(&mut (0..weights.len()), self.restrict(columns))?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// The weights whose columns are at hand, ascending; `None` where they are too many to be kept.
+    pub(crate) fn resident(&self) -> Option<&[usize]> {
+        let resident = self.resident.as_ref();
+        resident.map(|resident| resident.weights.as_slice())
+    }
+
+    /// Keeps the columns of these weights (ascending) at hand too, if there is room for them.
+    pub(crate) fn keep(&mut self, weights: &[usize]) {
+        let Some(mut resident) = self.resident.take() else {
+            return;
+        };
+        let missing = resident.missing(weights);
+        let count = resident.weights.len() + missing.len();
+        if !missing.is_empty() && fits(self.problem, self.kernel.size() * count) {
+            let columns = self.problem.gradients().chunks(&missing);
+            resident.extend(&missing, columns.map(|(_, columns)| self.restrict(columns)));
+        }
+        self.resident = Some(resident);
     }
 
     /// q_j = a_jᵀ K⁻¹ a_j of all p weights.
@@ -219,133 +343,134 @@ impl<'a> WorkingSet<'a> {
         self.problem.gradients().projected_norms(spread)
     }
 
-    /// The working set with `leaving` exchanged against as many weights `entering`.
+    /// The working set with `leaving` exchanged against `entering`.
     pub(crate) fn exchanged(
         &self,
         leaving: &[usize],
         entering: &[usize],
     ) -> Result<Self, PruneError> {
-        let dense = self.problem.dense();
+        let [mut leaving, mut entering] = [leaving.to_vec(), entering.to_vec()];
+        leaving.sort_unstable();
+        entering.sort_unstable();
+        let stays = self.support.iter().copied();
+        let stays = stays.filter(|index| leaving.binary_search(index).is_err());
+        let mut support: Vec<usize> = stays.chain(entering.iter().copied()).collect();
+        support.sort_unstable();
         let mut next = Self {
             problem: self.problem,
             rows: self.rows.clone(),
-            support: Vec::with_capacity(self.support.len()),
-            // Gathered anew when it is needed: the order of its columns would be lost.
-            resident: None,
+            support,
+            resident: self.resident.clone(),
             kernel: self.kernel.clone(),
             target: self.target.clone(),
         };
-        for (indices, sign) in [(leaving, -1.0), (entering, 1.0)] {
-            let mut indices = indices.to_vec();
-            indices.sort_unstable();
-            let weights: Vec<f32> = indices.iter().map(|index| dense[*index]).collect();
-            let columns = self.problem.gradients().chunks(&indices);
-            next.update(
-                sign,
-                &weights,
-                columns.map(|(_, columns)| self.restrict(columns)),
-            )?;
-        }
-        let leaves: std::collections::HashSet<usize> = leaving.iter().copied().collect();
-        let stays = self.support.iter().filter(|index| !leaves.contains(index));
-        next.support.extend(stays.chain(entering));
-        next.support.sort_unstable();
+        next.keep(&entering);
+        next.update(-1.0, &leaving)?;
+        next.update(1.0, &entering)?;
+        let resident = next.resident.take();
+        next.resident = resident.filter(|resident| resident.missing(&entering).is_empty());
         Ok(next)
     }
 
     /// Reduces the support to `kept`, a subset of it (ascending), and downdates the system.
     pub(crate) fn shrink(&mut self, kept: Vec<usize>) -> Result<(), PruneError> {
-        let mut stays = Vec::with_capacity(kept.len());
-        let mut leaves = Vec::with_capacity(self.support.len() - kept.len());
-        let mut left = Vec::with_capacity(self.support.len() - kept.len());
-        for (position, index) in self.support.iter().enumerate() {
-            match kept.binary_search(index) {
-                Ok(_) => stays.push(position),
-                Err(_) => {
-                    leaves.push(position);
-                    left.push(*index);
-                }
-            }
-        }
-        if left.is_empty() {
-            return Ok(());
-        }
-        let dense = self.problem.dense();
-        let weights: Vec<f32> = left.iter().map(|index| dense[*index]).collect();
-        match self.resident.take() {
-            Some(Resident { parts, positions }) => {
-                let at =
-                    |of: &[usize]| -> Vec<usize> { of.iter().map(|at| positions[*at]).collect() };
-                let resident = Resident {
-                    positions: at(&stays),
-                    parts,
-                };
-                self.update(-1.0, &weights, resident.columns(&at(&leaves)))?;
-                self.resident = Some(resident);
-            }
-            None => {
-                let problem = self.problem;
-                let rows = self.rows.clone();
-                let columns = problem.gradients().chunks(&left);
-                let columns = columns.map(|(_, columns)| restrict(rows.as_deref(), columns));
-                self.update(-1.0, &weights, columns)?;
-            }
-        }
+        let leaves = |index: &usize| kept.binary_search(index).is_err();
+        let leaving: Vec<usize> = self.support.iter().copied().filter(leaves).collect();
+        self.update(-1.0, &leaving)?;
         self.support = kept;
         Ok(())
     }
 
-    /// Takes weights into the system (`sign` 1) or out of it (−1), by their dense values and their
-    /// columns over the rows of the set.
-    fn update(
+    /// Takes weights (ascending) into the system (`sign` 1) or out of it (−1).
+    fn update(&mut self, sign: f64, weights: &[usize]) -> Result<(), PruneError> {
+        if weights.is_empty() {
+            return Ok(());
+        }
+        let resident = self.resident.take();
+        let at_hand = resident.as_ref();
+        let at_hand = at_hand.filter(|resident| resident.missing(weights).is_empty());
+        let updated = match at_hand {
+            Some(resident) => {
+                let (positions, order) = resident.columns_of(weights);
+                self.add(sign, &order, resident.columns(&positions))
+            }
+            None => {
+                let (problem, rows) = (self.problem, self.rows.clone());
+                let columns = problem.gradients().chunks(weights);
+                let columns = columns.map(|(_, columns)| restrict(rows.as_deref(), columns));
+                self.add(sign, weights, columns)
+            }
+        };
+        self.resident = resident;
+        updated
+    }
+
+    /// Adds `sign` times these columns, those of `weights` in their order.
+    fn add(
         &mut self,
         sign: f64,
-        weights: &[f32],
+        weights: &[usize],
         columns: impl Iterator<Item = Tensor<2>>,
     ) -> Result<(), PruneError> {
+        let dense = self.problem.dense();
+        let dense: Vec<f32> = weights.iter().map(|index| dense[*index]).collect();
         let mut first = 0;
         for columns in columns {
             let last = first + columns.dims()[1];
-            add_product(&mut self.target, -sign, &columns, &weights[first..last])?;
+            add_product(&mut self.target, -sign, &columns, &dense[first..last])?;
             first = last;
             self.kernel.add_gram(sign, &columns)?;
         }
         Ok(())
     }
 
-    /// G_Sᵀ u.
-    fn transpose_multiply(&self, dual: &[f64]) -> Result<Vec<f32>, PruneError> {
-        match &self.resident {
+    /// G_Wᵀ u for these weights (ascending).
+    fn transpose_multiply(&self, weights: &[usize], dual: &[f64]) -> Result<Vec<f32>, PruneError> {
+        match self.has(weights) {
             Some(_) => {
                 let dual = column(&narrow(dual), &self.problem.device()).transpose();
-                self.of_each_column(|columns| dual.clone().matmul(columns))
+                self.of_each_column(weights, |columns| dual.clone().matmul(columns))
             }
             None => {
                 let all = self.scatter_rows(dual);
                 let gradients = self.problem.gradients();
-                gradients.transpose_multiply_at(&self.support, &all)
+                gradients.transpose_multiply_at(weights, &all)
             }
         }
     }
 
-    /// A number for each column of the support: what `compute` makes `[1, c]` of columns.
+    /// The resident columns where all of these weights (ascending) are among them.
+    fn has(&self, weights: &[usize]) -> Option<&Resident> {
+        let resident = self.resident.as_ref()?;
+        resident.missing(weights).is_empty().then_some(resident)
+    }
+
+    /// A number for each of these weights (ascending): what `compute` makes `[1, c]` of columns.
     fn of_each_column(
         &self,
+        weights: &[usize],
         compute: impl Fn(Tensor<2>) -> Tensor<2>,
     ) -> Result<Vec<f32>, PruneError> {
         let mut numbers = Vec::new();
-        match &self.resident {
-            Some(Resident { parts, positions }) => {
-                for part in parts {
+        match self.has(weights) {
+            Some(resident) if 4 * weights.len() < resident.weights.len() => {
+                let (positions, order) = resident.columns_of(weights);
+                for part in resident.columns(&positions) {
+                    numbers.extend(read(compute(part))?);
+                }
+                let mut pairs: Vec<(usize, f32)> = order.into_iter().zip(numbers).collect();
+                pairs.sort_unstable_by_key(|(index, _)| *index);
+                Ok(pairs.into_iter().map(|(_, number)| number).collect())
+            }
+            Some(resident) => {
+                for part in &resident.parts {
                     numbers.extend(read(compute(part.clone()))?);
                 }
-                Ok(positions
-                    .iter()
-                    .map(|position| numbers[*position])
-                    .collect())
+                let positions = resident.positions_of(weights).into_iter();
+                Ok(positions.map(|position| numbers[position]).collect())
             }
             None => {
-                for (_, columns) in self.problem.gradients().chunks(&self.support) {
+                for (_, columns) in self.problem.gradients().chunks(weights) {
                     numbers.extend(read(compute(self.restrict(columns)))?);
                 }
                 Ok(numbers)
@@ -370,6 +495,12 @@ impl<'a> WorkingSet<'a> {
             None => narrow(vector),
         }
     }
+}
+
+/// λ w² / (1 − q): what removing a weight costs, the others re-solved.
+pub(crate) fn removal_cost(lambda: f64, weight: f32, leverage: f64) -> f64 {
+    // A sketch may exceed the true value, which is below 1.
+    lambda * f64::from(weight).powi(2) / (1.0 - leverage.min(0.999999))
 }
 
 /// What the searches of a sweep begin with: it depends on the gradients, not on the ridge.
