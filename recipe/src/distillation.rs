@@ -103,7 +103,7 @@ impl Distillation {
             true => Ok(()),
             false => Err(RecipeError::task(format!(
                 "`distillation.features`: those of the student are {student:?}, those of the teacher \
-                 {teacher:?}; leave them out, or `exclude` what they come from in `shrink`"
+                 {teacher:?}; return the same ones of both, or leave them out"
             ))),
         }
     }
@@ -146,5 +146,25 @@ impl Distillation {
             features,
             "at least 0",
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn features_of_other_shapes_or_numbers_are_refused() {
+        let of = |width: usize| Tensor::<2>::zeros([3, width], &Device::flex());
+        let check = |student: &[Tensor<2>], teacher: &[Tensor<2>]| {
+            Distillation::check_features(student, teacher).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[of(4), of(5)], &[of(4), of(5)]), Ok(()));
+        let error = check(&[of(4)], &[of(5)]).unwrap_err();
+        assert!(error.contains("student are [[3, 4]]"), "{error}");
+        assert!(error.contains("teacher [[3, 5]]"), "{error}");
+        assert!(check(&[of(4)], &[of(4), of(5)]).is_err());
     }
 }

@@ -183,10 +183,9 @@ impl Comb {
     /// The row that multiplies this input, and by what.
     fn tooth(&self, input: usize) -> (usize, f32) {
         let mixed = (input as u32).wrapping_mul(0x9E37_79B9);
-        let sign = if mixed.count_ones() % 2 == 0 {
-            1.0
-        } else {
-            -1.0
+        let sign = match mixed.count_ones().is_multiple_of(2) {
+            true => 1.0,
+            false => -1.0,
         };
         (input % self.rows, sign)
     }

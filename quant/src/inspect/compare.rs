@@ -176,3 +176,60 @@ fn same_length(what: &str, expected: usize, found: usize) -> Result<(), QuantErr
         }),
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::module::{Module, Param};
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::{DType, Device, Tensor};
+
+    use super::*;
+    use crate::{ConvertConfig, Dequantize, QatConfig, map_quantizers};
+
+    /// A layer that multiplies by codes, whatever the device says of it.
+    fn multiplying_codes() -> (Linear, Linear) {
+        let layer: Linear = LinearConfig::new(8, 4).init(&Device::flex());
+        let prepared: Linear = QatConfig::new()
+            .with_activation(None)
+            .prepare(layer)
+            .unwrap();
+        let (converted, _) = ConvertConfig::new().convert(prepared.clone()).unwrap();
+        let layer = map_quantizers(converted, |located| {
+            located.quantizer.with_dequantize(Dequantize::InProduct)
+        });
+        (prepared, layer)
+    }
+
+    fn is_quantized(weight: &Param<Tensor<2>>) -> bool {
+        matches!(weight.val().dtype(), DType::QFloat(_))
+    }
+
+    #[test]
+    fn the_layer_gets_codes_and_gives_what_its_values_give() {
+        let (prepared, layer) = multiplying_codes();
+        assert!(is_quantized(&layer.weight));
+        let x = Tensor::<2>::from_floats(
+            [[1.0, -2.0, 0.5, 3.0, 0.0, 1.5, -1.0, 2.0]],
+            &Device::flex(),
+        );
+        let expected = prepared.valid().forward(x.clone()).into_data();
+        assert_eq!(layer.forward(x.clone()).into_data(), expected);
+        // Whoever looks at it sees values.
+        let forward = |layer: &Linear, x: &Tensor<2>| layer.forward(x.clone());
+        let (_, mut report) = ConvertConfig::new().convert(prepared.clone()).unwrap();
+        compare(&mut report, &prepared, &layer, [x], forward).unwrap();
+        assert_eq!(report.largest_mismatch(), Some(0));
+        assert!(is_quantized(&layer.valid().weight));
+    }
+
+    #[test]
+    #[cfg(feature = "ndarray")]
+    #[allow(deprecated)]
+    fn on_another_device_it_is_dequantized_once() {
+        let (_, layer) = multiplying_codes();
+        assert!(is_quantized(
+            &layer.clone().to_device(&Device::flex()).weight
+        ));
+        assert!(!is_quantized(&layer.to_device(&Device::ndarray()).weight));
+    }
+}
