@@ -93,6 +93,15 @@ pub enum PruneError {
         /// Row of the gradient matrix.
         sample: usize,
     },
+    /// The values of the kept weights are NaN or infinite, though the problem is finite.
+    #[error(
+        "the values of {count} kept weights overflow: gradients or dense weights are too large; scale the \
+         loss down, or raise the ridge"
+    )]
+    NonFiniteSolution {
+        /// How many.
+        count: usize,
+    },
     /// Sizes that belong together differ.
     #[error("{what}: expected {expected}, found {found}")]
     Mismatch {

@@ -48,6 +48,10 @@ impl Clock {
         step: Step,
         termination: Termination,
     ) -> Result<Solution, PruneError> {
+        let count = weights.iter().filter(|weight| !weight.is_finite()).count();
+        if count > 0 {
+            return Err(PruneError::NonFiniteSolution { count });
+        }
         let change = problem.change(&weights);
         let residual = problem.residual_on(&support, &weights)?;
         let terms = problem.objective_from(&change, &residual);
@@ -82,5 +86,33 @@ impl Clock {
             rounded: None,
             support,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::{GradientMatrix, LayerKind, Layout};
+
+    #[test]
+    fn values_that_are_no_numbers_are_no_solution() {
+        let device = Device::flex();
+        let gradients = GradientMatrix::from_tensor(Tensor::<2>::ones([1, 3], &device)).unwrap();
+        let mut layout = Layout::new();
+        layout.push("fc.weight", [3, 1], LayerKind::Linear, 2.0);
+        let problem = Problem::new(gradients, Tensor::<1>::ones([3], &device), layout).unwrap();
+        let weights = vec![f32::NAN, 0.0, f32::INFINITY];
+        let support = vec![0, 2];
+        let found = Clock::start().finish(
+            &problem,
+            weights,
+            support,
+            Step::BackSolve,
+            Termination::Completed,
+        );
+        let error = found.unwrap_err();
+        assert_eq!(error, PruneError::NonFiniteSolution { count: 2 });
     }
 }

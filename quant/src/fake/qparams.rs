@@ -113,7 +113,8 @@ impl QuantParams {
         };
         let mean = groups.mean(x.abs());
         let scale = mean.mul_scalar(2.0 / (scheme.quant_max() - zero_point).sqrt());
-        let scale = scale.clamp_min(Self::EPSILON);
+        // The sum of the largest numbers is infinite, which would make every number NaN.
+        let scale = scale.clamp_min(Self::EPSILON).clamp_max(f32::MAX);
         Ok(Self {
             zero_point: scale.full_like(zero_point),
             scale,
