@@ -12,6 +12,8 @@
 //!
 //! Where to begin: [`manual`], a chapter for each task; [`prelude`], the names that most programs need.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub use burn_lean_amp as amp;
 pub use burn_lean_deploy as deploy;
 pub use burn_lean_graph as graph;

@@ -37,6 +37,8 @@
 //! across residual sums), [`Order::Layer`], and for grids searched ranges and refined codes
 //! ([`Rounding::Compensated`]).
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod block;
 mod collect;
 mod driver;

@@ -44,6 +44,8 @@
 //! fake quantization for the backend: name those that `burn` has. Where one is missing,
 //! [`QuantError::MissingFeature`] names it.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod codes;
 pub mod deploy;
 mod error;
