@@ -5,11 +5,10 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::fisher::per_example::{GivenUp, PerExample};
 use crate::fisher::plain_rows::PlainRows;
-use crate::host::read;
+use crate::host::{bar, read};
 use crate::{
     Batch, Fisher, FisherConfig, FisherReport, GradientMatrix, GradientMethod, PruneError,
     Selection,
@@ -52,7 +51,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         let mut gradients = GradientMatrix::with_capacity(n, width, self.config.dtype, store)?;
         let mut source = Source::new(self);
         let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
-        let bar = self.bar();
+        let bar = bar("gradients", self.config.samples, self.config.progress);
         let most = (CHUNK_EXAMPLES / m).clamp(1, n);
         let mut skipped = 0;
         let mut rest = None;
@@ -149,18 +148,6 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         })?;
         self.check_finite(gradients, first_row, sums)?;
         Ok(loss)
-    }
-
-    fn bar(&self) -> ProgressBar {
-        let target = match self.config.progress {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
-        };
-        let style = ProgressStyle::with_template("{prefix:>22} {wide_bar} {pos}/{len} {eta}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
-        ProgressBar::with_draw_target(Some(self.config.samples as u64), target)
-            .with_style(style)
-            .with_prefix("gradients")
     }
 
     /// Looks at the rows whose sums are not finite; one read for all sums.

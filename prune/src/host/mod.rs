@@ -1,10 +1,12 @@
-//! What every room needs of the host: numbers of tensors, files, packed flags.
+//! What every room needs of the host: numbers of tensors, files, packed flags, bars.
 
+mod bar;
 pub(crate) mod bits;
 pub(crate) mod files;
 pub(crate) mod not_finite;
 mod read;
 
+pub(crate) use bar::bar;
 pub(crate) use read::{in_host_memory, mismatch, read};
 
 /// Bytes of the host that a system may use with all that solving it takes: here a product to be added

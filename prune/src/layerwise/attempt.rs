@@ -10,7 +10,7 @@ use burn_lean_layerwise::{
     Gram, LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, masked, solve,
 };
 
-use crate::host::read;
+use crate::host::{bar, read};
 use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
@@ -68,6 +68,8 @@ impl Setting<'_> {
         let forks = dense.is_none() || candidate != Candidate::Magnitude;
         let mut walk = if forks { walk.with_original() } else { walk };
         let stops = stops(&walk, self.selection, self.folded);
+        let products = stops.values().filter(|stop| matches!(stop, Stop::Product(_)));
+        let bar = bar(candidate.name(), products.count(), self.pruner.progress);
         let mut kept = self.magnitude.to_vec();
         let mut layers = Vec::new();
         let mut replaced = HashSet::new();
@@ -88,6 +90,7 @@ impl Setting<'_> {
                     replaced.insert(site.product.parameter.path.clone());
                     replaced.extend(site.bias.clone());
                     layers.push(layer.report);
+                    bar.inc(1);
                     differs = true;
                 }
             }

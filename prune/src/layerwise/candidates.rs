@@ -24,6 +24,18 @@ pub enum Candidate {
     Tuned,
 }
 
+impl Candidate {
+    /// What stands beside a progress bar.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Configured => "layer by layer",
+            Self::MagnitudeFitted => "magnitude, fitted",
+            Self::Magnitude => "magnitude",
+            Self::Tuned => "tuned together",
+        }
+    }
+}
+
 /// How a candidate did on held-out examples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JudgedCandidate {

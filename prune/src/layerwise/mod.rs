@@ -107,6 +107,8 @@ pub struct Pruner {
     pub damping: f64,
     /// The parameters to prune. Default: see [`Selection::of`].
     pub group: Option<ParamGroup>,
+    /// Show progress bars, where standard error is a terminal. Default: yes.
+    pub progress: bool,
 }
 
 impl Pruner {
@@ -128,6 +130,7 @@ impl Pruner {
             rows: 131_072,
             damping: 0.01,
             group: None,
+            progress: true,
         }
     }
 
@@ -298,6 +301,7 @@ impl Pruner {
                 folded: &folded,
                 only: self.group.as_ref().map(|_| selection.ids().to_vec()),
                 passes,
+                progress: self.progress,
                 deadline,
                 steps: tuning::steps(&dense, &forward, &batches[..fitted], &outputs)?,
             };

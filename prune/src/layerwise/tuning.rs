@@ -10,11 +10,11 @@ use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 use burn_lean_reparam::{catch_quietly, each_float, map_with_path};
 
-use crate::host::read;
+use crate::host::{bar, read};
 use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::ties;
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
-use crate::{Masks, PruneError, Selection};
+use crate::{Candidate, Masks, PruneError, Selection};
 
 /// Examples of a step, at most, where batches can be divided.
 const STEP: usize = 64;
@@ -38,6 +38,8 @@ pub(crate) struct Tuning<'a> {
     pub(crate) only: Option<Vec<ParamId>>,
     /// Passes over the examples.
     pub(crate) passes: usize,
+    /// Whether a bar is shown.
+    pub(crate) progress: bool,
     /// When to stop.
     pub(crate) deadline: Option<Instant>,
     /// The steps of a pass: a batch, and which of its examples; see [`steps`].
@@ -125,6 +127,7 @@ impl Tuning<'_> {
             .init();
         let parts = &self.steps;
         let steps = parts.len() * passes;
+        let bar = bar(Candidate::Tuned.name(), steps, self.progress);
         let mut done = 0;
         for pass in 0..passes {
             // Parts of other batches follow each other, in another order in each pass.
@@ -154,6 +157,7 @@ impl Tuning<'_> {
                 let down = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
                 student = ties::join(optimizer.step(rate * up * down, student, gradients));
                 done += 1;
+                bar.inc(1);
             }
         }
         let mut values = Values::default();

@@ -198,6 +198,7 @@ impl PruneStage {
     pub(crate) fn pruner(&self, layout: &Layout) -> Pruner {
         let mut pruner = Pruner::new(Budget::Sparsity(self.sparsity));
         pruner.group = self.group(layout);
+        pruner.progress = false;
         pruner
     }
 
