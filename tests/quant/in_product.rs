@@ -155,6 +155,45 @@ fn a_file_is_loaded_so_into_prepared_and_plain_models() {
     });
 }
 
+/// Blocks of Burn have at most 255 numbers along an axis, and 257 is prime.
+#[test]
+fn a_weight_whose_scales_are_beside_its_codes_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    each_device(|target| {
+        let plain = || LinearConfig::new(257, 8).init(&target.device);
+        let (prepared, converted, report) = converted(plain(), WeightConfig::int(8));
+        assert!(matches!(
+            report.weights[0].outcome,
+            Outcome::Converted { .. }
+        ));
+        let x = tensor::<2>(4, [3, 257], &target.device);
+        let expected = values(prepared.valid().forward(x.clone()));
+        assert_eq!(values(converted.forward(x.clone())), expected);
+        save_safetensors(&prepared, &path).unwrap();
+        let mut reports = vec![report];
+        let every_use = (plain(), Dequantize::EveryUse);
+        let in_product = [plain(), prepared].map(|model| (model, Dequantize::InProduct));
+        for (model, dequantize) in in_product.into_iter().chain([every_use]) {
+            let load = LoadConfig::new().with_dequantize(dequantize);
+            let (loaded, report) = load.load(model, &path).unwrap();
+            assert_eq!(values(loaded.valid().forward(x.clone())), expected);
+            reports.push(report);
+        }
+        for report in reports {
+            let [weight] = &report.weights[..] else {
+                panic!("{report}");
+            };
+            assert_eq!(weight.dequantize, Dequantize::Once, "{}", target.name);
+            let reason = weight.why_once.as_deref().unwrap();
+            assert!(
+                reason.contains("its scales are not in Burn's tensor"),
+                "{reason}"
+            );
+        }
+    });
+}
+
 #[test]
 fn a_record_is_dequantized_once_since_another_device_may_load_it() {
     each_device(|target| {

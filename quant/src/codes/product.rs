@@ -13,11 +13,14 @@ use std::any::Any;
 use std::time::{Duration, Instant};
 
 use burn::tensor::module::linear;
+use burn::tensor::quantization::{QuantScheme, QuantValue};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use burn_lean_reparam::catch_quietly;
 
-use crate::QuantizedTensor;
+use crate::codes::storage::on_host;
+use crate::codes::stored::Stored;
 use crate::range::observer::read;
+use crate::{Dequantize, QuantizedTensor};
 
 /// Rows of an input that products are looked at with: a device has other kernels for few.
 const ROWS: [usize; 3] = [1, 8, 64];
@@ -28,34 +31,51 @@ const RUNS: usize = 5;
 /// A product that takes so many times as long is slower; clocks tell no more apart.
 const SLOWER: f64 = 1.05;
 
-/// Looks at the product of a weight that is stored so, in a layer of this kind, with values of this dtype.
+/// Looks at the product of a weight that is held so, `None` for floats, in a layer of this kind, with
+/// values of this dtype.
+///
+/// [`Dequantize::InProduct`] needs one that is exact and not slower, [`Dequantize::EveryUse`] without a
+/// quantizer between weight and layer one that is exact: Burn's linear layer multiplies by codes then,
+/// other layers by floats.
 ///
 /// # Errors
 ///
 /// Why the layer is not to be given the codes: there is no such product, it is not exact, or it is
 /// slower than that of floats.
 pub(crate) fn in_product<const D: usize>(
-    stored: &Tensor<D>,
+    held: Option<&Stored<D>>,
     quantized: &QuantizedTensor,
-    layer: &str,
-    dtype: FloatDType,
+    (layer, dtype): (&str, FloatDType),
+    asked: Dequantize,
 ) -> Result<(), String> {
+    let stored = match held {
+        _ if asked == Dequantize::Once => return Ok(()),
+        Some(Stored::Values(stored)) => stored,
+        Some(Stored::Codes(_)) => {
+            return Err("its scales are not in Burn's tensor, which holds its codes alone".into());
+        }
+        None if asked == Dequantize::EveryUse => return Ok(()),
+        None => return Err("it is not held as a quantized tensor".into()),
+    };
+    let is_given_floats = layer != LINEAR || multiplies_floats(stored);
+    if asked == Dequantize::EveryUse && is_given_floats {
+        return Ok(());
+    }
     let product = Product::of(stored, quantized, (layer, dtype))?;
     product.check()?;
-    product.compare_speed()
+    match asked {
+        Dequantize::InProduct => product.compare_speed(),
+        _ => Ok(()),
+    }
 }
 
-/// As [`in_product`], whatever time the product takes. Of a layer that is not linear it says nothing.
-pub(crate) fn is_exact_in_product<const D: usize>(
-    stored: &Tensor<D>,
-    quantized: &QuantizedTensor,
-    layer: &str,
-    dtype: FloatDType,
-) -> Result<(), String> {
-    match layer == LINEAR {
-        true => Product::of(stored, quantized, (layer, dtype))?.check(),
-        false => Ok(()),
-    }
+/// Whether the device has no other product of such a tensor than that of its floats, which were compared
+/// when it was stored.
+fn multiplies_floats<const D: usize>(stored: &Tensor<D>) -> bool {
+    // ndarray adds and subtracts by codes of 2 bits.
+    let is_ternary = |scheme: QuantScheme| scheme.value == QuantValue::Q2S;
+    on_host(&stored.device())
+        && !matches!(stored.dtype(), DType::QFloat(scheme) if is_ternary(scheme))
 }
 
 /// The weight of a linear layer as it is stored, `[inputs, outputs]`, and its values.
@@ -76,9 +96,6 @@ impl Product {
         quantized: &QuantizedTensor,
         (layer, dtype): (&str, FloatDType),
     ) -> Result<Self, String> {
-        let DType::QFloat(_) = stored.dtype() else {
-            return Err("it is not held as a quantized tensor".into());
-        };
         let matrix = (stored as &dyn Any).downcast_ref::<Tensor<2>>();
         let Some(stored) = matrix.filter(|_| layer == LINEAR) else {
             return Err("Burn multiplies by codes in linear layers alone".into());
@@ -279,5 +296,23 @@ mod tests {
         assert!(of("Struct:Linear").is_ok());
         let reason = of("Struct:Embedding").unwrap_err();
         assert!(reason.contains("linear layers alone"), "{reason}");
+    }
+    #[test]
+    fn a_device_that_multiplies_the_floats_of_codes_is_not_looked_at_at_every_use() {
+        let device = Device::flex();
+        let quantized = quantized();
+        let codes: Vec<i32> = quantized.codes().iter().map(|code| code / 2).collect();
+        let scheme = quantized.scheme().clone();
+        let other =
+            QuantizedTensor::new(codes, vec![96, 10], vec![0.01], vec![0.0], scheme).unwrap();
+        let stored = other.to_burn::<2>(&device, crate::Storage::Auto).unwrap();
+        let held = Stored::Values(stored);
+        let look = |asked| {
+            let layer = (LINEAR, FloatDType::F32);
+            in_product(Some(&held), &quantized, layer, asked)
+        };
+        assert_eq!(look(Dequantize::EveryUse), Ok(()));
+        let reason = look(Dequantize::InProduct).unwrap_err();
+        assert!(reason.contains("is off by"), "{reason}");
     }
 }

@@ -332,7 +332,7 @@ fn stores(
 }
 
 /// The default of a backend tells its kind: the CPU backends hold everything in bytes.
-fn on_host(device: &Device) -> bool {
+pub(crate) fn on_host(device: &Device) -> bool {
     device.settings().quantization.scheme.store == QuantStore::Native
 }
 

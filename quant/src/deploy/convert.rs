@@ -319,6 +319,21 @@ impl Converter<'_> {
             }
             Err(NotStored::Error(error)) => return Err(error),
         };
+        if report.dequantize == Dequantize::InProduct {
+            let looked_at = match self.effective.is_chained(&weight.path) {
+                true => Err("it is in a chain of reparameterizations".into()),
+                false => in_product(
+                    kept.as_ref().ok(),
+                    &quantized,
+                    (layer, dtype),
+                    report.dequantize,
+                ),
+            };
+            if let Err(reason) = looked_at {
+                report.dequantize = Dequantize::Once;
+                report.why_once = Some(reason);
+            }
+        }
         let path = weight.path.clone();
         let (tensor, outcome) = match kept {
             Ok(stored) => {
@@ -348,16 +363,6 @@ impl Converter<'_> {
                 }
             }
         };
-        if report.dequantize == Dequantize::InProduct {
-            let looked_at = match self.effective.is_chained(&weight.path) {
-                true => Err("it is in a chain of reparameterizations".into()),
-                false => in_product(&tensor, &quantized, layer, dtype),
-            };
-            if let Err(reason) = looked_at {
-                report.dequantize = Dequantize::Once;
-                report.why_once = Some(reason);
-            }
-        }
         let known = (dtype, report.dequantize);
         self.dtypes.insert(weight.path.clone(), known);
         report.outcome = outcome;

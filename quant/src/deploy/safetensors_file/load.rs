@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::LoadConfig;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
-use crate::codes::product::{in_product, is_exact_in_product};
+use crate::codes::product::in_product;
 use crate::codes::quantized_tensor::unpack;
 use crate::codes::stored::{NotStored, Stored};
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
@@ -252,22 +252,16 @@ impl Loader<'_> {
         // Burn's layers dequantize to the device's own dtype.
         let held = prepared.is_some() || (asked != Dequantize::Once && dtype == FloatDType::F32);
         let held = held.then(|| weight.store::<D>(device, self.config.storage));
-        let looked_at = match &held {
-            Some(Ok(Stored::Values(values))) => match asked {
-                Dequantize::InProduct if self.chained.contains(path) => {
-                    Err("it is in a chain of reparameterizations".into())
-                }
-                Dequantize::InProduct => in_product(values, &weight, layer, dtype),
-                // Burn's linear layer multiplies by the codes that a model without quantizers holds.
-                Dequantize::EveryUse if prepared.is_none() => {
-                    is_exact_in_product(values, &weight, layer, dtype)
-                }
-                _ => Ok(()),
-            },
-            _ if asked == Dequantize::InProduct => {
-                Err("it is not held as a quantized tensor".into())
+        let looked_at = match asked {
+            Dequantize::InProduct if self.chained.contains(path) => {
+                Err("it is in a chain of reparameterizations".into())
             }
-            _ => Ok(()),
+            // Its quantizer gives the layer values.
+            Dequantize::EveryUse if prepared.is_some() => Ok(()),
+            _ => {
+                let stored = held.as_ref().and_then(|held| held.as_ref().ok());
+                in_product(stored, &weight, (layer, dtype), asked)
+            }
         };
         let dequantize = match looked_at {
             Ok(()) => asked,
