@@ -149,7 +149,7 @@ impl Spliceable for Blocks<'_> {
         self.problem.linear_of_dense() + values.sum::<f64>()
     }
 
-    fn appraise(&mut self) -> Result<Appraisal, PruneError> {
+    fn appraise(&self) -> Result<Appraisal, PruneError> {
         let mut appraisal = Appraisal {
             costs: self.removal_costs()?,
             candidates: Vec::with_capacity(self.problem.parameters() - self.support.len()),

@@ -16,6 +16,7 @@ mod factor;
 mod iht;
 mod line_search;
 mod operator;
+mod resident;
 mod scores;
 mod splicing;
 mod tableau;

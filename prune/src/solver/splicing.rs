@@ -38,7 +38,7 @@ pub(crate) trait Spliceable: Sized {
     /// What they leave of the objective.
     fn objective(&self) -> f64;
     /// What each kept weight costs, and what each of some pruned ones gains.
-    fn appraise(&mut self) -> Result<Appraisal, PruneError>;
+    fn appraise(&self) -> Result<Appraisal, PruneError>;
     /// With these weights (ascending), too.
     fn widened(&self, entering: &[usize]) -> Result<Self, PruneError>;
     /// What each kept weight costs.

@@ -204,7 +204,7 @@ impl Spliceable for Whole<'_> {
         self.solved.objective
     }
 
-    fn appraise(&mut self) -> Result<Appraisal, PruneError> {
+    fn appraise(&self) -> Result<Appraisal, PruneError> {
         let lambda = self.problem.lambda();
         let wishes = self.set.wishes(&self.pool, &self.solved)?;
         let leverage = self.set.leverage(&self.pool, &self.solved.factor)?;
