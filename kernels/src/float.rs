@@ -333,18 +333,7 @@ fn sum<S: Simd, const R: usize, L: Line, const BRAIN: bool>(
     for row in &mut rows {
         *row = &row[..panel.len()];
     }
-    let mut all = [simd.floats(&[0.0; WIDTH]); R];
-    for (all, sums) in all.iter_mut().zip(&*sums) {
-        *all = simd.floats(sums);
-    }
-    if R > 2 {
-        for (k, line) in panel.iter().enumerate() {
-            let weights = line.widen::<S, BRAIN>(simd);
-            for (sums, row) in all.iter_mut().zip(rows) {
-                *sums = simd.multiply_add(row[k], weights, *sums);
-            }
-        }
-    } else {
+    if R <= 2 {
         // Few sums wait for each other: four of each, which are added in the end.
         let one = simd.floats(&[1.0; WIDTH]);
         let mut parts = [[simd.floats(&[0.0; WIDTH]); 4]; R];
@@ -363,10 +352,28 @@ fn sum<S: Simd, const R: usize, L: Line, const BRAIN: bool>(
                 parts[0] = simd.multiply_add(row[k], weights, parts[0]);
             }
         }
-        for (sums, parts) in all.iter_mut().zip(parts) {
+        let mut added = *sums;
+        for (sums, parts) in added.iter_mut().zip(parts) {
+            let mut all = simd.floats(sums);
             for part in parts {
-                *sums = simd.fuse(part, one, *sums);
+                all = simd.fuse(part, one, all);
             }
+            *sums = simd.store(all);
+        }
+        // Infinities of both signs add up to NaN: what overflows does so as in many rows.
+        if added.iter().flatten().all(|sum| sum.is_finite()) {
+            *sums = added;
+            return;
+        }
+    }
+    let mut all = [simd.floats(&[0.0; WIDTH]); R];
+    for (all, sums) in all.iter_mut().zip(&*sums) {
+        *all = simd.floats(sums);
+    }
+    for (k, line) in panel.iter().enumerate() {
+        let weights = line.widen::<S, BRAIN>(simd);
+        for (sums, row) in all.iter_mut().zip(rows) {
+            *sums = simd.multiply_add(row[k], weights, *sums);
         }
     }
     for (sums, all) in sums.iter_mut().zip(all) {

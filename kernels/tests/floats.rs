@@ -149,6 +149,37 @@ fn products_do_not_depend_on_the_number_of_threads() {
     }
 }
 
+/// A few rows are summed in another order, in which infinities of both signs meet.
+#[test]
+fn sums_of_few_rows_overflow_as_those_of_many_do() {
+    let (terms, columns) = (13, 20);
+    let large = |seed, count| -> Vec<f32> {
+        let numbers = numbers(seed, count).into_iter();
+        numbers.map(|x| x * 1e20).collect()
+    };
+    let row = large(1, terms);
+    for storage in [Storage::F32, Storage::BF16] {
+        let matrix = FloatMatrix::new(&large(2, terms * columns), terms, columns, storage).unwrap();
+        let product = |rows: usize| {
+            let left = row.repeat(rows);
+            let mut output = vec![0.0; rows * columns];
+            matrix.multiply(
+                &Rows::dense(&left, terms),
+                &Epilogue::new(columns),
+                &mut output,
+            );
+            output
+        };
+        let many: Vec<u32> = product(6)[..columns].iter().map(|x| x.to_bits()).collect();
+        for rows in [1, 2, 7] {
+            for found in product(rows).chunks(columns) {
+                let found: Vec<u32> = found.iter().map(|x| x.to_bits()).collect();
+                assert_eq!(found, many, "{rows} rows in {storage:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn memory_is_what_the_form_takes() {
     let matrix = |storage| FloatMatrix::new(&[1.0; 64 * 32], 64, 32, storage).unwrap();
