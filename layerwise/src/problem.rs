@@ -181,6 +181,11 @@ impl LayerProblem {
             let what = "the square of the outputs, with damping and importance,";
             return Err(LayerwiseError::NotFinite { what, index });
         }
+        // Products of a chunk of rows are summed in F32.
+        if let Some(index) = (0..o * d).find(|at| !linear[(at % d, at / d)].is_finite()) {
+            let what = "the sum of products of inputs and targets";
+            return Err(LayerwiseError::NotFinite { what, index });
+        }
         let factor = Factor::new(moments.xx.as_ref(), lambda)?;
         let means = config.centered.then(|| (gram.mean(), gram.target_mean()));
         Ok(Self {
@@ -362,6 +367,12 @@ impl LayerProblem {
 
     pub(crate) fn factor(&self) -> &Factor {
         &self.factor
+    }
+
+    /// With another H, which need not have a factor.
+    #[cfg(test)]
+    pub(crate) fn with_matrix(self, hessian: Vec<f64>) -> Self {
+        Self { hessian, ..self }
     }
 }
 

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::dense::Factor;
 use crate::elimination::obs;
-use crate::error::{LayerwiseError, same};
+use crate::error::{LayerwiseError, finite, same};
 use crate::search::{best_entry, cheapest, improve};
 use crate::sparse_gpt::sparse_gpt;
 use crate::support::places;
@@ -67,7 +67,8 @@ pub struct LayerSolution {
 /// # Errors
 ///
 /// [`LayerwiseError::DoesNotDivide`] and [`LayerwiseError::KeepsTooMany`] where `keep` does not fit,
-/// [`LayerwiseError::Invalid`], [`LayerwiseError::NotPositiveDefinite`].
+/// [`LayerwiseError::Invalid`], [`LayerwiseError::NotPositiveDefinite`]; [`LayerwiseError::NotFinite`]
+/// where weights are beyond F32.
 pub fn solve(
     problem: &LayerProblem,
     keep: &Keep,
@@ -80,28 +81,23 @@ pub fn solve(
         Method::Wanda => masked(problem, &keep.select(&scores::wanda(problem), d)),
         Method::SparseGpt { block } => {
             let (weights, support) = sparse_gpt(problem, keep, *block)?;
-            Ok(solution(problem, weights, support))
+            solution(problem, weights, support)
         }
         Method::Obs => back_solve(problem, &obs(problem, keep)?),
         Method::BestSubset(config) => {
             config.check()?;
-            let mut best = back_solve(problem, &obs(problem, keep)?)?;
+            let mut best = back_solve(problem, &obs(problem, keep)?);
             let starts = [
                 sparse_gpt(problem, keep, 128)?.1,
                 keep.select(&scores::magnitude(problem), d),
                 keep.select(&scores::wanda(problem), d),
             ];
             for start in starts {
-                let other = back_solve(problem, &start)?;
-                if other.objective < best.objective {
-                    best = other;
-                }
+                best = better(best, back_solve(problem, &start));
             }
-            let found = back_solve(problem, &search(problem, keep, &best.support, config)?)?;
-            Ok(match found.objective < best.objective {
-                true => found,
-                false => best,
-            })
+            let best = best?;
+            let found = search(problem, keep, &best.support, config)?;
+            better(Ok(best), back_solve(problem, &found))
         }
     }
 }
@@ -112,7 +108,7 @@ pub fn solve(
 /// # Errors
 ///
 /// [`LayerwiseError::Mismatch`] for a support of another size,
-/// [`LayerwiseError::NotPositiveDefinite`].
+/// [`LayerwiseError::NotPositiveDefinite`]; [`LayerwiseError::NotFinite`] where weights are beyond F32.
 pub fn back_solve(
     problem: &LayerProblem,
     support: &Support,
@@ -123,7 +119,10 @@ pub fn back_solve(
     for row in 0..o {
         sharing.entry(support.row(row)).or_default().push(row);
     }
-    let solved: Result<Vec<_>, LayerwiseError> = sharing
+    // By rows, so that of several that have no factor the first is named.
+    let mut sharing: Vec<(&[bool], Vec<usize>)> = sharing.into_iter().collect();
+    sharing.sort_unstable_by_key(|(_, rows)| rows[0]);
+    let solved: Vec<Result<_, LayerwiseError>> = sharing
         .into_par_iter()
         .map(|(kept, rows)| {
             let places = places(kept);
@@ -146,12 +145,14 @@ pub fn back_solve(
         })
         .collect();
     let mut weights = vec![0.0; o * d];
-    for (row, places, values) in solved?.into_iter().flatten() {
-        for (place, value) in places.into_iter().zip(values) {
-            weights[row * d + place] = value;
+    for rows in solved {
+        for (row, places, values) in rows? {
+            for (place, value) in places.into_iter().zip(values) {
+                weights[row * d + place] = value;
+            }
         }
     }
-    Ok(solution(problem, weights, support.clone()))
+    solution(problem, weights, support.clone())
 }
 
 /// The dense weights on a support.
@@ -164,17 +165,38 @@ pub fn masked(problem: &LayerProblem, support: &Support) -> Result<LayerSolution
     same("weights of the support", dense.len(), support.kept().len())?;
     let pairs = dense.iter().zip(support.kept());
     let weights = pairs.map(|(w, kept)| f64::from(*w) * f64::from(u8::from(*kept)));
-    Ok(solution(problem, weights.collect(), support.clone()))
+    solution(problem, weights.collect(), support.clone())
 }
 
-fn solution(problem: &LayerProblem, weights: Vec<f64>, support: Support) -> LayerSolution {
+fn solution(
+    problem: &LayerProblem,
+    weights: Vec<f64>,
+    support: Support,
+) -> Result<LayerSolution, LayerwiseError> {
     // Rounded as they will be used.
     let weights: Vec<f32> = weights.iter().map(|w| *w as f32).collect();
+    finite("the solution", &weights)?;
     let exact: Vec<f64> = weights.iter().map(|w| f64::from(*w)).collect();
-    LayerSolution {
+    Ok(LayerSolution {
         objective: problem.value(&exact),
         weights,
         support,
+    })
+}
+
+/// The one with the lower objective; a solution beyond F32 is none.
+fn better(
+    one: Result<LayerSolution, LayerwiseError>,
+    other: Result<LayerSolution, LayerwiseError>,
+) -> Result<LayerSolution, LayerwiseError> {
+    match (one, other) {
+        (Ok(one), Ok(other)) => Ok(match other.objective < one.objective {
+            true => other,
+            false => one,
+        }),
+        (Ok(found), Err(LayerwiseError::NotFinite { .. }))
+        | (Err(LayerwiseError::NotFinite { .. }), Ok(found)) => Ok(found),
+        (Err(error), _) | (_, Err(error)) => Err(error),
     }
 }
 
@@ -245,4 +267,30 @@ fn search(
         }
     }
     Ok(support)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gram, ProblemConfig};
+
+    /// Row r keeps one feature alone, the r-th from the end.
+    #[test]
+    fn of_several_rows_without_a_factor_the_first_is_named() {
+        const D: usize = 24;
+        let mut gram = Gram::new(D);
+        gram.add(&[1.0; D]).unwrap();
+        let problem = LayerProblem::new(&gram, &[1.0; D * D], &ProblemConfig::new()).unwrap();
+        let at = |i: usize, j: usize| f64::from(u8::from(i == j));
+        let negative = (0..D * D).map(|index| -at(index / D, index % D));
+        let problem = problem.with_matrix(negative.collect());
+        let kept = (0..D * D).map(|index| index / D + index % D == D - 1);
+        let support = Support::new(D, kept.collect()).unwrap();
+        let error = back_solve(&problem, &support).unwrap_err();
+        let expected = LayerwiseError::NotPositiveDefinite {
+            feature: D - 1,
+            damping: problem.damping(),
+        };
+        assert_eq!(error, expected);
+    }
 }

@@ -250,7 +250,9 @@ fn prunes(config: &PrunerConfig, x: Kind, w: Kind, seed: u64) -> Result<bool, Te
         }
         Err(rejected) => {
             let after = parameters(rejected.value());
-            prop_assert_eq!(format!("{:?}", after), format!("{:?}", before));
+            // A stage may have been finished before.
+            prop_assert!(config.stages > 1 || format!("{after:?}") == format!("{before:?}"));
+            prop_assert!(!sound || is_finite(rejected.value()));
             Ok(false)
         }
     }

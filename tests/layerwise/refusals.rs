@@ -68,6 +68,40 @@ fn a_singular_system_names_feature_and_damping() {
     assert!(LayerProblem::new(&gram, &[1.0, 1.0], &ProblemConfig::new()).is_ok());
 }
 
+/// Their squares are F32 numbers, their products with the targets are not.
+#[test]
+fn products_that_overflow_are_no_problem() {
+    let mut gram = Gram::with_targets(1, 1);
+    gram.add_with_targets(&[1e19, -1e19], &[1e20, -1e20])
+        .unwrap();
+    let error = LayerProblem::new(&gram, &[1.0], &ProblemConfig::new()).unwrap_err();
+    let expected = LayerwiseError::NotFinite {
+        what: "the sum of products of inputs and targets",
+        index: 0,
+    };
+    assert_eq!(error, expected);
+}
+
+/// Two features that are nearly one: what is left of two weights is their sum.
+#[test]
+fn weights_beyond_the_largest_number_are_an_error() {
+    let mut gram = Gram::new(2);
+    gram.add(&[1.0, 1.01, -2.0, -2.01, 3.0, 2.99]).unwrap();
+    let problem = LayerProblem::new(&gram, &[3e38, 3.1e38], &ProblemConfig::new()).unwrap();
+    let solved = |method| solve(&problem, &Keep::Weights(1), &method);
+    assert!(solved(Method::Magnitude).is_ok());
+    for method in [
+        Method::SparseGpt { block: 2 },
+        Method::Obs,
+        Method::best_subset(),
+    ] {
+        let found = solved(method);
+        let what = "the solution";
+        let expected = LayerwiseError::NotFinite { what, index: 1 };
+        assert_eq!(found.unwrap_err(), expected, "{method:?}");
+    }
+}
+
 #[test]
 fn configs_out_of_range_are_refused() {
     let layer = Layer::random(20, 4, 2, 41);
