@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_lean_reparam::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn_lean_reparam::{PathMapper, PathVisitor, Trail, Training, map_with_path, visit_with_path};
 
 use crate::RecipeError;
 
@@ -75,13 +75,9 @@ pub fn uniform_soup<M: Module>(models: &[M]) -> Result<M, RecipeError> {
             TensorData::new(averaged, shape).convert_dtype(data.dtype()),
         );
     }
-    let has_autodiff = first.devices().iter().any(Device::is_autodiff);
     // A copy, of running statistics, too: Burn maps those in place.
     let soup = map_with_path(first.valid(), &mut Replace(averages));
-    Ok(match has_autodiff {
-        true => soup.train(),
-        false => soup,
-    })
+    Ok(Training::of(first).restore(soup))
 }
 
 /// What [`greedy_soup`] made.

@@ -14,6 +14,7 @@
 //! - [`visit_floats`], [`each_float`]: every float tensor of a model with its path;
 //! - [`visit_with_path`], [`map_with_path`]: Burn's visitors and mappers, told where they are;
 //! - [`attached`]: which parameters already carry one, and its name;
+//! - [`Training`]: which parts of a model train;
 //! - [`Rejected`]: an error that gives the caller's model back;
 //! - [`Files`]: files that are complete or not there.
 //!
@@ -50,6 +51,7 @@ mod find;
 mod floats;
 mod rejected;
 mod trail;
+mod training;
 mod unlink;
 
 pub use attach::{AttachError, Attached, attach, attached};
@@ -62,4 +64,5 @@ pub use floats::{
 };
 pub use rejected::Rejected;
 pub use trail::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
+pub use training::Training;
 pub use unlink::unlink_before;

@@ -15,6 +15,7 @@ mod layerwise_edges;
 mod layerwise_shared;
 mod many_samples;
 mod mask;
+mod mixed;
 mod per_example;
 mod per_example_models;
 mod pruner;

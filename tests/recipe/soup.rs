@@ -56,6 +56,32 @@ fn every_float_tensor_is_the_mean_and_the_models_stay() {
     });
 }
 
+/// The averages are in the states of the first model, part by part.
+#[test]
+fn parts_for_evaluation_stay_so_beside_others_that_train() {
+    each_device(|target| {
+        let device = &target.device.clone().autodiff();
+        let pair = |value: f32, trains: [bool; 2]| {
+            let net = linear([value, 1.0], device);
+            trains.map(|trains| match trains {
+                true => net.clone(),
+                false => net.valid(),
+            })
+        };
+        for trains in [[true, false], [false, true], [true, true], [false, false]] {
+            let soup = uniform_soup(&[pair(1.0, trains), pair(3.0, [true, true])]).unwrap();
+            let found = soup.each_ref().map(|net| net.weight.val());
+            assert_eq!(
+                found.each_ref().map(|weight| weight.is_require_grad()),
+                trains
+            );
+            for weight in found {
+                assert_eq!(values(weight), [2.0, 1.0]);
+            }
+        }
+    });
+}
+
 #[test]
 fn a_model_that_makes_the_soup_worse_is_left_out() {
     let device = Device::flex();

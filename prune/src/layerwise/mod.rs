@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{Device, Tensor};
 use burn_lean_graph::{GraphError, Tensors, Walk};
-use burn_lean_reparam::{Rejected, attached};
+use burn_lean_reparam::{Rejected, Training, attached};
 
 use crate::layerwise::attempt::Setting;
 use crate::layerwise::candidates::{Candidate, Tried};
@@ -170,15 +170,12 @@ impl Pruner {
         batches: impl IntoIterator<Item = I>,
     ) -> Result<LayerwisePruned<M>, Rejected<M, PruneError>> {
         match self.pruned(&model, forward, batches) {
-            Ok((pruned, masks, selection, report)) => {
-                let has_autodiff = model.devices().iter().any(Device::is_autodiff);
-                Ok(LayerwisePruned {
-                    model: if has_autodiff { pruned.train() } else { pruned },
-                    masks,
-                    selection,
-                    report,
-                })
-            }
+            Ok((pruned, masks, selection, report)) => Ok(LayerwisePruned {
+                model: Training::of(&model).restore(pruned),
+                masks,
+                selection,
+                report,
+            }),
             Err(error) => Err(Rejected::new(model, error)),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::module::{Module, Param};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Shape, Tensor};
-use burn_lean_reparam::{PathMapper, Rejected, Trail, map_with_path};
+use burn_lean_reparam::{PathMapper, Rejected, Trail, Training, map_with_path};
 
 use crate::PruneError;
 
@@ -54,17 +54,13 @@ fn loaded<M: Module>(model: &M, record: ModuleRecord) -> Result<M, PruneError> {
         recorded: shapes(&record)?,
         refused: None,
     };
-    let trains = model.devices().iter().any(|device| device.is_autodiff());
     // Clones share running statistics; `valid` copies them.
     let fitted = map_with_path(model.valid(), &mut fit);
     if let Some(error) = fit.refused {
         return Err(error);
     }
     let loaded = fitted.try_load_record(record).map_err(refused)?;
-    Ok(match trains {
-        true => loaded.train(),
-        false => loaded,
-    })
+    Ok(Training::of(model).restore(loaded))
 }
 
 fn refused(error: RecordError) -> PruneError {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Module, ParamGroup, ParamId, Reparameterization};
 use burn::tensor::{Bool, DType, Int, Tensor};
 use burn_lean_graph::{FixedBy, Recording, TensorMapper, Tensors, UnitGroup, record};
-use burn_lean_reparam::{Rejected, attached};
+use burn_lean_reparam::{Rejected, Training, attached};
 
 use super::cut::{Weights, cut, silence};
 use super::readers::Readers;
@@ -126,10 +126,7 @@ impl Shrink {
                 model: small,
                 report,
             }) => Ok(Shrunk {
-                model: match model.devices().iter().any(|device| device.is_autodiff()) {
-                    true => small.train(),
-                    false => small,
-                },
+                model: Training::of(&model).restore(small),
                 report,
             }),
             Err(error) => Err(Rejected::new(model, error)),

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use burn_lean_reparam::{
-    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, map_with_path, visit_floats,
+    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, Training, map_with_path, visit_floats,
     visit_with_path,
 };
 
@@ -61,10 +61,9 @@ pub fn recompute_batch_norm<M: Module, B: Batch, O>(
         Ok(None) => return Ok(model),
         Err(error) => return Err(Rejected::new(model, error)),
     };
-    let has_autodiff = model.devices().iter().any(Device::is_autodiff);
     // Burn maps running statistics in place, also those of the caller's clones: map a copy.
-    let model = map_with_path(model.valid(), &mut SetRunning::to(averages));
-    Ok(if has_autodiff { model.train() } else { model })
+    let measured = map_with_path(model.valid(), &mut SetRunning::to(averages));
+    Ok(Training::of(&model).restore(measured))
 }
 
 /// Paths of the BatchNorm layers that do no more than shift: gain 1, mean 0 and one variance below 1, which
