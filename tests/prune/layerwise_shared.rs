@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{Budget, Candidate, Effort, PruneError, Pruner, Shares};
 
 use crate::layerwise::features;
-use crate::support::{parameters, with_numbers};
+use crate::support::{parameters, values, with_numbers};
 
 /// Without other candidates.
 fn pruner(budget: Budget, shares: Shares) -> Pruner {
@@ -82,6 +82,57 @@ fn copies_of_a_layer_are_tuned_as_the_one_layer_that_they_are() {
         }
         let [teacher, student] = [&held.model.teacher, &held.model.student];
         assert_eq!(parameters(teacher), parameters(student));
+    }
+}
+
+/// Three places of one normalization, of which the forward pass reads the second.
+#[derive(Module, Debug)]
+struct Normalized {
+    layer: Linear,
+    before: BatchNorm,
+    norm: BatchNorm,
+    after: BatchNorm,
+    head: Linear,
+}
+
+#[test]
+fn copies_of_a_batch_norm_that_are_not_read_get_the_statistics_of_the_one_that_is() {
+    let device = Device::flex();
+    let norm = BatchNormConfig::new(8).init(&device);
+    let model = with_numbers(
+        Normalized {
+            layer: LinearConfig::new(6, 8).init(&device),
+            before: norm.clone(),
+            norm: norm.clone(),
+            after: norm,
+            head: LinearConfig::new(8, 3).init(&device),
+        },
+        5,
+    );
+    let forward = |m: &Normalized, x: Tensor<2>| {
+        let hidden = m.norm.forward(m.layer.forward(x));
+        m.head.forward(relu(hidden))
+    };
+    let statistics = |norm: &BatchNorm| {
+        let both = [&norm.running_mean, &norm.running_var];
+        both.map(|one| values(one.value_sync()))
+    };
+    let before = statistics(&model.norm);
+    for tuning in [None, Some(3)] {
+        let mut pruner = pruner(Budget::Sparsity(0.7), Shares::Magnitude);
+        pruner.tuning = tuning;
+        let inputs = features(3, 40, 6, &device);
+        let pruned = pruner.prune(model.clone(), forward, inputs).unwrap();
+        let chosen = match tuning {
+            None => Candidate::Configured,
+            Some(_) => Candidate::Tuned,
+        };
+        assert_eq!(pruned.report.chosen, chosen);
+        let found = statistics(&pruned.model.norm);
+        assert_ne!(found, before);
+        for copy in [&pruned.model.before, &pruned.model.after] {
+            assert_eq!(statistics(copy), found, "{tuning:?}");
+        }
     }
 }
 

@@ -73,6 +73,7 @@ impl Setting<'_> {
         let mut kept = self.magnitude.to_vec();
         let mut layers = Vec::new();
         let mut replaced = HashSet::new();
+        let mut measured = HashSet::new();
         let mut recalibrated = 0;
         let mut differs = false;
         while let Some(mut step) = walk
@@ -81,7 +82,10 @@ impl Setting<'_> {
         {
             match &stops[&step.node().index()] {
                 Stop::Norm(paths) => {
-                    recalibrated += usize::from(self.recalibrate(&mut step, paths)?)
+                    if self.recalibrate(&mut step, paths)? {
+                        recalibrated += 1;
+                        measured.extend(paths.clone());
+                    }
                 }
                 Stop::Product(site) => {
                     let layer = self.layer(&mut step, site, candidate, differs)?;
@@ -105,7 +109,7 @@ impl Setting<'_> {
             }
         };
         let divergences = self.judge(&mut walk, &dense)?;
-        let model = ties::spread(walk.into_model(model), &replaced);
+        let model = ties::spread(walk.into_model(model), &replaced, &measured);
         // What no product reads has dense values so far.
         let weights = self.selection.flatten(&model)?;
         let mask: Vec<f32> = kept.iter().map(|kept| f32::from(u8::from(*kept))).collect();

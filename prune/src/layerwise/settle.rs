@@ -1,5 +1,7 @@
 //! The end of every walk: running statistics, and the judge.
 
+use std::collections::HashSet;
+
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_lean_graph::{Pass, Step, Tensors, Walk};
@@ -8,7 +10,7 @@ use crate::PruneError;
 use crate::layerwise::attempt::Setting;
 use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::stops::{Stop, stops};
-use crate::layerwise::{failed, norm};
+use crate::layerwise::{failed, norm, ties};
 
 impl Setting<'_> {
     /// Measures running statistics anew behind weights that stay, and judges.
@@ -19,16 +21,20 @@ impl Setting<'_> {
         dense: &[Tensor<2>],
     ) -> Result<(M, Divergences), PruneError> {
         let stops = stops(&walk, self.selection, self.folded);
+        let mut measured = HashSet::new();
         while let Some(mut step) = walk
             .advance(|node| matches!(stops.get(&node.index()), Some(Stop::Norm(_))))
             .map_err(failed)?
         {
             if let Stop::Norm(paths) = &stops[&step.node().index()] {
-                self.recalibrate(&mut step, paths)?;
+                if self.recalibrate(&mut step, paths)? {
+                    measured.extend(paths.clone());
+                }
             }
         }
         let divergences = self.judge(&mut walk, dense)?;
-        Ok((walk.into_model(model), divergences))
+        let model = ties::spread(walk.into_model(model), &HashSet::new(), &measured);
+        Ok((model, divergences))
     }
 
     pub(super) fn recalibrate<O: Tensors>(
