@@ -49,6 +49,8 @@ struct Kept {
     shapes: Vec<Vec<usize>>,
     values: u64,
     model: u64,
+    /// Whether its gradients were to be compared: clones may differ in that.
+    verifies: bool,
 }
 
 /// How many recordings are kept.
@@ -178,6 +180,7 @@ impl Recordings {
                 .collect(),
             values,
             model: state.all.finish(),
+            verifies,
         };
         if let Some(known) = self.kept::<O>(&kept, &carried) {
             return Ok(known);

@@ -1,9 +1,13 @@
 //! What a recording cannot follow is an error that says where.
 
+use std::panic::Location;
+
 use burn::module::{Module, RunningState};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use burn_lean::graph::{AsRecorded, GraphError, Tensors, Verified, record, record_with_backward};
+use burn_lean::graph::{
+    AsRecorded, GraphError, Recordings, Tensors, Verified, record, record_with_backward,
+};
 
 use crate::support::tensor;
 
@@ -152,6 +156,30 @@ fn a_stopped_gradient_of_a_small_positive_weight_is_found() {
         (log.clone() * log.detach()).sum()
     });
     let error = error.unwrap_err();
+    assert!(
+        matches!(error, GraphError::StopsGradients { .. }),
+        "{error}"
+    );
+}
+
+/// One that was kept without a look at its gradients is not given to a clone that looks.
+#[test]
+fn a_kept_recording_does_not_hide_a_stopped_gradient() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [2, 3], &device);
+    let forward = |model: &Linear, x: Tensor<2>| {
+        let y = model.forward(x);
+        y.clone() * y.detach()
+    };
+    let mut recordings = Recordings::default();
+    recordings.caches = true;
+    let mut trusting = recordings.clone();
+    trusting.verifies = false;
+    let place = Location::caller();
+    assert!(trusting.recording(&model, &x, forward, place, 0).is_ok());
+    let error = recordings.recording(&model, &x, forward, place, 0);
+    let error = error.map(|_| ()).unwrap_err();
     assert!(
         matches!(error, GraphError::StopsGradients { .. }),
         "{error}"
