@@ -1,7 +1,7 @@
 //! Files and folders that are complete or not there.
 
-use std::ffi::OsString;
-use std::fs::{self, File};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +28,8 @@ impl<E> Files<E> {
     }
 
     /// As [`write`](Self::write), of a file that `write` writes at the path that it is given.
+    ///
+    /// What a killed process left of the same file is removed before.
     pub fn replace<F>(
         &self,
         path: &Path,
@@ -37,7 +39,9 @@ impl<E> Files<E> {
         E: From<F>,
     {
         let failed = self.failed("cannot write", path);
-        let partial = beside(path).map_err(&failed)?;
+        clear(path);
+        // Held until the file is in its place.
+        let (partial, _file) = beside(path).map_err(&failed)?;
         let written = write(&partial).map_err(E::from).and_then(|()| {
             let file = File::options().write(true).open(&partial);
             file.and_then(|file| file.sync_all()).map_err(&failed)?;
@@ -91,17 +95,146 @@ impl<E> Files<E> {
     }
 }
 
-/// A new file in the same folder, which nobody else writes.
-fn beside(path: &Path) -> io::Result<PathBuf> {
+/// A new file in the same folder, which nobody else writes; locked, where the system has such locks.
+fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     loop {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let mut name = OsString::from(format!("partial-{}-{number}-", std::process::id()));
+        let mut name = OsString::from(format!("{PARTIAL}{}-{number}-", std::process::id()));
         name.push(path.file_name().unwrap_or_default());
         let partial = path.with_file_name(name);
-        match File::create_new(&partial) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            created => return created.map(|_| partial),
+        let file = match File::create_new(&partial) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            created => created?,
+        };
+        // Whoever clears up may have been between the two.
+        let is_taken = LOCKS
+            && (matches!(file.try_lock(), Err(TryLockError::WouldBlock)) || !partial.exists());
+        if !is_taken {
+            return Ok((partial, file));
         }
+    }
+}
+
+/// Before the number of the process and one of its own.
+const PARTIAL: &str = "partial-";
+
+/// Whether a file that is locked can still be written by its path; Windows refuses that.
+const LOCKS: bool = cfg!(unix);
+
+/// Removes what killed processes left of this file: what is written is locked, and a lock ends with its
+/// process. What cannot be removed stays; it is in nobody's way.
+fn clear(path: &Path) {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let (true, Ok(entries)) = (LOCKS, fs::read_dir(folder)) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if is_partial(&entry.file_name(), path)
+            && let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a file of this name is one that [`beside`] made for `path`.
+fn is_partial(name: &OsStr, path: &Path) -> bool {
+    let name = name.as_encoded_bytes();
+    let mut rest = name.strip_prefix(PARTIAL.as_bytes()).unwrap_or_default();
+    for _ in 0..2 {
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        match rest[digits..].strip_prefix(b"-") {
+            Some(after) if digits > 0 => rest = after,
+            _ => return false,
+        }
+    }
+    path.file_name()
+        .is_some_and(|of| of.as_encoded_bytes() == rest)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    const FILES: Files<String> = Files(|action, path, error| format!("{action} {path:?}: {error}"));
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_killed_processes_left_of_a_file_goes_with_the_next_write_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state-1.bin");
+        let left = [
+            "partial-4000000-0-state-1.bin",
+            "partial-1-12-state-1.bin",
+            "partial-1-0-1.bin",
+            "partial-1-0-other.bin",
+            "partial-state-1.bin",
+            "partial--3-state-1.bin",
+        ];
+        for name in left {
+            fs::write(folder.path().join(name), "half").unwrap();
+        }
+        FILES.write(&path, b"whole").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        let mut expected: Vec<&str> = left[2..].to_vec();
+        expected.push("state-1.bin");
+        expected.sort();
+        assert_eq!(names(folder.path()), expected);
+    }
+
+    #[test]
+    fn a_write_leaves_what_others_are_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.bin");
+        FILES
+            .replace(&path, |partial| {
+                fs::write(partial, "first").unwrap();
+                // Another thread or process writes the same file meanwhile.
+                FILES.write(&path, b"second").unwrap();
+                assert_eq!(fs::read(partial).unwrap(), b"first");
+                Ok::<(), String>(())
+            })
+            .unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        assert_eq!(names(folder.path()), ["state.bin"]);
+    }
+
+    /// The half of [`a_process_that_is_killed_holds_no_lock`] that is killed.
+    #[test]
+    fn as_a_process_that_is_killed() {
+        if let Some(path) = std::env::var_os("LEAN_KILLED_WRITER") {
+            let written = FILES.replace(Path::new(&path), |_| -> Result<(), String> {
+                std::process::abort();
+            });
+            written.unwrap();
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_killed_holds_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.bin");
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "files::tests::as_a_process_that_is_killed"]);
+        child.env("LEAN_KILLED_WRITER", &path);
+        let status = child.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        assert!(!status.unwrap().success());
+        assert_eq!(names(folder.path()).len(), 1);
+        FILES.write(&path, b"whole").unwrap();
+        assert_eq!(names(folder.path()), ["state.bin"]);
     }
 }
