@@ -55,8 +55,16 @@ pub(crate) struct Identity<'a> {
     task: &'a TaskTable,
     /// Training and test images.
     images: [usize; 2],
+    /// CRC-32 of the pixels of both.
+    pixels: [u32; 2],
     /// CRC-32 of the labels of both.
     labels: [u32; 2],
+}
+
+fn checksum<const N: usize>(numbers: impl Iterator<Item = [u8; N]>) -> u32 {
+    let mut crc = Crc::new();
+    numbers.for_each(|bytes| crc.update(&bytes));
+    crc.sum()
 }
 
 impl TaskTable {
@@ -66,12 +74,10 @@ impl TaskTable {
         Identity {
             task: self,
             images: sets.map(Images::len),
-            labels: sets.map(|images| {
-                let mut crc = Crc::new();
-                let bytes = images.labels().iter().flat_map(|label| label.to_le_bytes());
-                crc.update(&bytes.collect::<Vec<u8>>());
-                crc.sum()
-            }),
+            pixels: sets
+                .map(|images| checksum(images.pixels().iter().map(|pixel| pixel.to_le_bytes()))),
+            labels: sets
+                .map(|images| checksum(images.labels().iter().map(|label| label.to_le_bytes()))),
         }
     }
 

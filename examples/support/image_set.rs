@@ -159,6 +159,11 @@ impl Images {
         self
     }
 
+    /// `[n, channels, side, side]`
+    pub(crate) fn pixels(&self) -> &[f32] {
+        &self.pixels
+    }
+
     pub(crate) fn labels(&self) -> &[i64] {
         &self.labels
     }

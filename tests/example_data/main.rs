@@ -29,6 +29,9 @@ mod prune_options;
 #[allow(dead_code)]
 #[path = "../../examples/ptq_calibrate/options.rs"]
 mod ptq_options;
+#[allow(dead_code)]
+#[path = "../../examples/recipe/data.rs"]
+mod recipe_data;
 #[path = "../../benches/oneshot/row.rs"]
 mod row;
 #[path = "../../examples/support/mod.rs"]
@@ -45,7 +48,7 @@ use clap::Parser;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use support::learner_checkpoint::{self, MissingCheckpoint};
-use support::{IdxError, ImageSet};
+use support::{IdxError, ImageSet, Images};
 use tempfile::TempDir;
 
 #[test]
@@ -69,6 +72,25 @@ fn shuffling_follows_the_seed() {
     };
     assert_eq!(labels(1), labels(1));
     assert_ne!(labels(1), labels(2));
+}
+
+/// Else a run would go on with stages of other data.
+#[test]
+fn a_recipe_knows_its_data_by_pixels_and_labels() {
+    let set = |pixel: f32, label: i64| {
+        let images = |pixel, label| Images::new(vec![0.5, pixel], vec![1, label], 1, 1);
+        ImageSet {
+            name: "two pixels",
+            train: images(0.25, 0),
+            test: images(pixel, label),
+        }
+    };
+    let table = recipe_data::TaskTable::default();
+    let identity = |set: &ImageSet| serde_json::to_string(&table.identity(set)).unwrap();
+    let known = identity(&set(0.75, 3));
+    assert_eq!(identity(&set(0.75, 3)), known);
+    assert_ne!(identity(&set(0.5, 3)), known);
+    assert_ne!(identity(&set(0.75, 4)), known);
 }
 
 #[test]
