@@ -135,6 +135,7 @@ fn values_that_are_not_finite_give_no_scale_in_any_format_of_scales() {
     let device = Device::flex();
     let rounded = [ScaleRounding::Up, ScaleRounding::Standard];
     let block_scaled = rounded.map(Scheme::mxfp4).into_iter();
+    let block_scaled = block_scaled.chain(rounded.map(Scheme::nvfp4));
     let schemes = block_scaled.chain([Scheme::symmetric(NumberFormat::int8())]);
     for scheme in schemes {
         let config = FakeQuantizeConfig::new(scheme.clone());

@@ -37,7 +37,7 @@ impl ScaleFormat {
                 let largest_scale = NumberFormat::E4M3.quant_max();
                 let of_tensor = largest.max().div_scalar(largest_scale * half_width);
                 let of_tensor = of_tensor.clamp_min(LEAST);
-                let of_group = scale / of_tensor.clone();
+                let of_group = scale.clone() / of_tensor.clone();
                 let of_group = match rounding {
                     ScaleRounding::Standard => {
                         // From the smallest normal number on.
@@ -45,7 +45,9 @@ impl ScaleFormat {
                     }
                     ScaleRounding::Up => e4m3_above(of_group).clamp(f32::exp2(-9.0), largest_scale),
                 };
-                of_group * of_tensor
+                // No number of E4M3 stands for an infinity or a NaN, which would come out finite.
+                let is_finite = scale.clone().abs().lower_equal_elem(f32::MAX);
+                scale.mask_where(is_finite, of_group * of_tensor)
             }
         }
     }
