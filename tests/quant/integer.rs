@@ -292,6 +292,26 @@ fn numbers_that_do_not_fit_are_refused() {
     assert_eq!(grid.quantize(0.75).unwrap(), 12);
 }
 
+/// A quotient would be another number than the product with the inverse, and another code at a tie.
+#[test]
+fn codes_do_not_depend_on_where_in_f32_a_grid_lies() {
+    let grid = |scale| Grid {
+        scale,
+        ..byte_grid()
+    };
+    for step in 1..300 {
+        for value in 0..20 * step {
+            // Multiples of the smallest number.
+            let [smallest_step, smallest_value] = [step, value].map(f32::from_bits);
+            assert_eq!(
+                grid(smallest_step).quantize(smallest_value).unwrap(),
+                grid(step as f32).quantize(value as f32).unwrap(),
+                "{value} in steps of {step}"
+            );
+        }
+    }
+}
+
 #[test]
 fn only_symmetric_weights_of_signed_integers_are_multiplied() {
     let affine = Scheme::affine(NumberFormat::uint8());

@@ -48,8 +48,8 @@ impl Grid {
         })
     }
 
-    /// The code of `value`: `round(value · (1 / scale)) + zero_point`, ties to even, clamped; `value / scale`
-    /// where the inverse of the scale is infinite.
+    /// The code of `value`: `round(value · (1 / scale)) + zero_point`, ties to even, clamped; as if the inverse
+    /// of no scale were beyond F32.
     ///
     /// # Errors
     ///
@@ -62,12 +62,14 @@ impl Grid {
                 what: "value to quantize",
             });
         }
-        // Infinities saturate here, and the sum below stays far inside of f64's exact integers.
-        let inverse = 1.0 / self.scale;
-        let steps = match inverse.is_finite() {
-            true => value * inverse,
-            false => value / self.scale,
+        // The inverse of a scale near an end of F32 is beyond the other: both move, by a power of two.
+        let lift = match self.scale {
+            scale if scale < 1e-37 => 2f32.powi(64),
+            scale if scale > 1e37 => 2f32.powi(-64),
+            _ => 1.0,
         };
+        // Infinities saturate here, and the sum below stays far inside of f64's exact integers.
+        let steps = value * lift * (1.0 / (self.scale * lift));
         let steps = steps.round_ties_even();
         let code = f64::from(steps) + f64::from(self.zero_point);
         Ok(code.clamp(f64::from(self.quant_min), f64::from(self.quant_max)) as i32)
