@@ -26,11 +26,18 @@ pub(crate) struct Net {
 }
 
 impl Net {
+    /// Nothing is dropped out: the threads of a process draw from one generator, and what one trains would
+    /// depend on the others.
     pub(crate) fn new(width: usize, device: &Device) -> Self {
+        Self::with_dropout(0.0, width, device)
+    }
+
+    /// For a process of its own.
+    pub(crate) fn with_dropout(probability: f64, width: usize, device: &Device) -> Self {
         let net = Self {
             conv: Conv2dConfig::new([1, 4], [3, 3]).init(device),
             norm: BatchNormConfig::new(4).init(device),
-            dropout: DropoutConfig::new(0.1).init(),
+            dropout: DropoutConfig::new(probability).init(),
             body: LinearConfig::new(4 * (SIDE - 2) * (SIDE - 2), width).init(device),
             head: LinearConfig::new(width, CLASSES).init(device),
         };

@@ -56,6 +56,7 @@ fn recipe(name: &str) -> Recipe {
 /// What a run comes to: every number of every model, and what was measured of it.
 fn run(recipe: &Recipe, folder: &Path, dies: Option<usize>) -> Result<String, RecipeError> {
     let device = Device::flex();
+    let net = Net::with_dropout(0.1, 16, &device.clone().autodiff());
     let task = task(&device);
     let mut events = 0;
     let outcome = Run::new(recipe)
@@ -69,7 +70,7 @@ fn run(recipe: &Recipe, folder: &Path, dies: Option<usize>) -> Result<String, Re
             events += 1;
             ControlFlow::Continue(())
         })
-        .run(Net::new(16, &device.clone().autodiff()), &task)?;
+        .run(net, &task)?;
     let mut said = String::new();
     for stage in &outcome.stages {
         let row = &stage.row;
