@@ -44,20 +44,18 @@ impl Training {
 
     /// Sets the parts of a model in evaluation mode, with the same paths, back to what they were.
     ///
-    /// Parameters are trained again if they were before [`Module::valid`]. A part that was not there
-    /// trains if any other does.
+    /// Parameters are trained again if they were before [`Module::valid`]. A part that was not there, and
+    /// tensors that Burn shows to no walk, train if anything does.
     pub fn restore<M: Module>(&self, model: M) -> M {
-        let all = |states: &HashMap<String, bool>| states.values().all(|trains| *trains);
-        if all(&self.tensors) && all(&self.flags) {
-            return model.train();
-        }
-        // Burn maps running statistics in place: those of a copy.
-        map_with_path(model.valid(), &mut Restore(self))
+        let model = match self.tensors.values().any(|trains| *trains) {
+            true => model.train(),
+            false => model,
+        };
+        map_with_path(model, &mut Restore(self))
     }
 
-    fn trains(&self, at: &Trail) -> bool {
-        let known = self.tensors.get(&at.path()).copied();
-        known.unwrap_or_else(|| self.tensors.values().any(|trains| *trains))
+    fn is_evaluated(&self, at: &Trail) -> bool {
+        self.tensors.get(&at.path()) == Some(&false)
     }
 }
 
@@ -86,8 +84,8 @@ struct Restore<'a>(&'a Training);
 
 impl PathMapper for Restore<'_> {
     fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.trains(at) {
-            true => param.train(),
+        match self.0.is_evaluated(at) {
+            true => param.valid(),
             false => param,
         }
     }
@@ -97,8 +95,8 @@ impl PathMapper for Restore<'_> {
         at: &Trail,
         param: Param<Tensor<D, Int>>,
     ) -> Param<Tensor<D, Int>> {
-        match self.0.trains(at) {
-            true => param.train(),
+        match self.0.is_evaluated(at) {
+            true => param.valid(),
             false => param,
         }
     }
@@ -108,8 +106,8 @@ impl PathMapper for Restore<'_> {
         at: &Trail,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        match self.0.trains(at) {
-            true => param.train(),
+        match self.0.is_evaluated(at) {
+            true => param.valid(),
             false => param,
         }
     }
@@ -120,6 +118,40 @@ impl PathMapper for Restore<'_> {
             on if on == flag.is_enabled() => flag,
             // What `train` restores stays.
             on => flag.map(|flag| flag.with(on)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Dropout, DropoutConfig};
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// A table is no parameter, and no walk comes by.
+    #[derive(Module, Debug)]
+    struct Net {
+        weight: Param<Tensor<1>>,
+        table: Tensor<1>,
+        dropout: Dropout,
+    }
+
+    #[test]
+    fn a_flag_that_was_off_is_and_tables_are_where_they_were() {
+        let device = Device::flex().autodiff();
+        let mut net = Net {
+            weight: Param::from_data([1.0], &device),
+            table: Tensor::ones([1], &device),
+            dropout: DropoutConfig::new(0.5).init(),
+        };
+        net.dropout.training = net.dropout.training.with_value(false);
+        for net in [net.clone(), net.valid()] {
+            let again = Training::of(&net).restore(net.valid());
+            let trains = net.weight.is_require_grad();
+            assert_eq!(again.weight.is_require_grad(), trains);
+            assert_eq!(again.table.is_autodiff(), trains);
+            assert!(!again.dropout.training.is_enabled());
         }
     }
 }
