@@ -8,9 +8,9 @@
 //! cargo run -p burn-lean --release --features train --example amp_learner -- --dtype f16   # a loss scale
 //! ```
 //!
-//! A model for Burn's Learner implements `TrainStep` and `InferenceStep`. For mixed precision it
-//! implements `AmpTrainStep` and `AmpInferenceStep` instead, which get the autocast region and
-//! leave the backward pass to `Amp`; the Learner then trains `Amp<Model>`. A run that is
+//! The model implements Burn's `TrainStep` and `InferenceStep` and nothing else: `OwnSteps` runs the latter
+//! in mixed precision, operation by operation, and has found in the first step that both have the same
+//! gradients. `AmpTrainStep` is for a step of one's own, in a region for example. A run that is
 //! interrupted goes on with `--resume EPOCH` from Burn's own checkpoints in `--out`, the loss scale
 //! included: the run in `--dtype`, without the one in FP32. On a CPU it ends with the very weights of
 //! an uninterrupted run: what Burn's checkpoints lack, the place in the order of the data, is made up
@@ -29,12 +29,14 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::AdamWConfig;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType};
 use burn::train::metric::{AccuracyMetric, LossMetric};
-use burn::train::{ClassificationOutput, Learner, SupervisedTraining};
+use burn::train::{
+    ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
+};
 use burn_lean::amp::{
-    Amp, AmpInferenceStep, AmpTrainStep, Autocast, GradScalerConfig, LossScaleMetric,
-    ResumableOptimizer, ResumedDataLoader, SkippedStepsMetric,
+    Amp, GradScalerConfig, LossScaleMetric, OwnSteps, ResumableOptimizer, ResumedDataLoader,
+    SkippedStepsMetric,
 };
 use clap::Parser;
 use support::{Batch, Cell, ConvNet, ImageSet, Images, Options, ProgressRenderer, Table, ToBatch};
@@ -112,15 +114,20 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The model under the Learner.
+burn_lean::amp::tensors!(Batch { images, labels });
+
+/// The model as Burn's Learner takes it: nothing in it knows of mixed precision.
 #[derive(Module, Debug)]
 struct Classifier {
     network: ConvNet,
 }
 
-impl Classifier {
-    fn classify(&self, autocast: &Autocast, batch: Batch) -> ClassificationOutput {
-        let logits = autocast.forward(batch.images, |images| self.network.forward(images));
+impl InferenceStep for Classifier {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        let logits = self.network.forward(batch.images);
         let loss = CrossEntropyLossConfig::new()
             .init(&logits.device())
             .forward(logits.clone(), batch.labels.clone());
@@ -128,22 +135,13 @@ impl Classifier {
     }
 }
 
-impl AmpTrainStep for Classifier {
+impl TrainStep for Classifier {
     type Input = Batch;
     type Output = ClassificationOutput;
 
-    fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ClassificationOutput) {
-        let output = self.classify(autocast, batch);
-        (output.loss.clone(), output)
-    }
-}
-
-impl AmpInferenceStep for Classifier {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn inference_step(&self, autocast: &Autocast, batch: Batch) -> ClassificationOutput {
-        self.classify(autocast, batch)
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let item = InferenceStep::step(self, batch);
+        TrainOutput::new(self, item.loss.backward(), item)
     }
 }
 
@@ -164,7 +162,7 @@ fn train(
         network: ConvNet::new(images.train.side(), device),
     };
     let amp = Amp::new(
-        model,
+        OwnSteps::new(model),
         &cli.options.autocast(dtype),
         &GradScalerConfig::for_dtype(dtype),
     )?;
@@ -218,7 +216,7 @@ fn train(
     let state = amp.state()?;
     let test_device = device.clone().inner();
     let accuracy = support::accuracy(&images.test, &test_device, |images| {
-        autocast.forward(images, |images| amp.model().network.forward(images))
+        amp.model().model().network.forward(images)
     });
     Ok([
         support::dtype_name(&autocast).into(),

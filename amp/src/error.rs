@@ -134,6 +134,20 @@ pub enum AmpError {
         /// What is accepted.
         expected: &'static str,
     },
+    /// The two steps of a model under [`OwnSteps`](crate::OwnSteps) do not go backward from the same loss.
+    #[error(
+        "the gradient of `{path}` is {training} by `TrainStep::step` and {inference} by the loss of \
+         `InferenceStep::step`, which is what would be trained: implement `AmpTrainStep` for the model \
+         instead of using `OwnSteps`"
+    )]
+    StepsDiffer {
+        /// Path of a parameter in the model.
+        path: String,
+        /// An element of its gradient by Burn's `TrainStep`.
+        training: f32,
+        /// The same by the loss of its `InferenceStep`.
+        inference: f32,
+    },
     /// Too many steps in a row were skipped: lowering the scale does not help.
     #[error(
         "{consecutive} steps in a row were skipped, the last at loss scale {loss_scale}: {cause}\

@@ -143,7 +143,7 @@ pub use gradients::forensics::{
 #[cfg(feature = "train")]
 pub use learner::{
     AfterStep, Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
-    ResumedDataLoader, SkippedStepsMetric,
+    OwnSteps, ResumedDataLoader, SkippedStepsMetric, StepLoss,
 };
 pub use scaler::grad_scaler::{GradScaler, GradScalerConfig};
 pub use scaler::loss_scale::{DynamicLossScale, LossScale, LossScaleState};

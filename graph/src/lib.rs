@@ -69,7 +69,7 @@ pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules, is_castabl
 pub use sites::{Place, SiteUse};
 #[doc(hidden)]
 pub use tensors::plain;
-pub use tensors::{Form, TensorMapper, Tensors, shapes, signature};
+pub use tensors::{Form, TensorMapper, Tensors, cloned, shapes, signature};
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};
 pub use walk::{Mark, Pass, Product, Step, Walk};

@@ -261,6 +261,25 @@ pub fn shapes(value: &impl Tensors) -> Vec<Vec<usize>> {
         .collect()
 }
 
+/// The same tensors again, for a forward pass that takes its inputs.
+pub fn cloned<T: Tensors>(value: &T) -> T {
+    struct Same;
+    impl TensorMapper for Same {
+        fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+            tensor.clone()
+        }
+
+        fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+            tensor.clone()
+        }
+
+        fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+            tensor.clone()
+        }
+    }
+    value.map_tensors(&mut Same)
+}
+
 impl<const D: usize> Tensors for Tensor<D> {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         mapper.float(self)

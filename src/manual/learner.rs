@@ -2,13 +2,14 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | mixed precision | the model implements `AmpTrainStep` in the place of Burn's `TrainStep`, and goes into the Learner as `Amp` |
+//! | mixed precision | a model with Burn's `TrainStep` and `InferenceStep` goes into the Learner as `Amp::new(OwnSteps::new(model), …)` |
+//! | a step of one's own | the model implements `AmpTrainStep` in the place of Burn's `TrainStep`, and goes into the Learner as `Amp` |
 //! | after each step | `with_after_step(advance)`: quantizers move on, masks follow a schedule; without mixed precision `AfterStep::new(model, advance)` |
 //! | the loss scale | is in Burn's own checkpoints, and a metric: `LossScaleMetric`, `SkippedStepsMetric` |
 //! | errors | stop the training through `Monitor::interrupter`, and are in `Monitor::error` |
 //! | a restart on shuffled data | `ResumedDataLoader` takes up the order where it was |
 //!
-//! The step is that of a plain loop without its last two lines:
+//! A step of one's own is that of a plain loop without its last two lines:
 //!
 //! ```text
 //! impl AmpTrainStep for Classifier {

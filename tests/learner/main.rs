@@ -7,6 +7,7 @@ mod after_step;
 mod checkpoint;
 mod divergence;
 mod other_models;
+mod own_steps;
 mod schedule;
 mod strategies;
 mod support;

@@ -6,6 +6,7 @@ mod support;
 mod distillation;
 mod empty;
 mod energy;
+mod formats;
 mod joint;
 mod plan;
 mod problem;

@@ -4,6 +4,7 @@ mod after_step;
 mod lr_scheduler;
 mod metric;
 mod monitor;
+mod own_steps;
 mod resumed_loader;
 mod state;
 mod statistics;
@@ -26,6 +27,7 @@ use after_step::Hook;
 pub use lr_scheduler::AmpLrScheduler;
 pub use metric::{LossScaleMetric, SkippedStepsMetric};
 pub use monitor::Monitor;
+pub use own_steps::{OwnSteps, StepLoss};
 pub use resumed_loader::ResumedDataLoader;
 use state::StateTensors;
 use statistics::Statistics;
@@ -294,42 +296,6 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
         self.config.loss_scale == crate::LossScale::None
     }
 
-    /// Unscales, clips, steps or skips, and updates. In the error, no parameter has changed.
-    fn try_optimize(
-        mut self,
-        optim: &mut ModuleOptimizer,
-        lr: ModuleLearningRate,
-        mut grads: GradientsParams,
-    ) -> Result<Self, Rejected<Self, AmpError>> {
-        let losses = grads.remove::<1>(self.grad_scaler.id());
-        let decision = self.decide(grads, losses);
-        let (mut scaler, unscaled, taken) = match decision {
-            Ok(decision) => decision,
-            Err(error) => return Err(Rejected::new(self, error)),
-        };
-        let before_step = self.statistics.take();
-        if taken {
-            self.model = optim.step(lr, self.model, unscaled.grads);
-            self.model = self.after_step.call(self.model);
-        } else {
-            let before = RunningStatistics::before_forward(&self.model);
-            self.model = before_step.mend(&before, self.model);
-        }
-        if scaler.is_disabled() {
-            self.monitor.stepped(&scaler);
-            return Ok(self);
-        }
-        let loaded = scaler.state();
-        let updated = scaler.update();
-        scaler.restart_unless_own(loaded);
-        self.grad_scaler = self.grad_scaler.with_state(&scaler.state());
-        self.monitor.stepped(&scaler);
-        match updated {
-            Ok(()) => Ok(self),
-            Err(error) => Err(Rejected::new(self, error)),
-        }
-    }
-
     /// Unscales and clips on the device, then reads flags and state in one go.
     fn decide(
         &self,
@@ -360,5 +326,43 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
         let verdict = reading.verdict(verdict).exact(&self.model, &unscaled)?;
         let taken = scaler.judge(&self.model, &unscaled, verdict);
         Ok((scaler, unscaled, taken))
+    }
+}
+
+impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> Amp<M> {
+    /// Unscales, clips, steps or skips, and updates. In the error, no parameter has changed.
+    fn try_optimize(
+        mut self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        mut grads: GradientsParams,
+    ) -> Result<Self, Rejected<Self, AmpError>> {
+        let losses = grads.remove::<1>(self.grad_scaler.id());
+        let decision = self.decide(grads, losses);
+        let (mut scaler, unscaled, taken) = match decision {
+            Ok(decision) => decision,
+            Err(error) => return Err(Rejected::new(self, error)),
+        };
+        let before_step = self.statistics.take();
+        if taken {
+            self.model = self.model.optimize(optim, lr, unscaled.grads);
+            self.model = self.after_step.call(self.model);
+        } else {
+            let before = RunningStatistics::before_forward(&self.model);
+            self.model = before_step.mend(&before, self.model);
+        }
+        if scaler.is_disabled() {
+            self.monitor.stepped(&scaler);
+            return Ok(self);
+        }
+        let loaded = scaler.state();
+        let updated = scaler.update();
+        scaler.restart_unless_own(loaded);
+        self.grad_scaler = self.grad_scaler.with_state(&scaler.state());
+        self.monitor.stepped(&scaler);
+        match updated {
+            Ok(()) => Ok(self),
+            Err(error) => Err(Rejected::new(self, error)),
+        }
     }
 }

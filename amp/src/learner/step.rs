@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use burn::train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 
 use super::Amp;
-use crate::Autocast;
+use crate::{AmpError, Autocast};
 
 /// The forward pass and loss of a model under [`Amp`], in place of Burn's `TrainStep`.
 pub trait AmpTrainStep {
@@ -22,6 +22,30 @@ pub trait AmpTrainStep {
     /// Returns the loss, F32 (or F64) of shape `[1]` and not scaled, with the output for the
     /// metrics. Scaling and the backward pass are [`Amp`]'s.
     fn train_step(&self, autocast: &Autocast, item: Self::Input) -> (Tensor<1>, Self::Output);
+
+    /// The same where it can fail, which is what [`Amp`] calls: an error ends the training through its
+    /// [`Monitor`](crate::Monitor), with no parameter changed.
+    fn try_train_step(
+        &self,
+        autocast: &Autocast,
+        item: Self::Input,
+    ) -> (Result<Tensor<1>, AmpError>, Self::Output) {
+        let (loss, output) = self.train_step(autocast, item);
+        (Ok(loss), output)
+    }
+
+    /// Takes a step with unscaled gradients, as Burn's `TrainStep::optimize`. Default: that of `optim`.
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self
+    where
+        Self: Module + Sized,
+    {
+        optim.step(lr, self, grads)
+    }
 }
 
 /// The validation step of a model under [`Amp`], in place of Burn's `InferenceStep`.
@@ -43,9 +67,9 @@ impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> TrainStep for Amp<M> {
         if !self.is_disabled() {
             self.statistics.before_forward(&self.model);
         }
-        let (loss, output) = self.model.train_step(&self.autocast, item);
-        match self.scale(loss.clone()) {
-            Ok(scaled) => {
+        let (loss, output) = self.model.try_train_step(&self.autocast, item);
+        match loss.and_then(|loss| Ok((self.scale(loss.clone())?, loss))) {
+            Ok((scaled, loss)) => {
                 let mut step = TrainOutput::new(&self.model, scaled.backward(), output);
                 // The loss tells a broken forward pass from an overflow. It travels as the
                 // gradient of the state, so whatever accumulates gradients accumulates it too.

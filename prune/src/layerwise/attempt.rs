@@ -68,7 +68,9 @@ impl Setting<'_> {
         let forks = dense.is_none() || candidate != Candidate::Magnitude;
         let mut walk = if forks { walk.with_original() } else { walk };
         let stops = stops(&walk, self.selection, self.folded);
-        let products = stops.values().filter(|stop| matches!(stop, Stop::Product(_)));
+        let products = stops
+            .values()
+            .filter(|stop| matches!(stop, Stop::Product(_)));
         let bar = bar(candidate.name(), products.count(), self.pruner.progress);
         let mut kept = self.magnitude.to_vec();
         let mut layers = Vec::new();

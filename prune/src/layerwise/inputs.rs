@@ -31,20 +31,3 @@ impl TensorMapper for Plain<'_> {
         }
     }
 }
-
-/// The same tensors.
-pub(crate) struct Again;
-
-impl TensorMapper for Again {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        tensor.clone()
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        tensor.clone()
-    }
-}

@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{Device, Tensor};
-use burn_lean_graph::{GraphError, Tensors, Walk};
+use burn_lean_graph::{GraphError, Tensors, Walk, cloned};
 use burn_lean_reparam::{Rejected, Training, attached};
 
 use crate::layerwise::attempt::Setting;
 use crate::layerwise::candidates::{Candidate, Tried};
 use crate::layerwise::effort::Effort;
-use crate::layerwise::inputs::{Again, Plain};
+use crate::layerwise::inputs::Plain;
 use crate::layerwise::report::{LayerwisePruned, LayerwiseReport};
 use crate::layerwise::rows::Sampling;
 use crate::layerwise::shares::Shares;
@@ -214,7 +214,7 @@ impl Pruner {
         };
         let everything: Vec<usize> = (0..batches.len()).collect();
         let record = |model: &M, which: &[usize]| {
-            let again = which.iter().map(|at| batches[*at].map_tensors(&mut Again));
+            let again = which.iter().map(|at| cloned(&batches[*at]));
             Walk::record(model, again, &forward).map_err(failed)
         };
         // A time that no clock reaches is none.

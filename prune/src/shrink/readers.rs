@@ -4,11 +4,10 @@ use std::collections::HashMap;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
-use burn_lean_graph::{Node, Pass, Product, Recording, Tensors, UnitAxis, Walk};
+use burn_lean_graph::{Node, Pass, Product, Recording, Tensors, UnitAxis, Walk, cloned};
 
 use crate::PruneError;
 use crate::host::read;
-use crate::layerwise::inputs::Again;
 use crate::layerwise::stops::bias;
 
 /// A weight that reads units.
@@ -34,7 +33,7 @@ impl Readers {
         batch: &I,
     ) -> Result<Self, PruneError> {
         let failed = |source| PruneError::NotRecorded { source };
-        let again = batch.map_tensors(&mut Again);
+        let again = cloned(batch);
         let mut walk = Walk::new(model, [(recording, again)]).map_err(failed)?;
         let biases = biases(&walk);
         let mut readers: HashMap<(String, usize), Reader> = HashMap::new();

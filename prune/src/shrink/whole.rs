@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamGroup, ParamId, Reparameterization};
 use burn::tensor::{Bool, DType, Int, Tensor};
-use burn_lean_graph::{FixedBy, Recording, TensorMapper, Tensors, UnitGroup, record};
+use burn_lean_graph::{FixedBy, Recording, TensorMapper, Tensors, UnitGroup, cloned, record};
 use burn_lean_reparam::{Rejected, Training, attached};
 
 use super::cut::{Weights, cut, silence};
@@ -12,7 +12,7 @@ use super::readers::Readers;
 use super::report::{ShrinkReport, ShrunkGroup};
 use super::scores::Scored;
 use crate::host::read;
-use crate::layerwise::inputs::{Again, Plain};
+use crate::layerwise::inputs::Plain;
 use crate::model::{checks, flops};
 use crate::{Mask, PruneError};
 
@@ -186,10 +186,10 @@ impl Shrink {
         let moved = scored.moved();
         // Units without weights go without a trace.
         let expected = match self.share {
-            None => forward(&dense, batch.map_tensors(&mut Again)),
+            None => forward(&dense, cloned(&batch)),
             Some(_) => {
                 let silent = silence(dense.valid(), &groups, &gone, moved);
-                forward(&silent, batch.map_tensors(&mut Again))
+                forward(&silent, cloned(&batch))
             }
         };
         let small = cut(dense, &groups, &gone, moved);
@@ -201,7 +201,7 @@ impl Shrink {
                  it ({source}). `Shrink::except` leaves parameters alone"
             ),
         })?;
-        let found = forward(&small, batch.map_tensors(&mut Again));
+        let found = forward(&small, cloned(&batch));
         agree(&expected, &found)?;
         Ok(Shrunk {
             model: small,

@@ -1,0 +1,323 @@
+//! Burn's own steps of a model, as they are, in mixed precision.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleDisplay, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, Distribution, Tensor, Transaction};
+use burn::train::{
+    ClassificationOutput, InferenceStep, ItemLazy, MultiLabelClassificationOutput,
+    RegressionOutput, TrainStep,
+};
+use burn_lean_graph::{Tensors, cloned};
+use burn_lean_reparam::{FloatVisitor, Training, visit_floats};
+
+use super::{AmpInferenceStep, AmpTrainStep};
+use crate::{AmpError, Autocast, gradients};
+
+/// The loss of a step, where its output has it.
+pub trait StepLoss {
+    /// Of shape `[1]`: what the step goes backward from.
+    fn loss(&self) -> Tensor<1>;
+}
+
+macro_rules! step_loss {
+    ($($output:ty),+) => {$(
+        impl StepLoss for $output {
+            fn loss(&self) -> Tensor<1> {
+                self.loss.clone()
+            }
+        }
+    )+};
+}
+
+step_loss!(
+    ClassificationOutput,
+    MultiLabelClassificationOutput,
+    RegressionOutput
+);
+
+/// A model with Burn's `TrainStep` and `InferenceStep`, which goes into [`Amp`](super::Amp) as it is.
+///
+/// A `TrainStep` goes backward by itself, which no recording can follow. What is run in mixed precision,
+/// by [`Autocast::run`], is therefore the `InferenceStep` of the model in training: nearly every model has the
+/// same forward pass and loss in both. Whether this one has is looked at in the first step: the gradients
+/// of its `TrainStep` are compared with those of the loss of its `InferenceStep`, both in F32, which takes the
+/// time and memory of two more F32 steps, once. Where they differ, the training stops before anything has
+/// changed, with [`AmpError::StepsDiffer`].
+///
+/// Where the steps draw random numbers (dropout), the generator of the device is set to one of its own numbers
+/// before each of the two; a training from the same seed stays the same. Running statistics do not move
+/// in the comparison. Its `TrainStep::optimize` is called for each step that is taken. Validation is its
+/// `InferenceStep`, in F32.
+///
+/// Paths of parameters, in records and in groups, begin with `model.`.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::SgdConfig;
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
+/// use burn_lean_amp::{Amp, AutocastConfig, GradScalerConfig, OwnSteps};
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     linear: Linear,
+/// }
+///
+/// impl TrainStep for Model {
+///     type Input = (Tensor<2>, Tensor<2>);
+///     type Output = RegressionOutput;
+///
+///     fn step(&self, batch: Self::Input) -> TrainOutput<RegressionOutput> {
+///         let item = InferenceStep::step(self, batch);
+///         TrainOutput::new(self, item.loss.backward(), item)
+///     }
+/// }
+///
+/// impl InferenceStep for Model {
+///     type Input = (Tensor<2>, Tensor<2>);
+///     type Output = RegressionOutput;
+///
+///     fn step(&self, (x, y): Self::Input) -> RegressionOutput {
+///         let output = self.linear.forward(x);
+///         let loss = (output.clone() - y.clone()).square().mean();
+///         RegressionOutput::new(loss, output, y)
+///     }
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let model = Model { linear: LinearConfig::new(2, 1).init(&device) };
+/// let dtype = FloatDType::BF16;
+/// let amp = Amp::new(
+///     OwnSteps::new(model),
+///     &AutocastConfig::new(dtype),
+///     &GradScalerConfig::for_dtype(dtype),
+/// )?;
+/// let schedule = amp.lr_scheduler(0.05)?;
+/// let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
+/// let x = Tensor::<2>::from_floats([[1., 0.], [0., 1.], [1., 1.]], &device);
+/// let y = Tensor::<2>::from_floats([[1.], [2.], [3.]], &device);
+/// for _ in 0..200 {
+///     let step = learner.train_step((x.clone(), y.clone()));
+///     learner.lr_step();
+///     learner.optimizer_step(step.grads);
+/// }
+/// let amp = learner.model();
+/// let model = amp.model().model();
+/// let found: Vec<f32> = model.linear.weight.val().into_data().to_vec().unwrap();
+/// assert!((found[0] - 1.0).abs() < 0.2 && (found[1] - 2.0).abs() < 0.2);
+/// # Ok::<(), burn_lean_amp::AmpError>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct OwnSteps<M> {
+    model: M,
+    /// How the comparison ended, for all clones and replicas.
+    #[module(skip)]
+    compared: Compared,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Compared(Arc<Mutex<Option<Result<(), AmpError>>>>);
+
+/// Largest difference of two gradients of a parameter, as a fraction of the largest one of all: far above
+/// the rounding of F32 sums in another order, and below what another loss would make.
+const TOLERANCE: f32 = 1e-3;
+
+impl<M: Module + ModuleDisplay + 'static> OwnSteps<M> {
+    /// With the steps of `model`.
+    pub fn new(model: M) -> Self {
+        Self {
+            model,
+            compared: Compared::default(),
+        }
+    }
+
+    /// The inner model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// The inner model.
+    pub fn into_model(self) -> M {
+        self.model
+    }
+}
+
+impl<M, I, O> OwnSteps<M>
+where
+    M: Module + TrainStep<Input = I, Output = O> + InferenceStep<Input = I, Output = O>,
+    I: Tensors,
+    O: StepLoss,
+{
+    /// Whether both steps go backward from the same loss, found out once.
+    fn compare(&self, item: &I) -> Result<(), AmpError> {
+        let mut compared = self
+            .compared
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        compared
+            .get_or_insert_with(|| {
+                // Clones share running statistics; `valid` copies them.
+                let copy = || Training::of(&self.model).restore(self.model.valid());
+                let by_training = || TrainStep::step(&copy(), cloned(item)).grads;
+                let by_inference = || {
+                    let model = copy();
+                    let loss = InferenceStep::step(&model, cloned(item)).loss();
+                    GradientsParams::from_grads(loss.backward(), &model)
+                };
+                match self.difference(&by_training(), &by_inference())? {
+                    None => return Ok(()),
+                    Some(_) => tracing::debug!("the steps are compared from the same seed"),
+                }
+                let Some(device) = self.model.devices().into_iter().next() else {
+                    return Ok(());
+                };
+                let seed = seed(&device);
+                device.seed(seed);
+                let trained = by_training();
+                device.seed(seed);
+                match self.difference(&trained, &by_inference())? {
+                    None => Ok(()),
+                    Some(error) => Err(error),
+                }
+            })
+            .clone()
+    }
+
+    /// The first parameter whose gradients are not the same.
+    fn difference(
+        &self,
+        training: &GradientsParams,
+        inference: &GradientsParams,
+    ) -> Result<Option<AmpError>, AmpError> {
+        let mut both = Both {
+            training,
+            inference,
+            found: Vec::new(),
+        };
+        visit_floats(&self.model, &mut both);
+        let found = both
+            .found
+            .into_iter()
+            .map(|(path, pair)| {
+                let [training, inference] = pair.map(|grad| grad.map_or(Ok(Vec::new()), numbers));
+                Ok((path, training?, inference?))
+            })
+            .collect::<Result<Vec<_>, AmpError>>()?;
+        let largest = found
+            .iter()
+            .flat_map(|(_, training, inference)| training.iter().chain(inference))
+            .filter(|value| value.is_finite())
+            .fold(0.0, |most: f32, value| most.max(value.abs()));
+        for (path, training, inference) in found {
+            let places = training.len().max(inference.len());
+            for place in 0..places {
+                // One that no backward pass reached is 0.
+                let of = |values: &[f32]| values.get(place).copied().unwrap_or(0.0);
+                let (training, inference) = (of(&training), of(&inference));
+                let same = training == inference
+                    || (training - inference).abs() <= TOLERANCE * largest
+                    || !training.is_finite() && !inference.is_finite();
+                if !same {
+                    return Ok(Some(AmpError::StepsDiffer {
+                        path,
+                        training,
+                        inference,
+                    }));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Gradients by both steps, by path.
+struct Both<'a> {
+    training: &'a GradientsParams,
+    inference: &'a GradientsParams,
+    found: Vec<(String, [Option<Tensor<1>>; 2])>,
+}
+
+impl FloatVisitor for Both<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let pair = [self.training, self.inference].map(|grads| {
+            let grad = grads.get::<D>(param.id)?;
+            Some(grad.flatten(0, D - 1))
+        });
+        self.found.push((path.into(), pair));
+    }
+}
+
+fn numbers(grad: Tensor<1>) -> Result<Vec<f32>, AmpError> {
+    let data = gradients::read(Transaction::default().register(grad))?;
+    Ok(data.iter().flat_map(|data| data.iter::<f32>()).collect())
+}
+
+/// A number of the device's own generator.
+fn seed(device: &Device) -> u64 {
+    let range = Distribution::Uniform(0.0, f64::from(1 << 24));
+    let drawn = Tensor::<1>::random([1], range, &device.clone().inner()).into_data();
+    drawn.iter::<f32>().next().unwrap_or_default() as u64
+}
+
+impl<M, I, O> AmpTrainStep for OwnSteps<M>
+where
+    M: Module
+        + ModuleDisplay
+        + TrainStep<Input = I, Output = O>
+        + InferenceStep<Input = I, Output = O>
+        + 'static,
+    I: Tensors + Send + 'static,
+    O: StepLoss + Tensors + ItemLazy + Send + Sync + 'static,
+{
+    type Input = I;
+    type Output = O;
+
+    /// # Panics
+    ///
+    /// Where [`try_train_step`](AmpTrainStep::try_train_step) has an error instead of a loss.
+    fn train_step(&self, autocast: &Autocast, item: I) -> (Tensor<1>, O) {
+        match self.try_train_step(autocast, item) {
+            (Ok(loss), output) => (loss, output),
+            (Err(error), _) => panic!("{error}"),
+        }
+    }
+
+    fn try_train_step(&self, autocast: &Autocast, item: I) -> (Result<Tensor<1>, AmpError>, O) {
+        let again = cloned(&item);
+        let output = self.compare(&item).and_then(|()| {
+            autocast.run(&self.model, item, |model, item| {
+                InferenceStep::step(model, item)
+            })
+        });
+        match output {
+            Ok(output) => (Ok(output.loss()), output),
+            Err(error) => (Err(error), InferenceStep::step(&self.model.valid(), again)),
+        }
+    }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        Self {
+            model: self.model.optimize(optim, lr, grads),
+            ..self
+        }
+    }
+}
+
+impl<M: Module + ModuleDisplay + InferenceStep> AmpInferenceStep for OwnSteps<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    fn inference_step(&self, _autocast: &Autocast, item: M::Input) -> M::Output {
+        InferenceStep::step(&self.model, item)
+    }
+}

@@ -1,0 +1,223 @@
+//! Models with Burn's own steps, as they are.
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleDisplay};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
+use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
+use burn_lean_amp::{
+    Amp, AmpError, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback,
+    GradScalerConfig, OwnSteps,
+};
+use burn_lean_reparam::each_float;
+
+use crate::devices::each_device;
+use crate::support::{Mlp, batch, bits, samples};
+
+type Pair = (Tensor<2>, Tensor<2>);
+
+/// What Burn's own examples look like: one forward pass with its loss, in both steps.
+#[derive(Module, Debug)]
+struct Net {
+    mlp: Mlp,
+    norm: BatchNorm,
+    dropout: Dropout,
+    /// What the loss is multiplied by in training.
+    #[module(skip)]
+    weight: f64,
+    /// Bound of all weights after a step.
+    #[module(skip)]
+    bound: f64,
+}
+
+impl Net {
+    fn new(dropout: f64, device: &Device) -> Self {
+        Self {
+            mlp: Mlp::new(device),
+            norm: BatchNormConfig::new(3).init(device),
+            dropout: DropoutConfig::new(dropout).init(),
+            weight: 1.0,
+            bound: f64::INFINITY,
+        }
+    }
+
+    fn output(&self, (x, y): Pair) -> RegressionOutput {
+        let h = self.norm.forward(relu(self.mlp.first.forward(x)));
+        let output = self.mlp.second.forward(self.dropout.forward(h));
+        let loss = (output.clone() - y.clone()).square().mean();
+        RegressionOutput::new(loss, output, y)
+    }
+}
+
+impl TrainStep for Net {
+    type Input = Pair;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Pair) -> TrainOutput<RegressionOutput> {
+        let item = self.output(batch);
+        let loss = item.loss.clone() * self.weight;
+        TrainOutput::new(self, loss.backward(), item)
+    }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        let mut net = optim.step(lr, self, grads);
+        let bound = net.bound;
+        net.mlp.first.weight = net
+            .mlp
+            .first
+            .weight
+            .map(|weight| weight.clamp(-bound, bound).detach().require_grad());
+        net
+    }
+}
+
+impl InferenceStep for Net {
+    type Input = Pair;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Pair) -> RegressionOutput {
+        self.output(batch)
+    }
+}
+
+/// The same by hand.
+#[derive(Module, Debug)]
+struct ByHand {
+    net: Net,
+}
+
+impl AmpTrainStep for ByHand {
+    type Input = Pair;
+    type Output = RegressionOutput;
+
+    fn train_step(&self, autocast: &Autocast, batch: Pair) -> (Tensor<1>, RegressionOutput) {
+        let output = autocast.run(&self.net, batch, Net::output).unwrap();
+        (output.loss.clone(), output)
+    }
+}
+
+impl AmpInferenceStep for ByHand {
+    type Input = Pair;
+    type Output = RegressionOutput;
+
+    fn inference_step(&self, _autocast: &Autocast, batch: Pair) -> RegressionOutput {
+        self.net.output(batch)
+    }
+}
+
+fn learner<M>(model: M) -> Learner<Amp<M>>
+where
+    M: Module
+        + ModuleDisplay
+        + AmpTrainStep<Input = Pair, Output = RegressionOutput>
+        + AmpInferenceStep<Input = Pair, Output = RegressionOutput>
+        + 'static,
+{
+    let autocast = AutocastConfig::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16);
+    let amp = Amp::new(model, &autocast, &scaler).unwrap();
+    Learner::new(amp, SgdConfig::new().init(), 0.05)
+}
+
+/// The losses of so many steps.
+fn train<M>(learner: &mut Learner<Amp<M>>, steps: usize, device: &Device) -> Vec<f32>
+where
+    M: Module
+        + ModuleDisplay
+        + AmpTrainStep<Input = Pair, Output = RegressionOutput>
+        + AmpInferenceStep<Input = Pair, Output = RegressionOutput>
+        + 'static,
+{
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        let batch = batch(&samples(8), device);
+        let step = learner.train_step((batch.x, batch.y));
+        learner.lr_step();
+        learner.optimizer_step(step.grads);
+        losses.push(step.item.loss.into_scalar::<f32>());
+    }
+    losses
+}
+
+/// Running statistics, too: the comparison moves none of them.
+#[test]
+fn they_train_as_a_step_by_hand_to_the_bit() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let mut own = learner(OwnSteps::new(Net::new(0.0, &device)));
+        let mut by_hand = learner(ByHand {
+            net: Net::new(0.0, &device),
+        });
+        let losses = train(&mut own, 6, &device);
+        assert_eq!(losses, train(&mut by_hand, 6, &device), "{}", target.name);
+        assert!(losses[5] < losses[0], "{losses:?}");
+        let (own, by_hand) = (own.model(), by_hand.model());
+        let own = own.model().model();
+        assert_eq!(bits(own), bits(&by_hand.model().net));
+        // Once per step, of values that are not 0.
+        each_float(own, |at, float| {
+            if at.path() == "norm.running_mean" {
+                assert!(float.values().iter().any(|mean| *mean != 0.0));
+            }
+        });
+    });
+}
+
+/// Both steps draw the same numbers where they are compared.
+#[test]
+fn dropout_is_no_difference() {
+    let device = Device::flex().autodiff();
+    let mut learner = learner(OwnSteps::new(Net::new(0.3, &device)));
+    train(&mut learner, 3, &device);
+    assert_eq!(learner.model().monitor().error(), None);
+    assert_eq!(learner.model().state().unwrap().steps, 3);
+}
+
+#[test]
+fn steps_that_differ_are_refused_with_nothing_changed() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let mut net = Net::new(0.0, &device);
+        net.weight = 2.0;
+        let before = bits(&net);
+        let mut learner = learner(OwnSteps::new(net));
+        train(&mut learner, 2, &device);
+        match learner.model().monitor().error() {
+            Some(AmpError::StepsDiffer {
+                path,
+                training,
+                inference,
+            }) => {
+                assert!(path.starts_with("mlp.first"), "{path}");
+                assert!((training - 2.0 * inference).abs() < 1e-4 * training.abs());
+            }
+            other => panic!("{}: {other:?}", target.name),
+        }
+        let model = learner.model();
+        assert_eq!(bits(model.model().model()), before);
+    });
+}
+
+#[test]
+fn an_optimizer_step_of_its_own_is_taken() {
+    let device = Device::flex().autodiff();
+    let mut net = Net::new(0.0, &device);
+    net.bound = 0.125;
+    let mut learner = learner(OwnSteps::new(net));
+    train(&mut learner, 1, &device);
+    assert_eq!(learner.model().monitor().error(), None);
+    let model = learner.model();
+    let weight = model.model().model().mlp.first.weight.val();
+    let weight: Vec<f32> = weight.into_data().iter::<f32>().collect();
+    assert!(
+        weight.iter().all(|weight| weight.abs() <= 0.125),
+        "{weight:?}"
+    );
+}
