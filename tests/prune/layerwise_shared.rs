@@ -99,16 +99,13 @@ struct Normalized {
 fn copies_of_a_batch_norm_that_are_not_read_get_the_statistics_of_the_one_that_is() {
     let device = Device::flex();
     let norm = BatchNormConfig::new(8).init(&device);
-    let model = with_numbers(
-        Normalized {
-            layer: LinearConfig::new(6, 8).init(&device),
-            before: norm.clone(),
-            norm: norm.clone(),
-            after: norm,
-            head: LinearConfig::new(8, 3).init(&device),
-        },
-        5,
-    );
+    let model = Normalized {
+        layer: with_numbers(LinearConfig::new(6, 8).init(&device), 5),
+        before: norm.clone(),
+        norm: norm.clone(),
+        after: norm,
+        head: with_numbers(LinearConfig::new(8, 3).init(&device), 6),
+    };
     let forward = |m: &Normalized, x: Tensor<2>| {
         let hidden = m.norm.forward(m.layer.forward(x));
         m.head.forward(relu(hidden))
@@ -123,11 +120,6 @@ fn copies_of_a_batch_norm_that_are_not_read_get_the_statistics_of_the_one_that_i
         pruner.tuning = tuning;
         let inputs = features(3, 40, 6, &device);
         let pruned = pruner.prune(model.clone(), forward, inputs).unwrap();
-        let chosen = match tuning {
-            None => Candidate::Configured,
-            Some(_) => Candidate::Tuned,
-        };
-        assert_eq!(pruned.report.chosen, chosen);
         let found = statistics(&pruned.model.norm);
         assert_ne!(found, before);
         for copy in [&pruned.model.before, &pruned.model.after] {
