@@ -33,7 +33,8 @@
 //!
 //! # From a model to a pruned one
 //!
-//! - [`Pruner`]: layer by layer, from inputs alone: where to begin;
+//! - [`Pruner`]: layer by layer, from inputs alone: where to begin; [`GradualPruner`] in stages, with
+//!   training between them, also by magnitude;
 //! - [`PrunerConfig`]: one stage (CHITA) or several with fresh gradients (CHITA++), each to a target
 //!   of its [`Schedule`]; [`GradualConfig`] trains in between;
 //! - [`Batch`]: what a loader yields; tuples of tensors are one already;
@@ -103,9 +104,11 @@ pub use problem::budget::Budget;
 pub use problem::objective::Objective;
 pub use problem::solution::{Rounded, RoundedLayer, Solution, Step, Termination, TracePoint};
 pub use problem::sparsity::{Groups, SparsityPattern};
-pub use run::gradual::{Epoch, GradualConfig};
+pub use run::gradual::GradualConfig;
+pub use run::gradual_pruner::{GradualPruned, GradualPruner, LayerwiseStage, StageMethod};
 pub use run::pruner::{Pruned, PrunerConfig, StageReport};
 pub use run::schedule::Schedule;
+pub use run::training::{Epoch, StageTraining};
 pub use shrink::{
     PrunedAttention, Shrink, ShrinkReport, Shrunk, ShrunkGroup, load_shrunk, shrink_heads,
 };

@@ -108,6 +108,35 @@ impl Distillation {
         }
     }
 
+    /// The loss of a student in a training loop of one's own, from its loss at the targets `[1]` and the
+    /// logits of both, `[examples, classes]`, without features; `[1]`.
+    ///
+    /// The teacher's logits come from a copy of the dense model without autodiff, made before it is
+    /// pruned (`model.valid()`), on the student's device:
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_recipe::Distillation;
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(2, 3).init(&device);
+    /// let teacher = model.valid();
+    /// let x = Tensor::<2>::from_data([[1.0, 2.0]], &device);
+    /// let taught = Tensor::from_inner(teacher.forward(x.clone().inner()));
+    /// let logits = model.forward(x);
+    /// let at_targets = logits.clone().square().mean(); // for example
+    /// let loss = Distillation::new(2.0, 0.9).loss(at_targets.clone(), logits, taught);
+    /// // It says what its teacher says: a tenth of its own loss is left.
+    /// let [loss, at_targets] = [loss, at_targets].map(|loss| loss.into_scalar::<f32>());
+    /// assert!((loss - 0.1 * at_targets).abs() < 1e-5);
+    /// ```
+    pub fn loss(&self, at_targets: Tensor<1>, student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
+        at_targets.mul_scalar(1.0 - self.weight)
+            + self.logits(student, teacher).mul_scalar(self.weight)
+    }
+
     /// The whole loss, from that at the targets.
     pub(crate) fn blend(
         &self,
@@ -115,8 +144,7 @@ impl Distillation {
         logits: (Tensor<2>, Tensor<2>),
         features: (Vec<Tensor<2>>, Vec<Tensor<2>>),
     ) -> Tensor<1> {
-        let mut loss = targets.mul_scalar(1.0 - self.weight)
-            + self.logits(logits.0, logits.1).mul_scalar(self.weight);
+        let mut loss = self.loss(targets, logits.0, logits.1);
         if let Some(error) = self.feature_error(features.0, features.1) {
             loss = loss + error.mul_scalar(self.features);
         }

@@ -169,7 +169,18 @@ impl Pruner {
         forward: impl Fn(&M, I) -> O,
         batches: impl IntoIterator<Item = I>,
     ) -> Result<LayerwisePruned<M>, Rejected<M, PruneError>> {
-        match self.pruned(&model, forward, batches) {
+        self.prune_as(Candidate::Configured, model, forward, batches)
+    }
+
+    /// [`prune`](Self::prune), or magnitude with new statistics and nothing else.
+    pub(crate) fn prune_as<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        first: Candidate,
+        model: M,
+        forward: impl Fn(&M, I) -> O,
+        batches: impl IntoIterator<Item = I>,
+    ) -> Result<LayerwisePruned<M>, Rejected<M, PruneError>> {
+        match self.pruned(first, &model, forward, batches) {
             Ok((pruned, masks, selection, report)) => Ok(LayerwisePruned {
                 model: Training::of(&model).restore(pruned),
                 masks,
@@ -182,6 +193,7 @@ impl Pruner {
 
     fn pruned<M: Module, I: Tensors, O: Tensors>(
         &self,
+        first: Candidate,
         model: &M,
         forward: impl Fn(&M, I) -> O,
         batches: impl IntoIterator<Item = I>,
@@ -248,14 +260,17 @@ impl Pruner {
         let mut tried = Tried::default();
         let walk = record(&dense, &everything)?;
         let each = effort::multiplications(&walk) * fitted as f64;
-        let passes = self
-            .tuning
-            .unwrap_or_else(|| self.effort.passes(each, examples));
+        let passes = match first {
+            Candidate::Magnitude => 0,
+            _ => self
+                .tuning
+                .unwrap_or_else(|| self.effort.passes(each, examples)),
+        };
         let begun = Instant::now();
-        let mut attempt = setting.attempt(dense.valid(), walk, Candidate::Configured, None)?;
-        tried.add(Candidate::Configured, &attempt.divergences, begun);
+        let mut attempt = setting.attempt(dense.valid(), walk, first, None)?;
+        tried.add(first, &attempt.divergences, begun);
         let outputs = std::mem::take(&mut attempt.dense);
-        for candidate in self.others() {
+        for candidate in self.beside(first) {
             if is_late() {
                 break;
             }
@@ -333,9 +348,10 @@ impl Pruner {
         Ok((attempt.model, masks, selection, report))
     }
 
-    /// What is tried beside what is configured.
-    fn others(&self) -> Vec<Candidate> {
+    /// What is tried beside the first.
+    fn beside(&self, first: Candidate) -> Vec<Candidate> {
         match (self.candidates, self.effort) {
+            _ if first == Candidate::Magnitude => Vec::new(),
             (false, _) => Vec::new(),
             (true, Effort::Thorough) => vec![Candidate::MagnitudeFitted, Candidate::Magnitude],
             (true, _) => vec![Candidate::Magnitude],

@@ -6,7 +6,8 @@ use burn::tensor::Tensor;
 use burn_lean_reparam::{Attached, Rejected, attached};
 
 use crate::model::checks;
-use crate::{Batch, Masks, PruneError, Pruned, PrunerConfig, StageReport};
+use crate::run::training::{Rates, StageTraining};
+use crate::{Batch, Epoch, Masks, PruneError, Pruned, PrunerConfig, StageReport};
 
 /// How a model is pruned gradually: prune, train with the zeros held, prune further.
 ///
@@ -84,31 +85,6 @@ pub struct GradualConfig {
     pub last_learning_rate: f64,
 }
 
-/// One epoch of training between stages.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Epoch {
-    /// The stage that it follows, from 0.
-    pub stage: usize,
-    /// Its number after that stage, from 0.
-    pub epoch: usize,
-    /// Epochs after that stage.
-    pub epochs: usize,
-    /// Whether the weights have just been pruned: make a new optimizer, since the momentum of the
-    /// old one belongs to weights that are gone.
-    pub restart: bool,
-    first: f64,
-    last: f64,
-}
-
-impl Epoch {
-    /// The learning rate at `progress` ∈ [0, 1] of this epoch: half a cosine from the first to the
-    /// last rate over the epochs of the stage, `last + ½(first − last)(1 + cos(π·t))`.
-    pub fn learning_rate(&self, progress: f64) -> f64 {
-        let t = (self.epoch as f64 + progress) / self.epochs as f64;
-        self.last + 0.5 * (self.first - self.last) * (1.0 + (std::f64::consts::PI * t).cos())
-    }
-}
-
 impl GradualConfig {
     /// Prunes `model` in stages and trains it after each of them.
     ///
@@ -134,15 +110,30 @@ impl GradualConfig {
         loader: impl FnMut(u64) -> I,
         mut train: impl FnMut(M, &Epoch) -> Result<M, Rejected<M, PruneError>>,
     ) -> Result<Pruned<M>, Rejected<M, PruneError>> {
-        for (field, rate) in [
-            ("learning_rate", self.learning_rate),
-            ("last_learning_rate", self.last_learning_rate),
-        ] {
-            let fits = rate.is_finite() && rate > 0.0;
-            if let Err(error) = checks::accept(fits, field, rate, "positive and finite") {
-                return Err(Rejected::new(model, error));
-            }
-        }
+        self.prune_by_stage(model, loss, loader, |model, training| {
+            training.each_epoch(model, &mut train)
+        })
+    }
+
+    /// Like [`prune`](Self::prune), with all epochs of a stage at once: for a training that has its own
+    /// loop over epochs, Burn's `Learner` for example, see [`StageTraining`].
+    ///
+    /// `train_stage` is not called where a stage has no epochs.
+    ///
+    /// # Errors
+    ///
+    /// As [`prune`](Self::prune).
+    pub fn prune_by_stage<M: Module, B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        model: M,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+        loader: impl FnMut(u64) -> I,
+        mut train_stage: impl FnMut(M, &StageTraining) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<Pruned<M>, Rejected<M, PruneError>> {
+        let rates = match Rates::new(self.learning_rate, self.last_learning_rate) {
+            Ok(rates) => rates,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
         let stays = self.pruner.solver.grid.is_none() || self.last_epochs == 0;
         let expected = "none with epochs after the last stage, which would leave it";
         if let Err(error) = checks::accept(stays, "grid", "given", expected) {
@@ -153,15 +144,16 @@ impl GradualConfig {
             Err(error) => return Err(Rejected::new(model, error)),
         };
         let after_stage = |model, masks: &Masks, stage: &StageReport| {
-            let epochs = match stage.stage + 1 == stage.stages {
-                true => self.last_epochs,
-                false => self.epochs,
-            };
+            let training = StageTraining::new(
+                (stage.stage, stage.stages),
+                (self.epochs, self.last_epochs),
+                rates,
+            );
             let model = match carries_masks {
                 true => masks.replace(model)?,
                 false => masks.attach(model)?,
             };
-            let model = self.train_stage(model, stage.stage, epochs, &mut train)?;
+            let model = training.run(model, &mut train_stage)?;
             let is_last = stage.stage + 1 == stage.stages;
             Ok(match carries_masks {
                 // Behind a mask a weight has no gradient to return by.
@@ -197,26 +189,5 @@ impl GradualConfig {
                 existing: name,
             }),
         }
-    }
-
-    fn train_stage<M: Module>(
-        &self,
-        mut model: M,
-        stage: usize,
-        epochs: usize,
-        train: &mut impl FnMut(M, &Epoch) -> Result<M, Rejected<M, PruneError>>,
-    ) -> Result<M, Rejected<M, PruneError>> {
-        for epoch in 0..epochs {
-            let epoch = Epoch {
-                stage,
-                epoch,
-                epochs,
-                restart: epoch == 0,
-                first: self.learning_rate,
-                last: self.last_learning_rate,
-            };
-            model = train(model, &epoch)?;
-        }
-        Ok(model)
     }
 }

@@ -2,9 +2,11 @@
 
 pub(crate) mod block_stage;
 pub(crate) mod gradual;
+pub(crate) mod gradual_pruner;
 pub(crate) mod pruner;
 pub(crate) mod schedule;
 pub(crate) mod stage;
 pub(crate) mod stage_budgets;
 pub(crate) mod stage_store;
 pub(crate) mod start;
+pub(crate) mod training;

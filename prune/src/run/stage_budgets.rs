@@ -1,25 +1,29 @@
 //! What each stage of a run may keep.
 
-use crate::{Budget, PruneError, PrunerConfig, SparsityPattern};
+use crate::{Budget, PruneError, Schedule, SparsityPattern};
 
-/// Target and budget of each stage.
+/// Target and budget of each of `stages` stages, whose last has this budget and pattern over so many
+/// parameters.
 pub(crate) fn stage_budgets(
-    config: &PrunerConfig,
+    budget: &Budget,
+    pattern: &SparsityPattern,
+    (schedule, stages): (&Schedule, usize),
     parameters: usize,
 ) -> Result<Vec<(f64, Budget)>, PruneError> {
-    let targets = |sparsity| config.schedule.targets(sparsity, config.stages);
+    let last_budget = budget;
+    let targets = |sparsity| schedule.targets(sparsity, stages);
     // The last stage has the budget as it was given.
     let staged = |targets: Vec<f64>, budget: &dyn Fn(f64) -> Budget| {
         let last = targets.len() - 1;
         let stages = targets.into_iter().enumerate();
         stages
             .map(|(stage, target)| match stage == last {
-                true => (target, config.solver.budget.clone()),
+                true => (target, last_budget.clone()),
                 false => (target, budget(target)),
             })
             .collect()
     };
-    Ok(match &config.solver.budget {
+    Ok(match last_budget {
         Budget::Sparsity(sparsity) => staged(targets(*sparsity)?, &Budget::Sparsity),
         Budget::PerLayer(sparsity) => staged(targets(*sparsity)?, &Budget::PerLayer),
         Budget::Keep(k) => {
@@ -61,11 +65,11 @@ pub(crate) fn stage_budgets(
         }
         // A pattern is there or not: every stage has it whole.
         other => {
-            let sparsity = match &config.solver.pattern {
+            let sparsity = match pattern {
                 SparsityPattern::NM { n, m } => 1.0 - *n as f64 / *m as f64,
                 _ => 0.0,
             };
-            vec![(sparsity, other.clone()); config.stages.max(1)]
+            vec![(sparsity, other.clone()); stages.max(1)]
         }
     })
 }

@@ -31,7 +31,12 @@ impl PrunerConfig {
         more: &[(&str, f64)],
     ) -> Result<Start, PruneError> {
         let selection = self.select(model)?;
-        let budgets = stage_budgets(self, selection.layout().len())?;
+        let budgets = stage_budgets(
+            &self.solver.budget,
+            &self.solver.pattern,
+            (&self.schedule, self.stages),
+            selection.layout().len(),
+        )?;
         check(&self.solver, selection.layout().len())?;
         self.check_budgets(&budgets, selection.layout())?;
         if let Some(grid) = &self.solver.grid {

@@ -1,0 +1,145 @@
+//! Training between stages: what is trained after which stage, at which learning rate.
+
+use burn_lean_reparam::Rejected;
+
+use crate::PruneError;
+use crate::model::checks;
+
+/// The first and the last learning rate after a stage.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rates {
+    first: f64,
+    last: f64,
+}
+
+impl Rates {
+    pub(crate) fn new(first: f64, last: f64) -> Result<Self, PruneError> {
+        for (field, rate) in [("learning_rate", first), ("last_learning_rate", last)] {
+            let fits = rate.is_finite() && rate > 0.0;
+            checks::accept(fits, field, rate, "positive and finite")?;
+        }
+        Ok(Self { first, last })
+    }
+
+    /// Half a cosine, at t ∈ [0, 1].
+    fn at(&self, t: f64) -> f64 {
+        self.last + 0.5 * (self.first - self.last) * (1.0 + (std::f64::consts::PI * t).cos())
+    }
+}
+
+/// The training after one stage: what [`GradualConfig::prune_by_stage`] and
+/// [`GradualPruner::prune_by_stage`] ask for.
+///
+/// Under Burn's `Learner` a stage is one training of so many epochs, with a new optimizer and the same
+/// cosine, here in mixed precision; what goes wrong stops the pruning with the model:
+///
+/// ```text
+/// |model, training| {
+///     let amp = Amp::from_prepared(model, autocast.clone(), &scaler)?;
+///     let cosine = CosineAnnealingLrSchedulerConfig::new(training.learning_rate(0.0), steps)
+///         .with_min_lr(training.learning_rate(1.0));
+///     let (monitor, schedule) = (amp.monitor(), amp.lr_scheduler(cosine)?);
+///     let result = SupervisedTraining::new(folder, train, valid)
+///         .num_epochs(training.epochs)
+///         .with_interrupter(monitor.interrupter())
+///         .launch(Learner::new(amp, optim, schedule));
+///     let model = result.model.into_model();
+///     match monitor.error() {
+///         None => Ok(model),
+///         Some(error) => Err(Rejected::new(model, PruneError::Training { reason: error.to_string() })),
+///     }
+/// }
+/// ```
+///
+/// [`GradualConfig::prune_by_stage`]: crate::GradualConfig::prune_by_stage
+/// [`GradualPruner::prune_by_stage`]: crate::GradualPruner::prune_by_stage
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StageTraining {
+    /// The stage that it follows, from 0.
+    pub stage: usize,
+    /// Number of stages.
+    pub stages: usize,
+    /// Epochs after that stage, at least 1.
+    pub epochs: usize,
+    rates: Rates,
+}
+
+impl StageTraining {
+    /// After a stage of so many, with the epochs after one and after the last.
+    pub(crate) fn new(
+        (stage, stages): (usize, usize),
+        (epochs, last_epochs): (usize, usize),
+        rates: Rates,
+    ) -> Self {
+        Self {
+            stage,
+            stages,
+            epochs: match stage + 1 == stages {
+                true => last_epochs,
+                false => epochs,
+            },
+            rates,
+        }
+    }
+
+    /// The learning rate at `progress` ∈ [0, 1] of all its epochs: half a cosine from the first to the
+    /// last rate, `last + ½(first − last)(1 + cos(π·progress))`.
+    pub fn learning_rate(&self, progress: f64) -> f64 {
+        self.rates.at(progress)
+    }
+
+    /// Calls `train` unless there is no epoch.
+    pub(crate) fn run<M>(
+        &self,
+        model: M,
+        train: &mut impl FnMut(M, &Self) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<M, Rejected<M, PruneError>> {
+        match self.epochs {
+            0 => Ok(model),
+            _ => train(model, self),
+        }
+    }
+
+    /// Calls `train` for each epoch.
+    pub(crate) fn each_epoch<M>(
+        &self,
+        mut model: M,
+        train: &mut impl FnMut(M, &Epoch) -> Result<M, Rejected<M, PruneError>>,
+    ) -> Result<M, Rejected<M, PruneError>> {
+        for epoch in 0..self.epochs {
+            let epoch = Epoch {
+                stage: self.stage,
+                epoch,
+                epochs: self.epochs,
+                restart: epoch == 0,
+                rates: self.rates,
+            };
+            model = train(model, &epoch)?;
+        }
+        Ok(model)
+    }
+}
+
+/// One epoch of training between stages.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Epoch {
+    /// The stage that it follows, from 0.
+    pub stage: usize,
+    /// Its number after that stage, from 0.
+    pub epoch: usize,
+    /// Epochs after that stage.
+    pub epochs: usize,
+    /// Whether the weights have just been pruned: make a new optimizer, since the momentum of the
+    /// old one belongs to weights that are gone.
+    pub restart: bool,
+    rates: Rates,
+}
+
+impl Epoch {
+    /// The learning rate at `progress` ∈ [0, 1] of this epoch: half a cosine from the first to the
+    /// last rate over the epochs of the stage, `last + ½(first − last)(1 + cos(π·t))`.
+    pub fn learning_rate(&self, progress: f64) -> f64 {
+        self.rates
+            .at((self.epoch as f64 + progress) / self.epochs as f64)
+    }
+}
