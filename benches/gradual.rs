@@ -30,7 +30,8 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::Autocast;
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, Pruner, PrunerConfig,
-    RunningStatistics, Schedule, Selection, SolverConfig, StageMethod, recompute_batch_norm,
+    RunningStatistics, Schedule, Selection, SolverConfig, StageMethod, SupportMethod,
+    recompute_batch_norm,
 };
 use burn_lean::reparam::Rejected;
 use clap::Parser;
@@ -222,14 +223,20 @@ impl<M: Trained> Study<'_, M> {
         let (rate, last_rate) = (cli.learning_rate, LAST_RATE * cli.learning_rate);
         let schedule = Schedule::Polynomial { base: 0.5 };
         let budget = Budget::Sparsity(sparsity);
-        let by_inputs = |method| {
+        let by_inputs = || {
             let mut gradual =
                 GradualPruner::new(budget.clone(), stages, cli.epochs_between, cli.last_epochs);
-            gradual.method = method;
+            gradual.method = match method {
+                MethodName::Magnitude => StageMethod::Magnitude,
+                _ => StageMethod::Layerwise,
+            };
             gradual.pruner = Pruner {
                 tuning: Some(0),
                 ..gradual.pruner.with_effort(cli.effort())
             };
+            if let MethodName::Fitted = method {
+                gradual.pruner.support = SupportMethod::Magnitude;
+            }
             gradual.schedule = schedule;
             (gradual.learning_rate, gradual.last_learning_rate) = (rate, last_rate);
             gradual.seed = seed;
@@ -253,12 +260,8 @@ impl<M: Trained> Study<'_, M> {
                 }
                 Ok(model)
             }
-            MethodName::Magnitude | MethodName::Layerwise => {
-                let method = match method {
-                    MethodName::Magnitude => StageMethod::Magnitude,
-                    _ => StageMethod::Layerwise,
-                };
-                let pruned = by_inputs(method).prune_by_stage(
+            MethodName::Magnitude | MethodName::Fitted | MethodName::Layerwise => {
+                let pruned = by_inputs().prune_by_stage(
                     model,
                     |model, images| model.logits(images),
                     |seed| self.batches(seed).map(|batch| batch.images),

@@ -107,6 +107,8 @@ pub(crate) enum MethodName {
     /// Nothing is pruned.
     Dense,
     Magnitude,
+    /// What magnitude keeps, its values fitted layer by layer.
+    Fitted,
     /// `Pruner`, without tuning.
     Layerwise,
     /// `PrunerConfig`, from 500 gradients.

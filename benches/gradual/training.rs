@@ -117,7 +117,7 @@ impl<M: Trained> Trainer<'_, M> {
         let scaler = GradScalerConfig::for_dtype(self.autocast.dtype()).init();
         let mut scaler = match scaler {
             Ok(scaler) => scaler,
-            Err(error) => return Err(failed(model, error)),
+            Err(error) => return Err(PruneError::training(model, error)),
         };
         let mut optimizer = optimizer();
         let steps = epochs * self.steps();
@@ -128,13 +128,13 @@ impl<M: Trained> Trainer<'_, M> {
                     loss(&model, &self.autocast, batch).and_then(|loss| scaler.scale(loss));
                 let gradients = match scaled {
                     Ok(loss) => GradientsParams::from_grads(loss.backward(), &model),
-                    Err(error) => return Err(failed(model, error)),
+                    Err(error) => return Err(PruneError::training(model, error)),
                 };
                 let rate = rate(bar.position() as f64 / steps as f64);
                 let stepped = scaler.step(&mut optimizer, rate, model, gradients);
                 model = stepped.map_err(|rejected| {
                     let (model, error) = rejected.into_parts();
-                    failed(model, error)
+                    PruneError::training(model, error)
                 })?;
                 bar.inc(1);
             }
@@ -155,15 +155,15 @@ impl<M: Trained> Trainer<'_, M> {
             Ok(amp) => amp,
             Err(rejected) => {
                 let (model, error) = rejected.into_parts();
-                return Err(failed(model, error));
+                return Err(PruneError::training(model, error));
             }
         };
         let cosine = CosineAnnealingLrSchedulerConfig::new(rate(0.0), epochs * self.steps())
             .with_min_lr(rate(1.0));
         let (monitor, schedule, logs) = match (amp.lr_scheduler(cosine), tempfile::tempdir()) {
             (Ok(schedule), Ok(logs)) => (amp.monitor(), schedule, logs),
-            (Err(error), _) => return Err(failed(amp.into_model(), error)),
-            (_, Err(error)) => return Err(failed(amp.into_model(), error)),
+            (Err(error), _) => return Err(PruneError::training(amp.into_model(), error)),
+            (_, Err(error)) => return Err(PruneError::training(amp.into_model(), error)),
         };
         // The study looks at validation images by itself, at the end of a run.
         let validation = Loader {
@@ -179,8 +179,8 @@ impl<M: Trained> Trainer<'_, M> {
         // It comes back as it is deployed.
         let model = result.model.into_model().train();
         match (monitor.error(), result.error) {
-            (Some(error), _) => Err(failed(model, error)),
-            (None, Some(error)) => Err(failed(model, error)),
+            (Some(error), _) => Err(PruneError::training(model, error)),
+            (None, Some(error)) => Err(PruneError::training(model, error)),
             (None, None) => Ok(model),
         }
     }
@@ -188,11 +188,6 @@ impl<M: Trained> Trainer<'_, M> {
     fn steps(&self) -> usize {
         self.images.len().div_ceil(self.cli.batch)
     }
-}
-
-fn failed<M>(model: M, error: impl ToString) -> Rejected<M, PruneError> {
-    let reason = error.to_string();
-    Rejected::new(model, PruneError::Training { reason })
 }
 
 fn optimizer() -> ModuleOptimizer {

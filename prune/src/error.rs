@@ -481,6 +481,23 @@ pub enum PruneError {
     },
 }
 
+impl PruneError {
+    /// A training between stages that failed, with its model: what the closures of
+    /// [`GradualConfig`](crate::GradualConfig) and [`GradualPruner`](crate::GradualPruner) return.
+    ///
+    /// ```
+    /// use burn_lean_prune::PruneError;
+    ///
+    /// let rejected = PruneError::training("model", "the loss is NaN");
+    /// assert_eq!(rejected.to_string(), "training between the stages failed: the loss is NaN");
+    /// assert_eq!(rejected.into_value(), "model");
+    /// ```
+    pub fn training<M>(model: M, reason: impl ToString) -> Rejected<M, PruneError> {
+        let reason = reason.to_string();
+        Rejected::new(model, Self::Training { reason })
+    }
+}
+
 /// What a parameter carries.
 fn reparameterization(name: &Option<String>) -> String {
     name.as_ref()

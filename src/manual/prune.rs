@@ -38,8 +38,74 @@
 //!
 //! [`PrunerConfig`](crate::prune::PrunerConfig) is CHITA, the best subset of weights under the
 //! empirical Fisher, in one stage or several; it takes a loss and labelled batches, budgets per layer
-//! or in operations, and N:M patterns. Take it where labels are there and stages with training in
-//! between are wanted ([`GradualConfig`](crate::prune::GradualConfig)); take the first to begin with.
+//! or in operations, and N:M patterns. Take the first to begin with.
+//!
+//! # In stages, with training between them
+//!
+//! Most zeros for the accuracy: prune a part, train with the zeros held, prune further. What prunes is
+//! `Pruner` or magnitude ([`GradualPruner`](crate::prune::GradualPruner)), or CHITA
+//! ([`GradualConfig`](crate::prune::GradualConfig)); what trains is yours, here in mixed precision with the
+//! dense network as a teacher:
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::loss::CrossEntropyLossConfig;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::{GradientsParams, SgdConfig};
+//! use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+//! use burn_lean::prelude::*;
+//! use burn_lean::prune::{GradualPruner, PruneError};
+//! use burn_lean::recipe::Distillation;
+//!
+//! let device = Device::flex().autodiff();
+//! let net: Linear = LinearConfig::new(16, 4).init(&device);
+//! let x = Tensor::<2>::random([96, 16], Distribution::Default, &device);
+//! let labels = Tensor::<1, Int>::zeros([96], &device);
+//!
+//! let teacher = net.valid(); // a copy of its own
+//! let autocast = Autocast::new(FloatDType::BF16);
+//! let mut scaler = GradScalerConfig::for_dtype(FloatDType::BF16).init()?;
+//! let mut optim = SgdConfig::new().init();
+//! let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 3, 1, 2); // stages, epochs, last ones
+//! gradual.learning_rate = 0.05;
+//! let pruned = gradual.prune(
+//!     net,
+//!     |net, x: Tensor<2>| net.forward(x),
+//!     |_seed| [x.clone().inner()],
+//!     |net, epoch| {
+//!         if epoch.restart {
+//!             optim = SgdConfig::new().init();
+//!         }
+//!         // For each batch of the epoch:
+//!         let taught = Tensor::from_inner(teacher.forward(x.clone().inner()));
+//!         let batch = (x.clone(), labels.clone(), taught);
+//!         let loss = autocast.run(&net, batch, |net, (x, labels, taught)| {
+//!             let logits = net.forward(x);
+//!             let cross_entropy = CrossEntropyLossConfig::new().init(&logits.device());
+//!             let at_labels = cross_entropy.forward(logits.clone(), labels);
+//!             Distillation::new(4.0, 0.9).loss(at_labels, logits, taught)
+//!         });
+//!         let scaled = match loss.and_then(|loss| scaler.scale(loss)) {
+//!             Ok(scaled) => scaled,
+//!             Err(error) => return Err(PruneError::training(net, error)),
+//!         };
+//!         let grads = GradientsParams::from_grads(scaled.backward(), &net);
+//!         let stepped = scaler.step(&mut optim, epoch.learning_rate(0.5), net, grads);
+//!         stepped.map_err(|rejected| {
+//!             let (net, error) = rejected.into_parts();
+//!             PruneError::training(net, error)
+//!         })
+//!     },
+//! )?;
+//! assert_eq!(pruned.masks.nonzeros(), 16);
+//! assert_eq!(pruned.stages.len(), 3);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Under Burn's Learner the epochs of a stage are one training: `prune_by_stage`, see
+//! [`StageTraining`](crate::prune::StageTraining). BatchNorm statistics are measured anew in every stage.
+//! What comes of it, beside the dense network trained for as long: `cargo bench --features train --bench
+//! gradual`.
 //!
 //! # Afterwards
 //!

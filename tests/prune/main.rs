@@ -9,6 +9,7 @@ mod fisher_checks;
 mod gradient_matrix;
 mod gradual;
 mod gradual_chains;
+mod gradual_pruner;
 mod grid;
 mod layerwise;
 mod layerwise_edges;

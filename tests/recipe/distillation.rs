@@ -61,6 +61,30 @@ fn a_student_that_says_what_the_teacher_says_costs_nothing() {
     assert!(values(loss)[0].abs() < 1e-6);
 }
 
+/// A quarter of a loss of 8 whose gradient is 8, three quarters of the teacher's: 2 + ¾·KL.
+#[test]
+fn a_loop_of_ones_own_gets_the_shares_of_targets_and_teacher() {
+    each_device(|target| {
+        let device = &target.device.clone().autodiff();
+        let student = tensor::<2>(1, [ROWS, CLASSES], device).require_grad();
+        let teacher = tensor::<2>(2, [ROWS, CLASSES], device);
+        let targets = Tensor::<1>::from_data([1.0], device).require_grad();
+        let distillation = Distillation::new(2.0, 0.75);
+        let taught = distillation.logits(student.clone(), teacher.clone());
+        let loss = distillation.loss(targets.clone() * 8.0, student.clone(), teacher);
+        let expected = 2.0 + 0.75 * values(taught.clone())[0];
+        let found = values(loss.clone())[0];
+        assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+        let grads = loss.backward();
+        assert_eq!(values(targets.grad(&grads).unwrap()), [2.0]);
+        let whole = values(student.grad(&taught.backward()).unwrap());
+        let share = values(student.grad(&grads).unwrap());
+        for (share, whole) in share.iter().zip(whole) {
+            assert!((share - 0.75 * whole).abs() < 1e-6, "{share} {whole}");
+        }
+    });
+}
+
 /// A third class that neither model can say, then one that the teacher alone never says.
 #[test]
 fn a_class_that_the_teacher_gives_no_probability_costs_nothing() {

@@ -43,10 +43,10 @@ impl Rates {
 ///         .num_epochs(training.epochs)
 ///         .with_interrupter(monitor.interrupter())
 ///         .launch(Learner::new(amp, optim, schedule));
-///     let model = result.model.into_model();
+///     let model = result.model.into_model().train();   // it comes back as it is deployed
 ///     match monitor.error() {
 ///         None => Ok(model),
-///         Some(error) => Err(Rejected::new(model, PruneError::Training { reason: error.to_string() })),
+///         Some(error) => Err(PruneError::training(model, error)),
 ///     }
 /// }
 /// ```

@@ -2,7 +2,6 @@
 
 use burn::module::Module;
 use burn_lean_prune::{Masks, PruneError, Selection, SparseRecord};
-use burn_lean_reparam::Rejected;
 
 use super::session::{Examples, Outputs, Session, Shipped, after, load, own, seed_device};
 use super::train::Trainer;
@@ -150,9 +149,9 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
             let trained = trained
                 .and_then(|model| trainer.epoch(model, number, of, |t| epoch.learning_rate(t)));
             trained.map_err(|error| {
-                let reason = error.to_string();
+                let rejected = PruneError::training(given, &error);
                 failed = Some(error);
-                Rejected::new(given, PruneError::Training { reason })
+                rejected
             })
         });
         match (pruned, failed) {

@@ -1,0 +1,231 @@
+//! Gradual pruning whose stages are trained by the Learner, in mixed precision, from a teacher.
+
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::train::{Learner, SupervisedTraining};
+use burn_lean::prune::{
+    Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, PrunerConfig,
+    RidgeChoice, Schedule, SolverConfig, StageMethod, StageTraining,
+};
+use burn_lean::recipe::Distillation;
+use burn_lean::reparam::{Rejected, attached};
+use burn_lean_amp::{
+    Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback, GradScalerConfig,
+};
+
+use crate::devices::{each_device, values, with_numbers};
+use crate::support::{Batch, Recorder, batch, bits, loader, samples};
+
+/// 2 × 16 + 16 × 2 = 64 weights; two logits.
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(2, 16).init(device),
+            second: LinearConfig::new(16, 2).init(device),
+        };
+        with_numbers(net, 8)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward(relu(self.first.forward(x)))
+    }
+
+    fn zeros(&self) -> usize {
+        let weights = [&self.first, &self.second].map(|layer| values(layer.weight.val()));
+        weights.concat().iter().filter(|w| **w == 0.0).count()
+    }
+
+    /// Half of the loss is what the teacher, who is wrong about nothing, says of the inputs.
+    fn loss(&self, autocast: &Autocast, batch: Batch) -> Tensor<1> {
+        let teacher = teacher(&batch.x.device().inner());
+        let taught = Tensor::from_inner(teacher.forward(batch.x.clone().without_autodiff()));
+        let inputs = (batch.x, batch.y, taught);
+        let loss = autocast.run(self, inputs, |net, (x, y, taught)| {
+            let logits = net.forward(x);
+            let at_targets = (logits.clone().slice_dim(1, 0..1) - y).square().mean();
+            Distillation::new(2.0, 0.5).loss(at_targets, logits, taught)
+        });
+        loss.unwrap()
+    }
+}
+
+fn teacher(device: &Device) -> Net {
+    Net::new(device)
+}
+
+impl AmpTrainStep for Net {
+    type Input = Batch;
+    type Output = ();
+
+    fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
+        (self.loss(autocast, batch), ())
+    }
+}
+
+impl AmpInferenceStep for Net {
+    type Input = Batch;
+    type Output = ();
+
+    fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
+}
+
+const ROWS: usize = 24;
+const BATCH: usize = 8;
+
+fn autocast(dtype: FloatDType, device: &Device) -> Autocast {
+    let config = AutocastConfig::new(dtype).with_fallback(Fallback::Emulate);
+    config.init(device).unwrap()
+}
+
+fn under_the_learner(
+    net: Net,
+    training: &StageTraining,
+    autocast: &Autocast,
+) -> Result<Net, Rejected<Net, PruneError>> {
+    let scaler = GradScalerConfig::for_dtype(autocast.dtype());
+    let amp = Amp::from_prepared(net, autocast.clone(), &scaler).unwrap();
+    let steps = training.epochs * ROWS / BATCH;
+    let cosine = CosineAnnealingLrSchedulerConfig::new(training.learning_rate(0.0), steps)
+        .with_min_lr(training.learning_rate(1.0));
+    let (monitor, schedule) = (amp.monitor(), amp.lr_scheduler(cosine).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let (train, valid) = (loader(samples(ROWS), BATCH), loader(samples(BATCH), BATCH));
+    let result = SupervisedTraining::new(folder.path(), train, valid)
+        .with_application_logger(None)
+        .renderer(Box::new(Recorder::default()))
+        .with_interrupter(monitor.interrupter())
+        .num_epochs(training.epochs)
+        .launch(Learner::new(amp, SgdConfig::new().init(), schedule));
+    let net = result.model.into_model().train();
+    match monitor.error() {
+        Some(error) => Err(PruneError::training(net, error)),
+        None => Ok(net),
+    }
+}
+
+fn in_a_plain_loop(
+    mut net: Net,
+    training: &StageTraining,
+    autocast: &Autocast,
+) -> Result<Net, Rejected<Net, PruneError>> {
+    let mut scaler = GradScalerConfig::for_dtype(autocast.dtype())
+        .init()
+        .unwrap();
+    let mut optim = SgdConfig::new().init();
+    let device = net.devices().remove(0);
+    let steps = training.epochs * ROWS / BATCH;
+    for step in 0..steps {
+        let rows = samples(ROWS);
+        let rows = rows.chunks(BATCH).nth(step % (ROWS / BATCH)).unwrap();
+        let loss = net.loss(autocast, batch(rows, &device));
+        let grads = scaler.scale(loss).unwrap().backward();
+        let grads = GradientsParams::from_grads(grads, &net);
+        let rate = training.learning_rate(step as f64 / steps as f64);
+        net = scaler.step(&mut optim, rate, net, grads).unwrap();
+    }
+    Ok(net)
+}
+
+/// Half, then three quarters of 64.
+fn prune(
+    method: StageMethod,
+    device: &Device,
+    mut train: impl FnMut(Net, &StageTraining) -> Result<Net, Rejected<Net, PruneError>>,
+) -> Net {
+    let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 2, 1, 4);
+    gradual.method = method;
+    gradual.schedule = Schedule::Linear { base: 0.5 };
+    let inner = device.clone().inner();
+    let mut zeros = Vec::new();
+    let pruned = gradual
+        .prune_by_stage(
+            Net::new(device),
+            |net, x: Tensor<2>| net.forward(x),
+            |_seed| [batch(&samples(15), &inner).x, batch(&samples(9), &inner).x],
+            |net, training| {
+                let net = train(net, training)?;
+                zeros.push(net.zeros());
+                Ok(net)
+            },
+        )
+        .unwrap();
+    assert_eq!(zeros, [32, 48]);
+    assert_eq!(pruned.masks.nonzeros(), 16);
+    pruned.model
+}
+
+#[test]
+fn the_learner_and_the_plain_loop_prune_gradually_to_the_same_bits() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        for dtype in [FloatDType::F32, FloatDType::BF16] {
+            let autocast = autocast(dtype, &device);
+            for method in [StageMethod::Magnitude, StageMethod::Layerwise] {
+                let learner = prune(method, &device, |net, training| {
+                    under_the_learner(net, training, &autocast)
+                });
+                let plain = prune(method, &device, |net, training| {
+                    in_a_plain_loop(net, training, &autocast)
+                });
+                assert_eq!(bits(&learner), bits(&plain), "{dtype:?} {method:?}");
+                assert_eq!(learner.first.weight.val().dtype(), DType::F32);
+                assert!(attached(&learner).is_empty());
+                assert!(learner.first.weight.is_require_grad());
+                let untrained = prune(method, &device, |net, _| Ok(net));
+                let loss = |net: &Net| {
+                    let batch = batch(&samples(ROWS), &device);
+                    let autocast = Autocast::new(FloatDType::F32);
+                    net.loss(&autocast, batch).into_scalar::<f32>()
+                };
+                let (trained, untrained) = (loss(&learner), loss(&untrained));
+                assert!(trained < untrained, "{trained} {untrained}");
+            }
+        }
+    });
+}
+
+#[test]
+fn stages_from_gradients_are_trained_by_the_learner_with_their_masks() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let autocast = autocast(FloatDType::BF16, &device);
+        let solver = SolverConfig::new(Budget::Sparsity(0.75));
+        let pruner = PrunerConfig::new(solver, FisherConfig::new(ROWS))
+            .with_stages(2)
+            .with_schedule(Schedule::Linear { base: 0.5 })
+            .with_ridge(RidgeChoice::Fixed(1e-2));
+        let mut nonzeros = Vec::new();
+        let inner = device.clone().inner();
+        let pruned = GradualConfig::new(pruner, 1, 2)
+            .prune_by_stage(
+                Net::new(&device),
+                |net, (x, y): &(Tensor<2>, Tensor<2>)| {
+                    let output = net.forward(x.clone()).slice_dim(1, 0..1);
+                    (output - y.clone()).square().mean()
+                },
+                |_seed| {
+                    let batch = batch(&samples(ROWS), &inner);
+                    [(batch.x, batch.y)]
+                },
+                |net, training| {
+                    let net = under_the_learner(net, training, &autocast)?;
+                    nonzeros.push((training.epochs, Masks::of(&net).unwrap().nonzeros()));
+                    Ok(net)
+                },
+            )
+            .unwrap();
+        assert_eq!(nonzeros, [(1, 32), (2, 16)]);
+        assert!(pruned.model.zeros() >= 48);
+        assert!(pruned.model.first.weight.is_require_grad());
+    });
+}

@@ -1,0 +1,366 @@
+//! Gradual pruning from inputs: layer by layer and by magnitude, with training between the stages.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::prune::{
+    Budget, Candidate, Epoch, GradualConfig, GradualPruned, GradualPruner, Masks, PruneError,
+    Pruner, Refitted, Schedule, Selection, SparsityPattern, StageMethod, StageTraining,
+    recompute_batch_norm,
+};
+use burn_lean::reparam::{Rejected, attached};
+
+use crate::pruner::{self, config, pairs};
+use crate::support::{each_device, tensor, values, with_numbers};
+
+/// 16 × 12 + 12 × 4 = 240 weights.
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(16, 12).init(device),
+            second: LinearConfig::new(12, 4).init(device),
+        };
+        with_numbers(net, 5)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.second.forward(relu(self.first.forward(x)))
+    }
+
+    fn weights(&self) -> Vec<f32> {
+        let of = |layer: &Linear| values(layer.weight.val());
+        [of(&self.first), of(&self.second)].concat()
+    }
+
+    fn zeros(&self) -> usize {
+        self.weights().iter().filter(|w| **w == 0.0).count()
+    }
+}
+
+fn inputs(seed: u64, device: &Device) -> Vec<Tensor<2>> {
+    let of = |seed| tensor::<2>(seed, [64, 16], device);
+    vec![of(10 * seed), of(10 * seed + 1)]
+}
+
+/// To 0.5, 0.7 and 0.9.
+fn gradual(method: StageMethod, epochs: usize, last_epochs: usize) -> GradualPruner {
+    let mut gradual = GradualPruner::new(Budget::Sparsity(0.9), 3, epochs, last_epochs);
+    gradual.method = method;
+    gradual.schedule = Schedule::Linear { base: 0.5 };
+    gradual
+}
+
+fn run(
+    gradual: &GradualPruner,
+    net: Net,
+    train: impl FnMut(Net, &Epoch) -> Result<Net, Rejected<Net, PruneError>>,
+) -> Result<GradualPruned<Net>, Rejected<Net, PruneError>> {
+    let device = net.devices().remove(0).inner();
+    let loader = |seed| inputs(seed, &device);
+    gradual.prune(net, |net, x: Tensor<2>| net.forward(x), loader, train)
+}
+
+/// One step of SGD towards what the dense net says.
+fn towards(dense: &Net, net: Net, rate: f64, seed: u64) -> Net {
+    let device = net.devices().remove(0);
+    let x = tensor::<2>(1000 + seed, [64, 16], &device);
+    let target = Tensor::from_inner(dense.forward(x.clone().without_autodiff()));
+    let loss = (net.forward(x) - target).square().mean();
+    let grads = GradientsParams::from_grads(loss.backward(), &net);
+    SgdConfig::new().init().step(rate, net, grads)
+}
+
+fn distance(dense: &Net, net: &Net) -> f32 {
+    let x = tensor::<2>(7, [256, 16], &dense.devices().remove(0));
+    let error = net.valid().forward(x.clone()) - dense.forward(x);
+    error.square().mean().into_scalar()
+}
+
+#[test]
+fn by_magnitude_the_largest_weights_of_each_stage_stay_as_they_are() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let dense = Net::new(&device);
+        let pruned = run(
+            &gradual(StageMethod::Magnitude, 0, 0),
+            dense.clone(),
+            |_, _| unreachable!("there are no epochs"),
+        )
+        .unwrap();
+        let nonzeros: Vec<usize> = pruned.stages.iter().map(|stage| stage.nonzeros).collect();
+        assert_eq!(nonzeros, [120, 72, 24]);
+        // Without training, three stages by magnitude are one.
+        let selection = Selection::of(&dense, None).unwrap();
+        let (pattern, budget) = (SparsityPattern::Unstructured, Budget::Sparsity(0.9));
+        let masks = Masks::by_magnitude(&dense, &selection, &pattern, &budget).unwrap();
+        assert_eq!(pruned.masks, masks);
+        let expected = masks.attach(dense.clone()).unwrap().materialize();
+        assert_eq!(pruned.model.weights(), expected.weights());
+        assert_eq!(values(pruned.model.first.bias.as_ref().unwrap().val()), {
+            values(dense.first.bias.as_ref().unwrap().val())
+        });
+        for stage in &pruned.stages {
+            let report = &stage.report;
+            assert_eq!(report.chosen, Candidate::Magnitude);
+            assert_eq!((report.candidates.len(), report.tuning_steps), (1, 0));
+            assert!(report.layers.iter().all(|l| l.refitted == Refitted::Dense));
+        }
+    });
+}
+
+#[test]
+fn training_between_the_stages_holds_the_zeros_and_brings_the_net_back() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        for method in [StageMethod::Magnitude, StageMethod::Layerwise] {
+            let dense = Net::new(&device).valid();
+            let mut zeros = Vec::new();
+            let mut seed = 0;
+            let trained = run(&gradual(method, 8, 16), Net::new(&device), |net, epoch| {
+                seed += 1;
+                let net = towards(&dense, net, epoch.learning_rate(0.5), seed);
+                zeros.push(net.zeros());
+                Ok(net)
+            })
+            .unwrap();
+            let expected = [[120; 8].as_slice(), &[168; 8], &[216; 16]].concat();
+            assert_eq!(zeros, expected, "{method:?}");
+            assert_eq!(trained.masks.nonzeros(), 24);
+            assert!(attached(&trained.model).is_empty());
+            assert!(trained.model.first.weight.is_require_grad());
+            let bare = run(&gradual(method, 0, 0), Net::new(&device), |net, _| Ok(net)).unwrap();
+            let (trained, bare) = (
+                distance(&dense, &trained.model),
+                distance(&dense, &bare.model),
+            );
+            assert!(trained < 0.9 * bare, "{method:?}: {trained} {bare}");
+        }
+    });
+}
+
+#[test]
+fn one_stage_layer_by_layer_is_the_pruner() {
+    each_device(|target| {
+        let device = &target.device;
+        let mut gradual = GradualPruner::new(Budget::Sparsity(0.8), 1, 0, 0);
+        gradual.seed = 3;
+        let staged = run(&gradual, Net::new(device), |net, _| Ok(net)).unwrap();
+        let mut pruner = Pruner::new(Budget::Sparsity(0.8));
+        pruner.tuning = Some(0);
+        let forward = |net: &Net, x: Tensor<2>| net.forward(x);
+        let alone = pruner
+            .prune(Net::new(device), forward, inputs(3, device))
+            .unwrap();
+        assert_eq!(staged.model.weights(), alone.model.weights());
+        assert_eq!(staged.masks, alone.masks);
+        let divergence =
+            |report: &burn_lean::prune::LayerwiseReport| report.candidates[0].divergence;
+        assert_eq!(
+            divergence(&staged.stages[0].report),
+            divergence(&alone.report)
+        );
+    });
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    conv: Conv2d,
+    norm: BatchNorm,
+}
+
+impl Normed {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            conv: Conv2dConfig::new([2, 6], [3, 3]).init(device),
+            norm: BatchNormConfig::new(6).init(device),
+        };
+        with_numbers(net, 4)
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        self.norm.forward(self.conv.forward(x))
+    }
+}
+
+#[test]
+fn statistics_of_every_stage_are_those_of_its_pruned_weights() {
+    each_device(|target| {
+        let device = &target.device;
+        let batches = |seed: u64| [tensor::<4>(seed, [8, 2, 5, 5], device)];
+        let recalibrated = |net: Normed, seed| {
+            let look = |net: &Normed, x: &Tensor<4>| net.forward(x.clone());
+            recompute_batch_norm(net, look, batches(seed)).unwrap()
+        };
+        for recalibrate in [true, false] {
+            let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 2, 1, 1);
+            gradual.method = StageMethod::Magnitude;
+            gradual.pruner.recalibrate = recalibrate;
+            let dense = Normed::new(device);
+            let mut seen = Vec::new();
+            gradual
+                .prune(
+                    dense.clone(),
+                    |net, x: Tensor<4>| net.forward(x),
+                    batches,
+                    |net, epoch| {
+                        seen.push((
+                            values(net.norm.running_mean.value_sync()),
+                            match recalibrate {
+                                true => recalibrated(net.clone().materialize(), epoch.stage as u64),
+                                false => dense.clone(),
+                            },
+                        ));
+                        Ok(net)
+                    },
+                )
+                .unwrap();
+            assert_eq!(seen.len(), 2);
+            for (found, expected) in seen {
+                let expected = values(expected.norm.running_mean.value_sync());
+                // Means of numbers of order one, summed in another order.
+                for (found, expected) in found.iter().zip(expected) {
+                    assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn the_training_of_a_stage_comes_at_once_where_it_is_asked_for() {
+    let device = Device::flex();
+    let gradual = gradual(StageMethod::Magnitude, 0, 4);
+    let mut seen = Vec::new();
+    let train = |net: Net, training: &StageTraining| {
+        let rates = [0.0, 0.5, 1.0].map(|progress| training.learning_rate(progress));
+        seen.push((training.stage, training.stages, training.epochs, rates));
+        Ok(net)
+    };
+    let forward = |net: &Net, x: Tensor<2>| net.forward(x);
+    let loader = |seed| inputs(seed, &device);
+    gradual
+        .prune_by_stage(Net::new(&device), forward, loader, train)
+        .unwrap();
+    let [(stage, stages, epochs, rates)] = seen[..] else {
+        panic!("{seen:?}");
+    };
+    assert_eq!((stage, stages, epochs), (2, 3, 4));
+    for (rate, expected) in rates.into_iter().zip([0.1, 0.5 * (0.1 + 1e-5), 1e-5]) {
+        assert!((rate - expected).abs() < 1e-12, "{rate} {expected}");
+    }
+}
+
+#[test]
+fn from_gradients_the_stages_are_the_same_at_once_and_epoch_by_epoch() {
+    let device = Device::flex().autodiff();
+    let pruner = config(0.8)
+        .with_stages(2)
+        .with_schedule(Schedule::Linear { base: 0.4 });
+    let gradual = GradualConfig::new(pruner, 2, 3);
+    let step = |model: pruner::Net, rate: f64| {
+        let grads = model.loss(&pairs(7, &device)[0]).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        SgdConfig::new().init().step(rate, model, grads)
+    };
+    let start = || pruner::Net::new(&device);
+    let loader = |seed| pairs(seed, &device);
+    let by_epoch = gradual.prune(start(), pruner::Net::loss, loader, |model, epoch| {
+        Ok(step(model, epoch.learning_rate(0.0)))
+    });
+    let by_stage =
+        gradual.prune_by_stage(start(), pruner::Net::loss, loader, |mut model, training| {
+            for epoch in 0..training.epochs {
+                let progress = epoch as f64 / training.epochs as f64;
+                model = step(model, training.learning_rate(progress));
+            }
+            Ok(model)
+        });
+    let (by_epoch, by_stage) = (by_epoch.unwrap(), by_stage.unwrap());
+    assert_eq!(pruner::weights(&by_epoch), pruner::weights(&by_stage));
+    assert_eq!(by_epoch.masks, by_stage.masks);
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_with_the_model() {
+    let device = Device::flex();
+    let refused = |gradual: &GradualPruner, net: Net| {
+        let rejected = run(gradual, net, |_, _| unreachable!("refused before training"));
+        rejected.unwrap_err().into_parts()
+    };
+    let dense = Net::new(&device);
+    let with = |change: &dyn Fn(&mut GradualPruner)| {
+        let mut gradual = gradual(StageMethod::Layerwise, 1, 1);
+        change(&mut gradual);
+        let (net, error) = refused(&gradual, Net::new(&device));
+        assert_eq!(net.weights(), dense.weights());
+        error
+    };
+    for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let error = with(&|gradual| gradual.last_learning_rate = rate);
+        let expected = "last_learning_rate";
+        assert!(
+            matches!(error, PruneError::InvalidConfig { field, .. } if field == expected),
+            "{error}"
+        );
+    }
+    let error = with(&|gradual| gradual.stages = 0);
+    assert!(matches!(
+        error,
+        PruneError::InvalidConfig {
+            field: "stages",
+            ..
+        }
+    ));
+    let error = with(&|gradual| gradual.pruner.budget = Budget::Sparsity(1.0));
+    assert_eq!(error, PruneError::Sparsity { sparsity: 1.0 });
+
+    let all = Masks::keeping_all(Selection::of(&dense, None).unwrap().layout());
+    let masked = all.attach(Net::new(&device)).unwrap();
+    let (net, error) = refused(&gradual(StageMethod::Magnitude, 1, 1), masked);
+    assert_eq!(
+        error,
+        PruneError::CarriesReparameterization {
+            path: "first.weight".into(),
+            name: "mask".into()
+        }
+    );
+    assert_eq!(attached(&net).len(), 2);
+}
+
+#[test]
+fn training_that_fails_gives_its_model_back_with_the_masks() {
+    let device = Device::flex();
+    let rejected = run(
+        &gradual(StageMethod::Layerwise, 1, 1),
+        Net::new(&device),
+        |net, epoch| match epoch.stage {
+            1 => Err(PruneError::training(net, "x")),
+            _ => Ok(net),
+        },
+    );
+    let (net, error) = rejected.unwrap_err().into_parts();
+    assert_eq!(error, PruneError::Training { reason: "x".into() });
+    assert_eq!(Masks::of(&net).unwrap().nonzeros(), 72);
+}
+
+#[test]
+fn a_budget_of_half_or_less_is_pruned_to_at_once() {
+    let schedule = |sparsity| GradualPruner::new(Budget::Sparsity(sparsity), 3, 1, 1).schedule;
+    assert_eq!(schedule(0.5), Schedule::Constant);
+    assert_eq!(schedule(0.9), Schedule::Polynomial { base: 0.5 });
+    assert_eq!(
+        GradualPruner::new(Budget::Sparsity(0.9), 3, 1, 1)
+            .pruner
+            .tuning,
+        Some(0)
+    );
+}
