@@ -51,9 +51,9 @@ fn inputs(seed: u64, device: &Device) -> Vec<Tensor<2>> {
     vec![of(10 * seed), of(10 * seed + 1)]
 }
 
-/// To 0.5, 0.7 and 0.9.
+/// To ½, 11/16 and ⅞ of 240.
 fn gradual(method: StageMethod, epochs: usize, last_epochs: usize) -> GradualPruner {
-    let mut gradual = GradualPruner::new(Budget::Sparsity(0.9), 3, epochs, last_epochs);
+    let mut gradual = GradualPruner::new(Budget::Sparsity(0.875), 3, epochs, last_epochs);
     gradual.method = method;
     gradual.schedule = Schedule::Linear { base: 0.5 };
     gradual
@@ -97,10 +97,10 @@ fn by_magnitude_the_largest_weights_of_each_stage_stay_as_they_are() {
         )
         .unwrap();
         let nonzeros: Vec<usize> = pruned.stages.iter().map(|stage| stage.nonzeros).collect();
-        assert_eq!(nonzeros, [120, 72, 24]);
+        assert_eq!(nonzeros, [120, 75, 30]);
         // Without training, three stages by magnitude are one.
         let selection = Selection::of(&dense, None).unwrap();
-        let (pattern, budget) = (SparsityPattern::Unstructured, Budget::Sparsity(0.9));
+        let (pattern, budget) = (SparsityPattern::Unstructured, Budget::Sparsity(0.875));
         let masks = Masks::by_magnitude(&dense, &selection, &pattern, &budget).unwrap();
         assert_eq!(pruned.masks, masks);
         let expected = masks.attach(dense.clone()).unwrap().materialize();
@@ -132,9 +132,20 @@ fn training_between_the_stages_holds_the_zeros_and_brings_the_net_back() {
                 Ok(net)
             })
             .unwrap();
-            let expected = [[120; 8].as_slice(), &[168; 8], &[216; 16]].concat();
-            assert_eq!(zeros, expected, "{method:?}");
-            assert_eq!(trained.masks.nonzeros(), 24);
+            let expected = [[120; 8].as_slice(), &[165; 8], &[210; 16]].concat();
+            // A layer may be fitted with zeros among what it keeps.
+            let held = zeros
+                .iter()
+                .zip(&expected)
+                .all(|(zeros, least)| match method {
+                    StageMethod::Magnitude => zeros == least,
+                    _ => zeros >= least,
+                });
+            assert!(
+                held && zeros.len() == expected.len(),
+                "{method:?}: {zeros:?}"
+            );
+            assert_eq!(trained.masks.nonzeros(), 30);
             assert!(attached(&trained.model).is_empty());
             assert!(trained.model.first.weight.is_require_grad());
             let bare = run(&gradual(method, 0, 0), Net::new(&device), |net, _| Ok(net)).unwrap();
@@ -349,7 +360,7 @@ fn training_that_fails_gives_its_model_back_with_the_masks() {
     );
     let (net, error) = rejected.unwrap_err().into_parts();
     assert_eq!(error, PruneError::Training { reason: "x".into() });
-    assert_eq!(Masks::of(&net).unwrap().nonzeros(), 72);
+    assert_eq!(Masks::of(&net).unwrap().nonzeros(), 75);
 }
 
 #[test]
