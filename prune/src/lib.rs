@@ -33,8 +33,8 @@
 //!
 //! # From a model to a pruned one
 //!
-//! - [`Pruner`]: layer by layer, from inputs alone: where to begin; [`GradualPruner`] in stages, with
-//!   training between them, also by magnitude;
+//! - [`Pruner`]: layer by layer, from inputs alone: where to begin; [`GradualPruner`] in stages,
+//!   also by magnitude alone, with training between them;
 //! - [`PrunerConfig`]: one stage (CHITA) or several with fresh gradients (CHITA++), each to a target
 //!   of its [`Schedule`]; [`GradualConfig`] trains in between;
 //! - [`Batch`]: what a loader yields; tuples of tensors are one already;

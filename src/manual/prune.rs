@@ -43,7 +43,7 @@
 //! # In stages, with training between them
 //!
 //! Most zeros for the accuracy: prune a part, train with the zeros held, prune further. What prunes is
-//! `Pruner` or magnitude ([`GradualPruner`](crate::prune::GradualPruner)), or CHITA
+//! magnitude or `Pruner` ([`GradualPruner`](crate::prune::GradualPruner)), or CHITA
 //! ([`GradualConfig`](crate::prune::GradualConfig)); what trains is yours, here in mixed precision with the
 //! dense network as a teacher:
 //!

@@ -1,4 +1,4 @@
-//! Gradual pruning from inputs: layer by layer and by magnitude, with training between the stages.
+//! Gradual pruning from inputs: by magnitude and layer by layer, with training between the stages.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -163,6 +163,7 @@ fn one_stage_layer_by_layer_is_the_pruner() {
     each_device(|target| {
         let device = &target.device;
         let mut gradual = GradualPruner::new(Budget::Sparsity(0.8), 1, 0, 0);
+        gradual.method = StageMethod::Layerwise;
         gradual.seed = 3;
         let staged = run(&gradual, Net::new(device), |net, _| Ok(net)).unwrap();
         let mut pruner = Pruner::new(Budget::Sparsity(0.8));

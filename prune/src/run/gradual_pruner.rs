@@ -1,4 +1,4 @@
-//! Gradual pruning from inputs alone: layer by layer or by magnitude, with training between the stages.
+//! Gradual pruning from inputs alone: by magnitude or layer by layer, with training between the stages.
 
 use burn::module::Module;
 use burn_lean_graph::Tensors;
@@ -15,17 +15,18 @@ use crate::{
 ///
 /// ```text
 /// for stage t:
-///     prune to the target of t                            layer by layer, or by magnitude
+///     prune to the target of t                            by magnitude, or layer by layer
 ///     BatchNorm statistics anew                           where the pruner recalibrates
 ///     attach the masks
 ///     for epoch of the stage: model = train(model, epoch)  learning rate: cosine, restarted
 ///     fold the masks in
 /// ```
 ///
-/// It is [`GradualConfig`](crate::GradualConfig) with a [`Pruner`] in the place of CHITA: `forward` and
-/// inputs are enough, labels and losses are the business of `train` alone. A layer is fitted to what the
-/// model of the stage before returns, trained as it is; a weight that has gone can come back in a later
-/// stage, except by magnitude.
+/// It is [`GradualConfig`](crate::GradualConfig) with magnitude or a [`Pruner`] in the place of CHITA:
+/// `forward` and inputs are enough, labels and losses are the business of `train` alone. Layer by layer a
+/// layer is fitted to what the model of the stage before returns, trained as it is, and a weight that has
+/// gone can come back in a later stage; by magnitude it cannot. Layer by layer gains where there is little
+/// training or none.
 ///
 /// # With mixed precision, a teacher, the Learner
 ///
@@ -61,7 +62,8 @@ use crate::{
 /// ```
 #[derive(Debug, Clone)]
 pub struct GradualPruner {
-    /// What prunes in a stage. Default: layer by layer.
+    /// What prunes in a stage. Default: magnitude, which nothing was better than that needs no labels, once
+    /// there is training (`benches/RESULTS.md`).
     pub method: StageMethod,
     /// How, with the budget of the last stage. By magnitude, of it are looked at budget, pattern,
     /// parameters, whether statistics are measured anew and on how many examples. Default: that of
@@ -88,12 +90,12 @@ pub struct GradualPruner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum StageMethod {
-    /// [`Pruner`], layer by layer.
-    #[default]
-    Layerwise,
     /// The smallest weights of all layers go, the others keep their values; BatchNorm statistics are
     /// measured anew.
+    #[default]
     Magnitude,
+    /// [`Pruner`], layer by layer.
+    Layerwise,
 }
 
 /// A model that was pruned gradually by [`GradualPruner`].
