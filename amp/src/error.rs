@@ -1,6 +1,6 @@
 //! What can go wrong, with what to do about it.
 
-use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType};
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::scaler::report::SkipCause;
@@ -64,7 +64,7 @@ pub enum AmpError {
         /// Path of the parameter.
         path: String,
         /// Its dtype.
-        dtype: burn::tensor::DType,
+        dtype: DType,
     },
     /// A weight has numbers that F16 does not have.
     #[error(
@@ -93,18 +93,26 @@ pub enum AmpError {
     )]
     LossDtype {
         /// Its dtype.
-        dtype: burn::tensor::DType,
+        dtype: DType,
     },
     /// A gradient is not FP32.
     #[error(
-        "the gradient of `{path}` is {dtype:?}: gradients are unscaled in F32. The parameter \
-         itself is half; keep F32 parameters and let `AutocastConfig::prepare` cast them"
+        "the gradient of `{path}` is {dtype:?}: gradients are unscaled in F32. {}",
+        match .parameter {
+            DType::F32 => "The parameter is F32: dtypes were mixed in the forward pass, which not every \
+                           device refuses. Call its module in a `full_precision` region, or train with \
+                           `Autocast::run`; `audit` names all such calls",
+            _ => "The parameter itself is half; keep F32 parameters and let `AutocastConfig::prepare` \
+                  cast them",
+        }
     )]
     GradientDtype {
         /// Path of the parameter.
         path: String,
         /// The gradient's dtype.
-        dtype: burn::tensor::DType,
+        dtype: DType,
+        /// The parameter's own.
+        parameter: DType,
     },
     /// No parameter of the model has a gradient.
     #[error(

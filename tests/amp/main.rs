@@ -21,6 +21,7 @@ mod regions;
 mod resume;
 mod run;
 mod running_statistics;
+mod scaler_records;
 mod shared_parameters;
 mod speculative;
 mod weight_cast;

@@ -101,6 +101,7 @@ impl FloatVisitor for Unscale {
             self.error = Some(AmpError::GradientDtype {
                 path: path.to_string(),
                 dtype,
+                parameter: param.base().dtype(),
             });
             return;
         }

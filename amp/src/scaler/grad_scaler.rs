@@ -155,7 +155,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::NoGradients`], or [`AmpError::GradientDtype`] with the path of a parameter
-    /// whose gradient is in half precision.
+    /// whose gradient is in half precision, and why it may be.
     pub fn unscale<M: Module>(
         &self,
         model: &M,

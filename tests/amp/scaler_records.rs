@@ -1,0 +1,103 @@
+//! What a scaler writes, and what it takes back.
+
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, FloatDType};
+use burn_lean::amp::{
+    AmpError, DynamicLossScale, GradScaler, GradScalerConfig, GradScalerRecord, LossScale,
+};
+
+use crate::model::{one_gradient, prepared};
+
+#[test]
+fn a_record_restores_every_number() {
+    let mut scaler = GradScalerConfig::new(LossScale::Dynamic(DynamicLossScale {
+        init_scale: 3.0,
+        growth_factor: 1.7,
+        backoff_factor: 0.3,
+        growth_interval: 7,
+        hysteresis: 3,
+        min_scale: 0.01,
+        max_scale: 1e6,
+    }))
+    .with_max_norm(Some(0.7))
+    .with_max_consecutive_skips(None)
+    .init()
+    .unwrap();
+    let (mut model, _) = prepared(1, FloatDType::F16, &Device::flex());
+    for value in [1.0, f32::NAN, f32::NAN, f32::NAN, 1.0, f32::NAN] {
+        let grads = one_gradient(&model, &[value]);
+        model = scaler
+            .step(&mut SgdConfig::new().init(), 0.1, model, grads)
+            .unwrap();
+    }
+    let json = serde_json::to_string(&scaler.to_record()).unwrap();
+    let resumed = GradScaler::from_record(serde_json::from_str(&json).unwrap()).unwrap();
+    assert_eq!(resumed.state(), scaler.state());
+    assert_eq!(resumed.state().skipped_steps, 4);
+    assert_eq!(resumed.config().to_string(), scaler.config().to_string());
+}
+
+#[test]
+fn the_state_of_another_kind_of_loss_scale_is_refused() {
+    let dynamic = LossScale::Dynamic(DynamicLossScale::default());
+    let bounded = |min_scale, init_scale, max_scale| {
+        LossScale::Dynamic(DynamicLossScale {
+            min_scale,
+            init_scale,
+            max_scale,
+            ..Default::default()
+        })
+    };
+    let none = LossScale::None;
+    for (rule, state) in [
+        (dynamic, none.init()),
+        (dynamic, none.update(none.init(), false)),
+        (dynamic, LossScale::Static(1.0).init()),
+        (bounded(1.0, 2.0, 4.0), dynamic.init()),
+        (bounded(1e6, 1e6, 1e6), dynamic.init()),
+        (LossScale::Static(128.0), dynamic.init()),
+        (LossScale::Static(128.0), LossScale::Static(64.0).init()),
+        (LossScale::Static(128.0), none.init()),
+    ] {
+        let mut scaler = GradScalerConfig::new(rule).init().unwrap();
+        let error = scaler.load_state(state).unwrap_err();
+        assert!(matches!(error, AmpError::Record { .. }), "{error}");
+        assert_eq!(scaler.state(), rule.init(), "{rule:?}");
+    }
+
+    let skipped = |rule: LossScale| rule.update(rule.init(), true);
+    let taken = |rule: LossScale| rule.update(rule.init(), false);
+    for rule in [dynamic, LossScale::Static(128.0)] {
+        for state in [rule.init(), skipped(rule), taken(rule)] {
+            let mut scaler = GradScalerConfig::new(rule).init().unwrap();
+            scaler.load_state(state).unwrap();
+            assert_eq!(scaler.state(), state);
+        }
+    }
+    // A run without loss scale takes any state for what it is to it: nothing.
+    let mut disabled = GradScalerConfig::new(none).init().unwrap();
+    disabled.load_state(skipped(dynamic)).unwrap();
+    assert_eq!(disabled.state(), none.init());
+}
+
+#[test]
+fn records_of_another_version_or_without_sense_are_refused() {
+    let good = GradScalerConfig::for_dtype(FloatDType::F16)
+        .init()
+        .unwrap()
+        .to_record();
+    let mut other = good.clone();
+    other.version = 99;
+    let mut zero = good.clone();
+    zero.state.scale = 0.0;
+    let mut nan = good.clone();
+    nan.state.scale = f32::NAN;
+    let mut counts = good.clone();
+    counts.state.skipped_steps = 5;
+    for record in [other, zero, nan, counts] {
+        let error = GradScaler::from_record(record).unwrap_err();
+        assert!(matches!(error, AmpError::Record { .. }), "{error}");
+    }
+    assert!(GradScaler::from_record(good).is_ok());
+    assert!(serde_json::from_str::<GradScalerRecord>("{\"version\": 1}").is_err());
+}
