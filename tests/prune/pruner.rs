@@ -1,6 +1,7 @@
 //! Pruning a model in one stage and in several.
 
 use burn::module::{Module, ModuleMapper, Param, ParamGroup};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -424,6 +425,54 @@ fn patterns_and_budgets_reach_the_solver_in_every_stage() {
             _ => assert_eq!(totals, [32, 20, 8], "{budget:?}"),
         }
     }
+}
+
+#[test]
+fn a_first_convolution_of_three_channels_is_left_out_of_a_pattern_of_four() {
+    #[derive(Module, Debug)]
+    struct Images {
+        first: Conv2d,
+        second: Conv2d,
+        head: Linear,
+    }
+    let conv = |channels| Conv2dConfig::new(channels, [2, 2]).init(&Device::flex());
+    let net = Images {
+        first: conv([3, 4]),
+        second: conv([4, 4]),
+        head: LinearConfig::new(4, 2).init(&Device::flex()),
+    };
+    let loss = |net: &Images, (x, y): &(Tensor<4>, Tensor<2>)| {
+        let x = net.second.forward(relu(net.first.forward(x.clone())));
+        let x = relu(x).mean_dim(2).mean_dim(3).flatten(1, 3);
+        (net.head.forward(x) - y.clone()).square().mean()
+    };
+    each_device(|target| {
+        let device = &target.device;
+        let batch = (tensor(3, [16, 3, 4, 4], device), tensor(4, [16, 2], device));
+        let mut config = config(0.0).with_stages(2);
+        config.solver.budget = Budget::Pattern;
+        config.solver.pattern = SparsityPattern::NM { n: 2, m: 4 };
+        let net = with_numbers(net.clone().to_device(device), 1);
+        let pruned = config.prune(net.clone(), loss, |_| [batch.clone()]);
+        let pruned = pruned.unwrap();
+        let layers = pruned.selection.layout().layers().iter();
+        let paths: Vec<&str> = layers.map(|layer| &*layer.path).collect();
+        assert_eq!(paths, ["second.weight", "head.weight"]);
+        let excluded = pruned.selection.parameters().iter();
+        let excluded = excluded.filter_map(|parameter| parameter.excluded.as_ref());
+        let reasons: Vec<String> = excluded.map(ToString::to_string).collect();
+        let reason = "2:4 does not divide the 3 of axis 1".to_string();
+        assert!(reasons.contains(&reason), "{reasons:?}");
+        // All of it is there, and of the others half of each four input channels.
+        assert_eq!(
+            values(pruned.model.first.weight.val()),
+            values(net.first.weight.val())
+        );
+        let second = pruned.model.second.weight.val().equal_elem(0.0).int();
+        assert_eq!(values(second.sum_dim(1).float()), [2.0; 4 * 2 * 2]);
+        let head = pruned.model.head.weight.val().equal_elem(0.0).int();
+        assert_eq!(values(head.sum_dim(0).float()), [2.0; 2]);
+    });
 }
 
 #[test]
