@@ -11,7 +11,7 @@ use burn_lean::quant::{
     load_safetensors, quantized_weights, save_safetensors, sensitivity,
 };
 
-use crate::support::{tensor, values, with_numbers};
+use crate::support::{each_device, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -20,11 +20,10 @@ struct Net {
 }
 
 impl Net {
-    fn new(dtype: FloatDType) -> Self {
-        let device = Device::flex();
+    fn new(dtype: FloatDType, device: &Device) -> Self {
         let net = Self {
-            fc1: LinearConfig::new(16, 12).init(&device),
-            fc2: LinearConfig::new(12, 4).init(&device),
+            fc1: LinearConfig::new(16, 12).init(device),
+            fc2: LinearConfig::new(12, 4).init(device),
         };
         with_numbers(net, 7).map(&mut Cast(dtype))
     }
@@ -42,32 +41,41 @@ impl ModuleMapper for Cast {
     }
 }
 
-const DTYPES: [FloatDType; 2] = [FloatDType::F16, FloatDType::BF16];
+/// Both, on each device that computes in them: ndarray in none, wgpu in F16.
+fn each_half(test: impl Fn(FloatDType, &Device)) {
+    each_device(|target| {
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            if target.device.supports_dtype(dtype) {
+                test(dtype, &target.device);
+            }
+        }
+    });
+}
 
-fn input(dtype: FloatDType) -> Tensor<2> {
-    tensor::<2>(3, [5, 16], &Device::flex()).cast(dtype)
+fn input(dtype: FloatDType, device: &Device) -> Tensor<2> {
+    tensor::<2>(3, [5, 16], device).cast(dtype)
 }
 
 /// Quantized, with ranges.
-fn quantized(dtype: FloatDType, weight: WeightConfig) -> Net {
+fn quantized(dtype: FloatDType, weight: WeightConfig, device: &Device) -> Net {
     let config = PtqConfig::new()
         .with_quantize(QatConfig::new().with_weight(weight))
         .with_progress(false);
-    let data = input(dtype);
+    let data = input(dtype, device);
     let run = |net: &Net, x: Tensor<2>| drop(net.forward(x));
     config
-        .quantize(Net::new(dtype), || [data.clone()], run)
+        .quantize(Net::new(dtype, device), || [data.clone()], run)
         .unwrap()
         .0
 }
 
 #[test]
 fn a_converted_half_model_runs_in_its_dtype_with_the_same_outputs() {
-    for dtype in DTYPES {
+    each_half(|dtype, device| {
         for dequantize in [Dequantize::Once, Dequantize::EveryUse] {
             for bits in [8, 4] {
-                let net = quantized(dtype, WeightConfig::int(bits));
-                let expected = net.forward(input(dtype));
+                let net = quantized(dtype, WeightConfig::int(bits), device);
+                let expected = net.forward(input(dtype, device));
                 assert_eq!(expected.dtype(), DType::from(dtype));
                 let weight = values(net.fc1.weight.val());
                 let config = ConvertConfig::new().with_dequantize(dequantize);
@@ -79,97 +87,102 @@ fn a_converted_half_model_runs_in_its_dtype_with_the_same_outputs() {
                 assert_eq!(converted.fc1.weight.val().dtype(), DType::from(dtype));
                 assert_eq!(values(converted.fc1.weight.val()), weight);
                 for _ in 0..2 {
-                    let found = converted.forward(input(dtype));
+                    let found = converted.forward(input(dtype, device));
                     assert_eq!(found.dtype(), DType::from(dtype));
                     assert_eq!(values(found), values(expected.clone()));
                 }
                 // So does the audit, which records it.
-                let audit = audit(&converted, input(dtype), |net, x| net.forward(x));
+                let audit = audit(&converted, input(dtype, device), |net, x| net.forward(x));
                 assert!(audit.unwrap().is_covered());
                 let run = QuantizedForward::new();
-                let found = run.run(&converted, input(dtype), |net, x| net.forward(x));
+                let found = run.run(&converted, input(dtype, device), |net, x| net.forward(x));
                 assert_eq!(values(found.unwrap()), values(expected.clone()));
             }
         }
-    }
+    });
 }
 
 #[test]
 fn a_half_model_loads_from_its_record_and_from_its_file() {
     let folder = tempfile::tempdir().unwrap();
-    for dtype in DTYPES {
+    each_half(|dtype, device| {
         let path = folder.path().join(format!("{dtype:?}.safetensors"));
-        let prepared = quantized(dtype, WeightConfig::int(8));
-        let expected = values(prepared.forward(input(dtype)));
+        let prepared = quantized(dtype, WeightConfig::int(8), device);
+        let expected = values(prepared.forward(input(dtype, device)));
         let (converted, _) = ConvertConfig::new().convert(prepared).unwrap();
         save_safetensors(&converted, &path).unwrap();
         let fresh = |dtype| {
             let config = PtqConfig::new().qat_config();
-            config.prepare(Net::new(dtype)).unwrap().valid()
+            config.prepare(Net::new(dtype, device)).unwrap().valid()
         };
         // Also into a model that was made in F32: the file has the dtype.
         for of_model in [dtype, FloatDType::F32] {
             let loaded = load_safetensors(fresh(of_model), &path, Storage::Auto).unwrap();
-            assert_eq!(values(loaded.forward(input(dtype))), expected);
+            assert_eq!(values(loaded.forward(input(dtype, device))), expected);
             let bytes = converted.clone().into_record().into_bytes().unwrap();
             let record = ModuleRecord::from_bytes(bytes).unwrap();
             let loaded = load_record(fresh(of_model), record).unwrap();
-            assert_eq!(values(loaded.forward(input(dtype))), expected);
+            assert_eq!(values(loaded.forward(input(dtype, device))), expected);
         }
-    }
+    });
 }
 
 #[test]
 fn a_half_model_with_quantized_weights_alone_loads_into_a_plain_one() {
     let folder = tempfile::tempdir().unwrap();
-    for dtype in DTYPES {
+    each_half(|dtype, device| {
         let path = folder.path().join(format!("{dtype:?}.safetensors"));
         let config = PtqConfig::new()
             .with_mode(PtqMode::WeightOnly)
             .with_progress(false);
         let none = || Vec::<Tensor<2>>::new();
-        let (net, _) = config.quantize(Net::new(dtype), none, |_, _| {}).unwrap();
-        let expected = values(net.forward(input(dtype)));
+        let (net, _) = config
+            .quantize(Net::new(dtype, device), none, |_, _| {})
+            .unwrap();
+        let expected = values(net.forward(input(dtype, device)));
         let (converted, _) = ConvertConfig::new().convert(net).unwrap();
         save_safetensors(&converted, &path).unwrap();
         for dequantize in [Dequantize::Once, Dequantize::EveryUse] {
             let config = LoadConfig::new().with_dequantize(dequantize);
-            let (plain, _) = config.load(Net::new(dtype), &path).unwrap();
-            assert_eq!(plain.fc1.forward(input(dtype)).dtype(), dtype.into());
-            assert_eq!(values(plain.forward(input(dtype))), expected);
+            let (plain, _) = config.load(Net::new(dtype, device), &path).unwrap();
+            assert_eq!(
+                plain.fc1.forward(input(dtype, device)).dtype(),
+                dtype.into()
+            );
+            assert_eq!(values(plain.forward(input(dtype, device))), expected);
         }
-    }
+    });
 }
 
 #[test]
 fn what_burn_cannot_hold_stays_half_with_the_same_codes() {
-    for dtype in DTYPES {
+    each_half(|dtype, device| {
         let weight = WeightConfig::new()
             .with_format(NumberFormat::uint(4))
             .with_mapping(Mapping::Affine);
-        let net = quantized(dtype, weight);
-        let expected = values(net.forward(input(dtype)));
+        let net = quantized(dtype, weight, device);
+        let expected = values(net.forward(input(dtype, device)));
         let codes = quantized_weights(&net).unwrap();
         let config = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
         let (converted, _) = config.convert(net).unwrap();
-        assert_eq!(values(converted.forward(input(dtype))), expected);
+        assert_eq!(values(converted.forward(input(dtype, device))), expected);
         assert_eq!(quantized_weights(&converted).unwrap(), codes);
-    }
+    });
 }
 
 #[test]
 fn the_sensitivity_of_a_half_model_has_sums_in_f32() {
-    for dtype in DTYPES {
+    each_half(|dtype, device| {
         // The squares of the outputs are beyond F16.
-        let x = input(dtype) * 1000.0;
+        let x = input(dtype, device) * 1000.0;
         let config = QatConfig::new()
             .with_weight(WeightConfig::int(4))
             .with_activation(None);
-        let prepared = config.prepare(Net::new(dtype)).unwrap();
+        let prepared = config.prepare(Net::new(dtype, device)).unwrap();
         let found = sensitivity(&prepared, |net| net.forward(x.clone()), |_| 0.0).unwrap();
         let mut only_last = prepared.clone();
-        only_last.fc1 = Net::new(dtype).fc1;
-        let exact = values(Net::new(dtype).forward(x.clone()));
+        only_last.fc1 = Net::new(dtype, device).fc1;
+        let exact = values(Net::new(dtype, device).forward(x.clone()));
         let off = values(only_last.forward(x.clone()));
         let squares = |numbers: &mut dyn Iterator<Item = f32>| -> f64 {
             numbers.map(|number| f64::from(number).powi(2)).sum()
@@ -180,7 +193,7 @@ fn the_sensitivity_of_a_half_model_has_sums_in_f32() {
         let expected = 10.0 * (signal / noise).log10();
         let sqnr = found.layers[1].output_sqnr;
         assert!((sqnr - expected).abs() < 1e-3, "{sqnr} {expected}");
-    }
+    });
 }
 
 #[test]
@@ -193,7 +206,7 @@ fn the_gradient_scores_of_a_half_model_are_those_of_the_same_numbers_in_f32() {
             .with_weight(WeightConfig::int(4))
             .with_activation(None);
         let prepared = config.prepare(layer.train()).unwrap();
-        let x = input(FloatDType::F16).cast(dtype);
+        let x = input(FloatDType::F16, &Device::flex()).cast(dtype);
         let tracked = Tensor::from_inner(x.clone());
         let found = sensitivity(&prepared, |layer| layer.forward_q(x.clone()), |_| 0.0)
             .unwrap()
