@@ -143,8 +143,12 @@ impl Language {
         with_numbers(net, 4)
     }
 
-    /// Of the next token, all examples being equally long.
     fn loss(&self, tokens: &Tensor<2, Int>) -> Tensor<1> {
+        self.loss_of_next(tokens, CrossEntropyLossConfig::new())
+    }
+
+    /// Of the next token, all examples being equally long.
+    fn loss_of_next(&self, tokens: &Tensor<2, Int>, loss: CrossEntropyLossConfig) -> Tensor<1> {
         let [examples, length] = tokens.dims();
         let steps = length - 1;
         let x = self.embedding.forward(tokens.clone().narrow(1, 0, steps));
@@ -158,7 +162,8 @@ impl Language {
                 .forward(gelu(self.up.forward(self.norm.forward(x))));
         let logits = x.matmul(self.embedding.weight.val().transpose().unsqueeze());
         let next = tokens.clone().narrow(1, 1, steps).flatten(0, 1);
-        cross_entropy(logits.flatten(0, 1), &next)
+        loss.init(&logits.device())
+            .forward(logits.flatten(0, 1), next)
     }
 }
 
@@ -167,6 +172,48 @@ fn rotary_positions_causal_masks_and_tied_embeddings_have_rows() {
     each_device(|target| {
         let net = Language::new(&target.device);
         all_batched(&net, Language::loss, tokens(4, 5, &target.device));
+    });
+}
+
+/// Not among the first three of the five tokens.
+const PADDING: usize = 5;
+
+#[test]
+fn smoothed_labels_and_as_much_padding_in_every_example_have_rows() {
+    let smoothed = |net: &Language, tokens: &Tensor<2, Int>| {
+        let loss = CrossEntropyLossConfig::new().with_smoothing(Some(0.1));
+        net.loss_of_next(tokens, loss)
+    };
+    each_device(|target| {
+        let net = Language::new(&target.device);
+        all_batched(&net, smoothed, tokens(4, 5, &target.device));
+        // Two tokens of padding each.
+        let padded = tokens(4, 5, &target.device).slice_fill([0..4, 3..5], PADDING as i64);
+        all_batched(&net, without_padding, padded.clone());
+        let both = |net: &Language, tokens: &Tensor<2, Int>| {
+            let loss = CrossEntropyLossConfig::new().with_smoothing(Some(0.1));
+            net.loss_of_next(tokens, loss.with_pad_tokens(Some(vec![PADDING])))
+        };
+        all_batched(&net, both, padded);
+    });
+}
+
+fn without_padding(net: &Language, tokens: &Tensor<2, Int>) -> Tensor<1> {
+    let loss = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![PADDING]));
+    net.loss_of_next(tokens, loss)
+}
+
+/// The mean over the tokens of a batch is that over its examples only if they are equally long.
+#[test]
+fn more_padding_in_one_example_than_in_another_takes_plain_passes_with_the_reason() {
+    each_device(|target| {
+        let net = Language::new(&target.device);
+        let padded = tokens(4, 5, &target.device).slice_fill([0..1, 2..5], PADDING as i64);
+        let (batched, plain, report) = both(&net, without_padding, padded, 1, None);
+        assert_eq!(batched, plain);
+        assert_eq!(report.batched_rows, 0);
+        let reason = report.fallback.unwrap();
+        assert!(reason.contains("its loss is not their mean"), "{reason}");
     });
 }
 
