@@ -37,5 +37,51 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! Gradually, with training between the stages, the masks are there from the start, and keep all:
+//!
+//! ```
+//! # use burn::module::Module;
+//! # use burn::nn::LinearConfig;
+//! # use burn::optim::{AdamWConfig, GradientsParams};
+//! # use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+//! # use burn_lean::prelude::*;
+//! use burn_lean::prune::{GradualConfig, Schedule, Selection};
+//!
+//! # let device = Device::flex().autodiff();
+//! # let model = LinearConfig::new(16, 8).init(&device);
+//! # let x = Tensor::<2>::random([64, 16], Distribution::Default, &device);
+//! let masks = Masks::keeping_all(Selection::of(&model, None)?.layout());
+//! let chain = ChainReparameterizer::new(
+//!     masks.reparameterizer(&model)?,
+//!     QatConfig::new().reparameterizer(&model)?,
+//! );
+//! let model = attach(model, chain)?;
+//! let autocast = Autocast::new(FloatDType::BF16);
+//! let mut optim = AdamWConfig::new().init();
+//! let pruner = PrunerConfig::new(SolverConfig::new(Budget::Sparsity(0.75)), FisherConfig::new(16))
+//!     .with_stages(3)
+//!     .with_schedule(Schedule::Linear { base: 0.25 });
+//! let pruned = GradualConfig::new(pruner, 1, 2).prune(
+//!     model,
+//!     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
+//!     |_seed| [x.clone().inner()],
+//!     |model, epoch| {
+//!         if epoch.restart {
+//!             optim = AdamWConfig::new().init();
+//!         }
+//!         let loss = autocast.run(&model, x.clone(), |model, x| model.forward(x).square().mean());
+//!         let loss = loss.expect("it can be recorded");
+//!         let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!         Ok(advance(optim.step(epoch.learning_rate(0.0), model, grads)))
+//!     },
+//! )?;
+//! // Each stage replaced the masks, and left the quantizers alone.
+//! assert_eq!(Masks::of(&pruned.model)?.sparsity(), 0.75);
+//! let (model, _) = ConvertConfig::new().convert(pruned.model.valid())?;
+//! let zeros = model.weight.val().equal_elem(0.0).int().sum().into_scalar::<i64>();
+//! assert!(zeros >= 96);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! `SparseRecord` is then the one file: codes of the weights that are left, and where they are.
 //! The example `combined` does this on images, in a plain loop and in the Learner.

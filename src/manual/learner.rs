@@ -11,16 +11,84 @@
 //!
 //! A step of one's own is that of a plain loop without its last two lines:
 //!
-//! ```text
+#![cfg_attr(feature = "train", doc = "```")]
+#![cfg_attr(not(feature = "train"), doc = "```text")]
+//! use burn::module::Module;
+//! use burn::nn::loss::CrossEntropyLossConfig;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::SgdConfig;
+//! use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+//! use burn::train::{ClassificationOutput, Learner};
+//! use burn_lean::amp::{Amp, AmpInferenceStep, AmpTrainStep};
+//! use burn_lean::prelude::*;
+//! use burn_lean::quant::{Phase, Schedule, quantizers};
+//!
+//! #[derive(Module, Debug)]
+//! struct Classifier {
+//!     layer: Linear,
+//! }
+//!
+//! type Batch = (Tensor<2>, Tensor<1, Int>);
+//!
+//! impl Classifier {
+//!     fn classify(&self, (x, labels): Batch) -> ClassificationOutput {
+//!         let logits = self.layer.forward(x);
+//!         let cross_entropy = CrossEntropyLossConfig::new().init(&logits.device());
+//!         let loss = cross_entropy.forward(logits.clone(), labels.clone());
+//!         ClassificationOutput::new(loss, logits, labels)
+//!     }
+//! }
+//!
 //! impl AmpTrainStep for Classifier {
 //!     type Input = Batch;
 //!     type Output = ClassificationOutput;
 //!
-//!     fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, Self::Output) {
-//!         let output = autocast.run(self, batch, |model, batch| model.classify(batch)).unwrap();
-//!         (output.loss.clone(), output)
+//!     fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ClassificationOutput) {
+//!         let labels = batch.1.clone();
+//!         let (loss, logits) = autocast
+//!             .run(self, batch, |model, batch| {
+//!                 let output = model.classify(batch);
+//!                 (output.loss, output.output)
+//!             })
+//!             .expect("the model can be recorded");
+//!         (loss.clone(), ClassificationOutput::new(loss, logits, labels))
 //!     }
 //! }
+//!
+//! impl AmpInferenceStep for Classifier {
+//!     type Input = Batch;
+//!     type Output = ClassificationOutput;
+//!
+//!     fn inference_step(&self, _: &Autocast, batch: Batch) -> ClassificationOutput {
+//!         self.classify(batch)
+//!     }
+//! }
+//!
+//! let device = Device::flex().autodiff();
+//! let model = Classifier { layer: LinearConfig::new(8, 3).init(&device) };
+//! let model = QatConfig::new()
+//!     .with_schedule(Schedule::new().with_quantize_from(2))
+//!     .prepare(model)?;
+//! let config = GradScalerConfig::for_dtype(FloatDType::F16);
+//! let amp = Amp::from_prepared(model, Autocast::new(FloatDType::F16), &config)?
+//!     .with_after_step(advance);
+//! let monitor = amp.monitor();
+//! let schedule = amp.lr_scheduler(0.1)?;
+//! let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
+//! // What `SupervisedTraining::launch` does with each batch, given `monitor.interrupter()`:
+//! let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
+//! let labels = Tensor::<1, Int>::zeros([16], &device);
+//! for _ in 0..3 {
+//!     let step = learner.train_step((x.clone(), labels.clone()));
+//!     learner.lr_step();
+//!     learner.optimizer_step(step.grads);
+//! }
+//! assert_eq!(monitor.error(), None);
+//! let state = learner.model().state()?;
+//! assert_eq!((state.steps, state.skipped_steps), (3, 0));
+//! let quantized = quantizers(learner.model().model());
+//! assert!(quantized.iter().all(|located| located.quantizer.phase() == Phase::ObserveAndQuantize));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! The examples `amp_learner` and `combined` are whole programs.

@@ -27,14 +27,29 @@ use crate::{Batch, Epoch, Masks, PruneError, Pruned, PrunerConfig, StageReport};
 /// a [`ChainReparameterizer`](burn_lean_reparam::ChainReparameterizer). Each stage then replaces the
 /// masks and leaves the rest alone, and so does the end: nothing is folded in.
 ///
-/// ```text
+/// ```
+/// # use burn::nn::LinearConfig;
+/// # use burn::tensor::{Device, Tensor};
+/// # use burn_lean_prune::{Budget, FisherConfig, GradualConfig, PrunerConfig, SolverConfig};
+/// use burn_lean_prune::{Masks, Selection};
+/// use burn_lean_reparam::attach;
+///
+/// # let device = Device::flex();
+/// # let solver = SolverConfig::new(Budget::Sparsity(0.75));
+/// # let gradual = GradualConfig::new(PrunerConfig::new(solver, FisherConfig::new(4)), 1, 1);
+/// let model = LinearConfig::new(8, 4).init(&device.clone().autodiff());
 /// let masks = Masks::keeping_all(Selection::of(&model, None)?.layout());
-/// let chain = ChainReparameterizer::new(
-///     masks.reparameterizer(&model)?,
-///     QatConfig::new().reparameterizer(&model)?,
-/// );
-/// let (model, autocast) = AutocastConfig::new(FloatDType::BF16).prepare_with(model, chain)?;
-/// let pruned = gradual.prune(model, loss, loader, |model, epoch| …)?;
+/// let first = masks.reparameterizer(&model)?;
+/// // With quantizers: `ChainReparameterizer::new(first, QatConfig::new().reparameterizer(&model)?)`.
+/// let model = attach(model, first)?;
+/// let pruned = gradual.prune(
+///     model,
+///     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
+///     |_seed| [Tensor::<2>::ones([6, 8], &device)],
+///     |model, _epoch| Ok(model),
+/// )?;
+/// assert_eq!(Masks::of(&pruned.model)?.sparsity(), 0.75);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// The gradients of the stages are those at the masked and quantized weights, in F32 unless `loss`
