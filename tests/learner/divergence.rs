@@ -1,6 +1,6 @@
 //! What cannot go on stops the training.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::Learner;
@@ -95,6 +95,36 @@ fn a_model_that_is_frozen_is_an_error_and_no_panic() {
     learner.optimizer_step(output.grads);
 
     assert_eq!(monitor.error(), Some(AmpError::NoGradients));
+}
+
+/// The loss scale is a float parameter, too: weights are clipped in `with_after_step`.
+#[test]
+fn a_clip_of_the_whole_instead_of_the_model_is_an_error_and_no_step() {
+    struct Clip;
+    impl ModuleMapper for Clip {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let requires_grad = param.is_require_grad();
+            param.map(|value| {
+                let clipped = value.detach().clamp(-0.05, 0.05);
+                clipped.detach().set_require_grad(requires_grad)
+            })
+        }
+    }
+    let device = Device::flex().autodiff();
+    let amp = amp(&device, FloatDType::F16, &scaler()).map(&mut Clip);
+    let monitor = amp.monitor();
+    let before = bits(amp.model());
+    let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
+
+    let output = learner.train_step(batch(&samples(4), &device));
+    learner.lr_step();
+    learner.optimizer_step(output.grads);
+
+    let Some(error @ AmpError::Record { .. }) = monitor.error() else {
+        panic!("{monitor:?}")
+    };
+    assert!(error.to_string().contains("is not the inverse"), "{error}");
+    assert_eq!(bits(learner.model().model()), before);
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! What quantizers observe is theirs: a mapper of the user's that changes floats does not reach it.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::quant::{
-    ForwardQ, ObserverConfig, PtqConfig, QatConfig, WeightConfig, advance, calibrate, quantizers,
+    ForwardQ, Learned, ObserverConfig, PtqConfig, QatConfig, Site, WeightConfig, advance,
+    calibrate, learned_parameters, quantizers,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -72,6 +73,67 @@ fn clipping_the_weights_leaves_observed_ranges_alone() {
         // And they go on observing.
         clipped.forward_q(tensor::<2>(1, [8, 6], &device) * 3.0);
         assert_ne!(ranges(&clipped), before);
+    });
+}
+
+/// The clip of a critic whose quantizers learn.
+struct ClipWeights {
+    path: Vec<String>,
+    learned: ParamGroup,
+}
+
+impl ModuleMapper for ClipWeights {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.learned.matches(&param.id, Some(&self.path.join("."))) {
+            true => param,
+            false => Clip.map_float(param),
+        }
+    }
+}
+
+/// To a mapper they are what they are to an optimizer, which is one, too.
+#[test]
+fn clipping_reaches_learned_scales_unless_they_are_left_out() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let learning = || {
+            let weight = WeightConfig::int(4).with_learned(Learned::Lsq);
+            let layer = with_numbers(LinearConfig::new(6, 4).init(&device), 5);
+            let config = QatConfig::new().with_weight(weight);
+            let layer = config.prepare(layer).unwrap();
+            layer.forward_q(tensor::<2>(1, [8, 6], &device) * 3.0);
+            layer
+        };
+        let scale = |layer: &Linear| {
+            let mut found = quantizers(layer).into_iter();
+            let weight = found.find(|located| located.site == Site::Weight).unwrap();
+            assert!(weight.quantizer.is_learning());
+            values(weight.quantizer.qparams().unwrap().scale)
+        };
+        let before = scale(&learning());
+        assert!(before.iter().any(|scale| *scale > 0.05), "{before:?}");
+        let observed = ranges(&learning());
+
+        let clipped = learning().map(&mut Clip);
+        assert!(scale(&clipped).iter().all(|scale| *scale <= 0.05));
+        assert_eq!(ranges(&clipped), observed);
+
+        let clipped = learning().map(&mut ClipWeights {
+            path: Vec::new(),
+            learned: learned_parameters(),
+        });
+        assert_eq!(scale(&clipped), before);
+        assert_eq!(ranges(&clipped), observed);
+        let weights = values(clipped.weight.base());
+        assert!(weights.iter().all(|weight| weight.abs() <= 0.05));
     });
 }
 

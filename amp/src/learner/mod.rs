@@ -53,7 +53,8 @@ pub use step::{AmpInferenceStep, AmpTrainStep};
 ///   gradients, all take the same decisions.
 /// - A checkpoint of a training with another loss scale (none, another static one, one outside of
 ///   floor and ceiling) loads: its scale serves one step, then the scale restarts with a warning.
-/// - [`with_after_step`](Self::with_after_step) is for what has to happen after each step.
+/// - [`with_after_step`](Self::with_after_step) is for what has to happen after each step. Clip weights
+///   there: a mapper over the whole of it changes the loss scale, too, which the next step refuses.
 /// - An error ([`AmpError::Diverged`], a record that makes no sense) leaves the parameters as they
 ///   are, and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it.
 ///

@@ -138,6 +138,9 @@ impl FakeQuantizeConfig {
 /// let optimizer = optimizer.with_group(learned_parameters(), scales, None);
 /// # let _ = optimizer;
 /// ```
+///
+/// An optimizer reaches them as a mapper over the model, and so does a mapper of yours: one that clips
+/// weights leaves out what this group [`matches`](ParamGroup::matches) by id and path.
 pub fn learned_parameters() -> ParamGroup {
     ParamGroup::from_any_predicates(vec!["learned_scale", "learned_zero_point"])
 }
