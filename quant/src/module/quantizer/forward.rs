@@ -236,3 +236,45 @@ impl FakeQuantize {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::module::Module;
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::{FakeQuantizeConfig, NumberFormat, Scheme};
+
+    /// Where the scale is that a forward pass used, in the host's memory, if it is kept.
+    fn scale(quantizer: &FakeQuantize) -> Option<(Tensor<1>, *const u8)> {
+        let scale = quantizer.lock().of_range.get()?.scale.clone();
+        let primitive = scale.clone().try_into_primitive::<Flex>();
+        let place = primitive.expect("it is on flex").bytes().as_ptr();
+        // Alive, so that another tensor has another place.
+        Some((scale, place))
+    }
+
+    #[test]
+    fn two_forward_passes_in_evaluation_share_one_scale_and_training_makes_it_anew() {
+        let device = Device::flex();
+        let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+        let quantizer = config.init(&device).unwrap();
+        let x = Tensor::<1>::from_floats([0.0, 0.6, 3.0], &device);
+        let training = x.clone().autodiff();
+        quantizer.forward(training.clone());
+
+        let valid = quantizer.valid();
+        assert!(scale(&valid).is_none());
+        valid.forward(x.clone());
+        let first = scale(&valid).unwrap();
+        valid.forward(x.clone() * 0.5);
+        // A copy for inference, too.
+        valid.clone().forward(x);
+        assert_eq!(scale(&valid).unwrap().1, first.1);
+
+        let trained = scale(&quantizer).unwrap();
+        quantizer.forward(training * 2.0);
+        assert_ne!(scale(&quantizer).unwrap().1, trained.1);
+    }
+}
