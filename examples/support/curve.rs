@@ -155,11 +155,54 @@ fn range(kind: Values, values: impl Iterator<Item = f64>) -> std::ops::Range<f64
         }
         Values::Percent => {
             let room = (0.08 * (highest - lowest)).max(0.1);
-            (lowest - room).max(0.0)..(highest + room).min(100.0).max(lowest + 0.1)
+            (lowest - room).max(0.0)..(highest + room).min(100.0)
         }
     }
 }
 
 fn failed(path: &Path, error: impl std::fmt::Display) -> String {
     format!("cannot write {}: {error}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn percent(values: &[f64]) -> std::ops::Range<f64> {
+        range(Values::Percent, values.iter().copied())
+    }
+
+    #[test]
+    fn no_accuracy_is_above_100_or_below_0() {
+        for values in [&[97.5, 100.0][..], &[100.0], &[0.0, 100.0], &[0.0], &[]] {
+            let axis = percent(values);
+            assert!(
+                axis.start >= 0.0 && axis.end <= 100.0,
+                "{values:?}: {axis:?}"
+            );
+            assert!(axis.start < axis.end, "{values:?}: {axis:?}");
+            for value in values {
+                assert!(
+                    (axis.start..=axis.end).contains(value),
+                    "{values:?}: {axis:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_spread_of_the_values_fills_the_axis() {
+        for values in [[97.22, 98.33], [10.0, 95.0], [99.0, 100.0]] {
+            let axis = percent(&values);
+            let filled = (values[1] - values[0]) / (axis.end - axis.start);
+            assert!(filled > 0.8, "{values:?}: {filled} of {axis:?}");
+        }
+        // Of losses by their logarithms.
+        let axis = range(Values::Positive, [1e-3, 1.0].into_iter());
+        let filled = 1000f64.log2() / (axis.end - axis.start);
+        assert!(
+            filled > 0.95 && axis.start < 1e-3f64.log2() && axis.end > 0.0,
+            "{axis:?}"
+        );
+    }
 }
