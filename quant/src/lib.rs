@@ -91,6 +91,34 @@ pub use burn_lean_graph::{Form, GraphError, Role, TensorMapper, Tensors, tensors
 /// assert!(inputs.map(|located| located.quantizer).all(|input| input.is_observed()));
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
+///
+/// A `forward` of your own with `&mut self` needs its `&mut` written. Without it the compiler says no
+/// more than that it cannot borrow as mutable: the attribute sees names, not types, and could not tell
+/// such a call from that of a layer.
+///
+/// ```compile_fail,E0596
+/// # use burn::tensor::Tensor;
+/// # use burn_lean_quant::quantize_calls;
+/// struct Counted(usize);
+///
+/// impl Counted {
+///     fn forward(&mut self, x: Tensor<2>) -> Tensor<2> {
+///         self.0 += 1;
+///         x
+///     }
+/// }
+///
+/// struct Net {
+///     own: Counted,
+/// }
+///
+/// #[quantize_calls]
+/// impl Net {
+///     fn forward(&mut self, x: Tensor<2>) -> Tensor<2> {
+///         self.own.forward(x) // `(&mut self.own).forward(x)` compiles
+///     }
+/// }
+/// ```
 pub use burn_lean_quant_macros::quantize_calls;
 pub use codes::{QuantizedTensor, Storage, quantized_weights};
 pub use deploy::{

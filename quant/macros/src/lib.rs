@@ -30,7 +30,8 @@ use calls::Calls;
 /// `TransformerDecoderInput`: import these instead of Burn's.
 ///
 /// A `forward` of your own that takes `&mut self` is called as `(&mut self.module).forward(x)`: such
-/// a call is left as it is, and any other borrows the receiver shared.
+/// a call is left as it is, and any other borrows the receiver shared, which the compiler then
+/// refuses without naming this attribute: what a method takes, a macro does not see.
 ///
 /// Where the crate is only reachable by another path, name it:
 /// `#[quantize_calls(crate = burn_lean::quant)]`.
