@@ -60,6 +60,36 @@ fn moving_to_a_device_is_refused() {
 }
 
 #[test]
+fn a_tensor_off_the_tape_is_refused_in_training_and_goes_in_evaluation() {
+    let forward = |model: &(Linear, Linear), x: Tensor<2>| {
+        let target = model.1.forward(x.clone()).inner();
+        model.0.forward(x) - Tensor::from_inner(target)
+    };
+    let error = error(forward);
+    let GraphError::Forward { reason, after } = &error else {
+        panic!("{error}")
+    };
+    assert!(reason.contains("do not support autodiff"), "{reason}");
+    assert!(after.contains("`1."), "{after}");
+    // `detach` is what a recording can follow.
+    assert!(error.to_string().contains("`inner`"), "{error}");
+    let detached = |model: &(Linear, Linear), x: Tensor<2>| {
+        model.0.forward(x.clone()) - model.1.forward(x).detach()
+    };
+    for device in [Device::flex().autodiff(), Device::flex()] {
+        let model = (linear(&device), linear(&device));
+        let x = tensor::<2>(1, [2, 3], &device);
+        assert!(record(&model, &x, detached).is_ok());
+    }
+    let model = (linear(&Device::flex()), linear(&Device::flex()));
+    let x = tensor::<2>(1, [2, 3], &Device::flex());
+    let off = |model: &(Linear, Linear), x: Tensor<2>| {
+        model.0.forward(x.clone()) - model.1.forward(x).inner()
+    };
+    assert!(record(&model, &x, off).is_ok());
+}
+
+#[test]
 fn a_batch_norm_that_is_called_twice_is_refused_and_of_both_views_at_once_goes() {
     let device = Device::flex().autodiff();
     let norm: BatchNorm = BatchNormConfig::new(3).init(&device);
