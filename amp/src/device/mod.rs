@@ -18,8 +18,9 @@ pub enum Fallback {
     Error,
     /// Compute in F32 after all, with a warning event.
     F32,
-    /// Keep F32 tensors, but round weights, inputs and the gradients through the casts to the
-    /// half grid, with a warning event. Slower than F32: for checking that a model trains in half
+    /// Keep F32 tensors, but round to the half grid, with a warning event: in
+    /// [`Autocast::run`](crate::Autocast::run) the result of every operation in half and its gradient, in
+    /// a region weights, inputs and the gradients through the casts alone. Slower than F32: for checking that a model trains in half
     /// precision on a machine that has none.
     Emulate,
 }
