@@ -5,9 +5,13 @@
 //! All variants of a network run interleaved in one process; times and ratios are medians. "held" is
 //! what is allocated between forward and backward pass, of that in F32, and of the unedited model in
 //! megabytes; "bytes" is what the audit says of it, weights included.
+//!
+//! `--overheads` measures instead what is beside the operations: see `amp/overheads.rs`.
 
 #[path = "support/mod.rs"]
 mod harness;
+#[path = "amp/overheads.rs"]
+mod overheads;
 #[path = "../examples/support/mod.rs"]
 mod support;
 
@@ -52,6 +56,9 @@ struct Arguments {
     /// Steps in a sample.
     #[arg(long, default_value_t = 3)]
     steps: usize,
+    /// Only unscaling, a weight that is used many times, and the audit.
+    #[arg(long)]
+    overheads: bool,
     /// Only networks whose name contains this.
     #[arg(long, default_value = "")]
     network: String,
@@ -73,6 +80,10 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         true => device.gradient_checkpointing(),
         false => device,
     };
+    if arguments.overheads {
+        let table = overheads::overheads(&device, arguments.samples)?;
+        return Ok(table.publish(arguments.json.as_deref())?);
+    }
     let mut table = Table::new(
         format!("training step with AdamW on {device:?}"),
         &[

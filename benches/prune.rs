@@ -4,7 +4,8 @@
 //!
 //! Gradients: seconds of n Fisher samples against n backward passes whose gradients are dropped.
 //! Scaling: CPU time and memory of one solution of made-up problems at 90 % sparsity, with the
-//! exponents that fit them best. Sparse: the table of `prune/sparse_linear.rs`.
+//! exponents that fit them best. Budgets: what a bound of the operations and what blocks add to that.
+//! Sparse: the table of `prune/sparse_linear.rs`.
 
 #[path = "support/mod.rs"]
 mod harness;
@@ -34,7 +35,8 @@ struct Arguments {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
-    /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `sparse`.
+    /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `budgets`,
+    /// `sparse`.
     #[arg(long, default_value = "")]
     table: String,
     /// Of the gradients, only networks whose name contains this.
@@ -74,6 +76,10 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     if "blocks".contains(&arguments.table) {
         scaling::blocks(&device)?.publish_as(arguments.json.as_deref(), "blocks")?;
+    }
+    if "budgets".contains(&arguments.table) {
+        let table = scaling::budgets(&device, arguments.samples)?;
+        table.publish_as(arguments.json.as_deref(), "budgets")?;
     }
     if "sparse".contains(&arguments.table) {
         sparse_linear::sparse_linear();

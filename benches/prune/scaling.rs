@@ -149,6 +149,87 @@ pub(crate) fn blocks(device: &Device) -> Result<Table, Box<dyn Error>> {
     Ok(table)
 }
 
+/// What a budget and blocks add to the time of one stage, n = 100: at p = 10⁶, in ten layers whose
+/// weights cost 2 to 1024 operations each, a bound of the operations beside a sparsity, by CHITA and by
+/// magnitude alone; at p = 10⁵ blocks of more weights than there are samples beside the whole.
+pub(crate) fn budgets(device: &Device, samples: usize) -> Result<Table, Box<dyn Error>> {
+    let header = ["p", "n", "method", "budget", "block", "seconds", "of_first"];
+    let mut table = Table::new("budgets and blocks, one stage", &header);
+    let n = 100;
+    let kept = 1.0 - SPARSITY;
+    let sparsity = Budget::Sparsity(SPARSITY);
+    let flops = Budget::Flops {
+        kept,
+        sparsity: None,
+    };
+    let chita = Method::Chita(ChitaConfig::new());
+    let runs = [
+        (1_000_000, &chita, "CHITA", &sparsity, "sparsity", None),
+        (1_000_000, &chita, "CHITA", &flops, "operations", None),
+        (
+            1_000_000,
+            &Method::Magnitude,
+            "magnitude",
+            &sparsity,
+            "sparsity",
+            None,
+        ),
+        (
+            1_000_000,
+            &Method::Magnitude,
+            "magnitude",
+            &flops,
+            "operations",
+            None,
+        ),
+        (100_000, &chita, "CHITA", &sparsity, "sparsity", None),
+        (100_000, &chita, "CHITA", &sparsity, "sparsity", Some(1000)),
+        (
+            100_000,
+            &chita,
+            "CHITA",
+            &sparsity,
+            "sparsity",
+            Some(10_000),
+        ),
+    ];
+    let mut first = (0, "", 0.0);
+    for (p, method, name, budget, of, block) in runs {
+        let gradients = Tensor::random([n, p], Distribution::Normal(0.0, 1.0), device);
+        let weights = Tensor::random([p], Distribution::Normal(0.0, 1.0), device);
+        let mut layout = Layout::new();
+        for layer in 0..10 {
+            let flops = f64::from(2 << layer);
+            let kind = burn_lean::prune::LayerKind::Other;
+            layout.push(format!("weight{layer}"), vec![p / 10], kind, flops);
+        }
+        let gradients = GradientMatrix::from_tensor(gradients)?;
+        let problem = Problem::new(gradients, weights, layout)?;
+        let config = SolverConfig::new(budget.clone())
+            .with_method(method.clone())
+            .with_block_size(block);
+        let mut seconds = f64::INFINITY;
+        for _ in 0..samples {
+            let start = Instant::now();
+            solve(&problem, &config)?;
+            seconds = seconds.min(start.elapsed().as_secs_f64());
+        }
+        if (first.0, first.1) != (p, name) {
+            first = (p, name, seconds);
+        }
+        table.push([
+            Cell::Integer(p as u64),
+            Cell::Integer(n as u64),
+            name.into(),
+            of.into(),
+            Cell::optional_integer(block.map(|block| block as u64)),
+            Cell::Number(seconds, 3),
+            Cell::Number(seconds / first.2, 2),
+        ]);
+    }
+    Ok(table)
+}
+
 /// Gradients and weights of normal random numbers.
 fn problem(p: usize, n: usize, device: &Device) -> Result<Problem, Box<dyn Error>> {
     let normal = Distribution::Normal(0.0, 1.0);
