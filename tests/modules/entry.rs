@@ -45,8 +45,9 @@ impl Precision {
     /// The precisions of the matrix on one device.
     pub(crate) fn of(target: &Target) -> Vec<Self> {
         let dtypes: &[FloatDType] = match target.name {
-            "flex" => &[FloatDType::F16, FloatDType::BF16],
-            _ => &[FloatDType::F16],
+            // It has no arithmetic in BF16.
+            "wgpu" => &[FloatDType::F16],
+            _ => &[FloatDType::F16, FloatDType::BF16],
         };
         dtypes
             .iter()

@@ -93,8 +93,8 @@ const INTRODUCTION: &str = "\
 
 With `Autocast::run` all modules of `burn-nn` 0.22.1 go as they are, unedited, and the table below
 is not needed: norms, softmax, activations with exponentials or powers, distances, divisions, sums
-and losses run in F32, so that gradients are right for activations of 1 to 30,000, as far as the bound
-of rounding goes. Two cannot be recorded: `PoissonNllLoss`, which looks at its targets, and
+and losses run in F32, so that outputs and gradients are right for activations of 1 to 30,000, as far
+as the bound of rounding goes. Two cannot be recorded: `PoissonNllLoss`, which looks at its targets, and
 `PositionWiseFeedForward` with `SwiGlu` or `PRelu` inside, whose parameters Burn's modules do not see.
 
 In an autocast region (`AutocastConfig::prepare`, `Autocast::forward`) the dtype of an operation is
@@ -113,15 +113,15 @@ Without its region such a module mixes dtypes. Burn's CPU backends panic then; a
 compute wrong numbers without a word.
 
 *Range* is the largest of the magnitudes 1, 10, 40, 100, 1,000 and 30,000 of its input up to which the
-gradients of a module are known to be right in an F16 region (measured on flex): they are within the
-bound of rounding. Where it is less than 30,000, larger activations need `full_precision`, BF16, or
+outputs and gradients of a module are known to be right in an F16 region (measured on flex): they are
+within the bound of rounding. Where it is less than 30,000, larger activations need `full_precision`, BF16, or
 `Autocast::run`. A range also ends where the bound is half of the gradient or more, and says nothing
 any more. That is so for attention and gates, whose products go into exponentials: the larger they
 are, the more a rounding of them counts, on every way in half precision, and from 1,000 on they may be
 infinite in F16. Beyond the bound nothing is known of them, and `full_precision` alone is safe.
 
 This file is written by a test, which holds every line against measurements: on flex in F16 and
-BF16, on wgpu in F16 and on ndarray with emulated F16, outputs and gradients are within rounding of
+BF16, on wgpu in F16 and on ndarray with both emulated, outputs and gradients are within rounding of
 FP32, gradients are F32, and twenty AdamW steps lower the loss; `Autocast::run` on the same devices
 at all these magnitudes where there is a bound, which for attention, gates and recurrent layers ends
 between 1 and 40 in F16, and at 1 or before in BF16. Modules that draw random numbers are compared in

@@ -3,10 +3,11 @@
 //! The input of a module is a half activation of the given magnitude, exactly representable, so
 //! that the FP32 reference sees the same numbers. What is compared is the gradient of the input
 //! and of all parameters, at the largest loss scale at which they are finite, which a dynamic
-//! scaler finds.
+//! scaler finds; and what the module gives, for losses the loss.
 //!
 //! The bound is that of the region's test: three times the roundings on the longest path, relative
-//! to the norm of all gradients together, and for the input to its own. Where an exponential or a
+//! to the norm of all gradients together, and for the input to its own; of outputs it is once the
+//! roundings, relative to their norm. Where an exponential or a
 //! saturating function takes a product in half, the rounding of the product, relative to its size, is
 //! an absolute error of the exponent: there the bound grows with the magnitude, until it is half of a
 //! gradient and says nothing any more. What is beyond that is no result: no range has it, and the test
@@ -29,6 +30,8 @@ use crate::{for_every_module, within};
 pub(crate) struct Measured {
     /// Loss in FP32 and under autocast.
     pub(crate) losses: (f32, f32),
+    /// Outputs in FP32 and under autocast; of what is outside of regions, the loss.
+    pub(crate) outputs: (Vec<f32>, Vec<f32>),
     /// Gradients in FP32 and under autocast, the input's first.
     pub(crate) gradients: Vec<(String, Vec<f32>, Vec<f32>)>,
 }
@@ -59,6 +62,13 @@ where
         }
     }
 
+    fn output(&self, output: Tensor<2>, loss: &Tensor<1>) -> Vec<f32> {
+        match self.way {
+            Way::OutsideInFp32 => support::values(loss.clone()),
+            _ => support::values(output),
+        }
+    }
+
     pub(crate) fn measure(
         &self,
         route: &Route,
@@ -68,7 +78,9 @@ where
     ) -> Result<Measured, AmpError> {
         let flex = Device::flex().autodiff();
         let model = self.fed(&flex, magnitude, random);
-        let loss = (self.loss)((self.forward)(&model.layer, model.input.val()));
+        let output = (self.forward)(&model.layer, model.input.val());
+        let loss = (self.loss)(output.clone());
+        let fp32_output = self.output(output, &loss);
         let fp32_loss = loss.clone().into_scalar::<f32>();
         let fp32 = GradientsParams::from_grads(loss.backward(), &model);
         let fp32 = support::gradients(&model, fp32);
@@ -78,24 +90,27 @@ where
         // A product with one is half, and exact.
         let one = Tensor::<2>::eye(WIDTH, &device);
         let mut gradients = Vec::new();
-        let mut amp_loss = f32::NAN;
+        let (mut amp_loss, mut amp_output) = (f32::NAN, Vec::new());
         let largest = fp32
             .iter()
             .flat_map(|(_, _, values)| values)
             .fold(f32::MIN_POSITIVE, |most, value| most.max(value.abs()));
         for scale in scales(precision.dtype, largest) {
             let h = |model: &Fed<M>, one| model.input.val().matmul(one);
-            let loss = match route {
+            let (output, loss) = match route {
                 Route::Run(autocast) => autocast.run(&model, one.clone(), |model, one| {
-                    (self.loss)((self.forward)(&model.layer, h(model, one)))
+                    let output = (self.forward)(&model.layer, h(model, one));
+                    (output.clone(), (self.loss)(output))
                 })?,
                 Route::Region(config) => {
                     let (prepared, autocast) = config.prepare(model.clone())?;
-                    (self.loss)(autocast.forward(one.clone(), |one| {
+                    let output = autocast.forward(one.clone(), |one| {
                         self.in_region(&prepared.layer, h(&prepared, one))
-                    }))
+                    });
+                    (output.clone(), (self.loss)(output))
                 }
             };
+            amp_output = self.output(output, &loss);
             amp_loss = loss.clone().into_scalar::<f32>();
             let amp = GradientsParams::from_grads(loss.mul_scalar(scale).backward(), &model);
             gradients = support::gradients(&model, amp)
@@ -119,6 +134,7 @@ where
         );
         Ok(Measured {
             losses: (fp32_loss, amp_loss),
+            outputs: (fp32_output, amp_output),
             gradients: fp32
                 .into_iter()
                 .zip(gradients)
@@ -161,8 +177,8 @@ fn half_numbers(magnitude: f32) -> Vec<f32> {
 /// At 40 an exponential is above the range of F16, and within that of F32.
 const MAGNITUDES: [f32; 6] = [1.0, 10.0, 40.0, 100.0, 1000.0, 30_000.0];
 
-/// Up to which magnitude of its input a module has gradients in an F16 region on flex that are known to
-/// be right; `None` for what is called outside of regions.
+/// Up to which magnitude of its input a module has outputs and gradients in an F16 region on flex that are
+/// known to be right; `None` for what is called outside of regions.
 pub(crate) fn range_in_region(entry: &Entry) -> Option<f32> {
     if entry.way == Way::OutsideInFp32 {
         return None;
@@ -223,7 +239,7 @@ const NOT_RECORDED: [(&str, &str); 2] = [
 ];
 
 #[test]
-fn gradients_are_right_at_every_magnitude_without_an_edit() {
+fn outputs_and_gradients_are_right_at_every_magnitude_without_an_edit() {
     for_every_module(|entry, precision| {
         if entry.no_backward.contains(&precision.target.name) {
             return Ok(());
@@ -272,7 +288,7 @@ fn gradients_are_right_at_every_magnitude_without_an_edit() {
     });
 }
 
-/// Why gradients are not known to be right.
+/// Why outputs and gradients are not known to be right.
 #[derive(Debug)]
 enum Doubt {
     /// They are off by more than rounding.
@@ -319,7 +335,17 @@ fn check(
         "TripletMarginLoss" => 8.0 * f32::EPSILON * magnitude,
         _ => 0.0,
     };
-    let tolerance = 3.0 * precision.unit_roundoff() * roundings * conditioning + cancellation;
+    let rounding = precision.unit_roundoff() * roundings * conditioning;
+    let (fp32, amp) = &measured.outputs;
+    let size = crate::norm(fp32);
+    if !size.is_finite() {
+        return Err(Doubt::NoBound);
+    }
+    let error = crate::distance(fp32, amp) / size.max(f32::MIN_POSITIVE);
+    if !(overflows && !error.is_finite()) {
+        within(error, rounding + cancellation, "output").map_err(Doubt::Wrong)?;
+    }
+    let tolerance = 3.0 * rounding + cancellation;
     for (path, fp32, amp) in &measured.gradients {
         let error = crate::distance(fp32, amp);
         if !error.is_finite() && overflows {
