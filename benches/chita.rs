@@ -38,10 +38,9 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, FisherConfig, GradientMethod, IhtConfig, Masks, Method, Problem,
-    PruneError, PruneReport, Pruner, PrunerConfig, RidgeChoice, RunningStatistics, Selection,
-    SolverConfig, SparsityPattern, StageReport, activation_norms, flops, mean_loss,
-    solve_with_ridge,
+    Budget, ChitaConfig, IhtConfig, Masks, Method, Problem, PruneError, PruneReport, Pruner,
+    PrunerConfig, RidgeChoice, RunningStatistics, Selection, SolverConfig, SparsityPattern,
+    StageReport, activation_norms, flops, mean_loss, solve_with_ridge,
 };
 use clap::Parser;
 use network::loss;
@@ -246,16 +245,6 @@ impl<'a, M: Network> Run<'a, M> {
         }
     }
 
-    fn fisher(&self) -> FisherConfig {
-        let method = match self.cli.plain_gradients {
-            true => GradientMethod::Plain,
-            false => GradientMethod::Automatic,
-        };
-        FisherConfig::new(self.cli.samples())
-            .with_batch_size(self.cli.batch_size())
-            .with_method(method)
-    }
-
     /// The training images in the order of a seed, again and again until there are enough.
     fn loader(&self, seed: u64) -> impl Iterator<Item = Batch> + '_ {
         let m = self.cli.batch_size();
@@ -324,7 +313,8 @@ impl<'a, M: Network> Run<'a, M> {
         let memory = PeakMemory::start();
         let mut images = self.loader(self.cli.seed);
         let fisher =
-            self.fisher()
+            self.cli
+                .fisher()
                 .collect(&self.model, &self.selection, loss::<M>, images.by_ref())?;
         let held_out = self.cli.held_out.div_ceil(LOADED);
         let held_out: Vec<Batch> = images.take(held_out).collect();
@@ -422,6 +412,7 @@ impl<'a, M: Network> Run<'a, M> {
         }
         let images = self.loader(self.cli.seed.wrapping_add(FRESH));
         let fisher = self
+            .cli
             .fisher()
             .collect(&self.model, &self.selection, loss::<M>, images)?;
         let layout = self.selection.layout().clone();
@@ -525,7 +516,7 @@ impl<'a, M: Network> Run<'a, M> {
             .with_method(self.method(self.cli.stage_method)?)
             .with_dead_columns(Some(self.cli.dead_columns()))
             .with_seed(self.cli.seed);
-        Ok(PrunerConfig::new(solver, self.fisher())
+        Ok(PrunerConfig::new(solver, self.cli.fisher())
             .with_stages(self.cli.stages)
             .with_schedule(self.cli.schedule())
             .with_first_order(self.cli.first_order)

@@ -4,8 +4,9 @@
 //!
 //! Gradients: seconds of n Fisher samples against n backward passes whose gradients are dropped.
 //! Scaling: CPU time and memory of one solution of made-up problems at 90 % sparsity, with the
-//! exponents that fit them best. Budgets: what a bound of the operations and what blocks add to that.
-//! Sparse: the table of `prune/sparse_linear.rs`.
+//! exponents that fit them best. Budgets: what a bound of the operations and what blocks add to that. Disk: a
+//! stage whose gradients are in memory, and in a file of the folder `--on-disk`. Sparse: the table of
+//! `prune/sparse_linear.rs`.
 
 #[path = "support/mod.rs"]
 mod harness;
@@ -35,13 +36,16 @@ struct Arguments {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
-    /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `budgets`,
+    /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `budgets`, `disk`,
     /// `sparse`.
     #[arg(long, default_value = "")]
     table: String,
     /// Of the gradients, only networks whose name contains this.
     #[arg(long, default_value = "")]
     network: String,
+    /// Folder for the files of the table `disk` [default: that for temporary files].
+    #[arg(long, value_name = "DIR")]
+    on_disk: Option<PathBuf>,
     /// Runs of each variant; the fastest counts.
     #[arg(long, default_value_t = 3, value_parser = support::at_least_one)]
     samples: usize,
@@ -80,6 +84,11 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     if "budgets".contains(&arguments.table) {
         let table = scaling::budgets(&device, arguments.samples)?;
         table.publish_as(arguments.json.as_deref(), "budgets")?;
+    }
+    if "disk".contains(&arguments.table) {
+        let folder = arguments.on_disk.clone().unwrap_or_else(std::env::temp_dir);
+        let table = scaling::disk(&device, &folder)?;
+        table.publish_as(arguments.json.as_deref(), "disk")?;
     }
     if "sparse".contains(&arguments.table) {
         sparse_linear::sparse_linear();

@@ -13,6 +13,9 @@ use burn_lean::amp::{
     Autocast, AutocastConfig, Checkpoints, DynamicLossScale, GradScaler, GradScalerConfig,
     LossScale,
 };
+use burn_lean::prune::{
+    Budget, FisherConfig, GradientMatrix, PrunerConfig, RidgeChoice, SolverConfig,
+};
 use burn_lean::{amp, quant};
 use peak_alloc::PeakAlloc;
 
@@ -171,6 +174,33 @@ fn a_checkpoint_holds_the_record_of_the_optimizer_and_a_tensor() {
     let most = most_during(|| checkpoints.save(1, &model, &optim, &scaler).unwrap());
     let expected = MOMENTS + TENSOR;
     assert!(most < expected + TENSOR / 2, "{most} of {expected}");
+}
+
+/// 256 MiB of gradients, of which an eighth may be in memory.
+#[test]
+fn gradients_on_disk_are_pruned_by_in_a_part_of_their_bytes() {
+    const SIDE: usize = 512;
+    const SAMPLES: usize = 256;
+    let _alone = alone();
+    let device = Device::flex();
+    let bytes = GradientMatrix::bytes_needed(SAMPLES, SIDE * SIDE, FloatDType::F32);
+    let folder = tempfile::tempdir().unwrap();
+    let model = LinearConfig::new(SIDE, SIDE).with_bias(false).init(&device);
+    let x = Tensor::<2>::random([SAMPLES, SIDE], Distribution::Default, &device);
+    let loss = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().mean();
+    let solver = SolverConfig::new(Budget::Sparsity(0.9));
+    let fisher = FisherConfig::new(SAMPLES)
+        .with_memory_bound(bytes / 8)
+        .with_on_disk(Some(folder.path().into()))
+        .with_progress(false);
+    let pruner = PrunerConfig::new(solver, fisher).with_ridge(RidgeChoice::Fixed(1e-2));
+    let grown = most_during(|| {
+        let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()]).unwrap();
+        assert_eq!(pruned.masks.nonzeros(), SIDE * SIDE - SIDE * SIDE * 9 / 10);
+        assert_eq!(pruned.stages[0].gradients.bytes, bytes);
+    });
+    println!("{:.3} of {bytes} bytes", grown as f64 / bytes as f64);
+    assert!(grown < bytes / 4, "{grown} of {bytes}");
 }
 
 /// Storms of overflows, and single ones.

@@ -90,7 +90,8 @@ impl<M: Network> Run<'_, M> {
     pub(crate) fn on_grids(&self) -> Result<(), Box<dyn Error>> {
         let mut images = self.loader(self.cli.seed);
         let fisher =
-            self.fisher()
+            self.cli
+                .fisher()
                 .collect(&self.model, &self.selection, loss::<M>, images.by_ref())?;
         let held_out = images.take(self.cli.held_out.div_ceil(LOADED)).collect();
         println!("{}", options::gradients(&fisher.report));

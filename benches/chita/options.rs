@@ -5,9 +5,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 use burn::module::ParamGroup;
+use burn::tensor::FloatDType;
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, FisherReport, PruneError, RidgeChoice, RunningStatistics,
-    Schedule, Selection, SparsityPattern, StageReport,
+    Budget, ChitaConfig, DeadColumns, FisherConfig, FisherReport, GradientMethod, PruneError,
+    RidgeChoice, RunningStatistics, Schedule, Selection, SketchConfig, SketchMethod,
+    SparsityPattern, StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -54,7 +56,7 @@ pub(crate) struct Cli {
     exclude: Option<String>,
     /// Gradients by one backward pass per Fisher sample, for comparison.
     #[arg(long)]
-    pub(crate) plain_gradients: bool,
+    plain_gradients: bool,
     /// What solves the stages of chita++.
     #[arg(long, value_enum, default_value_t = MethodName::Chita)]
     pub(crate) stage_method: MethodName,
@@ -82,6 +84,21 @@ pub(crate) struct Cli {
     /// Examples m that are averaged into one Fisher sample [default: 1; 16 where only chita++ runs].
     #[arg(long, value_parser = support::at_least_one)]
     batch_size: Option<usize>,
+    /// Storage of the gradients.
+    #[arg(long, value_enum, default_value_t = StorageName::F32)]
+    storage: StorageName,
+    /// A sketch of so many rows instead of the Fisher samples.
+    #[arg(long, value_name = "ROWS")]
+    sketch: Option<usize>,
+    /// How the sketch is made.
+    #[arg(long, value_enum, default_value_t = SketchName::FrequentDirections, requires = "sketch")]
+    sketch_method: SketchName,
+    /// A folder for gradients beyond `--memory-bound`.
+    #[arg(long, value_name = "DIR")]
+    on_disk: Option<PathBuf>,
+    /// Bytes that the gradients may use in memory [default: that of the library].
+    #[arg(long, value_name = "BYTES")]
+    memory_bound: Option<usize>,
     /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
     #[arg(long, value_parser = support::positive)]
     pub(crate) l2: Option<f64>,
@@ -154,6 +171,20 @@ pub(crate) struct Cli {
     /// What `cargo bench` adds.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StorageName {
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SketchName {
+    FrequentDirections,
+    /// Sums of samples with random signs.
+    RandomSigns,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -276,6 +307,34 @@ impl Cli {
         let mut methods = self.methods().into_iter();
         let only_staged = self.bits.is_empty() && methods.all(|method| method.is_staged());
         self.batch_size.unwrap_or(if only_staged { 16 } else { 1 })
+    }
+
+    /// How gradients are collected.
+    pub(crate) fn fisher(&self) -> FisherConfig {
+        let method = match self.plain_gradients {
+            true => GradientMethod::Plain,
+            false => GradientMethod::Automatic,
+        };
+        let dtype = match self.storage {
+            StorageName::F32 => FloatDType::F32,
+            StorageName::F16 => FloatDType::F16,
+            StorageName::Bf16 => FloatDType::BF16,
+        };
+        let sketch_method = match self.sketch_method {
+            SketchName::FrequentDirections => SketchMethod::FrequentDirections,
+            SketchName::RandomSigns => SketchMethod::RandomSigns,
+        };
+        let sketch = |rows| SketchConfig::new(rows).with_method(sketch_method);
+        let fisher = FisherConfig::new(self.samples())
+            .with_batch_size(self.batch_size())
+            .with_method(method)
+            .with_dtype(dtype)
+            .with_sketch(self.sketch.map(sketch))
+            .with_on_disk(self.on_disk.clone());
+        match self.memory_bound {
+            Some(bound) => fisher.with_memory_bound(bound),
+            None => fisher,
+        }
     }
 
     pub(crate) fn ridge(&self) -> RidgeChoice {
@@ -470,9 +529,18 @@ pub(crate) fn gradients(report: &FisherReport) -> String {
         Some(reason) => format!("one backward pass each, since {reason}"),
         None => format!("{} of them batched", report.batched_rows),
     };
+    let place = if report.on_disk { " on disk" } else { "" };
+    let sketch = report.sketch.map(|sketch| {
+        let part = sketch.error / sketch.squared_norm;
+        format!(
+            ", a sketch of {} rows with an error of {part:.2e} of the squares",
+            sketch.rows
+        )
+    });
+    let sketch = sketch.unwrap_or_default();
     format!(
-        "gradients: {} rows of {} examples in {:.2} s ({how}), {} bytes, mean loss {:.4}, {zeros} \
-         weights without any gradient",
+        "gradients: {} samples of {} examples in {:.2} s ({how}), {} bytes{place}{sketch}, mean loss \
+         {:.4}, {zeros} weights without any gradient",
         report.samples, report.batch_size, report.seconds, report.bytes, report.loss
     )
 }

@@ -1,11 +1,12 @@
 //! Time and memory of the solver over the size of the problem.
 
 use std::error::Error;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_lean::prune::{
     Budget, ChitaConfig, FisherConfig, GradientMatrix, Layout, Method, Problem, PrunerConfig,
     RidgeChoice, Selection, SolverConfig, solve,
@@ -113,7 +114,7 @@ pub(crate) fn blocks(device: &Device) -> Result<Table, Box<dyn Error>> {
             .with_bias(false)
             .init(&device.clone().autodiff());
         let p = side * side;
-        let bytes = GradientMatrix::bytes_needed(n, p, burn::tensor::FloatDType::F32);
+        let bytes = GradientMatrix::bytes_needed(n, p, FloatDType::F32);
         let x = Tensor::<2>::random([n, side], Distribution::Normal(0.0, 1.0), device);
         let fisher = FisherConfig::new(n)
             .with_memory_bound(bytes / 10)
@@ -225,6 +226,64 @@ pub(crate) fn budgets(device: &Device, samples: usize) -> Result<Table, Box<dyn 
             Cell::optional_integer(block.map(|block| block as u64)),
             Cell::Number(seconds, 3),
             Cell::Number(seconds / first.2, 2),
+        ]);
+    }
+    Ok(table)
+}
+
+/// One stage with p = 10⁶ and n = 500 (2 GB in F32): gradients that may use an eighth of that, in a file,
+/// and gradients in memory.
+pub(crate) fn disk(device: &Device, folder: &Path) -> Result<Table, Box<dyn Error>> {
+    let header = [
+        "place",
+        "dtype",
+        "p",
+        "n",
+        "gradient_seconds",
+        "solve_seconds",
+        "bytes_of_g",
+        "peak_bytes",
+    ];
+    let mut table = Table::new("gradients in a file and in memory", &header);
+    let (side, n) = (1000, 500);
+    let p = side * side;
+    let model = LinearConfig::new(side, side)
+        .with_bias(false)
+        .init(&device.clone().autodiff());
+    let x = Tensor::<2>::random([n, side], Distribution::Normal(0.0, 1.0), device);
+    let loss =
+        |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().mean() * side as f64;
+    // What is in memory comes last: freed memory may be used again unseen.
+    for (on_disk, dtype) in [
+        (true, FloatDType::BF16),
+        (true, FloatDType::F32),
+        (false, FloatDType::BF16),
+        (false, FloatDType::F32),
+    ] {
+        let bytes = GradientMatrix::bytes_needed(n, p, FloatDType::F32);
+        let fisher = FisherConfig::new(n).with_dtype(dtype).with_progress(false);
+        let fisher = match on_disk {
+            true => fisher
+                .with_memory_bound(bytes / 8)
+                .with_on_disk(Some(folder.into())),
+            false => fisher,
+        };
+        let solver = SolverConfig::new(Budget::Sparsity(SPARSITY));
+        let ridge = RidgeChoice::Fixed(Problem::DEFAULT_L2);
+        let pruner = PrunerConfig::new(solver, fisher).with_ridge(ridge);
+        let memory = PeakMemory::start();
+        let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()])?;
+        let stage = &pruned.stages[0];
+        assert_eq!(stage.gradients.on_disk, on_disk);
+        table.push([
+            if on_disk { "file" } else { "memory" }.into(),
+            format!("{dtype:?}").into(),
+            Cell::Integer(p as u64),
+            Cell::Integer(n as u64),
+            Cell::Number(stage.gradients.seconds, 2),
+            Cell::Number(stage.solve_seconds, 2),
+            Cell::Integer(stage.gradients.bytes as u64),
+            Cell::optional_integer(memory.bytes()),
         ]);
     }
     Ok(table)

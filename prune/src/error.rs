@@ -134,7 +134,8 @@ pub enum PruneError {
     /// The gradient matrix would not fit.
     #[error(
         "the gradient matrix [{samples}, {parameters}] in {dtype:?} needs {needed} bytes, the bound \
-         is {bound}: fewer Fisher samples, half storage, or one block of layers at a time"
+         is {bound}: fewer Fisher samples, half storage, a sketch of them, a file (`on_disk`), or one \
+         block of layers at a time"
     )]
     MemoryBound {
         /// Fisher samples n.

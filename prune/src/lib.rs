@@ -82,6 +82,7 @@ mod statistics;
 
 pub use error::PruneError;
 pub use fisher::gradient_matrix::GradientMatrix;
+pub use fisher::sketch::{SketchConfig, SketchMethod, SketchReport};
 pub use fisher::{Fisher, FisherConfig, FisherReport, GradientMethod};
 pub use layerwise::Pruner;
 pub use layerwise::candidates::{Candidate, JudgedCandidate};

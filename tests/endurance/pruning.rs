@@ -6,7 +6,8 @@ use burn_lean::layerwise::{self, Gram, Keep, LayerProblem, ProblemConfig, Pull, 
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Groups, IhtConfig,
     LayerKind, Layout, Masks, Method, Problem, Pruner, PrunerConfig, Refit, Ridge, RidgeChoice,
-    Schedule, Shares, SolverConfig, SparseRecord, SparsityPattern, SupportMethod, solve,
+    Schedule, Shares, SketchConfig, SketchMethod, SolverConfig, SparseRecord, SparsityPattern,
+    SupportMethod, solve,
 };
 use proptest::prelude::*;
 
@@ -313,10 +314,18 @@ proptest! {
         budget in budget(), pattern in pattern(), method in method(), x in kind(), w in kind(),
         seed in 0u64..10_000, samples in 0usize..12, stages in 0usize..3, base in share(),
         sweep in any::<bool>(), in_blocks in any::<bool>(), gradual in any::<bool>(),
+        place in 0usize..4,
     ) {
         let solver = SolverConfig::new(budget).with_pattern(pattern).with_method(method);
         let ridge = |l2| Ridge { l2, first_order: None, tempering: None };
-        let config = PrunerConfig::new(solver, FisherConfig::new(samples).with_progress(false))
+        let fisher = FisherConfig::new(samples).with_progress(false);
+        let fisher = match place {
+            0 => fisher.with_memory_bound(1 << 9).with_on_disk(Some(std::env::temp_dir())),
+            1 => fisher.with_sketch(Some(SketchConfig::new(4))),
+            2 => fisher.with_sketch(Some(SketchConfig::new(5).with_method(SketchMethod::RandomSigns))),
+            _ => fisher,
+        };
+        let config = PrunerConfig::new(solver, fisher)
             .with_stages(stages)
             .with_in_blocks(in_blocks)
             .with_schedule(match gradual {

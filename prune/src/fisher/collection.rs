@@ -8,6 +8,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::fisher::per_example::{GivenUp, PerExample};
 use crate::fisher::plain_rows::PlainRows;
+use crate::fisher::sink::Sink;
 use crate::host::{bar, read};
 use crate::{
     Batch, Fisher, FisherConfig, FisherReport, GradientMatrix, GradientMethod, PruneError,
@@ -48,22 +49,23 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         self.selection.finite_weights(self.model)?;
         let (n, m) = (self.config.samples, self.config.batch_size);
         let width = self.columns.len();
-        let mut gradients = GradientMatrix::with_capacity(n, width, self.config.dtype, store)?;
+        let mut sink = Sink::new(self.config, width, store)?;
         let mut source = Source::new(self);
         let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
         let bar = bar("gradients", self.config.samples, self.config.progress);
-        let most = (CHUNK_EXAMPLES / m).clamp(1, n);
+        let most = (CHUNK_EXAMPLES / m).clamp(1, n).min(self.most_rows());
         let mut skipped = 0;
         let mut rest = None;
         let mut losses = Vec::new();
         // Examples of the rows from batched passes, in case that a later one refutes them.
-        let mut batched: Vec<(usize, usize, B)> = Vec::new();
+        let mut batched: Vec<(usize, B)> = Vec::new();
+        let share = |count: usize| count as f64 / n as f64;
         let mut batches = batches.into_iter();
-        while gradients.filled() < n {
+        while sink.filled() < n {
             let Some(batch) = batches.next() else {
                 return Err(PruneError::LoaderEnded {
                     expected: n,
-                    found: gradients.filled(),
+                    found: sink.filled(),
                     batch_size: m,
                 });
             };
@@ -76,7 +78,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
                     batch_size: m,
                 });
             }
-            let groups = (examples / m).min(n - gradients.filled());
+            let groups = (examples / m).min(n - sink.filled());
             let used = groups * m;
             rest = (used < examples).then(|| batch.slice(used..examples));
             skipped += if groups == examples / m {
@@ -87,33 +89,35 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             for first in (0..groups).step_by(most) {
                 let count = most.min(groups - first);
                 let examples = batch.slice(first * m..(first + count) * m);
-                let filled = gradients.filled();
-                let loss = self.fill(&mut gradients, filled, free.as_ref(), &mut |put| {
+                let loss = self.fill(&mut sink, count, free.as_ref(), &mut |put| {
                     source.rows(&examples, count, m, put)
                 })?;
-                gradients.advance(count);
+                losses.push(loss * share(count));
+                batched.push((count, examples));
                 if std::mem::take(&mut source.refuted) {
-                    for (pass, (row, count, examples)) in batched.drain(..).enumerate() {
-                        gradients.clear(row..row + count);
-                        losses[pass] =
-                            self.fill(&mut gradients, row, free.as_ref(), &mut |put| {
-                                source.plain.rows(&examples, m, put)
-                            })? * (count as f64 / n as f64);
+                    sink.restart()?;
+                    losses.clear();
+                    for (count, examples) in batched.drain(..) {
+                        let loss = self.fill(&mut sink, count, free.as_ref(), &mut |put| {
+                            source.plain.rows(&examples, m, put)
+                        })?;
+                        losses.push(loss * share(count));
                     }
                 }
-                match source.batched.is_some() {
-                    true => batched.push((filled, count, examples)),
-                    false => batched.clear(),
+                if source.batched.is_none() {
+                    batched.clear();
                 }
-                losses.push(loss * (count as f64 / n as f64));
                 bar.inc(count as u64);
             }
         }
         bar.finish_and_clear();
+        let (gradients, sketch) = sink.finish()?;
         let report = FisherReport {
             samples: n,
             batch_size: m,
             bytes: gradients.bytes(),
+            on_disk: gradients.is_on_disk(),
+            sketch,
             loss: f64::from(read(Tensor::cat(losses, 0).sum())?[0]),
             unreached: source.plain.unreached(),
             batched_rows: source.batched_rows,
@@ -125,14 +129,28 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         Ok((Fisher { gradients, report }, rest))
     }
 
-    /// Writes what `rows` puts, from the row `first` on; returns what it does, the mean loss.
+    /// Rows of one pass: of a matrix in a file, those of all parameters in a part of the memory
+    /// bound.
+    fn most_rows(&self) -> usize {
+        match &self.config.on_disk {
+            Some(_) => {
+                let row = GradientMatrix::bytes_needed(1, self.columns.len(), FloatDType::F32);
+                (self.config.memory_bound / 8 / row).max(1)
+            }
+            None => usize::MAX,
+        }
+    }
+
+    /// Writes `count` rows that `rows` puts; returns what it does, the mean loss.
     fn fill(
         &self,
-        gradients: &mut GradientMatrix,
-        first_row: usize,
+        sink: &mut Sink,
+        count: usize,
         free: Option<&Tensor<2>>,
         rows: &mut dyn FnMut(Put<'_>) -> Result<Tensor<1>, PruneError>,
     ) -> Result<Tensor<1>, PruneError> {
+        let before = sink.filled();
+        let (gradients, first_row) = sink.next();
         let store = gradients.device();
         let mut sums = RowSums::default();
         let loss = rows(&mut |rows, first, part| {
@@ -143,34 +161,27 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             };
             let part = part.to_device(&store);
             sums.add(rows.clone(), &part, self.config.dtype);
-            gradients.write(first_row + rows.start..first_row + rows.end, first, part);
-            Ok(())
+            gradients.write(first_row + rows.start..first_row + rows.end, first, part)
         })?;
-        self.check_finite(gradients, first_row, sums)?;
+        for row in sums.suspects()? {
+            self.check_finite(before + row, &gradients.row(first_row + row)?)?;
+        }
+        sink.advance(count)?;
         Ok(loss)
     }
 
-    /// Looks at the rows whose sums are not finite; one read for all sums.
-    fn check_finite(
-        &self,
-        gradients: &GradientMatrix,
-        before: usize,
-        sums: RowSums,
-    ) -> Result<(), PruneError> {
-        for row in sums.suspects()? {
-            let values = gradients.row(before + row)?;
-            let Some(column) = values.iter().position(|value| !value.is_finite()) else {
-                continue;
-            };
-            let (path, index) = self.locate(column);
-            return Err(PruneError::NonFiniteGradient {
-                sample: before + row,
-                path,
-                index,
-                value: values[column],
-            });
-        }
-        Ok(())
+    /// Refuses a row with something else than finite numbers.
+    fn check_finite(&self, sample: usize, values: &[f32]) -> Result<(), PruneError> {
+        let Some(column) = values.iter().position(|value| !value.is_finite()) else {
+            return Ok(());
+        };
+        let (path, index) = self.locate(column);
+        Err(PruneError::NonFiniteGradient {
+            sample,
+            path,
+            index,
+            value: values[column],
+        })
     }
 
     /// Path of the parameter that holds a column, and the element of it.
@@ -220,8 +231,8 @@ impl RowSums {
         self.rows.extend(rows);
     }
 
-    /// Rows that may have something else than finite numbers, ascending. Sums of finite numbers can
-    /// overflow, too.
+    /// Rows that may have something else than finite numbers, ascending; one read for all sums. Sums
+    /// of finite numbers can overflow, too.
     fn suspects(self) -> Result<Vec<usize>, PruneError> {
         if self.sums.is_empty() {
             return Ok(Vec::new());

@@ -3,17 +3,26 @@
 //! GᵀG/n is the empirical Fisher; it is never formed. What the solver does with G, products from
 //! either side and gathered columns, is in `products`.
 
+mod block;
+mod file;
 mod products;
 
 use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use crate::error::PruneError;
 use crate::host::{mismatch, read};
+use block::Block;
+use file::NumberFile;
 
 /// Bytes of one block of columns: well below the largest buffer of small GPUs.
 const BLOCK_BYTES: usize = 64 << 20;
+/// Part of the memory bound that a block of a matrix in a file may take: it is held with copies of some of
+/// its columns.
+const BLOCK_SHARE: usize = 8;
 /// Bytes of F32 columns that are gathered or widened at once on a GPU.
 const DEVICE_CHUNK_BYTES: usize = 32 << 20;
 /// The same in the host's memory: what the allocator hands out again and the cache holds.
@@ -44,21 +53,10 @@ pub struct GradientMatrix {
     dtype: FloatDType,
     /// Factor of each row in every product, `[n]`.
     scale: Option<Vec<f32>>,
-}
-
-/// Consecutive columns of G.
-#[derive(Debug, Clone)]
-struct Block {
-    /// Index of the first column.
-    start: usize,
-    /// `[n, columns]`
-    values: Tensor<2>,
-}
-
-impl Block {
-    fn end(&self) -> usize {
-        self.start + self.values.dims()[1]
-    }
+    /// Bytes that may be in memory, where the matrix is in a file.
+    memory_bound: Option<usize>,
+    /// What the rows of a sketch add up to Gᵀ1 with, see [`ones`](Self::ones).
+    ones: Option<Vec<f64>>,
 }
 
 impl GradientMatrix {
@@ -86,12 +84,9 @@ impl GradientMatrix {
         let width = (BLOCK_BYTES / (samples * bytes_of(dtype))).max(1);
         let blocks = (0..parameters)
             .step_by(width)
-            .map(|start| Block {
-                start,
-                values: Tensor::zeros(
-                    [samples, width.min(parameters - start)],
-                    (device, DType::from(dtype)),
-                ),
+            .map(|start| {
+                let shape = [samples, width.min(parameters - start)];
+                Block::in_memory(start, Tensor::zeros(shape, (device, DType::from(dtype))))
             })
             .collect();
         Ok(Self {
@@ -101,6 +96,42 @@ impl GradientMatrix {
             filled: 0,
             dtype,
             scale: None,
+            memory_bound: None,
+            ones: None,
+        })
+    }
+
+    /// A matrix in a file without a name in `folder`, whose products are made of some columns at a
+    /// time on `device`. Clones share the file: it must be full before there are any.
+    pub(crate) fn in_file(
+        samples: usize,
+        parameters: usize,
+        dtype: FloatDType,
+        device: &Device,
+        folder: &Path,
+        memory_bound: usize,
+    ) -> Result<Self, PruneError> {
+        check(samples, parameters, dtype, device)?;
+        let numbers = samples as u64 * parameters as u64;
+        let file = Arc::new(NumberFile::create(folder, dtype, numbers)?);
+        let bytes = BLOCK_BYTES.min(memory_bound / BLOCK_SHARE);
+        let width = (bytes / (samples * bytes_of(FloatDType::F32))).max(1);
+        let blocks = (0..parameters)
+            .step_by(width)
+            .map(|start| {
+                let shape = [samples, width.min(parameters - start)];
+                Block::in_file(start, file.clone(), shape, device.clone())
+            })
+            .collect();
+        Ok(Self {
+            blocks,
+            samples,
+            parameters,
+            filled: 0,
+            dtype,
+            scale: None,
+            memory_bound: Some(memory_bound),
+            ones: None,
         })
     }
 
@@ -114,12 +145,14 @@ impl GradientMatrix {
         let dtype = FloatDType::from(values.dtype());
         check(samples, parameters, dtype, &values.device())?;
         Ok(Self {
-            blocks: vec![Block { start: 0, values }],
+            blocks: vec![Block::in_memory(0, values)],
             samples,
             parameters,
             filled: samples,
             dtype,
             scale: None,
+            memory_bound: None,
+            ones: None,
         })
     }
 
@@ -140,20 +173,23 @@ impl GradientMatrix {
         let samples = shards.iter().map(|shard| shard.filled).sum();
         let mut whole = Self::with_capacity(samples, parameters, first.dtype, &device)?;
         let mut scale = Vec::with_capacity(samples);
+        let mut ones = Vec::with_capacity(samples);
         for shard in shards.iter().filter(|shard| shard.filled > 0) {
             mismatch("weights per gradient", parameters, shard.parameters)?;
             let factors = shard.scale.as_deref();
             scale.extend((0..shard.filled).map(|row| factors.map_or(1.0, |all| all[row])));
+            ones.extend(shard.ones().into_iter().take(shard.filled));
             let rows = whole.filled..whole.filled + shard.filled;
             for block in &shard.blocks {
-                let width = block.values.dims()[1];
-                let part = block.values.clone().slice([0..shard.filled, 0..width]);
-                whole.write(rows.clone(), block.start, part.to_device(&device));
+                let part = block.part(0..shard.filled, 0..block.width())?;
+                whole.write(rows.clone(), block.start, part.to_device(&device))?;
             }
             whole.filled = rows.end;
         }
         let is_scaled = shards.iter().any(|shard| shard.scale.is_some());
         whole.scale = is_scaled.then_some(scale);
+        let is_sketched = shards.iter().any(|shard| shard.ones.is_some());
+        whole.ones = is_sketched.then_some(ones);
         Ok(whole)
     }
 
@@ -175,14 +211,19 @@ impl GradientMatrix {
             });
         }
         if count > 0 {
-            self.write(filled..end, 0, rows);
+            self.write(filled..end, 0, rows)?;
         }
         self.filled = end;
         Ok(())
     }
 
     /// Writes a part `[rows, columns]` of some rows; `first` is its first column.
-    pub(crate) fn write(&mut self, rows: Range<usize>, first: usize, part: Tensor<2>) {
+    pub(crate) fn write(
+        &mut self,
+        rows: Range<usize>,
+        first: usize,
+        part: Tensor<2>,
+    ) -> Result<(), PruneError> {
         let [count, width] = part.dims();
         for block in &mut self.blocks {
             let start = first.max(block.start);
@@ -194,24 +235,47 @@ impl GradientMatrix {
                 true => part.clone(),
                 false => part.clone().slice([0..count, start - first..stop - first]),
             };
-            let new = new.cast(self.dtype);
             let columns = start - block.start..stop - block.start;
-            // Written in place: nobody else holds the block while it is out.
-            block
-                .values
-                .inplace(|values| values.slice_assign([rows.clone(), columns], new));
+            block.write(rows.clone(), columns, new, self.dtype)?;
         }
+        Ok(())
     }
 
     /// Makes some rows zero again.
-    pub(crate) fn clear(&mut self, rows: Range<usize>) {
+    pub(crate) fn clear(&mut self, rows: Range<usize>) -> Result<(), PruneError> {
         for block in &mut self.blocks {
-            let shape = [rows.len(), block.values.dims()[1]];
-            let zeros = Tensor::zeros(shape, (&block.values.device(), DType::from(self.dtype)));
-            block
-                .values
-                .inplace(|values| values.slice_assign([rows.clone(), 0..shape[1]], zeros));
+            let shape = [rows.len(), block.width()];
+            let zeros = Tensor::zeros(shape, (&block.device(), DType::F32));
+            block.write(rows.clone(), 0..shape[1], zeros, self.dtype)?;
         }
+        Ok(())
+    }
+
+    /// Makes it a sketch, whose rows add up to Gᵀ1 with these factors.
+    pub(crate) fn sketching(self, ones: Vec<f64>) -> Self {
+        Self {
+            filled: self.samples,
+            ones: Some(ones),
+            ..self
+        }
+    }
+
+    /// Factors c of the rows with Gᵀ1 = Sᵀc, so that the first-order term is exact: 1, but for a sketch
+    /// S. Their squares add up to the Fisher samples n.
+    pub(crate) fn ones(&self) -> Vec<f64> {
+        let ones = self.ones.clone();
+        ones.unwrap_or_else(|| vec![1.0; self.samples])
+    }
+
+    /// Whether the rows are no samples, but a sketch of more.
+    pub(crate) fn is_sketch(&self) -> bool {
+        self.ones.is_some()
+    }
+
+    /// Begins again, with zeros.
+    pub(crate) fn restart(&mut self) -> Result<(), PruneError> {
+        let filled = std::mem::take(&mut self.filled);
+        self.clear(0..filled)
     }
 
     /// Counts `count` more rows as filled.
@@ -219,7 +283,7 @@ impl GradientMatrix {
         self.filled += count;
     }
 
-    /// Rows that it is made for: Fisher samples n.
+    /// Rows that it is made for: Fisher samples n, or those of their sketch.
     pub fn samples(&self) -> usize {
         self.samples
     }
@@ -239,14 +303,19 @@ impl GradientMatrix {
         self.dtype
     }
 
-    /// Bytes that it occupies.
+    /// Bytes that it occupies: in memory, or in its file.
     pub fn bytes(&self) -> usize {
         Self::bytes_needed(self.samples, self.parameters, self.dtype)
     }
 
-    /// Where it is.
+    /// Whether it is in a file.
+    pub fn is_on_disk(&self) -> bool {
+        self.memory_bound.is_some()
+    }
+
+    /// Where it is, or where what comes from its file is computed with.
     pub fn device(&self) -> Device {
-        self.blocks[0].values.device()
+        self.blocks[0].device()
     }
 
     /// Every element of some rows, in F32, with their factors: its row, counted from the first of
@@ -257,8 +326,8 @@ impl GradientMatrix {
         mut take: impl FnMut(usize, usize, f32),
     ) -> Result<(), PruneError> {
         for block in &self.blocks {
-            let width = block.values.dims()[1];
-            let values = read(block.values.clone().slice([rows.clone(), 0..width]))?;
+            let width = block.width();
+            let values = read(block.part(rows.clone(), 0..width)?)?;
             for (row, values) in values.chunks_exact(width).enumerate() {
                 let factor = self
                     .scale
@@ -277,7 +346,7 @@ impl GradientMatrix {
     ///
     /// # Errors
     ///
-    /// [`PruneError::Device`].
+    /// [`PruneError::Device`], [`PruneError::Io`].
     ///
     /// # Panics
     ///
@@ -285,29 +354,9 @@ impl GradientMatrix {
     pub fn row(&self, sample: usize) -> Result<Vec<f32>, PruneError> {
         let mut row = Vec::with_capacity(self.parameters);
         for block in &self.blocks {
-            let width = block.values.dims()[1];
-            row.extend(read(
-                block.values.clone().slice([sample..sample + 1, 0..width]),
-            )?);
+            row.extend(read(block.part(sample..sample + 1, 0..block.width())?)?);
         }
         Ok(row)
-    }
-}
-
-impl Block {
-    /// The columns at these indices of G.
-    fn select(&self, indices: &[usize]) -> Tensor<2> {
-        if indices.len() == self.values.dims()[1] {
-            return self.values.clone();
-        }
-        let local: Vec<i64> = indices
-            .iter()
-            .map(|index| (index - self.start) as i64)
-            .collect();
-        let count = local.len();
-        let local =
-            Tensor::<1, Int>::from_data(TensorData::new(local, [count]), &self.values.device());
-        self.values.clone().select(1, local)
     }
 }
 

@@ -11,11 +11,14 @@ pub(crate) mod gradient_matrix;
 pub(crate) mod kernel_rows;
 pub(crate) mod per_example;
 pub(crate) mod plain_rows;
+pub(crate) mod sink;
+pub(crate) mod sketch;
 pub(crate) mod taps;
 pub(crate) mod uses;
 pub(crate) mod view;
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use burn::config::Config;
 use burn::module::Module;
@@ -23,6 +26,7 @@ use burn::tensor::{FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::fisher::collection::Collection;
+use crate::fisher::sketch::{SketchConfig, SketchReport};
 use crate::{Batch, GradientMatrix, PruneError, Selection};
 
 /// How the gradient matrix is collected.
@@ -55,10 +59,21 @@ pub struct FisherConfig {
     /// Storage of the gradients: F32, or F16/BF16 for half the memory. Default F32.
     #[config(default = "FloatDType::F32")]
     pub dtype: FloatDType,
-    /// Bytes that the gradient matrix may use; default 8 GiB. More is refused before any gradient
-    /// is computed.
+    /// Bytes that the gradient matrix may use in memory; default 8 GiB. More is refused before any
+    /// gradient is computed, or goes to [`on_disk`](Self::on_disk).
     #[config(default = "8 << 30")]
     pub memory_bound: usize,
+    /// A folder for a matrix beyond the memory bound, on a disk (that for temporary files may lie in
+    /// memory): a file there without a name, of [`bytes_needed`](Self::bytes_needed), from which the
+    /// solver reads some columns at a time. It holds columns that it needs again while they take at
+    /// most half of the bound. The file is gone with the matrix, or with the process. Not for a sketch.
+    /// Default: none, such a matrix is refused.
+    #[config(default = "None")]
+    pub on_disk: Option<PathBuf>,
+    /// Fewer rows than Fisher samples, which stand for all of them. Default: none, each sample has a
+    /// row.
+    #[config(default = "None")]
+    pub sketch: Option<SketchConfig>,
     /// How the rows are computed. Default: whichever way is mostly faster for this m.
     #[config(default = "GradientMethod::Automatic")]
     pub method: GradientMethod,
@@ -89,7 +104,7 @@ pub enum GradientMethod {
 /// The gradient matrix, and how it came about.
 #[derive(Debug, Clone)]
 pub struct Fisher {
-    /// G `[n, p]`.
+    /// G `[n, p]`, or its sketch.
     pub gradients: GradientMatrix,
     /// What was noticed on the way.
     pub report: FisherReport,
@@ -104,6 +119,12 @@ pub struct FisherReport {
     pub batch_size: usize,
     /// Bytes of the matrix.
     pub bytes: usize,
+    /// Whether they are in a file.
+    #[serde(default)]
+    pub on_disk: bool,
+    /// How far a sketch is from all the samples, where there is one.
+    #[serde(default)]
+    pub sketch: Option<SketchReport>,
     /// Mean loss over the examples.
     #[serde(with = "crate::host::not_finite")]
     pub loss: f64,
@@ -128,7 +149,19 @@ pub struct FisherReport {
 impl FisherConfig {
     /// Bytes that the gradient matrix of the selection needs.
     pub fn bytes_needed(&self, selection: &Selection) -> usize {
-        GradientMatrix::bytes_needed(self.samples, selection.layout().len(), self.dtype)
+        self.bytes_of(selection.layout().len())
+    }
+
+    /// Bytes of a matrix with so many columns.
+    pub(crate) fn bytes_of(&self, columns: usize) -> usize {
+        let rows = self.sketch.map_or(self.samples, |sketch| sketch.rows);
+        GradientMatrix::bytes_needed(rows, columns, self.dtype)
+    }
+
+    /// Whether the matrix of the selection is beyond the memory bound, and is not to be in a file.
+    pub(crate) fn exceeds(&self, selection: &Selection) -> bool {
+        let on_disk = self.on_disk.is_some() && self.sketch.is_none();
+        !on_disk && self.bytes_needed(selection) > self.memory_bound
     }
 
     /// Collects n rows from `batches`, on the device of the model.
@@ -142,7 +175,9 @@ impl FisherConfig {
     ///
     /// - [`PruneError::NoSamples`], [`PruneError::InvalidConfig`]: n or m is 0.
     /// - [`PruneError::MemoryBound`]: the matrix is too large; [`collect_blocks`](Self::collect_blocks)
-    ///   takes it in blocks.
+    ///   takes it in blocks, and [`on_disk`](Self::on_disk) leaves it whole.
+    /// - [`PruneError::Io`]: with the folder, where a matrix on disk cannot be written or read, the
+    ///   disk is full for example.
     /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
     /// - [`PruneError::SmallBatch`]: a batch of the loader has fewer than m examples.
     /// - [`PruneError::NonFiniteWeight`]: a prunable weight is NaN or infinite.
@@ -196,7 +231,7 @@ impl FisherConfig {
     /// [`PruneError::NoSamples`], and [`PruneError::MemoryBound`] where not even one column fits.
     pub fn blocks(&self, selection: &Selection) -> Result<Vec<Range<usize>>, PruneError> {
         self.check(1)?;
-        let width = self.memory_bound / GradientMatrix::bytes_needed(self.samples, 1, self.dtype);
+        let width = self.memory_bound / self.bytes_of(1);
         let mut blocks: Vec<Range<usize>> = Vec::new();
         for layer in selection.layout().layers() {
             let range = layer.range();
@@ -272,11 +307,17 @@ impl FisherConfig {
                 expected: "at least 1",
             });
         }
-        let needed = GradientMatrix::bytes_needed(self.samples, columns, self.dtype);
+        if let Some(sketch) = &self.sketch {
+            sketch.check(self.samples, self.dtype)?;
+        }
+        // Of a file, a column at a time is the least that is read.
+        let on_disk = self.on_disk.is_some() && self.sketch.is_none();
+        let columns = if on_disk { 1 } else { columns };
+        let needed = self.bytes_of(columns);
         match needed > self.memory_bound {
             false => Ok(()),
             true => Err(PruneError::MemoryBound {
-                samples: self.samples,
+                samples: self.sketch.map_or(self.samples, |sketch| sketch.rows),
                 parameters: columns,
                 dtype: self.dtype,
                 needed,

@@ -60,7 +60,7 @@ pub struct Problem {
     dense: Vec<f32>,
     /// y = G w₀, [n].
     target: Vec<f64>,
-    /// What the first-order term adds up the rows with: 1, [n].
+    /// What the first-order term adds up the rows with: 1, [n], or the factors of a sketch.
     ones: Vec<f64>,
     /// Fisher samples that the ridge counts: n.
     counted: usize,
@@ -85,7 +85,8 @@ impl Problem {
     /// # Errors
     ///
     /// [`PruneError::IncompleteGradients`], [`PruneError::Mismatch`],
-    /// [`PruneError::NonFiniteWeight`], [`PruneError::NonFiniteGradient`].
+    /// [`PruneError::NonFiniteWeight`], [`PruneError::NonFiniteGradient`], [`PruneError::Device`], and
+    /// [`PruneError::Io`] where the gradients are in a file.
     pub fn new(
         gradients: GradientMatrix,
         dense: Tensor<1>,
@@ -111,10 +112,11 @@ impl Problem {
             return Err(non_finite(&gradients, &layout, sample)?);
         }
         let dead = gradients.dead_columns()?;
-        let samples = gradients.samples();
+        let ones = gradients.ones();
+        let counted = ones.iter().map(|one| one * one).sum::<f64>();
         Ok(Self {
-            ones: vec![1.0; samples],
-            counted: samples,
+            ones,
+            counted: counted.round() as usize,
             reduced: Arc::default(),
             gradients,
             layout,
@@ -159,16 +161,19 @@ impl Problem {
     /// The gradients of a trained network differ in length by factors of thousands: those of the
     /// few examples that it gets wrong make up nearly all of the empirical Fisher, and what it gets
     /// right counts for nothing. It counts with an exponent near 1. The objective becomes another
-    /// one, not comparable between exponents.
+    /// one, not comparable between exponents. The rows of a sketch are no samples: there only 0 is
+    /// accepted.
     ///
     /// # Errors
     ///
-    /// [`PruneError::InvalidConfig`], [`PruneError::Device`].
+    /// [`PruneError::InvalidConfig`], [`PruneError::Device`], [`PruneError::Io`].
     pub fn with_tempering(mut self, exponent: f64) -> Result<Self, PruneError> {
         checks::tempering(exponent)?;
         if exponent == self.tempering {
             return Ok(self);
         }
+        let expected = "0 with a sketch, whose rows are no samples";
+        checks::accept(!self.gradients.is_sketch(), "tempering", exponent, expected)?;
         self.gradients = self.gradients.tempered(exponent)?;
         self.target = self.gradients.multiply(&self.dense)?;
         self.tempering = exponent;
@@ -184,7 +189,7 @@ impl Problem {
         let Reduced { gradients, ones } = match self.reduced.get() {
             Some(reduced) => reduced.clone(),
             None => {
-                let reduced = Reduced::of(&self.gradients)?;
+                let reduced = Reduced::of(&self.gradients, &self.ones)?;
                 self.reduced.get_or_init(|| reduced).clone()
             }
         };
@@ -217,9 +222,14 @@ impl Problem {
         &self.dead
     }
 
-    /// Fisher samples n.
+    /// Rows of the gradient matrix: Fisher samples n, or those of their sketch.
     pub fn samples(&self) -> usize {
         self.gradients.samples()
+    }
+
+    /// Fisher samples n that the ridge counts, whatever the rows.
+    pub(crate) fn counted(&self) -> usize {
+        self.counted
     }
 
     /// Weights p.

@@ -48,8 +48,8 @@ impl Reduced {
         rows.saturating_mul(rows).saturating_mul(element)
     }
 
-    /// Of a matrix with more samples than weights.
-    pub(crate) fn of(gradients: &GradientMatrix) -> Result<Self, PruneError> {
+    /// Of a matrix with more samples than weights, and what the first-order term adds them up with.
+    pub(crate) fn of(gradients: &GradientMatrix, ones: &[f64]) -> Result<Self, PruneError> {
         let (samples, parameters) = (gradients.samples(), gradients.parameters());
         let rows = parameters + 1;
         let mut reduced = Mat::<f64>::zeros(rows, rows);
@@ -60,7 +60,8 @@ impl Reduced {
             gradients.each_of_rows(first..last, |row, column, value| {
                 stacked[(rows + row, column)] = f64::from(value);
             })?;
-            (rows..stacked.nrows()).for_each(|row| stacked[(row, parameters)] = 1.0);
+            let pairs = (rows..).zip(&ones[first..last]);
+            pairs.for_each(|(row, one)| stacked[(row, parameters)] = *one);
             reduced.copy_from(stacked.qr().thin_R());
         }
         let elements = (0..rows).flat_map(|row| (0..parameters).map(move |column| (row, column)));

@@ -74,7 +74,8 @@ pub struct PrunerConfig {
     pub zeros_return: bool,
     /// Where the gradient matrix would exceed its memory bound, solve it in blocks of columns
     /// instead of refusing: a block-diagonal Fisher, and one collection per block. How many weights
-    /// each block keeps is decided by magnitude. Default: refuse.
+    /// each block keeps is decided by magnitude. [`FisherConfig::on_disk`] comes first, which leaves
+    /// the Fisher whole. Default: refuse.
     #[config(default = false)]
     pub in_blocks: bool,
     /// Floating-point operations of each weight by the path of its parameter, as

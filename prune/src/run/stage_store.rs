@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::host::files::{FILES, io_error};
-use crate::{Masks, PruneError, PrunerConfig, StageReport};
+use crate::{FisherConfig, Masks, PruneError, PrunerConfig, StageReport};
 
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.json";
@@ -59,6 +59,11 @@ impl StageStore {
     ) -> Result<Self, PruneError> {
         let config = PrunerConfig {
             state: None,
+            // Where numbers lie does not change them.
+            fisher: FisherConfig {
+                on_disk: None,
+                ..config.fisher.clone()
+            },
             ..config.clone()
         };
         let run = serde_json::to_value(config).and_then(serde_json::from_value);

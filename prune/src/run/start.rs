@@ -47,6 +47,9 @@ impl PrunerConfig {
             checks::accept(whole, "grid", "given", expected)?;
         }
         self.ridge.check()?;
+        if self.fisher.sketch.is_some() {
+            self.ridge.check_without_samples()?;
+        }
         if let RidgeChoice::Sweep(_) = &self.ridge {
             let expected = "at least 1, to judge the ridges of a sweep by";
             checks::accept(self.held_out > 0, "held_out", self.held_out, expected)?;
@@ -119,7 +122,7 @@ impl PrunerConfig {
 
     /// Whether the gradient matrix is taken in blocks of columns.
     pub(crate) fn needs_blocks(&self, selection: &Selection) -> bool {
-        self.in_blocks && self.fisher.bytes_needed(selection) > self.fisher.memory_bound
+        self.in_blocks && self.fisher.exceeds(selection)
     }
 
     /// The ridge where there is no choice.

@@ -113,7 +113,7 @@ fn refined(
     solved: &Solved,
 ) -> Result<Option<(Vec<f32>, f64)>, PruneError> {
     let support = set.support();
-    let operator = Operator::new(problem, support);
+    let operator = Operator::new(problem, support)?;
     let target = target(problem, support, |kept| operator.multiply(kept))?;
     let ridge = 2.0 * problem.lambda();
     let precondition = |residual: &[f64]| match set.rows() {

@@ -193,7 +193,7 @@ impl Block {
         kept.iter()
             .for_each(|index| pruned[index - range.start] = 0.0);
         let mut target: Vec<f64> = problem.shift().map(|a| -a).collect();
-        let columns = problem.gradients().range(range);
+        let columns = problem.gradients().range(range)?;
         add_product(&mut target, 1.0, &columns, &pruned)?;
         let square = |value: &f32| f64::from(*value).powi(2);
         let ridge = problem.lambda() * pruned.iter().map(square).sum::<f64>();
@@ -232,7 +232,7 @@ impl Block {
         for (index, weight) in kept.iter().zip(&self.weights) {
             change[index - first] += weight;
         }
-        let columns = problem.gradients().range(range);
+        let columns = problem.gradients().range(range)?;
         let mut residual: Vec<f64> = problem.shift().collect();
         add_product(&mut residual, 1.0, &columns, &change)?;
         let row = column(&narrow(&residual), &columns.device()).transpose();

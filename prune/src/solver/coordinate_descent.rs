@@ -25,7 +25,8 @@ pub(crate) fn coordinate_descent(
 ) -> Result<(), PruneError> {
     let mut residual = problem.residual_at(&problem.change(weights))?;
     for _ in 0..sweeps {
-        for (first, columns) in problem.gradients().chunks(support) {
+        for chunk in problem.gradients().chunks(support) {
+            let (first, columns) = chunk?;
             let indices = &support[first..first + columns.dims()[1]];
             sweep(problem, indices, columns, weights, &mut residual)?;
         }

@@ -66,7 +66,8 @@ impl Exact {
         let mut system = Symmetric::ridge(target.len(), problem.lambda())?;
         let is_small = target.len() * support.len() <= RESIDENT_ELEMENTS;
         let mut kept = is_small.then(Vec::new);
-        for (_, columns) in problem.gradients().chunks(support) {
+        for chunk in problem.gradients().chunks(support) {
+            let (_, columns) = chunk?;
             let columns = host(columns)?;
             system.add_exact_gram(1.0, columns.as_ref());
             if let Some(kept) = &mut kept {
@@ -101,8 +102,8 @@ impl Exact {
         match &self.columns {
             Some(parts) => parts.iter().for_each(see),
             None => {
-                for (_, columns) in problem.gradients().chunks(support) {
-                    see(&host(columns)?);
+                for chunk in problem.gradients().chunks(support) {
+                    see(&host(chunk?.1)?);
                 }
             }
         }
@@ -110,7 +111,7 @@ impl Exact {
     }
 
     fn normal(problem: &Problem, support: &[usize], target: &[f64]) -> Result<Self, PruneError> {
-        let columns = problem.gradients().columns(support);
+        let columns = problem.gradients().columns(support)?;
         let [samples, size] = columns.dims();
         let mut system = Symmetric::ridge(size, problem.lambda())?;
         let mut right = vec![0.0; size];

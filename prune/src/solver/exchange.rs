@@ -316,7 +316,9 @@ impl Search<'_> {
         let indices: Vec<usize> = indices.collect();
         let mut sorted = indices.clone();
         sorted.sort_unstable();
-        let columns = self.set.restrict(self.problem.gradients().columns(&sorted));
+        let columns = self
+            .set
+            .restrict(self.problem.gradients().columns(&sorted)?);
         let rows = columns.dims()[0];
         let values = read(columns.transpose())?;
         let place = |index: &usize| sorted.partition_point(|other| other < index);

@@ -55,7 +55,7 @@ pub(crate) fn iht(
     clock.note(Step::Start, point.objective, point.support.len());
     let mut left = config.max_iterations;
     loop {
-        let operator = Operator::new(problem, &active);
+        let operator = Operator::new(problem, &active)?;
         loop {
             if left == 0 {
                 return Ok((point.weights, point.support, Termination::MaxIterations));
@@ -72,7 +72,7 @@ pub(crate) fn iht(
                 break;
             }
         }
-        let operator = Operator::new(problem, &all);
+        let operator = Operator::new(problem, &all)?;
         let Some(next) = step(problem, feasible, &operator, &all, &point, dead)? else {
             return Ok((point.weights, point.support, Termination::Converged));
         };

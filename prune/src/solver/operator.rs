@@ -7,16 +7,6 @@ use crate::fisher::gradient_matrix::{add_product, column};
 use crate::host::read;
 use crate::problem::{Problem, narrow};
 
-/// Whether this many elements of G may be gathered and kept on the device: a small part of G, or
-/// little in absolute terms. What is larger is read from G each time.
-pub(crate) fn fits(problem: &Problem, elements: usize) -> bool {
-    let all = problem.samples() * problem.parameters();
-    elements <= (all / 8).max(RESIDENT_ELEMENTS)
-}
-
-/// 96 MiB in F32.
-const RESIDENT_ELEMENTS: usize = 24 << 20;
-
 #[derive(Debug)]
 pub(crate) struct Operator<'a> {
     problem: &'a Problem,
@@ -26,17 +16,20 @@ pub(crate) struct Operator<'a> {
 }
 
 impl<'a> Operator<'a> {
-    pub(crate) fn new(problem: &'a Problem, indices: &'a [usize]) -> Self {
+    pub(crate) fn new(problem: &'a Problem, indices: &'a [usize]) -> Result<Self, PruneError> {
         // All columns need no copy: they are read in order where they lie.
         let some = indices.len() < problem.parameters();
-        let small = some && fits(problem, problem.samples() * indices.len());
         let gradients = problem.gradients();
-        let columns = gradients.chunks(indices).map(|(_, columns)| columns);
-        Self {
+        let small = some && gradients.may_keep(problem.samples() * indices.len());
+        let columns = gradients.chunks(indices).map(|chunk| Ok(chunk?.1));
+        Ok(Self {
             problem,
             indices,
-            columns: small.then(|| columns.collect()),
-        }
+            columns: match small {
+                true => Some(columns.collect::<Result<_, PruneError>>()?),
+                false => None,
+            },
+        })
     }
 
     pub(crate) fn multiply(&self, change: &[f32]) -> Result<Vec<f64>, PruneError> {

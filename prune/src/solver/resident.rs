@@ -26,7 +26,7 @@ impl Resident {
     }
 
     /// Adds columns of weights (ascending) that it does not have.
-    pub(crate) fn extend(&mut self, weights: &[usize], parts: impl Iterator<Item = Tensor<2>>) {
+    pub(crate) fn extend(&mut self, weights: &[usize], parts: Vec<Tensor<2>>) {
         for part in parts {
             match self.parts.pop() {
                 // Few at a time would become many small products.

@@ -22,7 +22,7 @@ pub(crate) fn random(problem: &Problem, seed: u64) -> Vec<f64> {
 
 /// w₀²·(Σᵢ gᵢⱼ²/n + l2): what removing a weight costs where the Fisher is diagonal.
 pub(crate) fn diagonal_fisher(problem: &Problem) -> Result<Vec<f64>, PruneError> {
-    let samples = problem.samples() as f64;
+    let samples = problem.counted() as f64;
     let norms = problem.gradients().square_norms()?;
     let score =
         |(weight, norm): (&f32, f64)| f64::from(*weight).powi(2) * (norm / samples + problem.l2());

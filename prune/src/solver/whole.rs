@@ -70,7 +70,7 @@ impl<'a> Whole<'a> {
                 pool
             }
         };
-        set.keep(&pool);
+        set.keep(&pool)?;
         Ok(Self {
             problem,
             set,

@@ -21,7 +21,6 @@ use crate::host::read;
 use crate::problem::{Problem, narrow};
 use crate::solver::back_solve::{keeps_few, product_of_pruned};
 use crate::solver::factor::{Factor, Symmetric};
-use crate::solver::operator::fits;
 use crate::solver::resident::{Resident, select};
 
 /// Columns from which the norms of the rows are estimated.
@@ -76,14 +75,15 @@ impl<'a> WorkingSet<'a> {
         };
         let count = rows.as_ref().map_or(problem.samples(), Vec::len);
         let mut kernel = Symmetric::ridge(count, problem.lambda())?;
-        let keep = fits(problem, count * support.len());
+        let keep = problem.gradients().may_keep(count * support.len());
         let mut parts = Vec::new();
         let mut pruned = match shared.system(problem, &support, count)? {
             Some(system) => {
                 kernel.add_rows(&system.gram, rows.as_deref());
                 if keep {
-                    let columns = problem.gradients().chunks(&support);
-                    parts.extend(columns.map(|(_, columns)| restrict(rows.as_deref(), columns)));
+                    for chunk in problem.gradients().chunks(&support) {
+                        parts.push(restrict(rows.as_deref(), chunk?.1));
+                    }
                 }
                 restrict_vector(rows.as_deref(), &system.pruned)
             }
@@ -213,7 +213,7 @@ impl<'a> WorkingSet<'a> {
                 }
             }
             None => {
-                let columns = self.problem.gradients().columns(weights);
+                let columns = self.problem.gradients().columns(weights)?;
                 put(&mut (0..weights.len()), self.restrict(columns))?;
             }
         }
@@ -227,17 +227,20 @@ impl<'a> WorkingSet<'a> {
     }
 
     /// Keeps the columns of these weights (ascending) at hand too, if there is room for them.
-    pub(crate) fn keep(&mut self, weights: &[usize]) {
+    pub(crate) fn keep(&mut self, weights: &[usize]) -> Result<(), PruneError> {
         let Some(mut resident) = self.resident.take() else {
-            return;
+            return Ok(());
         };
         let missing = resident.missing(weights);
         let count = resident.weights.len() + missing.len();
-        if !missing.is_empty() && fits(self.problem, self.kernel.size() * count) {
-            let columns = self.problem.gradients().chunks(&missing);
-            resident.extend(&missing, columns.map(|(_, columns)| self.restrict(columns)));
+        let gradients = self.problem.gradients();
+        if !missing.is_empty() && gradients.may_keep(self.kernel.size() * count) {
+            let columns = gradients.chunks(&missing);
+            let columns = columns.map(|chunk| Ok(self.restrict(chunk?.1)));
+            resident.extend(&missing, columns.collect::<Result<_, PruneError>>()?);
         }
         self.resident = Some(resident);
+        Ok(())
     }
 
     /// q_j = a_jᵀ K⁻¹ a_j of all p weights.
@@ -281,7 +284,7 @@ impl<'a> WorkingSet<'a> {
             kernel: self.kernel.clone(),
             target: self.target.clone(),
         };
-        next.keep(&entering);
+        next.keep(&entering)?;
         next.update(-1.0, &leaving)?;
         next.update(1.0, &entering)?;
         let resident = next.resident.take();
@@ -309,12 +312,12 @@ impl<'a> WorkingSet<'a> {
         let updated = match at_hand {
             Some(resident) => {
                 let (positions, order) = resident.columns_of(weights);
-                self.add(sign, &order, resident.columns(&positions))
+                self.add(sign, &order, resident.columns(&positions).map(Ok))
             }
             None => {
                 let (problem, rows) = (self.problem, self.rows.clone());
                 let columns = problem.gradients().chunks(weights);
-                let columns = columns.map(|(_, columns)| restrict(rows.as_deref(), columns));
+                let columns = columns.map(|chunk| Ok(restrict(rows.as_deref(), chunk?.1)));
                 self.add(sign, weights, columns)
             }
         };
@@ -327,12 +330,13 @@ impl<'a> WorkingSet<'a> {
         &mut self,
         sign: f64,
         weights: &[usize],
-        columns: impl Iterator<Item = Tensor<2>>,
+        columns: impl Iterator<Item = Result<Tensor<2>, PruneError>>,
     ) -> Result<(), PruneError> {
         let dense = self.problem.dense();
         let dense: Vec<f32> = weights.iter().map(|index| dense[*index]).collect();
         let mut first = 0;
         for columns in columns {
+            let columns = columns?;
             let last = first + columns.dims()[1];
             add_product(&mut self.target, -sign, &columns, &dense[first..last])?;
             first = last;
@@ -387,8 +391,8 @@ impl<'a> WorkingSet<'a> {
                 Ok(positions.map(|position| numbers[position]).collect())
             }
             None => {
-                for (_, columns) in self.problem.gradients().chunks(weights) {
-                    numbers.extend(read(compute(self.restrict(columns)))?);
+                for chunk in self.problem.gradients().chunks(weights) {
+                    numbers.extend(read(compute(self.restrict(chunk?.1)))?);
                 }
                 Ok(numbers)
             }
@@ -483,7 +487,8 @@ fn add_columns(
 ) -> Result<Vec<f64>, PruneError> {
     let few = keeps_few(problem, support);
     let mut product = vec![0.0; kernel.size()];
-    for (first, columns) in problem.gradients().chunks(support) {
+    for chunk in problem.gradients().chunks(support) {
+        let (first, columns) = chunk?;
         let columns = restrict(rows, columns);
         kernel.add_gram(1.0, &columns)?;
         if few {
@@ -528,7 +533,8 @@ fn rows_above(
     let step = support.len().div_ceil(ROW_NORM_COLUMNS).max(1);
     let sampled: Vec<usize> = support.iter().copied().step_by(step).collect();
     let mut norms = vec![0.0; problem.samples()];
-    for (_, columns) in problem.gradients().chunks(&sampled) {
+    for chunk in problem.gradients().chunks(&sampled) {
+        let (_, columns) = chunk?;
         let squares = read((columns.clone() * columns).sum_dim(1).cast(FloatDType::F32))?;
         for (norm, square) in norms.iter_mut().zip(squares) {
             *norm += f64::from(square);

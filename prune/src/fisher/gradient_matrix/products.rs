@@ -5,15 +5,20 @@ use std::ops::Range;
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
+use super::block::select;
 use super::{DEVICE_CHUNK_BYTES, GradientMatrix, HOST_CHUNK_BYTES, add_product, column};
 use crate::error::PruneError;
 use crate::host::{in_host_memory, read};
+
+/// Numbers that may be kept of any matrix: 96 MiB in F32.
+const RESIDENT: usize = 24 << 20;
 
 impl GradientMatrix {
     /// G v for a vector of length p, in F32; widened to F64 for the host.
     pub(crate) fn multiply(&self, vector: &[f32]) -> Result<Vec<f64>, PruneError> {
         let mut product = vec![0.0; self.samples];
-        for (start, values) in self.slices(self.width()) {
+        for slice in self.slices(self.width()) {
+            let (start, values) = slice?;
             let end = start + values.dims()[1];
             add_product(&mut product, 1.0, &values, &vector[start..end])?;
         }
@@ -28,7 +33,8 @@ impl GradientMatrix {
     pub(crate) fn transpose_multiply(&self, vector: &[f32]) -> Result<Vec<f32>, PruneError> {
         let row = column(&self.scaled(vector), &self.device()).transpose();
         let mut product = Vec::with_capacity(self.parameters);
-        for (_, values) in self.slices(self.width()) {
+        for slice in self.slices(self.width()) {
+            let (_, values) = slice?;
             product.extend(read(row.clone().matmul(values))?);
         }
         Ok(product)
@@ -47,7 +53,8 @@ impl GradientMatrix {
             return self.multiply(&all);
         }
         let mut product = vec![0.0; self.samples];
-        for (first, values) in self.chunks(indices) {
+        for chunk in self.chunks(indices) {
+            let (first, values) = chunk?;
             let end = first + values.dims()[1];
             add_product(&mut product, 1.0, &values, &vector[first..end])?;
         }
@@ -66,7 +73,8 @@ impl GradientMatrix {
         }
         let row = column(vector, &self.device()).transpose();
         let mut product = Vec::with_capacity(indices.len());
-        for (_, values) in self.chunks(indices) {
+        for chunk in self.chunks(indices) {
+            let (_, values) = chunk?;
             product.extend(read(row.clone().matmul(values))?);
         }
         Ok(product)
@@ -90,7 +98,8 @@ impl GradientMatrix {
         );
         let mut norms = Vec::with_capacity(self.parameters);
         let width = self.chunk_width(rows.max(self.samples));
-        for (_, values) in self.slices(width) {
+        for slice in self.slices(width) {
+            let (_, values) = slice?;
             let projected = projection.clone().matmul(values);
             let squares = read((projected.clone() * projected).sum_dim(0))?;
             norms.extend(squares.into_iter().map(f64::from));
@@ -101,7 +110,8 @@ impl GradientMatrix {
     /// The squared norm of each column.
     pub(crate) fn square_norms(&self) -> Result<Vec<f64>, PruneError> {
         let mut norms = Vec::with_capacity(self.parameters);
-        for (_, values) in self.slices(self.chunk_width(self.samples)) {
+        for slice in self.slices(self.chunk_width(self.samples)) {
+            let (_, values) = slice?;
             let values = self.scale_rows(values);
             let squares = read((values.clone() * values).sum_dim(0))?;
             norms.extend(squares.into_iter().map(f64::from));
@@ -109,58 +119,66 @@ impl GradientMatrix {
         Ok(norms)
     }
 
+    /// Whether so many numbers of gathered columns may be kept: a small part of G, or little in
+    /// absolute terms; of a matrix in a file, what the memory bound leaves. What is larger is read
+    /// each time.
+    pub(crate) fn may_keep(&self, numbers: usize) -> bool {
+        match self.memory_bound {
+            None => numbers <= (self.samples * self.parameters / 8).max(RESIDENT),
+            Some(bound) => numbers.saturating_mul(size_of::<f32>()) <= bound / 2,
+        }
+    }
+
     /// The columns at `indices` (ascending), in F32, a chunk at a time: `[n, columns]` each, with
     /// its first position in `indices`.
     pub(crate) fn chunks<'a>(
         &'a self,
         indices: &'a [usize],
-    ) -> impl Iterator<Item = (usize, Tensor<2>)> + 'a {
+    ) -> impl Iterator<Item = Result<(usize, Tensor<2>), PruneError>> + 'a {
         let width = self.chunk_width(self.samples);
         self.blocks.iter().flat_map(move |block| {
             let from = indices.partition_point(|index| *index < block.start);
             let to = indices.partition_point(|index| *index < block.end());
+            let mut values = None;
             (from..to).step_by(width).map(move |first| {
+                let values = match &values {
+                    Some(values) => values,
+                    None => values.insert(block.values()?),
+                };
                 let chunk = &indices[first..to.min(first + width)];
-                (
-                    first,
-                    self.scale_rows(block.select(chunk).cast(FloatDType::F32)),
-                )
+                let chunk = select(values, block.start, chunk).cast(FloatDType::F32);
+                Ok((first, self.scale_rows(chunk)))
             })
         })
     }
 
     /// Consecutive columns as one tensor `[n, columns]` in F32.
-    pub(crate) fn range(&self, columns: Range<usize>) -> Tensor<2> {
+    pub(crate) fn range(&self, columns: Range<usize>) -> Result<Tensor<2>, PruneError> {
+        let part = self.part(0..self.samples, columns)?;
+        Ok(self.scale_rows(part))
+    }
+
+    /// Some rows of consecutive columns, in F32, as they were pushed.
+    pub(crate) fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Result<Tensor<2>, PruneError> {
         let parts = self.blocks.iter().filter_map(|block| {
             let (start, end) = (columns.start.max(block.start), columns.end.min(block.end()));
             (start < end).then(|| {
                 let local = start - block.start..end - block.start;
-                let values = block.values.clone().slice([0..self.samples, local]);
-                values.cast(FloatDType::F32)
+                Ok(block.part(rows.clone(), local)?.cast(FloatDType::F32))
             })
         });
-        let mut parts: Vec<Tensor<2>> = parts.collect();
-        self.scale_rows(match parts.len() {
-            1 => parts.remove(0),
-            _ => Tensor::cat(parts, 1),
-        })
+        Ok(joined(parts.collect::<Result<_, PruneError>>()?))
     }
 
     /// The columns at `indices` (ascending) as one tensor `[n, columns]` in F32.
-    pub(crate) fn columns(&self, indices: &[usize]) -> Tensor<2> {
-        let mut parts: Vec<Tensor<2>> = self
-            .blocks
-            .iter()
-            .filter_map(|block| {
-                let from = indices.partition_point(|index| *index < block.start);
-                let to = indices.partition_point(|index| *index < block.end());
-                (from < to).then(|| block.select(&indices[from..to]).cast(FloatDType::F32))
-            })
-            .collect();
-        self.scale_rows(match parts.len() {
-            1 => parts.remove(0),
-            _ => Tensor::cat(parts, 1),
-        })
+    pub(crate) fn columns(&self, indices: &[usize]) -> Result<Tensor<2>, PruneError> {
+        let chunks = self.chunks(indices);
+        let parts = chunks.map(|chunk| Ok(chunk?.1));
+        Ok(joined(parts.collect::<Result<_, PruneError>>()?))
     }
 
     /// The same gradients, each divided by its length to the power of `exponent`, times one
@@ -168,7 +186,8 @@ impl GradientMatrix {
     pub(crate) fn tempered(&self, exponent: f64) -> Result<Self, PruneError> {
         let width = self.chunk_width(self.samples);
         let mut largest = vec![0.0_f32; self.samples];
-        for (_, values) in self.slices(width) {
+        for slice in self.slices(width) {
+            let (_, values) = slice?;
             let most = read(values.abs().max_dim(1))?;
             let pairs = largest.iter_mut().zip(most);
             pairs.for_each(|(largest, most)| *largest = largest.max(most));
@@ -182,7 +201,8 @@ impl GradientMatrix {
         let exponents: Vec<i32> = exponents.collect();
         let up: Vec<f32> = exponents.iter().map(|e| 2.0_f64.powi(-e) as f32).collect();
         let mut norms = vec![0.0; self.samples];
-        for (_, values) in self.slices(width) {
+        for slice in self.slices(width) {
+            let (_, values) = slice?;
             let up = column(&up, &values.device());
             let values = values * up;
             let squares = read((values.clone() * values).sum_dim(1))?;
@@ -240,7 +260,8 @@ impl GradientMatrix {
             .filter(|index| sums[*index] == 0.0)
             .collect();
         let mut dead = Vec::new();
-        for (first, columns) in self.chunks(&suspects) {
+        for chunk in self.chunks(&suspects) {
+            let (first, columns) = chunk?;
             let largest = read(columns.abs().max_dim(0))?;
             let zeros = largest.iter().zip(&suspects[first..]);
             dead.extend(
@@ -270,17 +291,33 @@ impl GradientMatrix {
     }
 
     /// All columns in F32, at most `width` at a time, with the index of the first one.
-    fn slices(&self, width: usize) -> impl Iterator<Item = (usize, Tensor<2>)> + '_ {
+    fn slices(
+        &self,
+        width: usize,
+    ) -> impl Iterator<Item = Result<(usize, Tensor<2>), PruneError>> + '_ {
         self.blocks.iter().flat_map(move |block| {
+            let mut values = None;
             (block.start..block.end()).step_by(width).map(move |first| {
+                let values: &Tensor<2> = match &values {
+                    Some(values) => values,
+                    None => values.insert(block.values()?),
+                };
                 let end = block.end().min(first + width);
                 let columns = first - block.start..end - block.start;
-                let values = match columns.len() == block.values.dims()[1] {
-                    true => block.values.clone(),
-                    false => block.values.clone().slice([0..self.samples, columns]),
+                let values = match columns.len() == block.width() {
+                    true => values.clone(),
+                    false => values.clone().slice([0..self.samples, columns]),
                 };
-                (first, values.cast(FloatDType::F32))
+                Ok((first, values.cast(FloatDType::F32)))
             })
         })
+    }
+}
+
+/// Consecutive columns as one tensor.
+fn joined(mut parts: Vec<Tensor<2>>) -> Tensor<2> {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => Tensor::cat(parts, 1),
     }
 }

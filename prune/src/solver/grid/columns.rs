@@ -24,7 +24,9 @@ impl<'a> Columns<'a> {
             problem,
             resident: None,
         };
-        if elements <= RESIDENT_ELEMENTS {
+        let gradients = problem.gradients();
+        let may_keep = !gradients.is_on_disk() || gradients.may_keep(elements);
+        if elements <= RESIDENT_ELEMENTS && may_keep {
             let all: Vec<usize> = (0..problem.parameters()).collect();
             let mut values = Vec::with_capacity(elements);
             columns.each(&all, |_, column| values.extend_from_slice(column))?;
@@ -46,7 +48,8 @@ impl<'a> Columns<'a> {
             }
             return Ok(());
         }
-        for (first, columns) in self.problem.gradients().chunks(indices) {
+        for chunk in self.problem.gradients().chunks(indices) {
+            let (first, columns) = chunk?;
             let values = read(columns.transpose())?;
             let pairs = indices[first..].iter().zip(values.chunks_exact(samples));
             pairs.for_each(|(index, column)| see(*index, column));

@@ -1,0 +1,191 @@
+//! Gradient matrices in files.
+
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::prune::{
+    Budget, ChitaConfig, Fisher, FisherConfig, GradientMatrix, IhtConfig, Layout, Method, Problem,
+    PruneError, PrunerConfig, RidgeChoice, Selection, SolverConfig, solve,
+};
+
+use crate::pruner::{Net, config, pairs, prune, weights};
+use crate::support::{each_device, tensor};
+
+/// A model whose gradient of an example is the example.
+pub(crate) fn rows_of(
+    config: &FisherConfig,
+    x: &Tensor<2>,
+    device: &Device,
+) -> Result<Fisher, PruneError> {
+    let model = LinearConfig::new(x.dims()[1], 1)
+        .with_bias(false)
+        .init(device);
+    let selection = Selection::of(&model, None)?;
+    let output = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).mean();
+    config.collect(&model, &selection, output, [x.clone()])
+}
+
+/// On disk: 20 of 60 columns may be in memory, two of them in one block.
+fn bounded(samples: usize, folder: &tempfile::TempDir) -> FisherConfig {
+    FisherConfig::new(samples)
+        .with_memory_bound(samples * 20 * 4)
+        .with_on_disk(Some(folder.path().into()))
+}
+
+#[test]
+fn rows_on_disk_are_those_in_memory_and_their_file_has_no_name() {
+    let folder = tempfile::tempdir().unwrap();
+    each_device(|target| {
+        let x = tensor::<2>(3, [12, 60], &target.device);
+        for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
+            if !target.device.supports_dtype(dtype) {
+                continue;
+            }
+            let on_disk = bounded(12, &folder)
+                .with_memory_bound(960)
+                .with_dtype(dtype);
+            let in_memory = FisherConfig::new(12).with_dtype(dtype);
+            let [on_disk, in_memory] =
+                [on_disk, in_memory].map(|config| rows_of(&config, &x, &target.device).unwrap());
+            assert!(on_disk.report.on_disk && !in_memory.report.on_disk);
+            assert!(on_disk.gradients.is_on_disk());
+            assert_eq!(on_disk.report.bytes, in_memory.report.bytes);
+            assert_eq!(on_disk.report.zero_columns, in_memory.report.zero_columns);
+            for row in 0..12 {
+                let rows = [&on_disk, &in_memory].map(|fisher| fisher.gradients.row(row).unwrap());
+                assert_eq!(rows[0], rows[1], "{dtype:?}, row {row}");
+            }
+            assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        }
+    });
+}
+
+/// Every way to look at the matrix: gathered and consecutive columns, products from both sides.
+#[test]
+fn every_method_solves_the_same_problem_from_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let methods = [
+        (Method::Chita(ChitaConfig::new()), None),
+        (
+            Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
+            None,
+        ),
+        (Method::Chita(ChitaConfig::new()), Some(16)),
+        (Method::IterativeHardThresholding(IhtConfig::new()), None),
+        (Method::BackSolve, None),
+        (Method::DiagonalFisher, None),
+        (Method::WoodFisher { block_size: 16 }, None),
+    ];
+    each_device(|target| {
+        let x = tensor::<2>(3, [12, 60], &target.device);
+        let configs = [bounded(12, &folder), FisherConfig::new(12)];
+        let problems = configs.map(|config| {
+            let gradients = rows_of(&config, &x, &target.device).unwrap().gradients;
+            let dense = tensor(2, [60], &target.device);
+            let problem = Problem::new(gradients, dense, Layout::anonymous(60)).unwrap();
+            problem.with_first_order(0.5).unwrap()
+        });
+        for (method, block_size) in &methods {
+            for tempering in [0.0, 0.5] {
+                let config = SolverConfig::new(Budget::Keep(20))
+                    .with_method(method.clone())
+                    .with_block_size(*block_size);
+                let [found, expected] = problems.each_ref().map(|problem| {
+                    let problem = problem.clone().with_tempering(tempering).unwrap();
+                    solve(&problem, &config).unwrap()
+                });
+                let name = target.name;
+                assert_eq!(found.support, expected.support, "{name}: {method:?}");
+                let difference = (found.objective - expected.objective).abs();
+                // Sums of the same products in another order.
+                assert!(
+                    difference < 1e-5 * expected.objective.abs().max(1.0),
+                    "{name}: {method:?}: {} for {}",
+                    found.objective,
+                    expected.objective
+                );
+            }
+        }
+        let shards = problems
+            .each_ref()
+            .map(|problem| problem.gradients().clone());
+        let joined = GradientMatrix::concat(&shards).unwrap();
+        assert!(!joined.is_on_disk());
+        assert_eq!(joined.row(1).unwrap(), joined.row(13).unwrap());
+    });
+}
+
+#[test]
+fn the_pruner_solves_the_whole_problem_beyond_its_memory_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    each_device(|target| {
+        let in_memory = config(0.75).with_ridge(RidgeChoice::sweep()).with_stages(2);
+        let mut on_disk = in_memory.clone();
+        on_disk.fisher = bounded(16, &folder).with_memory_bound(16 * 4 * 4);
+        // The loader has 16 examples to a batch.
+        let run = |config: &PrunerConfig| {
+            let loader = |seed| [pairs(seed, &target.device), pairs(seed + 9, &target.device)];
+            let loader = |seed| loader(seed).concat();
+            config
+                .prune(Net::new(&target.device), Net::loss, loader)
+                .unwrap()
+        };
+        let [found, expected] = [&on_disk, &in_memory].map(run);
+        assert_eq!(found.masks, expected.masks);
+        for stage in &found.stages {
+            assert!(stage.gradients.on_disk);
+            assert_eq!(stage.gradients.bytes, 16 * 40 * 4);
+        }
+        // Blocks are not needed, and neither is a fixed ridge.
+        let blocks = run(&on_disk.clone().with_in_blocks(true));
+        assert_eq!(blocks.masks, found.masks);
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn a_folder_that_holds_no_file_is_an_error_with_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("not there");
+    let device = Device::flex();
+    let mut config = config(0.75);
+    config.fisher = bounded(16, &folder).with_memory_bound(16 * 4 * 4);
+    config.fisher.on_disk = Some(path.clone());
+    let error = prune(&config, &device).unwrap_err();
+    let PruneError::Io {
+        action, path: at, ..
+    } = error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(action, "cannot create a file in");
+    assert_eq!(at, path.display().to_string());
+    // What fits into memory asks no disk.
+    config.fisher.memory_bound = 16 * 4 * 40;
+    assert_eq!(weights(&prune(&config, &device).unwrap()).len(), 40);
+}
+
+#[test]
+fn a_bound_below_one_column_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = bounded(12, &folder).with_memory_bound(12 * 4 - 1);
+    let x = tensor::<2>(3, [12, 60], &Device::flex());
+    let error = rows_of(&config, &x, &Device::flex()).unwrap_err();
+    assert!(
+        matches!(error, PruneError::MemoryBound { needed: 48, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn stages_go_on_with_another_folder() {
+    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let device = Device::flex();
+    let run = |on_disk: Option<std::path::PathBuf>| {
+        let mut config = config(0.75).with_state(Some(state.path().into()));
+        config.fisher.on_disk = on_disk;
+        prune(&config, &device).unwrap()
+    };
+    let before = run(None);
+    let after = run(Some(folder.path().into()));
+    assert_eq!(weights(&before), weights(&after));
+}
