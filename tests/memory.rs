@@ -188,19 +188,27 @@ fn gradients_on_disk_are_pruned_by_in_a_part_of_their_bytes() {
     let model = LinearConfig::new(SIDE, SIDE).with_bias(false).init(&device);
     let x = Tensor::<2>::random([SAMPLES, SIDE], Distribution::Default, &device);
     let loss = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().mean();
-    let solver = SolverConfig::new(Budget::Sparsity(0.9));
-    let fisher = FisherConfig::new(SAMPLES)
+    let solver = SolverConfig::new(Budget::Sparsity(0.75));
+    let ridge = RidgeChoice::Fixed(1e-2);
+    let in_memory = FisherConfig::new(SAMPLES).with_progress(false);
+    let on_disk = in_memory
+        .clone()
         .with_memory_bound(bytes / 8)
-        .with_on_disk(Some(folder.path().into()))
-        .with_progress(false);
-    let pruner = PrunerConfig::new(solver, fisher).with_ridge(RidgeChoice::Fixed(1e-2));
-    let grown = most_during(|| {
-        let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()]).unwrap();
-        assert_eq!(pruned.masks.nonzeros(), SIDE * SIDE - SIDE * SIDE * 9 / 10);
-        assert_eq!(pruned.stages[0].gradients.bytes, bytes);
+        .with_on_disk(Some(folder.path().into()));
+    // Products of matrices reserve more than they use, here and there.
+    let [on_disk, in_memory] = [on_disk, in_memory].map(|fisher| {
+        let pruner = PrunerConfig::new(solver.clone(), fisher).with_ridge(ridge.clone());
+        most_during(|| {
+            let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()]).unwrap();
+            assert_eq!(pruned.masks.nonzeros(), SIDE * SIDE / 4);
+            assert_eq!(pruned.stages[0].gradients.bytes, bytes);
+        })
     });
-    println!("{:.3} of {bytes} bytes", grown as f64 / bytes as f64);
-    assert!(grown < bytes / 4, "{grown} of {bytes}");
+    println!("{on_disk} bytes on disk, {in_memory} in memory, of {bytes}");
+    assert!(
+        on_disk + bytes * 3 / 4 < in_memory,
+        "{on_disk}, {in_memory}"
+    );
 }
 
 /// Storms of overflows, and single ones.

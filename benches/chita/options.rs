@@ -91,7 +91,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "ROWS")]
     sketch: Option<usize>,
     /// How the sketch is made.
-    #[arg(long, value_enum, default_value_t = SketchName::FrequentDirections, requires = "sketch")]
+    #[arg(long, value_enum, default_value_t = SketchName::RandomSigns, requires = "sketch")]
     sketch_method: SketchName,
     /// A folder for gradients beyond `--memory-bound`.
     #[arg(long, value_name = "DIR")]

@@ -24,10 +24,10 @@ pub(crate) fn rows_of(
     config.collect(&model, &selection, output, [x.clone()])
 }
 
-/// On disk: 20 of 60 columns may be in memory, two of them in one block.
+/// On disk: 32 columns may be in memory, four of them in one block.
 fn bounded(samples: usize, folder: &tempfile::TempDir) -> FisherConfig {
     FisherConfig::new(samples)
-        .with_memory_bound(samples * 20 * 4)
+        .with_memory_bound(samples * 32 * 4)
         .with_on_disk(Some(folder.path().into()))
 }
 
@@ -85,7 +85,12 @@ fn every_method_solves_the_same_problem_from_disk() {
             problem.with_first_order(0.5).unwrap()
         });
         for (method, block_size) in &methods {
-            for tempering in [0.0, 0.5] {
+            let temperings = if matches!(method, Method::BackSolve) {
+                2
+            } else {
+                1
+            };
+            for tempering in [0.0, 0.5].into_iter().take(temperings) {
                 let config = SolverConfig::new(Budget::Keep(20))
                     .with_method(method.clone())
                     .with_block_size(*block_size);
@@ -118,9 +123,9 @@ fn every_method_solves_the_same_problem_from_disk() {
 fn the_pruner_solves_the_whole_problem_beyond_its_memory_bound() {
     let folder = tempfile::tempdir().unwrap();
     each_device(|target| {
-        let in_memory = config(0.75).with_ridge(RidgeChoice::sweep()).with_stages(2);
+        let in_memory = config(0.75).with_ridge(RidgeChoice::over([1e-3, 1e-1]));
         let mut on_disk = in_memory.clone();
-        on_disk.fisher = bounded(16, &folder).with_memory_bound(16 * 4 * 4);
+        on_disk.fisher = bounded(16, &folder);
         // The loader has 16 examples to a batch.
         let run = |config: &PrunerConfig| {
             let loader = |seed| [pairs(seed, &target.device), pairs(seed + 9, &target.device)];
@@ -148,7 +153,7 @@ fn a_folder_that_holds_no_file_is_an_error_with_its_path() {
     let path = folder.path().join("not there");
     let device = Device::flex();
     let mut config = config(0.75);
-    config.fisher = bounded(16, &folder).with_memory_bound(16 * 4 * 4);
+    config.fisher = bounded(16, &folder);
     config.fisher.on_disk = Some(path.clone());
     let error = prune(&config, &device).unwrap_err();
     let PruneError::Io {

@@ -39,7 +39,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// let selection = Selection::of(&model, None)?;
 /// // Six gradients, each the input itself, in the bytes of three.
 /// let x = Tensor::<2>::from_floats([[1., 2.], [3., 4.], [5., 6.], [1., 0.], [0., 1.], [2., 5.]], &device);
-/// let sketch = SketchConfig::new(3).with_method(SketchMethod::FrequentDirections);
+/// let sketch = SketchConfig::new(3).with_method(SketchMethod::RandomSigns);
 /// let fisher = FisherConfig::new(6)
 ///     .with_sketch(Some(sketch))
 ///     .collect(&model, &selection, |model, x: &Tensor<2>| model.forward(x.clone()).mean(), [x])?;
@@ -53,8 +53,8 @@ const CHUNK_BYTES: usize = 4 << 20;
 pub struct SketchConfig {
     /// Rows ℓ that take the place of n: from 3 to n − 1, in F32. One is the sum of all gradients.
     pub rows: usize,
-    /// How the others are made. Default: frequent directions.
-    #[config(default = "SketchMethod::FrequentDirections")]
+    /// How the others are made. Default: sums with random signs.
+    #[config(default = "SketchMethod::RandomSigns")]
     pub method: SketchMethod,
 }
 
@@ -68,7 +68,8 @@ pub enum SketchMethod {
     /// direction; less where few directions matter (‖H − H_k‖_F²/(r/2 − k) for every k < r/2).
     ///
     /// Each time costs some 3·r²·p operations and an eigendecomposition of r × r: more than the
-    /// gradients of a small network.
+    /// gradients of a small network. What goes are the directions of short gradients; pruned networks
+    /// were no better than with random signs.
     ///
     /// [Simple and Deterministic Matrix Sketching, Liberty, 2013](https://arxiv.org/abs/1206.0594);
     /// [Frequent Directions, Ghashami et al., 2016](https://arxiv.org/abs/1501.01711).

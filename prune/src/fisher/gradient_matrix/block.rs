@@ -20,7 +20,7 @@ pub(crate) struct Block {
 #[derive(Debug, Clone)]
 enum Columns {
     /// `[n, columns]`
-    InMemory(Tensor<2>),
+    InMemory(Box<Tensor<2>>),
     InFile {
         file: Arc<NumberFile>,
         matrix: Rows,
@@ -32,7 +32,7 @@ enum Columns {
 
 impl Block {
     pub(crate) fn in_memory(start: usize, values: Tensor<2>) -> Self {
-        let columns = Columns::InMemory(values);
+        let columns = Columns::InMemory(Box::new(values));
         Self { start, columns }
     }
 
@@ -75,7 +75,7 @@ impl Block {
     /// All of it, `[n, columns]`: as it is stored, or in F32 from a file.
     pub(crate) fn values(&self) -> Result<Tensor<2>, PruneError> {
         match &self.columns {
-            Columns::InMemory(values) => Ok(values.clone()),
+            Columns::InMemory(values) => Ok(Tensor::clone(values)),
             Columns::InFile { samples, .. } => self.part(0..*samples, 0..self.width()),
         }
     }
@@ -87,7 +87,7 @@ impl Block {
         columns: Range<usize>,
     ) -> Result<Tensor<2>, PruneError> {
         match &self.columns {
-            Columns::InMemory(values) => Ok(values.clone().slice([rows, columns])),
+            Columns::InMemory(values) => Ok(Tensor::clone(values).slice([rows, columns])),
             Columns::InFile {
                 file,
                 matrix,
