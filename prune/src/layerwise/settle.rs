@@ -26,10 +26,10 @@ impl Setting<'_> {
             .advance(|node| matches!(stops.get(&node.index()), Some(Stop::Norm(_))))
             .map_err(failed)?
         {
-            if let Stop::Norm(paths) = &stops[&step.node().index()] {
-                if self.recalibrate(&mut step, paths)? {
-                    measured.extend(paths.clone());
-                }
+            if let Stop::Norm(paths) = &stops[&step.node().index()]
+                && self.recalibrate(&mut step, paths)?
+            {
+                measured.extend(paths.clone());
             }
         }
         let divergences = self.judge(&mut walk, dense)?;
