@@ -59,14 +59,14 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     device.seed(cli.seed);
     let (side, autodiff) = (images.train.side(), device.clone().autodiff());
     match cli.arch {
-        Arch::Mlpnet => Study::new(
+        Arch::Mlpnet => Study::run(
             cli,
             images,
             validation,
             device,
             MlpNet::new(side, &autodiff),
         ),
-        Arch::Resnet20 => Study::new(cli, images, validation, device, ResNet20::new(&autodiff)),
+        Arch::Resnet20 => Study::run(cli, images, validation, device, ResNet20::new(&autodiff)),
     }
 }
 
@@ -82,7 +82,7 @@ struct Study<'a, M> {
 }
 
 impl<M: Trained> Study<'_, M> {
-    fn new(
+    fn run(
         cli: &Cli,
         images: ImageSet,
         validation: Images,
