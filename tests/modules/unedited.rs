@@ -342,7 +342,7 @@ fn check(
         return Err(Doubt::NoBound);
     }
     let error = crate::distance(fp32, amp) / size.max(f32::MIN_POSITIVE);
-    if !(overflows && !error.is_finite()) {
+    if !overflows || error.is_finite() {
         within(error, rounding + cancellation, "output").map_err(Doubt::Wrong)?;
     }
     let tolerance = 3.0 * rounding + cancellation;
