@@ -168,6 +168,8 @@ impl<M: Trained> Trainer<'_, M> {
         // The study looks at validation images by itself, at the end of a run.
         let validation = Loader {
             images: self.images.take(1),
+            // Its epochs are not those of the training.
+            seed: Arc::default(),
             ..loader.clone()
         };
         let result = SupervisedTraining::new(logs.path(), Arc::new(loader), Arc::new(validation))
