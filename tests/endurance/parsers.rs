@@ -175,6 +175,7 @@ fn quantized_files() -> Vec<Vec<u8>> {
         weights.with_weight(WeightConfig::int(8)),
         QatConfig::new().with_weight(WeightConfig::int(4)),
     ];
+    // The last one says activations in its metadata.
     let written = files.map(|config| {
         let ptq = PtqConfig::new().with_quantize(config).with_progress(false);
         let net = quantized(&ptq, &device);

@@ -13,6 +13,7 @@ mod column_layout;
 mod compressed_tensors;
 mod convert;
 mod fake_quantize;
+mod file_activations;
 mod files;
 mod fold;
 mod half_models;

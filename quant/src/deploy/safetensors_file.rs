@@ -14,12 +14,22 @@
 //! Of a weight in a [`Chain`](burn_lean_reparam::Chain), what acts before its quantizer is part of
 //! the codes, and the quantizer's own tensors are named as if it were alone: `<path>.quant.…`.
 //!
-//! A quantized weight's own quantizer is there with its settings only: what it observed or learned is
-//! the scale and the zero point.
+//! Quantizers are there with their settings only: what that of a weight observed or learned is the scale
+//! and the zero point, and of activations the metadata says them. An activation that has no range yet has
+//! what it observed in the file.
 //!
-//! The metadata has the keys `format` (`burn-lean-quant`), `version` (`2`) and `quantized`: JSON
-//! of the shape, the scheme and the dtype of the values of each quantized weight.
+//! The metadata has the keys `format` (`burn-lean-quant`), `version` (`3`), `quantized`: JSON
+//! of the shape, the scheme and the dtype of the values of each quantized weight, and `activations`: JSON
+//! of each quantizer of an activation, by path, with its scheme, and with one scale and one zero point for
+//! each group of it, or none where they are those of the values at hand:
+//!
+//! ```json
+//! {"fc1.weight.quant.input": {"scheme": {"format": …}, "scale": [0.0078125], "zero_point": [128.0]}}
+//! ```
+//!
+//! Version `2`, which has no `activations` but all that their quantizers observed, is read, too.
 
+pub(crate) mod activations;
 mod config;
 mod load;
 mod save;
@@ -38,7 +48,9 @@ pub use save::save_safetensors;
 pub(crate) use save::{Stored, write};
 
 const FORMAT: &str = "burn-lean-quant";
-const VERSION: &str = "2";
+const VERSION: &str = "3";
+/// Without the activations.
+const BEFORE: &str = "2";
 
 /// What the file's metadata says about a quantized weight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

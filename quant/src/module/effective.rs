@@ -184,9 +184,9 @@ pub(crate) struct FileNames {
     quantizers: Vec<(String, String)>,
     /// Paths of the links before a quantizer: their effect is part of the codes.
     folded: Vec<String>,
-    /// Paths of the quantizers of quantized weights: scales and zero points are in the file already,
-    /// so that neither ranges nor learned scales are.
-    of_weights: Vec<String>,
+    /// Paths of the quantizers of quantized weights, and of activations that the metadata describes: scales
+    /// and zero points are in the file already, so that neither ranges nor learned scales are.
+    known: Vec<String>,
 }
 
 impl FileNames {
@@ -196,7 +196,7 @@ impl FileNames {
         for located in quantizers(model) {
             let parameter = located.parameter.as_deref().unwrap_or_default();
             if located.site == Site::Weight && quantized(parameter) {
-                names.of_weights.push(located.path.clone());
+                names.known.push(located.path.clone());
             }
             let Some((parameter, link)) = link(&located).filter(|(path, _)| quantized(path)) else {
                 continue;
@@ -217,6 +217,21 @@ impl FileNames {
         names
     }
 
+    /// Without the ranges of these quantizers.
+    pub(crate) fn without_ranges(mut self, paths: impl IntoIterator<Item = String>) -> Self {
+        self.known.extend(paths);
+        self
+    }
+
+    /// The name of what is at `path`, a quantizer or one of its tensors.
+    pub(crate) fn name(&self, path: &str) -> String {
+        let alone = self.quantizers.iter().find_map(|(link, alone)| {
+            let rest = path.strip_prefix(link)?;
+            Some(format!("{alone}{rest}"))
+        });
+        alone.unwrap_or_else(|| path.to_string())
+    }
+
     /// The name of the tensor at `path`; `None` if it is not in the file.
     pub(crate) fn of_tensor(&self, path: &str) -> Option<String> {
         if self.folded.iter().any(|link| path.starts_with(link)) {
@@ -228,14 +243,10 @@ impl FileNames {
                 state.starts_with(".observer.") || state.starts_with(".learned_")
             })
         };
-        if self.of_weights.iter().any(is_scale) {
-            return None;
+        match self.known.iter().any(is_scale) {
+            true => None,
+            false => Some(self.name(path)),
         }
-        let quantizer = self.quantizers.iter().find_map(|(link, alone)| {
-            let rest = path.strip_prefix(link)?;
-            Some(format!("{alone}{rest}"))
-        });
-        Some(quantizer.unwrap_or_else(|| path.to_string()))
     }
 }
 

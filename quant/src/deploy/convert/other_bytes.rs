@@ -6,6 +6,7 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
 
 use crate::deploy::conversion_report::ConvertedWeight;
+use crate::deploy::safetensors_file::activations::activations;
 use crate::module::effective::FileNames;
 
 /// Bytes of the tensors of a model other than its quantized weights.
@@ -13,15 +14,16 @@ use crate::module::effective::FileNames;
 pub(crate) struct OtherBytes {
     /// On the device.
     pub(crate) held: usize,
-    /// In a file, which has no need of the ranges of weights.
+    /// In a file, which says ranges in its metadata or beside the codes.
     pub(crate) in_file: usize,
 }
 
 impl OtherBytes {
     pub(crate) fn of<M: Module>(model: &M, weights: &[ConvertedWeight]) -> Self {
         let is_quantized = |path: &str| weights.iter().any(|weight| weight.path == path);
+        let names = FileNames::of(model, is_quantized);
         let mut counter = Counter {
-            names: FileNames::of(model, is_quantized),
+            names: names.without_ranges(activations(model).into_keys()),
             weights,
             bytes: Self::default(),
         };

@@ -11,8 +11,9 @@ use burn_lean_reparam::{
 };
 use safetensors::tensor::{Dtype, SafeTensors};
 
+use super::activations::Activation;
 use super::config::LoadConfig;
-use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
+use super::{BEFORE, DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
 use crate::codes::product::in_product;
 use crate::codes::quantized_tensor::unpack;
 use crate::codes::stored::{NotStored, Stored};
@@ -38,12 +39,15 @@ pub(super) fn try_load<M: Module>(
     if of("format") != FORMAT {
         return Err(file.read("it is no file of a quantized model"));
     }
-    if of("version") != VERSION {
-        return Err(file.read(format!(
-            "it is of version {}, but this version reads version {VERSION}",
-            of("version")
-        )));
-    }
+    let mut activations: BTreeMap<String, Activation> = match of("version") {
+        VERSION => serde_json::from_str(of("activations")).map_err(|error| file.read(error))?,
+        BEFORE => BTreeMap::new(),
+        version => {
+            return Err(file.read(format!(
+                "it is of version {version}, but this version reads versions {BEFORE} and {VERSION}"
+            )));
+        }
+    };
     let entries: BTreeMap<String, Entry> =
         serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;
@@ -64,10 +68,21 @@ pub(super) fn try_load<M: Module>(
         .filter_map(|located| Some((located.parameter?, located.quantizer.scheme().clone())))
         .collect();
     let is_prepared = !schemes.is_empty();
+    let file_names = FileNames::of(model, |path| quantized.contains_key(path));
+    let mut of_activations = HashMap::new();
+    for located in quantizers(model) {
+        let name = file_names.name(&located.path);
+        if located.site != Site::Weight
+            && let Some(activation) = activations.remove(&name)
+        {
+            activation.check(&name, &located, &file)?;
+            of_activations.insert(located.path, activation);
+        }
+    }
     let names: Vec<String> = quantized.keys().cloned().collect();
     let mut loader = Loader {
         tensors: &tensors,
-        names: FileNames::of(model, |path| quantized.contains_key(path)),
+        names: file_names.without_ranges(of_activations.keys().cloned()),
         quantized,
         schemes,
         chained: chained(model),
@@ -84,8 +99,20 @@ pub(super) fn try_load<M: Module>(
     if let Some(error) = loader.error {
         return Err(error);
     }
+    if let Some((name, _)) = activations.pop_first() {
+        return Err(file.read(format!(
+            "the model has no quantizer for its `{name}`: prepare it as the saved one was"
+        )));
+    }
     check_schemes(&loaded)?;
     let loaded = map_quantizers(loaded, |located| {
+        if let Some(activation) = of_activations.remove(&located.path) {
+            let (_, device) = located.quantizer.groups();
+            return match activation.qparams(&device) {
+                Some(qparams) => located.quantizer.with_qparams(qparams),
+                None => located.quantizer,
+            };
+        }
         let weights = &mut loader.weights;
         let weight = located.parameter.filter(|_| located.site == Site::Weight);
         match weight.and_then(|path| Some((weights.remove(&path)?, path))) {

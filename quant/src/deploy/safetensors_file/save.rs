@@ -9,6 +9,7 @@ use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
 use burn_lean_reparam::{Files, PathVisitor, Trail, each_float, visit_with_path};
 use safetensors::tensor::{Dtype, TensorView};
 
+use super::activations::activations;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
 use crate::QuantError;
 use crate::codes::weights::quantized_weights;
@@ -55,9 +56,11 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
             },
         );
     }
+    let activations = activations(model);
+    let names = FileNames::of(model, |path| entries.contains_key(path));
     let mut collector = Collector {
         quantized: &entries,
-        names: FileNames::of(model, |path| entries.contains_key(path)),
+        names: names.without_ranges(activations.keys().cloned()),
         tensors,
         error: None,
     };
@@ -66,10 +69,15 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
         return Err(error);
     }
     let quantized = serde_json::to_string(&entries).map_err(|error| file.write(error))?;
+    let named = activations.iter();
+    let named = named.map(|(path, of)| (collector.names.name(path), of));
+    let activations = serde_json::to_string(&named.collect::<BTreeMap<_, _>>());
+    let activations = activations.map_err(|error| file.write(error))?;
     let metadata = HashMap::from([
         ("format".to_string(), FORMAT.to_string()),
         ("version".to_string(), VERSION.to_string()),
         ("quantized".to_string(), quantized),
+        ("activations".to_string(), activations),
     ]);
     write(&collector.tensors, metadata, path)
 }

@@ -1,6 +1,6 @@
 //! The quantizer of a weight that is converted: how it is stored, and when its values are computed.
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::FakeQuantize;
 use crate::module::effective;
@@ -22,6 +22,12 @@ impl FakeQuantize {
             state.control.non_finite = false;
             state.start_learning(qparams);
         })
+    }
+
+    /// For how many groups it has a scale, and where.
+    pub(crate) fn groups(&self) -> (usize, Device) {
+        let scale = self.lock().observer.range().min;
+        (scale.shape().num_elements(), scale.device())
     }
 
     /// Of a weight that is stored as codes, with this scale and zero point: with both.

@@ -1,0 +1,232 @@
+//! What files say of activations.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use burn_lean::quant::{
+    FakeQuantizeConfig, Learned, NumberFormat, ObserverConfig, QatConfig, QuantError, Scheme, Site,
+    Storage, load_safetensors, quantizers, save_safetensors,
+};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+
+use crate::convert::{Net, full, prepared, samples};
+use crate::support::{each_device, parameters, values};
+
+/// Affine codes of 8 bits.
+fn activation(observer: ObserverConfig, learned: Learned) -> QatConfig {
+    let scheme = Scheme::affine(NumberFormat::uint8());
+    let config = FakeQuantizeConfig::new(scheme).with_observer(observer);
+    full(4).with_activation(Some(config.with_learned(learned)))
+}
+
+/// The metadata, with the activations apart.
+fn metadata(bytes: &[u8]) -> (HashMap<String, String>, BTreeMap<String, Value>) {
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    let metadata = header.metadata().clone().unwrap();
+    let activations = serde_json::from_str(&metadata["activations"]).unwrap();
+    (metadata, activations)
+}
+
+/// The file with other metadata, and more vectors.
+fn with(bytes: &[u8], metadata: HashMap<String, String>, more: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let found = SafeTensors::deserialize(bytes).unwrap();
+    let mut views: BTreeMap<String, TensorView<'_>> = found.tensors().into_iter().collect();
+    for (name, bytes) in more {
+        let view = TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes).unwrap();
+        assert!(views.insert(name.clone(), view).is_none(), "{name}");
+    }
+    safetensors::serialize(views, Some(metadata)).unwrap()
+}
+
+fn load(config: &QatConfig, path: &Path, device: &Device) -> Result<Net, QuantError> {
+    let fresh = config.prepare(Net::new(device)).unwrap();
+    load_safetensors(fresh, path, Storage::Auto).map_err(|rejected| rejected.into_error())
+}
+
+fn outputs(net: &Net, device: &Device) -> Vec<f32> {
+    values(net.forward(samples(device).remove(0)))
+}
+
+#[test]
+fn the_metadata_says_scheme_scale_and_zero_point_and_nothing_observed_is_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    each_device(|target| {
+        for config in [
+            full(8),
+            activation(ObserverConfig::MinMax, Learned::None),
+            activation(ObserverConfig::MinMax, Learned::LsqPlus),
+        ] {
+            let net = prepared(config.clone(), &target.device);
+            save_safetensors(&net, &path).unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            let tensors = SafeTensors::deserialize(&bytes).unwrap();
+            for name in tensors.names() {
+                let is_state = name.contains(".observer.") || name.contains(".learned_");
+                assert!(!is_state, "{name}");
+            }
+            let (metadata, mut activations) = metadata(&bytes);
+            assert_eq!(metadata["version"], "3");
+            let of_inputs = quantizers(&net).into_iter();
+            let of_inputs = of_inputs.filter(|located| located.site != Site::Weight);
+            for located in of_inputs {
+                let found = activations.remove(&located.path).expect("an entry");
+                let qparams = located.quantizer.qparams().unwrap();
+                let numbers = |of| values(of).into_iter().map(f64::from).collect::<Vec<_>>();
+                let scheme: Scheme = serde_json::from_value(found["scheme"].clone()).unwrap();
+                assert_eq!(scheme, *located.quantizer.scheme());
+                assert_eq!(found["scale"], json!(numbers(qparams.scale)));
+                assert_eq!(found["zero_point"], json!(numbers(qparams.zero_point)));
+            }
+            assert!(activations.is_empty(), "{activations:?}");
+
+            let loaded = load(&config, &path, &target.device).unwrap();
+            let expected = outputs(&net, &target.device);
+            assert_eq!(outputs(&loaded, &target.device), expected);
+            // Written again it says the same.
+            save_safetensors(&loaded, &path).unwrap();
+            let again = std::fs::read(&path).unwrap();
+            let said = |bytes: &[u8]| self::metadata(bytes).1;
+            assert_eq!(said(&again), said(&bytes));
+        }
+    });
+}
+
+#[test]
+fn a_dynamic_range_is_said_to_be_that_of_the_values_at_hand() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    let device = Device::flex();
+    let config = activation(ObserverConfig::Memoryless, Learned::None);
+    let net = config.prepare(Net::new(&device)).unwrap().valid();
+    save_safetensors(&net, &path).unwrap();
+    let (_, activations) = metadata(&std::fs::read(&path).unwrap());
+    assert!(!activations.is_empty());
+    for found in activations.values() {
+        let both = (&found["scale"], &found["zero_point"]);
+        assert_eq!(both, (&json!([]), &json!([])));
+    }
+    let loaded = load(&config, &path, &device).unwrap();
+    assert_eq!(outputs(&loaded, &device), outputs(&net, &device));
+    // One that is to keep a range would have none.
+    let keeps = activation(ObserverConfig::MinMax, Learned::None);
+    let refused = load(&keeps, &path, &device).unwrap_err();
+    assert!(matches!(refused, QuantError::File { .. }), "{refused}");
+}
+
+#[test]
+fn what_has_no_range_yet_keeps_what_it_observed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    let device = Device::flex();
+    let config = full(8);
+    let net = config.prepare(Net::new(&device)).unwrap().valid();
+    save_safetensors(&net, &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(metadata(&bytes).1.is_empty());
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = tensors.names().into_iter();
+    assert!(names.any(|name| name.contains(".input.observer.")));
+    let loaded = load(&config, &path, &device).unwrap();
+    let mut all = quantizers(&loaded).into_iter();
+    assert!(all.all(|located| located.site == Site::Weight || !located.quantizer.is_observed()));
+}
+
+#[test]
+fn version_2_with_all_that_was_observed_is_still_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    each_device(|target| {
+        let config = full(4);
+        let net = prepared(config.clone(), &target.device);
+        save_safetensors(&net, &path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let (mut metadata, activations) = metadata(&bytes);
+        metadata.remove("activations");
+        metadata.insert("version".into(), "2".into());
+        let observed = parameters(&net).into_iter().filter(|parameter| {
+            let path = &parameter.path;
+            let state = |of: &String| path.starts_with(&format!("{of}.observer."));
+            activations.keys().any(state)
+        });
+        let observed: Vec<(String, Vec<u8>)> = observed
+            .map(|parameter| {
+                let bytes = parameter.values.iter().flat_map(|x| x.to_le_bytes());
+                (parameter.path, bytes.collect())
+            })
+            .collect();
+        assert!(observed.len() >= 2 * activations.len());
+        std::fs::write(&path, with(&bytes, metadata, &observed)).unwrap();
+        let loaded = load(&config, &path, &target.device).unwrap();
+        let expected = outputs(&net, &target.device);
+        assert_eq!(outputs(&loaded, &target.device), expected);
+    });
+}
+
+#[test]
+fn activations_that_no_quantizer_can_have_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.safetensors");
+    let device = Device::flex();
+    let config = full(4);
+    save_safetensors(&prepared(config.clone(), &device), &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let (metadata, activations) = metadata(&bytes);
+    let (first, known) = activations.first_key_value().unwrap();
+    let refused = |text: String| {
+        let mut metadata = metadata.clone();
+        metadata.insert("activations".into(), text);
+        std::fs::write(&path, with(&bytes, metadata, &[])).unwrap();
+        load(&config, &path, &device).unwrap_err()
+    };
+    let changed = |field: &str, value: Value| {
+        let mut activations = activations.clone();
+        let mut entry = known.clone();
+        entry[field] = value;
+        activations.insert(first.clone(), entry);
+        refused(json!(activations).to_string())
+    };
+    for (field, value) in [
+        ("scale", json!([0.0])),
+        ("scale", json!([-0.5])),
+        ("scale", json!([1e300])),
+        ("scale", json!([0.5, 0.5])),
+        ("scale", json!([])),
+        ("zero_point", json!([0.5])),
+        ("zero_point", json!([1000.0])),
+        ("zero_point", json!([])),
+    ] {
+        let error = changed(field, value.clone());
+        let is_file = matches!(error, QuantError::File { .. });
+        assert!(
+            is_file && error.to_string().contains(first),
+            "{field} {value}: {error}"
+        );
+    }
+    for value in [json!([null]), json!("0.5"), json!(null)] {
+        let error = changed("scale", value);
+        assert!(matches!(error, QuantError::File { .. }), "{error}");
+    }
+    let other = json!(Scheme::symmetric(NumberFormat::int(4)));
+    let error = changed("scheme", other);
+    assert!(error.to_string().contains("another scheme"), "{error}");
+
+    let mut more = activations.clone();
+    more.insert("fc9.weight.quant.input".into(), known.clone());
+    let error = refused(json!(more).to_string());
+    assert!(
+        error.to_string().contains("no quantizer for its `fc9"),
+        "{error}"
+    );
+    // Without its entry a quantizer has neither a range nor what it observed.
+    let mut fewer = activations.clone();
+    fewer.remove(first);
+    let error = refused(json!(fewer).to_string());
+    assert!(error.to_string().contains("is missing"), "{error}");
+    let error = refused("nonsense".into());
+    assert!(matches!(error, QuantError::File { .. }), "{error}");
+}
