@@ -1,18 +1,27 @@
-"""Checks an ONNX file with the `onnx` checker and runs it with onnxruntime.
+"""Checks ONNX files with the `onnx` checker and runs them with onnxruntime.
 
     python -m venv venv && venv/bin/pip install -r tools/requirements.txt
     venv/bin/python tools/judge_onnx.py FILE.onnx [--inputs FILE.npy] [--expected FILE.npy] [--step S]
     venv/bin/python tools/judge_onnx.py resnet8.onnx --cifar DIR     # accuracy on both test sets
+    venv/bin/python tools/judge_onnx.py resnet8.onnx --time          # one thread, batches of 1 and 32
+
+    mkdir DIR && LEAN_ONNX=DIR cargo test --workspace --features wgpu,train --test deploy
+    venv/bin/python tools/judge_onnx.py --folder DIR                 # every file of those tests
 
 With `--expected`, the classes of all rows must be the same, and the outputs within `--step`. With
 `--cifar`, the folder has `original_test_1017.bin.gz` and `test_batch.bin.gz` in CIFAR-10's binary
-layout, and pixels are floats from 0 to 255. Exits with 1 where something is wrong.
+layout, and pixels are floats from 0 to 255. In a folder each file has its inputs, what comes out, and
+how far apart that may be: rounding of floats, or one step of a quantized output. Exits with 1 where
+something is wrong.
 """
 
 import argparse
 import gzip
+import json
 import pathlib
+import statistics
 import sys
+import time
 
 import numpy as np
 import onnx
@@ -41,16 +50,93 @@ def outputs(model, inputs, batch=100):
     return np.concatenate([model.run(None, {name: part})[0] for part in parts])
 
 
+def distance(found, expected):
+    """The largest difference; numbers that are not finite must be the same."""
+    if found.shape != expected.shape:
+        return np.inf
+    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        off = np.where(same, 0, np.abs(found - expected))
+    return np.nan_to_num(off, nan=np.inf).max(initial=0)
+
+
+def judge_folder(folder):
+    """Each file as it is written, and as onnxruntime optimizes it."""
+    files = sorted(folder.glob("*.json"))
+    counts = {}
+    for path in files:
+        about = json.loads(path.read_text())
+        name = path.name.removesuffix(".json")
+        model = str(path.with_name(f"{name}.onnx"))
+        kind = "quantized" if about["quantized"] else "float"
+        count = counts.setdefault(kind, {"files": 0, "checked": 0, "same": 0, "as written": 0, "optimized": 0})
+        count["files"] += 1
+        try:
+            onnx.checker.check_model(onnx.load(model), full_check=True)
+            count["checked"] += 1
+        except Exception as error:
+            print(f"{name}: the checker says: {error}")
+        given = [np.load(path.with_name(f"{name}.input{k}.npy")) for k in range(len(about["inputs"]))]
+        given = dict(zip(about["inputs"], given))
+        expected = np.load(path.with_name(f"{name}.expected.npy"))
+        for optimized in (False, True):
+            way = "optimized" if optimized else "as written"
+            try:
+                found = session(model, optimized).run(None, given)[0]
+            except Exception as error:
+                print(f"{name}, {way}: {error}")
+                continue
+            off = distance(found, expected)
+            count["same"] += off == 0 and not optimized
+            if off <= about["within"]:
+                count[way] += 1
+            else:
+                print(f"{name}, {way}: {off:.2e} apart, more than {about['within']:.2e}")
+    for kind, count in counts.items():
+        print(
+            f"{kind}: {count['files']} files, {count['checked']} without a complaint of the checker, "
+            f"{count['as written']} agree as written ({count['same']} to the bit), "
+            f"{count['optimized']} optimized"
+        )
+    agree = ("checked", "as written", "optimized")
+    good = all(count[key] == count["files"] for count in counts.values() for key in agree)
+    return good and bool(files)
+
+
+def time_batches(path, samples):
+    """Milliseconds of a run, the median, optimized, on one thread."""
+    model = session(path, True)
+    [given] = model.get_inputs()
+    for batch in (1, 32):
+        shape = [batch if k == 0 else size for k, size in enumerate(given.shape)]
+        inputs = {given.name: np.random.default_rng(0).random(shape, np.float32)}
+        times = []
+        for sample in range(samples + 5):
+            start = time.perf_counter()
+            model.run(None, inputs)
+            times.append(1e3 * (time.perf_counter() - start))
+        print(f"{path}, batch {batch}: {statistics.median(times[5:]):.3f} ms, the median of {samples}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file")
+    parser.add_argument("file", nargs="?")
+    parser.add_argument("--folder", type=pathlib.Path)
+    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--inputs")
     parser.add_argument("--expected")
     parser.add_argument("--step", type=float, default=1e-4)
     parser.add_argument("--cifar")
     arguments = parser.parse_args()
+    if arguments.folder:
+        sys.exit(0 if judge_folder(arguments.folder) else 1)
+    if not arguments.file:
+        parser.error("a file or --folder")
     onnx.checker.check_model(onnx.load(arguments.file), full_check=True)
     print("the checker finds nothing")
+    if arguments.time:
+        time_batches(arguments.file, arguments.samples)
     good = True
     for optimized in (False, True):
         model = session(arguments.file, optimized)

@@ -1,6 +1,6 @@
 //! What happens to the sums of a product before they are stored.
 
-use crate::layout::{WIDTH, panels};
+use crate::layout::WIDTH;
 
 /// What happens to the sums of each column.
 ///
@@ -12,18 +12,30 @@ use crate::layout::{WIDTH, panels};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Epilogue {
     columns: usize,
-    codes: Option<Vec<[i32; WIDTH]>>,
-    scale: Option<Vec<[f32; WIDTH]>>,
-    bias: Option<Vec<[f32; WIDTH]>>,
-    gain: Option<Vec<[[f32; WIDTH]; 2]>>,
+    codes: Option<Vec<i32>>,
+    scale: Option<Vec<f32>>,
+    bias: Option<Vec<f32>>,
+    gain: Option<[Vec<f32>; 2]>,
     clamp: Option<[f32; 2]>,
 }
 
-fn by_panel<T: Copy + Default>(values: &[T], columns: usize) -> Vec<[T; WIDTH]> {
+fn checked<T: Copy>(values: &[T], columns: usize) -> Vec<T> {
     assert_eq!(values.len(), columns, "one number for each column");
-    let mut all = vec![[T::default(); WIDTH]; panels(columns)];
-    all.as_flattened_mut()[..columns].copy_from_slice(values);
-    all
+    values.to_vec()
+}
+
+/// The numbers of a panel; the last one is filled up.
+#[inline(always)]
+fn of_panel<T: Copy + Default>(values: &[T], panel: usize) -> [T; WIDTH] {
+    let values = &values[panel * WIDTH..];
+    match values.first_chunk::<WIDTH>() {
+        Some(whole) => *whole,
+        None => {
+            let mut filled = [T::default(); WIDTH];
+            filled[..values.len()].copy_from_slice(values);
+            filled
+        }
+    }
 }
 
 impl Epilogue {
@@ -45,26 +57,26 @@ impl Epilogue {
     ///
     /// Here and below, unless there is one number for each column.
     pub fn with_code_bias(mut self, bias: &[i32]) -> Self {
-        self.codes = Some(by_panel(bias, self.columns));
+        self.codes = Some(checked(bias, self.columns));
         self
     }
 
     /// With a factor.
     pub fn with_scale(mut self, scale: &[f32]) -> Self {
-        self.scale = Some(by_panel(scale, self.columns));
+        self.scale = Some(checked(scale, self.columns));
         self
     }
 
     /// With an addend.
     pub fn with_bias(mut self, bias: &[f32]) -> Self {
-        self.bias = Some(by_panel(bias, self.columns));
+        self.bias = Some(checked(bias, self.columns));
         self
     }
 
     /// With a factor and an addend after the bias: a normalization whose statistics are known.
     pub fn with_gain(mut self, gain: &[f32], shift: &[f32]) -> Self {
-        let (gain, shift) = (by_panel(gain, self.columns), by_panel(shift, self.columns));
-        self.gain = Some(gain.into_iter().zip(shift).map(|(a, b)| [a, b]).collect());
+        let both = [gain, shift];
+        self.gain = Some(both.map(|values| checked(values, self.columns)));
         self
     }
 
@@ -76,11 +88,10 @@ impl Epilogue {
 
     /// Bytes that it takes in memory.
     pub fn bytes(&self) -> usize {
-        let panels = self.codes.as_ref().map_or(0, Vec::len)
-            + self.scale.as_ref().map_or(0, Vec::len)
-            + self.bias.as_ref().map_or(0, Vec::len)
-            + 2 * self.gain.as_ref().map_or(0, Vec::len);
-        4 * WIDTH * panels
+        let parts = [self.codes.is_some(), self.scale.is_some()];
+        let parts = parts.into_iter().chain([self.bias.is_some()]);
+        let parts = parts.chain([self.gain.is_some(); 2]);
+        4 * self.columns * parts.filter(|is_there| *is_there).count()
     }
 
     pub(crate) fn columns(&self) -> usize {
@@ -92,7 +103,7 @@ impl Epilogue {
     pub(crate) fn of_codes(&self, panel: usize, sums: &[i32; WIDTH]) -> [f32; WIDTH] {
         let mut sums = *sums;
         if let Some(codes) = &self.codes {
-            for (sum, bias) in sums.iter_mut().zip(&codes[panel]) {
+            for (sum, bias) in sums.iter_mut().zip(&of_panel(codes, panel)) {
                 *sum = sum.wrapping_add(*bias);
             }
         }
@@ -107,17 +118,17 @@ impl Epilogue {
     #[inline(always)]
     pub(crate) fn of_floats(&self, panel: usize, values: &mut [f32; WIDTH]) {
         if let Some(scale) = &self.scale {
-            for (value, scale) in values.iter_mut().zip(&scale[panel]) {
+            for (value, scale) in values.iter_mut().zip(&of_panel(scale, panel)) {
                 *value *= scale;
             }
         }
         if let Some(bias) = &self.bias {
-            for (value, bias) in values.iter_mut().zip(&bias[panel]) {
+            for (value, bias) in values.iter_mut().zip(&of_panel(bias, panel)) {
                 *value += bias;
             }
         }
         if let Some(gain) = &self.gain {
-            let [gain, shift] = &gain[panel];
+            let [gain, shift] = [of_panel(&gain[0], panel), of_panel(&gain[1], panel)];
             for ((value, gain), shift) in values.iter_mut().zip(gain).zip(shift) {
                 *value = *value * gain + shift;
             }

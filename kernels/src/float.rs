@@ -1,14 +1,17 @@
 //! Floats times weights that are stored in F32, half precision, or codes with scales.
 
+mod scaled;
+
 use std::ops::Range;
 
 use crate::drive::{HEIGHT, Place, Right, multiply};
 use crate::error::expect;
 use crate::half::{to_bf16, to_f16};
-use crate::layout::{WIDTH, apart, in_nibbles, in_panels};
+use crate::layout::{Lines, WIDTH, apart, in_nibbles, in_panels};
 use crate::rows::Left;
 use crate::simd::Simd;
 use crate::{Epilogue, KernelError};
+use scaled::Scaled;
 
 /// In what the floats of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -33,9 +36,9 @@ pub struct FloatMatrix {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Panels {
-    F32(Vec<[f32; WIDTH]>),
-    F16(Vec<[u16; WIDTH]>),
-    BF16(Vec<[u16; WIDTH]>),
+    F32(Lines<f32, WIDTH>),
+    F16(Lines<u16, WIDTH>),
+    BF16(Lines<u16, WIDTH>),
     Codes(Codes),
 }
 
@@ -43,14 +46,14 @@ enum Panels {
 #[derive(Debug, Clone, PartialEq)]
 struct Codes {
     codes: Signed,
-    scales: Vec<[f32; WIDTH]>,
+    scales: Lines<f32, WIDTH>,
     block: usize,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 enum Signed {
-    Bytes(Vec<[i8; WIDTH]>),
-    Nibbles(Vec<[u8; WIDTH]>),
+    Bytes(Lines<i8, WIDTH>),
+    Nibbles(Lines<u8, WIDTH>),
 }
 
 impl FloatMatrix {
@@ -68,10 +71,16 @@ impl FloatMatrix {
     ) -> Result<Self, KernelError> {
         expect("weights", rows * columns, values.len())?;
         let fits = values.iter().all(|value| value.abs() < 65520.0);
+        let half = |convert: fn(f32) -> u16| {
+            Lines::new(in_panels(values, rows, columns, convert), columns)
+        };
         let panels = match storage {
-            Storage::F16 if fits => Panels::F16(in_panels(values, rows, columns, to_f16)),
-            Storage::BF16 => Panels::BF16(in_panels(values, rows, columns, to_bf16)),
-            _ => Panels::F32(in_panels(values, rows, columns, |value| value)),
+            Storage::F16 if fits => Panels::F16(half(to_f16)),
+            Storage::BF16 => Panels::BF16(half(to_bf16)),
+            _ => {
+                let lines = in_panels(values, rows, columns, |value| value);
+                Panels::F32(Lines::new(lines, columns))
+            }
         };
         Ok(Self {
             rows,
@@ -102,7 +111,10 @@ impl FloatMatrix {
         let blocks = rows / block;
         expect("scales", blocks * columns, scales.len())?;
         let codes = match bits {
-            8 => Signed::Bytes(in_panels(codes, rows, columns, |code| code)),
+            8 => {
+                let lines = in_panels(codes, rows, columns, |code| code);
+                Signed::Bytes(Lines::new(lines, columns))
+            }
             4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
                 Some(code) => {
                     return Err(KernelError::Code {
@@ -110,11 +122,12 @@ impl FloatMatrix {
                         bits,
                     });
                 }
-                None => Signed::Nibbles(in_nibbles(codes, rows, columns)),
+                None => Signed::Nibbles(Lines::new(in_nibbles(codes, rows, columns), columns)),
             },
             bits => return Err(KernelError::Bits { bits }),
         };
         let scales = in_panels(scales, blocks, columns, |scale| scale);
+        let scales = Lines::new(scales, columns);
         Ok(Self {
             rows,
             columns,
@@ -134,14 +147,14 @@ impl FloatMatrix {
     /// Bytes that it takes in memory.
     pub fn bytes(&self) -> usize {
         match &self.panels {
-            Panels::F32(panels) => 4 * panels.as_flattened().len(),
-            Panels::F16(panels) | Panels::BF16(panels) => 2 * panels.as_flattened().len(),
+            Panels::F32(panels) => panels.bytes(),
+            Panels::F16(panels) | Panels::BF16(panels) => panels.bytes(),
             Panels::Codes(Codes { codes, scales, .. }) => {
                 let codes = match codes {
-                    Signed::Bytes(codes) => codes.as_flattened().len(),
-                    Signed::Nibbles(codes) => codes.as_flattened().len(),
+                    Signed::Bytes(codes) => codes.bytes(),
+                    Signed::Nibbles(codes) => codes.bytes(),
                 };
-                codes + 4 * scales.as_flattened().len()
+                codes + scales.bytes()
             }
         }
     }
@@ -174,15 +187,15 @@ impl FloatMatrix {
         let of = (self.rows, self.columns);
         match &self.panels {
             Panels::F32(panels) => {
-                let right = Lines::<_, false> { of, panels };
+                let right = Floats::<_, false> { of, panels };
                 multiply(left, &right, epilogue, output, place);
             }
             Panels::F16(panels) => {
-                let right = Lines::<_, false> { of, panels };
+                let right = Floats::<_, false> { of, panels };
                 multiply(left, &right, epilogue, output, place);
             }
             Panels::BF16(panels) => {
-                let right = Lines::<_, true> { of, panels };
+                let right = Floats::<_, true> { of, panels };
                 multiply(left, &right, epilogue, output, place);
             }
             Panels::Codes(Codes {
@@ -217,9 +230,19 @@ impl FloatMatrix {
 }
 
 /// Panels of floats; `BRAIN` tells BF16 from F16.
-struct Lines<'a, L, const BRAIN: bool> {
+struct Floats<'a, T, const BRAIN: bool> {
     of: (usize, usize),
-    panels: &'a [L],
+    panels: &'a Lines<T, WIDTH>,
+}
+
+/// Lines of a panel.
+#[derive(Default)]
+struct Decoded<T> {
+    /// As floats.
+    floats: Vec<[f32; WIDTH]>,
+    /// Of a narrow panel, filled up.
+    filled: Vec<[T; WIDTH]>,
+    scales: Vec<[f32; WIDTH]>,
 }
 
 /// A row of a panel, as it is stored.
@@ -251,9 +274,12 @@ impl Line for [u16; WIDTH] {
     }
 }
 
-impl<L: Line, const BRAIN: bool> Right<f32> for Lines<'_, L, BRAIN> {
+impl<T: Copy + Default + Sync, const BRAIN: bool> Right<f32> for Floats<'_, T, BRAIN>
+where
+    [T; WIDTH]: Line,
+{
     type Sums = [f32; WIDTH];
-    type Decoded = Vec<[f32; WIDTH]>;
+    type Decoded = Decoded<T>;
 
     fn stride(&self) -> usize {
         apart(self.of.0, 4)
@@ -274,13 +300,14 @@ impl<L: Line, const BRAIN: bool> Right<f32> for Lines<'_, L, BRAIN> {
         panel: usize,
         lines: Range<usize>,
         rows: usize,
-        decoded: &mut Vec<[f32; WIDTH]>,
+        decoded: &mut Decoded<T>,
     ) {
-        if L::WIDENS && rows > HEIGHT {
-            decoded.clear();
-            let first = panel * self.of.0;
-            for line in &self.panels[first + lines.start..first + lines.end] {
-                decoded.push(simd.store(line.widen::<S, BRAIN>(simd)));
+        let Decoded { floats, filled, .. } = decoded;
+        self.panels.fill_up(panel, lines.clone(), filled);
+        if <[T; WIDTH]>::WIDENS && rows > HEIGHT {
+            floats.clear();
+            for line in self.panels.of(panel, lines, filled) {
+                floats.push(simd.store(line.widen::<S, BRAIN>(simd)));
             }
         }
     }
@@ -292,15 +319,15 @@ impl<L: Line, const BRAIN: bool> Right<f32> for Lines<'_, L, BRAIN> {
         rows: &[f32],
         panel: usize,
         lines: Range<usize>,
-        decoded: &Vec<[f32; WIDTH]>,
+        decoded: &Decoded<T>,
         sums: &mut [[f32; WIDTH]; R],
     ) {
-        let first = panel * self.of.0;
-        let panel = &self.panels[first + lines.start..first + lines.end];
+        let Decoded { floats, filled, .. } = decoded;
+        let panel = self.panels.of(panel, lines.clone(), filled);
         let rows = part(rows, self.stride(), lines);
-        match L::WIDENS && !decoded.is_empty() {
-            true => sum::<S, R, _, false>(simd, rows, decoded, sums),
-            false => sum::<S, R, L, BRAIN>(simd, rows, panel, sums),
+        match <[T; WIDTH]>::WIDENS && !floats.is_empty() {
+            true => sum::<S, R, _, false>(simd, rows, floats, sums),
+            false => sum::<S, R, _, BRAIN>(simd, rows, panel, sums),
         }
     }
 
@@ -379,178 +406,4 @@ fn sum<S: Simd, const R: usize, L: Line, const BRAIN: bool>(
     for (sums, all) in sums.iter_mut().zip(all) {
         *sums = simd.store(all);
     }
-}
-
-/// Panels of codes, and scales of blocks of rows, `[panel, block]`.
-struct Scaled<'a, P> {
-    of: (usize, usize),
-    panels: &'a [P],
-    scales: &'a [[f32; WIDTH]],
-    block: usize,
-}
-
-/// One or two rows of a panel of codes, as they are stored.
-trait CodeLine: Sync + Sized {
-    /// Rows in a line.
-    const ROWS: usize;
-    /// The rows; the same twice where a line has one.
-    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2];
-}
-
-impl CodeLine for [i8; WIDTH] {
-    const ROWS: usize = 1;
-
-    #[inline(always)]
-    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2] {
-        let codes = simd.codes(self);
-        [codes, codes]
-    }
-}
-
-impl CodeLine for [u8; WIDTH] {
-    const ROWS: usize = 2;
-
-    #[inline(always)]
-    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2] {
-        simd.nibbles(self)
-    }
-}
-
-impl<P: CodeLine> Scaled<'_, P> {
-    /// The blocks that rows lie in, with the lines of each and its scales.
-    #[inline(always)]
-    fn blocks(
-        &self,
-        panel: usize,
-        rows: Range<usize>,
-    ) -> impl Iterator<Item = (Range<usize>, &[P], &[f32; WIDTH])> {
-        let blocks = self.of.0 / self.block;
-        let first = panel * self.of.0.div_ceil(P::ROWS);
-        let of_panel = &self.scales[panel * blocks..(panel + 1) * blocks];
-        let touched = rows.start / self.block..rows.end.div_ceil(self.block);
-        touched.map(move |block| {
-            let start = rows.start.max(block * self.block);
-            let end = rows.end.min((block + 1) * self.block);
-            let lines = first + start / P::ROWS..first + end.div_ceil(P::ROWS);
-            (start..end, &self.panels[lines], &of_panel[block])
-        })
-    }
-}
-
-impl<P: CodeLine> Right<f32> for Scaled<'_, P> {
-    type Sums = [f32; WIDTH];
-    type Decoded = Vec<[f32; WIDTH]>;
-
-    fn stride(&self) -> usize {
-        apart(self.of.0, 4)
-    }
-
-    fn columns(&self) -> usize {
-        self.of.1
-    }
-
-    fn lines(&self) -> usize {
-        self.of.0
-    }
-
-    #[inline(always)]
-    fn decode<S: Simd>(
-        &self,
-        simd: S,
-        panel: usize,
-        lines: Range<usize>,
-        rows: usize,
-        decoded: &mut Vec<[f32; WIDTH]>,
-    ) {
-        if rows <= HEIGHT {
-            return;
-        }
-        decoded.clear();
-        let zero = simd.floats(&[0.0; WIDTH]);
-        for (_, lines, scale) in self.blocks(panel, lines.clone()) {
-            let scale = simd.floats(scale);
-            for line in lines {
-                let both = line.widen(simd);
-                for values in &both[..P::ROWS] {
-                    decoded.push(simd.store(simd.fuse(*values, scale, zero)));
-                }
-            }
-        }
-        // An odd number of rows has half a line too many.
-        decoded.truncate(lines.len());
-    }
-
-    #[inline(always)]
-    fn add<S: Simd, const R: usize>(
-        &self,
-        simd: S,
-        rows: &[f32],
-        panel: usize,
-        lines: Range<usize>,
-        decoded: &Vec<[f32; WIDTH]>,
-        sums: &mut [[f32; WIDTH]; R],
-    ) {
-        if !decoded.is_empty() {
-            let rows = part(rows, self.stride(), lines);
-            return sum::<S, R, _, false>(simd, rows, decoded, sums);
-        }
-        for (terms, lines, scale) in self.blocks(panel, lines) {
-            let rows: [&[f32]; R] = part(rows, self.stride(), terms);
-            let of_block = sum_codes(simd, rows, lines);
-            let scale = simd.floats(scale);
-            for (sums, of_block) in sums.iter_mut().zip(of_block) {
-                let before = simd.floats(sums);
-                *sums = simd.store(simd.fuse(of_block, scale, before));
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn finish(&self, panel: usize, sums: &[f32; WIDTH], epilogue: &Epilogue) -> [f32; WIDTH] {
-        let mut values = *sums;
-        epilogue.of_floats(panel, &mut values);
-        values
-    }
-}
-
-/// Products of rows and lines of codes; two sums each, so that few of them do not wait.
-#[inline(always)]
-fn sum_codes<S: Simd, const R: usize, P: CodeLine>(
-    simd: S,
-    rows: [&[f32]; R],
-    lines: &[P],
-) -> [S::Floats; R] {
-    let zero = simd.floats(&[0.0; WIDTH]);
-    let one = simd.floats(&[1.0; WIDTH]);
-    let mut sums = [[zero; 2]; R];
-    let whole = rows.first().map_or(0, |row| row.len() / 2);
-    let mut pairs: [&[[f32; 2]]; R] = [&[]; R];
-    for (pairs, row) in pairs.iter_mut().zip(rows) {
-        *pairs = &row.as_chunks::<2>().0[..whole];
-    }
-    for (k, lines) in lines.chunks_exact(2 / P::ROWS).take(whole).enumerate() {
-        let first = lines[0].widen(simd);
-        let [low, high] = match P::ROWS {
-            1 => [first[0], lines[1].widen(simd)[0]],
-            _ => first,
-        };
-        for (sums, pairs) in sums.iter_mut().zip(pairs) {
-            let [a, b] = pairs[k];
-            sums[0] = simd.multiply_add(a, low, sums[0]);
-            sums[1] = simd.multiply_add(b, high, sums[1]);
-        }
-    }
-    if let Some(line) = lines.get(whole * 2 / P::ROWS) {
-        let [low, _] = line.widen(simd);
-        for (sums, row) in sums.iter_mut().zip(rows) {
-            if let Some(last) = row.get(2 * whole) {
-                sums[0] = simd.multiply_add(*last, low, sums[0]);
-            }
-        }
-    }
-    let mut all = [zero; R];
-    for (all, [a, b]) in all.iter_mut().zip(sums) {
-        *all = simd.fuse(b, one, a);
-    }
-    all
 }

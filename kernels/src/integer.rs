@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::dots::Dots;
 use crate::drive::{Place, Right, multiply};
 use crate::error::expect;
-use crate::layout::{WIDTH, apart, in_nibbles, in_pairs};
+use crate::layout::{Lines, WIDTH, apart, in_nibbles, in_pairs};
 use crate::rows::Left;
 use crate::simd::Simd;
 use crate::{Epilogue, KernelError};
@@ -25,8 +25,8 @@ const LARGEST: i64 = 3 << 29;
 
 #[derive(Debug)]
 enum Panels {
-    Bytes(Vec<[i8; 2 * WIDTH]>),
-    Nibbles(Vec<[u8; WIDTH]>),
+    Bytes(Lines<i8, { 2 * WIDTH }>),
+    Nibbles(Lines<u8, WIDTH>),
     Dots(Dots),
 }
 
@@ -41,7 +41,7 @@ impl IntegerMatrix {
     pub fn new(codes: &[i8], rows: usize, columns: usize, bits: u8) -> Result<Self, KernelError> {
         check(codes, rows, columns)?;
         let panels = match bits {
-            8 => Panels::Bytes(in_pairs(codes, rows, columns)),
+            8 => Panels::Bytes(Lines::new(in_pairs(codes, rows, columns), columns)),
             4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
                 Some(code) => {
                     return Err(KernelError::Code {
@@ -49,7 +49,7 @@ impl IntegerMatrix {
                         bits,
                     });
                 }
-                None => Panels::Nibbles(in_nibbles(codes, rows, columns)),
+                None => Panels::Nibbles(Lines::new(in_nibbles(codes, rows, columns), columns)),
             },
             bits => return Err(KernelError::Bits { bits }),
         };
@@ -92,8 +92,8 @@ impl IntegerMatrix {
     /// Bytes that it takes in memory.
     pub fn bytes(&self) -> usize {
         match &self.panels {
-            Panels::Bytes(panels) => panels.as_flattened().len(),
-            Panels::Nibbles(panels) => panels.as_flattened().len(),
+            Panels::Bytes(panels) => panels.bytes(),
+            Panels::Nibbles(panels) => panels.bytes(),
             Panels::Dots(dots) => dots.bytes(),
         }
     }
@@ -149,9 +149,9 @@ fn check(codes: &[i8], rows: usize, columns: usize) -> Result<(), KernelError> {
 }
 
 /// Panels of pairs of rows.
-struct Pairs<'a, P> {
+struct Pairs<'a, T, const LINE: usize> {
     of: (usize, usize),
-    panels: &'a [P],
+    panels: &'a Lines<T, LINE>,
 }
 
 /// A pair of rows of a panel, as it is stored.
@@ -188,9 +188,13 @@ impl Pair for [u8; WIDTH] {
     }
 }
 
-impl<P: Pair> Right<i16> for Pairs<'_, P> {
+impl<T: Copy + Default + Sync, const LINE: usize> Right<i16> for Pairs<'_, T, LINE>
+where
+    [T; LINE]: Pair,
+{
     type Sums = [i32; WIDTH];
-    type Decoded = ();
+    /// Of a narrow panel, filled up.
+    type Decoded = Vec<[T; LINE]>;
 
     fn stride(&self) -> usize {
         apart(self.of.0.next_multiple_of(2), 2)
@@ -205,7 +209,16 @@ impl<P: Pair> Right<i16> for Pairs<'_, P> {
     }
 
     #[inline(always)]
-    fn decode<S: Simd>(&self, _: S, _: usize, _: Range<usize>, _: usize, _: &mut ()) {}
+    fn decode<S: Simd>(
+        &self,
+        _: S,
+        panel: usize,
+        lines: Range<usize>,
+        _: usize,
+        decoded: &mut Vec<[T; LINE]>,
+    ) {
+        self.panels.fill_up(panel, lines, decoded);
+    }
 
     #[inline(always)]
     fn add<S: Simd, const R: usize>(
@@ -214,7 +227,7 @@ impl<P: Pair> Right<i16> for Pairs<'_, P> {
         rows: &[i16],
         panel: usize,
         lines: Range<usize>,
-        _: &(),
+        decoded: &Vec<[T; LINE]>,
         sums: &mut [[i32; WIDTH]; R],
     ) {
         let apart = self.stride() / 2;
@@ -223,9 +236,8 @@ impl<P: Pair> Right<i16> for Pairs<'_, P> {
         for (index, row) in rows.iter_mut().enumerate() {
             *row = &all[index * apart + lines.start..index * apart + lines.end];
         }
-        let first = panel * self.lines();
-        let panel = &self.panels[first + lines.start..first + lines.end];
-        P::add(simd, rows, panel, sums);
+        let panel = self.panels.of(panel, lines, decoded);
+        Pair::add(simd, rows, panel, sums);
     }
 
     #[inline(always)]

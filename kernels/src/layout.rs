@@ -1,5 +1,7 @@
 //! How weights lie in memory: panels of [`WIDTH`] columns, rows of a panel one after the other.
 
+use std::ops::Range;
+
 /// Columns of a panel.
 pub(crate) const WIDTH: usize = 16;
 
@@ -13,6 +15,92 @@ pub(crate) fn apart(terms: usize, bytes: usize) -> usize {
     match (terms * bytes).is_multiple_of(1024) {
         true => terms + 64 / bytes,
         false => terms,
+    }
+}
+
+/// Lines of panels of `LINE` numbers each; those of a last panel of fewer columns without what would fill
+/// them up.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Lines<T, const LINE: usize> {
+    /// Of a panel.
+    count: usize,
+    whole: Vec<[T; LINE]>,
+    narrow: Vec<T>,
+    /// Numbers of a narrow line; 0 where there is none.
+    width: usize,
+}
+
+impl<T: Copy + Default, const LINE: usize> Lines<T, LINE> {
+    /// `all`: of the panels of so many columns, filled up.
+    pub(crate) fn new(all: Vec<[T; LINE]>, columns: usize) -> Self {
+        let count = all.len() / panels(columns).max(1);
+        let width = columns % WIDTH * (LINE / WIDTH);
+        let (whole, last) = match width {
+            0 => (all, Vec::new()),
+            _ => {
+                let (whole, last) = all.split_at(all.len() - count);
+                (whole.to_vec(), last.to_vec())
+            }
+        };
+        let narrow = last.iter().flat_map(|line| &line[..width]).copied();
+        Self {
+            count,
+            narrow: narrow.collect(),
+            whole,
+            width,
+        }
+    }
+
+    /// Bytes that they take in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<T>() * (self.whole.len() * LINE + self.narrow.len())
+    }
+
+    #[inline(always)]
+    fn is_narrow(&self, panel: usize) -> bool {
+        self.width > 0 && panel * self.count == self.whole.len()
+    }
+
+    /// Fills up the lines of a narrow panel; leaves none of a whole one.
+    #[inline(always)]
+    pub(crate) fn fill_up(&self, panel: usize, lines: Range<usize>, into: &mut Vec<[T; LINE]>) {
+        into.clear();
+        if !self.is_narrow(panel) {
+            return;
+        }
+        for line in lines {
+            let from = &self.narrow[line * self.width..];
+            let mut filled = [T::default(); LINE];
+            match from.first_chunk::<LINE>() {
+                // A copy of a known size, and what belongs to the next line taken back.
+                Some(window) => {
+                    for (index, (to, from)) in filled.iter_mut().zip(window).enumerate() {
+                        *to = if index < self.width {
+                            *from
+                        } else {
+                            T::default()
+                        };
+                    }
+                }
+                None => filled[..self.width].copy_from_slice(&from[..self.width]),
+            }
+            into.push(filled);
+        }
+    }
+
+    /// Lines of a panel: of a narrow one, those that were [filled up](Self::fill_up).
+    #[inline(always)]
+    pub(crate) fn of<'a>(
+        &'a self,
+        panel: usize,
+        lines: Range<usize>,
+        filled: &'a [[T; LINE]],
+    ) -> &'a [[T; LINE]] {
+        let first = panel * self.count;
+        match self.is_narrow(panel) {
+            true => filled,
+            false => &self.whole[first + lines.start..first + lines.end],
+        }
     }
 }
 

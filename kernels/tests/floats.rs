@@ -1,8 +1,9 @@
 //! Floats times stored weights, against sums in 64 bits.
 
 use burn_lean_kernels::{
-    Depthwise, Epilogue, FloatMatrix, Geometry, KernelError, Rows, SparseMatrix, Storage, Windows,
-    axes_to_back, axes_to_front, clamp, dynamic_grid, gelu, layer_norm, sigmoid, softmax, tanh,
+    Depthwise, Epilogue, FloatMatrix, Geometry, IntegerMatrix, KernelError, Rows, SparseMatrix,
+    Storage, Windows, axes_to_back, axes_to_front, clamp, dynamic_grid, gelu, layer_norm, sigmoid,
+    softmax, tanh,
 };
 
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
@@ -38,7 +39,7 @@ fn check(found: &[f32], left: &[f32], right: &[f32], [rows, terms, columns]: [us
     }
 }
 
-const SHAPES: [[usize; 3]; 8] = [
+const SHAPES: [[usize; 3]; 9] = [
     [1, 1, 1],
     [1, 33, 17],
     [2, 64, 16],
@@ -47,6 +48,7 @@ const SHAPES: [[usize; 3]; 8] = [
     [13, 128, 33],
     [40, 96, 130],
     [1, 2050, 1100],
+    [7, 1030, 10],
 ];
 
 #[test]
@@ -187,6 +189,23 @@ fn memory_is_what_the_form_takes() {
     assert_eq!(matrix(Storage::BF16).bytes(), 2 * 64 * 32);
     let codes = FloatMatrix::of_codes(&[1; 64 * 32], [64, 32], 4, 64, &[1.0; 32]).unwrap();
     assert_eq!(codes.bytes(), 64 * 32 / 2 + 4 * 32);
+    // Of columns that no 16 fill as much as there are.
+    for columns in [1, 10, 15, 17, 42] {
+        let values = vec![1.0; 64 * columns];
+        let matrix = |storage| FloatMatrix::new(&values, 64, columns, storage).unwrap();
+        assert_eq!(matrix(Storage::F32).bytes(), 4 * 64 * columns);
+        assert_eq!(matrix(Storage::F16).bytes(), 2 * 64 * columns);
+        let (codes, scales) = (vec![1; 64 * columns], vec![1.0; 2 * columns]);
+        for bits in [4, 8] {
+            let bytes = 64 * columns * usize::from(bits) / 8;
+            let matrix = FloatMatrix::of_codes(&codes, [64, columns], bits, 32, &scales).unwrap();
+            assert_eq!(matrix.bytes(), bytes + 4 * 2 * columns);
+            let matrix = IntegerMatrix::new(&codes, 64, columns, bits).unwrap();
+            assert_eq!(matrix.bytes(), bytes);
+        }
+        let ends = Epilogue::new(columns).with_bias(&scales[..columns]);
+        assert_eq!(ends.bytes(), 4 * columns);
+    }
 }
 
 #[test]

@@ -173,11 +173,11 @@ fn an_integer_layer_with_a_bias_is_the_integer_reference_to_the_bit() {
                 reference.dequantize(&sums),
                 "{bits} bits, {rows} rows"
             );
-            let bytes = 64 * 48 * usize::from(bits) / 8;
-            // A scale and the code of a bias for each output, filled up to 16 of them; rten, which may be
-            // faster where its products are exact, packs otherwise.
+            let bytes = 64 * 37 * usize::from(bits) / 8;
+            // A scale and the code of a bias for each output; rten, which may be faster where its products
+            // are exact, packs otherwise.
             if report.backend == Backend::Own {
-                assert_eq!(report.resident_bytes, bytes + 2 * 4 * 48);
+                assert_eq!(report.resident_bytes, bytes + 2 * 4 * 37);
             }
         }
     }

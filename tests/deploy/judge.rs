@@ -1,9 +1,13 @@
 //! An exported model, run by the engine, against Burn's own forward pass.
 
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex};
+
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use burn_lean::deploy::{Backend, EngineConfig, Export, Exported, Form};
-use burn_lean::graph::Tensors;
+use burn_lean::graph::{TensorMapper, Tensors};
 
 use crate::support::values;
 
@@ -24,6 +28,7 @@ pub(crate) fn same<const D: usize, M: Module, I: Tensors + Clone>(
     let expected = forward(model, inputs.clone());
     let export = Export::record(model, &inputs, &forward).unwrap();
     let exported = export.to_onnx(Form::Qdq).unwrap();
+    for_the_judge(&exported, &inputs, &expected, None);
     let mut exports = vec![export];
     exports.push(Export::record(model, &inputs, &forward).unwrap());
     for (export, backend) in exports.into_iter().zip([Backend::Own, Backend::Rten]) {
@@ -58,4 +63,115 @@ pub(crate) fn operators(exported: &Exported) -> Vec<&str> {
         .iter()
         .map(|node| node.operator())
         .collect()
+}
+
+/// One of 255 steps from the lowest to the highest output: that of an output of 8 bits.
+pub(crate) fn output_step(outputs: &[f32]) -> f32 {
+    let highest = outputs.iter().copied().fold(0.0, f32::max);
+    let lowest = outputs.iter().copied().fold(0.0, f32::min);
+    (highest - lowest) / 255.0
+}
+
+/// Whether what was computed of codes is within one output step of the fake-quantized model. Sums of
+/// codes are exact; but biases are codes of 32 bits, steps are rounded, and a value so near to the border
+/// of two codes may fall to the other one, which what follows weighs.
+pub(crate) fn within_a_step<const D: usize>(found: Tensor<D>, fake: Tensor<D>) {
+    within_steps(found, fake, 1.0);
+}
+
+/// As [`within_a_step`], within as many steps: of recurrences and attention, where such a code is weighed
+/// again and again.
+pub(crate) fn within_steps<const D: usize>(found: Tensor<D>, fake: Tensor<D>, steps: f32) {
+    assert_eq!(found.dims(), fake.dims());
+    let (found, fake) = (values(found), values(fake));
+    let pairs = found.iter().zip(&fake);
+    let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let step = output_step(&fake);
+    assert!(
+        off <= steps * step,
+        "{off} is more than {steps} output steps of {step}"
+    );
+}
+
+/// With `LEAN_ONNX=DIR`: the file, its inputs and what comes out, for `tools/judge_onnx.py --folder DIR`.
+/// `step`: of a quantized model, how far apart outputs may be.
+pub(crate) fn for_the_judge<const D: usize>(
+    exported: &Exported,
+    inputs: &impl Tensors,
+    expected: &Tensor<D>,
+    step: Option<f32>,
+) {
+    let Some(folder) = std::env::var_os("LEAN_ONNX").map(PathBuf::from) else {
+        return;
+    };
+    static COUNTS: LazyLock<Mutex<HashMap<String, usize>>> = LazyLock::new(Mutex::default);
+    let test = std::thread::current().name().unwrap_or("main").to_string();
+    let name = {
+        let mut counts = COUNTS.lock().unwrap();
+        let count = counts.entry(test.clone()).or_default();
+        *count += 1;
+        format!("{}-{count}", test.replace("::", "-"))
+    };
+    exported
+        .model
+        .save(folder.join(format!("{name}.onnx")))
+        .unwrap();
+    let mut read = Read(Vec::new());
+    inputs.map_tensors(&mut read);
+    let names: Vec<&str> = exported.model.inputs().iter().map(|i| &*i.name).collect();
+    assert_eq!(names.len(), read.0.len());
+    for (index, data) in read.0.into_iter().enumerate() {
+        std::fs::write(folder.join(format!("{name}.input{index}.npy")), npy(data)).unwrap();
+    }
+    let largest = values(expected.clone());
+    let largest = largest.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+    let expected = npy(expected.clone().into_data());
+    std::fs::write(folder.join(format!("{name}.expected.npy")), expected).unwrap();
+    let about = serde_json::json!({
+        "inputs": names,
+        "quantized": step.is_some(),
+        "within": step.unwrap_or(TOLERANCE * largest),
+    });
+    std::fs::write(folder.join(format!("{name}.json")), about.to_string()).unwrap();
+}
+
+/// Tensors as they come by.
+struct Read(Vec<TensorData>);
+
+impl TensorMapper for Read {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        self.0.push(tensor.clone().into_data());
+        tensor.clone()
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        self.0.push(tensor.clone().into_data());
+        tensor.clone()
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.0.push(tensor.clone().into_data());
+        tensor.clone()
+    }
+}
+
+/// The file format of NumPy, version 1.0.
+fn npy(data: TensorData) -> Vec<u8> {
+    let (element, bytes) = match data.dtype() {
+        DType::F32 => ("<f4", data.as_bytes().to_vec()),
+        DType::I64 => ("<i8", data.as_bytes().to_vec()),
+        DType::I32 => ("<i4", data.as_bytes().to_vec()),
+        DType::Bool(_) => ("|b1", data.iter::<bool>().map(u8::from).collect()),
+        other => panic!("{other:?} has no letter here"),
+    };
+    let sizes: String = data.shape().iter().map(|size| format!("{size},")).collect();
+    let mut header =
+        format!("{{'descr': '{element}', 'fortran_order': False, 'shape': ({sizes}), }}");
+    let length = (10 + header.len() + 1).next_multiple_of(64) - 10;
+    header = format!("{header:<width$}\n", width = length - 1);
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend((length as u16).to_le_bytes());
+    file.extend(header.as_bytes());
+    file.extend(bytes);
+    file
 }

@@ -1,9 +1,17 @@
 //! Models out of Burn: what is written as ONNX, judged by an engine that is not Burn's.
 
+// The examples use more of these modules.
+#[allow(dead_code)]
+#[path = "../../examples/support/idx.rs"]
+mod idx;
+#[allow(dead_code)]
+#[path = "../../examples/support/image_set.rs"]
+mod image_set;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod batch;
+mod digits;
 mod engine;
 mod functions;
 mod judge;
@@ -12,3 +20,4 @@ mod movement;
 mod pruned;
 mod quantized;
 mod refuses;
+mod resident;

@@ -27,15 +27,32 @@ fn an_operation_without_an_operator_is_named_with_its_module() {
             weights: LinearConfig::new(4, 4).init(device),
         };
         let x = tensor::<2>(1, [3, 4], device);
-        let forward =
-            |model: &Patches, x: Tensor<2>| x.cumprod(1) * model.weights.weight.val().slice([0..3]);
-        let export = Export::record(&model, &x, forward).unwrap();
-        let refused = export.to_onnx(Form::Float).unwrap_err();
-        let DeployError::Operator { operation, .. } = &refused else {
-            panic!("{refused}")
+        let refused = |forward: fn(&Patches, Tensor<2>) -> Tensor<2>| {
+            let export = Export::record(&model, &x, forward).unwrap();
+            let refused = export.to_onnx(Form::Float).unwrap_err();
+            assert!(
+                refused.to_string().contains("has no ONNX operator"),
+                "{refused}"
+            );
+            match refused {
+                DeployError::Operator {
+                    operation, module, ..
+                } => (operation, module),
+                other => panic!("{other}"),
+            }
         };
-        assert_eq!(*operation, "cumprod");
-        assert!(refused.to_string().contains("no operator"), "{refused}");
+        // It reads a parameter; it reads none, after one that does; nothing before it does.
+        let weights = "`weights`".to_string();
+        let of_weight = |model: &Patches, x: Tensor<2>| {
+            let y = x.clone() + 1.0;
+            y.atan2(x.matmul(model.weights.weight.val())) + model.weights.weight.val().slice([0..3])
+        };
+        let found = refused(of_weight);
+        assert_eq!(found, ("atan2", format!("what follows {weights}")));
+        let found = refused(|model, x| x.atan2(model.weights.weight.val().slice([0..3])));
+        assert_eq!(found, ("atan2", weights));
+        let found = refused(|model, x| x.cumprod(1) * model.weights.weight.val().slice([0..3]));
+        assert_eq!(found, ("cumprod", "a module that is not known".into()));
     });
 }
 

@@ -9,7 +9,7 @@ use super::{failed, own, take};
 use crate::DeployError;
 
 /// An operation on floats.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) enum Between {
     Clamp(f32, f32),
     Sigmoid,
@@ -43,7 +43,7 @@ pub(super) enum Arithmetic {
 }
 
 /// Which operand is a constant.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) enum Side {
     Neither,
     Left(Arc<Floats>),
@@ -51,7 +51,7 @@ pub(super) enum Side {
 }
 
 /// Windows of a pooling along one or two axes, as a convolution has them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Pool(pub(super) burn_lean_kernels::Geometry);
 
 impl Arithmetic {

@@ -1,5 +1,7 @@
 //! Convolutions along one or two axes.
 
+use std::sync::Arc;
+
 use burn_lean_kernels::{Depthwise, FloatMatrix, Geometry, IntegerMatrix, Windows};
 
 use super::failed;
@@ -10,11 +12,11 @@ use crate::DeployError;
 /// A convolution, and what follows.
 #[derive(Debug)]
 pub(super) struct Convolution {
-    pub(super) kernel: Kernel,
+    pub(super) kernel: Arc<Kernel>,
     pub(super) geometry: Geometry,
     pub(super) channels: [usize; 2],
     /// One for each group.
-    pub(super) ends: Vec<Ends>,
+    pub(super) ends: Vec<Arc<Ends>>,
 }
 
 #[derive(Debug)]
@@ -61,12 +63,12 @@ impl Convolution {
             let data = vec![0.0; made.iter().product()];
             (made, data)
         };
-        let (shape, data) = match (&self.kernel, x) {
+        let (shape, data) = match (&*self.kernel, x) {
             (Kernel::Codes(_) | Kernel::DepthwiseCodes(_), Value::Codes(x)) if x.last => {
                 let size = images(&x.shape, from)?;
                 let windows = Windows::new(&x.codes, size, self.geometry).ok_or_else(too_small)?;
                 let (shape, mut data) = output(&x.shape, windows.output());
-                match &self.kernel {
+                match &*self.kernel {
                     Kernel::Codes(groups) => {
                         let (inputs, outputs) = (from / groups.len(), to / groups.len());
                         for (index, matrix) in groups.iter().enumerate() {
@@ -91,7 +93,7 @@ impl Convolution {
                 let size = images(&x.shape, from)?;
                 let windows = Windows::new(&x.data, size, self.geometry).ok_or_else(too_small)?;
                 let (shape, mut data) = output(&x.shape, windows.output());
-                match &self.kernel {
+                match &*self.kernel {
                     Kernel::Floats(groups) => {
                         let (inputs, outputs) = (from / groups.len(), to / groups.len());
                         for (index, matrix) in groups.iter().enumerate() {

@@ -12,7 +12,7 @@ use crate::DeployError;
 #[derive(Debug)]
 pub(super) struct Linear {
     pub(super) weight: Matrix,
-    pub(super) ends: Ends,
+    pub(super) ends: Arc<Ends>,
     /// Axes that the weight has more than two.
     pub(super) rank: usize,
 }
@@ -58,7 +58,7 @@ impl Matrix {
 
 /// What happens to sums; where the scale of the input is that of the values at hand, its factor is
 /// still missing.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Ends {
     pub(super) epilogue: Epilogue,
     /// Scales of the weight, for inputs of a dynamic scale.

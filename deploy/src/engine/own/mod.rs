@@ -70,7 +70,7 @@ enum Operation {
     },
     Linear(Linear),
     Convolution(Convolution),
-    Between(Between),
+    Between(Arc<Between>),
     Foreign(Box<Program>),
 }
 

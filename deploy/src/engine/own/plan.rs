@@ -12,7 +12,9 @@ use burn_lean_kernels::KernelError;
 use rten::ThreadPool;
 
 use super::attributes::Constants;
-use super::linear::Matrix;
+use super::between::Between;
+use super::convolution::Kernel;
+use super::linear::{Ends, Matrix};
 use super::{Keep, Operation, Program, Runner, Step};
 use crate::engine::report::SparseLayer;
 use crate::{DeployError, OnnxModel, OnnxNode};
@@ -32,6 +34,9 @@ pub(super) fn plan(
         steps: Vec::new(),
         used: HashSet::new(),
         packed: HashMap::new(),
+        kernels: HashMap::new(),
+        ends: Shared::default(),
+        between: Shared::default(),
         others: Vec::new(),
         foreign,
         resident_bytes: 0,
@@ -63,12 +68,39 @@ struct Planner<'a> {
     used: HashSet<usize>,
     /// Weights that several nodes read.
     packed: HashMap<String, Matrix>,
+    kernels: HashMap<String, Arc<Kernel>>,
+    /// By the weight that they follow.
+    ends: Shared<Ends>,
+    /// By operator and operands.
+    between: Shared<Between>,
     /// Nodes for rten, not yet a step.
     others: Vec<usize>,
     foreign: &'a Arc<ThreadPool>,
     resident_bytes: usize,
     has_many_rows: bool,
     dense_zeros: Vec<SparseLayer>,
+}
+
+/// What steps have in common is held once: those of a recurrence above all.
+struct Shared<T>(HashMap<String, Vec<Arc<T>>>);
+
+impl<T> Default for Shared<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<T: PartialEq> Shared<T> {
+    /// What was made, or what is equal to it under the same key; and whether it is new.
+    fn once(&mut self, key: &str, made: T) -> (Arc<T>, bool) {
+        let known = self.0.entry(key.into()).or_default();
+        if let Some(same) = known.iter().find(|same| ***same == made) {
+            return (same.clone(), false);
+        }
+        let made = Arc::new(made);
+        known.push(made.clone());
+        (made, true)
+    }
 }
 
 fn refused(error: KernelError) -> DeployError {
@@ -238,7 +270,15 @@ impl<'a> Planner<'a> {
         let Some((between, operands)) = self.between(node) else {
             return Ok(None);
         };
-        self.resident_bytes += between.bytes();
+        let bytes = between.bytes();
+        let constants = node.inputs.iter();
+        let constants = constants.filter(|name| self.constants.get(name).is_some());
+        let constants: Vec<&str> = constants.map(String::as_str).collect();
+        let key = format!("{} {}", node.operator, constants.join(" "));
+        let (between, is_new) = self.between.once(&key, between);
+        if is_new {
+            self.resident_bytes += bytes;
+        }
         Ok(Some((Operation::Between(between), operands, out)))
     }
 

@@ -66,13 +66,29 @@ impl<'a> Writer<'a> {
             Unwritten::Error(error) => error,
             Unwritten::Operator(why) => DeployError::Operator {
                 operation: node.name(),
-                module: match node.module() {
-                    "?" => "a module that is not known".into(),
-                    module => format!("`{module}`"),
-                },
+                module: self.module_of(node),
                 why,
             },
         })
+    }
+
+    /// The module of an operation; of one that reads no parameter, what it comes after.
+    fn module_of(&self, node: Node<'_>) -> String {
+        let named = |node: Node<'_>| match node.module() {
+            "?" => None,
+            "" => Some("the model".to_string()),
+            module => Some(format!("`{module}`")),
+        };
+        let before = || {
+            self.graph
+                .nodes()
+                .take(node.index())
+                .filter_map(named)
+                .last()
+        };
+        named(node)
+            .or_else(|| Some(format!("what follows {}", before()?)))
+            .unwrap_or_else(|| "a module that is not known".into())
     }
 
     fn module(&mut self, op: &'a ModuleOperationIr, node: Node<'a>) -> Written {

@@ -9,7 +9,7 @@ use super::{Planner, refused};
 use crate::engine::own::Operation;
 use crate::engine::own::attributes::{geometry, int};
 use crate::engine::own::convolution::{Convolution, Kernel};
-use crate::engine::own::linear::{Ends, Linear, Matrix, Undecided};
+use crate::engine::own::linear::{Linear, Matrix, Undecided};
 use crate::engine::report::{SparseLayer, SparseOutcome};
 use crate::{DeployError, OnnxNode};
 
@@ -85,8 +85,7 @@ impl<'a> Planner<'a> {
                 matrix
             }
         };
-        let ends = self.ends(&tail, 0, columns);
-        self.resident_bytes += ends.bytes();
+        let ends = self.ends(&weight.name, &tail, 0, columns);
         let linear = Linear {
             weight: matrix,
             ends,
@@ -183,13 +182,17 @@ impl<'a> Planner<'a> {
         let taps: usize = taps.iter().product();
         let depthwise = groups == to && per_group == 1;
         let (outputs, terms) = (to / groups.max(1), taps * per_group);
+        let key = format!("{} {} {groups}", node.operator, weight.name);
+        let known = self.kernels.get(&key).cloned();
         // From [outputs, channels, taps] to [taps · channels, outputs].
-        let kernel = if of_codes {
+        let kernel = if let Some(known) = known {
+            known
+        } else if of_codes {
             let Some(codes) = constants.bytes(&weight.name) else {
                 return Ok(None);
             };
             let groups = turned(&codes, [groups, outputs, per_group, taps]);
-            match depthwise {
+            let made = match depthwise {
                 true => {
                     let all = by_tap(&codes, to, taps);
                     Kernel::DepthwiseCodes(depthwise_of(&all, taps, to)?)
@@ -199,7 +202,8 @@ impl<'a> Planner<'a> {
                     let packed = groups.iter().map(pack).collect::<Result<_, _>>();
                     Kernel::Codes(packed.map_err(refused)?)
                 }
-            }
+            };
+            self.kernel(key, made)
         } else {
             let Some(values) = constants.floats(&weight.name) else {
                 return Ok(None);
@@ -216,7 +220,7 @@ impl<'a> Planner<'a> {
                 });
             }
             let groups = turned(&values, [groups, outputs, per_group, taps]);
-            match depthwise {
+            let made = match depthwise {
                 true => {
                     let all = by_tap(&values, to, taps);
                     Kernel::DepthwiseFloats(depthwise_of(&all, taps, to)?)
@@ -227,15 +231,15 @@ impl<'a> Planner<'a> {
                     let packed = groups.iter().map(pack).collect::<Result<_, _>>();
                     Kernel::Floats(packed.map_err(refused)?)
                 }
-            }
+            };
+            self.kernel(key, made)
         };
         let ends = match depthwise {
-            true => vec![self.ends(&tail, 0, to)],
+            true => vec![self.ends(&weight.name, &tail, 0, to)],
             false => (0..groups)
-                .map(|group| self.ends(&tail, group * outputs, outputs))
+                .map(|group| self.ends(&weight.name, &tail, group * outputs, outputs))
                 .collect(),
         };
-        self.resident_bytes += kernel.bytes() + ends.iter().map(Ends::bytes).sum::<usize>();
         let convolution = Convolution {
             kernel,
             geometry,
@@ -243,6 +247,13 @@ impl<'a> Planner<'a> {
             ends,
         };
         Ok(Some((Operation::Convolution(convolution), tail)))
+    }
+
+    fn kernel(&mut self, key: String, kernel: Kernel) -> Arc<Kernel> {
+        self.resident_bytes += kernel.bytes();
+        let kernel = Arc::new(kernel);
+        self.kernels.insert(key, kernel.clone());
+        kernel
     }
 }
 

@@ -1,5 +1,7 @@
 //! What follows the sums of a product, and becomes part of it.
 
+use std::sync::Arc;
+
 use burn_lean_kernels::Epilogue;
 
 use super::Planner;
@@ -132,40 +134,50 @@ impl<'a> Planner<'a> {
         Some((limit(1, f32::NEG_INFINITY)?, limit(2, f32::INFINITY)?))
     }
 
-    /// What happens to the sums of channels from `first` on.
-    pub(super) fn ends(&self, tail: &Tail<'_>, first: usize, count: usize) -> Ends {
-        let part = |values: &[f32]| values[first..first + count].to_vec();
-        let mut epilogue = Epilogue::new(count);
-        let scale = tail.scale.as_deref().map(part);
-        let bias = tail.bias.as_deref().map(part);
-        let codes = match (&scale, &bias) {
-            (Some(scale), Some(bias)) if !tail.is_dynamic => bias_codes(bias, scale),
-            _ => None,
-        };
-        match (codes, bias) {
-            (Some(codes), _) => epilogue = epilogue.with_code_bias(&codes),
-            (None, Some(bias)) => epilogue = epilogue.with_bias(&bias),
-            (None, None) => {}
+    /// What happens to the sums of channels of a weight from `first` on.
+    pub(super) fn ends(
+        &mut self,
+        weight: &str,
+        tail: &Tail<'_>,
+        first: usize,
+        count: usize,
+    ) -> Arc<Ends> {
+        let ends = of_tail(tail, first, count);
+        let bytes = ends.bytes();
+        let (ends, is_new) = self.ends.once(weight, ends);
+        if is_new {
+            self.resident_bytes += bytes;
         }
-        if let Some([gain, shift]) = &tail.gain {
-            epilogue = epilogue.with_gain(&part(gain), &part(shift));
-        }
-        if let Some((low, high)) = tail.clamp {
-            epilogue = epilogue.with_clamp(low, high);
-        }
-        match (scale, tail.is_dynamic) {
-            (Some(scale), false) => epilogue = epilogue.with_scale(&scale),
-            (scale, _) => {
-                return Ends {
-                    epilogue,
-                    dynamic: scale,
-                };
-            }
-        }
-        Ends {
-            epilogue,
+        ends
+    }
+}
+
+fn of_tail(tail: &Tail<'_>, first: usize, count: usize) -> Ends {
+    let part = |values: &[f32]| values[first..first + count].to_vec();
+    let mut epilogue = Epilogue::new(count);
+    let scale = tail.scale.as_deref().map(part);
+    let bias = tail.bias.as_deref().map(part);
+    let codes = match (&scale, &bias) {
+        (Some(scale), Some(bias)) if !tail.is_dynamic => bias_codes(bias, scale),
+        _ => None,
+    };
+    match (codes, bias) {
+        (Some(codes), _) => epilogue = epilogue.with_code_bias(&codes),
+        (None, Some(bias)) => epilogue = epilogue.with_bias(&bias),
+        (None, None) => {}
+    }
+    if let Some([gain, shift]) = &tail.gain {
+        epilogue = epilogue.with_gain(&part(gain), &part(shift));
+    }
+    if let Some((low, high)) = tail.clamp {
+        epilogue = epilogue.with_clamp(low, high);
+    }
+    match (scale, tail.is_dynamic) {
+        (Some(scale), false) => Ends {
+            epilogue: epilogue.with_scale(&scale),
             dynamic: None,
-        }
+        },
+        (dynamic, _) => Ends { epilogue, dynamic },
     }
 }
 
