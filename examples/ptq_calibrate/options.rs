@@ -65,7 +65,7 @@ pub(crate) struct Cli {
     /// The quantized model [default: out/ptq_calibrate.safetensors].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write the quantized network of `--arch resnet8` to this file, as ONNX.
+    /// Write the quantized network of `--arch resnet8` to this file, as ONNX, and the float one beside it.
     #[arg(long, value_name = "FILE")]
     pub(crate) onnx: Option<PathBuf>,
     /// Also write the last table to this file, as JSON.

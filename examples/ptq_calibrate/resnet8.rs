@@ -84,6 +84,11 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         let exported = export.to_onnx(Form::Qdq)?;
         let bytes = exported.model.save(path)?;
         println!("{}: {bytes} bytes, opset 21, QDQ", path.display());
+        let beside = path.with_extension("float.onnx");
+        let forward = |model: &ResNet8, x| model.forward(x);
+        let exported = Export::record(&evaluated, &one, forward)?.to_onnx(Form::Float)?;
+        let bytes = exported.model.save(&beside)?;
+        println!("{}: {bytes} bytes, F32", beside.display());
         let file: OnnxFile = EngineConfig::new().open(path)?;
         measure("W8A8, ONNX file", &|x| {
             let device = x.device();
