@@ -195,11 +195,14 @@ fn gradients_on_disk_are_pruned_by_in_a_part_of_their_bytes() {
         .clone()
         .with_memory_bound(bytes / 8)
         .with_on_disk(Some(folder.path().into()));
-    // Products of matrices reserve more than they use, here and there.
+    // Products of matrices reserve more than they use, for each thread.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1);
+    let pool = pool.build().unwrap();
     let [on_disk, in_memory] = [on_disk, in_memory].map(|fisher| {
         let pruner = PrunerConfig::new(solver.clone(), fisher).with_ridge(ridge.clone());
         most_during(|| {
-            let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()]).unwrap();
+            let prune = || pruner.prune(model.clone(), loss, |_| [x.clone()]).unwrap();
+            let pruned = pool.install(prune);
             assert_eq!(pruned.masks.nonzeros(), SIDE * SIDE / 4);
             assert_eq!(pruned.stages[0].gradients.bytes, bytes);
         })
