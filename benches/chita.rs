@@ -49,8 +49,6 @@ use support::{
     Axes, Batch, Cell, Curve, ImageSet, MlpNet, Network, PeakMemory, ResNet20, Table, Values,
 };
 
-/// Images per forward pass where no gradient is needed.
-const LOOK: usize = 500;
 /// Added to the seed of the loader for fresh samples.
 const FRESH: u64 = 1 << 32;
 /// Images that the loader yields at a time, about.
@@ -249,12 +247,9 @@ impl<'a, M: Network> Run<'a, M> {
     fn loader(&self, seed: u64) -> impl Iterator<Item = Batch> + '_ {
         let m = self.cli.batch_size();
         let size = m * (LOADED / m).max(1);
-        (0..).flat_map(move |pass: u64| {
-            let seed = seed.wrapping_mul(1000).wrapping_add(pass);
-            // What is left over in an epoch fills no batch of m.
-            let batches = self.images.train.shuffled(seed, size, &self.device);
-            batches.filter(move |batch| batch.labels.dims()[0] >= m)
-        })
+        let batches = self.images.train.endless(seed, size, &self.device);
+        // What is left over in an epoch fills no batch of m.
+        batches.filter(move |batch| batch.labels.dims()[0] >= m)
     }
 
     /// `magnitude` and `default`, which look at no gradient.

@@ -31,7 +31,6 @@ use burn_lean::amp::Autocast;
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, Pruner, PrunerConfig,
     RunningStatistics, Schedule, Selection, SolverConfig, StageMethod, SupportMethod,
-    recompute_batch_norm,
 };
 use burn_lean::reparam::Rejected;
 use clap::Parser;
@@ -294,22 +293,17 @@ impl<M: Trained> Study<'_, M> {
         }
     }
 
-    /// The training images in the order of a seed, again and again.
     fn batches(&self, seed: u64) -> impl Iterator<Item = support::Batch> + '_ {
-        (0..).flat_map(move |pass: u64| {
-            let seed = seed.wrapping_mul(1000).wrapping_add(pass);
-            self.images.train.shuffled(seed, 256, &self.device)
-        })
+        self.images.train.endless(seed, 256, &self.device)
     }
 
     /// With BatchNorm statistics measured anew on training images.
     fn recalibrated(&self, model: M) -> Result<M, PruneError> {
-        let batches = self.images.train.shuffled(0, 500, &self.device).take(10);
-        let look = |model: &M, images: &Tensor<4>| model.logits(images.clone());
-        Ok(recompute_batch_norm(
+        Ok(support::recalibrated(
             model,
-            look,
-            batches.map(|batch| batch.images),
+            M::logits,
+            &self.images.train,
+            &self.device,
         )?)
     }
 

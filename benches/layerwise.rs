@@ -19,9 +19,7 @@ use std::process::ExitCode;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{
-    Budget, JudgedCandidate, Pruner, Shares, SupportMethod, recompute_batch_norm,
-};
+use burn_lean::prune::{Budget, JudgedCandidate, Pruner, Shares, SupportMethod};
 use clap::{Parser, ValueEnum};
 use support::{Cell, CifarFiles, DeviceName, ImageSet, MlpNet, ResNet20, Table};
 
@@ -112,22 +110,16 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
     match cli.arch {
         Arch::Mlpnet => {
-            let images = ImageSet::load(Some(&cli.data))?.normalized_as(&[0.1307], &[0.3081]);
+            let images = ImageSet::load(Some(&cli.data))?.normalized_as_mnist();
             let model = support::load(MlpNet::new(images.train.side(), &device), &cli.checkpoint)?;
             study(cli, &images, &device, model, |model, x| model.forward(x))
         }
         Arch::Resnet20 => {
             let images = support::read_cifar(&cli.data, cli.cifar_files)?;
-            let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
-            let mut images = images.normalized_as(&mean, &deviation);
+            let mut images = images.normalized_as_cifar10();
             images.train = images.train.augmented();
             let model = support::load(ResNet20::new(&device), &cli.checkpoint)?;
-            let inputs = images.train.shuffled(0, 500, &device).take(10);
-            let model = recompute_batch_norm(
-                model,
-                |model, x: &Tensor<4>| model.forward(x.clone()),
-                inputs.map(|batch| batch.images),
-            )?;
+            let model = support::recalibrated(model, ResNet20::forward, &images.train, &device)?;
             study(cli, &images, &device, model, |model, x| model.forward(x))
         }
     }

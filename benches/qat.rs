@@ -24,7 +24,6 @@ use burn::module::Module;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::recompute_batch_norm;
 use burn_lean::quant::{
     FakeQuantizeConfig, Learned, NumberFormat, Override, PtqConfig, QatConfig, QuantError,
     QuantizedForward, Schedule, Scheme, WeightConfig, fold_for, learned_parameters,
@@ -96,9 +95,8 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     let device = arguments.device.open()?;
-    let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
     let images = support::read_cifar(data, arguments.cifar_files)?;
-    let ImageSet { name, train, test } = images.normalized_as(&mean, &deviation);
+    let ImageSet { name, train, test } = images.normalized_as_cifar10();
     let train = Images::augmented(train.take(arguments.limit));
     let test = test.take(arguments.test_limit.unwrap_or(test.len()));
     let study = Study {
@@ -109,9 +107,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     };
     let model = support::load(ResNet20::new(&device.autodiff()), checkpoint)?;
     // The statistics in the checkpoint are those of another normalization.
-    let batches = study.train.shuffled(0, 500, &study.device).take(10);
-    let look = |model: &ResNet20, x: &Tensor<4>| model.forward(x.clone());
-    let model = recompute_batch_norm(model, look, batches.map(|batch| batch.images))?;
+    let model = support::recalibrated(model, ResNet20::forward, &study.train, &study.device)?;
 
     let mut table = Table::new(
         format!(

@@ -69,7 +69,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let images = match &cli.data {
-        Some(dir) => ImageSet::load(Some(dir))?.normalized_as(&[0.1307], &[0.3081]),
+        Some(dir) => ImageSet::load(Some(dir))?.normalized_as_mnist(),
         None => ImageSet::digits(),
     };
     let device = cli.device.open()?;

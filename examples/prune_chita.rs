@@ -24,7 +24,7 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_lean::prune::{
     Budget, FisherConfig, Masks, Pruner, PrunerConfig, RunningStatistics, Selection, SolverConfig,
-    SparsityPattern, recompute_batch_norm,
+    SparsityPattern,
 };
 use clap::Parser;
 use options::{Arch, Cli, MethodName};
@@ -70,19 +70,8 @@ fn compare<M: Module + 'static>(
         let model = model.valid();
         support::accuracy(&images.test, &device, |x| forward(&model, x))
     };
-    // The training images in the order of a seed, again and again.
-    let (train, inputs_on) = (&images.train, &device);
-    let inputs = |seed: u64| {
-        (0..).flat_map(move |pass: u64| {
-            let seed = seed.wrapping_mul(1000).wrapping_add(pass);
-            train.shuffled(seed, 256, inputs_on)
-        })
-    };
-    let recalibrated = |model: M| {
-        let batches = images.train.shuffled(0, 500, &device).take(10);
-        let look = |model: &M, x: &Tensor<4>| forward(model, x.clone());
-        recompute_batch_norm(model, look, batches.map(|batch| batch.images))
-    };
+    let inputs = |seed: u64| images.train.endless(seed, 256, &device);
+    let recalibrated = |model: M| support::recalibrated(model, &forward, &images.train, &device);
     let model = match &cli.checkpoint {
         // The statistics of a checkpoint may be stale, too.
         Some(path) => recalibrated(support::load(model, path)?)?,

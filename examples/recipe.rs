@@ -25,7 +25,6 @@ use std::process::ExitCode;
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::recompute_batch_norm;
 use burn_lean::recipe::{Bounds, Latency, Recipe, RecipeError, Run, Task, TrustConfig};
 use clap::Parser;
 use data::{NetworkName, TaskTable};
@@ -149,9 +148,7 @@ fn cook<M: Network>(
         model = support::load(model, &path)?;
         // The statistics of a checkpoint may be of other pixels. Images as the network was trained with,
         // moved and mirrored where the recipe says so; without BatchNorm nothing happens.
-        let batches = images.train.shuffled(0, 500, device).take(10);
-        let forward = |model: &M, images: &Tensor<4>| model.logits(images.clone());
-        model = recompute_batch_norm(model, forward, batches.map(|batch| batch.images))?;
+        model = support::recalibrated(model, M::logits, &images.train, device)?;
     }
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
     let inner = device.clone().without_autodiff();

@@ -1,9 +1,8 @@
 //! What the study does with a network: its loss, its accuracy, its statistics.
 
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{self, PruneError, recompute_batch_norm};
+use burn_lean::prune::{self, PruneError};
 
-use crate::LOOK;
 use crate::support::{self, Batch, ImageSet, Network};
 
 impl prune::Batch for Batch {
@@ -38,22 +37,16 @@ pub(crate) fn accuracy<M: Network>(model: &M, images: &ImageSet, device: &Device
     support::accuracy(&images.test, device, |images| model.logits(images))
 }
 
-/// Batches that are enough for BatchNorm statistics.
-const BATCH_NORM_BATCHES: usize = 10;
-
 /// The model with BatchNorm statistics averaged over training images, augmented if they are.
 pub(crate) fn normalized<M: Network>(
     model: M,
     images: &ImageSet,
     device: &Device,
 ) -> Result<M, PruneError> {
-    let batches = images
-        .train
-        .shuffled(0, LOOK, device)
-        .take(BATCH_NORM_BATCHES);
-    Ok(recompute_batch_norm(
+    Ok(support::recalibrated(
         model,
-        |model, batch: &Batch| model.logits(batch.images.clone()),
-        batches,
+        M::logits,
+        &images.train,
+        device,
     )?)
 }

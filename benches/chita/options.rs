@@ -244,10 +244,7 @@ impl MethodName {
 
 impl fmt::Display for MethodName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.to_possible_value() {
-            Some(value) => f.write_str(value.get_name()),
-            None => Ok(()),
-        }
+        f.write_str(&support::option_name(self))
     }
 }
 
@@ -482,20 +479,10 @@ impl Cli {
         let mut images = match (self.arch(), &self.data) {
             (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
             (Arch::Resnet20, Some(dir)) => {
-                let mut images = support::read_cifar(dir, self.cifar_files)?;
-                let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
-                images.train = images.train.normalized(&mean, &deviation);
-                images.test = images.test.normalized(&mean, &deviation);
-                images
+                support::read_cifar(dir, self.cifar_files)?.normalized_as_cifar10()
             }
-            (Arch::Mlpnet, dir) => {
-                let mut images = ImageSet::load(dir.as_deref())?;
-                if dir.is_some() {
-                    images.train = images.train.normalized(&[0.1307], &[0.3081]);
-                    images.test = images.test.normalized(&[0.1307], &[0.3081]);
-                }
-                images
-            }
+            (Arch::Mlpnet, None) => ImageSet::digits(),
+            (Arch::Mlpnet, dir) => ImageSet::load(dir.as_deref())?.normalized_as_mnist(),
         };
         if self.validate {
             (images.train, images.test) = images.train.split(VALIDATED);

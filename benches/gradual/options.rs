@@ -117,10 +117,7 @@ pub(crate) enum MethodName {
 
 impl fmt::Display for MethodName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.to_possible_value() {
-            Some(value) => f.write_str(value.get_name()),
-            None => Ok(()),
-        }
+        f.write_str(&support::option_name(self))
     }
 }
 
@@ -151,11 +148,10 @@ impl Cli {
     pub(crate) fn images(&self) -> Result<(ImageSet, support::Images), Box<dyn Error>> {
         let mut images = match (self.arch, &self.data) {
             (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
-            (Arch::Resnet20, Some(dir)) => support::read_cifar(dir, self.cifar_files)?
-                .normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010]),
-            (Arch::Mlpnet, Some(dir)) => {
-                ImageSet::load(Some(dir))?.normalized_as(&[0.1307], &[0.3081])
+            (Arch::Resnet20, Some(dir)) => {
+                support::read_cifar(dir, self.cifar_files)?.normalized_as_cifar10()
             }
+            (Arch::Mlpnet, Some(dir)) => ImageSet::load(Some(dir))?.normalized_as_mnist(),
             (Arch::Mlpnet, None) => ImageSet::digits(),
         };
         let (train, validation) = images.train.split(VALIDATION);

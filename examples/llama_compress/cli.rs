@@ -150,8 +150,7 @@ impl From<Kv> for KvFormat {
 
 impl Method {
     fn name(self) -> String {
-        self.to_possible_value()
-            .map_or_else(String::new, |value| value.get_name().into())
+        support::option_name(&self)
     }
 
     /// Whether codes are compensated for by the inputs that follow, in an order.

@@ -104,10 +104,7 @@ pub(crate) enum Arch {
 
 impl fmt::Display for MethodName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.to_possible_value() {
-            Some(value) => f.write_str(value.get_name()),
-            None => Ok(()),
-        }
+        f.write_str(&support::option_name(self))
     }
 }
 
@@ -166,12 +163,9 @@ impl Cli {
                     ..images
                 }
             }
-            (Arch::Resnet20, Some(dir)) => {
-                let (mean, deviation) = ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]);
-                support::read_cifar(dir, files)?.normalized_as(&mean, &deviation)
-            }
+            (Arch::Resnet20, Some(dir)) => support::read_cifar(dir, files)?.normalized_as_cifar10(),
             (_, None) => ImageSet::digits(),
-            (_, dir) => ImageSet::load(dir.as_deref())?.normalized_as(&[0.1307], &[0.3081]),
+            (_, dir) => ImageSet::load(dir.as_deref())?.normalized_as_mnist(),
         };
         if self.validate {
             (images.train, images.test) = images.train.split(VALIDATED);

@@ -3,7 +3,6 @@
 use std::error::Error;
 
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::recompute_batch_norm;
 use burn_lean::quant::{QuantError, QuantizedForward};
 
 use crate::support::{self, Batch, Images, Network};
@@ -28,9 +27,5 @@ pub(crate) fn normalized<M: Network>(
     device: &Device,
 ) -> Result<M, Box<dyn Error>> {
     let moved = images.take(5000).augmented();
-    Ok(recompute_batch_norm(
-        model,
-        |model, images: &Tensor<4>| model.logits(images.clone()),
-        moved.shuffled(0, 500, device).map(|batch| batch.images),
-    )?)
+    Ok(support::recalibrated(model, M::logits, &moved, device)?)
 }

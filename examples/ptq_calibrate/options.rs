@@ -235,11 +235,10 @@ impl Cli {
         let mut images = match (self.arch, &self.data) {
             (Arch::Resnet8, _) => return Err("`--arch resnet8` reads its images by itself".into()),
             (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
-            (Arch::Resnet20, Some(dir)) => support::read_cifar(dir, support::CifarFiles::Standard)?
-                .normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010]),
-            (Arch::Mlpnet, Some(dir)) => {
-                ImageSet::load(Some(dir))?.normalized_as(&[0.1307], &[0.3081])
+            (Arch::Resnet20, Some(dir)) => {
+                support::read_cifar(dir, support::CifarFiles::Standard)?.normalized_as_cifar10()
             }
+            (Arch::Mlpnet, Some(dir)) => ImageSet::load(Some(dir))?.normalized_as_mnist(),
             (Arch::Mlpnet, None) => ImageSet::digits(),
         };
         if let Some(limit) = self.test_limit {

@@ -96,11 +96,10 @@ impl TaskTable {
             }
             (NetworkName::ResNet20, Some(data)) => {
                 let folder = inside(data, "cifar10");
-                support::read_cifar(&folder, CifarFiles::Standard)?
-                    .normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010])
+                support::read_cifar(&folder, CifarFiles::Standard)?.normalized_as_cifar10()
             }
             (NetworkName::MlpNet, Some(data)) => {
-                ImageSet::load(Some(&inside(data, "mnist")))?.normalized_as(&[0.1307], &[0.3081])
+                ImageSet::load(Some(&inside(data, "mnist")))?.normalized_as_mnist()
             }
             (_, data) => {
                 let folder = data.map(|data| inside(data, "mnist"));

@@ -67,6 +67,16 @@ impl ImageSet {
         }
     }
 
+    /// With pixels as the checkpoints of MLPNet were trained on.
+    pub(crate) fn normalized_as_mnist(self) -> Self {
+        self.normalized_as(&[0.1307], &[0.3081])
+    }
+
+    /// With pixels as the checkpoints of ResNet20 were trained on.
+    pub(crate) fn normalized_as_cifar10(self) -> Self {
+        self.normalized_as(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010])
+    }
+
     /// The embedded digits: 1,437 to train and 360 to test, the same split whatever the seed.
     pub(crate) fn digits() -> Self {
         let mut csv = String::new();
@@ -268,6 +278,19 @@ impl Images {
     ) -> impl Iterator<Item = Batch> {
         let rng = self.augmented.then(|| StdRng::seed_from_u64(!seed));
         self.batches(self.order(seed), batch_size, device, rng)
+    }
+
+    /// The images [`shuffled`](Self::shuffled) again and again, each time in another order.
+    pub(crate) fn endless(
+        &self,
+        seed: u64,
+        batch_size: usize,
+        device: &Device,
+    ) -> impl Iterator<Item = Batch> {
+        (0..).flat_map(move |pass: u64| {
+            let seed = seed.wrapping_mul(1000).wrapping_add(pass);
+            self.shuffled(seed, batch_size, device)
+        })
     }
 
     /// The images in their order, in batches; the last may be smaller.

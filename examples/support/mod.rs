@@ -29,6 +29,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn_lean::amp::Autocast;
+use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use attention_net::AttentionNet;
@@ -49,7 +50,7 @@ pub(crate) use res_net8::ResNet8;
 pub(crate) use table::{Cell, Table};
 #[cfg(feature = "train")]
 pub(crate) use to_batch::ToBatch;
-pub(crate) use training::{Network, cross_entropy, load, train, train_from};
+pub(crate) use training::{Network, cross_entropy, load, recalibrated, train, train_from};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.
 pub(crate) fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {
@@ -89,6 +90,12 @@ pub(crate) fn dtype_name(autocast: &Autocast) -> String {
         true => format!("{:?} (emulated)", autocast.dtype()),
         false => format!("{:?}", autocast.dtype()),
     }
+}
+
+/// The name of a value on the command line.
+pub(crate) fn option_name(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().into())
 }
 
 /// Reads a count that must not be 0.

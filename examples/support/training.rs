@@ -8,7 +8,9 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::{
     FloatCastAdapter, ModuleAdapter, ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore,
 };
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_lean::prune::{PruneError, recompute_batch_norm};
+use burn_lean::reparam::Rejected;
 
 use super::{AttentionNet, Images, MlpNet, ResNet20, progress};
 
@@ -19,6 +21,18 @@ const BATCH: usize = 32;
 pub(crate) fn cross_entropy(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     let loss = CrossEntropyLossConfig::new().init(&logits.device());
     loss.forward(logits, labels)
+}
+
+/// With BatchNorm statistics measured anew on images as they are trained with, 5,000 at most.
+pub(crate) fn recalibrated<M: Module>(
+    model: M,
+    forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
+    images: &Images,
+    device: &Device,
+) -> Result<M, Rejected<M, PruneError>> {
+    let batches = images.shuffled(0, 500, device).take(10);
+    let look = |model: &M, images: &Tensor<4>| forward(model, images.clone());
+    recompute_batch_norm(model, look, batches.map(|batch| batch.images))
 }
 
 /// A classifier of images.
