@@ -1,7 +1,7 @@
 //! Models with Burn's own steps, as they are.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleDisplay};
+use burn::module::{Module, ModuleDisplay, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::activation::relu;
@@ -24,9 +24,13 @@ struct Net {
     mlp: Mlp,
     norm: BatchNorm,
     dropout: Dropout,
+    /// Of a penalty that the training alone has.
+    penalized: Param<Tensor<1>>,
     /// What the loss is multiplied by in training.
     #[module(skip)]
     weight: f64,
+    #[module(skip)]
+    penalty: f64,
     /// Bound of all weights after a step.
     #[module(skip)]
     bound: f64,
@@ -38,7 +42,9 @@ impl Net {
             mlp: Mlp::new(device),
             norm: BatchNormConfig::new(3).init(device),
             dropout: DropoutConfig::new(dropout).init(),
+            penalized: Param::from_tensor(Tensor::ones([1], device)),
             weight: 1.0,
+            penalty: 0.0,
             bound: f64::INFINITY,
         }
     }
@@ -57,7 +63,8 @@ impl TrainStep for Net {
 
     fn step(&self, batch: Pair) -> TrainOutput<RegressionOutput> {
         let item = self.output(batch);
-        let loss = item.loss.clone() * self.weight;
+        let penalty = self.penalized.val() * self.penalty;
+        let loss = item.loss.clone() * self.weight + penalty;
         TrainOutput::new(self, loss.backward(), item)
     }
 
@@ -203,6 +210,27 @@ fn steps_that_differ_are_refused_with_nothing_changed() {
         let model = learner.model();
         assert_eq!(bits(model.model().model()), before);
     });
+}
+
+/// However small the gradients are that differ, beside those of others.
+#[test]
+fn a_small_penalty_in_training_alone_is_a_difference() {
+    let device = Device::flex().autodiff();
+    let mut net = Net::new(0.0, &device);
+    net.penalty = 1e-4;
+    let mut learner = learner(OwnSteps::new(net));
+    train(&mut learner, 1, &device);
+    match learner.model().monitor().error() {
+        Some(AmpError::StepsDiffer {
+            path,
+            training,
+            inference,
+        }) => assert_eq!(
+            (path.as_str(), training, inference),
+            ("penalized", 1e-4, 0.0)
+        ),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

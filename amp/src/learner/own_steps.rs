@@ -52,7 +52,7 @@ step_loss!(
 /// in the comparison. Its `TrainStep::optimize` is called for each step that is taken. Validation is its
 /// `InferenceStep`, in F32.
 ///
-/// Paths of parameters, in records and in groups, begin with `model.`.
+/// Paths in records begin with `model.model.`; in groups of an optimizer they are those of the model.
 ///
 /// ```
 /// use burn::module::Module;
@@ -122,9 +122,12 @@ pub struct OwnSteps<M> {
 #[derive(Debug, Clone, Default)]
 struct Compared(Arc<Mutex<Option<Result<(), AmpError>>>>);
 
-/// Largest difference of two gradients of a parameter, as a fraction of the largest one of all: far above
-/// the rounding of F32 sums in another order, and below what another loss would make.
+/// Largest difference of two gradients of a parameter, as a fraction of its largest one: far above the
+/// rounding of F32 sums in another order, and below what another loss would make.
 const TOLERANCE: f32 = 1e-3;
+/// A parameter's largest gradient counts as no less than this part of the largest of all: it may be
+/// zero but for rounding.
+const LEAST: f32 = 1e-2;
 
 impl<M: Module + ModuleDisplay + 'static> OwnSteps<M> {
     /// With the steps of `model`.
@@ -208,19 +211,24 @@ where
                 Ok((path, training?, inference?))
             })
             .collect::<Result<Vec<_>, AmpError>>()?;
-        let largest = found
-            .iter()
-            .flat_map(|(_, training, inference)| training.iter().chain(inference))
-            .filter(|value| value.is_finite())
-            .fold(0.0, |most: f32, value| most.max(value.abs()));
+        let most = |values: &[f32]| {
+            let finite = values.iter().filter(|value| value.is_finite());
+            finite.fold(0.0, |most: f32, value| most.max(value.abs()))
+        };
+        let largest = |training: &[f32], inference: &[f32]| most(training).max(most(inference));
+        let each = found.iter();
+        let of_all = each.fold(0.0, |most: f32, (_, training, inference)| {
+            most.max(largest(training, inference))
+        });
         for (path, training, inference) in found {
+            let size = largest(&training, &inference).max(LEAST * of_all);
             let places = training.len().max(inference.len());
             for place in 0..places {
                 // One that no backward pass reached is 0.
                 let of = |values: &[f32]| values.get(place).copied().unwrap_or(0.0);
                 let (training, inference) = (of(&training), of(&inference));
                 let same = training == inference
-                    || (training - inference).abs() <= TOLERANCE * largest
+                    || (training - inference).abs() <= TOLERANCE * size
                     || !training.is_finite() && !inference.is_finite();
                 if !same {
                     return Ok(Some(AmpError::StepsDiffer {
