@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::drive::{HEIGHT, Place, Right, multiply};
 use crate::error::expect;
 use crate::half::{to_bf16, to_f16};
-use crate::layout::{Lines, WIDTH, apart, in_nibbles, in_panels};
+use crate::layout::{Lines, WIDTH, apart, lines, nibbles};
 use crate::rows::Left;
 use crate::simd::Simd;
 use crate::{Epilogue, KernelError};
@@ -71,16 +71,10 @@ impl FloatMatrix {
     ) -> Result<Self, KernelError> {
         expect("weights", rows * columns, values.len())?;
         let fits = values.iter().all(|value| value.abs() < 65520.0);
-        let half = |convert: fn(f32) -> u16| {
-            Lines::new(in_panels(values, rows, columns, convert), columns)
-        };
         let panels = match storage {
-            Storage::F16 if fits => Panels::F16(half(to_f16)),
-            Storage::BF16 => Panels::BF16(half(to_bf16)),
-            _ => {
-                let lines = in_panels(values, rows, columns, |value| value);
-                Panels::F32(Lines::new(lines, columns))
-            }
+            Storage::F16 if fits => Panels::F16(lines(values, rows, columns, to_f16)),
+            Storage::BF16 => Panels::BF16(lines(values, rows, columns, to_bf16)),
+            _ => Panels::F32(lines(values, rows, columns, |value| value)),
         };
         Ok(Self {
             rows,
@@ -111,10 +105,7 @@ impl FloatMatrix {
         let blocks = rows / block;
         expect("scales", blocks * columns, scales.len())?;
         let codes = match bits {
-            8 => {
-                let lines = in_panels(codes, rows, columns, |code| code);
-                Signed::Bytes(Lines::new(lines, columns))
-            }
+            8 => Signed::Bytes(lines(codes, rows, columns, |code| code)),
             4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
                 Some(code) => {
                     return Err(KernelError::Code {
@@ -122,12 +113,11 @@ impl FloatMatrix {
                         bits,
                     });
                 }
-                None => Signed::Nibbles(Lines::new(in_nibbles(codes, rows, columns), columns)),
+                None => Signed::Nibbles(nibbles(codes, rows, columns)),
             },
             bits => return Err(KernelError::Bits { bits }),
         };
-        let scales = in_panels(scales, blocks, columns, |scale| scale);
-        let scales = Lines::new(scales, columns);
+        let scales = lines(scales, blocks, columns, |scale| scale);
         Ok(Self {
             rows,
             columns,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::dots::Dots;
 use crate::drive::{Place, Right, multiply};
 use crate::error::expect;
-use crate::layout::{Lines, WIDTH, apart, in_nibbles, in_pairs};
+use crate::layout::{Lines, WIDTH, apart, nibbles, pairs};
 use crate::rows::Left;
 use crate::simd::Simd;
 use crate::{Epilogue, KernelError};
@@ -41,7 +41,7 @@ impl IntegerMatrix {
     pub fn new(codes: &[i8], rows: usize, columns: usize, bits: u8) -> Result<Self, KernelError> {
         check(codes, rows, columns)?;
         let panels = match bits {
-            8 => Panels::Bytes(Lines::new(in_pairs(codes, rows, columns), columns)),
+            8 => Panels::Bytes(pairs(codes, rows, columns)),
             4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
                 Some(code) => {
                     return Err(KernelError::Code {
@@ -49,7 +49,7 @@ impl IntegerMatrix {
                         bits,
                     });
                 }
-                None => Panels::Nibbles(Lines::new(in_nibbles(codes, rows, columns), columns)),
+                None => Panels::Nibbles(nibbles(codes, rows, columns)),
             },
             bits => return Err(KernelError::Bits { bits }),
         };

@@ -104,6 +104,16 @@ impl<T: Copy + Default, const LINE: usize> Lines<T, LINE> {
     }
 }
 
+/// [`in_panels`], without what fills up the last one.
+pub(crate) fn lines<T: Copy + Default, U: Copy + Default>(
+    values: &[T],
+    rows: usize,
+    columns: usize,
+    convert: impl Fn(T) -> U,
+) -> Lines<U, WIDTH> {
+    Lines::new(in_panels(values, rows, columns, convert), columns)
+}
+
 /// The panels of a row-major matrix; columns that fill up the last one are zero.
 pub(crate) fn in_panels<T: Copy + Default, U: Copy + Default>(
     values: &[T],
@@ -127,7 +137,11 @@ pub(crate) fn in_panels<T: Copy + Default, U: Copy + Default>(
 }
 
 /// Two rows of a panel beside each other: the pairs that one instruction multiplies and adds.
-pub(crate) fn in_pairs(codes: &[i8], rows: usize, columns: usize) -> Vec<[i8; 2 * WIDTH]> {
+pub(crate) fn pairs(codes: &[i8], rows: usize, columns: usize) -> Lines<i8, { 2 * WIDTH }> {
+    Lines::new(in_pairs(codes, rows, columns), columns)
+}
+
+fn in_pairs(codes: &[i8], rows: usize, columns: usize) -> Vec<[i8; 2 * WIDTH]> {
     let lines = in_panels(codes, rows, columns, |code| code);
     let pair = |pair: &[[i8; WIDTH]]| {
         let mut both = [0; 2 * WIDTH];
@@ -146,7 +160,7 @@ pub(crate) fn in_pairs(codes: &[i8], rows: usize, columns: usize) -> Vec<[i8; 2 
 }
 
 /// Two rows of 4-bit codes, each with 8 added to it, in the halves of a byte: low half first.
-pub(crate) fn in_nibbles(codes: &[i8], rows: usize, columns: usize) -> Vec<[u8; WIDTH]> {
+pub(crate) fn nibbles(codes: &[i8], rows: usize, columns: usize) -> Lines<u8, WIDTH> {
     let nibble = |code: i8| (code + 8) as u8;
     let pairs = in_pairs(codes, rows, columns);
     let packed = pairs.into_iter().map(|pair| {
@@ -156,5 +170,5 @@ pub(crate) fn in_nibbles(codes: &[i8], rows: usize, columns: usize) -> Vec<[u8; 
         }
         bytes
     });
-    packed.collect()
+    Lines::new(packed.collect(), columns)
 }
