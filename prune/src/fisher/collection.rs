@@ -132,7 +132,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
     /// Rows of one pass: of a matrix in a file, those of all parameters in a part of the memory
     /// bound.
     fn most_rows(&self) -> usize {
-        match &self.config.on_disk {
+        match self.config.folder() {
             Some(_) => {
                 let row = GradientMatrix::bytes_needed(1, self.columns.len(), FloatDType::F32);
                 (self.config.memory_bound / 8 / row).max(1)

@@ -18,7 +18,7 @@ pub(crate) mod uses;
 pub(crate) mod view;
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use burn::config::Config;
 use burn::module::Module;
@@ -160,8 +160,15 @@ impl FisherConfig {
 
     /// Whether the matrix of the selection is beyond the memory bound, and is not to be in a file.
     pub(crate) fn exceeds(&self, selection: &Selection) -> bool {
-        let on_disk = self.on_disk.is_some() && self.sketch.is_none();
-        !on_disk && self.bytes_needed(selection) > self.memory_bound
+        self.folder().is_none() && self.bytes_needed(selection) > self.memory_bound
+    }
+
+    /// Where a matrix beyond the memory bound goes.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        match self.sketch {
+            Some(_) => None,
+            None => self.on_disk.as_deref(),
+        }
     }
 
     /// Collects n rows from `batches`, on the device of the model.
@@ -311,8 +318,7 @@ impl FisherConfig {
             sketch.check(self.samples, self.dtype)?;
         }
         // Of a file, a column at a time is the least that is read.
-        let on_disk = self.on_disk.is_some() && self.sketch.is_none();
-        let columns = if on_disk { 1 } else { columns };
+        let columns = if self.folder().is_some() { 1 } else { columns };
         let needed = self.bytes_of(columns);
         match needed > self.memory_bound {
             false => Ok(()),

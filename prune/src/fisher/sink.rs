@@ -33,7 +33,7 @@ impl Sink {
             });
         }
         let bound = config.memory_bound;
-        let matrix = match &config.on_disk {
+        let matrix = match config.folder() {
             Some(folder) if config.bytes_of(parameters) > bound => {
                 GradientMatrix::in_file(samples, parameters, dtype, store, folder, bound)
             }

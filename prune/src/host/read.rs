@@ -1,7 +1,7 @@
 //! Numbers of tensors on the host.
 
 use burn::backend::{Backend, Dispatch};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::PruneError;
 
@@ -14,6 +14,17 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, PruneE
         .map_err(|error| failed(error.to_string()))?;
     data.try_into_vec::<f32>()
         .map_err(|error| failed(format!("{error:?}")))
+}
+
+/// The slices of a tensor along `dim` at these positions.
+pub(crate) fn select<const D: usize>(
+    tensor: Tensor<D>,
+    dim: usize,
+    positions: impl IntoIterator<Item = usize>,
+) -> Tensor<D> {
+    let positions: Vec<i64> = positions.into_iter().map(|at| at as i64).collect();
+    let positions = Tensor::<1, Int>::from_data(&positions[..], &tensor.device());
+    tensor.select(dim, positions)
 }
 
 /// Whether reading a tensor of this device is no more than a copy.

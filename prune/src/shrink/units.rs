@@ -1,10 +1,10 @@
 //! Which units can go, and how parameters get smaller.
 
 use burn::module::{Param, ParamId};
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 
 use crate::PruneError;
-use crate::host::read;
+use crate::host::{read, select};
 
 /// What is known about the units between two layers.
 pub(super) struct Units {
@@ -89,16 +89,10 @@ pub(super) fn keep<const D: usize>(
 ) -> Param<Tensor<D>> {
     let (_, value, mapper) = param.consume();
     let trains = value.is_require_grad();
-    let value = select(value, axis, kept).detach().set_require_grad(trains);
+    let value = select(value, axis, kept.iter().copied())
+        .detach()
+        .set_require_grad(trains);
     Param::from_mapped_value(ParamId::new(), value, mapper)
-}
-
-pub(super) fn select<const D: usize>(value: Tensor<D>, axis: usize, kept: &[usize]) -> Tensor<D> {
-    let indices: Vec<i32> = kept.iter().map(|index| *index as i32).collect();
-    let count = indices.len();
-    let indices = TensorData::new(indices, [count]);
-    let indices = Tensor::<1, Int>::from_data(indices, (&value.device(), DType::I32));
-    value.select(axis, indices)
 }
 
 /// The bias plus what `weight`, `[units, outputs]`, makes of constant inputs, `[1, units]`. A new

@@ -1,6 +1,8 @@
 //! Columns of the gradient matrix at hand, for supports that change.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::Tensor;
+
+use crate::host::select;
 
 /// Columns up to which a part of them is joined with the next one.
 const SMALL_PART: usize = 512;
@@ -83,17 +85,8 @@ impl Resident {
             end += part.dims()[1];
             let from = positions.partition_point(|position| *position < first);
             let to = positions.partition_point(|position| *position < end);
-            let local: Vec<usize> = positions[from..to].iter().map(|at| at - first).collect();
-            (!local.is_empty()).then(|| select(part, 1, &local))
+            let local = positions[from..to].iter().map(move |at| at - first);
+            (from < to).then(|| select(part.clone(), 1, local))
         })
     }
-}
-
-/// The slices of a tensor at these positions along `dim`.
-pub(crate) fn select(tensor: &Tensor<2>, dim: usize, positions: &[usize]) -> Tensor<2> {
-    let count = positions.len();
-    let positions: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
-    let positions =
-        Tensor::<1, Int>::from_data(TensorData::new(positions, [count]), &tensor.device());
-    tensor.clone().select(dim, positions)
 }

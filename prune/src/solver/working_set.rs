@@ -17,11 +17,11 @@ use faer::Mat;
 
 use crate::error::PruneError;
 use crate::fisher::gradient_matrix::{add_product, column};
-use crate::host::read;
+use crate::host::{read, select};
 use crate::problem::{Problem, narrow};
 use crate::solver::back_solve::{keeps_few, product_of_pruned};
 use crate::solver::factor::{Factor, Symmetric};
-use crate::solver::resident::{Resident, select};
+use crate::solver::resident::Resident;
 
 /// Columns from which the norms of the rows are estimated.
 const ROW_NORM_COLUMNS: usize = 1024;
@@ -518,7 +518,7 @@ fn restrict_vector(rows: Option<&[usize]>, vector: &[f64]) -> Vec<f64> {
 /// These rows of columns; `None` for all.
 fn restrict(rows: Option<&[usize]>, columns: Tensor<2>) -> Tensor<2> {
     match rows {
-        Some(rows) => select(&columns, 0, rows),
+        Some(rows) => select(columns, 0, rows.iter().copied()),
         None => columns,
     }
 }

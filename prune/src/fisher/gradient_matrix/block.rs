@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::file::{NumberFile, Rows};
 use crate::error::PruneError;
-use crate::host::read;
+use crate::host::{self, read};
 
 /// Consecutive columns of G.
 #[derive(Debug, Clone)]
@@ -124,11 +124,8 @@ impl Block {
 
 /// The columns of a block at these indices of G, where the block begins with the column `start`.
 pub(crate) fn select(values: &Tensor<2>, start: usize, indices: &[usize]) -> Tensor<2> {
-    if indices.len() == values.dims()[1] {
-        return values.clone();
+    match indices.len() == values.dims()[1] {
+        true => values.clone(),
+        false => host::select(values.clone(), 1, indices.iter().map(|at| at - start)),
     }
-    let local: Vec<i64> = indices.iter().map(|index| (index - start) as i64).collect();
-    let count = local.len();
-    let local = Tensor::<1, Int>::from_data(TensorData::new(local, [count]), &values.device());
-    values.clone().select(1, local)
 }
