@@ -13,7 +13,7 @@ use burn_lean_amp::{
 };
 use burn_lean_reparam::each_float;
 
-use crate::devices::each_device;
+use crate::devices::{each_device, seeded};
 use crate::support::{Mlp, batch, bits, samples};
 
 type Pair = (Tensor<2>, Tensor<2>);
@@ -181,6 +181,7 @@ fn they_train_as_a_step_by_hand_to_the_bit() {
 #[test]
 fn dropout_is_no_difference() {
     let device = Device::flex().autodiff();
+    let _alone = seeded(&device, 3);
     let mut learner = learner(OwnSteps::new(Net::new(0.3, &device)));
     train(&mut learner, 3, &device);
     assert_eq!(learner.model().monitor().error(), None);

@@ -56,7 +56,7 @@ step_loss!(
 ///
 /// ```
 /// use burn::module::Module;
-/// use burn::nn::{Linear, LinearConfig};
+/// use burn::nn::{Initializer, Linear, LinearConfig};
 /// use burn::optim::SgdConfig;
 /// use burn::tensor::{Device, FloatDType, Tensor};
 /// use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
@@ -89,7 +89,8 @@ step_loss!(
 /// }
 ///
 /// let device = Device::flex().autodiff();
-/// let model = Model { linear: LinearConfig::new(2, 1).init(&device) };
+/// let linear = LinearConfig::new(2, 1).with_bias(false).with_initializer(Initializer::Zeros);
+/// let model = Model { linear: linear.init(&device) };
 /// let dtype = FloatDType::BF16;
 /// let amp = Amp::new(
 ///     OwnSteps::new(model),
@@ -108,7 +109,7 @@ step_loss!(
 /// let amp = learner.model();
 /// let model = amp.model().model();
 /// let found: Vec<f32> = model.linear.weight.val().into_data().to_vec().unwrap();
-/// assert!((found[0] - 1.0).abs() < 0.2 && (found[1] - 2.0).abs() < 0.2);
+/// assert!((found[0] - 1.0).abs() < 0.02 && (found[1] - 2.0).abs() < 0.02);
 /// # Ok::<(), burn_lean_amp::AmpError>(())
 /// ```
 #[derive(Module, Debug)]
@@ -125,6 +126,9 @@ struct Compared(Arc<Mutex<Option<Result<(), AmpError>>>>);
 /// Largest difference of two gradients of a parameter, as a fraction of its largest one: far above the
 /// rounding of F32 sums in another order, and below what another loss would make.
 const TOLERANCE: f32 = 1e-3;
+/// Comparisons before steps are different: another thread may draw numbers of the device between two that
+/// begin with the same seed.
+const ATTEMPTS: usize = 4;
 /// A parameter's largest gradient counts as no less than this part of the largest of all: it may be
 /// zero but for rounding.
 const LEAST: f32 = 1e-2;
@@ -172,18 +176,22 @@ where
                     let loss = InferenceStep::step(&model, cloned(item)).loss();
                     GradientsParams::from_grads(loss.backward(), &model)
                 };
-                match self.difference(&by_training(), &by_inference())? {
-                    None => return Ok(()),
-                    Some(_) => tracing::debug!("the steps are compared from the same seed"),
+                let device = self.model.devices().into_iter().next();
+                let mut difference = None;
+                for attempt in 0..ATTEMPTS {
+                    // At first as they come: most steps draw no random numbers.
+                    let seeded = device.as_ref().filter(|_| attempt > 0);
+                    let seed = seeded.map(|device| (device, seed(device)));
+                    let begin = || seed.iter().for_each(|(device, seed)| device.seed(*seed));
+                    begin();
+                    let training = by_training();
+                    begin();
+                    difference = self.difference(&training, &by_inference())?;
+                    if difference.is_none() {
+                        break;
+                    }
                 }
-                let Some(device) = self.model.devices().into_iter().next() else {
-                    return Ok(());
-                };
-                let seed = seed(&device);
-                device.seed(seed);
-                let trained = by_training();
-                device.seed(seed);
-                match self.difference(&trained, &by_inference())? {
+                match difference {
                     None => Ok(()),
                     Some(error) => Err(error),
                 }
