@@ -28,7 +28,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_lean::amp::{
     AmpError, Autocast, AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig,
-    LossScale, Memory, Speculative, audit, supported_dtypes,
+    LossScale, Speculative, audit, audit::Memory, supported_dtypes,
 };
 use clap::Parser;
 use harness::{ConvNet, Variant, interleave};

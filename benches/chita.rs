@@ -38,9 +38,9 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, IhtConfig, Masks, Method, Problem, PruneError, PruneReport, Pruner,
-    PrunerConfig, RidgeChoice, RunningStatistics, Selection, SolverConfig, SparsityPattern,
-    StageReport, activation_norms, flops, mean_loss, solve_with_ridge,
+    Budget, ChitaConfig, Masks, Method, Problem, PruneError, PruneReport, Pruner, PrunerConfig,
+    RidgeChoice, RunningStatistics, Selection, SolverConfig, SparsityPattern, activation_norms,
+    flops, mean_loss, run::StageReport, solve_with_ridge, solver::IhtConfig,
 };
 use clap::Parser;
 use network::loss;

@@ -30,7 +30,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::Autocast;
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, Pruner, PrunerConfig,
-    RunningStatistics, Schedule, Selection, SolverConfig, StageMethod, SupportMethod,
+    RunningStatistics, Schedule, Selection, SolverConfig, StageMethod, layerwise::SupportMethod,
 };
 use burn_lean::reparam::Rejected;
 use clap::Parser;

@@ -24,8 +24,8 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::deploy::{Backend, EngineConfig, Export, FloatStorage};
 use burn_lean::quant::{
-    ConvertConfig, ConvertedWeight, Dequantize, QatConfig, QuantError, QuantizedForward,
-    Unsupported, WeightConfig, calibrate, quantizers,
+    ConvertConfig, Dequantize, QatConfig, QuantError, QuantizedForward, Unsupported, WeightConfig,
+    calibrate, deploy::ConvertedWeight, quantizers,
 };
 use clap::Parser;
 use harness::{ConvNet, Variant, interleave};

@@ -19,7 +19,10 @@ use std::process::ExitCode;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{Budget, JudgedCandidate, Pruner, Shares, SupportMethod};
+use burn_lean::prune::{
+    Budget, Pruner, Shares,
+    layerwise::{JudgedCandidate, SupportMethod},
+};
 use clap::{Parser, ValueEnum};
 use support::{Cell, CifarFiles, DeviceName, ImageSet, MlpNet, ResNet20, Table};
 

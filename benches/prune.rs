@@ -25,7 +25,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use burn_lean::prune::{FisherConfig, GradientMethod, Selection};
+use burn_lean::prune::{FisherConfig, Selection, fisher::GradientMethod};
 use clap::Parser;
 use harness::ConvNet;
 use support::{Cell, DeviceName, MlpNet, ResNet20, Table};

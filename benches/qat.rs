@@ -26,7 +26,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     FakeQuantizeConfig, Learned, NumberFormat, Override, PtqConfig, QatConfig, QuantError,
-    QuantizedForward, Schedule, Scheme, WeightConfig, fold_for, learned_parameters,
+    QuantizedForward, Schedule, Scheme, WeightConfig, fold_for, module::learned_parameters,
 };
 use clap::Parser;
 use support::{Cell, CifarFiles, DeviceName, ImageSet, Images, Network, ResNet20, Table};

@@ -27,8 +27,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, IhtConfig, Layout, Method, Problem, SolverConfig,
-    SparsityPattern, solve,
+    Budget, ChitaConfig, DeadColumns, Layout, Method, Problem, SolverConfig, SparsityPattern,
+    solve, solver::IhtConfig,
 };
 use clap::{Parser, ValueEnum};
 use support::{DeviceName, PeakMemory};

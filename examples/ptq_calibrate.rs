@@ -28,9 +28,9 @@ use std::process::ExitCode;
 
 use burn::tensor::Device;
 use burn_lean::quant::{
-    AllocationReport, ConvertConfig, MixedPrecisionConfig, PtqConfig, PtqReport, QatConfig,
-    QuantError, Storage, Unsupported, audit, fold_for, health, load_safetensors, save_safetensors,
-    sensitivity,
+    ConvertConfig, MixedPrecisionConfig, PtqConfig, QatConfig, QuantError, Storage, Unsupported,
+    audit, fold_for, health, inspect::AllocationReport, load_safetensors, ptq::PtqReport,
+    save_safetensors, sensitivity,
 };
 use clap::Parser;
 use network::{loss, quantized};

@@ -10,7 +10,8 @@
 //! - [`graph`]: one recorded forward pass, and its execution under rules;
 //! - [`reparam`]: what the extensions need to share one weight.
 //!
-//! Where to begin: [`manual`], a chapter for each task; [`prelude`], the names that most programs need.
+//! Where to begin: [`manual`], a chapter for each task; [`prelude`], the names that most programs need;
+//! [`LeanModule`], the verbs as methods of a model.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -26,3 +27,6 @@ pub use burn_lean_reparam as reparam;
 
 pub mod manual;
 pub mod prelude;
+mod verbs;
+
+pub use verbs::LeanModule;

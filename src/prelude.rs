@@ -6,9 +6,11 @@
 //! | quantization | [`QatConfig`] or [`PtqConfig`], [`QuantizedForward`] to run the result, [`ConvertConfig`] at the end |
 //! | pruning | [`Pruner`] from inputs, [`PrunerConfig`] from gradients, [`Masks`] to hold the zeros |
 //! | what is shipped | [`SparseRecord`], [`save_safetensors`], [`Export`] |
+//! | the same as methods of a model | [`LeanModule`] |
 //!
 //! Everything else is in the crates, by rooms: `burn_lean::quant::range`, for example.
 
+pub use crate::LeanModule;
 pub use crate::amp::{Autocast, GradScalerConfig, full_precision};
 pub use crate::deploy::Export;
 pub use crate::prune::{

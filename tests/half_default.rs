@@ -12,15 +12,16 @@ use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_lean::amp::{AmpError, AutocastConfig, GradScalerConfig, self_test};
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, IhtConfig, Layout,
-    Method, Problem, Pruner, Refit, RidgeChoice, Selection, SolverConfig, activation_norms, solve,
+    Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Layout, Method,
+    Problem, Pruner, RidgeChoice, Selection, SolverConfig, activation_norms, solve,
     solve_with_ridge,
+    solver::{IhtConfig, Refit},
 };
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, FlipTracker, ForwardQ, GptqConfig, InputStatistics, Learned,
-    MixedPrecisionConfig, NumberFormat, ObserverConfig, PtqConfig, QatConfig, QuantParams,
-    QuantizedTensor, RangeMethod, Rounding, RoundingConfig, Scheme, Unsupported, WeightConfig,
-    WeightRange, advance, awq, quantizers,
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, GptqConfig, Learned, MixedPrecisionConfig,
+    NumberFormat, ObserverConfig, PtqConfig, QatConfig, QuantParams, QuantizedTensor, RangeMethod,
+    Rounding, RoundingConfig, Scheme, Unsupported, WeightConfig, WeightRange, advance,
+    module::InputStatistics, ptq::awq, qat::FlipTracker, quantizers,
 };
 
 use support::{tensor, values, with_numbers};
@@ -254,9 +255,9 @@ fn keeps_scales_of_every_format(device: &Device) {
     let schemes = [
         Scheme::symmetric(NumberFormat::int8().narrow()),
         Scheme::affine(NumberFormat::uint8()),
-        Scheme::mxfp4(burn_lean::quant::ScaleRounding::Up),
-        Scheme::nvfp4(burn_lean::quant::ScaleRounding::Up),
-        Scheme::nvfp4(burn_lean::quant::ScaleRounding::Standard),
+        Scheme::mxfp4(burn_lean::quant::format::ScaleRounding::Up),
+        Scheme::nvfp4(burn_lean::quant::format::ScaleRounding::Up),
+        Scheme::nvfp4(burn_lean::quant::format::ScaleRounding::Standard),
     ];
     for scheme in schemes {
         let qparams = QuantParams::of(&x, &scheme).unwrap();

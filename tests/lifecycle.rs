@@ -6,7 +6,7 @@ use burn::module::{Lora, LoraAdapter, Module, Param, Reparameterization, Reparam
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::amp::{Autocast, AutocastConfig, Fallback, MasterWeight};
+use burn_lean::amp::{Autocast, AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{LayerKind, Layout, Mask, Masks};
 use burn_lean::quant::{
     FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, QatConfig, Scheme, Site, WeightConfig,

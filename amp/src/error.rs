@@ -238,7 +238,7 @@ pub enum AmpError {
     )]
     UnsoundOperations {
         /// All places of them.
-        sites: Vec<crate::CallSite>,
+        sites: Vec<crate::audit::CallSite>,
     },
     /// The device failed while numbers were read back.
     #[error("reading from the device failed: {reason}")]

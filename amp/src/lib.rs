@@ -125,29 +125,25 @@ pub mod prelude {
     };
 }
 
-pub use audit::{Audit, AuditedOperation, CallSite, Finding, Memory, audit};
-pub use autocast::config::{AutocastConfig, MasterWeight};
-pub use autocast::half::materialize_half;
-pub use autocast::precision::{KeptBecause, ParameterPrecision, parameter_precision};
-pub use autocast::region::{Autocast, full_precision, region_dtype, to_region};
-pub use autocast::run::AssignedOperation;
+pub use audit::audit;
+pub use autocast::{
+    Autocast, AutocastConfig, full_precision, materialize_half, parameter_precision, region_dtype,
+    to_region,
+};
+
 pub use burn_lean_graph::{Form, GraphError, Precision, TensorMapper, Tensors, tensors};
-pub use checkpoint::Checkpoints;
-pub use checkpoint::resumable_optimizer::ResumableOptimizer;
+pub use checkpoint::{Checkpoints, ResumableOptimizer};
 pub use device::{Fallback, supported_dtypes};
 pub use error::AmpError;
-pub use gradients::Unscaled;
-pub use gradients::forensics::{
-    ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients,
-};
+pub use gradients::{Unscaled, calibrate_scale, inspect_gradients};
 #[cfg(feature = "train")]
 pub use learner::{
-    AfterStep, Amp, AmpInferenceStep, AmpLrScheduler, AmpTrainStep, LossScaleMetric, Monitor,
-    OwnSteps, ResumedDataLoader, SkippedStepsMetric, StepLoss,
+    AfterStep, Amp, AmpInferenceStep, AmpTrainStep, LossScaleMetric, OwnSteps, ResumedDataLoader,
+    SkippedStepsMetric,
 };
-pub use scaler::grad_scaler::{GradScaler, GradScalerConfig};
-pub use scaler::loss_scale::{DynamicLossScale, LossScale, LossScaleState};
-pub use scaler::record::GradScalerRecord;
-pub use scaler::report::{Overflow, ParameterOverflow, SkipCause, StepReport};
-pub use scaler::speculative::Speculative;
-pub use self_test::{MixedMatmul, SelfTest, self_test};
+pub use scaler::{
+    DynamicLossScale, GradScaler, GradScalerConfig, LossScale, Overflow, SkipCause, Speculative,
+    StepReport,
+};
+
+pub use self_test::self_test;

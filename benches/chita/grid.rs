@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 use burn_lean::prune::{
-    Budget, ChitaConfig, GridConfig, LayerGrid, Layout, Method, Problem, PruneError, Ridge,
-    SolverConfig, solve_with_ridge,
+    Budget, ChitaConfig, GridConfig, Layout, Method, Problem, PruneError, Ridge, SolverConfig,
+    solve_with_ridge, solver::LayerGrid,
 };
 use burn_lean::quant::{
     GptqConfig, PtqConfig, PtqMode, QatConfig, Rounding, RoundingConfig, WeightConfig, WeightRange,

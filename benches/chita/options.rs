@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use burn::module::ParamGroup;
 use burn::tensor::FloatDType;
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, FisherConfig, FisherReport, GradientMethod, PruneError,
-    RidgeChoice, RunningStatistics, Schedule, Selection, SketchConfig, SketchMethod,
-    SparsityPattern, StageReport,
+    Budget, ChitaConfig, DeadColumns, FisherConfig, PruneError, RidgeChoice, RunningStatistics,
+    Schedule, Selection, SketchConfig, SparsityPattern,
+    fisher::{FisherReport, GradientMethod, SketchMethod},
+    run::StageReport,
 };
 use clap::{Parser, ValueEnum};
 

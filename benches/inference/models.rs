@@ -8,7 +8,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::amp::full_precision;
 use burn_lean::quant::{
-    ForwardQ, QuantError, QuantizedForward, TransformerEncoderInput, quantize_calls,
+    ForwardQ, QuantError, QuantizedForward, qat::TransformerEncoderInput, quantize_calls,
 };
 
 use crate::Deployed;

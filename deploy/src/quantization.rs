@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::Module;
 use burn_lean_quant::{
-    Granularity, Grid, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor, Scheme,
-    Site, quantized_weights, quantizers,
+    Granularity, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor, Scheme, Site,
+    integer::Grid, quantized_weights, quantizers,
 };
 
 /// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).

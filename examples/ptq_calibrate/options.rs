@@ -4,8 +4,8 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use burn_lean::quant::{
-    AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, PtqConfig, PtqMode, QatConfig,
-    Rounding, RoundingConfig, Scheme, WeightConfig,
+    FakeQuantizeConfig, GptqConfig, NumberFormat, PtqConfig, PtqMode, QatConfig, Rounding,
+    RoundingConfig, Scheme, WeightConfig, rounding::AdaRoundConfig,
 };
 use clap::{Parser, ValueEnum};
 

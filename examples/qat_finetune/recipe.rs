@@ -7,9 +7,9 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use burn_lean::quant::{
-    AdaRoundConfig, FakeQuantizeConfig, GptqConfig, Learned, NumberFormat, ObserverConfig,
-    PtqConfig, QatConfig, QuantError, QuantizedForward, RangeMethod, Rounding, RoundingConfig,
-    Schedule, Scheme, WeightConfig, WeightRange, learned_parameters,
+    FakeQuantizeConfig, GptqConfig, Learned, NumberFormat, ObserverConfig, PtqConfig, QatConfig,
+    QuantError, QuantizedForward, RangeMethod, Rounding, RoundingConfig, Schedule, Scheme,
+    WeightConfig, WeightRange, module::learned_parameters, rounding::AdaRoundConfig,
 };
 
 use crate::support::{self, ConvNet, Images};

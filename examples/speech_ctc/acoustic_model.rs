@@ -7,7 +7,7 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig1d};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Int, Tensor};
-use burn_lean::quant::{TransformerEncoderInput, quantize_calls};
+use burn_lean::quant::{qat::TransformerEncoderInput, quantize_calls};
 
 use crate::batches::{BLANK, Batch};
 use crate::corpus::SYMBOLS;

@@ -5,7 +5,7 @@ use burn_lean_graph::GraphError;
 use burn_lean_layerwise::LayerwiseError;
 use burn_lean_reparam::{AttachError, Rejected};
 
-use crate::RecordFault;
+use crate::sparse::RecordFault;
 
 /// Every error of this crate.
 ///

@@ -54,13 +54,18 @@
 //!
 //! # Zeros that stay
 //!
-//! - [`Masks`], also of the largest weights or from the zeros of a checkpoint; [`AttachMasks`]; [`rewind`]: the
-//!   survivors back at earlier values;
+//! - [`Masks`], also of the largest weights or from the zeros of a checkpoint;
+//!   [`AttachMasks`](masks::AttachMasks); [`rewind`]: the survivors back at earlier values;
 //! - [`SparseRecord`]: files without zeros; [`SparseLinear`]: sparse inference of one layer (`Engine`
 //!   of `burn-lean-deploy` finds in a whole model which matrices are faster so);
 //! - [`Shrink`]: a whole model with smaller layers, in one call, as far as its recorded forward pass
 //!   shows what goes together; [`load_shrunk`]: its record back into a new model;
-//! - [`shrink_heads`]: an attention with fewer heads.
+//! - [`shrink_heads`](shrink::shrink_heads): an attention with fewer heads.
+//!
+//! # Rooms
+//!
+//! Here are the names that most programs need. What belongs to one subject alone lives in its module, as why a
+//! solver stopped in [`problem`].
 //!
 //! # Feature flags
 //!
@@ -68,56 +73,32 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod error;
-mod fisher;
+pub mod fisher;
 mod host;
-mod layerwise;
-mod masks;
-mod model;
-mod problem;
-mod run;
-mod shrink;
-mod solver;
-mod sparse;
-mod statistics;
+pub mod layerwise;
+pub mod masks;
+pub mod model;
+pub mod problem;
+pub mod run;
+pub mod shrink;
+pub mod solver;
+pub mod sparse;
+pub mod statistics;
 
 pub use error::PruneError;
-pub use fisher::gradient_matrix::GradientMatrix;
-pub use fisher::sketch::{SketchConfig, SketchMethod, SketchReport};
-pub use fisher::{Fisher, FisherConfig, FisherReport, GradientMethod};
-pub use layerwise::Pruner;
-pub use layerwise::candidates::{Candidate, JudgedCandidate};
-pub use layerwise::effort::Effort;
-pub use layerwise::report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
-pub use layerwise::shares::Shares;
-pub use layerwise::support::SupportMethod;
-pub use masks::attach::AttachMasks;
-pub use masks::mask::Mask;
-pub use masks::rewind::rewind;
-pub use masks::{Masks, ParameterMask};
-pub use model::batch::Batch;
-pub use model::evaluation::mean_loss;
-pub use model::flops::flops;
-pub use model::layout::{Layer, LayerKind, Layout};
-pub use model::report::{LayerReport, PruneReport};
-pub use model::selection::{ExcludedBecause, SelectedParameter, Selection};
-pub use problem::Problem;
-pub use problem::budget::Budget;
-pub use problem::objective::Objective;
-pub use problem::solution::{Rounded, RoundedLayer, Solution, Step, Termination, TracePoint};
-pub use problem::sparsity::{Groups, SparsityPattern};
-pub use run::gradual::GradualConfig;
-pub use run::gradual_pruner::{GradualPruned, GradualPruner, LayerwiseStage, StageMethod};
-pub use run::pruner::{Pruned, PrunerConfig, StageReport};
-pub use run::schedule::Schedule;
-pub use run::training::{Epoch, StageTraining};
-pub use shrink::{
-    PrunedAttention, Shrink, ShrinkReport, Shrunk, ShrunkGroup, load_shrunk, shrink_heads,
+pub use fisher::{Fisher, FisherConfig, GradientMatrix, SketchConfig};
+pub use layerwise::{Effort, Pruner, Shares};
+
+pub use masks::{Mask, Masks, rewind};
+pub use model::{Batch, LayerKind, Layout, PruneReport, Selection, flops, mean_loss};
+pub use problem::{Budget, Groups, Problem, Solution, SparsityPattern};
+
+pub use run::{GradualConfig, GradualPruner, Pruned, PrunerConfig, Schedule, StageMethod};
+
+pub use shrink::{Shrink, load_shrunk};
+pub use solver::{
+    ChitaConfig, DeadColumns, GridConfig, Method, Ridge, RidgeChoice, SolverConfig, solve,
+    solve_with_ridge,
 };
-pub use solver::grid::config::{FirstCodes, GridConfig, LayerGrid};
-pub use solver::method::{ChitaConfig, IhtConfig, Method, Refit};
-pub use solver::ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
-pub use solver::{DeadColumns, SolverConfig, solve};
-pub use sparse::{Encoding, RecordFault, RecordSizes, SparseLinear, SparseRecord, TensorSize};
-pub use statistics::activation_norms::activation_norms;
-pub use statistics::batch_norm::recompute_batch_norm;
-pub use statistics::running::{JudgedStatistics, RunningStatistics};
+pub use sparse::{SparseLinear, SparseRecord};
+pub use statistics::{RunningStatistics, activation_norms, recompute_batch_norm};

@@ -2,41 +2,53 @@
 //!
 //! # The arithmetic
 //!
-//! - [`Scheme`]: [`NumberFormat`], [`Mapping`], [`Granularity`] and [`ScaleFormat`];
-//! - [`QuantParams`] from a [`Range`];
-//! - [`fake_quantize`] and, with gradients for scale and zero point, [`fake_quantize_learned`];
-//! - [`gptq`] and [`adaround`]: weight rounding better than nearest, from [`InputStatistics`];
-//! - [`IntegerLinear`], [`IntegerConv2d`]: what integer-only hardware computes.
+//! - [`Scheme`]: [`NumberFormat`], [`Mapping`], [`Granularity`] and
+//!   [`ScaleFormat`](format::ScaleFormat);
+//! - [`QuantParams`] from a [`Range`](fake::Range);
+//! - [`fake_quantize`] and, with gradients for scale and zero point,
+//!   [`fake_quantize_learned`](fake::fake_quantize_learned);
+//! - [`gptq`](rounding::gptq) and [`adaround`](rounding::adaround): weight rounding better than
+//!   nearest, from [`InputStatistics`](module::InputStatistics);
+//! - [`IntegerLinear`](integer::IntegerLinear), [`IntegerConv2d`](integer::IntegerConv2d): what
+//!   integer-only hardware computes.
 //!
 //! # Models
 //!
 //! - [`QatConfig`]: attaches quantizers to the weights of a model, with [`Override`]s by path;
 //! - [`QuantizedForward`]: runs a forward pass with all of them, without an edit of the model;
 //!   [`QatConfig::prepare_for`] adds those of operations that only the forward pass shows;
-//! - [`ForwardQ`]: calls a layer with the quantizers of its activations, where a forward pass cannot
-//!   be recorded; the attribute [`quantize_calls`] writes it for a whole `impl` block;
+//! - [`ForwardQ`]: calls a layer with the quantizers of its activations, where a forward pass
+//!   cannot be recorded; the attribute [`quantize_calls`] writes it for a whole `impl` block;
 //! - [`FakeQuantize`]: a quantizer to stand anywhere in a model, after a sum for example;
 //! - [`Schedule`] and [`advance`]: when to observe, quantize and freeze;
-//! - [`Unobserved`], [`QatConfig::prepare_with`] and [`ConvertConfig::convert_with`]: activations that
-//!   no value comes by;
+//! - [`Unobserved`](model::Unobserved), [`QatConfig::prepare_with`] and
+//!   [`ConvertConfig::convert_with`]: activations that no value comes by;
 //! - [`PtqConfig`]: quantization without training, from ranges to corrected biases; [`calibrate`]:
 //!   the ranges alone, by the [`ObserverConfig`] of each quantizer;
-//! - [`audit()`]: what quantizes the operands of every product; [`health()`]: how well each quantizer
-//!   does on data; [`sensitivity()`]: what quantizing each layer alone costs;
+//! - [`audit()`]: what quantizes the operands of every product; [`health()`]: how well each
+//!   quantizer does on data; [`sensitivity()`]: what quantizing each layer alone costs;
 //!   [`MixedPrecisionConfig`]: as few bits as a bound on the accuracy allows;
-//! - [`load_float_record`], [`float_record`], [`load_record`]: records of float and of prepared
-//!   models;
-//! - [`quantizers`] and [`map_quantizers`]: all quantizers of a model with their paths.
+//! - [`load_float_record`](model::load_float_record), [`float_record`](model::float_record),
+//!   [`load_record`]: records of float and of prepared models;
+//! - [`quantizers`] and [`map_quantizers`](module::map_quantizers): all quantizers of a model with
+//!   their paths.
 //!
 //! # Deployment
 //!
 //! - [`fold()`], [`fold_for`]: batch normalization into the layer before it;
-//! - [`RoundingConfig`]: rounding of a model's weights, and corrected biases, from [`LayerInputs`];
-//!   [`smooth_quant`] and [`awq`]: factors for [`rescale`];
-//! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales, their float values computed
-//!   once or at every use ([`Dequantize`]); [`compare`]: how close the converted model is;
-//! - [`QuantizedGraph`]: scale and zero point of every operand of a recorded forward pass;
+//! - [`RoundingConfig`]: rounding of a model's weights, and corrected biases, from
+//!   [`LayerInputs`](module::LayerInputs); [`smooth_quant`](ptq::smooth_quant) and
+//!   [`awq`](ptq::awq): factors for [`rescale`](ptq::rescale);
+//! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales, their float values
+//!   computed once or at every use ([`Dequantize`]); [`compare`]: how close the converted model is;
+//! - [`QuantizedGraph`](deploy::QuantizedGraph): scale and zero point of every operand of a
+//!   recorded forward pass;
 //! - [`save_safetensors`] and [`LoadConfig`]: files with as many bits as the codes have.
+//!
+//! # Rooms
+//!
+//! Here are the names that most programs need; [`prelude`] has the ten that every program needs. What
+//! belongs to one subject alone lives in its module, as the report of an audit in [`inspect`].
 //!
 //! # Feature flags
 //!
@@ -122,52 +134,25 @@ pub use burn_lean_graph::{Form, GraphError, Role, TensorMapper, Tensors, tensors
 pub use burn_lean_quant_macros::quantize_calls;
 pub use codes::{QuantizedTensor, Storage, quantized_weights};
 pub use deploy::{
-    ActivationMismatch, CompressedReport, ConversionReport, ConvertConfig, ConvertedWeight,
-    HostQuantParams, LoadConfig, Mismatch, Outcome, QuantizedGraph, QuantizedOperand, Unsupported,
-    load_compressed_tensors, load_safetensors, save_compressed_tensors, save_safetensors,
+    ConversionReport, ConvertConfig, LoadConfig, Unsupported, load_safetensors, save_safetensors,
 };
 pub use error::QuantError;
-pub use fake::{
-    Clip, LearnedGradient, QuantParams, Range, fake_quantize, fake_quantize_learned, from_codes,
-    to_codes,
-};
-pub use fold::{FoldPair, NormPair, NotFoldable, fold, fold_for};
-pub use format::{Granularity, Mapping, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
-pub use inspect::{
-    Allocation, AllocationReport, Audit, AuditedLayer, AuditedOperand, Cause, Coverage,
-    FunctionalSite, Health, LayerSensitivity, MixedPrecisionConfig, Precision, QuantizerHealth,
-    Ranking, Sensitivity, audit, compare, health, sensitivity,
-};
-pub use integer::{
-    ConvGeometry, Grid, IntegerConv2d, IntegerLinear, Multiplier, Requantization,
-    rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
-};
-pub use model::{
-    Activations, LeftFloat, Unobserved, apply_schedule, float_record, load_float_record,
-    load_record,
-};
+pub use fake::{QuantParams, fake_quantize};
+pub use fold::{fold, fold_for};
+pub use format::{Granularity, Mapping, NumberFormat, Scheme};
+pub use inspect::{MixedPrecisionConfig, audit, compare, health, sensitivity};
+
+pub use model::{Activations, load_record};
 pub use module::{
-    Dequantize, FakeQuantize, FakeQuantizeConfig, InputStatistics, LayerInputs, Learned, Located,
-    Phase, RunOutcome, Schedule, Site, SiteQuantizers, TensorOutcome, WeightConfig,
-    WeightGranularity, WeightQuantizer, learned_parameters, map_quantizers, patches, patches_1d,
-    quantizers,
+    Dequantize, FakeQuantize, FakeQuantizeConfig, Learned, Schedule, Site, WeightConfig,
+    WeightGranularity, WeightQuantizer, quantizers,
 };
-pub use ptq::{
-    ActivationRange, AwqSearch, PtqConfig, PtqMode, PtqReport, Rescale, WeightRange, awq, rescale,
-    smooth_quant,
-};
+pub use ptq::{PtqConfig, PtqMode, WeightRange};
 #[doc(hidden)]
 pub use qat::probe::{ForwardOfEncoderLayer, ForwardOfOneInput, ForwardOfSequence, OfOneInput};
-pub use qat::{
-    AttachQuantizers, FlipTracker, Flips, ForwardQ, FoundSites, MhaInput, Override, QatConfig,
-    QuantizedForward, TransformerDecoderInput, TransformerEncoderInput, WeightFlips, advance,
-    calibrate, calibrate_unobserved, merge_observers, set_schedule,
-};
-pub use range::{Histogram, ObserverConfig, RangeMethod, entropy, mse, percentile, search};
-pub use rounding::{
-    AdaRoundConfig, GptqConfig, RoundedWeight, Rounding, RoundingConfig, RoundingReport,
-    WeightGrid, adaround, bias_correction, gptq, set_weight_scales,
-};
+pub use qat::{ForwardQ, Override, QatConfig, QuantizedForward, advance, calibrate};
+pub use range::{ObserverConfig, RangeMethod};
+pub use rounding::{GptqConfig, Rounding, RoundingConfig};
 
 /// What quantizing a model takes: `use burn_lean_quant::prelude::*`.
 pub mod prelude {

@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_lean_prune::{
-    Batch, GridConfig, LayerGrid, PruneError, Pruned, PrunerConfig, Rounded, Selection,
+    Batch, GridConfig, PruneError, Pruned, PrunerConfig, Selection, problem::Rounded,
+    solver::LayerGrid,
 };
 use burn_lean_quant::{
-    QatConfig, QuantError, ScaleFormat, Scheme, Site, quantizers, set_weight_scales,
+    QatConfig, QuantError, Scheme, Site, format::ScaleFormat, quantizers,
+    rounding::set_weight_scales,
 };
 use burn_lean_reparam::Rejected;
 

@@ -43,4 +43,4 @@
 //! ```
 //!
 //! A norm is left alone where its layer is also used without it, or runs elsewhere:
-//! [`Audit::norm_pairs`](crate::quant::Audit::norm_pairs) says why.
+//! [`Audit::norm_pairs`](crate::quant::inspect::Audit::norm_pairs) says why.

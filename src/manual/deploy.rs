@@ -5,7 +5,7 @@
 //! | a record that Burn loads | `ConvertConfig::convert`, then `into_record` |
 //! | a small file for this library | [`save_safetensors`](crate::quant::save_safetensors): as many bits as the codes have; [`SparseRecord`](crate::prune::SparseRecord): without the zeros |
 //! | a half-precision file, and inference from it | [`materialize_half`](crate::amp::materialize_half()), then [`save_safetensors`](crate::quant::save_safetensors) |
-//! | vLLM, Transformers | [`save_compressed_tensors`](crate::quant::save_compressed_tensors): their layout of quantized and of 2:4 weights |
+//! | vLLM, Transformers | [`save_compressed_tensors`](crate::quant::deploy::save_compressed_tensors): their layout of quantized and of 2:4 weights |
 //! | another runtime | [`Export::to_onnx`](crate::deploy::Export::to_onnx): ONNX, quantized with `Form::Qdq` |
 //! | fast on this CPU | `EngineConfig::compile` (feature `engine`); of a pruned model, too: it finds out which matrices are faster without their zeros |
 //!

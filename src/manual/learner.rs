@@ -21,7 +21,7 @@
 //! use burn::train::{ClassificationOutput, Learner};
 //! use burn_lean::amp::{Amp, AmpInferenceStep, AmpTrainStep};
 //! use burn_lean::prelude::*;
-//! use burn_lean::quant::{Phase, Schedule, quantizers};
+//! use burn_lean::quant::{Schedule, quantizers, module::Phase};
 //!
 //! #[derive(Module, Debug)]
 //! struct Classifier {

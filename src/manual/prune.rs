@@ -103,7 +103,7 @@
 //! ```
 //!
 //! Under Burn's Learner the epochs of a stage are one training: `prune_by_stage`, see
-//! [`StageTraining`](crate::prune::StageTraining). BatchNorm statistics are measured anew in every stage.
+//! [`StageTraining`](crate::prune::run::StageTraining). BatchNorm statistics are measured anew in every stage.
 //! What comes of it, beside the dense network trained for as long: `cargo bench --features train --bench
 //! gradual`.
 //!

@@ -7,7 +7,10 @@ use burn::nn::{
 };
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{
-    AmpError, Audit, AutocastConfig, Fallback, Finding, KeptBecause, audit, full_precision,
+    AmpError, AutocastConfig, Fallback, audit,
+    audit::{Audit, Finding},
+    autocast::KeptBecause,
+    full_precision,
 };
 
 use crate::model::{Mlp, bits};
@@ -376,7 +379,7 @@ fn the_report_reads_as_a_table_and_survives_serde() {
         "{text}"
     );
     let json = serde_json::to_string(&audit).unwrap();
-    let back: burn_lean::amp::Audit = serde_json::from_str(&json).unwrap();
+    let back: burn_lean::amp::audit::Audit = serde_json::from_str(&json).unwrap();
     assert_eq!(back, audit);
 }
 

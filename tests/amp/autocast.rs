@@ -4,7 +4,7 @@ use burn::module::{Lora, Module, Param, ParamGroup, Reparameterization, Reparame
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
-    AmpError, AutocastConfig, Fallback, KeptBecause, full_precision, materialize_half,
+    AmpError, AutocastConfig, Fallback, autocast::KeptBecause, full_precision, materialize_half,
     parameter_precision, self_test, supported_dtypes,
 };
 use burn_lean::graph::GraphError;

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean::amp::{AssignedOperation, Autocast, Fallback};
+use burn_lean::amp::{Autocast, Fallback, autocast::AssignedOperation};
 
 use crate::support::{each_device, tensor, with_numbers};
 

@@ -3,7 +3,7 @@
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType};
 use burn_lean::amp::{
-    AmpError, DynamicLossScale, GradScaler, GradScalerConfig, GradScalerRecord, LossScale,
+    AmpError, DynamicLossScale, GradScaler, GradScalerConfig, LossScale, scaler::GradScalerRecord,
 };
 
 use crate::model::{one_gradient, prepared};

@@ -8,7 +8,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::amp::{
     AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig, LossScale,
-    ParameterGradient, inspect_gradients,
+    gradients::ParameterGradient, inspect_gradients,
 };
 use burn_lean::graph::round_all;
 use burn_lean::reparam::each_float;

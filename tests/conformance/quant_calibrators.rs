@@ -1,6 +1,9 @@
 //! Ranges from histograms of magnitudes against NVIDIA's calibrators.
 
-use burn_lean::quant::{Histogram, NumberFormat, entropy, mse, percentile};
+use burn_lean::quant::{
+    NumberFormat,
+    range::{Histogram, entropy, mse, percentile},
+};
 use serde_json::Value;
 
 use crate::{cases, cases_of, files, float, floats, near};

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantParams, Scheme, fake_quantize, to_codes,
+    Granularity, Mapping, NumberFormat, QuantParams, Scheme, fake::to_codes, fake_quantize,
 };
 use serde_json::Value;
 

@@ -2,7 +2,8 @@
 
 use burn::tensor::{Tensor, TensorData};
 use burn_lean::quant::{
-    Clip, LearnedGradient, NumberFormat, QuantParams, Scheme, fake_quantize_learned,
+    NumberFormat, QuantParams, Scheme,
+    fake::{Clip, LearnedGradient, fake_quantize_learned},
 };
 use serde_json::Value;
 

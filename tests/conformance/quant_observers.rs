@@ -2,8 +2,9 @@
 
 use burn::tensor::{Tensor, TensorData};
 use burn_lean::quant::{
-    FakeQuantize, FakeQuantizeConfig, Granularity, Histogram, Mapping, NumberFormat,
-    ObserverConfig, QuantError, QuantParams, RangeMethod, Scheme, calibrate, search,
+    FakeQuantize, FakeQuantizeConfig, Granularity, Mapping, NumberFormat, ObserverConfig,
+    QuantError, QuantParams, RangeMethod, Scheme, calibrate,
+    range::{Histogram, search},
 };
 use serde_json::Value;
 

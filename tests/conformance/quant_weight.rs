@@ -5,8 +5,12 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::quant::{
-    FoldPair, GptqConfig, Granularity, Grid, InputStatistics, IntegerLinear, Multiplier,
-    NumberFormat, Requantization, Scheme, WeightGrid, awq, fold, gptq, smooth_quant,
+    GptqConfig, Granularity, NumberFormat, Scheme, fold,
+    fold::FoldPair,
+    integer::{Grid, IntegerLinear, Multiplier, Requantization},
+    module::InputStatistics,
+    ptq::{awq, smooth_quant},
+    rounding::{WeightGrid, gptq},
 };
 use serde_json::Value;
 

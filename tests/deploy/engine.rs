@@ -14,7 +14,8 @@ use burn_lean::deploy::{
     FloatStorage, Form, Quantization, integer_kernels,
 };
 use burn_lean::quant::{
-    Granularity, Grid, IntegerLinear, NumberFormat, QuantParams, QuantizedTensor, Scheme,
+    Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme,
+    integer::{Grid, IntegerLinear},
 };
 
 use crate::judge::{close, operators};

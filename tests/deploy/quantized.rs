@@ -12,9 +12,11 @@ use burn_lean::deploy::{
 };
 use burn_lean::graph::Tensors;
 use burn_lean::quant::{
-    ConvGeometry, ConvertConfig, ForwardQ, Grid, IntegerConv2d, IntegerLinear, NumberFormat,
-    ObserverConfig, PtqConfig, PtqMode, QatConfig, QuantParams, QuantizedTensor, Scheme, Site,
-    Unsupported, WeightConfig, WeightGranularity, WeightRange, quantized_weights, quantizers,
+    ConvertConfig, ForwardQ, NumberFormat, ObserverConfig, PtqConfig, PtqMode, QatConfig,
+    QuantParams, QuantizedTensor, Scheme, Site, Unsupported, WeightConfig, WeightGranularity,
+    WeightRange,
+    integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear},
+    quantized_weights, quantizers,
 };
 
 use crate::judge::{close, for_the_judge, operators, output_step, within_a_step};

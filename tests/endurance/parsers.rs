@@ -8,7 +8,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use burn_lean::amp::{Checkpoints, GradScaler, GradScalerConfig, GradScalerRecord};
+use burn_lean::amp::{Checkpoints, GradScaler, GradScalerConfig, scaler::GradScalerRecord};
 use burn_lean::deploy::{EngineConfig, Export, Form};
 use burn_lean::oneshot::{OneShot, Preset, load_compressed};
 use burn_lean::prune::{
@@ -17,7 +17,8 @@ use burn_lean::prune::{
 };
 use burn_lean::quant::{
     PtqConfig, QatConfig, QuantizedForward, QuantizedTensor, Scheme, Storage, WeightConfig,
-    load_compressed_tensors, load_safetensors, save_compressed_tensors, save_safetensors,
+    deploy::{load_compressed_tensors, save_compressed_tensors},
+    load_safetensors, save_safetensors,
 };
 use burn_lean::recipe::{Numbers, Recipe, RecipeError, Run, Task, TrainStage};
 
@@ -337,7 +338,7 @@ fn all_json_values() -> Vec<Vec<u8>> {
         serde_json::to_vec(&codes),
         serde_json::to_vec(&scaler.to_record()),
         serde_json::to_vec(&preset),
-        serde_json::to_vec(&Scheme::nvfp4(burn_lean::quant::ScaleRounding::Up)),
+        serde_json::to_vec(&Scheme::nvfp4(burn_lean::quant::format::ScaleRounding::Up)),
     ];
     written.map(|json| json.expect("JSON")).into()
 }

@@ -3,8 +3,8 @@
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType};
 use burn_lean::amp::{
-    Autocast, AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig,
-    GradScalerRecord, LossScale, LossScaleState,
+    Autocast, AutocastConfig, DynamicLossScale, Fallback, GradScaler, GradScalerConfig, LossScale,
+    scaler::{GradScalerRecord, LossScaleState},
 };
 use proptest::prelude::*;
 

@@ -4,10 +4,13 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_lean::layerwise::{self, Gram, Keep, LayerProblem, ProblemConfig, Pull, SearchConfig};
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Groups, IhtConfig,
-    LayerKind, Layout, Masks, Method, Problem, Pruner, PrunerConfig, Refit, Ridge, RidgeChoice,
-    Schedule, Shares, SketchConfig, SketchMethod, SolverConfig, SparseRecord, SparsityPattern,
-    SupportMethod, solve,
+    Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Groups, LayerKind,
+    Layout, Masks, Method, Problem, Pruner, PrunerConfig, Ridge, RidgeChoice, Schedule, Shares,
+    SketchConfig, SolverConfig, SparseRecord, SparsityPattern,
+    fisher::SketchMethod,
+    layerwise::SupportMethod,
+    solve,
+    solver::{IhtConfig, Refit},
 };
 use proptest::prelude::*;
 

@@ -2,10 +2,16 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    AdaRoundConfig, Clip, ConvertConfig, FakeQuantizeConfig, GptqConfig, Granularity, Histogram,
-    Learned, Mapping, NumberFormat, ObserverConfig, PtqConfig, PtqMode, QatConfig, QuantParams,
-    QuantizedTensor, RangeMethod, Rounding, RoundingConfig, ScaleFormat, ScaleRounding, Scheme,
-    Storage, Unobserved, Unsupported, WeightConfig, WeightGranularity, WeightRange, fake_quantize,
+    ConvertConfig, FakeQuantizeConfig, GptqConfig, Granularity, Learned, Mapping, NumberFormat,
+    ObserverConfig, PtqConfig, PtqMode, QatConfig, QuantParams, QuantizedTensor, RangeMethod,
+    Rounding, RoundingConfig, Scheme, Storage, Unsupported, WeightConfig, WeightGranularity,
+    WeightRange,
+    fake::Clip,
+    fake_quantize,
+    format::{ScaleFormat, ScaleRounding},
+    model::Unobserved,
+    range::Histogram,
+    rounding::AdaRoundConfig,
 };
 use proptest::prelude::*;
 

@@ -14,7 +14,7 @@ use burn::train::{
 };
 use burn_lean::prune::{LayerKind, Layout, Masks};
 use burn_lean::quant::{
-    ForwardQ, Phase, QatConfig, QuantizedForward, Schedule, advance, quantizers,
+    ForwardQ, QatConfig, QuantizedForward, Schedule, advance, module::Phase, quantizers,
 };
 use burn_lean::reparam::ChainReparameterizer;
 use burn_lean_amp::{

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn::train::{Learner, SupervisedTraining};
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, PrunerConfig,
-    RidgeChoice, Schedule, SolverConfig, StageMethod, StageTraining,
+    RidgeChoice, Schedule, SolverConfig, StageMethod, run::StageTraining,
 };
 use burn_lean::recipe::Distillation;
 use burn_lean::reparam::{Rejected, attached};

@@ -8,7 +8,7 @@ use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim, TrainingStrategy};
-use burn_lean_amp::{Amp, AmpLrScheduler};
+use burn_lean_amp::{Amp, learner::AmpLrScheduler};
 
 use crate::devices::each_device;
 use crate::support::{Mlp, amp, samples, samples_with_infinity, scaler, training};

@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
-    AmpError, Autocast, AutocastConfig, Fallback, GradScalerConfig, KeptBecause, LossScale,
-    full_precision, parameter_precision,
+    AmpError, Autocast, AutocastConfig, Fallback, GradScalerConfig, LossScale,
+    autocast::KeptBecause, full_precision, parameter_precision,
 };
 
 use crate::support::{self, Target, seeded, tensor, values, with_numbers};

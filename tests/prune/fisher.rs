@@ -7,8 +7,8 @@ use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, Linea
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::prune::{
-    Batch, Fisher, FisherConfig, GradientMethod, PruneError, Selection, activation_norms, flops,
-    mean_loss,
+    Batch, Fisher, FisherConfig, PruneError, Selection, activation_norms, fisher::GradientMethod,
+    flops, mean_loss,
 };
 
 use crate::support::{each_device, numbers, tensor, values, with_numbers};

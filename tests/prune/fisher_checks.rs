@@ -2,7 +2,7 @@
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean::prune::{Fisher, FisherConfig, GradientMethod, PruneError, Selection};
+use burn_lean::prune::{Fisher, FisherConfig, PruneError, Selection, fisher::GradientMethod};
 
 use crate::support::{each_device, tensor, with_numbers};
 

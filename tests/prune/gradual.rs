@@ -3,7 +3,7 @@
 use crate::pruner::{Net, Pairs, config, pairs, prune, weights, zeros};
 use burn::module::ParamGroup;
 use burn::tensor::Device;
-use burn_lean::prune::{Epoch, GradualConfig, Masks, PruneError, Schedule, mean_loss};
+use burn_lean::prune::{GradualConfig, Masks, PruneError, Schedule, mean_loss, run::Epoch};
 use burn_lean::reparam::{Rejected, attached};
 
 #[test]

@@ -5,10 +5,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean::amp::{Autocast, AutocastConfig, Fallback, MasterWeight};
+use burn_lean::amp::{Autocast, AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{
-    Budget, Epoch, FisherConfig, GradualConfig, Masks, Pruned, PrunerConfig, RidgeChoice, Schedule,
-    Selection, SolverConfig,
+    Budget, FisherConfig, GradualConfig, Masks, Pruned, PrunerConfig, RidgeChoice, Schedule,
+    Selection, SolverConfig, run::Epoch,
 };
 use burn_lean::quant::{ConvertConfig, ForwardQ, QatConfig, WeightQuantizer, advance, quantizers};
 use burn_lean::reparam::{ChainReparameterizer, find};

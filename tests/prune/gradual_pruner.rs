@@ -7,9 +7,11 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, Candidate, Epoch, GradualConfig, GradualPruned, GradualPruner, Masks, PruneError,
-    Pruner, Refitted, Schedule, Selection, SparsityPattern, StageMethod, StageTraining,
+    Budget, GradualConfig, GradualPruner, Masks, PruneError, Pruner, Schedule, Selection,
+    SparsityPattern, StageMethod,
+    layerwise::{Candidate, Refitted},
     recompute_batch_norm,
+    run::{Epoch, GradualPruned, StageTraining},
 };
 use burn_lean::reparam::{Rejected, attached};
 
@@ -175,7 +177,7 @@ fn one_stage_layer_by_layer_is_the_pruner() {
         assert_eq!(staged.model.weights(), alone.model.weights());
         assert_eq!(staged.masks, alone.masks);
         let divergence =
-            |report: &burn_lean::prune::LayerwiseReport| report.candidates[0].divergence;
+            |report: &burn_lean::prune::layerwise::LayerwiseReport| report.candidates[0].divergence;
         assert_eq!(
             divergence(&staged.stages[0].report),
             divergence(&alone.report)

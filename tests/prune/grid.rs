@@ -2,8 +2,11 @@
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, FirstCodes, GridConfig, LayerGrid, LayerKind, Layout, Method, PruneError,
-    Rounded, Solution, SolverConfig, SparsityPattern, Step, solve,
+    Budget, ChitaConfig, GridConfig, LayerKind, Layout, Method, PruneError, Solution, SolverConfig,
+    SparsityPattern,
+    problem::{Rounded, Step},
+    solve,
+    solver::{FirstCodes, LayerGrid},
 };
 
 use crate::reference::Plain;

@@ -11,8 +11,9 @@ use burn::nn::{
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::prune::{
-    Budget, Candidate, Effort, Groups, JudgedCandidate, Masks, PruneError, Pruner, Refitted,
-    Selection, Shares, SparsityPattern, SupportMethod, recompute_batch_norm,
+    Budget, Effort, Groups, Masks, PruneError, Pruner, Selection, Shares, SparsityPattern,
+    layerwise::{Candidate, JudgedCandidate, Refitted, SupportMethod},
+    recompute_batch_norm,
 };
 use burn_lean::quant::fold_for;
 

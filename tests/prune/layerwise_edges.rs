@@ -5,8 +5,8 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, Candidate, Effort, JudgedCandidate, PruneError, Pruner, Refitted, Shares,
-    SparsityPattern,
+    Budget, Effort, PruneError, Pruner, Shares, SparsityPattern,
+    layerwise::{Candidate, JudgedCandidate, Refitted},
 };
 
 use crate::layerwise::features;

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{Budget, Candidate, Effort, PruneError, Pruner, Shares};
+use burn_lean::prune::{Budget, Effort, PruneError, Pruner, Shares, layerwise::Candidate};
 
 use crate::layerwise::features;
 use crate::support::{parameters, values, with_numbers};

@@ -2,8 +2,9 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, GradientMatrix, IhtConfig, Layout, Method, Problem, Refit,
-    Ridge, RidgeChoice, Solution, SolverConfig, solve, solve_with_ridge,
+    Budget, ChitaConfig, DeadColumns, GradientMatrix, Layout, Method, Problem, Ridge, RidgeChoice,
+    Solution, SolverConfig, solve, solve_with_ridge,
+    solver::{IhtConfig, Refit},
 };
 
 use crate::reference::{Plain, distance};

@@ -7,7 +7,9 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, AutocastConfig, Fallback};
-use burn_lean::prune::{LayerKind, Layout, Masks, ParameterMask, PruneError, Selection, rewind};
+use burn_lean::prune::{
+    LayerKind, Layout, Masks, PruneError, Selection, masks::ParameterMask, rewind,
+};
 use burn_lean::quant::QatConfig;
 use burn_lean::reparam::{ChainReparameterizer, attach, attached};
 

@@ -3,8 +3,8 @@
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::prune::{
-    Budget, ChitaConfig, Fisher, FisherConfig, GradientMatrix, IhtConfig, Layout, Method, Problem,
-    PruneError, PrunerConfig, RidgeChoice, Selection, SolverConfig, solve,
+    Budget, ChitaConfig, Fisher, FisherConfig, GradientMatrix, Layout, Method, Problem, PruneError,
+    PrunerConfig, RidgeChoice, Selection, SolverConfig, solve, solver::IhtConfig,
 };
 
 use crate::pruner::{Net, config, pairs, prune, weights};

@@ -9,8 +9,8 @@ use burn::nn::{PaddingConfig1d, PaddingConfig2d, loss::CrossEntropyLossConfig};
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::prune::{
-    Batch, FisherConfig, FisherReport, GradientMethod, Masks, PruneError, Selection,
-    activation_norms,
+    Batch, FisherConfig, Masks, PruneError, Selection, activation_norms,
+    fisher::{FisherReport, GradientMethod},
 };
 
 use crate::support::{each_device, tensor, with_numbers};

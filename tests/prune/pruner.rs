@@ -6,8 +6,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::prune::{
-    Budget, ExcludedBecause, FisherConfig, Masks, Method, PruneError, Pruned, PrunerConfig,
-    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern, StageReport, mean_loss,
+    Budget, FisherConfig, Masks, Method, PruneError, Pruned, PrunerConfig, RidgeChoice, Schedule,
+    Selection, SolverConfig, SparsityPattern, mean_loss, model::ExcludedBecause, run::StageReport,
 };
 use burn_lean::reparam::Rejected;
 

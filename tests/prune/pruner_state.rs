@@ -3,8 +3,8 @@
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_lean::prune::{
-    GradualConfig, JudgedRidge, Masks, Method, PruneError, Pruned, PrunerConfig, Ridge, Selection,
-    StageReport,
+    GradualConfig, Masks, Method, PruneError, Pruned, PrunerConfig, Ridge, Selection,
+    run::StageReport, solver::JudgedRidge,
 };
 
 use crate::pruner::{Net, Pairs, config, pairs, prune, weights};

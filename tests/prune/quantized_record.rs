@@ -3,7 +3,10 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
-use burn_lean::prune::{Encoding, LayerKind, Layout, Masks, PruneError, RecordFault, SparseRecord};
+use burn_lean::prune::{
+    LayerKind, Layout, Masks, PruneError, SparseRecord,
+    sparse::{Encoding, RecordFault},
+};
 use burn_lean::quant::{ConvertConfig, QatConfig, Storage, WeightConfig};
 
 use crate::support::{each_device, tensor, values, with_numbers};

@@ -5,7 +5,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfi
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::prune::{
-    FisherConfig, GradientMethod, Masks, PruneError, PruneReport, Selection, flops,
+    FisherConfig, Masks, PruneError, PruneReport, Selection, fisher::GradientMethod, flops,
 };
 
 #[derive(Module, Debug)]

@@ -7,7 +7,7 @@ use burn::nn::{
     LinearConfig, LinearLayout, Lstm, LstmConfig,
 };
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{ExcludedBecause, LayerKind, PruneError, Selection};
+use burn_lean::prune::{LayerKind, PruneError, Selection, model::ExcludedBecause};
 
 use crate::support::{each_device, parameters, values, with_numbers};
 

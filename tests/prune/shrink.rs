@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
-use burn_lean::prune::{PruneError, shrink_heads};
+use burn_lean::prune::{PruneError, shrink::shrink_heads};
 
 use crate::support::{each_device, numbers, tensor, values, with_numbers};
 

@@ -5,7 +5,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::{gelu, relu, sigmoid};
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{Masks, PruneError, Selection, Shrink, Shrunk};
+use burn_lean::prune::{Masks, PruneError, Selection, Shrink, shrink::Shrunk};
 
 use crate::support::{each_device, tensor, values, with_numbers};
 

@@ -4,7 +4,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::prune::{
     Budget, Fisher, FisherConfig, GradientMatrix, Layout, Problem, PruneError, RidgeChoice,
-    Selection, SketchConfig, SketchMethod, SolverConfig, solve,
+    Selection, SketchConfig, SolverConfig, fisher::SketchMethod, solve,
 };
 
 use crate::on_disk::rows_of;
@@ -278,7 +278,7 @@ fn rows_that_are_taken_again_are_in_the_sketch_once() {
             let batches = [even.clone(), odd.clone()];
             config.collect(&linear, &selection, loss, batches).unwrap()
         };
-        use burn_lean::prune::GradientMethod::{Batched, Plain};
+        use burn_lean::prune::fisher::GradientMethod::{Batched, Plain};
         let found = collect(config.clone().with_method(Batched));
         let plain = collect(config.with_method(Plain));
         assert!(found.report.fallback.is_some());

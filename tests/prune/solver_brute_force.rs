@@ -1,7 +1,7 @@
 //! The search against all supports of small problems.
 
 use burn::tensor::Device;
-use burn_lean::prune::{Budget, ChitaConfig, Method, SolverConfig, Termination, solve};
+use burn_lean::prune::{Budget, ChitaConfig, Method, SolverConfig, problem::Termination, solve};
 
 use crate::reference::Plain;
 

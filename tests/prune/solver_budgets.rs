@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, GradientMatrix, Groups, LayerKind, Layout, Method, Problem,
-    PruneError, Ridge, RidgeChoice, SolverConfig, SparsityPattern, Termination, solve,
+    PruneError, Ridge, RidgeChoice, SolverConfig, SparsityPattern, problem::Termination, solve,
     solve_with_ridge,
 };
 

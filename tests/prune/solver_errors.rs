@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, ChitaConfig, GradientMatrix, Groups, IhtConfig, LayerKind, Layout, Method, Problem,
-    PruneError, SolverConfig, SparsityPattern, solve,
+    Budget, ChitaConfig, GradientMatrix, Groups, LayerKind, Layout, Method, Problem, PruneError,
+    SolverConfig, SparsityPattern, solve, solver::IhtConfig,
 };
 
 use crate::reference::Plain;

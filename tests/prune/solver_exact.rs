@@ -1,7 +1,8 @@
 //! Values that are the best on their support, at any ridge.
 
 use burn_lean::prune::{
-    Budget, ChitaConfig, IhtConfig, Method, Solution, SolverConfig, Termination, solve,
+    Budget, ChitaConfig, Method, Solution, SolverConfig, problem::Termination, solve,
+    solver::IhtConfig,
 };
 
 use crate::reference::Plain;

@@ -2,7 +2,10 @@
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, IhtConfig, LayerKind, Layout, Method, Refit, SolverConfig, Step, solve,
+    Budget, ChitaConfig, LayerKind, Layout, Method, SolverConfig,
+    problem::Step,
+    solve,
+    solver::{IhtConfig, Refit},
 };
 
 use crate::reference::{Plain, distance, dot, vector};

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, Groups, IhtConfig, LayerKind, Layout, Method, Problem, Refit,
-    SolverConfig, SparsityPattern, solve,
+    Budget, ChitaConfig, Groups, LayerKind, Layout, Method, Problem, SolverConfig, SparsityPattern,
+    solve,
+    solver::{IhtConfig, Refit},
 };
 use proptest::prelude::*;
 

@@ -2,8 +2,8 @@
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, IhtConfig, Method, PruneError, Ridge, RidgeChoice, Solution,
-    SolverConfig, solve, solve_with_ridge,
+    Budget, ChitaConfig, DeadColumns, Method, PruneError, Ridge, RidgeChoice, Solution,
+    SolverConfig, solve, solve_with_ridge, solver::IhtConfig,
 };
 use proptest::prelude::*;
 

@@ -8,7 +8,8 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_lean::prune::{
-    Encoding, LayerKind, Layout, Masks, PruneError, RecordFault, RecordSizes, SparseRecord,
+    LayerKind, Layout, Masks, PruneError, SparseRecord,
+    sparse::{Encoding, RecordFault, RecordSizes},
 };
 use proptest::prelude::*;
 

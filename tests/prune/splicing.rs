@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Groups, LayerKind, Layout, Method, Solution, SolverConfig,
-    SparsityPattern, Step, solve,
+    SparsityPattern, problem::Step, solve,
 };
 
 use crate::reference::Plain;

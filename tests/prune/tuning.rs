@@ -7,7 +7,10 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{Budget, Candidate, Effort, LayerwisePruned, Pruner};
+use burn_lean::prune::{
+    Budget, Effort, Pruner,
+    layerwise::{Candidate, LayerwisePruned},
+};
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 

@@ -6,7 +6,7 @@
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::{QatConfig, QuantizedForward, map_quantizers, quantizers};
+use burn_lean::quant::{QatConfig, QuantizedForward, module::map_quantizers, quantizers};
 
 use crate::support::{tensor, values, with_numbers};
 
@@ -26,7 +26,10 @@ mod written {
         LinearConfig, Lstm, LstmConfig, Rnn, RnnConfig,
     };
     use burn::tensor::{Device, Tensor};
-    use burn_lean::quant::{MhaInput, TransformerDecoderInput, quantize_calls};
+    use burn_lean::quant::{
+        qat::{MhaInput, TransformerDecoderInput},
+        quantize_calls,
+    };
 
     /// What has another `forward` than a tensor to a tensor.
     #[derive(Module, Debug)]

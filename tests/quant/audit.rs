@@ -13,8 +13,11 @@ use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::AutocastConfig;
 use burn_lean::quant::{
-    AttachQuantizers, Audit, Cause, ConvertConfig, Coverage, ForwardQ, FunctionalSite, NotFoldable,
-    Override, Phase, QatConfig, Role, Schedule, audit,
+    ConvertConfig, ForwardQ, Override, QatConfig, Role, Schedule, audit,
+    fold::NotFoldable,
+    inspect::{Audit, Cause, Coverage, FunctionalSite},
+    module::Phase,
+    qat::AttachQuantizers,
 };
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
@@ -337,7 +340,7 @@ fn every_product_of_a_prepared_attention_is_covered() {
     let called = audit(&model, x.clone(), |model, x| {
         model
             .attention
-            .forward_q(burn_lean::quant::MhaInput::self_attn(x))
+            .forward_q(burn_lean::quant::qat::MhaInput::self_attn(x))
             .context
     })
     .unwrap();

@@ -5,13 +5,13 @@ use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean::amp::{AutocastConfig, Fallback, MasterWeight};
-use burn_lean::prune::{Mask, Masks, ParameterMask};
+use burn_lean::amp::{AutocastConfig, Fallback, autocast::MasterWeight};
+use burn_lean::prune::{Mask, Masks, masks::ParameterMask};
 use burn_lean::quant::{
-    AdaRoundConfig, AttachQuantizers, ConvertConfig, Coverage, ForwardQ, GptqConfig, LayerInputs,
-    Learned, Mapping, Outcome, QatConfig, Rounding, RoundingConfig, Storage, Unsupported,
-    WeightConfig, WeightGranularity, WeightQuantizer, audit, compare, load_safetensors,
-    quantized_weights, save_safetensors,
+    ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, QatConfig, Rounding, RoundingConfig,
+    Storage, Unsupported, WeightConfig, WeightGranularity, WeightQuantizer, audit, compare,
+    deploy::Outcome, inspect::Coverage, load_safetensors, module::LayerInputs,
+    qat::AttachQuantizers, quantized_weights, rounding::AdaRoundConfig, save_safetensors,
 };
 use burn_lean::reparam::{
     Chain, ChainReparameterizer, PathMapper, Trail, attach, find, map_with_path,

@@ -6,9 +6,12 @@ use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, L
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Bool, Device, GradientCheckpointingStrategy, Int, Tensor};
 use burn_lean::quant::{
-    FakeQuantizeConfig, FoldPair, ForwardQ, GptqConfig, LayerInputs, Learned, NumberFormat,
-    QatConfig, Rescale, Rounding, RoundingConfig, Scheme, WeightConfig, advance, calibrate, fold,
-    quantizers, rescale,
+    FakeQuantizeConfig, ForwardQ, GptqConfig, Learned, NumberFormat, QatConfig, Rounding,
+    RoundingConfig, Scheme, WeightConfig, advance, calibrate, fold,
+    fold::FoldPair,
+    module::LayerInputs,
+    ptq::{Rescale, rescale},
+    quantizers,
 };
 
 use crate::support::{each_device, gradients, tensor, values, with_numbers};

@@ -2,7 +2,9 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantParams, Scheme, fake_quantize, from_codes, to_codes,
+    Granularity, Mapping, NumberFormat, QuantParams, Scheme,
+    fake::{from_codes, to_codes},
+    fake_quantize,
 };
 
 use crate::support::{each_device, values};

@@ -6,8 +6,9 @@ use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device};
 use burn_lean::quant::{
     ConvertConfig, ForwardQ, QatConfig, Storage, Unsupported, WeightConfig, WeightGranularity,
-    calibrate, float_record, load_float_record, load_record, load_safetensors, quantized_weights,
-    save_safetensors,
+    calibrate, load_record, load_safetensors,
+    model::{float_record, load_float_record},
+    quantized_weights, save_safetensors,
 };
 
 use crate::support::{each_device, tensor, values};

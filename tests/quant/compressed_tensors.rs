@@ -8,10 +8,11 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_lean::quant::{
-    CompressedReport, ConvertConfig, FakeQuantizeConfig, ForwardQ, Granularity, Mapping,
-    NumberFormat, ObserverConfig, QatConfig, QuantError, Scheme, Unsupported, WeightConfig,
-    WeightGranularity, calibrate, load_compressed_tensors, quantized_weights,
-    save_compressed_tensors, save_safetensors,
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, Granularity, Mapping, NumberFormat,
+    ObserverConfig, QatConfig, QuantError, Scheme, Unsupported, WeightConfig, WeightGranularity,
+    calibrate,
+    deploy::{CompressedReport, load_compressed_tensors, save_compressed_tensors},
+    quantized_weights, save_safetensors,
 };
 use safetensors::tensor::{Dtype, SafeTensors};
 

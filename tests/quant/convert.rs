@@ -7,9 +7,10 @@ use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
-    ConvertConfig, ForwardQ, Learned, Mapping, NumberFormat, Outcome, QatConfig, QuantError,
+    ConvertConfig, ForwardQ, Learned, Mapping, NumberFormat, QatConfig, QuantError,
     QuantizedTensor, Schedule, Scheme, Storage, Unsupported, WeightConfig, compare,
-    load_safetensors, map_quantizers, quantized_weights, quantizers, save_safetensors,
+    deploy::Outcome, load_safetensors, module::map_quantizers, quantized_weights, quantizers,
+    save_safetensors,
 };
 
 use crate::support::{each_device, tensor, values};

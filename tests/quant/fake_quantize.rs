@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantParams, ScaleRounding, Scheme, fake_quantize,
+    Granularity, Mapping, NumberFormat, QuantParams, Scheme, fake_quantize, format::ScaleRounding,
 };
 use proptest::prelude::*;
 

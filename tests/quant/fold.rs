@@ -9,7 +9,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, L
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::quant::{FoldPair, QuantError, fold, fold_for};
+use burn_lean::quant::{QuantError, fold, fold::FoldPair, fold_for};
 
 use crate::support::{each_device, tensor, values};
 

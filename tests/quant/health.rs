@@ -4,8 +4,8 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    FlipTracker, ForwardQ, Health, NumberFormat, QatConfig, QuantError, Site, WeightConfig,
-    calibrate, health,
+    ForwardQ, NumberFormat, QatConfig, QuantError, Site, WeightConfig, calibrate, health,
+    inspect::Health, qat::FlipTracker,
 };
 
 use crate::support::{each_device, tensor, values};
@@ -71,7 +71,7 @@ fn a_report_with_infinite_ratios_reads_back_from_json() {
         quantizers: found
             .quantizers
             .into_iter()
-            .map(|quantizer| burn_lean::quant::QuantizerHealth {
+            .map(|quantizer| burn_lean::quant::inspect::QuantizerHealth {
                 sqnr: f64::INFINITY,
                 ..quantizer
             })

@@ -5,8 +5,10 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_lean::quant::{
-    ConversionReport, ConvertConfig, ConvertedWeight, Dequantize, LoadConfig, Outcome, QatConfig,
-    Unsupported, WeightConfig, WeightGranularity, save_safetensors,
+    ConversionReport, ConvertConfig, Dequantize, LoadConfig, QatConfig, Unsupported, WeightConfig,
+    WeightGranularity,
+    deploy::{ConvertedWeight, Outcome},
+    save_safetensors,
 };
 
 use crate::support::{Target, each_device, tensor, values, with_numbers};

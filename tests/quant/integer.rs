@@ -7,9 +7,11 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    ConvGeometry, ConvertConfig, FakeQuantize, ForwardQ, Grid, IntegerConv2d, IntegerLinear,
-    Multiplier, NumberFormat, QatConfig, QuantError, QuantizedTensor, Requantization, Scheme,
-    Unsupported, WeightConfig, WeightQuantizer, quantized_weights, to_codes,
+    ConvertConfig, FakeQuantize, ForwardQ, NumberFormat, QatConfig, QuantError, QuantizedTensor,
+    Scheme, Unsupported, WeightConfig, WeightQuantizer,
+    fake::to_codes,
+    integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear, Multiplier, Requantization},
+    quantized_weights,
 };
 
 use crate::support::{each_device, tensor, values};

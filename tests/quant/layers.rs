@@ -19,9 +19,11 @@ use burn::nn::{
 };
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, ForwardQ, MhaInput, NumberFormat, ObserverConfig, Override,
-    QatConfig, QuantParams, Scheme, Site, TransformerDecoderInput, TransformerEncoderInput,
-    advance, calibrate, fake_quantize, map_quantizers, quantizers,
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, NumberFormat, ObserverConfig, Override, QatConfig,
+    QuantParams, Scheme, Site, advance, calibrate, fake_quantize,
+    module::map_quantizers,
+    qat::{MhaInput, TransformerDecoderInput, TransformerEncoderInput},
+    quantizers,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};

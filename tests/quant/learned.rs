@@ -2,8 +2,9 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::quant::{
-    Clip, Granularity, LearnedGradient, NumberFormat, QuantParams, Scheme, fake_quantize,
-    fake_quantize_learned,
+    Granularity, NumberFormat, QuantParams, Scheme,
+    fake::{Clip, LearnedGradient, fake_quantize_learned},
+    fake_quantize,
 };
 
 use crate::support::{Target, each_device, numbers, tensor, values};

@@ -7,7 +7,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::{NotFoldable, audit};
+use burn_lean::quant::{audit, fold::NotFoldable};
 
 #[test]
 fn a_norm_is_not_folded_into_a_layer_that_is_used_without_it() {

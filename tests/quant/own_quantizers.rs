@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantize, FakeQuantizeConfig, ForwardQ, MixedPrecisionConfig, NumberFormat,
-    ObserverConfig, Precision, PtqConfig, QatConfig, QuantizedForward, Schedule, Scheme,
-    WeightConfig, calibrate, compare, quantizers, set_schedule,
+    ObserverConfig, PtqConfig, QatConfig, QuantizedForward, Schedule, Scheme, WeightConfig,
+    calibrate, compare, inspect::Precision, qat::set_schedule, quantizers,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};

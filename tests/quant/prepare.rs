@@ -8,9 +8,11 @@ use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::quant::{
-    FakeQuantizeConfig, ForwardQ, Granularity, NumberFormat, ObserverConfig, Override, Phase,
-    QatConfig, QuantError, QuantParams, Schedule, Scheme, Site, WeightConfig, WeightGranularity,
-    advance, fake_quantize, float_record, load_float_record, load_record, map_quantizers,
+    FakeQuantizeConfig, ForwardQ, Granularity, NumberFormat, ObserverConfig, Override, QatConfig,
+    QuantError, QuantParams, Schedule, Scheme, Site, WeightConfig, WeightGranularity, advance,
+    fake_quantize, load_record,
+    model::{float_record, load_float_record},
+    module::{Phase, map_quantizers},
     quantizers,
 };
 use burn_lean::reparam::AttachError;
@@ -63,7 +65,7 @@ fn train_step(model: Net, optimizer: &mut ModuleOptimizer, x: Tensor<4>) -> Net 
 }
 
 fn ranges(model: &Net) -> Vec<(String, Option<(f32, f32)>)> {
-    let range = |located: burn_lean::quant::Located| {
+    let range = |located: burn_lean::quant::module::Located| {
         let range = located.quantizer.range().ok();
         let range = range.map(|range| (values(range.min)[0], values(range.max)[0]));
         (located.path, range)

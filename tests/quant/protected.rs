@@ -7,7 +7,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::quant::{
     ForwardQ, Learned, ObserverConfig, PtqConfig, QatConfig, Site, WeightConfig, advance,
-    calibrate, learned_parameters, quantizers,
+    calibrate, module::learned_parameters, quantizers,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};

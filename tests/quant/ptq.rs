@@ -6,9 +6,9 @@ use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, Override,
-    PtqConfig, PtqMode, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, Schedule,
-    WeightConfig, WeightRange, health, quantizers,
+    ConvertConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, Override, PtqConfig,
+    PtqMode, QatConfig, QuantError, RangeMethod, Rounding, RoundingConfig, Schedule, WeightConfig,
+    WeightRange, health, quantizers, rounding::AdaRoundConfig,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -67,7 +67,7 @@ fn of(rounding: Rounding) -> RoundingConfig {
         .with_bias_correction(false)
 }
 
-fn quantize(config: &PtqConfig, device: &Device) -> (Net, burn_lean::quant::PtqReport) {
+fn quantize(config: &PtqConfig, device: &Device) -> (Net, burn_lean::quant::ptq::PtqReport) {
     let data = batches(device);
     let quantized = config.quantize(
         Net::new(device),

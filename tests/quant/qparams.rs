@@ -2,8 +2,10 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantError, QuantParams, Range, ScaleFormat, ScaleRounding,
-    Scheme, fake_quantize,
+    Granularity, Mapping, NumberFormat, QuantError, QuantParams, Scheme,
+    fake::Range,
+    fake_quantize,
+    format::{ScaleFormat, ScaleRounding},
 };
 
 use crate::support::{each_device, tensor, values};

@@ -5,10 +5,14 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
-    FakeQuantize, FakeQuantizeConfig, ForwardQ, Granularity, Histogram, InputStatistics, Learned,
-    NumberFormat, ObserverConfig, Override, Phase, QatConfig, QuantError, QuantizedForward,
-    RangeMethod, ScaleRounding, Schedule, Scheme, WeightConfig, WeightQuantizer, advance,
-    calibrate, entropy, learned_parameters, merge_observers, quantizers, set_schedule,
+    FakeQuantize, FakeQuantizeConfig, ForwardQ, Granularity, Learned, NumberFormat, ObserverConfig,
+    Override, QatConfig, QuantError, QuantizedForward, RangeMethod, Schedule, Scheme, WeightConfig,
+    WeightQuantizer, advance, calibrate,
+    format::ScaleRounding,
+    module::{InputStatistics, Phase, learned_parameters},
+    qat::{merge_observers, set_schedule},
+    quantizers,
+    range::{Histogram, entropy},
 };
 use burn_lean::reparam::{PathMapper, Trail, map_with_path};
 

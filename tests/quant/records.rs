@@ -4,9 +4,9 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::quant::{
-    FakeQuantize, FakeQuantizeConfig, ForwardQ, GptqConfig, LayerInputs, NumberFormat,
-    ObserverConfig, QatConfig, QuantError, Rounding, RoundingConfig, ScaleRounding, Scheme,
-    Storage, WeightConfig, calibrate, load_record, load_safetensors, quantized_weights,
+    FakeQuantize, FakeQuantizeConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig,
+    QatConfig, QuantError, Rounding, RoundingConfig, Scheme, Storage, WeightConfig, calibrate,
+    format::ScaleRounding, load_record, load_safetensors, module::LayerInputs, quantized_weights,
     save_safetensors,
 };
 

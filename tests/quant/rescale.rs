@@ -5,8 +5,9 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    Granularity, InputStatistics, NumberFormat, QatConfig, QuantError, Rescale, Scheme, awq,
-    rescale,
+    Granularity, NumberFormat, QatConfig, QuantError, Scheme,
+    module::InputStatistics,
+    ptq::{Rescale, awq, rescale},
 };
 
 use crate::support::{each_device, tensor, values};

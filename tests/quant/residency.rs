@@ -8,8 +8,8 @@ use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
     Activations, ConversionReport, ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping,
-    NumberFormat, Outcome, QatConfig, Unsupported, WeightConfig, WeightGranularity, calibrate,
-    load_record, save_safetensors,
+    NumberFormat, QatConfig, Unsupported, WeightConfig, WeightGranularity, calibrate,
+    deploy::Outcome, load_record, save_safetensors,
 };
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;

@@ -6,10 +6,12 @@ use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig1d, PaddingC
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    AdaRoundConfig, ConvertConfig, ForwardQ, GptqConfig, InputStatistics, LayerInputs, Learned,
-    PtqConfig, PtqMode, QatConfig, QuantError, RoundedWeight, Rounding, RoundingConfig,
-    Unsupported, WeightConfig, WeightGrid, WeightQuantizer, adaround, gptq, patches, patches_1d,
-    quantized_weights, smooth_quant,
+    ConvertConfig, ForwardQ, GptqConfig, Learned, PtqConfig, PtqMode, QatConfig, QuantError,
+    Rounding, RoundingConfig, Unsupported, WeightConfig, WeightQuantizer,
+    module::{InputStatistics, LayerInputs, patches, patches_1d},
+    ptq::smooth_quant,
+    quantized_weights,
+    rounding::{AdaRoundConfig, RoundedWeight, WeightGrid, adaround, gptq},
 };
 
 use crate::support::{each_device, numbers, tensor, values, with_numbers};

@@ -1,7 +1,8 @@
 //! Schemes: what goes together, how it prints and is stored.
 
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantError, ScaleFormat, ScaleRounding, Scheme,
+    Granularity, Mapping, NumberFormat, QuantError, Scheme,
+    format::{ScaleFormat, ScaleRounding},
 };
 
 fn int8() -> Scheme {

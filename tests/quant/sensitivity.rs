@@ -5,9 +5,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    Allocation, AllocationReport, ForwardQ, MixedPrecisionConfig, Precision, QatConfig, QuantError,
-    Ranking, Schedule, Sensitivity, Storage, WeightConfig, WeightQuantizer, load_record,
-    load_safetensors, quantizers, save_safetensors, sensitivity,
+    ForwardQ, MixedPrecisionConfig, QatConfig, QuantError, Schedule, Storage, WeightConfig,
+    WeightQuantizer,
+    inspect::{Allocation, AllocationReport, Precision, Ranking, Sensitivity},
+    load_record, load_safetensors, quantizers, save_safetensors, sensitivity,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};

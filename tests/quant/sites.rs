@@ -8,10 +8,13 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, Fallback};
 use burn_lean::graph::{Place, Role};
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, GptqConfig, GraphError, LayerInputs, NumberFormat,
-    ObserverConfig, PtqConfig, QatConfig, QuantError, QuantizedForward, QuantizedGraph, Rounding,
-    RoundingConfig, Schedule, Scheme, Site, Unsupported, advance, calibrate, fake_quantize,
-    map_quantizers, quantizers,
+    ConvertConfig, FakeQuantizeConfig, GptqConfig, GraphError, NumberFormat, ObserverConfig,
+    PtqConfig, QatConfig, QuantError, QuantizedForward, Rounding, RoundingConfig, Schedule, Scheme,
+    Site, Unsupported, advance, calibrate,
+    deploy::QuantizedGraph,
+    fake_quantize,
+    module::{LayerInputs, map_quantizers},
+    quantizers,
 };
 
 use crate::sites_models::{ConvNet, Decoder, Encoder, Net, Recurrent};

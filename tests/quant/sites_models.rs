@@ -12,7 +12,7 @@ use burn::nn::{
 };
 use burn::tensor::activation::{relu, softmax};
 use burn::tensor::{Device, Int, Tensor};
-use burn_lean::quant::{TransformerEncoderInput, quantize_calls};
+use burn_lean::quant::{qat::TransformerEncoderInput, quantize_calls};
 
 /// What is trained: a loss from a batch, with plain calls and with edited ones.
 pub(crate) trait Net: Module {

@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device};
 use burn_lean::quant::{
-    ConvertConfig, Dequantize, ForwardQ, Learned, Outcome, QatConfig, Storage, WeightConfig,
-    calibrate, load_record, load_safetensors, quantized_weights, save_safetensors,
+    ConvertConfig, Dequantize, ForwardQ, Learned, QatConfig, Storage, WeightConfig, calibrate,
+    deploy::Outcome, load_record, load_safetensors, quantized_weights, save_safetensors,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};

@@ -6,8 +6,8 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    ConvertConfig, ForwardQ, LayerInputs, PtqConfig, QatConfig, RoundingConfig, WeightConfig,
-    calibrate, compare, health,
+    ConvertConfig, ForwardQ, PtqConfig, QatConfig, RoundingConfig, WeightConfig, calibrate,
+    compare, health, module::LayerInputs,
 };
 
 use crate::support::{tensor, values, with_numbers};

@@ -6,8 +6,8 @@ use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, QuantError, Scheme, Site, Unobserved, WeightConfig, audit, calibrate,
-    calibrate_unobserved, quantizers,
+    PtqMode, QatConfig, QuantError, Scheme, Site, WeightConfig, audit, calibrate,
+    model::Unobserved, qat::calibrate_unobserved, quantizers,
 };
 
 use crate::support::{tensor, values, with_numbers};

@@ -7,7 +7,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
 use burn_lean::quant::{
     ConvertConfig, Mapping, QatConfig, QuantError, WeightConfig, WeightGranularity, load_record,
-    quantized_weights, set_weight_scales,
+    quantized_weights, rounding::set_weight_scales,
 };
 
 use crate::support::{each_device, values, with_numbers};

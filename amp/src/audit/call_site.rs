@@ -8,7 +8,7 @@ use burn_lean_graph::{Graph, Node};
 use serde::{Deserialize, Serialize};
 
 use super::{AuditedOperation, Finding};
-use crate::{KeptBecause, ParameterPrecision};
+use crate::autocast::{KeptBecause, ParameterPrecision};
 
 /// A place in a model with something to know about it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

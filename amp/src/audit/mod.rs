@@ -15,7 +15,7 @@ use burn_lean_reparam::each_float;
 use serde::{Deserialize, Serialize};
 
 use crate::device::device_name;
-use crate::{AmpError, Autocast, ParameterPrecision, parameter_precision};
+use crate::{AmpError, Autocast, autocast::ParameterPrecision, parameter_precision};
 
 mod call_site;
 mod display;

@@ -9,7 +9,7 @@ use burn_lean_graph::{Graph, Node};
 use super::call_site::Modules;
 use super::operation::{adds_gradients, is_cast, overflows_from, risks};
 use super::{AuditedOperation, Finding};
-use crate::ParameterPrecision;
+use crate::autocast::ParameterPrecision;
 
 pub(super) struct Pass<'a> {
     pub(super) graph: &'a Graph,

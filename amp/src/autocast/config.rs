@@ -23,7 +23,7 @@ use crate::device::compute::{Compute, cast_to};
 use crate::device::emulation;
 use crate::device::{Fallback, unsupported};
 use crate::self_test::self_test_compute;
-use crate::{AmpError, Autocast, KeptBecause, Precision};
+use crate::{AmpError, Autocast, Precision, autocast::KeptBecause};
 
 /// How a model computes in half precision.
 ///
@@ -98,7 +98,7 @@ impl AutocastConfig {
     /// use burn::module::{Lora, LoraAdapter, Module};
     /// use burn::nn::LinearConfig;
     /// use burn::tensor::{Device, FloatDType, Tensor};
-    /// use burn_lean_amp::{AutocastConfig, MasterWeight};
+    /// use burn_lean_amp::{AutocastConfig, autocast::MasterWeight};
     /// use burn_lean_reparam::Chain;
     ///
     /// let device = Device::flex().autodiff();

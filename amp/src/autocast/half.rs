@@ -9,7 +9,7 @@ use burn_lean_reparam::{FloatVisitor, Rejected, visit_floats};
 use crate::autocast::config::{KeepDtype, resolve};
 use crate::autocast::precision::KeptParameters;
 use crate::device::compute::Compute;
-use crate::{AmpError, Autocast, AutocastConfig, KeptBecause};
+use crate::{AmpError, Autocast, AutocastConfig, autocast::KeptBecause};
 
 /// From here on a number becomes infinite in F16: half a step above its largest, 65,504.
 const F16_OVERFLOW: f32 = 65520.0;

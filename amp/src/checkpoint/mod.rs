@@ -18,7 +18,7 @@ use burn_lean_reparam::Rejected;
 use files::{FILES, damaged, io_error, not_written};
 use manifest::{Manifest, ManifestFile};
 
-use crate::{AmpError, GradScaler, GradScalerRecord};
+use crate::{AmpError, GradScaler, scaler::GradScalerRecord};
 
 /// A folder of checkpoints: model, optimizer and grad scaler of one step each.
 ///

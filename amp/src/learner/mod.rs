@@ -20,7 +20,9 @@ use burn_lean_reparam::{AttachError, Rejected};
 use crate::gradients::{self, InverseScale, Unscaled};
 use crate::scaler::grad_scaler::check_loss;
 use crate::scaler::running_statistics::RunningStatistics;
-use crate::{AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, LossScaleState};
+use crate::{
+    AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, scaler::LossScaleState,
+};
 
 pub use after_step::AfterStep;
 use after_step::Hook;
@@ -120,7 +122,8 @@ pub use step::{AmpInferenceStep, AmpTrainStep};
 /// # use burn::optim::ModuleOptimizer;
 /// # use burn::train::{Learner, LearningResult, SupervisedTraining};
 /// # use burn_lean_amp::{
-/// #     Amp, AmpError, AmpInferenceStep, AmpTrainStep, LossScaleMetric, SkippedStepsMetric,
+/// #     Amp, AmpInferenceStep, AmpTrainStep, LossScaleMetric, SkippedStepsMetric,
+/// #     AmpError,
 /// # };
 /// # fn train<M>(
 /// #     training: SupervisedTraining<Amp<M>>,

@@ -8,7 +8,7 @@ use std::thread::{self, ThreadId};
 use burn::train::train::WorkerFailure;
 use burn::train::{Interrupter, TrainingError};
 
-use crate::{AmpError, GradScaler, LossScaleState, StepReport};
+use crate::{AmpError, GradScaler, StepReport, scaler::LossScaleState};
 
 /// What a training under [`Amp`](crate::Amp) last did.
 ///

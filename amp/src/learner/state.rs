@@ -3,7 +3,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, Transaction};
 
-use crate::{AmpError, LossScaleState};
+use crate::{AmpError, scaler::LossScaleState};
 
 /// Layout of [`StateTensors`]; part of the record format.
 const VERSION: i32 = 1;

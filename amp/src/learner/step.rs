@@ -24,7 +24,7 @@ pub trait AmpTrainStep {
     fn train_step(&self, autocast: &Autocast, item: Self::Input) -> (Tensor<1>, Self::Output);
 
     /// The same where it can fail, which is what [`Amp`] calls: an error ends the training through its
-    /// [`Monitor`](crate::Monitor), with no parameter changed.
+    /// [`Monitor`](crate::learner::Monitor), with no parameter changed.
     fn try_train_step(
         &self,
         autocast: &Autocast,

@@ -11,7 +11,7 @@ use crate::gradients::{self, Check, InverseScale, Unscaled};
 use crate::scaler::report::{Overflow, SkipCause, StepReport};
 use crate::scaler::running_statistics::RunningStatistics;
 use crate::scaler::verdict::{Reading, Verdict};
-use crate::{AmpError, LossScale, LossScaleState};
+use crate::{AmpError, LossScale, scaler::LossScaleState};
 
 /// Configuration of a [`GradScaler`].
 #[derive(Config, Debug)]

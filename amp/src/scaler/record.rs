@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AmpError, GradScaler, GradScalerConfig, LossScale, LossScaleState};
+use crate::{AmpError, GradScaler, GradScalerConfig, LossScale, scaler::LossScaleState};
 
 /// Everything a [`GradScaler`] needs to go on as if it had never stopped.
 ///

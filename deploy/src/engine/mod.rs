@@ -154,8 +154,8 @@ impl EngineConfig {
     ///
     /// Layers whose input and weight are quantized can compute codes times codes, summed in I32: U8
     /// activations times I8 weights, one scale for the activation and one for each output channel; the
-    /// sums are those of [`IntegerLinear`](burn_lean_quant::IntegerLinear) and
-    /// [`IntegerConv2d`](burn_lean_quant::IntegerConv2d), on every CPU. Matrices of signed codes whose
+    /// sums are those of [`IntegerLinear`](burn_lean_quant::integer::IntegerLinear) and
+    /// [`IntegerConv2d`](burn_lean_quant::integer::IntegerConv2d), on every CPU. Matrices of signed codes whose
     /// input is not quantized can be multiplied by floats, block by block. Everything else runs in
     /// floats, and [`Engine::report`] says why.
     ///

@@ -2,7 +2,11 @@
 
 use burn::module::Module;
 use burn_lean_graph::{Graph, Tensors, record};
-use burn_lean_quant::{Grid, QuantizedGraph, QuantizedOperand, Site};
+use burn_lean_quant::{
+    Site,
+    deploy::{QuantizedGraph, QuantizedOperand},
+    integer::Grid,
+};
 
 use crate::quantization::Expressible;
 use crate::{ActivationQuantization, DeployError, Edge, Quantization};

@@ -11,8 +11,8 @@ use crate::fisher::plain_rows::PlainRows;
 use crate::fisher::sink::Sink;
 use crate::host::{bar, read};
 use crate::{
-    Batch, Fisher, FisherConfig, FisherReport, GradientMatrix, GradientMethod, PruneError,
-    Selection,
+    Batch, Fisher, FisherConfig, GradientMatrix, PruneError, Selection,
+    fisher::{FisherReport, GradientMethod},
 };
 
 /// Examples of one batched backward pass, whose activations are held.

@@ -17,6 +17,9 @@ pub(crate) mod taps;
 pub(crate) mod uses;
 pub(crate) mod view;
 
+pub use gradient_matrix::GradientMatrix;
+pub use sketch::{SketchConfig, SketchMethod, SketchReport};
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -26,8 +29,7 @@ use burn::tensor::{FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::fisher::collection::Collection;
-use crate::fisher::sketch::{SketchConfig, SketchReport};
-use crate::{Batch, GradientMatrix, PruneError, Selection};
+use crate::{Batch, PruneError, Selection};
 
 /// How the gradient matrix is collected.
 ///

@@ -32,7 +32,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_prune::{FisherConfig, Selection, SketchConfig, SketchMethod};
+/// use burn_lean_prune::{FisherConfig, Selection, SketchConfig, fisher::SketchMethod};
 ///
 /// let device = Device::flex();
 /// let model = LinearConfig::new(2, 1).with_bias(false).init(&device);

@@ -15,7 +15,10 @@ use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};
-use crate::{Candidate, LayerwiseLayer, PruneError, Pruner, Refitted, Selection, SparsityPattern};
+use crate::{
+    PruneError, Pruner, Selection, SparsityPattern,
+    layerwise::{Candidate, LayerwiseLayer, Refitted},
+};
 
 /// What all candidates share.
 #[derive(Clone)]

@@ -15,6 +15,12 @@ pub(crate) mod support;
 mod ties;
 mod tuning;
 
+pub use candidates::{Candidate, JudgedCandidate};
+pub use effort::Effort;
+pub use report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
+pub use shares::Shares;
+pub use support::SupportMethod;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -24,13 +30,9 @@ use burn_lean_graph::{GraphError, Tensors, Walk, cloned};
 use burn_lean_reparam::{Rejected, Training, attached};
 
 use crate::layerwise::attempt::Setting;
-use crate::layerwise::candidates::{Candidate, Tried};
-use crate::layerwise::effort::Effort;
+use crate::layerwise::candidates::Tried;
 use crate::layerwise::inputs::Plain;
-use crate::layerwise::report::{LayerwisePruned, LayerwiseReport};
 use crate::layerwise::rows::Sampling;
-use crate::layerwise::shares::Shares;
-use crate::layerwise::support::SupportMethod;
 use crate::layerwise::tuning::Tuning;
 use crate::masks::magnitude::largest;
 use crate::model::checks;

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use crate::{Candidate, JudgedCandidate, Masks, Selection};
+use crate::{
+    Masks, Selection,
+    layerwise::{Candidate, JudgedCandidate},
+};
 
 /// A model that was pruned layer by layer.
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ use crate::host::{bar, read};
 use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::ties;
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
-use crate::{Candidate, Masks, PruneError, Selection};
+use crate::{Masks, PruneError, Selection, layerwise::Candidate};
 
 /// Examples of a step, at most, where batches can be divided.
 const STEP: usize = 64;

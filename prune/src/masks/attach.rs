@@ -10,7 +10,7 @@ use burn_lean_reparam::{
 };
 
 use crate::masks::mask::{zero_base, zeros_and_ones};
-use crate::{Mask, Masks, ParameterMask, PruneError};
+use crate::{Mask, Masks, PruneError, masks::ParameterMask};
 
 impl Masks {
     /// Masks that keep what is not zero in the parameters of `group`: how the masks of a pruned

@@ -5,6 +5,10 @@ pub(crate) mod magnitude;
 pub(crate) mod mask;
 pub(crate) mod rewind;
 
+pub use attach::AttachMasks;
+pub use mask::Mask;
+pub use rewind::rewind;
+
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};

@@ -9,3 +9,10 @@ pub(crate) mod layout;
 pub(crate) mod recorded;
 pub(crate) mod report;
 pub(crate) mod selection;
+
+pub use batch::Batch;
+pub use evaluation::mean_loss;
+pub use flops::flops;
+pub use layout::{Layer, LayerKind, Layout};
+pub use report::{LayerReport, PruneReport};
+pub use selection::{ExcludedBecause, SelectedParameter, Selection};

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::read;
 use crate::model::selection::own;
-use crate::{LayerKind, PruneError, SelectedParameter, Selection};
+use crate::{LayerKind, PruneError, Selection, model::SelectedParameter};
 
 /// Weights, zeros and operations of a pruned model.
 ///

@@ -17,7 +17,7 @@ use crate::{LayerKind, Layout, PruneError};
 /// use burn::module::ParamGroup;
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::Device;
-/// use burn_lean_prune::{ExcludedBecause, Selection};
+/// use burn_lean_prune::{Selection, model::ExcludedBecause};
 ///
 /// let model = LinearConfig::new(4, 3).init(&Device::flex());
 /// let selection = Selection::of(&model, None)?;

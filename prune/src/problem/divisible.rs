@@ -2,7 +2,10 @@
 
 use burn::module::{Module, ParamGroup};
 
-use crate::{ExcludedBecause, Layer, PruneError, Selection, SparsityPattern};
+use crate::{
+    PruneError, Selection, SparsityPattern,
+    model::{ExcludedBecause, Layer},
+};
 
 impl Selection {
     /// [`of`](Self::of) for a pattern: where `group` leaves the choice to the default, parameters that

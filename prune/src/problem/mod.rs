@@ -19,6 +19,11 @@ pub(crate) mod reduced;
 pub(crate) mod solution;
 pub(crate) mod sparsity;
 
+pub use budget::Budget;
+pub use objective::Objective;
+pub use solution::{Rounded, RoundedLayer, Solution, Step, Termination, TracePoint};
+pub use sparsity::{Groups, SparsityPattern};
+
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
@@ -30,7 +35,6 @@ use crate::host::{mismatch, read};
 use crate::model::checks;
 use crate::model::flatten::{finite, locate};
 use crate::model::layout::Layout;
-use crate::problem::objective::Objective;
 use crate::problem::reduced::Reduced;
 
 /// The best-subset regression over the gradients of a trained model.

@@ -12,9 +12,10 @@ use crate::problem::feasible::Feasible;
 use crate::run::stage::Solved;
 use crate::solver::{Dead, Shared, solve_within};
 use crate::{
-    Batch, Budget, DeadColumns, FisherReport, Groups, LayerKind, Layout, Method, Objective,
-    Problem, PruneError, PrunerConfig, Ridge, Selection, Solution, SolverConfig, SparsityPattern,
-    Termination,
+    Batch, Budget, DeadColumns, Groups, LayerKind, Layout, Method, Problem, PruneError,
+    PrunerConfig, Ridge, Selection, Solution, SolverConfig, SparsityPattern,
+    fisher::FisherReport,
+    problem::{Objective, Termination},
 };
 
 /// Solves the problem block by block of [`FisherConfig::blocks`](crate::FisherConfig::blocks).

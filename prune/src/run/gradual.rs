@@ -7,7 +7,10 @@ use burn_lean_reparam::{Attached, Rejected, attached};
 
 use crate::model::checks;
 use crate::run::training::{Rates, StageTraining};
-use crate::{Batch, Epoch, Masks, PruneError, Pruned, PrunerConfig, StageReport};
+use crate::{
+    Batch, Masks, PruneError, Pruned, PrunerConfig,
+    run::{Epoch, StageReport},
+};
 
 /// How a model is pruned gradually: prune, train with the zeros held, prune further.
 ///

@@ -7,7 +7,9 @@ use burn_lean_reparam::{Rejected, attached};
 use crate::run::stage_budgets::stage_budgets;
 use crate::run::training::{Rates, StageTraining};
 use crate::{
-    Budget, Candidate, Epoch, LayerwiseReport, Masks, PruneError, Pruner, Schedule, Selection,
+    Budget, Masks, PruneError, Pruner, Schedule, Selection,
+    layerwise::{Candidate, LayerwiseReport},
+    run::Epoch,
 };
 
 /// How a model is pruned gradually without gradients of a loss: prune, train with the zeros held, prune

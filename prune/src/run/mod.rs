@@ -10,3 +10,9 @@ pub(crate) mod stage_budgets;
 pub(crate) mod stage_store;
 pub(crate) mod start;
 pub(crate) mod training;
+
+pub use gradual::GradualConfig;
+pub use gradual_pruner::{GradualPruned, GradualPruner, LayerwiseStage, StageMethod};
+pub use pruner::{Pruned, PrunerConfig, StageReport};
+pub use schedule::Schedule;
+pub use training::{Epoch, StageTraining};

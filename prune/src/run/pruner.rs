@@ -11,9 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::start::Start;
 use crate::{
-    Batch, DeadColumns, FisherConfig, FisherReport, JudgedRidge, JudgedStatistics, Masks,
-    Objective, PruneError, Ridge, RidgeChoice, Rounded, RunningStatistics, Schedule, Selection,
-    SolverConfig, Termination,
+    Batch, DeadColumns, FisherConfig, Masks, PruneError, Ridge, RidgeChoice, RunningStatistics,
+    Schedule, Selection, SolverConfig,
+    fisher::FisherReport,
+    problem::{Objective, Rounded, Termination},
+    solver::JudgedRidge,
+    statistics::JudgedStatistics,
 };
 
 /// How a model is pruned by CHITA; not the settings of [`Pruner`](crate::Pruner).

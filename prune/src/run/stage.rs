@@ -8,8 +8,9 @@ use burn::tensor::{DType, Tensor};
 use crate::run::block_stage::solve_blocks;
 use crate::statistics::running::Statistics;
 use crate::{
-    Batch, Fisher, FisherReport, JudgedRidge, JudgedStatistics, Masks, Problem, PruneError,
-    PrunerConfig, Ridge, RidgeChoice, Selection, Solution, SolverConfig, solve_with_ridge,
+    Batch, Fisher, Masks, Problem, PruneError, PrunerConfig, Ridge, RidgeChoice, Selection,
+    Solution, SolverConfig, fisher::FisherReport, solve_with_ridge, solver::JudgedRidge,
+    statistics::JudgedStatistics,
 };
 
 impl PrunerConfig {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::host::files::{FILES, io_error};
-use crate::{FisherConfig, Masks, PruneError, PrunerConfig, StageReport};
+use crate::{FisherConfig, Masks, PruneError, PrunerConfig, run::StageReport};
 
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.json";

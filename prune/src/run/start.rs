@@ -13,7 +13,7 @@ use crate::run::stage_store::StageStore;
 use crate::solver::check;
 use crate::solver::grid::levels::Levels;
 use crate::{
-    Batch, Budget, ExcludedBecause, Layout, PruneError, PrunerConfig, RidgeChoice, Selection,
+    Batch, Budget, Layout, PruneError, PrunerConfig, RidgeChoice, Selection, model::ExcludedBecause,
 };
 
 /// A run that has not begun.

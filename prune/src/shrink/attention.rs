@@ -93,7 +93,7 @@ impl PrunedAttention {
 /// use burn::module::Param;
 /// use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig};
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_lean_prune::shrink_heads;
+/// use burn_lean_prune::shrink::shrink_heads;
 ///
 /// let device = Device::flex();
 /// let mut attention = MultiHeadAttentionConfig::new(4, 2).with_dropout(0.0).init(&device);

@@ -23,6 +23,10 @@ mod tableau;
 mod whole;
 mod working_set;
 
+pub use grid::config::{FirstCodes, GridConfig, LayerGrid};
+pub use method::{ChitaConfig, IhtConfig, Method, Refit};
+pub use ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
+
 use burn::config::Config;
 
 use crate::error::PruneError;
@@ -32,13 +36,11 @@ use crate::problem::budget::Budget;
 use crate::problem::feasible::Feasible;
 use crate::problem::solution::{Solution, Step, Termination};
 use crate::problem::sparsity::SparsityPattern;
-use crate::solver::method::{ChitaConfig, Method, Refit};
 use back_solve::{back_solve, scatter};
 use blockwise::{Shrinking, blockwise};
 use clock::Clock;
 use coordinate_descent::coordinate_descent;
 pub(crate) use dead::Dead;
-use grid::config::GridConfig;
 use scores::check_norms;
 use serde::{Deserialize, Serialize};
 pub(crate) use working_set::Shared;

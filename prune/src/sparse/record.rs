@@ -31,7 +31,7 @@ use crate::host::files::FILES;
 /// use burn::module::Param;
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor, TensorData};
-/// use burn_lean_prune::{Encoding, SparseRecord};
+/// use burn_lean_prune::{SparseRecord, sparse::Encoding};
 ///
 /// // Keeps every 20th of 4000 weights.
 /// let device = Device::flex();

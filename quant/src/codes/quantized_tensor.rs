@@ -3,7 +3,10 @@
 use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
 use serde::{Deserialize, Serialize};
 
-use crate::{QuantError, QuantParams, Scheme, from_codes, to_codes};
+use crate::{
+    QuantError, QuantParams, Scheme,
+    fake::{from_codes, to_codes},
+};
 
 /// A tensor as integers.
 ///

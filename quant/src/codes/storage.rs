@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use layout::{Levels, little_endian_words, swapped};
 
 use crate::codes::quantized_tensor::{group_index, unpack};
-use crate::{Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, ScaleFormat, Scheme};
+use crate::{
+    Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, Scheme, format::ScaleFormat,
+};
 
 /// Where the codes of a converted weight are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::deploy::convert::OtherBytes;
-use crate::{Dequantize, LeftFloat};
+use crate::{Dequantize, model::LeftFloat};
 
 /// What became of a weight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -109,7 +109,7 @@ impl ConvertConfig {
     /// activations as [`QuantError::Several`]), and [`QuantError::UnsupportedStorage`].
     /// To recover from activations that were never observed without training again, call their
     /// layers with `forward_q` and give them their ranges by
-    /// [`calibrate_unobserved`](crate::calibrate_unobserved): what was trained stays as it is.
+    /// [`calibrate_unobserved`](crate::qat::calibrate_unobserved): what was trained stays as it is.
     ///
     /// On wgpu that is common: four codes in a word must share a scale there, so that a kernel of
     /// three input channels and 3 x 3 positions, quantized per channel, stays fake-quantized or is

@@ -8,7 +8,8 @@ use burn_lean_graph::Graph;
 
 use crate::range::observer::read;
 use crate::{
-    FakeQuantize, Located, QuantError, QuantizedTensor, Scheme, Site, quantized_weights, quantizers,
+    FakeQuantize, QuantError, QuantizedTensor, Scheme, Site, module::Located, quantized_weights,
+    quantizers,
 };
 
 /// The quantization of a recorded forward pass.
@@ -60,7 +61,7 @@ impl QuantizedGraph {
     /// use burn::nn::LinearConfig;
     /// use burn::tensor::{Device, Tensor};
     /// use burn_lean_graph::record;
-    /// use burn_lean_quant::{QatConfig, QuantizedForward, QuantizedGraph};
+    /// use burn_lean_quant::{QatConfig, QuantizedForward, deploy::QuantizedGraph};
     ///
     /// let device = Device::flex();
     /// let model = QatConfig::new().prepare(LinearConfig::new(4, 2).init(&device))?;

@@ -14,7 +14,7 @@ use crate::{NumberFormat, QuantParams, Scheme};
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{NumberFormat, QuantParams, Scheme, from_codes, to_codes};
+/// use burn_lean_quant::{NumberFormat, QuantParams, Scheme, fake::{from_codes, to_codes}};
 ///
 /// let device = Device::flex();
 /// let scheme = Scheme::affine(NumberFormat::uint8());

@@ -4,7 +4,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{BoolDType, Shape};
 
-use crate::Clip;
+use crate::fake::Clip;
 use crate::fake::kernel::{LearnedGradients, Rule, Wanted};
 use crate::format::groups::Groups;
 use crate::format::number_format::Grid;

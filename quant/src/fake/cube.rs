@@ -13,7 +13,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::Clip;
+use crate::fake::Clip;
 use crate::fake::composed;
 use crate::fake::kernel::{Kernel, LearnedGradients, Rule, Wanted};
 use crate::format::number_format::Grid;

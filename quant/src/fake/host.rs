@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::Clip;
+use crate::fake::Clip;
 use crate::fake::kernel::Wanted;
 use crate::format::groups::{Counts, Groups, Run};
 use crate::format::number_format::Grid;

@@ -3,7 +3,7 @@
 use burn::backend::Backend;
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 
-use crate::Clip;
+use crate::fake::Clip;
 use crate::fake::composed;
 use crate::format::groups::Groups;
 use crate::format::number_format::Grid;

@@ -8,7 +8,7 @@
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::format::groups::Groups;
-use crate::{Mapping, QuantError, Range, Scheme};
+use crate::{Mapping, QuantError, Scheme, fake::Range};
 
 /// The scale and the zero point of each group.
 ///
@@ -40,7 +40,7 @@ impl QuantParams {
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
-    /// use burn_lean_quant::{NumberFormat, QuantParams, Range, Scheme};
+    /// use burn_lean_quant::{NumberFormat, QuantParams, Scheme, fake::Range};
     ///
     /// let device = Device::flex();
     /// let range = Range {

@@ -31,7 +31,7 @@ impl Range {
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
-    /// use burn_lean_quant::{Granularity, NumberFormat, Range, Scheme};
+    /// use burn_lean_quant::{Granularity, NumberFormat, Scheme, fake::Range};
     ///
     /// let x = Tensor::<2>::from_floats([[1.0, -2.0], [3.0, 4.0]], &Device::flex());
     /// let scheme = Scheme::symmetric(NumberFormat::int8())

@@ -14,7 +14,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Autodiff, Backend, backend_extension};
 
 use crate::fake::kernel::{Kernel, Rule, Wanted};
-use crate::{LearnedGradient, QuantParams};
+use crate::{QuantParams, fake::LearnedGradient};
 
 /// Fake quantization with gradients. All tensors are F32; scales and zero points `[groups]`.
 #[backend_extension(
@@ -205,7 +205,10 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use crate::fake_quantize;
-    use crate::{LearnedGradient, NumberFormat, QuantParams, Scheme, fake_quantize_learned};
+    use crate::{
+        NumberFormat, QuantParams, Scheme,
+        fake::{LearnedGradient, fake_quantize_learned},
+    };
 
     /// An audit tells a quantized tensor from the one that it was made of by its identifier.
     #[test]

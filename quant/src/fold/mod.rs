@@ -60,7 +60,7 @@ impl FoldPair {
 /// Folds every batch normalization into the layer that it directly follows in `forward`, where that
 /// can be done.
 ///
-/// The pairs are those of [`Audit::norm_pairs`](crate::Audit::norm_pairs), which says why one stays:
+/// The pairs are those of [`Audit::norm_pairs`](crate::inspect::Audit::norm_pairs), which says why one stays:
 /// its layer is used without it, for example. The forward pass is recorded as an evaluation, and
 /// nothing is computed by it. What folding does, see [`fold`].
 ///
@@ -134,7 +134,7 @@ pub fn fold_for<M: Module, I: Tensors, O: Tensors>(
 /// use burn::nn::conv::{Conv1d, Conv1dConfig};
 /// use burn::nn::{BatchNorm, BatchNormConfig};
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{FoldPair, fold};
+/// use burn_lean_quant::{fold, fold::FoldPair};
 ///
 /// #[derive(Module, Debug)]
 /// struct Block {

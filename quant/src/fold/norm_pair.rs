@@ -10,7 +10,7 @@ use burn::module::{Module, ParamId};
 use burn_lean_graph::{Graph, Node, Place, Role, SiteUse};
 use serde::{Deserialize, Serialize};
 
-use crate::FoldPair;
+use crate::fold::FoldPair;
 use crate::model::channel_layout::ChannelLayout;
 use crate::model::float_parameters::{self, FloatParameter};
 

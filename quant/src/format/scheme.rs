@@ -5,7 +5,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::format::groups::Groups;
-use crate::{NumberFormat, QuantError, ScaleFormat, ScaleRounding};
+use crate::{
+    NumberFormat, QuantError,
+    format::{ScaleFormat, ScaleRounding},
+};
 
 /// How real numbers are mapped to the numbers of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]

@@ -12,7 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::fold::norm_pair::{find, foldable};
 use crate::model::evaluated::evaluated;
-use crate::{FoldPair, NormPair, Phase, QuantError, Scheme, quantizers};
+use crate::{
+    QuantError, Scheme,
+    fold::{FoldPair, NormPair},
+    module::Phase,
+    quantizers,
+};
 
 mod coverage;
 mod display;
@@ -164,7 +169,7 @@ impl FunctionalSite {
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{Cause, Coverage, QatConfig, audit};
+/// use burn_lean_quant::{QatConfig, audit, inspect::{Cause, Coverage}};
 ///
 /// let device = Device::flex();
 /// let model = LinearConfig::new(16, 4).init(&device);

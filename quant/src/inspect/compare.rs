@@ -10,7 +10,7 @@ use crate::deploy::conversion_report::{ActivationMismatch, ConversionReport, Mis
 use crate::module::listen::listener::{Listener, listening, lock};
 use crate::module::listen::tap::Tap;
 use crate::module::walk::{Site, quantizers};
-use crate::{QuantError, QuantizedTensor, TensorOutcome};
+use crate::{QuantError, QuantizedTensor, module::TensorOutcome};
 
 /// Runs the prepared and the converted model over `samples` and writes into `report` by how much
 /// they differ: weight codes, and the codes of quantized activations, for each layer and each
@@ -184,7 +184,7 @@ mod tests {
     use burn::tensor::{DType, Device, Tensor};
 
     use super::*;
-    use crate::{ConvertConfig, Dequantize, QatConfig, map_quantizers};
+    use crate::{ConvertConfig, Dequantize, QatConfig, module::map_quantizers};
 
     /// A layer that multiplies by codes, whatever the device says of it.
     fn multiplying_codes() -> (Linear, Linear) {

@@ -13,7 +13,7 @@ use crate::format::groups::Groups;
 use crate::module::listen::listener::{Listener, listening, lock};
 use crate::module::listen::watch::Seen;
 use crate::table::{decibels, percent, table};
-use crate::{Granularity, QuantError, RunOutcome, Scheme, Site, quantizers};
+use crate::{Granularity, QuantError, Scheme, Site, module::RunOutcome, quantizers};
 
 /// What [`health`] found: one entry for each quantizer that saw data, in module order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub struct QuantizerHealth {
 /// ```
 /// use burn::module::Module;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{FakeQuantizeConfig, NumberFormat, Range, Scheme, health};
+/// use burn_lean_quant::{FakeQuantizeConfig, NumberFormat, Scheme, health, fake::Range};
 ///
 /// let device = Device::flex();
 /// let range = Range {

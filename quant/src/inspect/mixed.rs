@@ -10,8 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::inspect::sensitivity::{Sensitivity, sensitivity};
 use crate::table::table;
-use crate::{FakeQuantizeConfig, Located, Override, QatConfig, QuantError, WeightConfig};
-use crate::{RunOutcome, TensorOutcome, calibrate, map_quantizers, quantizers};
+use crate::{FakeQuantizeConfig, Override, QatConfig, QuantError, WeightConfig, module::Located};
+use crate::{
+    calibrate,
+    module::{RunOutcome, TensorOutcome, map_quantizers},
+    quantizers,
+};
 
 /// What the more sensitive layers are kept at.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

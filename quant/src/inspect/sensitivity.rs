@@ -11,7 +11,11 @@ use serde::{Deserialize, Serialize};
 use crate::health;
 use crate::module::listen::watch::{Weight, WeightVisitor, visit_weights};
 use crate::table::{decibels, table};
-use crate::{FakeQuantize, Located, QuantError, Site, TensorOutcome, map_quantizers, quantizers};
+use crate::{
+    FakeQuantize, QuantError, Site,
+    module::{Located, TensorOutcome, map_quantizers},
+    quantizers,
+};
 
 /// What [`sensitivity`] found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

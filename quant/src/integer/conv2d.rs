@@ -45,7 +45,7 @@ impl IntegerConv2d {
     ///
     /// # Errors
     ///
-    /// As [`IntegerLinear::new`](crate::IntegerLinear::new), and [`QuantError::InvalidConfig`] for a zero stride, dilation or
+    /// As [`IntegerLinear::new`](crate::integer::IntegerLinear::new), and [`QuantError::InvalidConfig`] for a zero stride, dilation or
     /// group count, or groups that do not divide the output channels.
     pub fn new(
         codes: Vec<i8>,
@@ -84,11 +84,11 @@ impl IntegerConv2d {
         })
     }
 
-    /// The layer of a quantized weight, as [`IntegerLinear::of`](crate::IntegerLinear::of).
+    /// The layer of a quantized weight, as [`IntegerLinear::of`](crate::integer::IntegerLinear::of).
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new) and [`IntegerLinear::of`](crate::IntegerLinear::of).
+    /// As [`new`](Self::new) and [`IntegerLinear::of`](crate::integer::IntegerLinear::of).
     pub fn of(
         weight: &QuantizedTensor,
         bias: Option<&[f32]>,
@@ -105,7 +105,7 @@ impl IntegerConv2d {
     ///
     /// # Errors
     ///
-    /// As [`IntegerLinear::accumulate`](crate::IntegerLinear::accumulate); an input smaller than the kernel is a
+    /// As [`IntegerLinear::accumulate`](crate::integer::IntegerLinear::accumulate); an input smaller than the kernel is a
     /// [`QuantError::InvalidConfig`].
     pub fn accumulate(
         &self,
@@ -149,7 +149,7 @@ impl IntegerConv2d {
     ///
     /// # Errors
     ///
-    /// As [`IntegerLinear::requantize`](crate::IntegerLinear::requantize).
+    /// As [`IntegerLinear::requantize`](crate::integer::IntegerLinear::requantize).
     pub fn requantize(
         &self,
         accumulators: &[i32],

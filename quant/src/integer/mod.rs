@@ -1,7 +1,7 @@
 //! What an integer-only device computes: the reference for deployable numbers.
 //!
 //! Codes times codes, summed in `i32`, plus an `i32` bias of scale `s_in · s_w[c]`; then
-//! requantization to the output grid ([`requantize`](crate::Multiplier)). Everything runs on the
+//! requantization to the output grid ([`requantize`](crate::integer::Multiplier)). Everything runs on the
 //! host, checks its ranges, and is written for reading, not for speed: it exists to prove that the
 //! numbers of a converted model are the ones that integer hardware will give.
 //!
@@ -112,7 +112,7 @@ impl Channels {
 /// A linear layer in integers: input codes × `i8` weights, summed in `i32`.
 ///
 /// ```
-/// use burn_lean_quant::{Grid, IntegerLinear, Requantization};
+/// use burn_lean_quant::integer::{Grid, IntegerLinear, Requantization};
 ///
 /// let input = Grid { scale: 0.5, zero_point: 10, quant_min: 0, quant_max: 255 };
 /// // [d_input, d_output] = [2, 1], weights 3 · 0.25 and −1 · 0.25, bias 1.0

@@ -25,7 +25,7 @@ pub enum Requantization {
 /// A positive real number as `mantissa · 2^(exponent − 31)`.
 ///
 /// ```
-/// use burn_lean_quant::Multiplier;
+/// use burn_lean_quant::integer::Multiplier;
 ///
 /// let multiplier = Multiplier::new(0.75).unwrap();
 /// assert_eq!((multiplier.mantissa(), multiplier.exponent()), (1_610_612_736, 0));

@@ -13,7 +13,7 @@ use burn_lean_reparam::{
 use crate::module::effective::{Effective, HostTensor};
 use crate::module::on_tape::on_tape;
 use crate::module::walk::{Site, quantizers};
-use crate::{FakeQuantize, QuantError, Range, Scheme};
+use crate::{FakeQuantize, QuantError, Scheme, fake::Range};
 
 /// Where a float tensor of a model is, and what it belongs to.
 #[derive(Debug, Clone, PartialEq)]

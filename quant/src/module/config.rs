@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fake::compiled;
 use crate::range::observer::ObserverConfig;
-use crate::{Clip, FakeQuantize, Granularity, Mapping, QuantError, Scheme};
+use crate::{FakeQuantize, Granularity, Mapping, QuantError, Scheme, fake::Clip};
 
 /// Whether scale and zero point are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ impl FakeQuantizeConfig {
 ///
 /// ```
 /// use burn::optim::{AdamWConfig, ModuleOptimizer};
-/// use burn_lean_quant::learned_parameters;
+/// use burn_lean_quant::module::learned_parameters;
 ///
 /// let optimizer: ModuleOptimizer = AdamWConfig::new().with_weight_decay(0.01).init();
 /// let scales = AdamWConfig::new().with_weight_decay(0.0).build();

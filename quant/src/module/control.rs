@@ -9,7 +9,10 @@ use burn::tensor::{Device, FloatDType};
 
 use crate::module::schedule::{Phase, Schedule};
 use crate::range::state::HostIntegers;
-use crate::{Dequantize, Granularity, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
+use crate::{
+    Dequantize, Granularity, NumberFormat, Scheme,
+    format::{ScaleFormat, ScaleRounding},
+};
 
 /// How the schedule is overruled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use crate::module::on_tape::on_tape;
 use crate::module::resident::Resident;
 use crate::module::schedule::{Phase, Schedule};
 use crate::range::observer::Observer;
-use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Range, Scheme};
+use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Scheme, fake::Range};
 
 /// Observes the values that pass through it, and fake-quantizes them.
 ///
@@ -33,7 +33,7 @@ use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Range, Scheme}
 ///   share theirs.
 /// - No mapper of the user's that changes floats (a clip of weights, for example) reaches the
 ///   observed range. Learned scales are parameters, and are reached: leave
-///   [`learned_parameters`](crate::learned_parameters) out.
+///   [`learned_parameters`](crate::module::learned_parameters) out.
 ///
 /// ```
 /// use burn::module::Module;

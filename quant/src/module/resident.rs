@@ -25,7 +25,7 @@ pub enum Dequantize {
     /// gives them to it, and only they stay in memory. Each weight's product is looked at when it is
     /// converted or loaded, with 1, 8 and 64 rows: it must be as exact as a product of floats, and not
     /// slower. All other weights are dequantized once, and the report says why
-    /// ([`ConvertedWeight::why_once`](crate::ConvertedWeight::why_once)).
+    /// ([`ConvertedWeight::why_once`](crate::deploy::ConvertedWeight::why_once)).
     ///
     /// That was seen on this device: a model that moves to another one, or a record that is loaded by
     /// Burn, dequantizes once. So does a [recorded](crate::QuantizedForward) forward pass, which computes

@@ -17,7 +17,7 @@ use crate::QuantError;
 /// part of the model's record. Up to 2³¹ − 2 steps.
 ///
 /// ```
-/// use burn_lean_quant::{Phase, Schedule};
+/// use burn_lean_quant::{Schedule, module::Phase};
 ///
 /// let schedule = Schedule::new()
 ///     .with_quantize_from(100)

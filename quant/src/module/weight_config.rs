@@ -3,7 +3,7 @@
 use burn::config::Config;
 
 use crate::range::observer::ObserverConfig;
-use crate::{Clip, FakeQuantizeConfig, Granularity, Learned, Mapping, NumberFormat, Scheme};
+use crate::{FakeQuantizeConfig, Granularity, Learned, Mapping, NumberFormat, Scheme, fake::Clip};
 
 /// Which weights of a layer share a scale; axes follow from the kind of layer.
 #[derive(

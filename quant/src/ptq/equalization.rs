@@ -2,7 +2,7 @@
 //! matter: [`smooth_quant`] and [`awq`].
 //!
 //! Both divide a layer's inputs by a factor for each feature and multiply the weight's rows by it,
-//! which changes nothing before quantization. [`rescale`](crate::rescale) writes the factors into a
+//! which changes nothing before quantization. [`rescale`](crate::ptq::rescale) writes the factors into a
 //! model.
 
 use burn::tensor::{Tensor, TensorData};
@@ -35,7 +35,7 @@ use crate::{QuantError, QuantParams, Scheme};
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{InputStatistics, smooth_quant};
+/// use burn_lean_quant::{module::InputStatistics, ptq::smooth_quant};
 ///
 /// let device = Device::flex();
 /// let mut inputs = InputStatistics::new(2);

@@ -17,10 +17,11 @@ use crate::model::unobserved::{LeftFloat, Unobserved, leave_float, without_range
 use crate::qat::training::calibrated;
 use crate::range::observer::ObserverConfig;
 use crate::{
-    LayerInputs, NumberFormat, QatConfig, QuantError, QuantizedForward, Range, RangeMethod,
-    Rounding, RoundingConfig, RunOutcome,
+    NumberFormat, QatConfig, QuantError, QuantizedForward, RangeMethod, Rounding, RoundingConfig,
+    fake::Range,
+    module::{LayerInputs, RunOutcome},
 };
-use crate::{RoundingReport, Site, WeightConfig, map_quantizers, quantizers};
+use crate::{Site, WeightConfig, module::map_quantizers, quantizers, rounding::RoundingReport};
 
 mod pass;
 mod report;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{QuantError, RunOutcome};
+use crate::{QuantError, module::RunOutcome};
 
 /// Runs all batches through a model.
 pub(super) type Run<'a, M> = &'a dyn Fn(&M) -> Result<(), QuantError>;

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::table::{percent, table};
-use crate::{LeftFloat, ObserverConfig, RoundingReport};
+use crate::{ObserverConfig, model::LeftFloat, rounding::RoundingReport};
 
 /// What [`PtqConfig::quantize`](crate::PtqConfig::quantize) did. Prints as tables.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -28,7 +28,7 @@ pub struct Rescale {
 /// Divides features by factors where they are produced and multiplies by them where they are
 /// consumed: the model computes the same, up to F32 rounding, and quantizes better.
 ///
-/// The factors come from [`smooth_quant`](crate::smooth_quant) or [`awq`](crate::awq). Rescale
+/// The factors come from [`smooth_quant`](crate::ptq::smooth_quant) or [`awq`](crate::ptq::awq). Rescale
 /// *before* [`prepare`](crate::QatConfig::prepare).
 ///
 /// # Errors
@@ -42,7 +42,7 @@ pub struct Rescale {
 /// use burn::module::Module;
 /// use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{Rescale, rescale};
+/// use burn_lean_quant::ptq::{Rescale, rescale};
 ///
 /// #[derive(Module, Debug)]
 /// struct Block {

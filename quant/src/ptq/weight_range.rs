@@ -8,7 +8,7 @@ use burn::tensor::{FloatDType, Tensor};
 use super::WeightRange;
 use crate::format::groups::Groups;
 use crate::module::listen::watch::{Weight, WeightVisitor, visit_weights};
-use crate::{FakeQuantize, QuantError, QuantParams, Range, Scheme, map_quantizers};
+use crate::{FakeQuantize, QuantError, QuantParams, Scheme, fake::Range, module::map_quantizers};
 
 /// Shares of the full range that are tried, from the whole down to 0.2: at 2 bits the best for a
 /// bell curve is near 0.4, at 4 bits near 0.7.

@@ -17,7 +17,11 @@ use crate::qat::choices::Choices;
 use crate::qat::found_sites::FoundSites;
 use crate::qat::overrides::Override;
 use crate::{FakeQuantize, FakeQuantizeConfig, Granularity, NumberFormat, QuantError, Schedule};
-use crate::{Scheme, SiteQuantizers, WeightConfig, WeightQuantizer, map_quantizers, quantizers};
+use crate::{
+    Scheme, WeightConfig, WeightQuantizer,
+    module::{SiteQuantizers, map_quantizers},
+    quantizers,
+};
 
 /// Quantization-aware training of a model, or its calibration.
 ///

@@ -9,7 +9,7 @@ use burn_lean_reparam::Rejected;
 use crate::model::batch_norm::{freeze_batch_norm, freezes_batch_norm};
 use crate::module::walk::own_quantizers;
 use crate::qat::training::calibrated;
-use crate::{QuantError, Unobserved};
+use crate::{QuantError, model::Unobserved};
 
 /// Runs forward passes with the quantizers of a prepared model, without an edit of the model: the
 /// counterpart of `Autocast::run` for quantization.

@@ -58,7 +58,7 @@ const PARTS: usize = 16;
 /// over the new bins: each bin's count in 16 parts. Infinities are left out.
 ///
 /// ```
-/// use burn_lean_quant::Histogram;
+/// use burn_lean_quant::range::Histogram;
 ///
 /// let mut histogram = Histogram::new(4);
 /// histogram.observe(&[0.0, 0.1, 0.9, 1.0]);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::range::histogram::{Histogram, RangeMethod};
 use crate::range::state::Buffer;
-use crate::{QuantError, Range, Scheme};
+use crate::{QuantError, Scheme, fake::Range};
 
 /// What the range of a quantizer is made of.
 ///

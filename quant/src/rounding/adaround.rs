@@ -62,7 +62,9 @@ impl Default for AdaRoundConfig {
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{AdaRoundConfig, InputStatistics, WeightGrid, adaround};
+/// use burn_lean_quant::{
+///     rounding::{AdaRoundConfig, WeightGrid, adaround}, module::InputStatistics,
+/// };
 ///
 /// let mut inputs = InputStatistics::new(2);
 /// inputs.observe(Tensor::from_data([[1.0, 1.0], [2.0, 2.0]], &Device::flex())).unwrap();

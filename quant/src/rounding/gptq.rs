@@ -51,7 +51,7 @@ impl Default for GptqConfig {
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{GptqConfig, InputStatistics, WeightGrid, gptq};
+/// use burn_lean_quant::{GptqConfig, module::InputStatistics, rounding::{WeightGrid, gptq}};
 ///
 /// // Two features that are always equal: their errors can cancel.
 /// let mut inputs = InputStatistics::new(2);

@@ -3,7 +3,9 @@
 use crate::codes::quantized_tensor::{code_range, group_index};
 use crate::model::channel_layout::ChannelLayout;
 use crate::model::float_parameters::FloatParameter;
-use crate::{Granularity, InputStatistics, QuantError, QuantizedTensor, Scheme, WeightGrid};
+use crate::{
+    Granularity, QuantError, QuantizedTensor, Scheme, module::InputStatistics, rounding::WeightGrid,
+};
 
 /// The grid of some elements of a weight, as a matrix of their order.
 pub(super) fn grid(

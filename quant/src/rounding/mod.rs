@@ -29,7 +29,7 @@ use crate::model::float_parameters::{self, FloatParameter};
 use crate::module::effective::Effective;
 use crate::module::listen::layer_inputs::LayerInputs;
 use crate::module::walk::{self, Site, quantizers};
-use crate::{InputStatistics, Learned, QuantError, QuantParams, QuantizedTensor, Scheme};
+use crate::{Learned, QuantError, QuantParams, QuantizedTensor, Scheme, module::InputStatistics};
 
 /// How weights are rounded to their codes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -256,7 +256,7 @@ impl RoundingConfig {
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{InputStatistics, WeightGrid, bias_correction};
+/// use burn_lean_quant::{module::InputStatistics, rounding::{WeightGrid, bias_correction}};
 ///
 /// let mut inputs = InputStatistics::new(1);
 /// inputs.observe(Tensor::from_data([[2.0], [4.0]], &Device::flex())).unwrap();

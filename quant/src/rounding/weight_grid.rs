@@ -6,7 +6,7 @@ use crate::QuantError;
 use crate::module::listen::input_statistics::InputStatistics;
 
 /// A weight `[outputs, inputs]` (row-major) with the grid of each element: the problem that
-/// nearest rounding, [`gptq`](crate::gptq) and [`adaround`](crate::adaround) solve differently.
+/// nearest rounding, [`gptq`](crate::rounding::gptq) and [`adaround`](crate::rounding::adaround) solve differently.
 ///
 /// `value = (code − zero_point) · scale`, with `quant_min ≤ code ≤ quant_max`.
 #[derive(Debug, Clone, PartialEq)]

@@ -21,7 +21,9 @@ use crate::{FakeQuantize, QuantError, QuantParams};
 /// use burn::module::{Module, Param};
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{QatConfig, WeightConfig, quantized_weights, set_weight_scales};
+/// use burn_lean_quant::{
+///     QatConfig, WeightConfig, quantized_weights, rounding::set_weight_scales,
+/// };
 ///
 /// let device = Device::flex();
 /// let mut model = LinearConfig::new(2, 1).with_bias(false).init(&device);

@@ -2,8 +2,8 @@
 
 use burn::module::ParamGroup;
 use burn_lean_prune::{
-    Budget, FisherConfig, GradientMatrix, GradualConfig, Layer, Layout, Problem, Pruner,
-    PrunerConfig, RidgeChoice, Schedule, SolverConfig,
+    Budget, FisherConfig, GradientMatrix, GradualConfig, Layout, Problem, Pruner, PrunerConfig,
+    RidgeChoice, Schedule, SolverConfig, model::Layer,
 };
 use serde::{Deserialize, Serialize};
 

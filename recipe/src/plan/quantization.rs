@@ -5,9 +5,9 @@ use burn_lean_prune::{
     Budget, DeadColumns, FisherConfig, Method, PruneError, PrunerConfig, Selection, SolverConfig,
 };
 use burn_lean_quant::{
-    AdaRoundConfig, FakeQuantizeConfig, GptqConfig, NumberFormat, ObserverConfig, Override,
-    PtqConfig, QatConfig, QuantError, Rounding, RoundingConfig, Scheme, WeightConfig,
-    WeightGranularity, WeightRange,
+    FakeQuantizeConfig, GptqConfig, NumberFormat, ObserverConfig, Override, PtqConfig, QatConfig,
+    QuantError, Rounding, RoundingConfig, Scheme, WeightConfig, WeightGranularity, WeightRange,
+    rounding::AdaRoundConfig,
 };
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,9 @@
 
 use burn::module::Module;
 use burn_lean_prune::{Masks, SparseRecord};
-use burn_lean_quant::{ConvertConfig, QuantizedForward, Unsupported, fold_for, set_weight_scales};
+use burn_lean_quant::{
+    ConvertConfig, QuantizedForward, Unsupported, fold_for, rounding::set_weight_scales,
+};
 use burn_lean_reparam::{ChainReparameterizer, attach};
 
 use super::StageOutcome;

@@ -2,7 +2,7 @@
 
 use burn::backend::ir::TensorIr;
 use burn_lean_graph::Node;
-use burn_lean_quant::Grid;
+use burn_lean_quant::integer::Grid;
 
 use super::codes::pack;
 use crate::export::data::check_scaled;

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_lean_prune::{
-///     Budget, GradientMatrix, GridConfig, LayerGrid, Layout, Problem, SolverConfig, solve,
+///     Budget, GradientMatrix, GridConfig, Layout, Problem, SolverConfig, solve,
+///     solver::LayerGrid,
 /// };
 ///
 /// let device = Device::flex();

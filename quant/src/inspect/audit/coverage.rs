@@ -11,7 +11,7 @@ use burn_lean_graph::{Graph, Node, Role};
 use burn_lean_reparam::each_float;
 
 use super::{Cause, Coverage};
-use crate::{Phase, Scheme, Site, quantizers};
+use crate::{Scheme, Site, module::Phase, quantizers};
 
 pub(super) struct Coverages {
     /// Scheme of each quantizer, and what it does now, by path.

@@ -33,11 +33,11 @@ impl Samples {
 /// samples there are.
 ///
 /// A sample is one row `x` of the layer's matrix product, of `d` features: a row of a linear
-/// layer's input, a patch of a convolution's ([`patches`](crate::patches)).
+/// layer's input, a patch of a convolution's ([`patches`](crate::module::patches)).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::InputStatistics;
+/// use burn_lean_quant::module::InputStatistics;
 ///
 /// let mut inputs = InputStatistics::new(2);
 /// let x = Tensor::<2>::from_data([[1.0, 2.0], [3.0, -6.0]], &Device::flex());

@@ -13,7 +13,10 @@ use burn_lean_graph::hooks;
 
 use crate::module::listen::input_statistics::Samples;
 use crate::module::listen::listener::{Listener, collecting, lock};
-use crate::{InputStatistics, QuantError, RunOutcome, WeightQuantizer};
+use crate::{
+    QuantError, WeightQuantizer,
+    module::{InputStatistics, RunOutcome},
+};
 
 /// [`InputStatistics`] of the layers of a model, by the paths of their weights.
 ///
@@ -41,7 +44,7 @@ impl LayerInputs {
     /// ```
     /// use burn::nn::LinearConfig;
     /// use burn::tensor::{Device, Tensor};
-    /// use burn_lean_quant::{ForwardQ, LayerInputs, QatConfig};
+    /// use burn_lean_quant::{ForwardQ, QatConfig, module::LayerInputs};
     ///
     /// let device = Device::flex();
     /// let model = LinearConfig::new(2, 3).init(&device);

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::Module;
 
-use crate::map_quantizers;
 use crate::module::listen::layer_inputs::LayerInputs;
 use crate::module::listen::tap::Tap;
 use crate::module::listen::watch::Watcher;
+use crate::module::map_quantizers;
 use crate::module::walk::Site;
 
 /// What is shared by the quantizers of one model copy.

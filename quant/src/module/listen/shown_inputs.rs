@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use burn_lean_graph::Role;
 use burn_lean_graph::hooks::{Hook, HookedAt};
 
-use crate::LayerInputs;
+use crate::module::LayerInputs;
 use crate::module::listen::layer_inputs::Slide;
 
 /// Shows what the product with a weight multiplies it with, behind the layer's input quantizer.

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::FakeQuantize;
 use crate::module::effective;
-use crate::{Dequantize, QuantParams, Range};
+use crate::{Dequantize, QuantParams, fake::Range};
 
 impl FakeQuantize {
     /// With exactly this scale and zero point from now on; a memoryless observer keeps them, too.

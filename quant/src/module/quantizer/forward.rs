@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::{FakeQuantize, State};
+use crate::fake::{fake_quantize_learned, to_codes};
 use crate::fake_quantize;
 use crate::module::control::Mode;
 use crate::module::listen::listener::Listener;
@@ -12,8 +13,10 @@ use crate::module::listen::tap;
 use crate::module::listen::watch;
 use crate::module::schedule::Phase;
 use crate::range::observer::read;
-use crate::{Learned, LearnedGradient, ObserverConfig, QuantError, QuantParams, Range};
-use crate::{fake_quantize_learned, to_codes};
+use crate::{
+    Learned, ObserverConfig, QuantError, QuantParams,
+    fake::{LearnedGradient, Range},
+};
 
 /// How a tensor is quantized.
 enum Chosen {

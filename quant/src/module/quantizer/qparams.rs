@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::{FakeQuantize, State};
 use crate::range::observer::read;
-use crate::{Granularity, QuantError, QuantParams, Range};
+use crate::{Granularity, QuantError, QuantParams, fake::Range};
 
 impl FakeQuantize {
     /// The range that was observed.
