@@ -33,7 +33,7 @@ use crate::reparam::Rejected;
 /// let (model, _) = model
 ///     .valid()
 ///     .materialize()
-///     .quantize(&PtqConfig::default(), || [x.clone().inner()], |model, x| model.forward(x))?;
+///     .quantize(&PtqConfig::new(), || [x.clone().inner()], |model, x| model.forward(x))?;
 /// let (model, _) = model.convert(&ConvertConfig::new())?;
 /// let zeros = model.weight.val().equal_elem(0.0).int().sum().into_scalar::<i64>();
 /// assert_eq!(zeros, 24);
