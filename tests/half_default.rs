@@ -15,7 +15,6 @@ use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Layout, Method,
     Problem, Pruner, RidgeChoice, Selection, SolverConfig, activation_norms, solve,
     solve_with_ridge,
-    solver::{IhtConfig, Refit},
 };
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, ForwardQ, GptqConfig, Learned, MixedPrecisionConfig,
@@ -138,12 +137,10 @@ fn prunes(device: &Device) {
     let found = Problem::new(gradients, dense.clone(), layout.clone()).unwrap();
     let dense = Tensor::from_data(dense.into_data(), (&other, DType::F32));
     let expected = Problem::new(GradientMatrix::from_tensor(rows).unwrap(), dense, layout).unwrap();
-    let iht = IhtConfig::new().with_refit(Refit::CoordinateDescent { sweeps: 2 });
     for method in [
         Method::DiagonalFisher,
         Method::WoodFisher { block_size: 64 },
         Method::BackSolve,
-        Method::IterativeHardThresholding(iht),
         Method::Chita(ChitaConfig::new()),
     ] {
         let config = SolverConfig::new(Budget::Sparsity(0.5))

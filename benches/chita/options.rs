@@ -213,8 +213,6 @@ pub(crate) enum MethodName {
     Wanda,
     /// Magnitude, then the exact regression on the kept weights.
     BackSolve,
-    /// Iterative hard thresholding, then the same regression.
-    Iht,
     /// One stage of CHITA.
     Chita,
     /// Several stages of CHITA with fresh gradients.

@@ -41,7 +41,7 @@
 //! - [`Selection`]: which parameters are pruned, and why others are not;
 //! - [`Budget`] and [`SparsityPattern`]: how much is kept (in all, per layer, in operations as
 //!   [`flops()`] counts them), and in which shape (single weights, N:M, groups);
-//! - [`Method`]: CHITA, iterative hard thresholding, and what to compare them with;
+//! - [`Method`]: CHITA, and what to compare it with;
 //! - [`GridConfig`]: kept weights on the grid of a quantized model, by the same objective;
 //! - [`RunningStatistics`]: what becomes of BatchNorm;
 //! - [`recompute_batch_norm`], [`mean_loss`], [`PruneReport`]: what to do with the outcome.

@@ -6,11 +6,8 @@ use burn_lean::layerwise::{self, Gram, Keep, LayerProblem, ProblemConfig, Pull, 
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Groups, LayerKind,
     Layout, Masks, Method, Problem, Pruner, PrunerConfig, Ridge, RidgeChoice, Schedule, Shares,
-    SketchConfig, SolverConfig, SparseRecord, SparsityPattern,
-    fisher::SketchMethod,
-    layerwise::SupportMethod,
-    solve,
-    solver::{IhtConfig, Refit},
+    SketchConfig, SolverConfig, SparseRecord, SparsityPattern, fisher::SketchMethod,
+    layerwise::SupportMethod, solve,
 };
 use proptest::prelude::*;
 
@@ -59,18 +56,6 @@ fn pattern() -> impl Strategy<Value = SparsityPattern> {
 }
 
 fn method() -> impl Strategy<Value = Method> {
-    let refit = prop_oneof![
-        Just(Refit::None),
-        (0usize..4).prop_map(|sweeps| Refit::CoordinateDescent { sweeps }),
-        Just(Refit::BackSolve),
-    ];
-    let iht = (0usize..20, -1e-7f64..1e-3, 0.5f64..3.0, refit).prop_map(
-        |(max_iterations, tolerance, active_set, refit)| {
-            let iht = IhtConfig::new().with_max_iterations(max_iterations);
-            let iht = iht.with_tolerance(tolerance).with_active_set(active_set);
-            Method::IterativeHardThresholding(iht.with_refit(refit))
-        },
-    );
     let exchanges = proptest::option::of(0usize..5);
     let chita = (0.5f64..4.0, 0usize..5, 0usize..5, exchanges).prop_map(
         |(expansion, stages, splices, exchanges)| {
@@ -90,7 +75,6 @@ fn method() -> impl Strategy<Value = Method> {
             activation_norms: kind.values(5, count),
         }),
         1 => Just(Method::BackSolve),
-        1 => iht,
         4 => chita,
     ]
 }
@@ -282,7 +266,6 @@ fn ordinary_models_are_not_refused() {
     let methods = [
         Method::Magnitude,
         Method::BackSolve,
-        Method::IterativeHardThresholding(IhtConfig::new()),
         Method::Chita(ChitaConfig::new()),
     ];
     for method in methods {
