@@ -56,8 +56,8 @@
 //!
 //! - [`Masks`], also of the largest weights or from the zeros of a checkpoint;
 //!   [`AttachMasks`](masks::AttachMasks); [`rewind`]: the survivors back at earlier values;
-//! - [`SparseRecord`]: files without zeros; [`SparseLinear`]: sparse inference of one layer (`Engine`
-//!   of `burn-lean-deploy` finds in a whole model which matrices are faster so);
+//! - [`SparseRecord`]: files without zeros (`Engine` of `burn-lean-deploy` finds in a whole model which
+//!   matrices are faster without theirs);
 //! - [`Shrink`]: a whole model with smaller layers, in one call, as far as its recorded forward pass
 //!   shows what goes together; [`load_shrunk`]: its record back into a new model;
 //! - [`shrink_heads`](shrink::shrink_heads): an attention with fewer heads.
@@ -100,5 +100,5 @@ pub use solver::{
     ChitaConfig, DeadColumns, GridConfig, Method, Ridge, RidgeChoice, SolverConfig, solve,
     solve_with_ridge,
 };
-pub use sparse::{SparseLinear, SparseRecord};
+pub use sparse::SparseRecord;
 pub use statistics::{RunningStatistics, activation_norms, recompute_batch_norm};
