@@ -18,7 +18,7 @@ pub(crate) mod uses;
 pub(crate) mod view;
 
 pub use gradient_matrix::GradientMatrix;
-pub use sketch::{SketchConfig, SketchMethod, SketchReport};
+pub use sketch::{SketchConfig, SketchReport};
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
