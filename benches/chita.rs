@@ -40,7 +40,7 @@ use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, Masks, Method, Problem, PruneError, PruneReport, Pruner, PrunerConfig,
     RidgeChoice, RunningStatistics, Selection, SolverConfig, SparsityPattern, activation_norms,
-    flops, mean_loss, run::StageReport, solve_with_ridge, solver::IhtConfig,
+    flops, mean_loss, run::StageReport, solve_with_ridge,
 };
 use clap::Parser;
 use network::loss;
@@ -537,7 +537,6 @@ impl<'a, M: Network> Run<'a, M> {
             MethodName::Obd => Method::DiagonalFisher,
             MethodName::WoodFisher => Method::WoodFisher { block_size: 50 },
             MethodName::BackSolve => Method::BackSolve,
-            MethodName::Iht => Method::IterativeHardThresholding(IhtConfig::new()),
             MethodName::Chita | MethodName::ChitaPlusPlus => {
                 let configs = self.cli.chita();
                 Method::Chita(configs.into_iter().next().unwrap_or_else(ChitaConfig::new))

@@ -1,19 +1,16 @@
-//! Pruning: how fast gradients come, how the solver scales, when sparse layers are faster.
+//! Pruning: how fast gradients come, how the solver scales.
 //!
 //! `cargo bench --bench prune -- --json FILE`
 //!
 //! Gradients: seconds of n Fisher samples against n backward passes whose gradients are dropped.
 //! Scaling: CPU time and memory of one solution of made-up problems at 90 % sparsity, with the
 //! exponents that fit them best. Budgets: what a bound of the operations and what blocks add to that. Disk: a
-//! stage whose gradients are in memory, and in a file of the folder `--on-disk`. Sparse: the table of
-//! `prune/sparse_linear.rs`.
+//! stage whose gradients are in memory, and in a file of the folder `--on-disk`.
 
 #[path = "support/mod.rs"]
 mod harness;
 #[path = "prune/scaling.rs"]
 mod scaling;
-#[path = "prune/sparse_linear.rs"]
-mod sparse_linear;
 #[path = "../examples/support/mod.rs"]
 mod support;
 
@@ -36,8 +33,7 @@ struct Arguments {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
-    /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `budgets`, `disk`,
-    /// `sparse`.
+    /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `budgets`, `disk`.
     #[arg(long, default_value = "")]
     table: String,
     /// Of the gradients, only networks whose name contains this.
@@ -89,9 +85,6 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         let folder = arguments.on_disk.clone().unwrap_or_else(std::env::temp_dir);
         let table = scaling::disk(&device, &folder)?;
         table.publish_as(arguments.json.as_deref(), "disk")?;
-    }
-    if "sparse".contains(&arguments.table) {
-        sparse_linear::sparse_linear();
     }
     Ok(())
 }

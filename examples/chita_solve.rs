@@ -27,8 +27,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, Layout, Method, Problem, SolverConfig, SparsityPattern,
-    solve, solver::IhtConfig,
+    Budget, ChitaConfig, DeadColumns, Layout, Method, Problem, SolverConfig, SparsityPattern, solve,
 };
 use clap::{Parser, ValueEnum};
 use support::{DeviceName, PeakMemory};
@@ -103,8 +102,6 @@ enum MethodName {
     WoodFisher,
     /// Largest weights, then the exact regression on them.
     BackSolve,
-    /// Iterative hard thresholding.
-    Iht,
     Chita,
 }
 
@@ -194,7 +191,6 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
             block_size: cli.block_size.unwrap_or(50),
         },
         MethodName::BackSolve => Method::BackSolve,
-        MethodName::Iht => Method::IterativeHardThresholding(IhtConfig::new()),
         MethodName::Chita => Method::Chita(chita),
     };
     let dead_columns = match cli.dead_columns_first {

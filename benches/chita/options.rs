@@ -9,7 +9,7 @@ use burn::tensor::FloatDType;
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, FisherConfig, PruneError, RidgeChoice, RunningStatistics,
     Schedule, Selection, SketchConfig, SparsityPattern,
-    fisher::{FisherReport, GradientMethod, SketchMethod},
+    fisher::{FisherReport, GradientMethod},
     run::StageReport,
 };
 use clap::{Parser, ValueEnum};
@@ -88,12 +88,9 @@ pub(crate) struct Cli {
     /// Storage of the gradients.
     #[arg(long, value_enum, default_value_t = StorageName::F32)]
     storage: StorageName,
-    /// A sketch of so many rows instead of the Fisher samples.
+    /// A sketch of so many rows, sums with random signs, instead of the Fisher samples.
     #[arg(long, value_name = "ROWS")]
     sketch: Option<usize>,
-    /// How the sketch is made.
-    #[arg(long, value_enum, default_value_t = SketchName::RandomSigns, requires = "sketch")]
-    sketch_method: SketchName,
     /// A folder for gradients beyond `--memory-bound`.
     #[arg(long, value_name = "DIR")]
     on_disk: Option<PathBuf>,
@@ -182,13 +179,6 @@ enum StorageName {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum SketchName {
-    FrequentDirections,
-    /// Sums of samples with random signs.
-    RandomSigns,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum StatisticsName {
     /// New ones where they lower the loss on held-out images.
     Judged,
@@ -213,8 +203,6 @@ pub(crate) enum MethodName {
     Wanda,
     /// Magnitude, then the exact regression on the kept weights.
     BackSolve,
-    /// Iterative hard thresholding, then the same regression.
-    Iht,
     /// One stage of CHITA.
     Chita,
     /// Several stages of CHITA with fresh gradients.
@@ -318,16 +306,11 @@ impl Cli {
             StorageName::F16 => FloatDType::F16,
             StorageName::Bf16 => FloatDType::BF16,
         };
-        let sketch_method = match self.sketch_method {
-            SketchName::FrequentDirections => SketchMethod::FrequentDirections,
-            SketchName::RandomSigns => SketchMethod::RandomSigns,
-        };
-        let sketch = |rows| SketchConfig::new(rows).with_method(sketch_method);
         let fisher = FisherConfig::new(self.samples())
             .with_batch_size(self.batch_size())
             .with_method(method)
             .with_dtype(dtype)
-            .with_sketch(self.sketch.map(sketch))
+            .with_sketch(self.sketch.map(SketchConfig::new))
             .with_on_disk(self.on_disk.clone());
         match self.memory_bound {
             Some(bound) => fisher.with_memory_bound(bound),

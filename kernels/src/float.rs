@@ -4,9 +4,10 @@ mod scaled;
 
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use crate::drive::{HEIGHT, Place, Right, multiply};
 use crate::error::expect;
-use crate::half::{to_bf16, to_f16};
 use crate::layout::{Lines, WIDTH, apart, lines, nibbles};
 use crate::rows::Left;
 use crate::simd::Simd;
@@ -72,8 +73,12 @@ impl FloatMatrix {
         expect("weights", rows * columns, values.len())?;
         let fits = values.iter().all(|value| value.abs() < 65520.0);
         let panels = match storage {
-            Storage::F16 if fits => Panels::F16(lines(values, rows, columns, to_f16)),
-            Storage::BF16 => Panels::BF16(lines(values, rows, columns, to_bf16)),
+            Storage::F16 if fits => Panels::F16(lines(values, rows, columns, |value| {
+                f16::from_f32(value).to_bits()
+            })),
+            Storage::BF16 => Panels::BF16(lines(values, rows, columns, |value| {
+                bf16::from_f32(value).to_bits()
+            })),
             _ => Panels::F32(lines(values, rows, columns, |value| value)),
         };
         Ok(Self {

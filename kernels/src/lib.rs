@@ -35,7 +35,6 @@ mod elementwise;
 mod epilogue;
 mod error;
 mod float;
-mod half;
 mod integer;
 mod layout;
 mod quantize;

@@ -41,7 +41,7 @@
 //! - [`Selection`]: which parameters are pruned, and why others are not;
 //! - [`Budget`] and [`SparsityPattern`]: how much is kept (in all, per layer, in operations as
 //!   [`flops()`] counts them), and in which shape (single weights, N:M, groups);
-//! - [`Method`]: CHITA, iterative hard thresholding, and what to compare them with;
+//! - [`Method`]: CHITA, and what to compare it with;
 //! - [`GridConfig`]: kept weights on the grid of a quantized model, by the same objective;
 //! - [`RunningStatistics`]: what becomes of BatchNorm;
 //! - [`recompute_batch_norm`], [`mean_loss`], [`PruneReport`]: what to do with the outcome.
@@ -56,8 +56,8 @@
 //!
 //! - [`Masks`], also of the largest weights or from the zeros of a checkpoint;
 //!   [`AttachMasks`](masks::AttachMasks); [`rewind`]: the survivors back at earlier values;
-//! - [`SparseRecord`]: files without zeros; [`SparseLinear`]: sparse inference of one layer (`Engine`
-//!   of `burn-lean-deploy` finds in a whole model which matrices are faster so);
+//! - [`SparseRecord`]: files without zeros (`Engine` of `burn-lean-deploy` finds in a whole model which
+//!   matrices are faster without theirs);
 //! - [`Shrink`]: a whole model with smaller layers, in one call, as far as its recorded forward pass
 //!   shows what goes together; [`load_shrunk`]: its record back into a new model;
 //! - [`shrink_heads`](shrink::shrink_heads): an attention with fewer heads.
@@ -100,5 +100,5 @@ pub use solver::{
     ChitaConfig, DeadColumns, GridConfig, Method, Ridge, RidgeChoice, SolverConfig, solve,
     solve_with_ridge,
 };
-pub use sparse::{SparseLinear, SparseRecord};
+pub use sparse::SparseRecord;
 pub use statistics::{RunningStatistics, activation_norms, recompute_batch_norm};

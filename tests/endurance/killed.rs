@@ -1,14 +1,12 @@
-//! Killed at any moment, again and again, a pruner, a one-shot run and a training loop come to what they
-//! come to in one go, bit by bit.
+//! Killed at any moment, again and again, a pruner and a one-shot run come to what they come to in one go,
+//! bit by bit.
 
 use std::cell::Cell;
 use std::path::Path;
 use std::process::Command;
 
 use burn::module::Module;
-use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::amp::{Autocast, Checkpoints, GradScalerConfig};
+use burn::tensor::{Device, Tensor};
 use burn_lean::oneshot::{OneShot, Preset};
 use burn_lean::prune::{
     Budget, FisherConfig, Method, PrunerConfig, RidgeChoice, Schedule, SolverConfig,
@@ -74,46 +72,13 @@ fn compressed(folder: &Path, moments: &Moments) -> Net {
     done.unwrap().model
 }
 
-fn trained(folder: &Path, moments: &Moments) -> Net {
-    let device = Device::flex().autodiff();
-    let checkpoints = Checkpoints::new(folder);
-    let mut net = Net::of(Kind::Ordinary, 1, &device);
-    let mut optim = AdamWConfig::new().init();
-    let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
-    let mut first = 0;
-    if let Some(step) = checkpoints.latest().unwrap() {
-        (net, optim, scaler) = checkpoints.load(step, net, optim).unwrap();
-        first = step;
-    }
-    let autocast = Autocast::new(FloatDType::F16);
-    for step in first..20 {
-        moments.pass();
-        // Some batches overflow.
-        let kind = if step % 5 == 3 {
-            Kind::Huge
-        } else {
-            Kind::Ordinary
-        };
-        let x = kind.tensor::<2>(step, [16, 8], &device);
-        let loss = autocast.run(&net, x, |net: &Net, x| net.forward(x).square().mean());
-        let grads = scaler.scale(loss.unwrap()).unwrap().backward();
-        let grads = GradientsParams::from_grads(grads, &net);
-        net = scaler.step(&mut optim, 0.01, net, grads).unwrap();
-        if step % 3 == 2 {
-            checkpoints.save(step + 1, &net, &optim, &scaler).unwrap();
-        }
-    }
-    net
-}
-
 fn work(name: &str, folder: &Path, dies: Option<usize>) -> String {
     let moments = Moments {
         left: Cell::new(dies),
     };
     let net = match name {
         "pruner" => pruned(folder, &moments),
-        "one-shot" => compressed(folder, &moments),
-        _ => trained(folder, &moments),
+        _ => compressed(folder, &moments),
     };
     let said = parameters(&net.valid()).into_iter().map(|one| {
         let bits = one
@@ -183,9 +148,4 @@ fn a_pruner_in_stages_survives_kills() {
 #[test]
 fn a_one_shot_run_survives_kills() {
     survives("one-shot", 4);
-}
-
-#[test]
-fn a_training_with_checkpoints_survives_kills() {
-    survives("training", 12);
 }

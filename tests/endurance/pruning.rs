@@ -6,11 +6,7 @@ use burn_lean::layerwise::{self, Gram, Keep, LayerProblem, ProblemConfig, Pull, 
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Groups, LayerKind,
     Layout, Masks, Method, Problem, Pruner, PrunerConfig, Ridge, RidgeChoice, Schedule, Shares,
-    SketchConfig, SolverConfig, SparseRecord, SparsityPattern,
-    fisher::SketchMethod,
-    layerwise::SupportMethod,
-    solve,
-    solver::{IhtConfig, Refit},
+    SketchConfig, SolverConfig, SparseRecord, SparsityPattern, layerwise::SupportMethod, solve,
 };
 use proptest::prelude::*;
 
@@ -59,18 +55,6 @@ fn pattern() -> impl Strategy<Value = SparsityPattern> {
 }
 
 fn method() -> impl Strategy<Value = Method> {
-    let refit = prop_oneof![
-        Just(Refit::None),
-        (0usize..4).prop_map(|sweeps| Refit::CoordinateDescent { sweeps }),
-        Just(Refit::BackSolve),
-    ];
-    let iht = (0usize..20, -1e-7f64..1e-3, 0.5f64..3.0, refit).prop_map(
-        |(max_iterations, tolerance, active_set, refit)| {
-            let iht = IhtConfig::new().with_max_iterations(max_iterations);
-            let iht = iht.with_tolerance(tolerance).with_active_set(active_set);
-            Method::IterativeHardThresholding(iht.with_refit(refit))
-        },
-    );
     let exchanges = proptest::option::of(0usize..5);
     let chita = (0.5f64..4.0, 0usize..5, 0usize..5, exchanges).prop_map(
         |(expansion, stages, splices, exchanges)| {
@@ -90,7 +74,6 @@ fn method() -> impl Strategy<Value = Method> {
             activation_norms: kind.values(5, count),
         }),
         1 => Just(Method::BackSolve),
-        1 => iht,
         4 => chita,
     ]
 }
@@ -282,7 +265,6 @@ fn ordinary_models_are_not_refused() {
     let methods = [
         Method::Magnitude,
         Method::BackSolve,
-        Method::IterativeHardThresholding(IhtConfig::new()),
         Method::Chita(ChitaConfig::new()),
     ];
     for method in methods {
@@ -317,7 +299,7 @@ proptest! {
         budget in budget(), pattern in pattern(), method in method(), x in kind(), w in kind(),
         seed in 0u64..10_000, samples in 0usize..12, stages in 0usize..3, base in share(),
         sweep in any::<bool>(), in_blocks in any::<bool>(), gradual in any::<bool>(),
-        place in 0usize..4,
+        place in 0usize..3,
     ) {
         let solver = SolverConfig::new(budget).with_pattern(pattern).with_method(method);
         let ridge = |l2| Ridge { l2, first_order: None, tempering: None };
@@ -325,7 +307,6 @@ proptest! {
         let fisher = match place {
             0 => fisher.with_memory_bound(1 << 9).with_on_disk(Some(std::env::temp_dir())),
             1 => fisher.with_sketch(Some(SketchConfig::new(4))),
-            2 => fisher.with_sketch(Some(SketchConfig::new(5).with_method(SketchMethod::RandomSigns))),
             _ => fisher,
         };
         let config = PrunerConfig::new(solver, fisher)

@@ -42,7 +42,6 @@ mod solver_exact;
 mod solver_parts;
 mod solver_patterns;
 mod solver_properties;
-mod sparse_linear;
 mod sparse_record;
 mod splicing;
 mod tuning;

@@ -4,7 +4,6 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, GradientMatrix, Layout, Method, Problem, Ridge, RidgeChoice,
     Solution, SolverConfig, solve, solve_with_ridge,
-    solver::{IhtConfig, Refit},
 };
 
 use crate::reference::{Plain, distance};
@@ -24,11 +23,8 @@ fn plain(seed: u64) -> Plain {
 
 #[test]
 fn every_method_finds_the_exact_minimum_on_its_support() {
-    let sweeps = Refit::CoordinateDescent { sweeps: 200 };
     let methods = [
         Method::BackSolve,
-        Method::IterativeHardThresholding(IhtConfig::new()),
-        Method::IterativeHardThresholding(IhtConfig::new().with_refit(sweeps)),
         Method::Chita(ChitaConfig::new()),
         Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
     ];

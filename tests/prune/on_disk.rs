@@ -4,7 +4,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::prune::{
     Budget, ChitaConfig, Fisher, FisherConfig, GradientMatrix, Layout, Method, Problem, PruneError,
-    PrunerConfig, RidgeChoice, Selection, SolverConfig, solve, solver::IhtConfig,
+    PrunerConfig, RidgeChoice, Selection, SolverConfig, solve,
 };
 
 use crate::pruner::{Net, config, pairs, prune, weights};
@@ -70,7 +70,6 @@ fn every_method_solves_the_same_problem_from_disk() {
             None,
         ),
         (Method::Chita(ChitaConfig::new()), Some(16)),
-        (Method::IterativeHardThresholding(IhtConfig::new()), None),
         (Method::BackSolve, None),
         (Method::DiagonalFisher, None),
         (Method::WoodFisher { block_size: 16 }, None),

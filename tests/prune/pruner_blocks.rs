@@ -6,8 +6,8 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Groups, Method, PruneError, Pruned, PrunerConfig, RidgeChoice, Selection,
-    SolverConfig, SparsityPattern,
+    Budget, DeadColumns, FisherConfig, Groups, Method, PruneError, Pruned, PrunerConfig,
+    RidgeChoice, Selection, SolverConfig, SparsityPattern, fisher::GradientMethod,
 };
 
 use crate::reference::dot;
@@ -111,20 +111,23 @@ fn the_objective_counts_blocks_of_which_nothing_or_all_is_kept() {
         ),
     ] {
         for method in [Method::Magnitude, Method::BackSolve] {
-            let net = Net::new(&device);
-            let selection = Selection::of(&net, None).unwrap();
-            let net = selection
-                .unflatten(net, Tensor::from_data(&dense[..], &device))
-                .unwrap();
-            let pruned = run(&config(budget.clone(), method.clone(), 30), net).unwrap();
-            assert_eq!(kept(&pruned), expected, "{method:?}");
-            let weights = values(pruned.selection.flatten(&pruned.model).unwrap());
-            let expected = objective(&[0..30, 30..46], dense, &weights);
-            let found = pruned.stages[0].objective;
-            assert!(
-                (found - expected).abs() < 1e-4 * expected.abs(),
-                "{method:?}: {found}, not {expected}"
-            );
+            // The first layer in one block, and cut in two.
+            for (width, blocks) in [(30, &[0..30, 30..46][..]), (20, &[0..20, 20..40, 40..46])] {
+                let net = Net::new(&device);
+                let selection = Selection::of(&net, None).unwrap();
+                let net = selection
+                    .unflatten(net, Tensor::from_data(&dense[..], &device))
+                    .unwrap();
+                let pruned = run(&config(budget.clone(), method.clone(), width), net).unwrap();
+                assert_eq!(kept(&pruned), expected, "{method:?}");
+                let weights = values(pruned.selection.flatten(&pruned.model).unwrap());
+                let expected = objective(blocks, dense, &weights);
+                let found = pruned.stages[0].objective;
+                assert!(
+                    (found - expected).abs() < 1e-4 * expected.abs(),
+                    "{method:?}: {found}, not {expected}"
+                );
+            }
         }
     }
 }
@@ -256,6 +259,25 @@ fn a_layer_that_the_loss_does_not_use_is_pruned_first_in_blocks_too() {
             assert_eq!(kept(&pruned), [30, 10, 2]);
         }
     });
+}
+
+#[test]
+fn a_loss_that_depends_on_no_prunable_parameter_is_refused_in_blocks_too() {
+    let device = Device::flex();
+    let loss = |net: &Net, x: &Tensor<2>| net.loss(x).detach();
+    for method in [GradientMethod::Batched, GradientMethod::Plain] {
+        let mut config = config(Budget::Sparsity(0.5), Method::Magnitude, 30);
+        config.fisher.method = method;
+        // Else the gradients are looked at before any block.
+        config.solver.dead_columns = Some(DeadColumns::Priced);
+        let rejected = config.prune(Net::new(&device), loss, |_| examples(&device));
+        match rejected.unwrap_err().into_error() {
+            PruneError::Loss { reason } => {
+                assert!(reason.contains("no prunable parameter"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]

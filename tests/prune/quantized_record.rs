@@ -151,7 +151,7 @@ fn codes_that_contradict_their_entry_are_refused() {
         ("\"count\":65536", "\"count\":99999999999999"),
         ("\"scales\":", "\"scales\":9"),
     ] {
-        let bytes = with_header(&bytes, from, to);
+        let bytes = crate::sparse_record::with_header(&bytes, from, to);
         let record = SparseRecord::from_bytes(&bytes).unwrap();
         let fresh = quantizers(8).prepare(dense(&device)).unwrap();
         let rejected = record.load_into(fresh).unwrap_err();
@@ -164,20 +164,6 @@ fn codes_that_contradict_their_entry_are_refused() {
         );
         assert!(typed, "{to}: {}", rejected.error());
     }
-}
-
-/// The record with something else in its header, and a length and checksum that fit.
-fn with_header(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
-    let bytes = &crate::sparse_record::with_plain_header(bytes);
-    let length = u64::from_le_bytes(bytes[20..28].try_into().unwrap()) as usize;
-    let header = std::str::from_utf8(&bytes[28..28 + length]).unwrap();
-    assert!(header.contains(from), "{header}");
-    let header = header.replacen(from, to, 1);
-    let mut changed = bytes[..20].to_vec();
-    changed.extend((header.len() as u64).to_le_bytes());
-    changed.extend(header.as_bytes());
-    changed.extend(&bytes[28 + length..]);
-    crate::sparse_record::sealed(changed)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, ChitaConfig, GradientMatrix, Groups, LayerKind, Layout, Method, Problem, PruneError,
-    SolverConfig, SparsityPattern, solve, solver::IhtConfig,
+    SolverConfig, SparsityPattern, solve,
 };
 
 use crate::reference::Plain;
@@ -119,7 +119,6 @@ fn patterns_divide_their_layers() {
 fn numbers_outside_of_their_range_are_named() {
     let half = || SolverConfig::new(Budget::Sparsity(0.5));
     let chita = |chita| Method::Chita(chita);
-    let iht = Method::IterativeHardThresholding;
     let norms = |norm| Method::Wanda {
         activation_norms: vec![norm; 18],
     };
@@ -129,14 +128,6 @@ fn numbers_outside_of_their_range_are_named() {
         (
             "expansion",
             half().with_method(chita(ChitaConfig::new().with_expansion(0.5))),
-        ),
-        (
-            "active_set",
-            half().with_method(iht(IhtConfig::new().with_active_set(f64::NAN))),
-        ),
-        (
-            "tolerance",
-            half().with_method(iht(IhtConfig::new().with_tolerance(-1.0))),
         ),
         (
             "block_size",

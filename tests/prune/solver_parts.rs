@@ -2,10 +2,7 @@
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, LayerKind, Layout, Method, SolverConfig,
-    problem::Step,
-    solve,
-    solver::{IhtConfig, Refit},
+    Budget, ChitaConfig, LayerKind, Layout, Method, SolverConfig, problem::Step, solve,
 };
 
 use crate::reference::{Plain, distance, dot, vector};
@@ -74,64 +71,6 @@ fn a_tiny_ridge_does_not_hurt_the_back_solve() {
         let expected = plain.objective(&plain.back_solve(&solution.support));
         assert!((solution.objective - expected).abs() < 0.02 * expected);
     });
-}
-
-#[test]
-fn coordinate_descent_takes_the_closed_step_of_each_weight() {
-    let plain = Plain {
-        first_order: 0.1,
-        ..Plain::random(4, 10, 16)
-    };
-    let iht = |refit| {
-        let iht = IhtConfig::new().with_max_iterations(0).with_refit(refit);
-        let method = Method::IterativeHardThresholding(iht);
-        SolverConfig::new(Budget::Keep(6)).with_method(method)
-    };
-    each_device(|target| {
-        let problem = plain.problem(&target.device);
-        let one = iht(Refit::CoordinateDescent { sweeps: 1 });
-        let solution = solve(&problem, &one).unwrap();
-        // From the dense values on the support, in the order of the indices.
-        let mut w = vec![0.0; 16];
-        solution
-            .support
-            .iter()
-            .for_each(|j| w[*j] = plain.dense[*j]);
-        for j in &solution.support {
-            let norm: f64 = plain.gradients.iter().map(|row| row[*j] * row[*j]).sum();
-            w[*j] -= plain.gradient(&w)[*j] / (norm + 2.0 * plain.lambda());
-        }
-        assert!(distance(&values(solution.weights), &w) < F32);
-
-        let many = solve(&problem, &iht(Refit::CoordinateDescent { sweeps: 500 })).unwrap();
-        let expected = plain.back_solve(&many.support);
-        assert!(distance(&values(many.weights), &expected) < 1e-4);
-    });
-}
-
-#[test]
-fn hard_thresholding_and_coordinate_descent_never_raise_the_objective() {
-    for seed in 0..6 {
-        let plain = Plain {
-            first_order: if seed % 2 == 0 { 0.0 } else { 0.1 },
-            ..Plain::random(100 + seed, 15, 40)
-        };
-        each_device(|target| {
-            let refit = Refit::CoordinateDescent { sweeps: 5 };
-            let method = Method::IterativeHardThresholding(IhtConfig::new().with_refit(refit));
-            let config = SolverConfig::new(Budget::Keep(12)).with_method(method);
-            let solution = solve(&plain.problem(&target.device), &config).unwrap();
-            for pair in solution.trace.windows(2) {
-                let rise = pair[1].objective - pair[0].objective;
-                assert!(
-                    rise <= F32 * pair[0].objective.abs(),
-                    "seed {seed}: {pair:?}"
-                );
-            }
-            let last = solution.trace.last().unwrap();
-            assert_eq!(last.objective, solution.objective);
-        });
-    }
 }
 
 #[test]
@@ -278,7 +217,6 @@ fn tempering_is_the_problem_of_shorter_and_longer_gradients() {
         for method in [
             Method::DiagonalFisher,
             Method::WoodFisher { block_size: 8 },
-            Method::IterativeHardThresholding(IhtConfig::new()),
             Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
         ] {
             let config = SolverConfig::new(Budget::Keep(10)).with_method(method);

@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Method, PruneError, Ridge, RidgeChoice, Solution,
-    SolverConfig, solve, solve_with_ridge, solver::IhtConfig,
+    SolverConfig, solve, solve_with_ridge,
 };
 use proptest::prelude::*;
 
@@ -18,7 +18,6 @@ fn methods() -> Vec<Method> {
         Method::DiagonalFisher,
         Method::WoodFisher { block_size: 7 },
         Method::BackSolve,
-        Method::IterativeHardThresholding(IhtConfig::new()),
         Method::Chita(ChitaConfig::new()),
         Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
     ]

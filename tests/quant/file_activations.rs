@@ -10,11 +10,10 @@ use burn_lean::quant::{
     Storage, load_safetensors, quantizers, save_safetensors,
 };
 use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
 use crate::convert::{Net, full, prepared, samples};
-use crate::support::{each_device, parameters, values};
+use crate::support::{each_device, values};
 
 /// Affine codes of 8 bits.
 fn activation(observer: ObserverConfig, learned: Learned) -> QatConfig {
@@ -31,15 +30,10 @@ fn metadata(bytes: &[u8]) -> (HashMap<String, String>, BTreeMap<String, Value>) 
     (metadata, activations)
 }
 
-/// The file with other metadata, and more vectors.
-fn with(bytes: &[u8], metadata: HashMap<String, String>, more: &[(String, Vec<u8>)]) -> Vec<u8> {
+/// The file with other metadata.
+fn with(bytes: &[u8], metadata: HashMap<String, String>) -> Vec<u8> {
     let found = SafeTensors::deserialize(bytes).unwrap();
-    let mut views: BTreeMap<String, TensorView<'_>> = found.tensors().into_iter().collect();
-    for (name, bytes) in more {
-        let view = TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes).unwrap();
-        assert!(views.insert(name.clone(), view).is_none(), "{name}");
-    }
-    safetensors::serialize(views, Some(metadata)).unwrap()
+    safetensors::serialize(found.tensors(), Some(metadata)).unwrap()
 }
 
 fn load(config: &QatConfig, path: &Path, device: &Device) -> Result<Net, QuantError> {
@@ -137,37 +131,6 @@ fn what_has_no_range_yet_keeps_what_it_observed() {
 }
 
 #[test]
-fn version_2_with_all_that_was_observed_is_still_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
-    each_device(|target| {
-        let config = full(4);
-        let net = prepared(config.clone(), &target.device);
-        save_safetensors(&net, &path).unwrap();
-        let bytes = std::fs::read(&path).unwrap();
-        let (mut metadata, activations) = metadata(&bytes);
-        metadata.remove("activations");
-        metadata.insert("version".into(), "2".into());
-        let observed = parameters(&net).into_iter().filter(|parameter| {
-            let path = &parameter.path;
-            let state = |of: &String| path.starts_with(&format!("{of}.observer."));
-            activations.keys().any(state)
-        });
-        let observed: Vec<(String, Vec<u8>)> = observed
-            .map(|parameter| {
-                let bytes = parameter.values.iter().flat_map(|x| x.to_le_bytes());
-                (parameter.path, bytes.collect())
-            })
-            .collect();
-        assert!(observed.len() >= 2 * activations.len());
-        std::fs::write(&path, with(&bytes, metadata, &observed)).unwrap();
-        let loaded = load(&config, &path, &target.device).unwrap();
-        let expected = outputs(&net, &target.device);
-        assert_eq!(outputs(&loaded, &target.device), expected);
-    });
-}
-
-#[test]
 fn activations_that_no_quantizer_can_have_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("net.safetensors");
@@ -180,7 +143,7 @@ fn activations_that_no_quantizer_can_have_are_refused() {
     let refused = |text: String| {
         let mut metadata = metadata.clone();
         metadata.insert("activations".into(), text);
-        std::fs::write(&path, with(&bytes, metadata, &[])).unwrap();
+        std::fs::write(&path, with(&bytes, metadata)).unwrap();
         load(&config, &path, &device).unwrap_err()
     };
     let changed = |field: &str, value: Value| {

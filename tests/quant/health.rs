@@ -4,8 +4,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    ForwardQ, NumberFormat, QatConfig, QuantError, Site, WeightConfig, calibrate, health,
-    inspect::Health, qat::FlipTracker,
+    ForwardQ, QatConfig, QuantError, Site, WeightConfig, calibrate, health, inspect::Health,
 };
 
 use crate::support::{each_device, tensor, values};
@@ -92,33 +91,6 @@ fn nothing_that_passes_through_a_quantizer_is_an_error() {
 }
 
 #[test]
-fn a_weight_that_turns_around_flips_and_one_that_moves_on_does_not() {
-    each_device(|target| {
-        // Fixed scale 1: the first weight of each column is the largest.
-        let steps: [[f32; 2]; 5] = [[1.4, 0.0], [1.6, 1.0], [1.4, 2.0], [1.6, 3.0], [1.4, 4.0]];
-        let mut tracker = FlipTracker::new();
-        assert!(matches!(tracker.report(), Err(QuantError::NoData { .. })));
-        for [oscillating, moving] in steps {
-            let config = QatConfig::new()
-                .with_activation(None)
-                .with_weight(WeightConfig::new().with_format(NumberFormat::int(4).narrow()));
-            let mut layer = LinearConfig::new(3, 1)
-                .with_bias(false)
-                .init(&target.device);
-            layer.weight = layer
-                .weight
-                .map(|old| Tensor::from_floats([[7.0], [oscillating], [moving]], &old.device()));
-            tracker.observe(&config.prepare(layer).unwrap());
-        }
-        let report = tracker.report().unwrap();
-        assert_eq!(report.steps, 4);
-        // 1 → 2 → 1 → 2 → 1 turns around three times in four steps; one of three weights.
-        assert!((report.weights[0].frequency - 0.25).abs() < 1e-6);
-        assert!((report.weights[0].oscillating - 1.0 / 3.0).abs() < 1e-6);
-    });
-}
-
-#[test]
 fn looking_at_a_model_does_not_change_it() {
     let device = Device::flex();
     let layer = QatConfig::new().prepare(half_dead(&device)).unwrap();
@@ -128,8 +100,6 @@ fn looking_at_a_model_does_not_change_it() {
     })
     .unwrap();
     let before = values(layer.forward_q(x.clone()));
-    let mut tracker = FlipTracker::new();
-    tracker.observe(&layer);
     let wide = x.clone() * 100.0;
     health(&layer.clone().train(), |layer| {
         layer.forward_q(wide.clone());

@@ -250,28 +250,6 @@ fn a_rounded_model_is_closer_to_the_float_one_and_converts_to_those_codes() {
 }
 
 #[test]
-fn with_nothing_chosen_weights_of_few_bits_alone_are_rounded() {
-    each_device(|target| {
-        let x = correlated(7, 64, 8, &target.device);
-        let float = with_numbers(LinearConfig::new(8, 3).init(&target.device), 4);
-        for (bits, rounded) in [(8, 0), (4, 1)] {
-            let config = QatConfig::new()
-                .with_weight(WeightConfig::int(bits))
-                .with_activation(None);
-            let prepared = config.prepare(float.clone()).unwrap();
-            let inputs = LayerInputs::collect(&prepared, |layer| {
-                layer.forward_q(x.clone());
-            })
-            .unwrap();
-            let (layer, report) = RoundingConfig::new().apply(prepared, &inputs).unwrap();
-            assert_eq!(report.weights.len(), rounded);
-            let stays = values(layer.weight.base()) == values(float.weight.val());
-            assert_eq!(stays, rounded == 0, "{bits} bits");
-        }
-    });
-}
-
-#[test]
 fn training_with_learned_scales_goes_on_from_the_rounded_weights() {
     each_device(|target| {
         let x = correlated(7, 64, 8, &target.device);

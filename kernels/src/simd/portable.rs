@@ -1,7 +1,6 @@
 //! Loops that compilers turn into the vector instructions of any CPU.
 
 use super::Simd;
-use crate::half::{from_bf16, from_f16};
 use crate::layout::WIDTH;
 
 /// Any CPU.
@@ -81,6 +80,50 @@ impl Simd for Portable {
                     let (low, high) = (i32::from(byte & 15) - 8, i32::from(byte >> 4) - 8);
                     *sum += a * low + b * high;
                 }
+            }
+        }
+    }
+}
+
+/// What F16 bits stand for.
+#[inline(always)]
+fn from_f16(bits: u16) -> f32 {
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let sign = u32::from(bits & 0x8000) << 16;
+    // The exponent is biased by 15, not by 127: 2¹¹² apart, which also makes subnormals normal.
+    let value = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
+    let value = if magnitude >= 0x7c00 << 13 {
+        f32::from_bits(magnitude | 0x7f80_0000)
+    } else {
+        value
+    };
+    f32::from_bits(value.to_bits() | sign)
+}
+
+/// What BF16 bits stand for.
+#[inline(always)]
+fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    #[test]
+    fn bits_of_halves_stand_for_their_numbers() {
+        for bits in 0..=u16::MAX {
+            for (found, expected) in [
+                (from_f16(bits), f16::from_bits(bits).to_f32()),
+                (from_bf16(bits), bf16::from_bits(bits).to_f32()),
+            ] {
+                let is_nan = found.is_nan() && expected.is_nan();
+                assert!(
+                    is_nan || found.to_bits() == expected.to_bits(),
+                    "{bits:x}: {found}"
+                );
             }
         }
     }

@@ -18,7 +18,7 @@ pub(crate) mod uses;
 pub(crate) mod view;
 
 pub use gradient_matrix::GradientMatrix;
-pub use sketch::{SketchConfig, SketchMethod, SketchReport};
+pub use sketch::{SketchConfig, SketchReport};
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -183,8 +183,9 @@ impl FisherConfig {
     /// # Errors
     ///
     /// - [`PruneError::NoSamples`], [`PruneError::InvalidConfig`]: n or m is 0.
-    /// - [`PruneError::MemoryBound`]: the matrix is too large; [`collect_blocks`](Self::collect_blocks)
-    ///   takes it in blocks, and [`on_disk`](Self::on_disk) leaves it whole.
+    /// - [`PruneError::MemoryBound`]: the matrix is too large;
+    ///   [`PrunerConfig::in_blocks`](crate::PrunerConfig::in_blocks) takes it in blocks, and
+    ///   [`on_disk`](Self::on_disk) leaves it whole.
     /// - [`PruneError::Io`]: with the folder, where a matrix on disk cannot be written or read, the
     ///   disk is full for example.
     /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
@@ -238,7 +239,7 @@ impl FisherConfig {
     /// # Errors
     ///
     /// [`PruneError::NoSamples`], and [`PruneError::MemoryBound`] where not even one column fits.
-    pub fn blocks(&self, selection: &Selection) -> Result<Vec<Range<usize>>, PruneError> {
+    pub(crate) fn blocks(&self, selection: &Selection) -> Result<Vec<Range<usize>>, PruneError> {
         self.check(1)?;
         let width = self.memory_bound / self.bytes_of(1);
         let mut blocks: Vec<Range<usize>> = Vec::new();
@@ -255,31 +256,6 @@ impl FisherConfig {
             }
         }
         Ok(blocks)
-    }
-
-    /// Collects a matrix that does not fit into memory, a block of columns at a time.
-    ///
-    /// `loader` is called once per block of [`blocks`](Self::blocks) and must yield the same
-    /// batches each time; `use_block` gets the columns and their gradients. Costs one collection
-    /// per block.
-    ///
-    /// # Errors
-    ///
-    /// As [`collect`](Self::collect), and whatever `use_block` returns.
-    pub fn collect_blocks<M: Module, B: Batch, I: IntoIterator<Item = B>>(
-        &self,
-        model: &M,
-        selection: &Selection,
-        loss: impl Fn(&M, &B) -> Tensor<1>,
-        mut loader: impl FnMut() -> I,
-        mut use_block: impl FnMut(Range<usize>, Fisher) -> Result<(), PruneError>,
-    ) -> Result<(), PruneError> {
-        for columns in self.blocks(selection)? {
-            let (fisher, _) =
-                self.collect_free(model, selection, &loss, loader(), columns.clone(), None)?;
-            use_block(columns, fisher)?;
-        }
-        Ok(())
     }
 
     /// The batches that n Fisher samples take.

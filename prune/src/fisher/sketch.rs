@@ -13,8 +13,7 @@
 //! takes (√n₀, 1, …, 1)/√n to (1, 0, …, 0); what is left of X are rows of H.
 
 use burn::config::Config;
-use burn::tensor::{Device, FloatDType, Tensor};
-use faer::{Mat, Side};
+use burn::tensor::{Device, FloatDType};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -29,19 +28,26 @@ const CHUNK_BYTES: usize = 4 << 20;
 
 /// A sketch of the Fisher samples instead of all of them.
 ///
+/// Each row is a sum of every (ℓ − 1)th of the samples with random signs: nearly free, and right on
+/// average. ‖SᵀS − GᵀG‖_F² is about 2‖H‖_F⁴/ℓ.
+///
+/// A sparse random projection with one entry to a column ([Finding Frequent Items in Data Streams,
+/// Charikar et al., 2002](https://doi.org/10.1007/3-540-45465-9_59); [Woodruff, Sketching as a Tool
+/// for Numerical Linear Algebra, 2014, section 2](https://arxiv.org/abs/1411.4357)), its entries in
+/// turn instead of at random.
+///
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_prune::{FisherConfig, Selection, SketchConfig, fisher::SketchMethod};
+/// use burn_lean_prune::{FisherConfig, Selection, SketchConfig};
 ///
 /// let device = Device::flex();
 /// let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
 /// let selection = Selection::of(&model, None)?;
 /// // Six gradients, each the input itself, in the bytes of three.
 /// let x = Tensor::<2>::from_floats([[1., 2.], [3., 4.], [5., 6.], [1., 0.], [0., 1.], [2., 5.]], &device);
-/// let sketch = SketchConfig::new(3).with_method(SketchMethod::RandomSigns);
 /// let fisher = FisherConfig::new(6)
-///     .with_sketch(Some(sketch))
+///     .with_sketch(Some(SketchConfig::new(3)))
 ///     .collect(&model, &selection, |model, x: &Tensor<2>| model.forward(x.clone()).mean(), [x])?;
 /// assert_eq!(fisher.report.bytes, 3 * 2 * 4);
 /// // The sum of the six, (12, 18), divided by √6.
@@ -53,35 +59,6 @@ const CHUNK_BYTES: usize = 4 << 20;
 pub struct SketchConfig {
     /// Rows ℓ that take the place of n: from 3 to n − 1, in F32. One is the sum of all gradients.
     pub rows: usize,
-    /// How the others are made. Default: sums with random signs.
-    #[config(default = "SketchMethod::RandomSigns")]
-    pub method: SketchMethod,
-}
-
-/// How rows of a sketch are made.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SketchMethod {
-    /// Whenever the r = ℓ − 1 rows are full, they become the larger half of their principal
-    /// directions, with the square of the largest singular value that goes, δ, subtracted from the
-    /// squares of those that stay. SᵀS is never above GᵀG, and at most Σδ ≤ 2‖H‖_F²/r below it in any
-    /// direction; less where few directions matter (‖H − H_k‖_F²/(r/2 − k) for every k < r/2).
-    ///
-    /// Each time costs some 3·r²·p operations and an eigendecomposition of r × r: more than the
-    /// gradients of a small network. What goes are the directions of short gradients; pruned networks
-    /// were no better than with random signs.
-    ///
-    /// [Simple and Deterministic Matrix Sketching, Liberty, 2013](https://arxiv.org/abs/1206.0594);
-    /// [Frequent Directions, Ghashami et al., 2016](https://arxiv.org/abs/1501.01711).
-    FrequentDirections,
-    /// Each row is a sum of every (ℓ − 1)th of the samples with random signs: nearly free, and right on
-    /// average. ‖SᵀS − GᵀG‖_F² is about 2‖H‖_F⁴/ℓ.
-    ///
-    /// A sparse random projection with one entry to a column ([Finding Frequent Items in Data Streams,
-    /// Charikar et al., 2002](https://doi.org/10.1007/3-540-45465-9_59); [Woodruff, Sketching as a Tool
-    /// for Numerical Linear Algebra, 2014, section 2](https://arxiv.org/abs/1411.4357)), its entries in
-    /// turn instead of at random.
-    RandomSigns,
 }
 
 /// How far a sketch is from what it stands for.
@@ -89,8 +66,7 @@ pub enum SketchMethod {
 pub struct SketchReport {
     /// Rows ℓ.
     pub rows: usize,
-    /// Of frequent directions a bound of ‖GᵀG − SᵀS‖₂: the sum of what was subtracted. Of random signs a
-    /// bound of the root of the mean of ‖GᵀG − SᵀS‖_F² over the signs.
+    /// A bound of the root of the mean of ‖GᵀG − SᵀS‖_F² over the signs.
     pub error: f64,
     /// ‖G‖_F², the sum of the squares of all gradients, for comparison.
     pub squared_norm: f64,
@@ -114,11 +90,9 @@ pub(crate) struct Sketch {
     rows: GradientMatrix,
     /// Fisher samples that are in it.
     samples: usize,
-    /// Of frequent directions: rows behind the first that are in use.
-    used: usize,
-    /// Of frequent directions: what was subtracted.
-    subtracted: f64,
-    /// Of random signs: sums of ‖h‖² and of ‖h‖⁴ in each row.
+    /// Which row behind the first the next sample is added to.
+    turn: usize,
+    /// Sums of ‖h‖² and of ‖h‖⁴ in each row behind the first.
     sums: Vec<[f64; 2]>,
     /// ‖H‖_F²
     spread: f64,
@@ -136,8 +110,7 @@ impl Sketch {
             config,
             rows: GradientMatrix::with_capacity(config.rows, parameters, dtype, device)?,
             samples: 0,
-            used: 0,
-            subtracted: 0.0,
+            turn: 0,
             sums: vec![[0.0; 2]; config.rows - 1],
             spread: 0.0,
             signs: StdRng::seed_from_u64(0),
@@ -171,10 +144,7 @@ impl Sketch {
         let squares = self.reflect(new, first..count)?;
         self.samples += count - first;
         self.spread += squares.iter().sum::<f64>();
-        match self.config.method {
-            SketchMethod::FrequentDirections => self.append(new, first..count),
-            SketchMethod::RandomSigns => self.sum_up(new, first..count, &squares),
-        }
+        self.sum_up(new, first..count, &squares)
     }
 
     /// The sketch of everything that was added.
@@ -187,18 +157,12 @@ impl Sketch {
             let squares = self.rows.part(0..1, columns)?.square().sum();
             mean += f64::from(read(squares)?[0]);
         }
-        let error = match self.config.method {
-            SketchMethod::FrequentDirections => self.subtracted,
-            // The terms of two samples in one row, h gᵀ + g hᵀ with a random sign, have the square
-            // 2‖h‖²‖g‖² + 2(hᵀg)².
-            SketchMethod::RandomSigns => {
-                let pairs = self.sums.iter().map(|[sum, squares]| sum * sum - squares);
-                (2.0 * pairs.sum::<f64>()).max(0.0).sqrt()
-            }
-        };
+        // The terms of two samples in one row, h gᵀ + g hᵀ with a random sign, have the square
+        // 2‖h‖²‖g‖² + 2(hᵀg)².
+        let pairs = self.sums.iter().map(|[sum, squares]| sum * sum - squares);
         let report = SketchReport {
             rows,
-            error,
+            error: (2.0 * pairs.sum::<f64>()).max(0.0).sqrt(),
             squared_norm: mean + self.spread,
         };
         Ok((self.rows.sketching(ones), report))
@@ -237,73 +201,7 @@ impl Sketch {
         Ok(squares)
     }
 
-    /// Frequent directions: rows one behind the other, fewer whenever there is no room.
-    fn append(
-        &mut self,
-        new: &GradientMatrix,
-        rows: std::ops::Range<usize>,
-    ) -> Result<(), PruneError> {
-        let room = self.config.rows - 1;
-        let mut next = rows.start;
-        while next < rows.end {
-            if self.used == room {
-                self.shrink()?;
-            }
-            let count = (rows.end - next).min(room - self.used);
-            for columns in self.columns() {
-                let part = new.part(next..next + count, columns.clone())?;
-                let to = 1 + self.used..1 + self.used + count;
-                self.rows.write(to, columns.start, part)?;
-            }
-            (next, self.used) = (next + count, self.used + count);
-        }
-        Ok(())
-    }
-
-    /// The larger half of the principal directions takes the place of all rows behind the first.
-    fn shrink(&mut self) -> Result<(), PruneError> {
-        let count = self.used;
-        let mut gram = Mat::<f64>::zeros(count, count);
-        for columns in self.columns() {
-            let part = self.rows.part(1..1 + count, columns)?;
-            let product = read(part.clone().matmul(part.transpose()))?;
-            for (row, values) in product.chunks_exact(count).enumerate() {
-                let values = values[..=row].iter().enumerate();
-                values.for_each(|(column, value)| gram[(row, column)] += f64::from(*value));
-            }
-        }
-        let Ok(eigen) = gram.self_adjoint_eigen(Side::Lower) else {
-            return Err(PruneError::Device {
-                reason: "no principal directions of the gradients were found: they are too large"
-                    .into(),
-            });
-        };
-        // Ascending.
-        let (values, vectors) = (eigen.S().column_vector(), eigen.U());
-        let kept = count / 2;
-        let goes = count - kept;
-        let delta = values[goes - 1].max(0.0);
-        let mut turn = Vec::with_capacity(kept * count);
-        for at in (goes..count).rev() {
-            let share = match values[at] > delta {
-                true => (1.0 - delta / values[at]).sqrt(),
-                false => 0.0,
-            };
-            turn.extend((0..count).map(|row| (share * vectors[(row, at)]) as f32));
-        }
-        let turn = column(&turn, &self.rows.device()).reshape([kept, count]);
-        for columns in self.columns() {
-            let part = self.rows.part(1..1 + count, columns.clone())?;
-            let turned: Tensor<2> = turn.clone().matmul(part);
-            self.rows.write(1..1 + kept, columns.start, turned)?;
-        }
-        self.rows.clear(1 + kept..1 + count)?;
-        self.subtracted += delta;
-        self.used = kept;
-        Ok(())
-    }
-
-    /// Random signs: rows are added to those of the sketch in turn.
+    /// Rows with random signs are added to those of the sketch in turn.
     fn sum_up(
         &mut self,
         new: &GradientMatrix,
@@ -318,21 +216,21 @@ impl Sketch {
         let signs: Vec<f32> = signs.collect();
         let mut next = 0;
         while next < signs.len() {
-            let count = (signs.len() - next).min(room - self.used);
+            let count = (signs.len() - next).min(room - self.turn);
             let from = rows.start + next..rows.start + next + count;
-            let to = 1 + self.used..1 + self.used + count;
+            let to = 1 + self.turn..1 + self.turn + count;
             let signs = column(&signs[next..next + count], &self.rows.device());
             for columns in self.columns() {
                 let part = new.part(from.clone(), columns.clone())? * signs.clone();
                 let sum = self.rows.part(to.clone(), columns.clone())? + part;
                 self.rows.write(to.clone(), columns.start, sum)?;
             }
-            let sums = self.sums[self.used..].iter_mut();
+            let sums = self.sums[self.turn..].iter_mut();
             for (sums, square) in sums.zip(&squares[next..next + count]) {
                 sums[0] += square;
                 sums[1] += square * square;
             }
-            (next, self.used) = (next + count, (self.used + count) % room);
+            (next, self.turn) = (next + count, (self.turn + count) % room);
         }
         Ok(())
     }

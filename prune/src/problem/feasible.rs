@@ -326,13 +326,6 @@ impl Feasible {
         }
     }
 
-    /// Whether weights compete one by one for one count, and nothing else bounds them.
-    pub(crate) fn is_plain(&self) -> bool {
-        matches!(self.shape, Shape::Unstructured)
-            && self.pools.len() == 1
-            && self.operations.is_none()
-    }
-
     /// Whether weights can be exchanged one against one: not where groups stay together.
     pub(crate) fn exchanges_single_weights(&self) -> bool {
         !matches!(self.shape, Shape::Groups { .. })

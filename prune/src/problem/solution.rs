@@ -22,7 +22,7 @@ pub struct Solution {
     /// does not tell it from 0, as a warning says where the values were to be exact. On a grid it is
     /// what the grid costs, at most.
     pub relative_gap: f64,
-    /// Steps: stages, exchanges, gradient steps, sweeps.
+    /// Steps: stages, splices, exchanges, sweeps.
     pub iterations: usize,
     /// Why the solver stopped.
     pub termination: Termination,
@@ -63,11 +63,9 @@ pub struct RoundedLayer {
 pub enum Termination {
     /// The method has a fixed number of steps and took them all.
     Completed,
-    /// The last step improved the objective by less than the tolerance.
-    Converged,
     /// No exchange of one kept against one pruned weight improves the objective.
     ExchangeOptimal,
-    /// The largest number of iterations or exchanges.
+    /// The largest number of exchanges.
     MaxIterations,
     /// No exchange was found that improves the objective, but the values are not known to a hundredth
     /// of it ([`Solution::relative_gap`]), so that this says little: the ridge is too small for F32.
@@ -97,14 +95,10 @@ pub enum Step {
     Start,
     /// A stage of a shrinking support.
     Shrink,
-    /// Gradient step and hard thresholding.
-    HardThreshold,
     /// Many pruned weights against as many kept ones.
     Splice,
     /// Exchange of kept against pruned weights.
     Exchange,
-    /// Sweep of coordinate descent.
-    CoordinateDescent,
     /// Exact minimum on the support.
     BackSolve,
     /// The first codes on a grid.

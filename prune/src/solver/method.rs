@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 /// | `WoodFisher` | w₀² / \[F_b⁻¹\]ⱼⱼ, F_b a block of the Fisher | back-solved, block by block |
 /// | `Wanda` | \|w₀\| · ‖activation‖ | dense |
 /// | `BackSolve` | \|w₀\| | back-solved |
-/// | `IterativeHardThresholding` | gradient steps and hard thresholding | as refitted |
 /// | `Chita` | the objective: OBS score over a shrinking support, then splicing and exchanges | back-solved |
 ///
 /// Each of them obeys the sparsity pattern and the budget.
@@ -42,45 +41,9 @@ pub enum Method {
     },
     /// The support of `Magnitude`, its values from the exact regression on it.
     BackSolve,
-    /// Gradient steps on the objective, each projected onto the allowed supports.
-    IterativeHardThresholding(IhtConfig),
     /// A support that shrinks in stages, re-solved at each of them, then splicing and
     /// single exchanges.
     Chita(ChitaConfig),
-}
-
-/// Iterative hard thresholding with the exact line search and an active set.
-#[derive(Config, Debug, PartialEq)]
-pub struct IhtConfig {
-    /// Largest number of steps. Default 50.
-    #[config(default = 50)]
-    pub max_iterations: usize,
-    /// Stop when a step lowers the objective by less than this fraction of what it is without its
-    /// linear term. Default 1e-7.
-    #[config(default = 1e-7)]
-    pub tolerance: f64,
-    /// The first active set, as a multiple of k; at least 1. Default 1.5.
-    #[config(default = 1.5)]
-    pub active_set: f64,
-    /// What follows on the final support. Default: the back-solve.
-    #[config(default = "Refit::BackSolve")]
-    pub refit: Refit,
-}
-
-/// How the values on a chosen support are found.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Refit {
-    /// They stay as they are.
-    None,
-    /// This many sweeps of coordinate descent.
-    CoordinateDescent {
-        /// Updates of each weight.
-        sweeps: usize,
-    },
-    /// The exact minimum.
-    BackSolve,
 }
 
 /// The stages and the local search of [`Method::Chita`].

@@ -8,13 +8,10 @@ mod back_solve;
 mod blockwise;
 mod chita;
 mod clock;
-mod coordinate_descent;
 mod dead;
 mod exact;
 mod exchange;
 mod factor;
-mod iht;
-mod line_search;
 mod operator;
 mod resident;
 mod scores;
@@ -24,7 +21,7 @@ mod whole;
 mod working_set;
 
 pub use grid::config::{FirstCodes, GridConfig, LayerGrid};
-pub use method::{ChitaConfig, IhtConfig, Method, Refit};
+pub use method::{ChitaConfig, Method};
 pub use ridge::{JudgedRidge, Ridge, RidgeChoice, RidgeSweep, solve_with_ridge};
 
 use burn::config::Config;
@@ -39,7 +36,6 @@ use crate::problem::sparsity::SparsityPattern;
 use back_solve::{back_solve, scatter};
 use blockwise::{Shrinking, blockwise};
 use clock::Clock;
-use coordinate_descent::coordinate_descent;
 pub(crate) use dead::Dead;
 use scores::check_norms;
 use serde::{Deserialize, Serialize};
@@ -150,22 +146,6 @@ pub(crate) fn solve_within(
                 (weights, support, Step::BackSolve, completed)
             }
         },
-        Method::IterativeHardThresholding(iht) => {
-            let (mut weights, support, termination) =
-                iht::iht(problem, feasible, iht, &dead, &mut clock)?;
-            let step = match iht.refit {
-                Refit::None => Step::HardThreshold,
-                Refit::CoordinateDescent { sweeps } => {
-                    coordinate_descent(problem, &support, &mut weights, sweeps, &mut clock)?;
-                    Step::CoordinateDescent
-                }
-                Refit::BackSolve => {
-                    weights = back_solve(problem, &support)?;
-                    Step::BackSolve
-                }
-            };
-            (weights, support, step, termination)
-        }
         Method::Chita(chita) => match config.block_size {
             Some(block_size) => in_blocks(Shrinking {
                 block_size,
@@ -224,11 +204,6 @@ pub(crate) fn check(config: &SolverConfig, parameters: usize) -> Result<(), Prun
             let expected = "0 with blocks or with groups, which have no single exchanges";
             let fits = single || chita.max_exchanges == Some(0);
             accept(fits, "max_exchanges", value, expected)?;
-        }
-        Method::IterativeHardThresholding(iht) => {
-            let (active, tolerance) = (iht.active_set, iht.tolerance);
-            accept(active >= 1.0, "active_set", active, "at least 1")?;
-            accept(tolerance >= 0.0, "tolerance", tolerance, "not negative")?;
         }
         Method::Wanda { activation_norms } => check_norms(activation_norms, parameters)?,
         Method::WoodFisher { block_size } => at_least_one(*block_size)?,

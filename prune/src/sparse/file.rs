@@ -7,7 +7,6 @@
 //! before it. The header is a JSON list with one entry per tensor, in the order of their bytes,
 //! compressed as a zlib stream: of a small model it would be most of the file.
 
-use std::borrow::Cow;
 use std::io::{Read, Write};
 
 use flate2::Compression;
@@ -17,11 +16,8 @@ use flate2::write::ZlibEncoder;
 use super::RecordFault;
 
 const MAGIC: &[u8; 8] = b"BLSPARSE";
-/// The version that this release writes; it reads those before, too. From 2 on quantized tensors are
-/// stored without their zeros, from 3 on the header is compressed.
+/// The version that is written and read.
 const VERSION: u32 = 3;
-/// The version before the header was compressed.
-const PLAIN_HEADER: u32 = 2;
 /// Bytes that a header may have: those of a model of a million tensors.
 const LARGEST_HEADER: u64 = 1 << 28;
 const HEADER_AT: usize = 8 + 4 + 8 + 8;
@@ -69,7 +65,7 @@ pub(crate) fn pack<'a>(header: &[u8], tensors: impl Iterator<Item = &'a [u8]>) -
 }
 
 /// Header and tensors of intact bytes.
-pub(crate) fn unpack(bytes: &[u8]) -> Result<(Cow<'_, [u8]>, &[u8]), RecordFault> {
+pub(crate) fn unpack(bytes: &[u8]) -> Result<(Vec<u8>, &[u8]), RecordFault> {
     let found = bytes.len() as u64;
     if !bytes.starts_with(MAGIC) {
         return Err(RecordFault::NotARecord);
@@ -79,7 +75,7 @@ pub(crate) fn unpack(bytes: &[u8]) -> Result<(Cow<'_, [u8]>, &[u8]), RecordFault
         found,
     };
     let version = u32::from_le_bytes(*at(bytes, 8).ok_or(cut(12))?);
-    if !(1..=VERSION).contains(&version) {
+    if version != VERSION {
         return Err(RecordFault::Version {
             found: version,
             supported: VERSION,
@@ -105,10 +101,7 @@ pub(crate) fn unpack(bytes: &[u8]) -> Result<(Cow<'_, [u8]>, &[u8]), RecordFault
         .ok_or_else(|| RecordFault::Header {
             reason: format!("it is said to have {header} bytes"),
         })?;
-    match version > PLAIN_HEADER {
-        true => Ok((decompress(header)?.into(), tensors)),
-        false => Ok((header.into(), tensors)),
-    }
+    Ok((decompress(header)?, tensors))
 }
 
 fn at<const N: usize>(bytes: &[u8], start: usize) -> Option<&[u8; N]> {

@@ -4,13 +4,11 @@ mod codes;
 mod encoding;
 mod fault;
 mod file;
-mod linear;
 mod loader;
 mod record;
 mod sizes;
 
 pub use encoding::Encoding;
 pub use fault::RecordFault;
-pub use linear::SparseLinear;
 pub use record::SparseRecord;
 pub use sizes::{RecordSizes, TensorSize};

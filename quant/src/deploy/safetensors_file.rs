@@ -26,8 +26,6 @@
 //! ```json
 //! {"fc1.weight.quant.input": {"scheme": {"format": …}, "scale": [0.0078125], "zero_point": [128.0]}}
 //! ```
-//!
-//! Version `2`, which has no `activations` but all that their quantizers observed, is read, too.
 
 pub(crate) mod activations;
 mod config;
@@ -49,8 +47,6 @@ pub(crate) use save::{Stored, write};
 
 const FORMAT: &str = "burn-lean-quant";
 const VERSION: &str = "3";
-/// Without the activations.
-const BEFORE: &str = "2";
 
 /// What the file's metadata says about a quantized weight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,6 @@
 pub(crate) mod attach;
 pub(crate) mod choices;
 pub(crate) mod config;
-pub(crate) mod flips;
 pub(crate) mod forward_q;
 pub(crate) mod found_sites;
 pub(crate) mod overrides;
@@ -14,7 +13,6 @@ pub(crate) mod training;
 
 pub use attach::AttachQuantizers;
 pub use config::QatConfig;
-pub use flips::{FlipTracker, Flips, WeightFlips};
 pub use forward_q::{ForwardQ, MhaInput, TransformerDecoderInput, TransformerEncoderInput};
 pub use found_sites::FoundSites;
 pub use overrides::Override;

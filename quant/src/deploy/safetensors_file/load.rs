@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::activations::Activation;
 use super::config::LoadConfig;
-use super::{BEFORE, DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
+use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
 use crate::codes::product::in_product;
 use crate::codes::quantized_tensor::unpack;
 use crate::codes::stored::{NotStored, Stored};
@@ -39,15 +39,14 @@ pub(super) fn try_load<M: Module>(
     if of("format") != FORMAT {
         return Err(file.read("it is no file of a quantized model"));
     }
-    let mut activations: BTreeMap<String, Activation> = match of("version") {
-        VERSION => serde_json::from_str(of("activations")).map_err(|error| file.read(error))?,
-        BEFORE => BTreeMap::new(),
-        version => {
-            return Err(file.read(format!(
-                "it is of version {version}, but this version reads versions {BEFORE} and {VERSION}"
-            )));
-        }
-    };
+    let version = of("version");
+    if version != VERSION {
+        return Err(file.read(format!(
+            "it is of version {version}, but this version reads version {VERSION}"
+        )));
+    }
+    let mut activations: BTreeMap<String, Activation> =
+        serde_json::from_str(of("activations")).map_err(|error| file.read(error))?;
     let entries: BTreeMap<String, Entry> =
         serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;

@@ -1,15 +1,13 @@
 //! A look at what passes through the quantizers of a model, from outside.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
 use crate::format::groups::Groups;
 use crate::module::effective::Effective;
-use crate::module::listen::listener::{Listener, listening};
 use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
 
 /// One pass of a tensor through a quantizer that quantized it.
@@ -29,26 +27,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) zero_point: Tensor<1>,
 }
 
-impl Seen<'_> {
-    /// The quantized numbers: integers as floats.
-    pub(crate) fn codes(&self) -> Tensor<1> {
-        (self.y.clone() / self.scale.clone()).round() + self.zero_point.clone()
-    }
-}
-
 /// Called with every tensor that a quantizer quantizes.
 pub(crate) type Watcher = dyn Fn(&Seen<'_>) + Send + Sync;
-
-/// Shows `watcher` every weight that carries a quantizer, as it is quantized.
-///
-/// It is what the quantizer is given, behind what acts on the stored weight before it.
-pub(crate) fn watch_weights<M: Module>(
-    model: &M,
-    watcher: impl Fn(&Seen<'_>) + Send + Sync + 'static,
-) {
-    let listener = Listener::Watcher(Arc::new(watcher));
-    visit_weights(&listening(model, &listener), &mut Quantize);
-}
 
 /// What is done with a weight, of any rank, and its quantizer.
 pub(crate) trait WeightVisitor {
@@ -91,17 +71,6 @@ impl<V: WeightVisitor> FloatVisitor for Weights<'_, V> {
                 value: self.effective.given(path, param.base().without_autodiff()),
             };
             self.visitor.visit(path, quantizer, weight);
-        }
-    }
-}
-
-/// Quantizes each weight, for a watcher.
-struct Quantize;
-
-impl WeightVisitor for Quantize {
-    fn visit<const D: usize>(&mut self, _path: &str, quantizer: &FakeQuantize, weight: Weight<D>) {
-        if !matches!(weight.value.dtype(), DType::QFloat(_)) {
-            let _ = quantizer.forward(weight.value);
         }
     }
 }
