@@ -6,9 +6,8 @@
 pub enum GraphError {
     /// The forward pass panicked while it was recorded.
     #[error(
-        "the forward pass cannot be recorded: {reason} (after {after}). While recording, tensors \
-         have no values and no backward pass: read values (`into_scalar`, `into_data`), call \
-         `backward`, `inner` or `to_device` outside of the recorded closure"
+        "the forward pass cannot be recorded: {reason} (after {after}). {}",
+        advice(reason)
     )]
     Forward {
         /// What the forward pass said.
@@ -147,4 +146,19 @@ pub enum GraphError {
         /// The path that was asked for.
         path: String,
     },
+}
+
+/// What to do about a forward pass that panicked so while it was recorded.
+fn advice(reason: &str) -> &'static str {
+    match reason.contains("wrong backend") || reason.contains("same device") {
+        true => {
+            "The closure uses a tensor or a module that it was not given, or moves one to another device: \
+             pass tensors in its input, make a second model a part of the model, and build what holds \
+             tensors, as a loss with weights, inside of the closure"
+        }
+        false => {
+            "While recording, tensors have no values and no backward pass: read values (`into_scalar`, \
+             `into_data`), call `backward`, `inner` or `to_device` outside of the recorded closure"
+        }
+    }
 }

@@ -451,16 +451,46 @@ pub enum PruneError {
         /// What is wrong.
         source: LayerwiseError,
     },
-    /// A weight to be pruned layer by layer carries a reparameterization.
+    /// A weight carries a reparameterization where weights are replaced as they are used.
     #[error(
-        "`{path}` carries `{name}`: pruning layer by layer replaces weights as they are used, so fold it \
-         in first (`materialize`) and attach it again afterwards"
+        "`{path}` carries `{name}`: here weights are replaced as they are used, so fold it in first \
+         (`materialize`) and attach it again afterwards"
     )]
     CarriesReparameterization {
         /// Path of the weight.
         path: String,
         /// What it carries.
         name: String,
+    },
+    /// A parameter is there twice, with the identity of one and the values of two: a clone that was given
+    /// other values, or of which only the first copy was trained.
+    #[error(
+        "`{path}` has the identity of `{first}` and other values, which pruning would overwrite: give it \
+         an identity of its own (`Param::from_tensor` of its value), or the values of `{first}`"
+    )]
+    CopiesDiffer {
+        /// Path of the copy.
+        path: String,
+        /// Where the parameter was first.
+        first: String,
+    },
+    /// What the dense network gives for the examples that judge holds NaN.
+    #[error(
+        "the dense network gives NaN for batch {batch} of the inputs, by which nothing can be judged: \
+         look at that batch"
+    )]
+    NaNOutputs {
+        /// Its number, from 0, without those that hold no example.
+        batch: usize,
+    },
+    /// New running statistics are not finite.
+    #[error(
+        "the new statistics of `{path}` are not finite: a batch holds NaN or infinities, or values \
+         beyond the range of the device's numbers. Nothing was changed"
+    )]
+    NonFiniteStatistics {
+        /// Path of the statistic.
+        path: String,
     },
     /// A pattern or budget that pruning layer by layer does not know.
     #[error(

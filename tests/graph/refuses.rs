@@ -41,6 +41,22 @@ fn reading_a_value_is_refused_with_the_place() {
 }
 
 #[test]
+fn what_the_closure_was_not_given_is_refused_with_what_to_do() {
+    let device = Device::flex().autodiff();
+    let weights = tensor::<2>(2, [2, 3], &device);
+    let other = linear(&device);
+    let errors = [
+        error(|model, x| model.0.forward(x) * weights.clone()),
+        error(|model, x| other.forward(model.0.forward(x))),
+    ];
+    for error in errors {
+        assert!(matches!(error, GraphError::Forward { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("pass tensors in its input"), "{text}");
+    }
+}
+
+#[test]
 fn a_backward_pass_inside_is_refused() {
     let error = error(|model, x| {
         let loss = model.0.forward(x).sum();

@@ -121,3 +121,37 @@ fn no_batch_is_an_error_and_no_layer_is_none() {
     let batches = [tensor::<4>(1, [1, 2, 3, 3], &device)];
     assert!(recompute_batch_norm(conv, |conv, x| conv.forward(x.clone()), batches).is_ok());
 }
+
+#[test]
+fn a_batch_without_examples_counts_for_nothing_and_one_of_nan_is_an_error() {
+    let device = Device::flex();
+    let net = Net::new(&device);
+    let before = parameters(&net);
+    let batch = tensor::<4>(1, [5, 2, 3, 3], &device);
+    let renewed = |batches: Vec<Tensor<4>>| {
+        recompute_batch_norm(net.clone(), |net, x| net.forward(x), batches)
+    };
+    let expected = parameters(&renewed(vec![batch.clone()]).unwrap());
+    assert_ne!(expected, before);
+    let none = batch.clone().narrow(0, 0, 0);
+    for batches in [[batch.clone(), none.clone()], [none.clone(), batch.clone()]] {
+        assert_eq!(parameters(&renewed(batches.into()).unwrap()), expected);
+    }
+    let rejected = renewed(vec![none]).unwrap_err();
+    assert_eq!(*rejected.error(), PruneError::NoSamples);
+
+    for broken in [f32::NAN, f32::INFINITY] {
+        let broken = batch.clone() * broken;
+        for batches in [
+            [batch.clone(), broken.clone()],
+            [broken.clone(), batch.clone()],
+        ] {
+            let rejected = renewed(batches.into()).unwrap_err();
+            let PruneError::NonFiniteStatistics { path } = rejected.error() else {
+                panic!("{}", rejected.error())
+            };
+            assert!(path.starts_with("norm.running_"), "{path}");
+            assert_eq!(parameters(rejected.value()), before);
+        }
+    }
+}

@@ -169,3 +169,18 @@ fn a_batch_without_an_example_is_left_out() {
     let said = error.to_string();
     assert!(said.starts_with("no example was given"), "{said}");
 }
+
+#[test]
+fn inputs_of_which_the_dense_network_makes_nan_judge_nothing() {
+    let device = Device::flex();
+    let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
+    let before = parameters(&layer);
+    let good = tensor::<2>(1, [20, 6], &device);
+    let inputs = [good.clone(), good * f32::NAN];
+    let pruner = Pruner::new(Budget::Sparsity(0.5));
+    let rejected = pruner
+        .prune(layer, |m, x| m.forward(x), inputs)
+        .unwrap_err();
+    assert_eq!(*rejected.error(), PruneError::NaNOutputs { batch: 1 });
+    assert_eq!(parameters(rejected.value()), before);
+}

@@ -7,9 +7,9 @@ use burn::nn::{
     LinearConfig, LinearLayout, Lstm, LstmConfig,
 };
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{LayerKind, PruneError, Selection, model::ExcludedBecause};
+use burn_lean::prune::{Budget, LayerKind, PruneError, Pruner, Selection, model::ExcludedBecause};
 
-use crate::support::{each_device, parameters, values, with_numbers};
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Everything {
@@ -235,4 +235,47 @@ fn a_fresh_layer_in_column_layout_has_the_shape_that_it_will_have() {
     let selection = Selection::of(&column, None).unwrap();
     assert_eq!(selection.layout().layers()[0].shape, [8, 3]);
     assert_eq!(selection.flatten(&column).unwrap().dims(), [24]);
+}
+
+/// A target network, or a teacher: Burn's `clone` keeps the identity of a parameter.
+#[derive(Module, Debug)]
+struct Two {
+    online: Linear,
+    target: Linear,
+}
+
+#[test]
+fn a_clone_with_values_of_its_own_is_refused_before_they_are_lost() {
+    let device = Device::flex();
+    let online: Linear = with_numbers(LinearConfig::new(4, 3).init(&device), 1);
+    let clone = Two {
+        target: online.clone(),
+        online,
+    };
+    let selection = Selection::of(&clone, None).unwrap();
+    assert_eq!(selection.layout().len(), 12);
+
+    let other = |field: &str| {
+        let mut two = clone.clone();
+        match field {
+            "weight" => two.target.weight = two.target.weight.map(|w| w * -0.7),
+            _ => two.target.bias = two.target.bias.map(|bias| bias.map(|b| b + 1.0)),
+        }
+        two
+    };
+    for field in ["weight", "bias"] {
+        let two = other(field);
+        let before = parameters(&two);
+        let inputs = [tensor::<2>(3, [6, 4], &device), tensor(4, [6, 4], &device)];
+        let forward =
+            |two: &Two, x: Tensor<2>| two.online.forward(x.clone()) + two.target.forward(x);
+        let rejected = Pruner::new(Budget::Sparsity(0.5)).prune(two, forward, inputs);
+        let rejected = rejected.unwrap_err();
+        let expected = PruneError::CopiesDiffer {
+            path: format!("target.{field}"),
+            first: format!("online.{field}"),
+        };
+        assert_eq!(*rejected.error(), expected);
+        assert_eq!(parameters(rejected.value()), before);
+    }
 }

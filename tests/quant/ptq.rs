@@ -1,6 +1,6 @@
 //! Post-training quantization: calibration, ranges, rounding, biases.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ForwardQ, GptqConfig, NumberFormat, ObserverConfig, Override, PtqConfig, PtqMode, QatConfig,
     QuantError, RangeMethod, Rounding, RoundingConfig, Schedule, WeightConfig, WeightRange, health,
-    quantizers, rounding::AdaRoundConfig,
+    quantized_weights, quantizers, rounding::AdaRoundConfig,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -438,4 +438,57 @@ fn a_config_reads_back_from_json() {
     let file = tempfile::NamedTempFile::new().unwrap();
     config.save(file.path()).unwrap();
     assert_eq!(PtqConfig::load(file.path()).unwrap().to_string(), json);
+}
+
+/// A matrix for each of several heads, and a transposed convolution.
+#[derive(Module, Debug)]
+struct Unusual {
+    up: ConvTranspose2d,
+    heads: Param<Tensor<3>>,
+    head: Linear,
+}
+
+impl Unusual {
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let batch = x.dims()[0];
+        let x: Tensor<2> = relu(self.up.forward(x)).flatten(1, 3);
+        let x = x.reshape([1, batch, 16]).matmul(self.heads.val());
+        self.head.forward(x.reshape([batch, 12]))
+    }
+}
+
+#[test]
+fn few_bits_leave_to_nearest_what_is_no_matrix_of_a_layer_and_say_so() {
+    each_device(|target| {
+        let device = &target.device;
+        let net = Unusual {
+            up: ConvTranspose2dConfig::new([2, 4], [2, 2]).init(device),
+            heads: Param::from_tensor(tensor(5, [1, 16, 12], device)),
+            head: LinearConfig::new(12, 3).init(device),
+        };
+        let net = with_numbers(net, 17);
+        let inputs = || vec![tensor::<4>(8, [6, 2, 1, 1], device)];
+        let config = PtqConfig::new()
+            .with_quantize(QatConfig::new().with_weight(WeightConfig::int(4)))
+            .with_progress(false);
+        let (net, report) = config
+            .quantize_for(net, inputs, |net, x| net.forward(x))
+            .unwrap();
+        let rounding = &report.rounding;
+        let rounded: Vec<_> = rounding.weights.iter().map(|w| w.path.as_str()).collect();
+        assert_eq!(rounded, ["head.weight"]);
+        let nearest: Vec<_> = rounding
+            .nearest
+            .iter()
+            .map(|(path, _)| path.as_str())
+            .collect();
+        assert!(nearest.contains(&"heads"), "{rounding}");
+        assert!(
+            report.to_string().contains("heads is rounded to nearest"),
+            "{report}"
+        );
+        let quantized = quantized_weights(&net).unwrap();
+        let quantized: Vec<_> = quantized.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(quantized, ["up.weight", "heads", "head.weight"]);
+    });
 }

@@ -7,10 +7,11 @@
 pub(crate) mod cases;
 pub(crate) mod lifecycle;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 use burn_lean::reparam::{FloatVisitor, visit_floats};
@@ -161,15 +162,17 @@ pub(crate) fn seeded(device: &Device, seed: u64) -> MutexGuard<'static, ()> {
 
 /// Sets the parameters of `model` by formula instead of by a device's random numbers, so that every
 /// device has the same model: matrices and kernels keep the variance of their input, vectors come
-/// near the constant that they are initialized with. What is frozen stays frozen.
+/// near the constant that they are initialized with. What is frozen stays frozen, and copies of a parameter
+/// are the same.
 pub(crate) fn with_numbers<M: Module>(model: M, seed: u64) -> M {
     struct ByFormula {
         seed: u64,
+        seeds: HashMap<ParamId, u64>,
     }
     impl ModuleMapper for ByFormula {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             self.seed += 1;
-            let seed = self.seed;
+            let seed = *self.seeds.entry(param.id).or_insert(self.seed);
             param.map(|initial| {
                 let requires_grad = initial.is_require_grad();
                 let shape = initial.shape();
@@ -198,7 +201,10 @@ pub(crate) fn with_numbers<M: Module>(model: M, seed: u64) -> M {
             _ => 0.0,
         }
     }
-    model.map(&mut ByFormula { seed: seed * 1000 })
+    model.map(&mut ByFormula {
+        seed: seed * 1000,
+        seeds: HashMap::new(),
+    })
 }
 
 /// One floating-point parameter of a model, as [`parameters`] lists it.

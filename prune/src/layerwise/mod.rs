@@ -163,6 +163,7 @@ impl Pruner {
     ///   name the way that is left.
     /// - [`PruneError::LayerSystem`] with the path of a layer whose inputs are not finite, or whose
     ///   system is singular; [`PruneError::CarriesReparameterization`].
+    /// - [`PruneError::NaNOutputs`] where the dense network gives NaN for inputs that judge.
     /// - [`PruneError::NoSamples`] without an example, [`PruneError::InvalidConfig`], and what
     ///   [`Selection::of`] and the budget refuse.
     pub fn prune<M: Module, I: Tensors, O: Tensors>(
@@ -272,6 +273,11 @@ impl Pruner {
         let mut attempt = setting.attempt(dense.valid(), walk, first, None)?;
         tried.add(first, &attempt.divergences, begun);
         let outputs = std::mem::take(&mut attempt.dense);
+        for batch in setting.judges.clone() {
+            if crate::host::read(outputs[batch].clone())?.iter().any(|v| v.is_nan()) {
+                return Err(PruneError::NaNOutputs { batch });
+            }
+        }
         for candidate in self.beside(first) {
             if is_late() {
                 break;

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use burn::backend::DispatchTensor;
+use burn::backend::TensorMetadata;
 use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
@@ -116,11 +118,14 @@ impl Selection {
     /// # Errors
     ///
     /// [`PruneError::NoPrunableParameter`], [`PruneError::Reparameterized`] where zeros in a base
-    /// do not reach the effective value, and [`PruneError::Device`] where reading fails.
+    /// do not reach the effective value, [`PruneError::CopiesDiffer`] where a parameter is there twice
+    /// with other values, and [`PruneError::Device`] where reading fails.
     pub fn of<M: Module>(model: &M, group: Option<&ParamGroup>) -> Result<Self, PruneError> {
         let mut choose = Choose {
             group,
             visited: Vec::new(),
+            firsts: HashMap::new(),
+            differ: None,
             selection: Self {
                 layout: Layout::new(),
                 ids: Vec::new(),
@@ -129,6 +134,9 @@ impl Selection {
             },
         };
         visit_with_path(model, &mut choose);
+        if let Some(error) = choose.differ {
+            return Err(error);
+        }
         let selection = choose.with_ties();
         if selection.ids.is_empty() {
             return Err(PruneError::NoPrunableParameter);
@@ -264,10 +272,42 @@ struct Choose<'a> {
     group: Option<&'a ParamGroup>,
     /// Of `selection.parameters`.
     visited: Vec<ParamId>,
+    /// Where each parameter was first, and its values there.
+    firsts: HashMap<ParamId, (String, DispatchTensor)>,
+    /// One that was met again with other values, or could not be read.
+    differ: Option<PruneError>,
     selection: Selection,
 }
 
 impl Choose<'_> {
+    /// Whoever changes a parameter changes it everywhere, so that a clone which was given other values,
+    /// or was trained alone, would lose them.
+    fn compare<const D: usize>(
+        &mut self,
+        path: &str,
+        param: &Param<Tensor<D>>,
+    ) -> Result<(), PruneError> {
+        let base = param.base().without_autodiff();
+        let Some((first_path, first)) = self.firsts.get(&param.id) else {
+            let first = (path.to_string(), base.into_dispatch());
+            self.firsts.insert(param.id, first);
+            return Ok(());
+        };
+        // Of another rank it is no copy, and no selection takes it for one.
+        if first.shape() != base.shape() {
+            return Ok(());
+        }
+        let first = Tensor::<D>::from_dispatch(first.clone());
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits);
+        match bits(read(first)?).eq(bits(read(base)?)) {
+            true => Ok(()),
+            false => Err(PruneError::CopiesDiffer {
+                path: path.to_string(),
+                first: first_path.clone(),
+            }),
+        }
+    }
+
     /// The selection, with every parameter that is another one under a second path marked.
     fn with_ties(self) -> Selection {
         let mut selection = self.selection;
@@ -322,6 +362,10 @@ impl PathVisitor for Choose<'_> {
         let shape = base.shape();
         let elements = shape.num_elements();
         let excluded = self.excluded(at, &param.id, base.dtype(), elements);
+        let is_state = at.is_attached() || excluded == Some(ExcludedBecause::RunningStatistic);
+        if !is_state && base.dtype().is_float() && self.differ.is_none() {
+            self.differ = self.compare(&path, param).err();
+        }
         self.visited.push(param.id);
         if excluded.is_none() && !self.selection.ids.contains(&param.id) {
             if self.selection.ids.is_empty() {

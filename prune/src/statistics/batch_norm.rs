@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 use burn_lean_reparam::{
-    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, Training, map_with_path, visit_floats,
-    visit_with_path,
+    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, Training, each_float, map_with_path,
+    visit_floats, visit_with_path,
 };
 
 use crate::host::read;
@@ -50,7 +50,8 @@ const BATCH_NORM: &str = "Struct:BatchNorm";
 ///
 /// The model comes back in the error, unchanged: [`PruneError::NoSamples`] without any batch,
 /// [`PruneError::Mismatch`] where the parts of one have other numbers of examples,
-/// [`PruneError::Device`] where reading fails.
+/// [`PruneError::NonFiniteStatistics`] where the new ones are not finite, [`PruneError::Device`] where
+/// reading fails. A batch without an example is left out.
 pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     model: M,
     forward: impl Fn(&M, &B) -> O,
@@ -165,6 +166,9 @@ fn averages<M: Module, B: Batch, O>(
     let mut examples = 0.0;
     for batch in batches {
         batch.check()?;
+        if batch.examples() == 0 {
+            continue;
+        }
         let from_zero = look(&batch, 0.0)?;
         if from_zero.0.is_empty() {
             return Ok(None);
@@ -185,8 +189,18 @@ fn averages<M: Module, B: Batch, O>(
     let (Some(sum), Some(kept)) = (sum, kept_share) else {
         return Err(PruneError::NoSamples);
     };
-    let averages = sum.with(&kept, |sum, kept| sum / examples / (1.0 - kept));
-    Ok(Some(averages))
+    let averages = sum.with(&kept, |sum, kept| match kept {
+        // Its layer did not look.
+        1.0 => f64::NAN,
+        _ => sum / examples / (1.0 - kept),
+    });
+    let looked = sum.with(&kept, |_, kept| kept);
+    match averages.broken(&looked) {
+        None => Ok(Some(averages)),
+        Some(id) => Err(PruneError::NonFiniteStatistics {
+            path: path_of(model, id),
+        }),
+    }
 }
 
 /// The running statistics of BatchNorm layers.
@@ -209,6 +223,16 @@ impl Statistics {
         values.filter(|value| value.is_finite()).fold(0.0, f32::max)
     }
 
+    /// The first one that is not finite although its layer looked: `kept` is what it keeps of the old one.
+    fn broken(&self, kept: &Self) -> Option<ParamId> {
+        let mut found = self.0.iter().filter_map(|(id, values)| {
+            let mut pairs = values.iter().zip(&kept.0[id]);
+            let is_broken = pairs.any(|(value, kept)| !value.is_finite() && *kept != 1.0);
+            is_broken.then_some(*id)
+        });
+        found.next()
+    }
+
     fn with(&self, other: &Self, combine: impl Fn(f64, f64) -> f64) -> Self {
         let combined = self.0.iter().map(|(id, values)| {
             let others = other.0.get(id).map_or(&[][..], |others| others);
@@ -220,6 +244,16 @@ impl Statistics {
         });
         Self(combined.collect())
     }
+}
+
+fn path_of<M: Module>(model: &M, id: ParamId) -> String {
+    let mut path = String::new();
+    each_float(model, |at, float| {
+        if float.id() == id && path.is_empty() {
+            path = at.path();
+        }
+    });
+    path
 }
 
 /// Whether a walk is in a BatchNorm, other than those at the paths of `except`.

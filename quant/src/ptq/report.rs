@@ -57,7 +57,7 @@ impl fmt::Display for PtqReport {
         for left in &self.left_float {
             write!(f, "\n{left}")?;
         }
-        if !self.rounding.weights.is_empty() {
+        if !(self.rounding.weights.is_empty() && self.rounding.nearest.is_empty()) {
             write!(f, "\n{}", self.rounding)?;
         }
         Ok(())

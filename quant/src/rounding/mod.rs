@@ -87,11 +87,15 @@ pub struct RoundedWeight {
 pub struct RoundingReport {
     /// The weights, in module order.
     pub weights: Vec<RoundedWeight>,
+    /// Paths of the weights that [`Rounding::Auto`] left to nearest rounding, and why: they are no matrix
+    /// that [`gptq`] knows how to read.
+    pub nearest: Vec<(String, String)>,
 }
 
 impl RoundingConfig {
     /// Rounds the weight of every layer that `inputs` knows, and keeps its scales from now on. With
-    /// [`Rounding::Auto`] weights of more than 4 bits stay as they are, and are not in the report.
+    /// [`Rounding::Auto`] weights of more than 4 bits stay as they are, and are not in the report; those
+    /// that are no matrix of a known layout stay, too, and the report says so.
     ///
     /// The stored weight becomes the rounded one, of which fake quantization gives exactly the same
     /// values; so convert, or go on training. A weight quantizer without memory keeps today's range
@@ -114,6 +118,7 @@ impl RoundingConfig {
             Ok(plan) => {
                 let report = RoundingReport {
                     weights: plan.report,
+                    nearest: plan.nearest,
                 };
                 let model = walk::replace(model, plan.quantizers);
                 let isolated = float_parameters::isolate(model);
@@ -147,18 +152,24 @@ impl RoundingConfig {
             if self.rounding == Rounding::Auto && !weight.scheme().format.has_few_integers() {
                 continue;
             }
-            self.round(
+            let rounded = self.round(
                 (model, &effective),
                 &parameters,
                 parameter,
                 weight,
                 groups,
                 &mut plan,
-            )
-            .map_err(|error| match error {
-                located @ QuantError::Parameter { .. } => located,
-                error => error.at(&parameter.path),
-            })?;
+            );
+            match rounded {
+                Ok(()) => {}
+                Err(QuantError::UnsupportedLayer { path, reason })
+                    if self.rounding == Rounding::Auto =>
+                {
+                    plan.nearest.push((path, reason));
+                }
+                Err(located @ QuantError::Parameter { .. }) => return Err(located),
+                Err(error) => return Err(error.at(&parameter.path)),
+            }
         }
         plan.quantizers = kept_grids(model, &plan.values)?;
         Ok(plan)
@@ -293,6 +304,7 @@ struct Plan {
     values: HashMap<String, TensorData>,
     quantizers: HashMap<String, crate::FakeQuantize>,
     report: Vec<RoundedWeight>,
+    nearest: Vec<(String, String)>,
 }
 
 /// The quantizers of rounded weights that would leave the grid, made to stay on it: those that would
@@ -356,6 +368,10 @@ impl fmt::Display for RoundingReport {
                     .map_or("-".to_string(), |moved| format!("{moved:.3e}")),
             ]);
         }
-        write!(f, "{table}")
+        write!(f, "{table}")?;
+        for (path, why) in &self.nearest {
+            write!(f, "\n{path} is rounded to nearest: {why}")?;
+        }
+        Ok(())
     }
 }
