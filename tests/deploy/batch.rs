@@ -41,6 +41,30 @@ fn a_model_runs_with_batches_of_any_size() {
     });
 }
 
+/// Burn's linear layer computes batches of one way and of another otherwise.
+#[test]
+fn a_linear_layer_of_sequences_has_any_batch_from_every_size() {
+    each_device(|target| {
+        let device = &target.device;
+        let layer = LinearConfig::new(16, 16);
+        for layer in [layer.clone(), layer.with_bias(false)] {
+            let layer: Linear = with_numbers(layer.init(device), 4);
+            for sizes in [[1, 5], [4, 5], [8, 50], [1, 32]] {
+                let [batch, length] = sizes;
+                let x = tensor::<3>(1, [batch, length, 16], device);
+                let export = Export::record(&layer, &x, |l: &Linear, x| l.forward(x)).unwrap();
+                let exported = export.to_onnx(Form::Float).unwrap();
+                assert_eq!(exported.fixed_batch, None, "{sizes:?}");
+                let engine = EngineConfig::new().compile(export).unwrap();
+                for batch in [1, 3, 24] {
+                    let x = tensor::<3>(2, [batch, length, 16], device);
+                    close(engine.run(&x).unwrap(), layer.forward(x));
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn where_the_size_is_computed_with_it_is_fixed_and_said() {
     each_device(|target| {

@@ -133,7 +133,7 @@ fn a_batch_without_examples_counts_for_nothing_and_one_of_nan_is_an_error() {
     };
     let expected = parameters(&renewed(vec![batch.clone()]).unwrap());
     assert_ne!(expected, before);
-    let none = batch.clone().narrow(0, 0, 0);
+    let none = batch.clone().slice([0..0]);
     for batches in [[batch.clone(), none.clone()], [none.clone(), batch.clone()]] {
         assert_eq!(parameters(&renewed(batches.into()).unwrap()), expected);
     }

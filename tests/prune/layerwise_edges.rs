@@ -184,3 +184,13 @@ fn inputs_of_which_the_dense_network_makes_nan_judge_nothing() {
     assert_eq!(*rejected.error(), PruneError::NaNOutputs { batch: 1 });
     assert_eq!(parameters(rejected.value()), before);
 }
+
+#[test]
+fn a_last_batch_of_sequences_may_be_smaller() {
+    let device = Device::flex();
+    let layer: Linear = with_numbers(LinearConfig::new(8, 4).init(&device), 6);
+    let inputs = [24, 24, 8, 1].map(|batch| tensor::<3>(batch as u64, [batch, 5, 8], &device));
+    let pruner = Pruner::new(Budget::Sparsity(0.5));
+    let pruned = pruner.prune(layer, |m, x| m.forward(x), inputs).unwrap();
+    assert_eq!(pruned.report.layers[0].kept, 16);
+}

@@ -45,7 +45,8 @@ impl Batch {
         for size in [size + 1, 2 * size + 3] {
             let resized = inputs.map_tensors(&mut Resize { size });
             let other = record(model, &resized, forward)
-                .map_err(|error| format!("the forward pass refuses another batch: {error}"))?;
+                .map_err(|error| format!("the forward pass refuses another batch: {error}"))?
+                .fold_rows();
             found.agree(graph, other.graph(), size)?;
         }
         Ok(found)

@@ -127,7 +127,7 @@ impl<O: Tensors> Export<O> {
         let given = batch::without_autodiff(inputs);
         // On this copy alone: what hangs on the weights is folded into them.
         let plain = model.clone().materialize();
-        let recording = record(&plain, &given, &forward)?;
+        let recording = record(&plain, &given, &forward)?.fold_rows();
         let quantization = quantizers::quantization(&model, &given, &forward, recording.graph())?;
         let batch = Batch::find(&plain, inputs, &forward, recording.graph());
         let parameters = recording.graph().parameter_values(&plain)?;

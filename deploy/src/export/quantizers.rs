@@ -28,6 +28,7 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
     let Ok(recorded) = record(model, inputs, forward) else {
         return Ok(found);
     };
+    let recorded = recorded.fold_rows();
     let graph = recorded.graph();
     let mut positions = vec![None; graph.nodes().len()];
     let mut same = plain.nodes();

@@ -4,6 +4,7 @@ pub(crate) mod composite;
 pub(crate) mod describe;
 mod node;
 mod parameter;
+pub(crate) mod rows;
 mod site;
 pub(crate) mod views;
 

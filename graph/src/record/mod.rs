@@ -15,6 +15,7 @@ use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorDa
 use burn_lean_reparam::{catch_quietly, map_with_path, with_capture_device_like};
 
 use crate::capture::{self, as_autodiff, as_leaf, autodiff_primitive, id, placeholder};
+use crate::graph::rows;
 use crate::hooks::Noted;
 use crate::interpret::name;
 use crate::passes::{self, Hooked};
@@ -261,6 +262,32 @@ impl<O> Recording<O> {
     /// The operations.
     pub fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// With all linear layers in the form in which the leading axes of the input are folded into its rows.
+    ///
+    /// Burn computes a linear layer of an input with three and more axes so or with a broadcast weight, as
+    /// the sizes have it, and records what it computes. In one form, recordings of batches of different
+    /// sizes have the same operations.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_graph::record;
+    ///
+    /// let device = Device::flex();
+    /// let model = LinearConfig::new(16, 16).with_bias(false).init(&device);
+    /// let names = [1, 24].map(|batch| -> Vec<_> {
+    ///     let x = Tensor::<3>::ones([batch, 5, 16], &device);
+    ///     let recording = record(&model, &x, |model, x| model.forward(x)).unwrap().fold_rows();
+    ///     recording.graph().nodes().map(|node| node.name()).collect()
+    /// });
+    /// assert_eq!(names, [["reshape", "matmul", "reshape"]; 2]);
+    /// ```
+    #[must_use]
+    pub fn fold_rows(mut self) -> Self {
+        rows::fold(&mut self.graph);
+        self
     }
 }
 

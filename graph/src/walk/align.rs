@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use burn::backend::ir::TensorId;
 
 use crate::graph::describe::{describe, operands, rename};
+use crate::graph::rows;
 use crate::interpret::name;
 use crate::{Graph, GraphError};
 
-/// The graph with its tensors numbered in the order in which they are first named, so that equal
-/// forward passes are equal graphs.
+/// The graph with its tensors numbered in the order in which they are first named and the rows of its linear
+/// layers folded, so that equal forward passes are equal graphs.
 pub(super) fn canonical(mut graph: Graph) -> Graph {
+    rows::fold(&mut graph);
     let mut names: HashMap<TensorId, TensorId> = HashMap::new();
     let mut note = |id: TensorId| {
         let next = TensorId::new(names.len() as u64);

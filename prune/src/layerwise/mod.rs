@@ -274,7 +274,10 @@ impl Pruner {
         tried.add(first, &attempt.divergences, begun);
         let outputs = std::mem::take(&mut attempt.dense);
         for batch in setting.judges.clone() {
-            if crate::host::read(outputs[batch].clone())?.iter().any(|v| v.is_nan()) {
+            if crate::host::read(outputs[batch].clone())?
+                .iter()
+                .any(|v| v.is_nan())
+            {
                 return Err(PruneError::NaNOutputs { batch });
             }
         }
