@@ -52,7 +52,8 @@ impl Autocast {
     }
 
     /// Runs the operations of this name in another precision than the [lists](crate::modules) say:
-    /// `matmul`, `conv2d`, `softmax`, `gelu`, `div`… as [`Autocast::explain`] lists them.
+    /// `matmul`, `conv2d`, `softmax`, `gelu`, `div`… as [`Autocast::explain`] lists them. A name that the
+    /// forward pass does not have changes nothing: `explain` shows what took effect.
     ///
     /// ```
     /// use burn::tensor::FloatDType;
@@ -65,7 +66,7 @@ impl Autocast {
     }
 
     /// Runs the operations that read a parameter of this group in another precision than the
-    /// lists say.
+    /// lists say. A group that matches no parameter changes nothing.
     pub fn with_module(self, group: ParamGroup, precision: Precision) -> Self {
         self.with_exception(Except::Module(group), precision)
     }
