@@ -22,8 +22,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let dense = resnet20.heading.iter().map(|_| "91.25".to_string());
     let curves = [
         curve("dense", dense.skip(1).collect()),
-        curve("Pruner, as it is", resnet20.row("default, mean")?.1),
-        curve("magnitude", resnet20.row("magnitude")?.1),
+        curve("Pruner, as it is", resnet20.row("default, mean")?),
+        curve("magnitude", resnet20.row("magnitude")?),
     ];
     let axes = Axes {
         step: "sparsity",
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let of = |name: &str, method: &str| {
         let rows = sparsities.iter().map(|sparsity| {
             let options = format!("`--method {method} --sparsity {sparsity}`");
-            llama.row(&options).map(|(_, cells)| cells[1].clone())
+            llama.row(&options).map(|cells| cells[1].clone())
         });
         Ok::<_, Box<dyn Error>>(curve(name, rows.collect::<Result<_, _>>()?))
     };
@@ -96,11 +96,11 @@ impl Table {
         })
     }
 
-    /// Name and cells of the row whose name begins so.
-    fn row(&self, name: &str) -> Result<(&str, Vec<String>), Box<dyn Error>> {
+    /// The cells of the row whose name begins so, without it.
+    fn row(&self, name: &str) -> Result<Vec<String>, Box<dyn Error>> {
         let found = self.rows.iter().find(|row| row[0].starts_with(name));
         let row = found.ok_or_else(|| format!("no row `{name}`"))?;
-        Ok((&row[0], row[1..].to_vec()))
+        Ok(row[1..].to_vec())
     }
 }
 

@@ -17,6 +17,7 @@ pub(crate) fn describe(graph: &mut Graph) {
     graph.reads = reads(graph);
     graph.lifetimes = lifetimes(graph);
     graph.masks = masks(graph);
+    graph.readers.clear();
     for (index, operation) in graph.operations.iter().enumerate() {
         for id in operands(graph, operation) {
             graph.readers.entry(id).or_default().push(index);

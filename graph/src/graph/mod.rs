@@ -85,6 +85,17 @@ impl Graph {
         }
     }
 
+    /// The smallest number above those that name tensors.
+    pub(crate) fn unused_id(&self) -> u64 {
+        let operations = self.operations.iter();
+        let tensors = operations.flat_map(|one| one.inputs().chain(one.outputs()));
+        let ids = tensors.map(|tensor| tensor.id);
+        let ids = ids.chain(self.inputs.iter().copied());
+        let ids = ids.chain(self.constants.keys().copied());
+        let ids = ids.chain(self.parameters.iter().map(|parameter| parameter.tensor));
+        ids.map(|id| id.value() + 1).max().unwrap_or(0)
+    }
+
     /// The operations in order.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = Node<'_>> {
         (0..self.operations.len()).map(|index| self.node(index))

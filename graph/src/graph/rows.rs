@@ -20,24 +20,15 @@ use burn::backend::ir::{
 use burn::tensor::Shape;
 
 use super::Graph;
-use super::describe::describe;
 
-/// Gives all products with a broadcast matrix the form with folded rows.
+/// Gives all products with a broadcast matrix the form with folded rows. Who reads what is then to be noted
+/// anew.
 pub(crate) fn fold(graph: &mut Graph) {
     let layers = Layers::of(graph);
-    let mut next = 0;
-    let mut note = |id: TensorId| next = next.max(id.value() + 1);
-    graph.inputs.iter().copied().for_each(&mut note);
-    graph.constants.keys().copied().for_each(&mut note);
-    let parameters = graph.parameters.iter();
-    parameters.for_each(|parameter| note(parameter.tensor));
-    for operation in &graph.operations {
-        operation.inputs().for_each(|tensor| note(tensor.id));
-        operation.outputs().for_each(|tensor| note(tensor.id));
-    }
     if layers.found.is_empty() {
         return;
     }
+    let mut next = graph.unused_id();
     let mut fresh = |like: &TensorIr, shape: Vec<usize>| {
         next += 1;
         TensorIr {
@@ -50,15 +41,15 @@ pub(crate) fn fold(graph: &mut Graph) {
     // A bias that several layers share is reshaped once.
     let mut biases: HashMap<TensorId, TensorIr> = HashMap::new();
     let mut folded = Vec::with_capacity(graph.operations.len());
-    let mut gone: HashSet<usize> = layers.found.values().filter_map(|one| one.sum).collect();
-    for (index, operation) in std::mem::take(&mut graph.operations)
-        .into_iter()
-        .enumerate()
-    {
+    let recorded = std::mem::take(&mut graph.operations).into_iter();
+    for (index, operation) in recorded.enumerate() {
+        if layers.sums.contains(&index) {
+            continue;
+        }
         let (Some(layer), OperationIr::Float(dtype, FloatOperationIr::Matmul(product))) =
             (layers.found.get(&index), &operation)
         else {
-            folded.push((index, operation));
+            folded.push(operation);
             continue;
         };
         let (k, n) = (layer.weight.shape[0], layer.weight.shape[1]);
@@ -69,9 +60,8 @@ pub(crate) fn fold(graph: &mut Graph) {
         };
         let x = fresh(&product.lhs, vec![rows, k]);
         let y = fresh(&product.out, vec![rows, n]);
-        let mut push = |operation| folded.push((index, operation));
-        push(reshape(&product.lhs, &x));
-        push(OperationIr::Float(
+        folded.push(reshape(&product.lhs, &x));
+        folded.push(OperationIr::Float(
             *dtype,
             FloatOperationIr::Matmul(MatmulOpIr {
                 lhs: x,
@@ -80,16 +70,16 @@ pub(crate) fn fold(graph: &mut Graph) {
             }),
         ));
         let Some(bias) = &layer.bias else {
-            push(reshape(&y, &product.out));
+            folded.push(reshape(&y, &product.out));
             continue;
         };
         let row = biases.entry(bias.row).or_insert_with(|| {
             let row = fresh(&bias.vector, vec![1, n]);
-            push(reshape(&bias.vector, &row));
+            folded.push(reshape(&bias.vector, &row));
             row
         });
         let sum = fresh(&product.out, vec![rows, n]);
-        push(OperationIr::NumericFloat(
+        folded.push(OperationIr::NumericFloat(
             *dtype,
             NumericOperationIr::Add(BinaryOpIr {
                 lhs: y,
@@ -97,30 +87,23 @@ pub(crate) fn fold(graph: &mut Graph) {
                 out: sum.clone(),
             }),
         ));
-        push(reshape(&sum, &bias.out));
+        folded.push(reshape(&sum, &bias.out));
     }
-    folded.retain(|(index, _)| !gone.contains(index));
     // The broadcast forms of weights and biases, unless something else reads them.
-    let mut read: HashSet<TensorId> = graph.outputs.iter().copied().collect();
-    read.extend(graph.parameters.iter().filter_map(|one| one.update));
-    let operations = folded.iter().flat_map(|(_, operation)| operation.inputs());
-    read.extend(operations.map(|tensor| tensor.id));
-    gone = layers.views;
-    folded.retain(|(index, operation)| {
-        let is_read = operation.outputs().any(|tensor| read.contains(&tensor.id));
-        is_read || !gone.contains(index)
+    let mut read = graph.results.clone();
+    let inputs = folded.iter().flat_map(|operation| operation.inputs());
+    read.extend(inputs.map(|tensor| tensor.id));
+    folded.retain(|operation| {
+        let mut made = operation.outputs();
+        made.all(|tensor| read.contains(&tensor.id) || !layers.views.contains(&tensor.id))
     });
-    graph.operations = folded.into_iter().map(|(_, operation)| operation).collect();
-    graph.readers.clear();
-    describe(graph);
+    graph.operations = folded;
 }
 
 /// What a product with a broadcast matrix consists of.
 struct Layer {
     weight: TensorIr,
     bias: Option<Bias>,
-    /// The operation that adds the bias.
-    sum: Option<usize>,
 }
 
 struct Bias {
@@ -131,72 +114,68 @@ struct Bias {
     out: TensorIr,
 }
 
-/// The products with a broadcast matrix by their positions, and the positions of what broadcasts.
+/// The products with a broadcast matrix.
 struct Layers {
+    /// By their positions.
     found: HashMap<usize, Layer>,
-    views: HashSet<usize>,
+    /// The positions of the operations that add their biases.
+    sums: HashSet<usize>,
+    /// The broadcast forms of weights and biases.
+    views: HashSet<TensorId>,
 }
 
 impl Layers {
     fn of(graph: &Graph) -> Self {
-        let mut views: HashMap<TensorId, (usize, &ShapeOpIr)> = HashMap::new();
+        let mut views: HashMap<TensorId, &ShapeOpIr> = HashMap::new();
         let mut made: HashMap<TensorId, usize> = HashMap::new();
-        let mut readers: HashMap<TensorId, Vec<usize>> = HashMap::new();
         for (index, operation) in graph.operations.iter().enumerate() {
-            operation.inputs().for_each(|tensor| {
-                readers.entry(tensor.id).or_default().push(index);
-            });
             made.extend(operation.outputs().map(|tensor| (tensor.id, index)));
             if let OperationIr::BaseFloat(BaseOperationIr::Reshape(view)) = operation {
-                views.insert(view.out.id, (index, view));
+                views.insert(view.out.id, view);
             }
         }
-        // The tensor that a view leads with axes of 1, and where.
+        // The tensor that a view leads with axes of 1.
         let led = |id: TensorId, rank: usize| {
-            let (index, view) = views.get(&id)?;
+            let view = views.get(&id)?;
             let (from, to) = (&view.input.shape, &view.out.shape);
             let leading = to.num_dims().checked_sub(from.num_dims())?;
             let leads = (0..leading).all(|axis| to[axis] == 1);
             let same = (0..from.num_dims()).all(|axis| from[axis] == to[leading + axis]);
-            (from.num_dims() == rank && leading > 0 && leads && same)
-                .then_some((*index, &view.input))
-        };
-        let is_result = |id: &TensorId| {
-            let updates = graph.parameters.iter().filter_map(|one| one.update);
-            graph.outputs.contains(id) || updates.into_iter().any(|update| update == *id)
+            (from.num_dims() == rank && leading > 0 && leads && same).then_some(&view.input)
         };
         let mut layers = Self {
             found: HashMap::new(),
+            sums: HashSet::new(),
             views: HashSet::new(),
         };
         for (index, operation) in graph.operations.iter().enumerate() {
             let OperationIr::Float(_, FloatOperationIr::Matmul(product)) = operation else {
                 continue;
             };
-            let Some((at, weight)) = led(product.rhs.id, 2) else {
+            let Some(weight) = led(product.rhs.id, 2) else {
                 continue;
             };
             // A matrix that reaches beyond the rank of x broadcasts x.
             if product.lhs.shape.num_dims() < product.rhs.shape.num_dims() {
                 continue;
             }
-            layers.views.insert(at);
+            layers.views.insert(product.rhs.id);
             let mut layer = Layer {
                 weight: weight.clone(),
                 bias: None,
-                sum: None,
             };
-            let reads = readers.get(&product.out.id).map_or(&[][..], |reads| reads);
-            if let ([reader], false) = (reads, is_result(&product.out.id))
+            let out = product.out.id;
+            let reads = graph.readers.get(&out).map_or(&[][..], |reads| reads);
+            if let ([reader], false) = (reads, graph.results.contains(&out))
                 && let OperationIr::NumericFloat(_, NumericOperationIr::Add(sum)) =
                     &graph.operations[*reader]
-                && sum.lhs.id == product.out.id
-                && let Some((at, vector)) = led(sum.rhs.id, 1)
+                && sum.lhs.id == out
+                && let Some(vector) = led(sum.rhs.id, 1)
                 && sum.out.shape == product.out.shape
                 && made.get(&vector.id).is_none_or(|made| *made < index)
             {
-                layers.views.insert(at);
-                layer.sum = Some(*reader);
+                layers.views.insert(sum.rhs.id);
+                layers.sums.insert(*reader);
                 layer.bias = Some(Bias {
                     vector: vector.clone(),
                     row: sum.rhs.id,

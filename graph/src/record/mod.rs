@@ -15,6 +15,7 @@ use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorDa
 use burn_lean_reparam::{catch_quietly, map_with_path, with_capture_device_like};
 
 use crate::capture::{self, as_autodiff, as_leaf, autodiff_primitive, id, placeholder};
+use crate::graph::describe::describe;
 use crate::graph::rows;
 use crate::hooks::Noted;
 use crate::interpret::name;
@@ -287,6 +288,7 @@ impl<O> Recording<O> {
     #[must_use]
     pub fn fold_rows(mut self) -> Self {
         rows::fold(&mut self.graph);
+        describe(&mut self.graph);
         self
     }
 }

@@ -65,21 +65,10 @@ struct Insertion<'a> {
 impl<'a> Insertion<'a> {
     fn new(graph: &'a mut Graph) -> Self {
         let mut makers = HashMap::new();
-        let mut next = 0;
-        let mut note = |id: TensorId| next = next.max(id.value() + 1);
         for (index, operation) in graph.operations.iter().enumerate() {
-            for output in operation.outputs() {
-                makers.insert(output.id, index);
-                note(output.id);
-            }
-            operation.inputs().for_each(|input| note(input.id));
+            makers.extend(operation.outputs().map(|output| (output.id, index)));
         }
-        graph.inputs.iter().copied().for_each(&mut note);
-        graph.constants.keys().copied().for_each(&mut note);
-        graph
-            .parameters
-            .iter()
-            .for_each(|parameter| note(parameter.tensor));
+        let next = graph.unused_id();
         let count = graph.operations.len();
         Self {
             graph,

@@ -41,7 +41,6 @@ pub(super) fn canonical(mut graph: Graph) -> Graph {
     for operation in &mut graph.operations {
         rename(operation, &names);
     }
-    graph.readers.clear();
     describe(&mut graph);
     graph
 }

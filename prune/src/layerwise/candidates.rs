@@ -132,9 +132,17 @@ pub(crate) struct Divergences {
 
 impl Divergences {
     /// Adds the outputs of one batch, as [`logits`] has them.
-    pub(crate) fn add(&mut self, dense: &Tensor<2>, pruned: &Tensor<2>) -> Result<(), PruneError> {
+    pub(crate) fn add(
+        &mut self,
+        batch: usize,
+        dense: &Tensor<2>,
+        pruned: &Tensor<2>,
+    ) -> Result<(), PruneError> {
         let [_, width] = dense.dims();
         let (dense, pruned) = (read(dense.clone())?, read(pruned.clone())?);
+        if dense.iter().any(|value| value.is_nan()) {
+            return Err(PruneError::NaNOutputs { batch });
+        }
         for (p, q) in dense.chunks_exact(width).zip(pruned.chunks_exact(width)) {
             self.each.push(match width {
                 // Infinite ones, too.

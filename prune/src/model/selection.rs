@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use burn::backend::DispatchTensor;
-use burn::backend::TensorMetadata;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};

@@ -194,8 +194,7 @@ fn averages<M: Module, B: Batch, O>(
         1.0 => f64::NAN,
         _ => sum / examples / (1.0 - kept),
     });
-    let looked = sum.with(&kept, |_, kept| kept);
-    match averages.broken(&looked) {
+    match averages.broken(&kept) {
         None => Ok(Some(averages)),
         Some(id) => Err(PruneError::NonFiniteStatistics {
             path: path_of(model, id),
