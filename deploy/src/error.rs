@@ -64,6 +64,16 @@ pub enum DeployError {
         /// What it said.
         reason: String,
     },
+    /// A number of a config is out of its range.
+    #[error("{field} is {value}, but must be {expected}")]
+    InvalidConfig {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is accepted.
+        expected: &'static str,
+    },
     /// The engine failed while it computed.
     #[error("the engine failed: {reason}")]
     Run {

@@ -10,8 +10,8 @@ use burn::nn::{
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::deploy::{
-    ActivationQuantization, Arithmetic, Backend, EngineConfig, EngineReport, Execution, Export,
-    FloatStorage, Form, Quantization, integer_kernels,
+    ActivationQuantization, Arithmetic, Backend, DeployError, EngineConfig, EngineReport,
+    Execution, Export, FloatStorage, Form, Quantization, integer_kernels,
 };
 use burn_lean::quant::{
     Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme,
@@ -343,6 +343,24 @@ fn a_convolution_along_three_axes_is_floats_and_the_report_says_why() {
     let layer = engine.unwrap().report().layers.remove(0);
     assert_eq!(layer.execution, Execution::DequantizedOnce);
     assert!(layer.reason.unwrap().contains("one or two axes"));
+    // The others do not run it: said when they are compiled, not with the first inputs.
+    for backend in [Backend::Own, Backend::Rten] {
+        let export = Export::record(&conv, &x, forward).unwrap();
+        let config = EngineConfig::new().with_backend(Some(backend));
+        let error = config.compile(export).unwrap_err();
+        assert!(matches!(error, DeployError::Run { .. }), "{error}");
+    }
+}
+
+#[test]
+fn threads_beyond_any_machine_are_refused_and_not_started() {
+    let device = Device::flex();
+    let model = LinearConfig::new(2, 2).init(&device);
+    let x = tensor::<2>(4, [1, 2], &device);
+    let export = Export::record(&model, &x, |model: &Linear, x| model.forward(x)).unwrap();
+    let error = EngineConfig::new().with_threads(100_000).compile(export);
+    let error = error.unwrap_err().to_string();
+    assert_eq!(error, "threads is 100000, but must be 0 to 1024");
 }
 
 #[test]

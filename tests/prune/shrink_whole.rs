@@ -2,7 +2,10 @@
 
 use burn::module::{Module, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, InstanceNorm, InstanceNormConfig, Linear, LinearConfig,
+    PaddingConfig2d,
+};
 use burn::tensor::activation::{gelu, relu, sigmoid};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{Masks, PruneError, Selection, Shrink, shrink::Shrunk};
@@ -271,6 +274,65 @@ fn sizes_written_into_the_forward_pass_are_an_error_with_the_model() {
     assert_eq!(rejected.into_value()[0].weight.dims(), [4, 6]);
 }
 
+/// Burn's `InstanceNorm` has the number of its channels as a constant and refuses any other.
+#[test]
+fn channels_of_a_norm_that_has_their_number_stay_and_the_others_go() {
+    #[derive(Module, Debug)]
+    struct Styled {
+        stem: Conv2d,
+        norm: InstanceNorm,
+        body: Conv2d,
+        head: Conv2d,
+    }
+    let device = Device::flex();
+    let conv = |channels| Conv2dConfig::new(channels, [3, 3]).init(&device);
+    let model = Styled {
+        stem: conv([2, 6]),
+        norm: InstanceNormConfig::new(6).init(&device),
+        body: conv([6, 12]),
+        head: conv([12, 3]),
+    };
+    let forward = |model: &Styled, x: Tensor<4>| {
+        let x = relu(model.norm.forward(model.stem.forward(x)));
+        model.head.forward(relu(model.body.forward(x)))
+    };
+    let x = tensor(3, [2, 2, 9, 9], &device);
+    let before = values(forward(&model, x.clone()));
+    let shrunk = Shrink::to(0.6).shrink(model, forward, x.clone()).unwrap();
+    let report = shrunk.report.to_string();
+    assert_eq!(shrunk.model.stem.weight.dims()[0], 6, "{report}");
+    assert!(shrunk.model.body.weight.dims()[0] < 9, "{report}");
+    let said = "stem.weight: 6 units stay: their number is written into the model";
+    assert!(report.contains(said), "{report}");
+    assert_ne!(values(forward(&shrunk.model, x.clone())), before);
+    // Where that is all there is, the error says it.
+    let rejected = Shrink::to(0.3).shrink(shrunk.model, forward, x);
+    let error = rejected.unwrap_err().error().to_string();
+    assert!(
+        error.contains("those that `stem.weight` makes stay: their number"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_exception_that_no_parameter_meets_is_an_error() {
+    let device = Device::flex();
+    let rejected = Shrink::to(0.7)
+        .except(ParamGroup::from_predicate("iner"))
+        .shrink(
+            Residual::new(&device),
+            |model, x| model.forward(x),
+            Residual::batch(&device),
+        );
+    assert!(matches!(
+        rejected.unwrap_err().error(),
+        PruneError::InvalidConfig {
+            field: "except",
+            ..
+        }
+    ));
+}
+
 #[test]
 fn a_share_that_cannot_be_reached_is_an_error_that_says_what_is() {
     let device = Device::flex();
@@ -429,11 +491,11 @@ fn every_output_is_compared_in_its_own_scale() {
                 (y, Some(made))
             }
         };
-        let rejected = Shrink::dead().shrink(model.clone(), forward, x.clone());
-        let error = rejected.unwrap_err();
-        assert!(
-            error.error().to_string().contains("outputs differ"),
-            "{error}"
-        );
+        let shrunk = Shrink::dead().shrink(model.clone(), forward, x.clone());
+        let shrunk = shrunk.unwrap();
+        assert_eq!(shrunk.report.removed(), 0);
+        let said = "their number is written into the model";
+        assert!(shrunk.report.to_string().contains(said));
+        assert_eq!(shrunk.model[0].weight.dims(), [4, 6]);
     }
 }

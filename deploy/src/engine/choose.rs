@@ -197,9 +197,12 @@ pub(super) fn choose<O: Tensors>(
         }
     }
     if running.len() <= 1 {
-        let best = running.pop();
+        let only = running.pop();
+        let best = only.ok_or_else(|| first_error.unwrap_or_else(nothing))?;
+        // An operation that it lacks is found out here, not by the first inputs.
+        best.run(&export.recording, &example)?;
         return Ok(Chosen {
-            best: best.ok_or_else(|| first_error.unwrap_or_else(nothing))?,
+            best,
             other: None,
             times: Vec::new(),
             sparse: zeros,

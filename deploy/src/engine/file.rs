@@ -23,7 +23,8 @@ impl EngineConfig {
     /// # Errors
     ///
     /// [`DeployError::File`] where it cannot be read, [`DeployError::Load`] for a file that is no
-    /// ONNX, or that has operators or dtypes that the engine lacks.
+    /// ONNX, or that has operators or dtypes that the engine lacks; [`DeployError::InvalidConfig`] for
+    /// [`threads`](Self::threads).
     pub fn open(&self, path: impl AsRef<Path>) -> Result<OnnxFile, DeployError> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|error| DeployError::File {
@@ -32,8 +33,9 @@ impl EngineConfig {
         })?;
         let load = |reason| DeployError::Load { reason };
         lengths::check(&bytes).map_err(load)?;
+        let pool = self.pool()?;
         // Of what nobody wrote on purpose the loader says so, or panics.
-        let program = catch_quietly(|| Program::from_bytes(bytes, self.pool()));
+        let program = catch_quietly(|| Program::from_bytes(bytes, pool));
         let program = program.map_err(load)??;
         Ok(OnnxFile { program })
     }

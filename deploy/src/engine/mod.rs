@@ -29,6 +29,9 @@ pub use report::{EngineReport, SparseLayer, SparseOutcome, Timed};
 pub use self_test::{IntegerKernels, integer_kernels};
 use values::{check_numbers, given, handles, results};
 
+/// More are a mistake, and would all be started.
+const MOST_THREADS: usize = 1024;
+
 /// In what quantized layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -92,7 +95,7 @@ pub enum FloatStorage {
 pub struct EngineConfig {
     /// Threads of the kernels here and of rten; 0 for those of the rayon pool that calls, which Burn's CPU
     /// devices use, too. Another number does not change Burn's threads, and leaves Burn out of what is
-    /// measured. Default: 0.
+    /// measured. At most 1,024. Default: 0.
     #[config(default = 0)]
     pub threads: usize,
     /// In what quantized layers are computed. Default: what is faster.
@@ -159,8 +162,8 @@ impl EngineConfig {
     /// input is not quantized can be multiplied by floats, block by block. Everything else runs in
     /// floats, and [`Engine::report`] says why.
     ///
-    /// Unless [`backend`](Self::backend) and [`arithmetic`](Self::arithmetic) leave one way alone, this
-    /// takes the time of some runs of each: all products in integers, all in floats, without the zeros
+    /// Unless [`backend`](Self::backend) and [`arithmetic`](Self::arithmetic) leave one way alone, which runs
+    /// once, this takes the time of some runs of each: all products in integers, all in floats, without the zeros
     /// of pruned matrices, rten, and Burn. The fastest for the recorded shapes stays; Burn, unless
     /// another one is faster by 10 %. Where Burn stays, other sizes of the batch are run by the fastest
     /// other way; of a model that is not quantized it is made when the first of them comes.
@@ -176,9 +179,10 @@ impl EngineConfig {
     ///
     /// Those of [`Export::to_onnx`], and [`DeployError::Load`] for operators and dtypes that the
     /// engine lacks, and for integers in the model that 32 bits do not hold; [`DeployError::Run`] where no
-    /// way runs the inputs that several are measured with, numbers between -1 and 1 and integers of 0.
+    /// way runs the inputs that they are tried with, numbers between -1 and 1 and integers of 0;
+    /// [`DeployError::InvalidConfig`] for [`threads`](Self::threads).
     pub fn compile<O: Tensors>(&self, export: Export<O>) -> Result<Engine<O>, DeployError> {
-        let pool = self.pool();
+        let pool = self.pool()?;
         let first = Compiled::new(export, self, &pool)?;
         Ok(Engine {
             compiled: vec![first],
@@ -187,12 +191,19 @@ impl EngineConfig {
         })
     }
 
-    fn pool(&self) -> Arc<ThreadPool> {
+    fn pool(&self) -> Result<Arc<ThreadPool>, DeployError> {
         let threads = match self.threads {
             0 => rayon::current_num_threads(),
-            threads => threads,
+            threads if threads <= MOST_THREADS => threads,
+            threads => {
+                return Err(DeployError::InvalidConfig {
+                    field: "threads",
+                    value: threads.to_string(),
+                    expected: "0 to 1024",
+                });
+            }
         };
-        Arc::new(ThreadPool::with_num_threads(threads))
+        Ok(Arc::new(ThreadPool::with_num_threads(threads)))
     }
 }
 

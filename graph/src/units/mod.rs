@@ -73,6 +73,8 @@ pub enum FixedBy {
     Broadcast,
     /// The caller wants them to stay.
     Excepted,
+    /// Their number is written into the model: it does not run with another one.
+    Written,
     /// An operation of this name does not say.
     Operation(&'static str),
 }
@@ -89,6 +91,7 @@ impl std::fmt::Display for FixedBy {
             Self::Reshape => "a reshape splits or mixes them",
             Self::Broadcast => "one is spread over several",
             Self::Excepted => "they are excepted",
+            Self::Written => "their number is written into the model",
             Self::Operation(name) => return write!(f, "`{name}` mixes them"),
         })
     }

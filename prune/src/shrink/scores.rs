@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::ParamId;
-use burn_lean_graph::{UnitGroup, UnitRole};
+use burn_lean_graph::{FixedBy, UnitGroup, UnitRole};
 
 use super::cut::Weights;
 use super::readers::Readers;
@@ -183,10 +183,26 @@ impl<'a> Scored<'a> {
             true => Ok(()),
             false => Err(PruneError::CannotShrink {
                 reason: format!(
-                    "with all units gone that can go, {:.3} of the multiplications are left, not {share}",
-                    self.multiplications() / f64::max(self.before, 1.0)
+                    "with all units gone that can go, {:.3} of the multiplications are left, not {share}{}",
+                    self.multiplications() / f64::max(self.before, 1.0),
+                    self.kept_by_the_model()
                 ),
             }),
         }
+    }
+
+    /// Of what the model's author decides: where units stay, and why.
+    fn kept_by_the_model(&self) -> String {
+        let mut text = String::new();
+        for group in self.groups {
+            let Some(why) = &group.fixed else { continue };
+            if matches!(why, FixedBy::Input | FixedBy::Output) {
+                continue;
+            }
+            if let Some(maker) = group.axes.iter().find(|axis| axis.role.makes()) {
+                text += &format!("; those that `{}` makes stay: {why}", maker.path);
+            }
+        }
+        text
     }
 }

@@ -54,8 +54,8 @@ use crate::{Mask, PruneError};
 /// ```
 ///
 /// Units stay where the model writes their number down: heads of an attention, groups of a
-/// convolution, sizes in a `reshape`; and what a norm over features or the output takes whole. The
-/// [`report`](ShrinkReport) says which, and why.
+/// convolution, channels of Burn's `GroupNorm` and `InstanceNorm`, sizes in a `reshape`; and what a norm
+/// over features or the output takes whole. The [`report`](ShrinkReport) says which, and why.
 #[derive(Debug, Clone)]
 pub struct Shrink {
     /// Share of the multiplications that is left at most, above 0 to 1; `None` removes only what has
@@ -111,10 +111,12 @@ impl Shrink {
     ///
     /// The model comes back in the error, unchanged.
     /// - [`PruneError::NotRecorded`]: the forward pass cannot be recorded.
-    /// - [`PruneError::CannotShrink`]: it does not run with smaller parameters, because sizes are
-    ///   written into it, or another result comes out; the share is not reached.
+    /// - [`PruneError::CannotShrink`]: it does not run with smaller parameters, or another result comes
+    ///   out, for a reason that no group of units has alone; the share is not reached without the groups
+    ///   whose sizes are written into the model.
     /// - [`PruneError::CarriesReparameterization`]: a parameter carries something else than a mask.
-    /// - [`PruneError::InvalidConfig`], [`PruneError::Device`].
+    /// - [`PruneError::InvalidConfig`]: also an exception that no parameter with units meets.
+    /// - [`PruneError::Device`].
     pub fn shrink<M: Module, I: Tensors, O: Tensors>(
         &self,
         model: M,
@@ -161,7 +163,7 @@ impl Shrink {
         let batch = batch.map_tensors(&mut Plain(device.as_ref()));
         let recording = recorded(&dense, forward, &batch)?;
         let mut groups = recording.graph().units();
-        self.leave_alone(&mut groups);
+        self.leave_alone(&mut groups)?;
         let weights = Weights::of(&dense, &groups)?;
         let axes = groups.iter().flat_map(|group| &group.axes);
         let used: HashMap<String, f64> = flops::count(
@@ -170,56 +172,124 @@ impl Shrink {
             1.0,
         );
         let readers = Readers::of(&dense, recording, &batch)?;
-        let mut scored = Scored::new(&groups, &weights, &used);
-        scored.remove_dead(&readers, self.at_least);
-        if self.share.is_some() {
-            scored.remove_until(share, self.at_least)?;
-        }
-        let report = ShrinkReport {
-            multiplications_before: scored.multiplications_before(),
-            multiplications_after: scored.multiplications(),
-            groups: (groups.iter().zip(scored.removed()))
-                .map(|(group, removed)| ShrunkGroup::new(group, removed.len()))
-                .collect(),
+        let cuts = Cuts {
+            dense: &dense,
+            forward,
+            batch: &batch,
+            // Units without weights go without a trace.
+            silences: self.share.is_some(),
         };
-        let gone: Vec<HashSet<usize>> = scored.removed().to_vec();
-        let moved = scored.moved();
-        // Units without weights go without a trace.
-        let expected = match self.share {
-            None => forward(&dense, cloned(&batch)),
-            Some(_) => {
-                let silent = silence(dense.valid(), &groups, &gone, moved);
-                forward(&silent, cloned(&batch))
+        loop {
+            let mut scored = Scored::new(&groups, &weights, &used);
+            scored.remove_dead(&readers, self.at_least);
+            if self.share.is_some() {
+                scored.remove_until(share, self.at_least)?;
+            }
+            let gone: Vec<HashSet<usize>> = scored.removed().to_vec();
+            let report = ShrinkReport {
+                multiplications_before: scored.multiplications_before(),
+                multiplications_after: scored.multiplications(),
+                groups: (groups.iter().zip(&gone))
+                    .map(|(group, removed)| ShrunkGroup::new(group, removed.len()))
+                    .collect(),
+            };
+            let failed = match cuts.cut(&groups, &gone, scored.moved()) {
+                Ok(model) => return Ok(Shrunk { model, report }),
+                Err(failed @ PruneError::CannotShrink { .. }) => failed,
+                Err(other) => return Err(other),
+            };
+            let written = cuts.written(&groups, &gone)?;
+            if written.is_empty() {
+                return Err(failed);
+            }
+            for group in written {
+                groups[group].fixed = Some(FixedBy::Written);
+            }
+        }
+    }
+
+    /// Marks what is not to be touched.
+    fn leave_alone(&self, groups: &mut [UnitGroup]) -> Result<(), PruneError> {
+        let Some(except) = &self.except else {
+            return Ok(());
+        };
+        let mut any = false;
+        for group in groups {
+            let meets = |id: &ParamId, path: &str| except.matches(id, Some(path));
+            if group.axes.iter().any(|axis| meets(&axis.id, &axis.path)) {
+                group.fixed.get_or_insert(FixedBy::Excepted);
+                any = true;
+            }
+        }
+        checks::accept(any, "except", "nothing", "some parameter with units")
+    }
+}
+
+/// A model that parts are cut out of.
+struct Cuts<'a, M, I, F> {
+    dense: &'a M,
+    forward: &'a F,
+    batch: &'a I,
+    /// Whether the units that go have weights.
+    silences: bool,
+}
+
+impl<M: Module, I: Tensors, O: Tensors, F: Fn(&M, I) -> O> Cuts<'_, M, I, F> {
+    /// The model without these units, if its outputs are those of the model whose units nothing reads.
+    fn cut(
+        &self,
+        groups: &[UnitGroup],
+        gone: &[HashSet<usize>],
+        moved: &HashMap<ParamId, Vec<f32>>,
+    ) -> Result<M, PruneError> {
+        let forward = self.forward;
+        let expected = match self.silences {
+            false => forward(self.dense, cloned(self.batch)),
+            true => {
+                let silent = silence(self.dense.valid(), groups, gone, moved);
+                forward(&silent, cloned(self.batch))
             }
         };
-        let small = cut(dense, &groups, &gone, moved);
+        let small = cut(self.dense.valid(), groups, gone, moved);
         // Recorded first: a forward pass that does not fit panics.
-        let fits = record(&small, &batch, |small, batch| forward(small, batch));
+        let fits = record(&small, self.batch, |small, batch| forward(small, batch));
         fits.map_err(|source| PruneError::CannotShrink {
             reason: format!(
                 "the forward pass does not run with smaller parameters, sizes seem to be written into \
                  it ({source}). `Shrink::except` leaves parameters alone"
             ),
         })?;
-        let found = forward(&small, cloned(&batch));
+        let found = forward(&small, cloned(self.batch));
         agree(&expected, &found)?;
-        Ok(Shrunk {
-            model: small,
-            report,
-        })
+        Ok(small)
     }
 
-    /// Marks what is not to be touched.
-    fn leave_alone(&self, groups: &mut [UnitGroup]) {
-        let Some(except) = &self.except else {
-            return;
+    /// The groups that cannot lose a unit on their own: their number is written into the model.
+    fn written(
+        &self,
+        groups: &[UnitGroup],
+        gone: &[HashSet<usize>],
+    ) -> Result<Vec<usize>, PruneError> {
+        let none = HashMap::new();
+        let probing = Cuts {
+            silences: true,
+            ..*self
         };
-        for group in groups {
-            let meets = |id: &ParamId, path: &str| except.matches(id, Some(path));
-            if group.axes.iter().any(|axis| meets(&axis.id, &axis.path)) {
-                group.fixed.get_or_insert(FixedBy::Excepted);
+        let mut written = Vec::new();
+        for (index, units) in gone
+            .iter()
+            .enumerate()
+            .filter(|(_, units)| !units.is_empty())
+        {
+            let mut alone = vec![HashSet::new(); gone.len()];
+            alone[index].extend(units.iter().min());
+            match probing.cut(groups, &alone, &none) {
+                Ok(_) => {}
+                Err(PruneError::CannotShrink { .. }) => written.push(index),
+                Err(other) => return Err(other),
             }
         }
+        Ok(written)
     }
 }
 
