@@ -14,6 +14,7 @@ mod grid;
 mod layerwise;
 mod layerwise_edges;
 mod layerwise_shared;
+mod layerwise_sums;
 mod many_samples;
 mod mask;
 mod mixed;

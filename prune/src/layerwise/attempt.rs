@@ -191,7 +191,7 @@ impl Setting<'_> {
             let own = original.clone().slice([rows_of_group]);
             let order = order.as_deref();
             let start = Instant::now();
-            let gram = rows::sum(step, product, group, &own, differs, order, self.sampling)?;
+            let gram = rows::sum(step, site, group, &own, differs, order, self.sampling)?;
             let summed = start.elapsed();
             let flat = group * per_group..(group + 1) * per_group;
             let located = |source| PruneError::LayerSystem {

@@ -36,15 +36,7 @@ pub(crate) fn shares<O: Tensors>(
         }
         let path = selection.layout().layers()[site.layer].path.clone();
         let original = step.weight(&site.product, Pass::Original).map_err(failed)?;
-        let gram = rows::sum(
-            &mut step,
-            &site.product,
-            0,
-            &original,
-            false,
-            None,
-            sampling,
-        )?;
+        let gram = rows::sum(&mut step, site, 0, &original, false, None, sampling)?;
         let config = ProblemConfig {
             damping: pruner.damping,
             centered: is_centered(pruner, site),

@@ -10,6 +10,7 @@ pub(crate) mod report;
 mod rows;
 mod settle;
 pub(crate) mod shares;
+mod shortcut;
 pub(crate) mod stops;
 pub(crate) mod support;
 mod ties;
@@ -44,7 +45,8 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 /// The network is walked through once, all calibration examples at each layer. A layer gets the
 /// weights that best reproduce the dense layer's outputs from the inputs that the layers before it,
 /// pruned already, give: the support by best-subset search on XᵀX, its values by least squares. Biases
-/// follow, and the running statistics of BatchNorm are measured anew on the way. How many weights a
+/// follow, and the running statistics of BatchNorm are measured anew on the way. The last layer before a
+/// residual sum also makes up for what pruning changed in the other summand. How many weights a
 /// layer keeps is what magnitude over the whole network would leave it.
 ///
 /// At the end, where the [`Effort`] affords it, the values of all layers are tuned together towards the

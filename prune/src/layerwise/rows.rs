@@ -1,7 +1,7 @@
 //! XᵀX and XᵀY of a product, from the rows of all batches.
 
 use burn::tensor::Tensor;
-use burn_lean_graph::{Pass, Product, Step, Tensors};
+use burn_lean_graph::{Pass, Step, Tensors};
 use burn_lean_layerwise::Gram;
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, get_global_parallelism};
@@ -9,6 +9,8 @@ use faer::{Accum, MatMut, MatRef, get_global_parallelism};
 use crate::PruneError;
 use crate::host::read;
 use crate::layerwise::failed;
+use crate::layerwise::shortcut::Rows;
+use crate::layerwise::stops::Site;
 
 /// Which rows take part.
 #[derive(Debug, Clone, Copy)]
@@ -24,13 +26,14 @@ pub(crate) struct Sampling {
 /// others, `order` in which order the inputs are counted.
 pub(crate) fn sum<O: Tensors>(
     step: &mut Step<'_, O>,
-    product: &Product,
+    site: &Site,
     group: usize,
     dense: &Tensor<2>,
     differs: bool,
     order: Option<&[usize]>,
     sampling: Sampling,
 ) -> Result<Gram, PruneError> {
+    let product = &site.product;
     let [outputs, inputs] = dense.dims();
     let mut gram = Gram::with_targets(inputs, outputs);
     let mut total = 0;
@@ -51,7 +54,19 @@ pub(crate) fn sum<O: Tensors>(
         };
         let now = rows(Pass::Replaced)?;
         let targets = match differs {
-            true => products(&rows(Pass::Original)?, &weights, inputs),
+            true => {
+                let mut targets = products(&rows(Pass::Original)?, &weights, inputs);
+                if let Some(shortcut) = &site.shortcut {
+                    let rows = Rows {
+                        batch,
+                        first,
+                        stride,
+                        channels: group * outputs..(group + 1) * outputs,
+                    };
+                    shortcut.make_up(step, &rows, product.is_convolution(), &mut targets)?;
+                }
+                targets
+            }
             false => products(&now, &weights, inputs),
         };
         let now = match order {

@@ -6,6 +6,7 @@ use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
 use burn_lean_graph::{Graph, Node, Product, Tensors, Walk};
 
 use crate::layerwise::norm;
+use crate::layerwise::shortcut::Shortcut;
 use crate::{LayerKind, Selection};
 
 /// An operation to look at.
@@ -29,6 +30,8 @@ pub(crate) struct Site {
     pub(crate) is_normalized: bool,
     /// Several operations read the weight.
     pub(crate) is_shared: bool,
+    /// What is added to its outputs.
+    pub(crate) shortcut: Option<Shortcut>,
 }
 
 impl Site {
@@ -115,6 +118,7 @@ pub(crate) fn stops<O: Tensors>(
             layer,
             is_normalized,
             is_shared,
+            shortcut: Shortcut::of(graph, node),
             product,
         };
         stops.insert(site.product.node, Stop::Product(Box::new(site)));
