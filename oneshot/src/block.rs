@@ -57,6 +57,16 @@ impl Block {
     }
 }
 
+/// The other summand of a sum that follows a matrix, known before operation `first`, at which the sums
+/// of its group are taken.
+fn residual<O: Tensors>(walk: &Walk<O>, product: &Product, first: usize) -> Option<TensorId> {
+    if product.is_convolution() || product.is_embedding() {
+        return None;
+    }
+    let residual = walk.residual(product, first)?;
+    residual.norm.is_none().then_some(residual.other)
+}
+
 /// The blocks, in order; with a name all layers are one block.
 pub(crate) fn blocks<O: Tensors>(
     walk: &Walk<O>,
@@ -128,7 +138,7 @@ pub(crate) fn blocks<O: Tensors>(
         let last = blocks.len() - 1;
         let groups = &mut blocks[last].groups;
         let layer = |first: usize| Layer {
-            residual: structure.residual(product, first),
+            residual: residual(walk, product, first),
             product: product.clone(),
         };
         match groups.last_mut() {

@@ -92,45 +92,6 @@ impl<'a> Structure<'a> {
         id
     }
 
-    /// The other summand, where the output of a product goes into nothing but a sum with what was
-    /// computed before operation `first`, at which the sums of its group are taken.
-    pub(crate) fn residual(&self, product: &Product, first: usize) -> Option<TensorId> {
-        if product.is_convolution() || product.is_embedding() {
-            return None;
-        }
-        let mut node = self.node(product.node);
-        loop {
-            let own: Vec<TensorId> = node.operation().outputs().map(|one| one.id).collect();
-            // Rows stay rows.
-            let shape = node.operation().outputs().next()?.shape.to_vec();
-            if shape.last() != Some(&product.outputs) {
-                return None;
-            }
-            node = self.only_reader(node)?;
-            if node.name() == "reshape" {
-                continue;
-            }
-            if node.name() != "add" {
-                return None;
-            }
-            let mut inputs = node.operation().inputs();
-            let (a, b) = (inputs.next()?, inputs.next()?);
-            let other = if own.contains(&a.id) { b } else { a };
-            if own.contains(&other.id) {
-                return None;
-            }
-            if self.weights.contains_key(&other.id) {
-                continue;
-            }
-            let earlier = self
-                .makers
-                .get(&other.id)
-                .is_none_or(|maker| *maker < first);
-            return (earlier && other.shape == a.shape && other.shape == b.shape)
-                .then_some(other.id);
-        }
-    }
-
     /// Where the input of a group comes from, if nothing else reads it or the parameters that make it,
     /// and features are only rescaled or rectified on the way.
     pub(crate) fn producer(&self, group: &Group) -> Option<Producer> {

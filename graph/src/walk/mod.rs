@@ -7,6 +7,7 @@ mod lane;
 mod operation;
 mod parameters;
 mod product;
+mod residual;
 mod rows;
 mod sample;
 mod script;
@@ -27,6 +28,7 @@ use operation::compute_one;
 use script::{Script, Weights};
 
 pub use product::Product;
+pub use residual::{Residual, ResidualNorm};
 pub use step::{Mark, Step};
 
 /// Which values of the parameters: where only one is carried, both are that one.

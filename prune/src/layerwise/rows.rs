@@ -9,7 +9,7 @@ use faer::{Accum, MatMut, MatRef, get_global_parallelism};
 use crate::PruneError;
 use crate::host::read;
 use crate::layerwise::failed;
-use crate::layerwise::shortcut::Rows;
+use crate::layerwise::residual::{Rows, make_up};
 use crate::layerwise::stops::Site;
 
 /// Which rows take part.
@@ -56,14 +56,15 @@ pub(crate) fn sum<O: Tensors>(
         let targets = match differs {
             true => {
                 let mut targets = products(&rows(Pass::Original)?, &weights, inputs);
-                if let Some(shortcut) = &site.shortcut {
+                if let Some(residual) = &site.residual {
                     let rows = Rows {
                         batch,
                         first,
                         stride,
                         channels: group * outputs..(group + 1) * outputs,
                     };
-                    shortcut.make_up(step, &rows, product.is_convolution(), &mut targets)?;
+                    let is_convolution = product.is_convolution();
+                    make_up(residual, is_convolution, step, &rows, &mut targets)?;
                 }
                 targets
             }

@@ -3,10 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
-use burn_lean_graph::{Graph, Node, Product, Tensors, Walk};
+use burn_lean_graph::{Graph, Node, Product, Residual, Tensors, Walk};
 
 use crate::layerwise::norm;
-use crate::layerwise::shortcut::Shortcut;
 use crate::{LayerKind, Selection};
 
 /// An operation to look at.
@@ -31,7 +30,7 @@ pub(crate) struct Site {
     /// Several operations read the weight.
     pub(crate) is_shared: bool,
     /// What is added to its outputs.
-    pub(crate) shortcut: Option<Shortcut>,
+    pub(crate) residual: Option<Residual>,
 }
 
 impl Site {
@@ -118,7 +117,7 @@ pub(crate) fn stops<O: Tensors>(
             layer,
             is_normalized,
             is_shared,
-            shortcut: Shortcut::of(graph, node),
+            residual: walk.residual(&product, product.node),
             product,
         };
         stops.insert(site.product.node, Stop::Product(Box::new(site)));
