@@ -378,3 +378,57 @@ fn a_budget_of_half_or_less_is_pruned_to_at_once() {
         Some(0)
     );
 }
+
+#[test]
+fn a_run_that_was_killed_goes_on_after_the_newest_finished_stage_with_the_same_numbers() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let dense = Net::new(&device).valid();
+        for method in [StageMethod::Magnitude, StageMethod::Layerwise] {
+            // Training that depends on the model and the epoch alone.
+            let step = |net: Net, epoch: &Epoch| {
+                let seed = (10 * epoch.stage + epoch.epoch) as u64;
+                towards(&dense, net, epoch.learning_rate(0.5), seed)
+            };
+            let whole = run(&gradual(method, 2, 2), Net::new(&device), |net, epoch| {
+                Ok(step(net, epoch))
+            })
+            .unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let mut kept = gradual(method, 2, 2);
+            kept.state = Some(folder.path().join("stages"));
+            let rejected = run(&kept, Net::new(&device), |net, epoch| {
+                match (epoch.stage, epoch.epoch) {
+                    (1, 1) => Err(PruneError::training(net, "killed")),
+                    _ => Ok(step(net, epoch)),
+                }
+            });
+            assert!(rejected.is_err());
+            let mut seen = Vec::new();
+            let resumed = run(&kept, Net::new(&device), |net, epoch| {
+                seen.push((epoch.stage, epoch.epoch));
+                Ok(step(net, epoch))
+            })
+            .unwrap();
+            assert_eq!(seen, [(1, 0), (1, 1), (2, 0), (2, 1)], "{method:?}");
+            assert_eq!(resumed.model.weights(), whole.model.weights(), "{method:?}");
+            assert_eq!(resumed.masks, whole.masks);
+            assert_eq!(resumed.stages.len(), 3);
+            // A finished run answers at once, whatever trains.
+            let again = run(&kept, Net::new(&device), |_, _| {
+                unreachable!("nothing is left")
+            });
+            let again = again.unwrap();
+            assert_eq!(again.model.weights(), whole.model.weights());
+            assert!(again.model.first.weight.is_require_grad());
+            // Not for another run.
+            kept.last_epochs = 3;
+            let error = run(&kept, Net::new(&device), |net, _| Ok(net)).unwrap_err();
+            let other = matches!(
+                error.error(),
+                PruneError::StagesOfAnotherRun { field, .. } if field == "last_epochs"
+            );
+            assert!(other, "{error}");
+        }
+    });
+}

@@ -4,12 +4,14 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Bool, Int, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
+use serde::{Deserialize, Serialize};
 
 use crate::PruneError;
 use crate::host::read;
 
 /// A way to prune a network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Candidate {
     /// As the pruner is configured.
@@ -37,14 +39,16 @@ impl Candidate {
 }
 
 /// How a candidate did on held-out examples.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct JudgedCandidate {
     /// Which.
     pub candidate: Candidate,
     /// Mean divergence from the dense network: of the softmax over the last axis of the first output
     /// (Kullback–Leibler, nats), or half the squared distance where that axis has one place.
+    #[serde(with = "crate::host::not_finite")]
     pub divergence: f64,
     /// Standard error of it.
+    #[serde(with = "crate::host::not_finite")]
     pub standard_error: f64,
     /// Fraction of places where the largest output is another one than the dense network's.
     pub disagreement: f64,

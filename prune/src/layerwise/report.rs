@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     Masks, Selection,
     layerwise::{Candidate, JudgedCandidate},
@@ -21,7 +23,7 @@ pub struct LayerwisePruned<M> {
 }
 
 /// What was done, layer by layer, and how the candidates compare.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerwiseReport {
     /// The candidate that was taken.
     pub chosen: Candidate,
@@ -76,7 +78,7 @@ impl fmt::Display for LayerwiseReport {
 }
 
 /// What happened to one weight.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerwiseLayer {
     /// Path of the parameter.
     pub path: String,
@@ -98,7 +100,8 @@ pub struct LayerwiseLayer {
 }
 
 /// How the values of a layer were found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Refitted {
     /// Fitted to the outputs of the dense layer.

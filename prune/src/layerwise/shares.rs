@@ -3,13 +3,15 @@
 use std::collections::{HashMap, HashSet};
 
 use burn_lean_layerwise::Keep;
+use serde::Serialize;
 
 use crate::model::checks;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
 /// How a budget over all layers is shared. What cannot be fitted (a weight that several operations read,
 /// an embedding) keeps what magnitude leaves it, and has no part in the other ways.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Shares {
     /// As many as pruning by magnitude over all layers together leaves in each.

@@ -1,9 +1,11 @@
 //! Which weights of a layer stay.
 
 use burn_lean_layerwise::{Method, SearchConfig};
+use serde::Serialize;
 
 /// How the weights of a layer that stay are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SupportMethod {
     /// The largest.

@@ -1,10 +1,15 @@
 //! Gradual pruning from inputs alone: by magnitude or layer by layer, with training between the stages.
 
+use std::path::PathBuf;
+
 use burn::module::Module;
 use burn_lean_graph::Tensors;
 use burn_lean_reparam::{Rejected, attached};
+use serde::{Deserialize, Serialize};
 
 use crate::run::stage_budgets::stage_budgets;
+use crate::run::stage_store::StageStore;
+use crate::run::start::checksum;
 use crate::run::training::{Rates, StageTraining};
 use crate::{
     Budget, Masks, PruneError, Pruner, Schedule, Selection,
@@ -62,7 +67,7 @@ use crate::{
 /// assert_eq!(kept, [16, 8]);
 /// # Ok::<(), burn_lean_prune::PruneError>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct GradualPruner {
     /// What prunes in a stage. Default: magnitude, which nothing was better than that needs no labels, once
     /// there is training (`benches/RESULTS.md`).
@@ -86,10 +91,24 @@ pub struct GradualPruner {
     pub last_learning_rate: f64,
     /// Seed; the loader of stage t gets `seed + t`. Default 0.
     pub seed: u64,
+    /// A folder for the newest finished stage, pruned and trained, so that an interrupted run goes on
+    /// after it. It answers only for the same settings and the same weights to prune; numbers are the
+    /// same where `train` depends on nothing but the model and the epoch. Default: none.
+    #[serde(skip)]
+    pub state: Option<PathBuf>,
+}
+
+/// A run that has not begun.
+struct Start {
+    rates: Rates,
+    /// Target and budget of each stage.
+    budgets: Vec<(f64, Budget)>,
+    store: Option<StageStore>,
 }
 
 /// What prunes in a stage of [`GradualPruner`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StageMethod {
     /// The smallest weights of all layers go, the others keep their values; BatchNorm statistics are
@@ -114,7 +133,7 @@ pub struct GradualPruned<M> {
 }
 
 /// What one stage of [`GradualPruner`] did, before the training after it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerwiseStage {
     /// Its number, from 0.
     pub stage: usize,
@@ -149,6 +168,7 @@ impl GradualPruner {
             learning_rate: 0.1,
             last_learning_rate: 1e-5,
             seed: 0,
+            state: None,
         }
     }
 
@@ -166,6 +186,8 @@ impl GradualPruner {
     /// - [`PruneError::InvalidConfig`]: a learning rate that is not positive and finite, no stage.
     /// - [`PruneError::CarriesReparameterization`]: the model carries anything, which would be folded in
     ///   with the masks.
+    /// - [`PruneError::Record`], [`PruneError::Io`], [`PruneError::StagesOfAnotherRun`]: of the
+    ///   [`state`](Self::state).
     /// - Whatever `train` returns, and as [`Pruner::prune`] and [`Schedule::targets`].
     pub fn prune<M: Module, I: Tensors, O: Tensors, B: IntoIterator<Item = I>>(
         &self,
@@ -194,7 +216,11 @@ impl GradualPruner {
         mut loader: impl FnMut(u64) -> B,
         mut train_stage: impl FnMut(M, &StageTraining) -> Result<M, Rejected<M, PruneError>>,
     ) -> Result<GradualPruned<M>, Rejected<M, PruneError>> {
-        let (rates, budgets) = match self.start(&model) {
+        let Start {
+            rates,
+            budgets,
+            store,
+        } = match self.start(&model) {
             Ok(start) => start,
             Err(error) => return Err(Rejected::new(model, error)),
         };
@@ -202,9 +228,19 @@ impl GradualPruner {
             StageMethod::Layerwise => Candidate::Configured,
             StageMethod::Magnitude => Candidate::Magnitude,
         };
-        let mut stages = Vec::new();
-        let mut last = None;
-        for (stage, (target, budget)) in budgets.iter().enumerate() {
+        let (mut stages, mut last) = (Vec::new(), None);
+        if let Some(store) = &store {
+            let (loaded, done) = store.resume(model)?;
+            model = loaded;
+            if let Some(done) = done {
+                let selection = match self.selection(&model) {
+                    Ok(selection) => selection,
+                    Err(error) => return Err(Rejected::new(model, error)),
+                };
+                (stages, last) = (done.reports, Some((done.masks, selection)));
+            }
+        }
+        for (stage, (target, budget)) in budgets.iter().enumerate().skip(stages.len()) {
             let pruner = Pruner {
                 budget: budget.clone(),
                 ..self.pruner.clone()
@@ -226,6 +262,11 @@ impl GradualPruner {
                 nonzeros,
                 report: pruned.report,
             });
+            if let Some(store) = &store
+                && let Err(error) = store.save(stage, &model, &pruned.masks, &stages)
+            {
+                return Err(Rejected::new(model, error));
+            }
             last = Some((pruned.masks, pruned.selection));
         }
         match last {
@@ -240,8 +281,7 @@ impl GradualPruner {
     }
 
     /// What needs no forward pass to be refused, and what follows from the config.
-    #[allow(clippy::type_complexity)]
-    fn start<M: Module>(&self, model: &M) -> Result<(Rates, Vec<(f64, Budget)>), PruneError> {
+    fn start<M: Module>(&self, model: &M) -> Result<Start, PruneError> {
         let rates = Rates::new(self.learning_rate, self.last_learning_rate)?;
         if let Some(carrier) = attached(model).into_iter().next() {
             return Err(PruneError::CarriesReparameterization {
@@ -250,14 +290,28 @@ impl GradualPruner {
             });
         }
         let Pruner {
-            budget,
-            pattern,
-            group,
-            ..
+            budget, pattern, ..
         } = &self.pruner;
-        let selection = Selection::for_pattern(model, group.as_ref(), pattern)?;
+        let selection = self.selection(model)?;
         let schedule = (&self.schedule, self.stages);
         let budgets = stage_budgets(budget, pattern, schedule, selection.layout().len())?;
-        Ok((rates, budgets))
+        let store = match &self.state {
+            Some(folder) => {
+                let weights = selection.finite_weights(model)?;
+                let run = vec![("model", checksum(&weights))];
+                Some(StageStore::new(folder, self, Vec::new(), run)?)
+            }
+            None => None,
+        };
+        Ok(Start {
+            rates,
+            budgets,
+            store,
+        })
+    }
+
+    fn selection<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
+        let Pruner { pattern, group, .. } = &self.pruner;
+        Selection::for_pattern(model, group.as_ref(), pattern)
     }
 }

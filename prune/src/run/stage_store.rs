@@ -8,11 +8,12 @@ use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_reparam::{Attached, Rejected, attached};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::host::files::{FILES, io_error};
-use crate::{FisherConfig, Masks, PruneError, PrunerConfig, run::StageReport};
+use crate::{Masks, PruneError};
 
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.json";
@@ -34,11 +35,12 @@ pub(crate) struct StageStore {
 
 /// What is known of the stages that are finished.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Done {
+pub(crate) struct Done<R> {
     version: u32,
     run: Map<String, Value>,
     pub(crate) masks: Masks,
-    pub(crate) reports: Vec<StageReport>,
+    /// One for each stage.
+    pub(crate) reports: Vec<R>,
 }
 
 /// CRC-32 of the other files of a stage.
@@ -49,23 +51,14 @@ struct Checksums {
 }
 
 impl StageStore {
-    /// The store of runs with this config, on a model that carries these reparameterizations, and
-    /// with these values of what else they depend on.
+    /// The store of runs with this config, without what changes no number, on a model that carries these
+    /// reparameterizations, and with these values of what else they depend on.
     pub(crate) fn new(
         folder: &Path,
-        config: &PrunerConfig,
+        config: &impl Serialize,
         carried: Vec<Attached>,
         more: Vec<(&str, Value)>,
     ) -> Result<Self, PruneError> {
-        let config = PrunerConfig {
-            state: None,
-            // Where numbers lie does not change them.
-            fisher: FisherConfig {
-                on_disk: None,
-                ..config.fisher.clone()
-            },
-            ..config.clone()
-        };
         let run = serde_json::to_value(config).and_then(serde_json::from_value);
         let mut run: Map<String, Value> = run.map_err(|error| PruneError::Record {
             what: "the config of the pruner".into(),
@@ -80,10 +73,10 @@ impl StageStore {
     }
 
     /// The model after the newest finished stage, or as it is without one.
-    pub(crate) fn resume<M: Module>(
+    pub(crate) fn resume<M: Module, R: DeserializeOwned>(
         &self,
         model: M,
-    ) -> Result<(M, Option<Done>), Rejected<M, PruneError>> {
+    ) -> Result<(M, Option<Done<R>>), Rejected<M, PruneError>> {
         let (done, record) = match self.newest() {
             Ok(Some(newest)) => newest,
             Ok(None) => return Ok((model, None)),
@@ -104,12 +97,12 @@ impl StageStore {
     }
 
     /// Keeps a finished stage, and removes the ones before.
-    pub(crate) fn save<M: Module>(
+    pub(crate) fn save<M: Module, R: Clone + Serialize>(
         &self,
         stage: usize,
         model: &M,
         masks: &Masks,
-        reports: &[StageReport],
+        reports: &[R],
     ) -> Result<(), PruneError> {
         let failed = |what: &str, reason: String| PruneError::Record {
             what: what.into(),
@@ -169,7 +162,7 @@ impl StageStore {
         Ok(())
     }
 
-    fn newest(&self) -> Result<Option<(Done, ModuleRecord)>, PruneError> {
+    fn newest<R: DeserializeOwned>(&self) -> Result<Option<(Done<R>, ModuleRecord)>, PruneError> {
         let Some(stage) = self.stages()?.into_iter().max() else {
             return Ok(None);
         };
@@ -185,7 +178,7 @@ impl StageStore {
         if crc32fast::hash(&json) != checksums.stage {
             return Err(damaged(format!("the checksum of {STAGE} is wrong")));
         }
-        let done: Done = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
+        let done: Done<R> = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
         if done.version != VERSION {
             return Err(damaged(format!("version {}, not {VERSION}", done.version)));
         }

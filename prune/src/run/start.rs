@@ -71,7 +71,10 @@ impl PrunerConfig {
                     more.iter()
                         .map(|(name, value)| (*name, Value::from(*value))),
                 );
-                Some(StageStore::new(folder, self, attached(model), run)?)
+                // Where numbers lie does not change them.
+                let mut config = self.clone().with_state(None);
+                config.fisher.on_disk = None;
+                Some(StageStore::new(folder, &config, attached(model), run)?)
             }
             None => None,
         };
@@ -146,7 +149,7 @@ impl PrunerConfig {
 }
 
 /// CRC-32 of the weights that are pruned.
-fn checksum(weights: &[f32]) -> Value {
+pub(crate) fn checksum(weights: &[f32]) -> Value {
     let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
     Value::from(crc32fast::hash(&bytes))
 }
