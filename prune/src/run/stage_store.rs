@@ -43,6 +43,9 @@ pub(crate) struct Done<R> {
     pub(crate) reports: Vec<R>,
 }
 
+/// A model, and what is known of the stages that it went through.
+type Resumed<M, R> = (M, Option<Done<R>>);
+
 /// CRC-32 of the other files of a stage.
 #[derive(Debug, Serialize, Deserialize)]
 struct Checksums {
@@ -76,7 +79,7 @@ impl StageStore {
     pub(crate) fn resume<M: Module, R: DeserializeOwned>(
         &self,
         model: M,
-    ) -> Result<(M, Option<Done<R>>), Rejected<M, PruneError>> {
+    ) -> Result<Resumed<M, R>, Rejected<M, PruneError>> {
         let (done, record) = match self.newest() {
             Ok(Some(newest)) => newest,
             Ok(None) => return Ok((model, None)),
