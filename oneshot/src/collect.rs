@@ -170,7 +170,10 @@ fn residuals<O: Tensors>(
             None => None,
             Some(id) => {
                 let original = step.tensor_rows(batch, id, Pass::Original)?;
-                Some(original - step.tensor_rows(batch, id, Pass::Replaced)?)
+                let change = original - step.tensor_rows(batch, id, Pass::Replaced)?;
+                // Of what is masked out, -∞, nothing changed.
+                let finite = change.clone().is_finite();
+                Some(change.mask_fill(finite.bool_not(), 0.0))
             }
         });
     }

@@ -18,7 +18,7 @@ use burn_lean::quant::{
     integer::{Grid, IntegerLinear},
 };
 
-use crate::judge::{close, operators};
+use crate::judge::{Nothing, close, operators};
 use crate::support::{each_device, tensor, values, with_numbers};
 
 const GRID: Grid = Grid {
@@ -350,6 +350,19 @@ fn a_convolution_along_three_axes_is_floats_and_the_report_says_why() {
         let error = config.compile(export).unwrap_err();
         assert!(matches!(error, DeployError::Run { .. }), "{error}");
     }
+}
+
+#[test]
+fn a_model_without_parameters_is_run_by_burn_where_its_inputs_are() {
+    let device = Device::flex();
+    let x = tensor::<2>(4, [2, 3], &device);
+    let forward = |_: &Nothing, x: Tensor<2>| x * 2.0;
+    let export = Export::record(&Nothing {}, &x, forward).unwrap();
+    let config = EngineConfig::new().with_backend(Some(Backend::Burn));
+    let engine = config.compile(export).unwrap();
+    assert_eq!(engine.report().backend, Backend::Burn);
+    let expected = values(x.clone() * 2.0);
+    assert_eq!(values(engine.run(&x).unwrap()), expected);
 }
 
 #[test]

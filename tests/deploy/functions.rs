@@ -168,3 +168,34 @@ fn unsigned_numbers_are_written_whole() {
     );
     assert_eq!(bytes(TensorData::from([1_i8, 2]), 100), [100]);
 }
+
+/// Of rten's own operators for these, one gives 1 for the sign of 0, one the last of equal numbers, one -∞.
+#[test]
+fn signs_of_zero_first_places_of_equal_numbers_and_far_ends() {
+    each_device(|target| {
+        let device = &target.device;
+        let x = [
+            [1.0, 1.0, 0.0, 1.0],
+            [0.0, -0.0, 0.0, 0.0],
+            [2.0, 2.0, -3.0, -3.0],
+        ];
+        let x = Tensor::<2>::from_floats(x, device);
+        same(&Nothing {}, x.clone(), |_, x| x.sign());
+        same(&Nothing {}, x.clone(), |_, x| {
+            let far = (x.clone() * 1000.0).trunc() + log_sigmoid(x * -1000.0);
+            far / 1000.0
+        });
+        for dim in 0..2 {
+            same(&Nothing {}, x.clone(), move |_, x| {
+                let (largest, at) = x.clone().max_dim_with_indices(dim);
+                let (smallest, from) = x.clone().min_dim_with_indices(dim);
+                let places = x.clone().argmax(dim) * 10 + x.argmin(dim);
+                largest + smallest + (at * 100 + from * 1000 + places).float()
+            });
+        }
+        let whole = Tensor::<2, Int>::from_ints([[3, -2, 3], [0, 0, 0]], device);
+        same(&Nothing {}, whole, |_, x| {
+            (x.clone().sign() + x.argmax(1)).float()
+        });
+    });
+}

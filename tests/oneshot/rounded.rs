@@ -79,3 +79,30 @@ fn a_prepared_llama_rounds_inputs_of_its_compressed_layers_alone() {
         near(&whole, &values(Tensor::cat(parts.to_vec(), 1)));
     });
 }
+
+/// A summand of -∞ rules out an output, of the original and of the compressed model.
+#[test]
+fn what_a_mask_rules_out_behind_a_layer_has_no_part_in_its_targets() {
+    let device = Device::flex();
+    let model: Vec<Linear> = with_numbers(
+        vec![
+            LinearConfig::new(8, 8).init(&device),
+            LinearConfig::new(8, 4).init(&device),
+        ],
+        3,
+    );
+    let forward = |model: &Vec<Linear>, x: Tensor<2>| {
+        let hidden = model[0].forward(x);
+        // It depends on what is compressed.
+        let mask = hidden.clone().narrow(1, 0, 4) * 0.0;
+        let ruled_out =
+            Tensor::<2>::from_floats([[0.0, f32::NEG_INFINITY, 0.0, 0.0]], &mask.device());
+        model[1].forward(hidden) + (mask + ruled_out)
+    };
+    let x = tensor::<2>(1, [200, 8], &device);
+    let done = OneShot::new(Preset::w4a16(8)).compress(model, [x.clone()], forward);
+    let done = done.unwrap();
+    assert!(done.report.layers[1].relative_error < 0.1);
+    let outputs = values(forward(&done.model, x));
+    assert!(outputs.iter().all(|y| !y.is_nan()));
+}

@@ -1,8 +1,9 @@
 //! Pruning layer by layer at its edges: outputs without a number, parameters of one's own, constants.
 
 use burn::module::{Module, Param, ParamGroup};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, Effort, PruneError, Pruner, Shares, SparsityPattern,
@@ -193,4 +194,47 @@ fn a_last_batch_of_sequences_may_be_smaller() {
     let pruner = Pruner::new(Budget::Sparsity(0.5));
     let pruned = pruner.prune(layer, |m, x| m.forward(x), inputs).unwrap();
     assert_eq!(pruned.report.layers[0].kept, 16);
+}
+
+/// Weights that are no product's are pruned, too, and candidates are judged with their zeros.
+#[test]
+fn a_transposed_convolution_has_its_zeros_when_candidates_are_judged() {
+    #[derive(Module, Debug)]
+    struct Decoder {
+        inner: Conv2d,
+        up: ConvTranspose2d,
+        head: Conv2d,
+    }
+    let device = Device::flex();
+    let model = Decoder {
+        inner: Conv2dConfig::new([3, 8], [3, 3]).init(&device),
+        up: ConvTranspose2dConfig::new([8, 12], [3, 3]).init(&device),
+        head: Conv2dConfig::new([12, 4], [1, 1]).init(&device),
+    };
+    let model = with_numbers(model, 7);
+    let forward = |model: &Decoder, x: Tensor<4>| {
+        let x = relu(model.inner.forward(x));
+        let x = relu(model.up.forward(x));
+        model.head.forward(x).permute([0, 2, 3, 1])
+    };
+    let batch = |seed| tensor::<4>(seed, [8, 3, 7, 7], &device);
+    let mut pruner = Pruner::new(Budget::Sparsity(0.7));
+    (pruner.examples, pruner.held_out) = (16, 8);
+    for tuning in [0, 8] {
+        pruner.tuning = Some(tuning);
+        let pruned = pruner.prune(model.clone(), forward, (1..=3).map(batch));
+        let pruned = pruned.unwrap();
+        let zeros = values(pruned.model.up.weight.val());
+        assert!(zeros.iter().any(|w| *w == 0.0));
+        let outputs = |model: &Decoder| log_softmax(forward(model, batch(3)), 3);
+        let (dense, now) = (outputs(&model), outputs(&pruned.model));
+        let each = (dense.clone().exp() * (dense - now)).sum_dim(3);
+        let expected = f64::from(each.mean().into_scalar::<f32>());
+        let report = &pruned.report;
+        let judged = report.candidates.iter();
+        let mut chosen = judged.filter(|one| one.candidate == report.chosen);
+        let found = chosen.next().unwrap().divergence;
+        let off = (found - expected).abs() / expected;
+        assert!(off < 1e-4, "{found} is said, {expected} is");
+    }
 }

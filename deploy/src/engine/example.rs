@@ -1,6 +1,6 @@
 //! Inputs to measure with.
 
-use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchDevice, DispatchTensor};
 use rten::Value;
 
 use super::values::{read, results};
@@ -9,7 +9,7 @@ use crate::{DeployError, Dimension, ElementType, Export, ValueInfo};
 /// Inputs of the recorded shapes.
 pub(super) struct Example {
     pub(super) values: Vec<Value>,
-    /// The same on the device of the model; empty for a model without parameters.
+    /// The same on the device of the model.
     pub(super) tensors: Vec<DispatchTensor>,
     pub(super) device: Option<DispatchDevice>,
 }
@@ -19,7 +19,7 @@ impl Example {
         let shape = export.inputs.first().map(|(shape, _)| shape.as_slice());
         let batch = shape.and_then(|shape| shape.first().copied()).unwrap_or(1);
         let values: Vec<Value> = infos.iter().map(|info| numbers(info, batch)).collect();
-        let device = export.parameters.first().map(TensorMetadata::device);
+        let device = export.device.clone();
         let tensors = match &device {
             Some(device) => results(values.clone(), infos, device)?,
             None => Vec::new(),

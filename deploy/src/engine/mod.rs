@@ -21,13 +21,14 @@ use burn_lean_graph::{Tensors, signature};
 use rten::ThreadPool;
 use serde::{Deserialize, Serialize};
 
+use crate::export::handles::handles;
 use crate::{DeployError, Dimension, Export};
 use choose::{Candidate, Chosen, Kind, Way, again, choose, evaluate};
 
 pub use file::OnnxFile;
 pub use report::{EngineReport, SparseLayer, SparseOutcome, Timed};
 pub use self_test::{IntegerKernels, integer_kernels};
-use values::{check_numbers, given, handles, results};
+use values::{check_numbers, given, results};
 
 /// More are a mistake, and would all be started.
 const MOST_THREADS: usize = 1024;
@@ -304,9 +305,10 @@ impl<O: Tensors> Engine<O> {
 
     /// The result of the forward pass, on the device of the inputs.
     ///
-    /// NaN stays NaN: of a product in integers, the row or the image that has it. Infinities are the ends of
-    /// a grid that is known, and NaN where it is that of the values at hand; where the zeros of a weight are
-    /// left out, so are the infinities that they would have been multiplied with.
+    /// NaN stays NaN: of a product in integers, the row or the image that has it; but of a NaN or an
+    /// infinity a ReLU or a clamp that rten computes may make a number. Infinities are the ends of a grid
+    /// that is known, and NaN where it is that of the values at hand; where the zeros of a weight are left
+    /// out, so are the infinities that they would have been multiplied with.
     ///
     /// # Errors
     ///
@@ -326,8 +328,8 @@ impl<O: Tensors> Engine<O> {
         let mut way = best;
         if let Way::Burn(parameters) = &best.way {
             let tensors = handles(inputs);
-            let device = parameters.first().map(TensorMetadata::device);
-            let here = tensors.iter().all(|one| Some(one.device()) == device);
+            let device = &export.device;
+            let here = tensors.iter().all(|one| Some(one.device()) == *device);
             if here && signature(inputs) == export.inputs {
                 return evaluate(&export.recording, parameters, &tensors);
             }

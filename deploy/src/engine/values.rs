@@ -17,35 +17,6 @@ pub(crate) struct Given {
     pub(crate) device: DispatchDevice,
 }
 
-/// The tensors of a value where they are.
-pub(crate) fn handles<I: Tensors>(inputs: &I) -> Vec<DispatchTensor> {
-    let mut handles = Handles(Vec::new());
-    let _ = inputs.map_tensors(&mut handles);
-    handles.0
-}
-
-struct Handles(Vec<DispatchTensor>);
-
-impl TensorMapper for Handles {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-        self.0
-            .push(tensor.clone().without_autodiff().into_dispatch());
-        tensor.clone()
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        self.0
-            .push(tensor.clone().without_autodiff().into_dispatch());
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        self.0
-            .push(tensor.clone().without_autodiff().into_dispatch());
-        tensor.clone()
-    }
-}
-
 /// Reads the tensors of a value to the host.
 pub(crate) fn given<I: Tensors>(inputs: &I) -> Result<Given, DeployError> {
     let mut reader = Reader::default();

@@ -2,6 +2,8 @@
 
 mod batch;
 pub(crate) mod data;
+#[cfg(feature = "engine")]
+pub(crate) mod handles;
 mod lower;
 mod products;
 mod quantizers;
@@ -87,6 +89,9 @@ pub struct Export<O> {
     pub(crate) inputs: Vec<(Vec<usize>, DType)>,
     /// Values of the parameters, in the graph's order.
     pub(crate) parameters: Vec<DispatchTensor>,
+    /// That of the parameters, or else of the inputs.
+    #[cfg(feature = "engine")]
+    pub(crate) device: Option<burn::backend::DispatchDevice>,
     batch: Result<Batch, String>,
     quantization: Quantization,
 }
@@ -132,6 +137,9 @@ impl<O: Tensors> Export<O> {
         let batch = Batch::find(&plain, inputs, &forward, recording.graph());
         let parameters = recording.graph().parameter_values(&plain)?;
         Ok(Self {
+            #[cfg(feature = "engine")]
+            device: (parameters.iter().chain(&handles::handles(&given)).next())
+                .map(burn::backend::TensorMetadata::device),
             inputs: signature(inputs),
             recording,
             parameters,

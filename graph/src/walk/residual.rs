@@ -55,7 +55,9 @@ impl<O: Tensors> Walk<O> {
             node = only;
             match node.operation() {
                 OperationIr::Module(ModuleOperationIr::BatchNorm(op))
-                    if norm.is_none() && op.x.id == out.id =>
+                    if norm.is_none()
+                        && op.x.id == out.id
+                        && (product.is_convolution() || out.shape.num_dims() == 2) =>
                 {
                     norm = Some(ResidualNorm {
                         gamma: op.gamma.id,

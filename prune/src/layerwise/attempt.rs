@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
-use burn_lean_graph::{Pass, Step, Tensors, Walk};
+use burn_lean_graph::{GraphError, Pass, Step, Tensors, Walk};
 use burn_lean_layerwise::{
     Gram, LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, masked, solve,
 };
@@ -80,7 +80,7 @@ impl Setting<'_> {
         let mut replaced = HashSet::new();
         let mut measured = HashSet::new();
         let mut recalibrated = 0;
-        let mut differs = false;
+        let mut differs = self.mask_what_no_product_reads(&mut walk, &stops, &mut replaced)?;
         while let Some(mut step) = walk
             .advance(|node| stops.contains_key(&node.index()))
             .map_err(failed)?
@@ -115,7 +115,7 @@ impl Setting<'_> {
         };
         let divergences = self.judge(&mut walk, &dense)?;
         let model = ties::spread(walk.into_model(model), &replaced, &measured);
-        // What no product reads has dense values so far.
+        // What the forward pass does not read has dense values so far.
         let weights = self.selection.flatten(&model)?;
         let mask: Vec<f32> = kept.iter().map(|kept| f32::from(u8::from(*kept))).collect();
         let mask = Tensor::<1>::from_data(&mask[..], (&weights.device(), DType::F32));
@@ -139,6 +139,47 @@ impl Setting<'_> {
             recalibrated,
             dense,
         })
+    }
+
+    /// Puts zeros into the weights that are no product's, those of a transposed convolution for example:
+    /// layers are fitted behind them, and candidates judged with them. Whether there are any.
+    fn mask_what_no_product_reads<O: Tensors>(
+        &self,
+        walk: &mut Walk<O>,
+        stops: &HashMap<usize, Stop>,
+        replaced: &mut HashSet<String>,
+    ) -> Result<bool, PruneError> {
+        fn masked<const D: usize, O: Tensors>(
+            walk: &mut Walk<O>,
+            path: &str,
+            kept: &[bool],
+        ) -> Result<(), GraphError> {
+            let weight = walk.parameter::<D>(path, Pass::Original)?;
+            let mask: Vec<f32> = kept.iter().map(|kept| f32::from(u8::from(*kept))).collect();
+            let options = (&weight.device(), weight.dtype());
+            let mask = Tensor::<1>::from_data(&mask[..], options).reshape(weight.dims());
+            walk.replace(path, weight * mask)
+        }
+        let mut any = false;
+        for (at, layer) in self.selection.layout().layers().iter().enumerate() {
+            let is_fitted = |stop: &Stop| matches!(stop, Stop::Product(site) if site.layer == at);
+            let mut read = walk.graph().parameters().iter();
+            if stops.values().any(is_fitted) || !read.any(|one| one.path == layer.path) {
+                continue;
+            }
+            let kept = &self.magnitude[layer.range()];
+            let done = match layer.shape.len() {
+                1 => masked::<1, O>(walk, &layer.path, kept),
+                2 => masked::<2, O>(walk, &layer.path, kept),
+                3 => masked::<3, O>(walk, &layer.path, kept),
+                4 => masked::<4, O>(walk, &layer.path, kept),
+                _ => masked::<5, O>(walk, &layer.path, kept),
+            };
+            done.map_err(failed)?;
+            replaced.insert(layer.path.clone());
+            any = true;
+        }
+        Ok(any)
     }
 
     /// The weights of a layer by a candidate.

@@ -1,8 +1,11 @@
 //! A layer before a residual sum makes up for what pruning changed in the other summand.
 //!
 //! Behind `s + f(x)` the network sees the sum. Where `s` is there before the last layer of `f` is fitted,
-//! that layer's targets get the difference of the dense and the pruned `s`, divided by what the BatchNorm
-//! between them, if there is one, multiplies with.
+//! and `f` ends with a BatchNorm, that layer's targets get the difference of the dense and the pruned `s`,
+//! divided by what the BatchNorm multiplies with. Without one, as in transformers whose norms come before
+//! the layers, sums come nearer to the dense ones so, and the outputs behind them do not.
+
+use std::ops::Range;
 
 use burn::tensor::Tensor;
 use burn_lean_graph::{GraphError, Pass, Residual, ResidualNorm, Step, Tensors};
@@ -21,31 +24,35 @@ pub(crate) struct Rows {
     pub(crate) first: usize,
     pub(crate) stride: usize,
     /// Of a convolution those of one group.
-    pub(crate) channels: std::ops::Range<usize>,
+    pub(crate) channels: Range<usize>,
 }
 
 /// Adds to `targets`, `[rows, channels]`, what makes up for the change of the other summand.
 pub(crate) fn make_up<O: Tensors>(
     residual: &Residual,
-    is_convolution: bool,
     step: &mut Step<'_, O>,
     rows: &Rows,
     targets: &mut [f32],
 ) -> Result<(), PruneError> {
-    let gains = match &residual.norm {
-        Some(norm) => Some(gains(norm, step)?),
-        None => None,
+    let Some(norm) = &residual.norm else {
+        return Ok(());
     };
-    let mut summand = |pass| values(residual, is_convolution, step, rows.batch, pass);
-    let (dense, [channels, area]) = summand(Pass::Original)?;
+    let gains = gains(norm, step)?;
+    let mut summand = |pass| values(residual, step, rows, pass);
+    let (dense, area) = summand(Pass::Original)?;
+    let channels = rows.channels.len();
     let (now, _) = summand(Pass::Replaced)?;
-    for (at, row) in targets.chunks_exact_mut(rows.channels.len()).enumerate() {
+    for (at, row) in targets.chunks_exact_mut(channels).enumerate() {
         let position = rows.first + at * rows.stride;
         let (example, place) = (position / area, position % area);
-        for (target, channel) in row.iter_mut().zip(rows.channels.clone()) {
-            let from = (example * channels + channel) * area + place;
-            let gain = gains.as_ref().map_or(1.0, |gains| gains[channel]);
-            *target += gain * (dense[from] - now[from]);
+        for (at, target) in row.iter_mut().enumerate() {
+            let from = (example * channels + at) * area + place;
+            let gain = gains[rows.channels.start + at];
+            let change = dense[from] - now[from];
+            // Of what is masked out, -∞, there is nothing to make up.
+            if change.is_finite() {
+                *target += gain * change;
+            }
         }
     }
     Ok(())
@@ -68,30 +75,27 @@ fn gains<O: Tensors>(norm: &ResidualNorm, step: &mut Step<'_, O>) -> Result<Vec<
     Ok(gains.collect())
 }
 
-/// The other summand, its channels, and the places of each in an example.
+/// These channels of the other summand, and how many places each has in an example.
 fn values<O: Tensors>(
     residual: &Residual,
-    is_convolution: bool,
     step: &mut Step<'_, O>,
-    batch: usize,
+    rows: &Rows,
     pass: Pass,
-) -> Result<(Vec<f32>, [usize; 2]), PruneError> {
-    fn images<const D: usize>(
+) -> Result<(Vec<f32>, usize), PruneError> {
+    fn of<const D: usize>(
         tensor: Result<Tensor<D>, GraphError>,
-    ) -> Result<(Vec<f32>, [usize; 2]), PruneError> {
+        channels: &Range<usize>,
+    ) -> Result<(Vec<f32>, usize), PruneError> {
         let tensor = tensor.map_err(failed)?;
-        let shape = tensor.dims();
-        Ok((read(tensor)?, [shape[1], shape[2..].iter().product()]))
+        let area = tensor.dims()[2..].iter().product();
+        let own = tensor.narrow(1, channels.start, channels.len());
+        Ok((read(own)?, area))
     }
-    let id = residual.other;
+    let (id, batch, channels) = (residual.other, rows.batch, &rows.channels);
     match residual.rank {
-        3 if is_convolution => images(step.tensor::<3>(batch, id, pass)),
-        4 if is_convolution => images(step.tensor::<4>(batch, id, pass)),
-        5 if is_convolution => images(step.tensor::<5>(batch, id, pass)),
-        _ => {
-            let rows = step.tensor_rows(batch, id, pass).map_err(failed)?;
-            let channels = rows.dims()[1];
-            Ok((read(rows)?, [channels, 1]))
-        }
+        2 => of(step.tensor::<2>(batch, id, pass), channels),
+        3 => of(step.tensor::<3>(batch, id, pass), channels),
+        4 => of(step.tensor::<4>(batch, id, pass), channels),
+        _ => of(step.tensor::<5>(batch, id, pass), channels),
     }
 }

@@ -63,8 +63,7 @@ pub(crate) fn sum<O: Tensors>(
                         stride,
                         channels: group * outputs..(group + 1) * outputs,
                     };
-                    let is_convolution = product.is_convolution();
-                    make_up(residual, is_convolution, step, &rows, &mut targets)?;
+                    make_up(residual, step, &rows, &mut targets)?;
                 }
                 targets
             }

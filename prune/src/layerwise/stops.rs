@@ -117,7 +117,9 @@ pub(crate) fn stops<O: Tensors>(
             layer,
             is_normalized,
             is_shared,
-            residual: walk.residual(&product, product.node),
+            residual: walk
+                .residual(&product, product.node)
+                .filter(|residual| residual.norm.is_some()),
             product,
         };
         stops.insert(site.product.node, Stop::Product(Box::new(site)));

@@ -28,10 +28,14 @@ impl Writer<'_> {
                 Ok(())
             }
             LogSigmoid(o) => {
+                // min(x, 0) - ln(1 + exp(-|x|)): rten's Softplus of a large number is infinite.
                 let x = self.operand(&o.input)?;
-                let minus = self.emit("Neg", vec![x], "Neg", vec![]);
+                let zero = self.number(0.0, o.input.dtype)?;
+                let below = self.emit("Min", vec![x.clone(), zero], "Min", vec![]);
+                let size = self.emit("Abs", vec![x], "Abs", vec![]);
+                let minus = self.emit("Neg", vec![size], "Neg", vec![]);
                 let softplus = self.emit("Softplus", vec![minus], "Softplus", vec![]);
-                self.put("Neg", vec![softplus], &o.out, vec![]);
+                self.put("Sub", vec![below, softplus], &o.out, vec![]);
                 Ok(())
             }
             Softmax(o) => self.softmax("Softmax", o),

@@ -6,9 +6,9 @@ use burn::tensor::DType;
 use burn_lean_graph::Node;
 
 use super::Written;
-use crate::ElementType;
 use crate::export::{Writer, element};
 use crate::onnx::Attribute;
+use crate::{Dimension, ElementType};
 
 impl Writer<'_> {
     pub(super) fn numeric(
@@ -48,7 +48,12 @@ impl Writer<'_> {
             PowiScalar(o) => self.scalar_op("Pow", o),
             Abs(o) => self.unary("Abs", &o.input, &o.out),
             Neg(o) => self.unary("Neg", &o.input, &o.out),
-            Sign(o) => self.unary("Sign", &o.input, &o.out),
+            Sign(o) => {
+                let x = self.operand(&o.input)?;
+                let name = self.sign(x, o.input.dtype)?;
+                self.set(&o.out, name);
+                Ok(())
+            }
             Full(o) => self.full(&o.out, o.value),
             Sum(o) => self.reduce_to("ReduceSum", &o.input, None, &o.out),
             SumDim(o) => self.reduce_to("ReduceSum", &o.input, Some(&[o.axis]), &o.out),
@@ -63,15 +68,15 @@ impl Writer<'_> {
             MinDim(o) => self.reduce_to("ReduceMin", &o.input, Some(&[o.axis]), &o.out),
             MaxAbs(o) => self.max_abs(&o.input, None, &o.out),
             MaxAbsDim(o) => self.max_abs(&o.input, Some(&[o.axis]), &o.out),
-            ArgMax(o) => self.arg("ArgMax", &o.input, o.axis, &o.out),
-            ArgMin(o) => self.arg("ArgMin", &o.input, o.axis, &o.out),
+            ArgMax(o) => self.arg("ReduceMax", &o.input, o.axis, &o.out),
+            ArgMin(o) => self.arg("ReduceMin", &o.input, o.axis, &o.out),
             MaxDimWithIndices(o) => {
                 self.reduce_to("ReduceMax", &o.tensor, Some(&[o.dim]), &o.out)?;
-                self.arg("ArgMax", &o.tensor, o.dim, &o.out_indices)
+                self.arg("ReduceMax", &o.tensor, o.dim, &o.out_indices)
             }
             MinDimWithIndices(o) => {
                 self.reduce_to("ReduceMin", &o.tensor, Some(&[o.dim]), &o.out)?;
-                self.arg("ArgMin", &o.tensor, o.dim, &o.out_indices)
+                self.arg("ReduceMin", &o.tensor, o.dim, &o.out_indices)
             }
             TopK(o) => {
                 let count = self.ints(&[o.accumulator_len as i64]);
@@ -140,6 +145,18 @@ impl Writer<'_> {
         self.with_scalar(operator, &o.lhs, o.rhs, &o.out)
     }
 
+    /// -1, 0, 1. Not `Sign`, whose result for 0 is 1 in rten.
+    fn sign(&mut self, x: String, dtype: DType) -> Result<String, crate::DeployError> {
+        let zero = self.number(0.0, dtype)?;
+        let kind = element(dtype, "a sign")?;
+        let mut counted = |operator| {
+            let holds = self.emit(operator, vec![x.clone(), zero.clone()], operator, vec![]);
+            self.cast_to(holds, kind)
+        };
+        let signs = vec![counted("Greater"), counted("Less")];
+        Ok(self.emit("Sub", signs, "Sign", vec![]))
+    }
+
     /// With the sign of the divisor. ONNX has that for integers alone.
     fn remainder(&mut self, x: String, y: String, float: bool) -> String {
         if !float {
@@ -172,20 +189,46 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn arg(
-        &mut self,
-        operator: &'static str,
-        x: &TensorIr,
-        axis: usize,
-        out: &TensorIr,
-    ) -> Written {
-        let x = self.operand(x)?;
-        let axis = Attribute::Int("axis", axis as i64);
-        let attributes = vec![axis, Attribute::Int("keepdims", 1)];
-        let name = self.emit(operator, vec![x], operator, attributes);
+    fn arg(&mut self, reduce: &'static str, x: &TensorIr, axis: usize, out: &TensorIr) -> Written {
+        let name = match self.dimensions(x)[axis] {
+            Dimension::Fixed(size) => self.first(reduce, x, axis, size)?,
+            // Along the batch; of equals an engine may take another one.
+            Dimension::Batch(_) => {
+                let operator = match reduce {
+                    "ReduceMax" => "ArgMax",
+                    _ => "ArgMin",
+                };
+                let x = self.operand(x)?;
+                let axis = Attribute::Int("axis", axis as i64);
+                let attributes = vec![axis, Attribute::Int("keepdims", 1)];
+                self.emit(operator, vec![x], operator, attributes)
+            }
+        };
         let name = self.as_indices(name, out.dtype)?;
         self.set(out, name);
         Ok(())
+    }
+
+    /// The first place of the largest or smallest number. Not `ArgMax`, which gives the last one in
+    /// rten. NaN is at the last place.
+    fn first(
+        &mut self,
+        reduce: &'static str,
+        x: &TensorIr,
+        axis: usize,
+        size: usize,
+    ) -> Result<String, crate::DeployError> {
+        let mut shape = vec![1; x.shape.num_dims()];
+        shape[axis] = size;
+        let places = (0..size as i64).flat_map(i64::to_le_bytes).collect();
+        let places = self.initializer("places", ElementType::I64, &shape, places);
+        let last = (size as i64 - 1).to_le_bytes().to_vec();
+        let last = self.initializer("places", ElementType::I64, &[], last);
+        let x = self.operand(x)?;
+        let extreme = self.reduce(reduce, x.clone(), Some(&[axis]));
+        let is_there = self.emit("Equal", vec![x, extreme], "Equal", vec![]);
+        let places = self.emit("Where", vec![is_there, places, last], "Where", vec![]);
+        Ok(self.reduce("ReduceMin", places, Some(&[axis])))
     }
 
     /// ONNX gives indices as I64.
