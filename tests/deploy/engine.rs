@@ -348,7 +348,12 @@ fn a_convolution_along_three_axes_is_floats_and_the_report_says_why() {
         let export = Export::record(&conv, &x, forward).unwrap();
         let config = EngineConfig::new().with_backend(Some(backend));
         let error = config.compile(export).unwrap_err();
-        assert!(matches!(error, DeployError::Run { .. }), "{error}");
+        assert!(matches!(error, DeployError::Load { .. }), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("`weight` is of a convolution along three axes")
+        );
     }
 }
 

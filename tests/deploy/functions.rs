@@ -195,7 +195,7 @@ fn signs_of_zero_first_places_of_equal_numbers_and_far_ends() {
         }
         let whole = Tensor::<2, Int>::from_ints([[3, -2, 3], [0, 0, 0]], device);
         same(&Nothing {}, whole, |_, x| {
-            (x.clone().sign() + x.argmax(1)).float()
+            x.clone().sign().float() + x.argmax(1).float()
         });
     });
 }

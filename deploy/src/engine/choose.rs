@@ -18,7 +18,7 @@ use super::report::{SparseLayer, SparseOutcome, Timed};
 use super::values::{given, results};
 use super::{Arithmetic, Backend, EngineConfig, FloatStorage, integer_kernels};
 use crate::export::Limits;
-use crate::{DeployError, Execution, Export, Exported, Form, LayerReport};
+use crate::{DeployError, Execution, Export, Exported, Form, LayerReport, OnnxModel};
 
 /// A way to run a model.
 #[derive(Debug)]
@@ -144,6 +144,26 @@ pub(super) fn evaluate<O: Tensors>(
     Ok(made.map_err(|reason| DeployError::Run { reason })??)
 }
 
+/// rten reads convolutions along three axes, and does not run them.
+fn check_volumes(model: &OnnxModel) -> Result<(), DeployError> {
+    let weights = model.initializers.iter().filter(|one| one.shape.len() == 5);
+    let volumes: Vec<&str> = weights.map(|one| one.name.as_str()).collect();
+    let mut nodes = model.nodes.iter();
+    let found = nodes.find_map(|node| {
+        let is_convolution = matches!(node.operator(), "Conv" | "ConvTranspose");
+        let weight = node.inputs.get(1).filter(|_| is_convolution)?;
+        volumes.contains(&weight.as_str()).then_some(weight)
+    });
+    match found {
+        None => Ok(()),
+        Some(weight) => Err(DeployError::Load {
+            reason: format!(
+                "`{weight}` is of a convolution along three axes, which Burn alone runs"
+            ),
+        }),
+    }
+}
+
 fn is_integer(layer: &LayerReport) -> bool {
     matches!(
         layer.execution,
@@ -197,12 +217,9 @@ pub(super) fn choose<O: Tensors>(
         }
     }
     if running.len() <= 1 {
-        let only = running.pop();
-        let best = only.ok_or_else(|| first_error.unwrap_or_else(nothing))?;
-        // An operation that it lacks is found out here, not by the first inputs.
-        best.run(&export.recording, &example)?;
+        let best = running.pop();
         return Ok(Chosen {
-            best,
+            best: best.ok_or_else(|| first_error.unwrap_or_else(nothing))?,
             other: None,
             times: Vec::new(),
             sparse: zeros,
@@ -337,6 +354,9 @@ fn candidates<O: Tensors>(
     let floats = config.arithmetic != Arithmetic::Integer || integer.is_none();
     if config.backend != Some(Backend::Burn) {
         check_integers(&float.model)?;
+    }
+    if matches!(config.backend, Some(Backend::Own | Backend::Rten)) {
+        check_volumes(&float.model)?;
     }
     let mut all = Vec::new();
     let mut zeros = Vec::new();

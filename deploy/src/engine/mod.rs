@@ -163,8 +163,8 @@ impl EngineConfig {
     /// input is not quantized can be multiplied by floats, block by block. Everything else runs in
     /// floats, and [`Engine::report`] says why.
     ///
-    /// Unless [`backend`](Self::backend) and [`arithmetic`](Self::arithmetic) leave one way alone, which runs
-    /// once, this takes the time of some runs of each: all products in integers, all in floats, without the zeros
+    /// Unless [`backend`](Self::backend) and [`arithmetic`](Self::arithmetic) leave one way alone, this
+    /// takes the time of some runs of each: all products in integers, all in floats, without the zeros
     /// of pruned matrices, rten, and Burn. The fastest for the recorded shapes stays; Burn, unless
     /// another one is faster by 10 %. Where Burn stays, other sizes of the batch are run by the fastest
     /// other way; of a model that is not quantized it is made when the first of them comes.
@@ -180,7 +180,7 @@ impl EngineConfig {
     ///
     /// Those of [`Export::to_onnx`], and [`DeployError::Load`] for operators and dtypes that the
     /// engine lacks, and for integers in the model that 32 bits do not hold; [`DeployError::Run`] where no
-    /// way runs the inputs that they are tried with, numbers between -1 and 1 and integers of 0;
+    /// way runs the inputs that several are measured with, numbers between -1 and 1 and integers of 0;
     /// [`DeployError::InvalidConfig`] for [`threads`](Self::threads).
     pub fn compile<O: Tensors>(&self, export: Export<O>) -> Result<Engine<O>, DeployError> {
         let pool = self.pool()?;

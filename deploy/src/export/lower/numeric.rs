@@ -190,45 +190,51 @@ impl Writer<'_> {
     }
 
     fn arg(&mut self, reduce: &'static str, x: &TensorIr, axis: usize, out: &TensorIr) -> Written {
-        let name = match self.dimensions(x)[axis] {
-            Dimension::Fixed(size) => self.first(reduce, x, axis, size)?,
-            // Along the batch; of equals an engine may take another one.
-            Dimension::Batch(_) => {
-                let operator = match reduce {
-                    "ReduceMax" => "ArgMax",
-                    _ => "ArgMin",
-                };
-                let x = self.operand(x)?;
-                let axis = Attribute::Int("axis", axis as i64);
-                let attributes = vec![axis, Attribute::Int("keepdims", 1)];
-                self.emit(operator, vec![x], operator, attributes)
-            }
-        };
+        let name = self.first(reduce, x, axis)?;
         let name = self.as_indices(name, out.dtype)?;
         self.set(out, name);
         Ok(())
     }
 
-    /// The first place of the largest or smallest number. Not `ArgMax`, which gives the last one in
-    /// rten. NaN is at the last place.
+    /// The first place of the largest or smallest number along an axis. Not `ArgMax`, which gives the
+    /// last one in rten. NaN is at the last place.
     fn first(
         &mut self,
         reduce: &'static str,
         x: &TensorIr,
         axis: usize,
-        size: usize,
     ) -> Result<String, crate::DeployError> {
-        let mut shape = vec![1; x.shape.num_dims()];
-        shape[axis] = size;
-        let places = (0..size as i64).flat_map(i64::to_le_bytes).collect();
-        let places = self.initializer("places", ElementType::I64, &shape, places);
-        let last = (size as i64 - 1).to_le_bytes().to_vec();
-        let last = self.initializer("places", ElementType::I64, &[], last);
+        let size = self.dimensions(x)[axis];
+        let rank = x.shape.num_dims();
         let x = self.operand(x)?;
         let extreme = self.reduce(reduce, x.clone(), Some(&[axis]));
         let is_there = self.emit("Equal", vec![x, extreme], "Equal", vec![]);
-        let places = self.emit("Where", vec![is_there, places, last], "Where", vec![]);
-        Ok(self.reduce("ReduceMin", places, Some(&[axis])))
+        let (places, last) = match size {
+            Dimension::Fixed(size) => {
+                let mut shape = vec![1; rank];
+                shape[axis] = size;
+                let places = (0..size as i64).flat_map(i64::to_le_bytes).collect();
+                let last = (size as i64 - 1).to_le_bytes().to_vec();
+                (
+                    self.initializer("places", ElementType::I64, &shape, places),
+                    self.initializer("places", ElementType::I64, &[], last),
+                )
+            }
+            Dimension::Batch(_) => {
+                let is_not = self.emit("Not", vec![is_there.clone()], "Not", vec![]);
+                let both = vec![is_there.clone(), is_not];
+                let all = self.emit("Or", both, "Or", vec![]);
+                let ones = self.cast_to(all, ElementType::I64);
+                let along = vec![ones, self.ints(&[axis as i64])];
+                let counted = self.emit("CumSum", along, "CumSum", vec![]);
+                let one = self.ints(&[1]);
+                let places = self.emit("Sub", vec![counted, one], "Sub", vec![]);
+                let last = self.reduce("ReduceMax", places.clone(), Some(&[axis]));
+                (places, last)
+            }
+        };
+        let found = self.emit("Where", vec![is_there, places, last], "Where", vec![]);
+        Ok(self.reduce("ReduceMin", found, Some(&[axis])))
     }
 
     /// ONNX gives indices as I64.
