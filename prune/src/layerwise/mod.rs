@@ -47,8 +47,8 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 /// weights that best reproduce the dense layer's outputs from the inputs that the layers before it,
 /// pruned already, give: the support by best-subset search on XᵀX, its values by least squares. Biases
 /// follow, and the running statistics of BatchNorm are measured anew on the way. The last layer before a
-/// residual sum also makes up for what pruning changed in the other summand. How many weights a
-/// layer keeps is what magnitude over the whole network would leave it.
+/// residual sum also makes up for what pruning changed in the other summand, where a BatchNorm is between
+/// them. How many weights a layer keeps is what magnitude over the whole network would leave it.
 ///
 /// At the end, where the [`Effort`] affords it, the values of all layers are tuned together towards the
 /// dense network's outputs. Magnitude is a candidate, too. Held-out examples judge: who diverges least
