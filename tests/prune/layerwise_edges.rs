@@ -225,7 +225,7 @@ fn a_transposed_convolution_has_its_zeros_when_candidates_are_judged() {
         let pruned = pruner.prune(model.clone(), forward, (1..=3).map(batch));
         let pruned = pruned.unwrap();
         let zeros = values(pruned.model.up.weight.val());
-        assert!(zeros.iter().any(|w| *w == 0.0));
+        assert!(zeros.contains(&0.0));
         let outputs = |model: &Decoder| log_softmax(forward(model, batch(3)), 3);
         let (dense, now) = (outputs(&model), outputs(&pruned.model));
         let each = (dense.clone().exp() * (dense - now)).sum_dim(3);
