@@ -30,14 +30,11 @@ pub(crate) struct Rows {
 /// Adds to `targets`, `[rows, channels]`, what makes up for the change of the other summand.
 pub(crate) fn make_up<O: Tensors>(
     residual: &Residual,
+    gains: &[f32],
     step: &mut Step<'_, O>,
     rows: &Rows,
     targets: &mut [f32],
 ) -> Result<(), PruneError> {
-    let Some(norm) = &residual.norm else {
-        return Ok(());
-    };
-    let gains = gains(norm, step)?;
     let mut summand = |pass| values(residual, step, rows, pass);
     let (dense, area) = summand(Pass::Original)?;
     let channels = rows.channels.len();
@@ -59,7 +56,10 @@ pub(crate) fn make_up<O: Tensors>(
 }
 
 /// By how much a channel's output must change for its normalized one to change by 1.
-fn gains<O: Tensors>(norm: &ResidualNorm, step: &mut Step<'_, O>) -> Result<Vec<f32>, PruneError> {
+pub(crate) fn gains<O: Tensors>(
+    norm: &ResidualNorm,
+    step: &mut Step<'_, O>,
+) -> Result<Vec<f32>, PruneError> {
     let mut numbers = |id| -> Result<Vec<f32>, PruneError> {
         read(step.tensor::<1>(0, id, Pass::Original).map_err(failed)?)
     };

@@ -9,7 +9,7 @@ use faer::{Accum, MatMut, MatRef, get_global_parallelism};
 use crate::PruneError;
 use crate::host::read;
 use crate::layerwise::failed;
-use crate::layerwise::residual::{Rows, make_up};
+use crate::layerwise::residual::{Rows, gains, make_up};
 use crate::layerwise::stops::Site;
 
 /// Which rows take part.
@@ -45,6 +45,13 @@ pub(crate) fn sum<O: Tensors>(
     // Odd, so that it passes over the columns of an image.
     let stride = total.div_ceil(sampling.rows.max(1)).max(1) | 1;
     let weights = read(dense.clone())?;
+    let made_up = match &site.residual {
+        Some(residual) if differs => match &residual.norm {
+            Some(norm) => Some((residual, gains(norm, step)?)),
+            None => None,
+        },
+        _ => None,
+    };
     for batch in 0..sampling.batches {
         // Others in each batch, so that no place of an image is left out.
         let first = batch % stride;
@@ -56,14 +63,14 @@ pub(crate) fn sum<O: Tensors>(
         let targets = match differs {
             true => {
                 let mut targets = products(&rows(Pass::Original)?, &weights, inputs);
-                if let Some(residual) = &site.residual {
+                if let Some((residual, gains)) = &made_up {
                     let rows = Rows {
                         batch,
                         first,
                         stride,
                         channels: group * outputs..(group + 1) * outputs,
                     };
-                    make_up(residual, step, &rows, &mut targets)?;
+                    make_up(residual, gains, step, &rows, &mut targets)?;
                 }
                 targets
             }

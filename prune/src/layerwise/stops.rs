@@ -117,9 +117,7 @@ pub(crate) fn stops<O: Tensors>(
             layer,
             is_normalized,
             is_shared,
-            residual: walk
-                .residual(&product, product.node)
-                .filter(|residual| residual.norm.is_some()),
+            residual: walk.residual(&product, product.node),
             product,
         };
         stops.insert(site.product.node, Stop::Product(Box::new(site)));
