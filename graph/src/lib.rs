@@ -63,13 +63,13 @@ pub use error::GraphError;
 pub use execute::{HalfStorage, Observed, Observer, take_replaced_states};
 pub use graph::{Graph, HookInfo, Node, Parameter, Role, Site, scalars};
 pub use interpret::name as operation_name;
-pub use record::{Recording, model_device, record};
+pub use record::{Halves, Recording, model_device, record, record_halves};
 pub use recordings::Recordings;
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules, is_castable};
 pub use sites::{Place, SiteUse};
 #[doc(hidden)]
 pub use tensors::plain;
-pub use tensors::{Form, TensorMapper, Tensors, cloned, shapes, signature};
+pub use tensors::{Form, TensorMapper, Tensors, cloned, input_device, shapes, signature};
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};
 pub use walk::{Mark, Pass, Product, Residual, ResidualNorm, Step, Walk};

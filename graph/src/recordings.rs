@@ -12,7 +12,7 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 use crate::hooks::Carried;
 use crate::record::{Seeks, record_with, trains};
 use crate::tensors::Given;
-use crate::{Form, GraphError, Recording, Tensors, Verified, hooks};
+use crate::{Form, GraphError, Halves, Recording, Tensors, Verified, hooks};
 
 /// A forward pass: a closure at a place in the user's program, with the types and ranks that it uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -49,8 +49,10 @@ struct Kept {
     shapes: Vec<Vec<usize>>,
     values: u64,
     model: u64,
-    /// Whether its gradients were to be compared: clones may differ in that.
+    /// Whether its gradients were to be compared, and what half precision was taken for: clones may differ
+    /// in that.
     verifies: bool,
+    halves: Halves,
 }
 
 /// How many recordings are kept.
@@ -113,6 +115,8 @@ pub struct Recordings {
     /// Where they cannot be compared, a warning of [`tracing`] says so: once where Burn cannot record the
     /// backward pass, at each attempt where they are not finite.
     pub verifies: bool,
+    /// What tensors in half precision are taken for. Default: half.
+    pub halves: Halves,
 }
 
 impl Default for Recordings {
@@ -121,6 +125,7 @@ impl Default for Recordings {
             memory: Arc::default(),
             caches: false,
             verifies: true,
+            halves: Halves::AsStored,
         }
     }
 }
@@ -181,6 +186,7 @@ impl Recordings {
             values,
             model: state.all.finish(),
             verifies,
+            halves: self.halves,
         };
         if let Some(known) = self.kept::<O>(&kept, &carried) {
             return Ok(known);
@@ -220,7 +226,7 @@ impl Recordings {
             Some(known) if !known.varies => Seeks::Nothing(&known.tracked),
             _ => Seeks::Results,
         };
-        let mut recording = record_with(model, input, forward, seeks)?;
+        let mut recording = record_with(model, input, forward, self.halves, seeks)?;
         if matches!(seeks, Seeks::Nothing(_)) {
             return Ok(recording);
         }

@@ -89,7 +89,7 @@ pub fn is_castable(dtype: DType) -> bool {
 
 impl Graph {
     /// What `rules` come to: for each operation the dtypes that it would run in, without running
-    /// it. `inputs` are in the dtypes in which they were recorded.
+    /// it. Parameters and inputs are in the dtypes that they had when they were recorded.
     pub fn assign(&self, rules: &impl Rules) -> Vec<Assignment> {
         let mut precisions: Vec<Precision> = self
             .nodes()
@@ -111,7 +111,7 @@ impl Graph {
             }
         }
         self.cast_before_moves(&mut precisions);
-        let mut dtypes: HashMap<TensorId, DType> = HashMap::new();
+        let mut dtypes: HashMap<TensorId, DType> = self.stored.clone();
         let mut assigned: Vec<Assignment> = self
             .nodes()
             .map(|node| self.assign_one(rules, node, &precisions, &mut dtypes))

@@ -246,6 +246,22 @@ impl TensorMapper for Given {
     }
 }
 
+/// The device of the first tensor of a value.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_graph::input_device;
+///
+/// let device = Device::flex();
+/// assert_eq!(input_device(&(Tensor::<1>::ones([2], &device), 1.5)), Some(device));
+/// assert_eq!(input_device(&1.5), None);
+/// ```
+pub fn input_device(value: &impl Tensors) -> Option<Device> {
+    let mut given = Given::default();
+    let _ = value.map_tensors(&mut given);
+    given.device
+}
+
 /// Shapes and dtypes of the tensors of a value, in order.
 pub fn signature(value: &impl Tensors) -> Vec<(Vec<usize>, DType)> {
     let mut given = Given::default();

@@ -15,7 +15,7 @@ use burn::tensor::{Device, FloatDType, Shape, Tensor};
 
 use crate::execute::noise;
 use crate::record::placeholders::Values;
-use crate::record::{Backward, Seeks, record_with};
+use crate::record::{Backward, Halves, Seeks, record_with};
 use crate::tensors::Given;
 use crate::{
     AsRecorded, Graph, GraphError, Node, Observed, Observer, Parameter, Recording, Tensors,
@@ -51,7 +51,7 @@ pub fn record_with_backward<M: Module, I: Tensors, O: Tensors>(
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
 ) -> Result<Recording<O>, GraphError> {
-    record_with(model, inputs, forward, Seeks::Backward)
+    record_with(model, inputs, forward, Halves::AsStored, Seeks::Backward)
 }
 
 impl<O: Tensors> Recording<O> {
@@ -111,7 +111,10 @@ impl<O: Tensors> Recording<O> {
         }
         let mut given = Given::default();
         let _ = inputs.map_tensors(&mut given);
-        let inputs: Vec<_> = given.tensors.into_iter().map(without_autodiff).collect();
+        let inputs = given.tensors.into_iter().zip(&self.graph.inputs);
+        let inputs: Vec<_> = inputs
+            .map(|(value, id)| self.graph.as_recorded(without_autodiff(value), *id))
+            .collect();
         let values = Values::of(model);
         let device = model_device(model).ok_or(GraphError::NoDevice)?;
         let device = device.as_dispatch().clone();
@@ -120,6 +123,7 @@ impl<O: Tensors> Recording<O> {
             .iter()
             .map(|parameter| {
                 let value = without_autodiff(values.get(parameter)?.clone());
+                let value = self.graph.as_recorded(value, parameter.tensor);
                 Some(match value.dtype().is_float() && !parameter.running {
                     true => moved(value),
                     false => value,
@@ -144,6 +148,16 @@ impl<O: Tensors> Recording<O> {
                 compared(Waits(Some(Device::new(plain.clone()))))
             }
             compared => compared,
+        }
+    }
+}
+
+impl Graph {
+    /// A value of a parameter or an input in the dtype in which it was recorded.
+    fn as_recorded(&self, value: DispatchTensor, id: TensorId) -> DispatchTensor {
+        match self.stored.contains_key(&id) {
+            true => Dispatch::float_cast(value, FloatDType::F32),
+            false => value,
         }
     }
 }

@@ -10,7 +10,7 @@ use burn_lean_reparam::{AttachError, Rejected};
 #[non_exhaustive]
 pub enum QuantError {
     /// Another error, of one parameter of the model.
-    #[error("parameter `{path}`: {error}")]
+    #[error("{}: {error}", located(.path))]
     Parameter {
         /// Path of the parameter.
         path: String,
@@ -370,6 +370,14 @@ impl QuantError {
 impl<M> From<Rejected<M, QuantError>> for QuantError {
     fn from(rejected: Rejected<M, QuantError>) -> Self {
         rejected.into_error()
+    }
+}
+
+/// A parameter by its path; a site, which is named in words, as it is.
+fn located(path: &str) -> String {
+    match path.contains('`') {
+        true => path.into(),
+        false => format!("parameter `{path}`"),
     }
 }
 

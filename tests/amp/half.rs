@@ -1,15 +1,20 @@
 //! Weights stored in half precision: their bytes, their numbers, their file, and what stays F32.
 
 use burn::module::{Module, Param, ParamGroup};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::conv::{Conv1d, Conv1dConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig, PaddingConfig1d,
+};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, materialize_half};
 use burn_lean::graph::record;
 use burn_lean::quant::{QuantError, Storage, load_safetensors, save_safetensors};
 use burn_lean::reparam::each_float;
 
 use crate::model::{Mlp, Normalized, bits};
-use crate::support::{each_device, parameters, tensor, values};
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
 /// With the half precision that the device has, or that it emulates.
 fn half<M: Module>(model: M, dtype: FloatDType) -> (M, Autocast) {
@@ -251,6 +256,86 @@ fn what_half_precision_cannot_hold_is_refused_and_the_model_comes_back() {
             let rejected = materialize_half(Mlp::new(1, &target.device), FloatDType::F16);
             let (_, error) = rejected.unwrap_err().into_parts();
             assert!(matches!(error, AmpError::UnsupportedDtype { .. }));
+        }
+    });
+}
+
+/// What stands behind one another in a model, and what its weights meet.
+#[derive(Module, Debug)]
+struct Several {
+    table: Embedding,
+    positions: Param<Tensor<3>>,
+    norm: LayerNorm,
+    attention: MultiHeadAttention,
+    conv: Conv1d,
+    batch_norm: BatchNorm,
+    head: Linear,
+}
+
+impl Several {
+    fn new(device: &Device) -> Self {
+        let model = Self {
+            table: EmbeddingConfig::new(5, 8).init(device),
+            positions: Param::from_tensor(Tensor::zeros([1, 4, 8], device)),
+            norm: LayerNormConfig::new(8).init(device),
+            attention: MultiHeadAttentionConfig::new(8, 2)
+                .with_dropout(0.0)
+                .init(device),
+            conv: Conv1dConfig::new(8, 8, 3)
+                .with_padding(PaddingConfig1d::Explicit(1, 1))
+                .init(device),
+            batch_norm: BatchNormConfig::new(8).init(device),
+            head: LinearConfig::new(8, 3).init(device),
+        };
+        with_numbers(model, 4)
+    }
+
+    fn tokens(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.embedded(self.table.forward(tokens))
+    }
+
+    fn embedded(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = x + self.positions.val();
+        let normed = self.norm.forward(x.clone());
+        let x = x + self.attention.forward(MhaInput::self_attn(normed)).context;
+        let y = self.conv.forward(x.clone().swap_dims(1, 2));
+        let x = x + self.batch_norm.forward(y).swap_dims(1, 2);
+        self.head.forward(x)
+    }
+}
+
+#[test]
+fn run_takes_inputs_and_tables_in_either_dtype() {
+    each_device(|target| {
+        let model = Several::new(&target.device);
+        let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+        let (small, _) = half(model.clone(), FloatDType::F16);
+        let tokens = Tensor::<2, Int>::from_ints([[0, 1, 2, 3], [4, 3, 2, 1]], &target.device);
+        let by_token = |model: &Several| {
+            let y = autocast.run(model, tokens.clone(), |model, x| model.tokens(x));
+            values(y.unwrap())
+        };
+        let x = tensor::<3>(3, [2, 4, 8], &target.device);
+        let by_vector = |model: &Several, x: Tensor<3>| {
+            let y = autocast.run(model, x, |model, x| model.embedded(x));
+            values(y.unwrap())
+        };
+        let expected = [by_token(&model), by_vector(&model, x.clone())];
+        let mut found = vec![by_token(&small), by_vector(&small, x.clone())];
+        if target.device.supports_dtype(FloatDType::F16) {
+            found.push(by_vector(&small, x.cast(FloatDType::F16)));
+        }
+        for (index, found) in found.iter().enumerate() {
+            let expected = &expected[index.min(1)];
+            for (found, expected) in found.iter().zip(expected) {
+                // Tables and inputs are rounded once more; numbers below 4 of 11 bits.
+                let off = (found - expected).abs();
+                assert!(
+                    off < 0.02,
+                    "{index} on {}: {found}, {expected}",
+                    target.name
+                );
+            }
         }
     });
 }

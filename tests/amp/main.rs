@@ -16,6 +16,7 @@ mod half;
 mod model;
 mod optimizers;
 mod placement;
+mod positions;
 mod recordings;
 mod regions;
 mod resume;

@@ -326,6 +326,30 @@ fn sums_of_a_convolution_are_the_integer_reference_to_the_bit() {
 }
 
 #[test]
+fn a_backend_without_a_kernel_for_integers_is_refused_with_the_layer() {
+    let device = Device::flex();
+    let config = Conv2dConfig::new([4, 8], [3, 3]).with_groups(2);
+    let conv: Conv2d = config.init(&device);
+    let x = tensor::<4>(9, [1, 4, 7, 6], &device);
+    let compile = |backend| {
+        let quantization = Quantization::none()
+            .with_weight("weight", codes(&conv.weight.val(), 0))
+            .with_input("weight", ActivationQuantization::Static(GRID));
+        let export = Export::record(&conv, &x, |conv: &Conv2d, x| conv.forward(x)).unwrap();
+        let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+        let config = integer.with_backend(Some(backend));
+        config.compile(export.with_quantization(quantization))
+    };
+    let refused = compile(Backend::Burn).unwrap_err().to_string();
+    assert!(refused.contains("allow another backend"), "{refused}");
+    // It has one where the machine multiplies without saturating.
+    match compile(Backend::Rten) {
+        Ok(engine) => assert_eq!(engine.report().layers[0].execution, Execution::Integer),
+        Err(refused) => assert!(refused.to_string().contains("`weight`: "), "{refused}"),
+    }
+}
+
+#[test]
 fn a_transposed_convolution_has_codes_in_the_file_and_a_line_in_the_report() {
     let device = Device::flex();
     let config = ConvTranspose2dConfig::new([3, 4], [2, 2]).with_stride([2, 2]);

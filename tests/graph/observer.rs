@@ -2,9 +2,13 @@
 
 use std::collections::HashMap;
 
-use burn::nn::LinearConfig;
-use burn::tensor::Tensor;
-use burn_lean::graph::{AsRecorded, Node, Observed, Observer, record};
+use burn::backend::ir::TensorId;
+use burn::module::Initializer;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{FloatDType, Tensor};
+use burn_lean::graph::{
+    Arithmetic, AsRecorded, Node, Observed, Observer, Precision, Rules, record,
+};
 use burn_lean::quant::QatConfig;
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -56,6 +60,71 @@ fn it_sees_operands_and_replaces_results_with_gradients() {
         assert_eq!(doubles.operands["exp"], doubled);
         let gradient = |y: Tensor<2>| values(model.weight.grad(&y.sum().backward()).unwrap());
         assert_eq!(gradient(y), gradient(expected));
+    });
+}
+
+/// Doubles the input after each product.
+struct DoublesInput(TensorId);
+
+impl Observer for DoublesInput {
+    fn after(&mut self, node: &Node<'_>, tensors: &mut Observed<'_, '_>) {
+        if node.name() == "matmul" {
+            tensors.replace(self.0, |value| {
+                (Tensor::<2>::from_dispatch(value) * 2.0).into_dispatch()
+            });
+        }
+    }
+}
+
+/// Products in F16.
+struct InF16(Arithmetic);
+
+impl Rules for InF16 {
+    fn precision(&self, node: &Node<'_>) -> Precision {
+        match node.name() {
+            "matmul" => Precision::Half,
+            _ => Precision::Widest,
+        }
+    }
+
+    fn half(&self) -> FloatDType {
+        FloatDType::F16
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        self.0
+    }
+
+    fn results(&self) -> Option<FloatDType> {
+        Some(FloatDType::F32)
+    }
+}
+
+#[test]
+fn what_it_replaces_is_what_later_operations_read_in_half_too() {
+    each_device(|target| {
+        let layer = |_| {
+            let config = LinearConfig::new(1, 1).with_bias(false);
+            config
+                .with_initializer(Initializer::Ones)
+                .init(&target.device)
+        };
+        let model: Vec<Linear> = (0..3).map(layer).collect();
+        let x = Tensor::<2>::ones([1, 1], &target.device);
+        let forward = |model: &Vec<Linear>, x: Tensor<2>| -> Vec<Tensor<2>> {
+            model.iter().map(|layer| layer.forward(x.clone())).collect()
+        };
+        let recording = record(&model, &x, forward).unwrap();
+        let mut arithmetics = vec![Arithmetic::Emulated];
+        if target.device.supports_dtype(FloatDType::F16) {
+            arithmetics.extend([Arithmetic::Native, Arithmetic::Widened]);
+        }
+        for arithmetic in arithmetics {
+            let mut doubles = DoublesInput(recording.graph().inputs()[0]);
+            let found = recording.execute_observed(&model, &x, &InF16(arithmetic), &mut doubles);
+            let found: Vec<f32> = found.unwrap().into_iter().flat_map(values).collect();
+            assert_eq!(found, [1.0, 2.0, 4.0], "{arithmetic:?} on {}", target.name);
+        }
     });
 }
 

@@ -3,12 +3,12 @@
 use burn::backend::ir::{FloatOperationIr, OperationIr};
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::activation::softmax;
+use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::graph::{Node, Precision, Rules, record};
 
 use crate::models::Recurrent;
-use crate::support::{each_device, tensor, values};
+use crate::support::{each_device, tensor, values, with_numbers};
 
 /// Products in BF16, everything else in the widest dtype.
 struct Products;
@@ -85,6 +85,46 @@ fn the_gradients_of_what_is_looked_up_are_summed_in_f32() {
             let grads = sum.unwrap().backward();
             let gradient = table.weight.grad(&grads).unwrap();
             assert_eq!(values(gradient), [4096.0], "{}", target.name);
+        }
+    });
+}
+
+/// Everything in F32, and nothing in half.
+struct Full;
+
+impl Rules for Full {
+    fn precision(&self, _node: &Node<'_>) -> Precision {
+        Precision::Full
+    }
+
+    fn half(&self) -> FloatDType {
+        FloatDType::F32
+    }
+}
+
+#[test]
+fn rules_without_a_half_dtype_round_nothing_for_the_backward_pass() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let layer = with_numbers(LinearConfig::new(3, 4).init(&device), 5);
+        let x = tensor::<2>(1, [2, 3], &device);
+        // The products of their operands are kept, and read by nothing else.
+        let forward = |layer: &Linear, x: Tensor<2>| {
+            let x = layer.forward(x);
+            (x.clone() * 1.3).tanh().sum() + gelu(x * 0.7).sum()
+        };
+        let gradient = |loss: Tensor<1>| values(layer.weight.grad(&loss.backward()).unwrap());
+        let recording = record(&layer, &x, forward).unwrap();
+        let found = gradient(recording.execute(&layer, &x, &Full).unwrap());
+        let expected = gradient(forward(&layer, x));
+        for (found, expected) in found.iter().zip(expected) {
+            // A dozen operations on numbers below 4.
+            let off = (found - expected).abs();
+            assert!(
+                off < 50.0 * f32::EPSILON,
+                "{found}, {expected} on {}",
+                target.name
+            );
         }
     });
 }

@@ -2,14 +2,14 @@
 
 use crate::support::{each_device, tensor, values, with_numbers};
 use crate::walk::{all_rows, near};
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig};
 use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, PaddingConfig1d,
     PaddingConfig2d, PaddingConfig3d,
 };
 use burn::tensor::{Device, Int, Tensor};
-use burn_lean::graph::{Pass, Product, Walk};
+use burn_lean::graph::{AsRecorded, Pass, Product, Walk, record};
 
 /// One layer of each kind that has rows.
 #[derive(Module, Debug)]
@@ -253,4 +253,51 @@ fn the_gram_matrix_of_a_convolution_is_that_of_its_patches_by_hand() {
             expected.as_flattened()
         );
     }
+}
+
+#[test]
+fn what_a_product_is_added_to_is_known_where_its_rows_are() {
+    let device = &Device::flex();
+    let layer = with_numbers(LinearConfig::new(4, 4).with_bias(false).init(device), 3);
+    let x = tensor::<2>(1, [4, 4], device);
+    let residuals = |is_left: bool| {
+        let mut walk = Walk::record(&layer, [x.clone()], |layer: &Linear, x: Tensor<2>| {
+            let weight = layer.weight.val();
+            let shown = x.clone().exp();
+            shown
+                + match is_left {
+                    true => weight.matmul(x),
+                    false => x.matmul(weight),
+                }
+        })
+        .unwrap();
+        let step = walk.next_product().unwrap().unwrap();
+        let product = step.product().unwrap();
+        walk.residual(&product, product.node).is_some()
+    };
+    assert!(residuals(false));
+    // Its outputs are on the other axis, whose size is the same here.
+    assert!(!residuals(true));
+}
+
+#[test]
+fn one_number_that_is_added_to_all_columns_is_no_bias_of_each() {
+    each_device(|target| {
+        let layer = LinearConfig::new(8, 8)
+            .with_bias(false)
+            .init(&target.device);
+        let model = with_numbers(
+            (layer, Param::from_tensor(Tensor::ones([1], &target.device))),
+            3,
+        );
+        let forward = |model: &(Linear, Param<Tensor<1>>), x: Tensor<3>| {
+            model.0.forward(x) + model.1.val().unsqueeze()
+        };
+        for batch in [1, 24] {
+            let x = tensor::<3>(2, [batch, 5, 8], &target.device);
+            let recording = record(&model, &x, forward).unwrap().fold_rows();
+            let found = recording.execute(&model, &x, &AsRecorded).unwrap();
+            near(&values(forward(&model, x)), &values(found), "sum");
+        }
+    });
 }

@@ -365,7 +365,12 @@ fn an_encoder_with_layer_norm_is_pruned_as_it_is() {
 fn every_share_and_support_keeps_the_budget() {
     let device = Device::flex();
     let model = Mlp::new(&device);
-    for shares in [Shares::Magnitude, Shares::Uniform, Shares::Losses] {
+    for shares in [
+        Shares::Magnitude,
+        Shares::Uniform,
+        Shares::Lamp,
+        Shares::Losses,
+    ] {
         for support in [
             SupportMethod::Magnitude,
             SupportMethod::Wanda,

@@ -31,7 +31,12 @@ fn a_layer_of_which_another_copy_comes_first_is_pruned_as_alone() {
     let device = Device::flex();
     let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
     let inputs = features(2, 50, 6, &device);
-    for shares in [Shares::Magnitude, Shares::Uniform, Shares::Losses] {
+    for shares in [
+        Shares::Magnitude,
+        Shares::Uniform,
+        Shares::Lamp,
+        Shares::Losses,
+    ] {
         let pruner = pruner(Budget::Sparsity(0.5), shares);
         let alone = pruner
             .prune(layer.clone(), |m, x| m.forward(x), inputs.clone())
@@ -167,7 +172,7 @@ fn a_budget_of_each_layer_is_not_shared_in_another_way() {
             pruner(budget.clone(), shares).prune(layer.clone(), |m, x| m.forward(x), inputs)
         };
         assert_eq!(prune(Shares::Magnitude).unwrap().masks.nonzeros(), 9);
-        for shares in [Shares::Uniform, Shares::Losses] {
+        for shares in [Shares::Uniform, Shares::Lamp, Shares::Losses] {
             let error = prune(shares).unwrap_err().into_error();
             assert!(
                 matches!(
@@ -181,4 +186,38 @@ fn a_budget_of_each_layer_is_not_shared_in_another_way() {
             );
         }
     }
+}
+
+/// One input, three hidden units, one output, whose weights are a hundredth of the first layer's.
+fn uneven(device: &Device) -> (Linear, Linear) {
+    let layer = |inputs, outputs, scale: f32| {
+        let mut layer = LinearConfig::new(inputs, outputs)
+            .with_bias(false)
+            .init(device);
+        layer.weight = layer.weight.map(|weight| {
+            let numbers = Tensor::<1>::from_floats([1.0, 2.0, 3.0], device) * scale;
+            numbers.reshape(weight.dims())
+        });
+        layer
+    };
+    (layer(1, 3, 1.0), layer(3, 1, 0.01))
+}
+
+#[test]
+fn layer_adaptive_magnitude_compares_squares_with_those_of_the_larger_weights() {
+    let device = Device::flex();
+    let inputs = features(2, 20, 1, &device);
+    let counts = |shares, sparsity| {
+        let pruner = pruner(Budget::Sparsity(sparsity), shares);
+        let forward = |m: &(Linear, Linear), x: Tensor<2>| m.1.forward(m.0.forward(x));
+        let pruned = pruner.prune(uneven(&device), forward, inputs.clone());
+        let masks = pruned.unwrap().masks;
+        ["0.weight", "1.weight"].map(|path| masks.get(path).unwrap().nonzeros())
+    };
+    // 1, 4/13 and 1/14 in both layers.
+    assert_eq!(counts(Shares::Lamp, 1.0 / 3.0), [2, 2]);
+    assert_eq!(counts(Shares::Lamp, 2.0 / 3.0), [1, 1]);
+    assert_eq!(counts(Shares::Magnitude, 1.0 / 3.0), [3, 1]);
+    // Nothing comes through.
+    assert_eq!(counts(Shares::Magnitude, 2.0 / 3.0), [2, 0]);
 }

@@ -171,6 +171,9 @@ fn static_ptq_leaves_float_what_has_no_range_and_says_so() {
     let data = || [batch(&device)];
     let rejected = config.quantize(Net::new(&device), data, run).unwrap_err();
     assert_eq!(named(rejected.error()).len(), 2);
+    let said = rejected.error().to_string();
+    assert!(said.contains("input of `second`: all values"), "{said}");
+    assert!(!said.contains("parameter `input"), "{said}");
     let config = config.with_unobserved(Unobserved::LeaveFloat);
     let (net, report) = config.quantize(Net::new(&device), data, run).unwrap();
     let left: Vec<_> = report

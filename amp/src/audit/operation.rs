@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use burn_lean_graph::Node;
 
 use super::Finding;
-use crate::autocast::lists::{LARGEST_F16, fits_f16, is_range_sensitive};
+use crate::autocast::lists::{LARGEST_F16, fits_f16, holds_positions, is_range_sensitive};
 
 /// Whether the output shares memory with the input.
 pub(super) fn is_alias(operation: &OperationIr) -> bool {
@@ -105,7 +105,7 @@ pub(super) fn risks(node: &Node<'_>, dtype: DType) -> Vec<Finding> {
         risks.push(Finding::ConstantOutOfRange);
     }
     let (overflows, inexact) = match operation {
-        _ if adds_gradients(node) => (false, true),
+        _ if adds_gradients(node) || holds_positions(operation) => (false, true),
         OperationIr::NumericFloat(_, Numeric::Mean(_) | Numeric::MeanDim(_)) => (false, false),
         OperationIr::Float(_, Float::Log(_) | Float::Log1p(_) | Float::Erf(_))
         | OperationIr::Activation(

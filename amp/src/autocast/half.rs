@@ -23,7 +23,7 @@ const F16_OVERFLOW: f32 = 65520.0;
 /// folded in first, in F32, so that each number is rounded once.
 ///
 /// It is called in the region that comes with it, [`Autocast::forward`], as a prepared model is; or
-/// unedited with [`Autocast::run`]. On flex, whose half numbers are a form of storage, `run` widens
+/// unedited with [`Autocast::run`], with inputs in F32 or in half. On flex, whose half numbers are a form of storage, `run` widens
 /// them in each call.
 ///
 /// `save_safetensors` of `burn-lean-quant`, or Burn's record, writes it as it is, in half the bytes.

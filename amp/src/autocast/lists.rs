@@ -1,9 +1,9 @@
 //! In which precision each operation runs: the three lists of `torch.autocast`, on Burn's
 //! operations.
 //!
-//! Products run in half precision; what leaves its range or loses its digits there runs in F32;
-//! what only leads
-//! there runs in F32, too; everything else runs in the widest dtype of its operands.
+//! Products run in half precision; what leaves its range or loses its digits there runs in F32, and so do
+//! lookups and scatters, which add up any number of terms, in the backward pass if not before; what only
+//! leads there runs in F32, too; everything else runs in the widest dtype of its operands.
 
 use burn::backend::ir::{
     ActivationOperationIr as Activation, BaseOperationIr as Base, FloatOperationIr as Float,
@@ -91,15 +91,39 @@ pub(crate) fn listed(node: &Node<'_>, half: FloatDType) -> Precision {
             | Module::ConvTranspose1d(_)
             | Module::ConvTranspose2d(_)
             | Module::ConvTranspose3d(_)
-            | Module::DeformableConv2d(_)
             | Module::Attention(_),
         ) => Precision::Half,
+        operation if holds_positions(operation) => Precision::Full,
+        operation if scatters(operation) || looks_up_activations(node) => Precision::Full,
         // A cast in the model is the model's own decision.
         OperationIr::BaseFloat(Base::Cast(_)) => Precision::AsRecorded,
         operation if is_range_sensitive(operation) => Precision::Full,
         _ if half == FloatDType::F16 && !fits_f16(&node.scalars()) => Precision::Full,
         _ => Precision::Follow,
     }
+}
+
+/// Reads an image at positions that an operand holds: half precision has no fraction of a pixel beyond
+/// 1,024 in F16, and 128 in BF16.
+pub(crate) fn holds_positions(operation: &OperationIr) -> bool {
+    matches!(
+        operation,
+        OperationIr::Module(Module::DeformableConv2d(_))
+            | OperationIr::Float(_, Float::GridSample2d(_))
+    )
+}
+
+/// Looks up what was computed, not what is stored: a table has the dtype that gradients are to have.
+fn looks_up_activations(node: &Node<'_>) -> bool {
+    node.looks_up() && node.parameters().next().is_none()
+}
+
+/// Adds up what comes to one place, any number of times.
+fn scatters(operation: &OperationIr) -> bool {
+    matches!(
+        operation,
+        OperationIr::BaseFloat(Base::SelectAssign(_) | Base::Scatter(_) | Base::ScatterNd(_))
+    )
 }
 
 /// Exponentials, logarithms, powers and divisions, whose values or gradients leave the half range

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
 use burn_lean_graph::hooks::acts_in_recordings;
-use burn_lean_graph::{Arithmetic, AsRecorded, GraphError, Precision, Tensors, record};
+use burn_lean_graph::{
+    Arithmetic, AsRecorded, GraphError, Halves, Precision, Tensors, input_device, record_halves,
+};
 
 use crate::autocast::config::resolve;
 use crate::autocast::lists::{Except, OnDevice};
@@ -115,7 +117,8 @@ impl Autocast {
     ///
     /// Gradients arrive at the FP32 parameters of `model`, so optimizers, schedulers, adapters,
     /// the [`GradScaler`](crate::GradScaler) and checkpoints stay as they are. `model` may be a
-    /// plain model, on an autodiff device or not; running states are updated as always, and results
+    /// plain model, on an autodiff device or not, with weights that are [stored in
+    /// half](crate::materialize_half()) or not; running states are updated as always, and results
     /// that `forward` detaches have no gradient. What it detaches is found at its first training step, and
     /// at the first for each value of a `bool` and each variant in `input`: it must not depend on numbers,
     /// or on what the closure captures. The quantizers of a model that is prepared for quantization act
@@ -189,7 +192,7 @@ impl Autocast {
         I: Tensors,
         O: Tensors + Send + Sync + 'static,
     {
-        let devices = model.devices();
+        let devices = devices_of(model, &input);
         let Some(device) = devices.first() else {
             return Err(GraphError::NoDevice.into());
         };
@@ -197,9 +200,9 @@ impl Autocast {
         if !compute.is_half() && !acts_in_recordings(model) {
             return Ok(forward(model, input));
         }
-        let recording = self
-            .recordings
-            .recording(model, &input, forward, Location::caller(), 0)?;
+        let mut recordings = self.recordings.clone();
+        recordings.halves = halves(compute);
+        let recording = recordings.recording(model, &input, forward, Location::caller(), 0)?;
         Ok(match compute.is_half() {
             true => recording.execute(model, &input, &self.rules(compute, device))?,
             false => recording.execute(model, &input, &AsRecorded)?,
@@ -236,12 +239,13 @@ impl Autocast {
         input: I,
         forward: impl FnOnce(&M, I) -> O,
     ) -> Result<Vec<AssignedOperation>, AmpError> {
-        let devices = model.devices();
+        let devices = devices_of(model, &input);
         let Some(device) = devices.first() else {
             return Err(GraphError::NoDevice.into());
         };
-        let rules = self.rules(self.compute_on(&devices)?, device);
-        let recording = record(model, &input, forward)?;
+        let compute = self.compute_on(&devices)?;
+        let rules = self.rules(compute, device);
+        let recording = record_halves(model, &input, halves(compute), forward)?;
         let graph = recording.graph();
         let assigned = graph.nodes().zip(graph.assign(&rules));
         Ok(assigned
@@ -297,6 +301,23 @@ impl Resolved {
         let compute = resolve(dtype, fallback, devices)?;
         known.push((fallback, devices.to_vec(), compute));
         Ok(compute)
+    }
+}
+
+/// Where a model is; where it has no parameters, its input.
+fn devices_of<M: Module, I: Tensors>(model: &M, input: &I) -> Vec<Device> {
+    let devices = model.devices();
+    match devices.is_empty() {
+        true => input_device(input).into_iter().collect(),
+        false => devices,
+    }
+}
+
+/// Weights and inputs may be stored in half: the rules say what computes in it.
+fn halves(compute: Compute) -> Halves {
+    match compute.is_half() {
+        true => Halves::AsF32,
+        false => Halves::AsStored,
     }
 }
 

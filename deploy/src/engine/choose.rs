@@ -173,7 +173,24 @@ fn is_integer(layer: &LayerReport) -> bool {
 
 fn nothing() -> DeployError {
     DeployError::Load {
-        reason: "nothing that the configuration allows runs the model".into(),
+        reason: "nothing that the configuration allows runs the model: allow another backend, or \
+                 `Arithmetic::Fastest`"
+            .into(),
+    }
+}
+
+/// Of layers with codes, none of which rten computes in integers.
+fn no_kernel(layers: &[LayerReport]) -> DeployError {
+    let said = layers.iter().filter_map(|layer| {
+        let reason = layer.reason.as_ref()?;
+        Some(format!("`{}`: {reason}", layer.path))
+    });
+    DeployError::Load {
+        reason: format!(
+            "rten computes none of its layers in integers: allow another backend, or \
+             `Arithmetic::Fastest` ({})",
+            said.collect::<Vec<_>>().join("; ")
+        ),
     }
 }
 
@@ -438,8 +455,10 @@ fn candidates<O: Tensors>(
                 true => is_integer(layer),
                 false => matches!(layer.execution, Execution::Integer),
             };
-            if written.layers.iter().any(pays) {
-                all.push(load(written, "integers"));
+            match written.layers.iter().any(pays) {
+                true => all.push(load(written, "integers")),
+                false if !floats => all.push(Err(no_kernel(&written.layers))),
+                false => {}
             }
         }
         if floats && (!forced || all.is_empty() || config.arithmetic == Arithmetic::Fastest) {

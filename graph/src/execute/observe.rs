@@ -72,8 +72,6 @@ impl Observed<'_, '_> {
         tensor: TensorId,
         change: impl FnOnce(DispatchTensor) -> DispatchTensor,
     ) {
-        if let Some(value) = self.0.remove(tensor) {
-            self.0.insert(tensor, change(value));
-        }
+        self.0.replace(tensor, change);
     }
 }

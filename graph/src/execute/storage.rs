@@ -112,7 +112,7 @@ mod flex {
     use burn::backend::TensorMetadata;
     use burn::backend::ops::FloatTensorOps;
     use burn::backend::tensor::FloatTensor;
-    use burn::tensor::{Element, TensorData};
+    use burn::tensor::{DType, Element, FloatDType, TensorData};
     use half::{bf16, f16};
 
     use crate::conversions::{convert, from_bf16, from_f16, round_all, to_bf16, to_f16};
@@ -135,6 +135,9 @@ mod flex {
     }
 
     pub(super) fn round(mut x: FloatTensor<Flex>, bfloat: bool) -> FloatTensor<Flex> {
+        if x.dtype() != DType::F32 {
+            x = Flex::float_cast(x, FloatDType::F32);
+        }
         if x.is_unique() {
             // Number by number: wherever they lie.
             round_all(x.storage_mut::<f32>(), super::half(bfloat));

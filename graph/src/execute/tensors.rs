@@ -44,6 +44,8 @@ pub(crate) struct Alive<'a> {
     is_recomputed: bool,
     /// In which half dtype the backward pass finds its operand.
     stored_in: Option<FloatDType>,
+    /// It has several float operands.
+    has_several: bool,
     index: usize,
 }
 
@@ -100,6 +102,7 @@ impl<'a> Alive<'a> {
             shows_given: false,
             is_recomputed: false,
             stored_in: None,
+            has_several: false,
             index: 0,
         }
     }
@@ -123,7 +126,13 @@ impl<'a> Alive<'a> {
             && (node.is_light() && gives_half
                 || node.is_composed() && is_full && !gives_half
                 || shows_again);
-        self.stored_in = (!is_emulated && is_full && node.is_smooth()).then_some(self.half);
+        self.stored_in = (self.is_lean() && is_full && node.is_smooth()).then_some(self.half);
+        self.has_several = node
+            .operation()
+            .inputs()
+            .filter(|one| one.dtype.is_float())
+            .nth(1)
+            .is_some();
     }
 
     pub(crate) fn end(&mut self, index: usize) {
@@ -144,12 +153,20 @@ impl<'a> Alive<'a> {
         })
     }
 
-    pub(crate) fn remove(&mut self, id: TensorId) -> Option<DispatchTensor> {
-        self.values.remove(&id)
-    }
-
-    pub(crate) fn insert(&mut self, id: TensorId, value: DispatchTensor) {
-        self.values.insert(id, value);
+    /// Puts another value in the place of one: nothing that was known of it holds any more.
+    pub(crate) fn replace(
+        &mut self,
+        id: TensorId,
+        change: impl FnOnce(DispatchTensor) -> DispatchTensor,
+    ) {
+        let Some(value) = self.values.remove(&id) else {
+            return;
+        };
+        self.casts.retain(|(of, _), _| *of != id);
+        self.on_grid.remove(&id);
+        self.given.remove(&id);
+        self.again.remove(&id);
+        self.values.insert(id, change(value));
     }
 
     /// The float operand of a hook: also one that is stored quantized, as it is.
@@ -178,6 +195,12 @@ impl<'a> Alive<'a> {
     fn form(&self, id: TensorId, dtype: DType) -> Option<Form> {
         // Rounded where it is read: nothing else is kept then.
         let casts = is_castable(dtype) && !self.shows_given;
+        // What was stored in half beside what was computed, which is held in F32.
+        let meets = self.has_several && self.arithmetic != Arithmetic::Native;
+        let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
+        if casts && meets && is_half(dtype) && self.assignment.operands.is_none() {
+            return Some(Form::Is(FloatDType::F32));
+        }
         let to = self.assignment.operands.filter(|_| casts)?;
         let half = matches!(to, FloatDType::F16 | FloatDType::BF16);
         match self.arithmetic {
@@ -202,7 +225,9 @@ impl<'a> Alive<'a> {
             },
             (Form::Is(dtype), _) => cast(value, dtype),
             (Form::Widened(half), _) => through(value, half),
-            (Form::Rounded(half), _) => Dispatch::round(value, bfloat(half), false),
+            (Form::Rounded(half), _) => {
+                Dispatch::round(cast(value, FloatDType::F32), bfloat(half), false)
+            }
             (Form::RoundedAgain(half), _) => Dispatch::round(value, bfloat(half), true),
         }
     }
@@ -307,6 +332,11 @@ impl<'a> Alive<'a> {
     pub(super) fn is_f32(&self, tensor: &TensorIr) -> bool {
         let value = self.values.get(&tensor.id);
         value.is_some_and(|value| value.dtype() == DType::F32)
+    }
+
+    /// Whether the current operation gets its operands in half.
+    pub(super) fn reads_half(&self) -> bool {
+        self.assignment.operands == Some(self.half)
     }
 
     /// The dtype in which the current operation gives its float results, if it is half.

@@ -11,7 +11,7 @@ pub(crate) mod views;
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{BatchNormOpIr, ModuleOperationIr, OperationIr, TensorId};
-use burn::tensor::{FloatDType, TensorData};
+use burn::tensor::{DType, FloatDType, TensorData};
 
 use composite::Composites;
 pub use node::{Node, scalars};
@@ -46,6 +46,8 @@ pub struct Graph {
     pub(crate) hooked: HashMap<TensorId, usize>,
     /// The tensors that stand for what a cast makes.
     pub(crate) noted_casts: HashMap<TensorId, FloatDType>,
+    /// The dtypes of the parameters and inputs that are stored in half and recorded as F32.
+    pub(crate) stored: HashMap<TensorId, DType>,
 }
 
 /// What happens to tensors at one operation.
@@ -82,6 +84,7 @@ impl Graph {
             hooks: Vec::new(),
             hooked: HashMap::new(),
             noted_casts: HashMap::new(),
+            stored: HashMap::new(),
         }
     }
 

@@ -171,6 +171,8 @@ impl Layers {
                     &graph.operations[*reader]
                 && sum.lhs.id == out
                 && let Some(vector) = led(sum.rhs.id, 1)
+                // One number for each column, not one for all.
+                && vector.shape[0] == weight.shape[1]
                 && sum.out.shape == product.out.shape
                 && made.get(&vector.id).is_none_or(|made| *made < index)
             {

@@ -20,11 +20,12 @@ use crate::graph::rows;
 use crate::hooks::Noted;
 use crate::interpret::name;
 use crate::passes::{self, Hooked};
+use crate::rules::is_castable;
 use crate::tensors::Given;
 use crate::{Graph, GraphError, HookInfo, Parameter, Site, TensorMapper, Tensors, hooks};
 pub use device::model_device;
 pub(crate) use device::trains;
-use placeholders::{Mode, Placeholders, Switches};
+use placeholders::{Mode, Placeholders, Switches, recorded};
 use states::States;
 
 /// A recorded forward pass, with the shape of its result.
@@ -67,6 +68,17 @@ pub(crate) enum Seeks<'a> {
     Backward,
 }
 
+/// What a recording takes tensors for that are stored in half precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Halves {
+    /// Half: the forward pass has to be one that Burn runs, without two dtypes in one operation.
+    #[default]
+    AsStored,
+    /// F32, of parameters and inputs alike: which operation gets them in which dtype is for rules to say.
+    /// [`AsRecorded`](crate::AsRecorded) does not.
+    AsF32,
+}
+
 /// Records what `forward` does with `model` and `inputs`. Nothing is computed, and no weight is
 /// copied.
 ///
@@ -106,13 +118,28 @@ pub fn record<M: Module, I: Tensors, O: Tensors>(
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
 ) -> Result<Recording<O>, GraphError> {
-    record_with(model, inputs, forward, Seeks::Nothing(&[]))
+    record_halves(model, inputs, Halves::AsStored, forward)
+}
+
+/// [`record`], with a choice of what tensors in half precision are taken for.
+///
+/// # Errors
+///
+/// As [`record`].
+pub fn record_halves<M: Module, I: Tensors, O: Tensors>(
+    model: &M,
+    inputs: &I,
+    halves: Halves,
+    forward: impl FnOnce(&M, I) -> O,
+) -> Result<Recording<O>, GraphError> {
+    record_with(model, inputs, forward, halves, Seeks::Nothing(&[]))
 }
 
 pub(crate) fn record_with<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
+    halves: Halves,
     seeks: Seeks<'_>,
 ) -> Result<Recording<O>, GraphError> {
     let mut given = Given::default();
@@ -127,19 +154,20 @@ pub(crate) fn record_with<M: Module, I: Tensors, O: Tensors>(
         (true, _) => Mode::TrainWithGradients,
     };
     with_capture_device_like(&like, |device| {
-        record_on(device, given, model, inputs, forward, (mode, seeks))
+        let recorder = Recorder::new(device, mode, halves);
+        record_on(recorder, given, model, inputs, forward, seeks)
     })
 }
 
 fn record_on<M: Module, I: Tensors, O: Tensors>(
-    device: &Device,
+    mut recorder: Recorder<'_>,
     given: Given,
     model: &M,
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
-    (mode, seeks): (Mode, Seeks<'_>),
+    seeks: Seeks<'_>,
 ) -> Result<Recording<O>, GraphError> {
-    let mut recorder = Recorder::new(device, mode);
+    let (device, mode) = (recorder.device, recorder.mode);
     let carried = hooks::offered(model);
     let hooked = !carried.is_empty();
     let mut hooks: Vec<HookInfo> = carried.iter().map(info).collect();
@@ -223,7 +251,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
     for (_, position) in &noted.stand_ins {
         hooks[*position].is_called = true;
     }
-    let graph = passes::simplify(
+    let mut graph = passes::simplify(
         operations,
         constants,
         recorder.parameters,
@@ -231,6 +259,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
         outputs,
         Hooked { hooks, noted },
     );
+    graph.stored = recorder.stored;
     Ok(Recording {
         graph,
         form,
@@ -324,17 +353,21 @@ fn last(operations: &[OperationIr], parameters: &[Parameter]) -> String {
 struct Recorder<'a> {
     device: &'a Device,
     mode: Mode,
+    halves: Halves,
     parameters: Vec<Parameter>,
+    stored: HashMap<TensorId, DType>,
     leaves: HashMap<TensorId, DispatchTensor>,
     inputs: Vec<TensorId>,
 }
 
 impl<'a> Recorder<'a> {
-    fn new(device: &'a Device, mode: Mode) -> Self {
+    fn new(device: &'a Device, mode: Mode, halves: Halves) -> Self {
         Self {
             device,
             mode,
+            halves,
             parameters: Vec::new(),
+            stored: HashMap::new(),
             leaves: HashMap::new(),
             inputs: Vec::new(),
         }
@@ -350,21 +383,31 @@ impl<'a> Recorder<'a> {
         let before = has_buffers.then(|| model.clone());
         // First without values, so that the move copies only what no visitor sees: plain tensors
         // in modules, which become constants.
-        let mut empty = Placeholders::new(self.device, Mode::Evaluate, Switches::default());
+        let nothing = Switches::default();
+        let mut empty = Placeholders::new(self.device, Mode::Evaluate, Halves::AsStored, nothing);
         let model = map_with_path(model, &mut empty).to_device(self.device);
-        let mut placeholders = Placeholders::new(self.device, self.mode, switches);
+        let mut placeholders = Placeholders::new(self.device, self.mode, self.halves, switches);
         let model = map_with_path(model, &mut placeholders);
         self.parameters = placeholders.found;
         self.leaves = placeholders.leaves;
+        self.stored = placeholders.stored;
         let trains = self.mode != Mode::Evaluate;
         let states = before.and_then(|before| States::of(before, &self.parameters, trains));
         (model, states)
     }
 
     fn input(&mut self, tensor: &DispatchTensor) -> DispatchTensor {
-        let stand_in = placeholder(tensor.shape(), tensor.dtype(), self.device);
-        self.inputs
-            .push(id(&stand_in).expect("the placeholder is on the capture device"));
+        let dtype = tensor.dtype();
+        let dtype = match is_castable(dtype) {
+            true => recorded(dtype, self.halves),
+            false => dtype,
+        };
+        let stand_in = placeholder(tensor.shape(), dtype, self.device);
+        let id = id(&stand_in).expect("the placeholder is on the capture device");
+        if dtype != tensor.dtype() {
+            self.stored.insert(id, tensor.dtype());
+        }
+        self.inputs.push(id);
         stand_in
     }
 

@@ -11,6 +11,8 @@ use burn_lean_reparam::{PathMapper, PathVisitor, Trail, visit_with_path};
 use super::places::Places;
 use crate::capture::{as_autodiff, as_leaf, id, placeholder};
 use crate::graph::ParamPlace;
+use crate::record::Halves;
+use crate::rules::is_castable;
 use crate::{Parameter, hooks};
 
 /// How parameters take part in the recording.
@@ -22,6 +24,15 @@ pub(crate) enum Mode {
     Train,
     /// Training, of which autodiff is to know: what has a gradient in the model is a leaf.
     TrainWithGradients,
+}
+
+/// The dtype that a recording gives a tensor.
+pub(crate) fn recorded(dtype: DType, halves: Halves) -> DType {
+    match (dtype, halves) {
+        // The capture device holds no quantized tensors: an execution dequantizes them.
+        (DType::QFloat(_), _) | (DType::F16 | DType::BF16, Halves::AsF32) => DType::F32,
+        (dtype, _) => dtype,
+    }
 }
 
 /// How the user's model is set, which [`valid`](Module::valid) changes.
@@ -79,9 +90,12 @@ impl PathVisitor for Switches {
 pub(crate) struct Placeholders<'a> {
     capture: &'a Device,
     mode: Mode,
+    halves: Halves,
     switches: Switches,
     places: Places,
     pub(crate) found: Vec<Parameter>,
+    /// The dtypes of what is stored in half and recorded as F32.
+    pub(crate) stored: HashMap<TensorId, DType>,
     /// Those whose gradients autodiff is to know.
     pub(crate) leaves: HashMap<TensorId, DispatchTensor>,
 }
@@ -98,13 +112,15 @@ struct StandIn {
 }
 
 impl<'a> Placeholders<'a> {
-    pub(crate) fn new(capture: &'a Device, mode: Mode, switches: Switches) -> Self {
+    pub(crate) fn new(capture: &'a Device, mode: Mode, halves: Halves, switches: Switches) -> Self {
         Self {
             capture,
             mode,
+            halves,
             switches,
             places: Places::default(),
             found: Vec::new(),
+            stored: HashMap::new(),
             leaves: HashMap::new(),
         }
     }
@@ -137,12 +153,11 @@ impl<'a> Placeholders<'a> {
 impl PathMapper for Placeholders<'_> {
     fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, value, mapper) = param.consume();
-        let dtype = match value.dtype() {
-            // The capture device holds no quantized tensors: an execution dequantizes them.
-            DType::QFloat(_) => DType::F32,
-            dtype => dtype,
-        };
+        let dtype = recorded(value.dtype(), self.halves);
         let stand_in = self.stand_in(at, id, value.shape(), dtype);
+        if is_castable(value.dtype()) && value.dtype() != dtype {
+            self.stored.insert(stand_in.id, value.dtype());
+        }
         let tensor = match self.mode {
             Mode::Evaluate => stand_in.tensor,
             // Buffers take part without gradients.

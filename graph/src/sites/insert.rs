@@ -33,18 +33,21 @@ pub(crate) fn insert(graph: &mut Graph) {
         }
     }
     let mut insertion = Insertion::new(graph);
-    let mut of_operands = Vec::new();
+    let (mut of_operands, mut of_results) = (Vec::new(), Vec::new());
     for (hook, uses) in at.into_iter().enumerate() {
         let (results, operands): (Vec<_>, Vec<_>) =
             uses.into_iter().partition(|one| one.place == Place::Result);
         match results.is_empty() {
             true => of_operands.push((hook, operands)),
-            false => results
-                .iter()
-                .for_each(|one| insertion.after_result(hook, one.node)),
+            false => of_results.push((hook, results)),
         }
     }
     // Of several at a site, the one that is offered last acts first.
+    for (hook, results) in of_results.into_iter().rev() {
+        results
+            .iter()
+            .for_each(|one| insertion.after_result(hook, one.node));
+    }
     for (hook, mut operands) in of_operands.into_iter().rev() {
         let takes_zeros = insertion.graph.hooks[hook].takes_zeros;
         operands.retain(|one| takes_zeros || !one.is_zero);
@@ -57,6 +60,8 @@ struct Insertion<'a> {
     graph: &'a mut Graph,
     /// For each tensor, the operation that makes it.
     makers: HashMap<TensorId, usize>,
+    /// What hooks have made of the result of an operation so far.
+    made: HashMap<usize, TensorIr>,
     before: Vec<Vec<OperationIr>>,
     after: Vec<Vec<OperationIr>>,
     next: u64,
@@ -73,6 +78,7 @@ impl<'a> Insertion<'a> {
         Self {
             graph,
             makers,
+            made: HashMap::new(),
             before: vec![Vec::new(); count],
             after: vec![Vec::new(); count],
             next,
@@ -108,10 +114,13 @@ impl<'a> Insertion<'a> {
 
     /// All that read the result of an operation read what the hook makes of it.
     fn after_result(&mut self, hook: usize, index: usize) {
-        let Some(result) = self.graph.operations[index].outputs().next().cloned() else {
+        let made = self.made.get(&index);
+        let first = || self.graph.operations[index].outputs().next();
+        let Some(result) = made.or_else(first).cloned() else {
             return;
         };
         let (operation, output) = self.node(hook, &result);
+        self.made.insert(index, output.clone());
         self.after[index].push(operation);
         for reader in &mut self.graph.operations[index + 1..] {
             let count = reader

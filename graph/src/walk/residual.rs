@@ -3,7 +3,7 @@
 use burn::backend::ir::{ModuleOperationIr, NumericOperationIr, OperationIr, ScalarIr, TensorId};
 
 use super::Walk;
-use super::product::Product;
+use super::product::{Kind, Product};
 use crate::{Node, Tensors};
 
 /// The other summand of a product's outputs, as in `s + f(x)`.
@@ -34,6 +34,10 @@ impl<O: Tensors> Walk<O> {
     ///
     /// A layer that is fitted there can make up for what was changed in the other summand.
     pub fn residual(&self, product: &Product, first: usize) -> Option<Residual> {
+        // A weight on the left has its outputs on another axis.
+        if !matches!(product.kind, Kind::Last | Kind::Patches(_)) {
+            return None;
+        }
         let script = &self.scripts[0];
         let graph = &script.graph;
         let mut node = graph.node(product.node);

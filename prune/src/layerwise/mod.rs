@@ -245,10 +245,13 @@ impl Pruner {
         };
         let counts: HashMap<String, usize> = match self.shares {
             Shares::Magnitude => shares::counts(&magnitude, layout),
-            Shares::Uniform => {
+            Shares::Uniform | Shares::Lamp => {
                 let walk = record(&dense, &everything[..1])?;
                 let fitted = stops::fitted(&walk, &selection, &folded);
-                shares::uniform(&magnitude, layout, &fitted)
+                match self.shares {
+                    Shares::Uniform => shares::uniform(&magnitude, layout, &fitted),
+                    _ => shares::lamp(&weights, &magnitude, layout, &fitted),
+                }
             }
             Shares::Losses => {
                 let walk = record(&dense, &everything)?;

@@ -18,6 +18,10 @@ pub enum Shares {
     Magnitude,
     /// The same fraction in each.
     Uniform,
+    /// As many as layer-adaptive magnitude leaves in each (LAMP, Lee et al., ICLR 2021): a weight's
+    /// square, as a fraction of the squares of all weights of its layer that are not smaller, is compared
+    /// over all layers. No layer is emptied.
+    Lamp,
     /// As what removals cost says: the errors of all layers' outputs by optimal brain surgeon on the
     /// dense network's inputs, each relative to what the outputs vary by.
     Losses,
@@ -51,6 +55,38 @@ pub(crate) fn uniform(
         let shared = (end as u128 * keep as u128 / weights as u128) as usize;
         counts.insert(layer.path.clone(), shared - before);
         before = shared;
+    }
+    counts
+}
+
+/// By layer-adaptive magnitude, as many in all as magnitude leaves the fitted layers together.
+pub(crate) fn lamp(
+    weights: &[f32],
+    kept: &[bool],
+    layout: &Layout,
+    fitted: &HashSet<usize>,
+) -> HashMap<String, usize> {
+    let mut counts = counts(kept, layout);
+    let layers = layout.layers().iter().enumerate();
+    let layers: Vec<_> = layers.filter(|(at, _)| fitted.contains(at)).collect();
+    let keep: usize = layers.iter().map(|(_, layer)| counts[&layer.path]).sum();
+    let mut scores = Vec::new();
+    for (at, layer) in layers {
+        let own = weights[layer.range()].iter();
+        let mut squares: Vec<f64> = own.map(|w| f64::from(*w).powi(2)).collect();
+        squares.sort_unstable_by(|a, b| b.total_cmp(a));
+        let mut sum = 0.0;
+        scores.extend(squares.into_iter().map(|square| {
+            sum += square;
+            (if sum > 0.0 { square / sum } else { 0.0 }, at)
+        }));
+        counts.insert(layer.path.clone(), 0);
+    }
+    // Stable: of a layer, the larger weights come first.
+    scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    for (_, at) in &scores[..keep] {
+        let path = &layout.layers()[*at].path;
+        *counts.get_mut(path).expect("it is a layer") += 1;
     }
     counts
 }

@@ -1,0 +1,155 @@
+//! What half precision cannot count or address: sums over places that come often, positions in images.
+
+use burn::module::{Initializer, Module};
+use burn::nn::conv::{DeformConv2d, DeformConv2dConfig};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, FloatDType, IndexingUpdateOp, Int, Tensor};
+use burn_lean::amp::audit::Finding;
+use burn_lean::amp::{Autocast, Fallback, audit};
+
+use crate::support::{each_device, values};
+
+const TIMES: usize = 4096;
+
+fn emulating(dtype: FloatDType) -> Autocast {
+    Autocast::new(dtype).with_fallback(Fallback::Emulate)
+}
+
+/// Two layers that give what they take.
+#[derive(Module, Debug)]
+struct Pair {
+    first: Linear,
+    second: Linear,
+}
+
+impl Pair {
+    fn new(device: &Device) -> Self {
+        let one = || {
+            let config = LinearConfig::new(1, 1).with_bias(false);
+            config.with_initializer(Initializer::Ones).init(device)
+        };
+        Self {
+            first: one(),
+            second: one(),
+        }
+    }
+}
+
+#[test]
+fn the_gradients_of_an_activation_that_is_read_often_are_summed_in_f32() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = Pair::new(&device);
+        let indices = Tensor::<1, Int>::zeros([TIMES], &device);
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            for gathers in [false, true] {
+                let x = Tensor::<2>::ones([1, 1], &device);
+                let input = (x, indices.clone());
+                let loss = emulating(dtype).run(&model, input, |model, (x, indices)| {
+                    let nodes = model.first.forward(x);
+                    let edges = match gathers {
+                        true => nodes.gather(0, indices.unsqueeze_dim(1)),
+                        false => nodes.select(0, indices),
+                    };
+                    model.second.forward(edges).sum()
+                });
+                let grads = loss.unwrap().backward();
+                let gradient = model.first.weight.grad(&grads).unwrap();
+                assert_eq!(values(gradient), [4096.0], "{dtype:?} on {}", target.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_comes_to_one_place_is_summed_in_f32() {
+    each_device(|target| {
+        let model = Pair::new(&target.device);
+        let indices = Tensor::<1, Int>::zeros([TIMES], &target.device);
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            for scatters in [false, true] {
+                let x = Tensor::<2>::ones([TIMES, 1], &target.device);
+                let input = (x, indices.clone());
+                let sums = emulating(dtype).run(&model, input, |model, (x, indices)| {
+                    let edges = model.first.forward(x);
+                    let nodes = edges.clone().slice([0..1]);
+                    let nodes = match scatters {
+                        true => {
+                            let indices = indices.unsqueeze_dim(1);
+                            nodes.scatter(0, indices, edges, IndexingUpdateOp::Add)
+                        }
+                        false => nodes.select_assign(0, indices, edges, IndexingUpdateOp::Add),
+                    };
+                    model.second.forward(nodes)
+                });
+                // 4,097, rounded to half for the second product.
+                assert_eq!(
+                    values(sums.unwrap()),
+                    [4096.0],
+                    "{dtype:?} on {}",
+                    target.name
+                );
+            }
+        }
+    });
+}
+
+/// Reads an image between its pixels.
+fn between(device: &Device) -> DeformConv2d {
+    let config = DeformConv2dConfig::new([1, 1], [1, 1]).with_bias(false);
+    config.with_initializer(Initializer::Ones).init(device)
+}
+
+/// A wide image of zeros and ones in turn, and half a pixel to the right.
+fn wide(device: &Device) -> (Tensor<4>, Tensor<4>) {
+    let columns = Tensor::<1, Int>::arange(0..TIMES as i64, device);
+    let image = columns.remainder_scalar(2).float();
+    let shape = [1, 1, 1, TIMES];
+    let right = Tensor::full(shape, 0.5, device);
+    let offset = Tensor::cat(vec![Tensor::zeros(shape, device), right], 1);
+    (image.reshape(shape), offset)
+}
+
+#[test]
+fn a_deformable_convolution_finds_its_places_in_a_wide_image() {
+    each_device(|target| {
+        let layer = between(&target.device);
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let input = wide(&target.device);
+            let y = emulating(dtype).run(&layer, input, |layer, (image, offset)| {
+                layer.forward(image, offset, None)
+            });
+            // The last one lies half outside.
+            assert_eq!(
+                values(y.unwrap()),
+                [0.5; TIMES],
+                "{dtype:?} on {}",
+                target.name
+            );
+        }
+    });
+}
+
+#[test]
+fn the_audit_of_a_region_names_a_deformable_convolution() {
+    let device = Device::flex();
+    let config = burn_lean::amp::AutocastConfig::new(FloatDType::F16);
+    let (layer, autocast) = config.prepare(between(&device)).unwrap();
+    let found = audit(
+        &layer,
+        &autocast,
+        wide(&device),
+        |layer, autocast, (image, offset)| {
+            autocast.forward((image, offset), |(image, offset)| {
+                layer.forward(image, offset, None)
+            })
+        },
+    );
+    let findings: Vec<Finding> = found
+        .unwrap()
+        .operations
+        .iter()
+        .flat_map(|operation| operation.findings.clone())
+        .collect();
+    assert_eq!(findings, [Finding::LosesPrecision]);
+}
