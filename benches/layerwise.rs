@@ -47,7 +47,7 @@ struct Cli {
     /// Seeds of the training images.
     #[arg(long, value_delimiter = ',', default_value = "0")]
     seed: Vec<u64>,
-    /// Only some rows, by number from 0: 1,11 for magnitude and what is the default.
+    /// Only some rows, by number from 0: 1,12 for magnitude and what is the default.
     #[arg(long, value_delimiter = ',')]
     only: Vec<usize>,
     /// Also the pruner's own candidates.
@@ -87,7 +87,7 @@ enum Arch {
 /// Support, fitted values, new statistics, shares.
 type Parts = (SupportMethod, bool, bool, Shares);
 
-const PARTS: [Parts; 12] = {
+const PARTS: [Parts; 13] = {
     use SupportMethod::{BestSubset, Magnitude, Obs, SparseGpt, Wanda};
     [
         (Magnitude, false, false, Shares::Magnitude),
@@ -102,6 +102,7 @@ const PARTS: [Parts; 12] = {
         (BestSubset, true, true, Shares::Losses),
         (BestSubset, true, true, Shares::Lamp),
         (BestSubset, true, true, Shares::Magnitude),
+        (BestSubset, true, true, Shares::Auto),
     ]
 };
 

@@ -366,6 +366,7 @@ fn every_share_and_support_keeps_the_budget() {
     let device = Device::flex();
     let model = Mlp::new(&device);
     for shares in [
+        Shares::Auto,
         Shares::Magnitude,
         Shares::Uniform,
         Shares::Lamp,

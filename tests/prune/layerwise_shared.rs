@@ -32,6 +32,7 @@ fn a_layer_of_which_another_copy_comes_first_is_pruned_as_alone() {
     let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
     let inputs = features(2, 50, 6, &device);
     for shares in [
+        Shares::Auto,
         Shares::Magnitude,
         Shares::Uniform,
         Shares::Lamp,
@@ -218,6 +219,7 @@ fn layer_adaptive_magnitude_compares_squares_with_those_of_the_larger_weights() 
     assert_eq!(counts(Shares::Lamp, 1.0 / 3.0), [2, 2]);
     assert_eq!(counts(Shares::Lamp, 2.0 / 3.0), [1, 1]);
     assert_eq!(counts(Shares::Magnitude, 1.0 / 3.0), [3, 1]);
-    // Nothing comes through.
+    // Nothing comes through, and the outputs say so.
     assert_eq!(counts(Shares::Magnitude, 2.0 / 3.0), [2, 0]);
+    assert_eq!(counts(Shares::Auto, 2.0 / 3.0), [1, 1]);
 }

@@ -8,7 +8,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, Linea
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, Effort, Pruner,
+    Budget, Effort, Pruner, Shares,
     layerwise::{Candidate, LayerwisePruned},
 };
 
@@ -63,6 +63,7 @@ fn tuning_brings_the_outputs_nearer_and_keeps_the_zeros() {
     each_device(|target| {
         let mut pruner = Pruner::new(Budget::Sparsity(0.7));
         pruner.tuning = Some(12);
+        pruner.shares = Shares::Magnitude;
         let pruned = pruned(&pruner, &target.device);
         let report = &pruned.report;
         let of = |candidate| {

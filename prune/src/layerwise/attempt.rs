@@ -16,7 +16,7 @@ use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};
 use crate::{
-    PruneError, Pruner, Selection, SparsityPattern,
+    PruneError, Pruner, Selection, Shares, SparsityPattern,
     layerwise::{Candidate, LayerwiseLayer, Refitted},
 };
 
@@ -311,7 +311,9 @@ impl Setting<'_> {
                 let path = &self.selection.layout().layers()[site.layer].path;
                 let count = match self.counts.get(path) {
                     Some(count) if product.groups == 1 => *count,
-                    Some(count) if self.pruner.shares != crate::Shares::Magnitude => {
+                    Some(count)
+                        if !matches!(self.pruner.shares, Shares::Auto | Shares::Magnitude) =>
+                    {
                         count * (group + 1) / product.groups - count * group / product.groups
                     }
                     _ => whole,

@@ -48,7 +48,8 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 /// pruned already, give: the support by best-subset search on XᵀX, its values by least squares. Biases
 /// follow, and the running statistics of BatchNorm are measured anew on the way. The last layer before a
 /// residual sum also makes up for what pruning changed in the other summand, where a BatchNorm is between
-/// them. How many weights a layer keeps is what magnitude over the whole network would leave it.
+/// them. How many weights a layer keeps is what magnitude over the whole network would leave it, or
+/// [layer-adaptive magnitude](Shares::Lamp) where that changes the outputs less.
 ///
 /// At the end, where the [`Effort`] affords it, the values of all layers are tuned together towards the
 /// dense network's outputs. Magnitude is a candidate, too. Held-out examples judge: who diverges least
@@ -86,8 +87,7 @@ pub struct Pruner {
     /// Whether running statistics of BatchNorm are measured anew; not of one that was folded into the layer
     /// before it. Default: yes.
     pub recalibrate: bool,
-    /// How many weights each layer keeps. Default: as magnitude says; the only way for a budget of each
-    /// layer.
+    /// How many weights each layer keeps. Default: [`Shares::Auto`].
     pub shares: Shares,
     /// Whether magnitude is a candidate beside what is configured, with [`Effort::Thorough`] also with
     /// fitted values. Default: yes.
@@ -126,7 +126,7 @@ impl Pruner {
             support: SupportMethod::BestSubset,
             refit: true,
             recalibrate: true,
-            shares: Shares::Magnitude,
+            shares: Shares::Auto,
             candidates: true,
             effort: Effort::Standard,
             tuning: None,
@@ -243,12 +243,18 @@ impl Pruner {
             batches: fitted,
             rows: self.rows,
         };
-        let counts: HashMap<String, usize> = match self.shares {
+        let is_global =
+            first == Candidate::Configured && shares::is_global(&self.pattern, &self.budget);
+        let mut shares = match self.shares {
+            Shares::Auto if !is_global => Shares::Magnitude,
+            shares => shares,
+        };
+        let mut counts: HashMap<String, usize> = match shares {
             Shares::Magnitude => shares::counts(&magnitude, layout),
-            Shares::Uniform | Shares::Lamp => {
+            Shares::Auto | Shares::Uniform | Shares::Lamp => {
                 let walk = record(&dense, &everything[..1])?;
                 let fitted = stops::fitted(&walk, &selection, &folded);
-                match self.shares {
+                match shares {
                     Shares::Uniform => shares::uniform(&magnitude, layout, &fitted),
                     _ => shares::lamp(&weights, &magnitude, layout, &fitted),
                 }
@@ -258,6 +264,46 @@ impl Pruner {
                 losses::shares(self, walk, &selection, &magnitude, sampling, &folded)?
             }
         };
+        // The first batch, and those that judge.
+        let few: Vec<usize> = match held_out {
+            0 => everything.clone(),
+            _ => [0].into_iter().chain(fitted..batches.len()).collect(),
+        };
+        let judges_few = match held_out {
+            0 => judges.clone(),
+            _ => 1..few.len(),
+        };
+        let first_batch = Sampling {
+            batches: 1,
+            ..sampling
+        };
+        if shares == Shares::Auto {
+            let adaptive = shares::largest(&weights, &counts, layout);
+            let seen = |kept: &[bool], outputs: Option<&[Tensor<2>]>| {
+                let setting = Setting {
+                    pruner: self,
+                    selection: &selection,
+                    magnitude: kept,
+                    counts: &counts,
+                    sampling: first_batch,
+                    folded: &folded,
+                    judges: judges_few.clone(),
+                };
+                let walk = record(&dense, &few)?;
+                setting.attempt(dense.valid(), walk, Candidate::Magnitude, outputs)
+            };
+            shares = Shares::Magnitude;
+            // What is wrong with the inputs, the walk through all of them says of its layer or batch.
+            if adaptive != magnitude
+                && let Ok(whole) = seen(&magnitude, None)
+                && let Ok(by_layer) = seen(&adaptive, Some(&whole.dense))
+                && by_layer.divergences.are_below(&whole.divergences)
+            {
+                shares = Shares::Lamp;
+                magnitude = adaptive;
+            }
+            counts = shares::counts(&magnitude, layout);
+        }
         let setting = Setting {
             pruner: self,
             selection: &selection,
@@ -287,13 +333,9 @@ impl Pruner {
             let begun = Instant::now();
             // A few examples say enough of one that is far behind.
             if candidate == Candidate::Magnitude && fitted > 1 && held_out > 0 {
-                let few: Vec<usize> = [0].into_iter().chain(fitted..batches.len()).collect();
                 let screen = Setting {
-                    sampling: Sampling {
-                        batches: 1,
-                        ..sampling
-                    },
-                    judges: 1..few.len(),
+                    sampling: first_batch,
+                    judges: judges_few.clone(),
                     ..setting.clone()
                 };
                 let outputs: Vec<Tensor<2>> = few.iter().map(|at| outputs[*at].clone()).collect();
@@ -345,6 +387,7 @@ impl Pruner {
             }
         }
         let report = LayerwiseReport {
+            shares,
             chosen: tried.chosen(),
             can_tell: tried.can_tell(),
             candidates: tried.judged,

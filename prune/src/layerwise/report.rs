@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Masks, Selection,
-    layerwise::{Candidate, JudgedCandidate},
+    layerwise::{Candidate, JudgedCandidate, Shares},
 };
 
 /// A model that was pruned layer by layer.
@@ -25,6 +25,8 @@ pub struct LayerwisePruned<M> {
 /// What was done, layer by layer, and how the candidates compare.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerwiseReport {
+    /// What the number of weights that each layer keeps comes from: never [`Shares::Auto`].
+    pub shares: Shares,
     /// The candidate that was taken.
     pub chosen: Candidate,
     /// All of them as they were judged, in the order in which they were tried.
@@ -71,8 +73,8 @@ impl fmt::Display for LayerwiseReport {
         };
         write!(
             f,
-            "  fitted to {} examples, judged on {} others{noise}; {:.1} s",
-            self.calibration_examples, self.held_out_examples, self.seconds
+            "  shares by {:?}, fitted to {} examples, judged on {} others{noise}; {:.1} s",
+            self.shares, self.calibration_examples, self.held_out_examples, self.seconds
         )
     }
 }

@@ -3,17 +3,22 @@
 use std::collections::{HashMap, HashSet};
 
 use burn_lean_layerwise::Keep;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::model::checks;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
 /// How a budget over all layers is shared. What cannot be fitted (a weight that several operations read,
 /// an embedding) keeps what magnitude leaves it, and has no part in the other ways.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Shares {
+    /// [`Magnitude`](Self::Magnitude) or [`Lamp`](Self::Lamp): the one by which the network diverges less
+    /// from the dense one where each layer keeps its largest weights as they are, with new statistics of
+    /// BatchNorm from the first batch, by the examples that judge. Magnitude where each layer's number is
+    /// given.
+    Auto,
     /// As many as pruning by magnitude over all layers together leaves in each.
     Magnitude,
     /// The same fraction in each.
@@ -91,12 +96,35 @@ pub(crate) fn lamp(
     counts
 }
 
+/// The largest weights of each layer, as many as it is to keep.
+pub(crate) fn largest(
+    weights: &[f32],
+    counts: &HashMap<String, usize>,
+    layout: &Layout,
+) -> Vec<bool> {
+    let mut kept = vec![false; weights.len()];
+    for layer in layout.layers() {
+        let mut order: Vec<usize> = layer.range().collect();
+        order.sort_by(|a, b| weights[*b].abs().total_cmp(&weights[*a].abs()));
+        for at in &order[..counts[&layer.path]] {
+            kept[*at] = true;
+        }
+    }
+    kept
+}
+
 /// What one layer's solver is told.
 pub(crate) fn keep(pattern: &SparsityPattern, count: usize) -> Keep {
     match pattern {
         SparsityPattern::NM { n, m } => Keep::NOfM { n: *n, m: *m },
         _ => Keep::Weights(count),
     }
+}
+
+/// Whether a budget is shared between the layers at all.
+pub(crate) fn is_global(pattern: &SparsityPattern, budget: &Budget) -> bool {
+    let each = matches!(budget, Budget::PerLayer(_) | Budget::PerLayerTargets(_));
+    !each && !matches!(pattern, SparsityPattern::NM { .. })
 }
 
 /// Refuses what has no meaning layer by layer.
@@ -106,8 +134,9 @@ pub(crate) fn check(
     shares: Shares,
 ) -> Result<(), PruneError> {
     let each = matches!(budget, Budget::PerLayer(_) | Budget::PerLayerTargets(_));
-    let expected = "`Magnitude` with a budget that says how many weights each layer keeps";
-    let fits = shares == Shares::Magnitude || !each;
+    let expected =
+        "`Auto` or `Magnitude` with a budget that says how many weights each layer keeps";
+    let fits = matches!(shares, Shares::Auto | Shares::Magnitude) || !each;
     checks::accept(fits, "shares", format!("{shares:?}"), expected)?;
     let what = match (pattern, budget) {
         (SparsityPattern::Groups(_), _) => format!("the pattern {pattern}"),
