@@ -45,9 +45,7 @@ use burn_lean::prune::{
 use clap::Parser;
 use network::loss;
 use options::{Cli, MethodName};
-use support::{
-    Axes, Batch, Cell, Curve, ImageSet, MlpNet, Network, PeakMemory, ResNet20, Table, Values,
-};
+use support::{Batch, Cell, ImageSet, MlpNet, Network, PeakMemory, ResNet20, Table};
 
 /// Added to the seed of the loader for fresh samples.
 const FRESH: u64 = 1 << 32;
@@ -97,7 +95,6 @@ struct Run<'a, M> {
     model: M,
     selection: Selection,
     table: Table,
-    curves: Vec<Curve>,
 }
 
 impl<'a, M: Network> Run<'a, M> {
@@ -171,7 +168,6 @@ impl<'a, M: Network> Run<'a, M> {
             model,
             selection,
             table,
-            curves: Vec::new(),
         })
     }
 
@@ -183,7 +179,7 @@ impl<'a, M: Network> Run<'a, M> {
         // What is finished is kept, whatever went wrong after it.
         let published = match self.table.is_empty() {
             true => Ok(()),
-            false => self.publish(),
+            false => self.table.publish(self.cli.json.as_deref()),
         };
         pruned?;
         published?;
@@ -213,33 +209,6 @@ impl<'a, M: Network> Run<'a, M> {
         match staged.is_empty() {
             true => Ok(()),
             false => self.multi_stage(),
-        }
-    }
-
-    fn publish(&self) -> Result<(), String> {
-        self.table.publish(self.cli.json.as_deref())?;
-        let Some(path) = &self.cli.plot else {
-            return Ok(());
-        };
-        let title = format!("{}: accuracy over sparsity", self.images.name);
-        let axes = Axes {
-            step: "sparsity [%]",
-            steps: &[],
-            value: "accuracy [%]",
-            values: Values::Percent,
-        };
-        support::write_svg_over(path, &title, axes, &self.curves)
-    }
-
-    /// A point of the curve of that name.
-    fn plot(&mut self, name: &str, sparsity: f64, accuracy: f64) {
-        let point = ((100.0 * sparsity).round() as usize, accuracy);
-        match self.curves.iter_mut().find(|curve| curve.name == name) {
-            Some(curve) => curve.points.push(point),
-            None => self.curves.push(Curve {
-                name: name.into(),
-                points: vec![point],
-            }),
         }
     }
 
@@ -281,7 +250,6 @@ impl<'a, M: Network> Run<'a, M> {
                     false => model,
                 };
                 let accuracy = self.accuracy(&model);
-                self.plot(&name.to_string(), sparsity, accuracy);
                 self.table.push([
                     name.to_string().into(),
                     Cell::Integer(1),
@@ -316,17 +284,12 @@ impl<'a, M: Network> Run<'a, M> {
         let report = fisher.report;
         println!("{}", options::gradients(&report));
         let layout = self.selection.layout().clone();
-        let a = match self.cli.first_order.unwrap_or(false) {
-            true => 1.0 / self.cli.batch_size() as f64,
-            false => 0.0,
-        };
         let problem = Problem::new(
             fisher.gradients,
             self.selection.flatten(&self.model)?,
             layout,
-        )?
-        .with_first_order(a)?;
-        let fresh = self.fresh_problem(a)?;
+        )?;
+        let fresh = self.fresh_problem()?;
         for (name, method) in self.with_choices(methods)? {
             for sparsity in self.cli.sparsities() {
                 memory.forget_peak();
@@ -360,7 +323,6 @@ impl<'a, M: Network> Run<'a, M> {
                     .unflatten(self.model.clone(), solution.weights)?;
                 let (model, held_out_loss) = self.with_statistics(model, &held_out)?;
                 let accuracy = self.accuracy(&model);
-                self.plot(&name.to_string(), sparsity, accuracy);
                 self.table.push([
                     name.to_string().into(),
                     Cell::Integer(1),
@@ -401,7 +363,7 @@ impl<'a, M: Network> Run<'a, M> {
     }
 
     /// The same problem over another draw of samples.
-    fn fresh_problem(&self, a: f64) -> Result<Option<Problem>, Box<dyn Error>> {
+    fn fresh_problem(&self) -> Result<Option<Problem>, Box<dyn Error>> {
         if !self.cli.fresh {
             return Ok(None);
         }
@@ -412,8 +374,7 @@ impl<'a, M: Network> Run<'a, M> {
             .collect(&self.model, &self.selection, loss::<M>, images)?;
         let layout = self.selection.layout().clone();
         let weights = self.selection.flatten(&self.model)?;
-        let problem = Problem::new(fisher.gradients, weights, layout)?;
-        Ok(Some(problem.with_first_order(a)?))
+        Ok(Some(Problem::new(fisher.gradients, weights, layout)?))
     }
 
     /// CHITA++ to each sparsity, or once to the highest with a row for every stage.
@@ -483,9 +444,6 @@ impl<'a, M: Network> Run<'a, M> {
             }
             let measured = measured.get(&stage.stage);
             let peak = measured.and_then(|(_, peak)| *peak);
-            if let Some((accuracy, _)) = measured {
-                self.plot("chita++", stage.target, *accuracy);
-            }
             self.table.push([
                 "chita++".into(),
                 Cell::Integer(stage.stage as u64 + 1),
@@ -514,8 +472,6 @@ impl<'a, M: Network> Run<'a, M> {
         Ok(PrunerConfig::new(solver, self.cli.fisher())
             .with_stages(self.cli.stages)
             .with_schedule(self.cli.schedule())
-            .with_first_order(self.cli.first_order)
-            .with_zeros_return(self.cli.zeros_return)
             .with_ridge(self.cli.ridge())
             .with_held_out(self.cli.held_out)
             .with_running_statistics(self.cli.running_statistics())

@@ -8,9 +8,7 @@ use burn::module::ParamGroup;
 use burn::tensor::FloatDType;
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, FisherConfig, PruneError, RidgeChoice, RunningStatistics,
-    Schedule, Selection, SketchConfig, SparsityPattern,
-    fisher::{FisherReport, GradientMethod},
-    run::StageReport,
+    Schedule, Selection, SketchConfig, SparsityPattern, fisher::FisherReport, run::StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -36,7 +34,7 @@ pub(crate) struct Cli {
     /// Compare ways to put what CHITA keeps on a grid of so many bits, instead of methods; a sparsity
     /// of 0 prunes nothing.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u8).range(2..=8),
-          conflicts_with_all = ["methods", "plot", "fine_tune"])]
+          conflicts_with_all = ["methods", "fine_tune"])]
     pub(crate) bits: Vec<u8>,
     /// Stages of chita++.
     #[arg(long, default_value_t = STAGES, value_parser = support::at_least_one)]
@@ -55,9 +53,6 @@ pub(crate) struct Cli {
     /// `downsample`.
     #[arg(long, value_name = "TEXT")]
     exclude: Option<String>,
-    /// Gradients by one backward pass per Fisher sample, for comparison.
-    #[arg(long)]
-    plain_gradients: bool,
     /// What solves the stages of chita++.
     #[arg(long, value_enum, default_value_t = MethodName::Chita)]
     pub(crate) stage_method: MethodName,
@@ -73,12 +68,6 @@ pub(crate) struct Cli {
     /// Also the objective of what methods with one stage find over as many fresh samples.
     #[arg(long)]
     pub(crate) fresh: bool,
-    /// Let weights that a stage has pruned come back in a later one.
-    #[arg(long)]
-    pub(crate) zeros_return: bool,
-    /// Whether the problem has the gradient of the loss [default: with more than one stage].
-    #[arg(long)]
-    pub(crate) first_order: Option<bool>,
     /// Fisher samples n [default: 1000; 500 for the embedded digits].
     #[arg(long, value_parser = support::at_least_one)]
     samples: Option<usize>,
@@ -160,9 +149,6 @@ pub(crate) struct Cli {
     /// Also write the table to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw accuracy over sparsity.
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
     /// Keep the stages of chita++ in this folder, and go on from there.
     #[arg(long, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
@@ -297,10 +283,6 @@ impl Cli {
 
     /// How gradients are collected.
     pub(crate) fn fisher(&self) -> FisherConfig {
-        let method = match self.plain_gradients {
-            true => GradientMethod::Plain,
-            false => GradientMethod::Automatic,
-        };
         let dtype = match self.storage {
             StorageName::F32 => FloatDType::F32,
             StorageName::F16 => FloatDType::F16,
@@ -308,7 +290,6 @@ impl Cli {
         };
         let fisher = FisherConfig::new(self.samples())
             .with_batch_size(self.batch_size())
-            .with_method(method)
             .with_dtype(dtype)
             .with_sketch(self.sketch.map(SketchConfig::new))
             .with_on_disk(self.on_disk.clone());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::Module;
 use burn_lean_quant::{
     Granularity, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor, Scheme, Site,
-    integer::Grid, quantized_weights, quantizers,
+    integer::Grid, quantizers, seen_weights,
 };
 
 /// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).
@@ -76,14 +76,24 @@ impl Quantization {
     ///
     /// # Errors
     ///
-    /// Those of [`quantized_weights`], and of an input quantizer that has no range.
+    /// Those of [`seen_weights`], and of an input quantizer that has no range.
     pub fn of<M: Module>(model: &M) -> Result<Self, QuantError> {
         let mut found = Self::none();
         let all = quantizers(model);
         if all.is_empty() {
             return Ok(found);
         }
-        found.weights = quantized_weights(model)?.into_iter().collect();
+        for (path, codes, is_seen) in seen_weights(model)? {
+            match is_seen {
+                true => drop(found.weights.insert(path, codes)),
+                false => {
+                    let why = "what acts behind its quantizer is not in its codes";
+                    found
+                        .left_float
+                        .push((path.clone(), format!("`{path}`: {why}")));
+                }
+            }
+        }
         for located in all {
             let quantizer = &located.quantizer;
             if located.site == Site::Weight || !quantizer.is_enabled() {

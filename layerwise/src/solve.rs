@@ -164,7 +164,7 @@ pub fn masked(problem: &LayerProblem, support: &Support) -> Result<LayerSolution
     let dense = problem.dense();
     same("weights of the support", dense.len(), support.kept().len())?;
     let pairs = dense.iter().zip(support.kept());
-    let weights = pairs.map(|(w, kept)| f64::from(*w) * f64::from(u8::from(*kept)));
+    let weights = pairs.map(|(w, kept)| if *kept { f64::from(*w) } else { 0.0 });
     solution(problem, weights.collect(), support.clone())
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use burn_lean_reparam::{
-    FloatVisitor, PathMapper, Rejected, Trail, each_float, map_with_path, visit_floats,
+    FloatVisitor, PathMapper, Rejected, Trail, Training, each_float, map_with_path, visit_floats,
 };
 use serde::{Deserialize, Serialize};
 
@@ -79,7 +79,11 @@ pub fn load_compressed<M: Module>(
 ) -> Result<M, Rejected<M, OneShotError>> {
     let file = file.as_ref();
     match read(&model, file) {
-        Ok(values) => Ok(map_with_path(model, &mut Put(values))),
+        // Into a copy: clones share running statistics, which are replaced in place.
+        Ok(values) => {
+            let loaded = map_with_path(model.valid(), &mut Put(values));
+            Ok(Training::of(&model).restore(loaded))
+        }
         Err(reason) => Err(Rejected::new(model, failed(file, reason))),
     }
 }

@@ -58,7 +58,10 @@ pub(crate) fn compress_blindly(
         let keep = keep(&prune.pattern, dense.len() / inputs.max(1), inputs);
         let support = keep.highest(&scores, inputs).map_err(of_path)?;
         let pairs = values.iter_mut().zip(support.kept());
-        pairs.for_each(|(w, kept)| *w *= f32::from(u8::from(*kept)));
+        // Not -0, as a product has it.
+        pairs
+            .filter(|(_, kept)| !**kept)
+            .for_each(|(w, _)| *w = 0.0);
         kept = Some(support);
     }
     let mut codes = None;

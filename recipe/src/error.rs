@@ -89,7 +89,9 @@ pub enum RecipeError {
         found: String,
     },
     /// A file of the state folder is damaged.
-    #[error("{path} is damaged: {reason}; remove the folder of this stage to run it again")]
+    #[error(
+        "{path} is damaged: {reason}; remove the folders of this stage and of those after it to run them again"
+    )]
     State {
         /// The file.
         path: String,

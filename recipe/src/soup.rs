@@ -263,7 +263,9 @@ struct Replace(HashMap<String, TensorData>);
 impl PathMapper for Replace {
     fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.0.remove(&at.path()) {
-            Some(data) => param.map(|tensor| Tensor::from_data(data, &tensor.device())),
+            Some(data) => {
+                param.map(|tensor| Tensor::from_data(data, (&tensor.device(), tensor.dtype())))
+            }
             None => param,
         }
     }

@@ -212,3 +212,25 @@ fn training_devices_are_recorded_for_inference() {
         );
     });
 }
+
+#[test]
+fn a_count_over_the_batch_is_computed_for_each_batch() {
+    each_device(|target| {
+        let layer: Linear = with_numbers(LinearConfig::new(4, 3).init(&target.device), 4);
+        let forward = |layer: &Linear, x: Tensor<2>| {
+            let count = Tensor::<2>::ones([x.dims()[0], 1], &x.device()).sum_dim(0);
+            layer.forward(x).sum_dim(0) / count
+        };
+        let x = tensor::<2>(1, [3, 4], &target.device);
+        for backend in [None, Some(Backend::Own), Some(Backend::Rten)] {
+            let export = Export::record(&layer, &x, forward).unwrap();
+            let config = EngineConfig::new().with_backend(backend);
+            let engine = config.compile(export).unwrap();
+            assert_eq!(engine.report().fixed_batch, None);
+            for batch in [3, 6, 1] {
+                let x = tensor::<2>(2, [batch, 4], &target.device);
+                close(engine.run(&x).unwrap(), forward(&layer, x));
+            }
+        }
+    });
+}

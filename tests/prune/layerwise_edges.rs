@@ -2,12 +2,12 @@
 
 use burn::module::{Module, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_lean::prune::{
-    Budget, Effort, PruneError, Pruner, Shares, SparsityPattern,
-    layerwise::{Candidate, JudgedCandidate, Refitted},
+    Budget, Effort, PruneError, Pruner, Shares, SparseRecord, SparsityPattern,
+    layerwise::{Candidate, JudgedCandidate, Refitted, SupportMethod},
 };
 
 use crate::layerwise::features;
@@ -236,5 +236,39 @@ fn a_transposed_convolution_has_its_zeros_when_candidates_are_judged() {
         let found = chosen.next().unwrap().divergence;
         let off = (found - expected).abs() / expected;
         assert!(off < 1e-4, "{found} is said, {expected} is");
+    }
+}
+
+/// A sparse file would keep them.
+#[test]
+fn what_is_pruned_is_a_positive_zero() {
+    let device = Device::flex();
+    let model = (
+        EmbeddingConfig::new(40, 8).init(&device),
+        LinearConfig::new(8, 6).init(&device),
+    );
+    let model = with_numbers(model, 5);
+    let tokens = |seed: i64| {
+        let tokens = Tensor::<1, Int>::arange(seed..seed + 64, &device);
+        tokens.remainder_scalar(40).reshape([16, 4])
+    };
+    for support in [SupportMethod::Magnitude, SupportMethod::BestSubset] {
+        let mut pruner = Pruner::new(Budget::Sparsity(0.8));
+        pruner.support = support;
+        pruner.refit = false;
+        pruner.tuning = Some(0);
+        let forward = |m: &(Embedding, Linear), x| m.1.forward(m.0.forward(x));
+        let pruned = pruner.prune(model.clone(), forward, [tokens(0), tokens(11)]);
+        let pruned = pruned.unwrap();
+        let record = SparseRecord::from_module(&pruned.model).unwrap();
+        let nonzeros: usize = record
+            .sizes()
+            .unwrap()
+            .tensors
+            .iter()
+            .map(|one| one.nonzeros)
+            .sum();
+        // And the bias.
+        assert_eq!(nonzeros, pruned.masks.nonzeros() + 6);
     }
 }

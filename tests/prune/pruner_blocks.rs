@@ -298,3 +298,18 @@ fn parts_of_a_batch_with_other_numbers_of_examples_are_refused_before_any_block(
     };
     assert_eq!(rejected.unwrap_err().into_error(), expected);
 }
+
+#[test]
+fn batches_smaller_than_what_a_gradient_averages_are_refused_however_many_there_are() {
+    let device = Device::flex();
+    let mut config = config(Budget::Sparsity(0.5), Method::BackSolve, 20);
+    config.fisher = config.fisher.with_batch_size(32);
+    let endless = |_| std::iter::repeat_with(|| tensor::<2>(5, [16, 6], &device));
+    let error = config.prune(Net::new(&device), Net::loss, endless);
+    let (examples, batch_size) = (16, 32);
+    let expected = PruneError::SmallBatch {
+        examples,
+        batch_size,
+    };
+    assert_eq!(*error.unwrap_err().error(), expected);
+}

@@ -3,11 +3,12 @@
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Method, PruneError, Pruned, PrunerConfig, RidgeChoice, RunningStatistics,
-    SolverConfig, mean_loss, recompute_batch_norm,
+    Budget, FisherConfig, GradualPruner, Method, PruneError, Pruned, PrunerConfig, RidgeChoice,
+    RunningStatistics, SolverConfig, SparseRecord, mean_loss, recompute_batch_norm,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -157,4 +158,75 @@ fn a_batch_whose_parts_differ_is_refused_before_it_is_looked_at() {
     let rejected = config.prune(Net::new(&device), Net::loss, |_| [batch.clone()]);
     let error = rejected.unwrap_err().into_error();
     assert!(matches!(error, PruneError::Mismatch { .. }), "{error}");
+}
+
+/// A step without a look at the model afterwards: Burn keeps its statistics apart.
+fn stepped(net: Net, seed: u64) -> Net {
+    let device = net.devices().remove(0);
+    let loss = net.loss(&images(seed, 1.0, &device));
+    let grads = GradientsParams::from_grads(loss.backward(), &net);
+    SgdConfig::new().init().step(0.01, net, grads)
+}
+
+#[test]
+fn a_run_that_goes_on_has_the_statistics_of_the_last_step_and_leaves_those_of_clones() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let folder = tempfile::tempdir().unwrap();
+        let dense = Net::new(&device);
+        let before = dense.valid().statistics();
+        let run = |trains: bool| {
+            let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 2, 1, 1);
+            gradual.state = Some(folder.path().into());
+            let loader = |seed| [pixels(seed, 1.0, &target.device)];
+            let forward = |net: &Net, x: Tensor<4>| net.forward(&x);
+            let pruned = gradual.prune(dense.clone(), forward, loader, |net, epoch| {
+                assert!(trains, "all stages are finished");
+                Ok(stepped(net, 50 + epoch.stage as u64))
+            });
+            let model = pruned.unwrap().model;
+            let weight = model.conv.weight.val();
+            assert!(weight.is_autodiff() && weight.is_require_grad());
+            model.valid().statistics()
+        };
+        let whole = run(true);
+        assert_ne!(whole, before);
+        assert_eq!(run(false), whole, "{}", target.name);
+        assert_eq!(dense.valid().statistics(), before, "{}", target.name);
+    });
+}
+
+#[test]
+fn a_sparse_record_has_the_statistics_of_the_last_step_and_replaces_those_of_a_later_one() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let net = stepped(Net::new(&device), 50);
+        let record = SparseRecord::from_module(&net).unwrap();
+        let expected = net.valid().statistics();
+        let later = stepped(net, 51);
+        let clone = later.clone();
+        let loaded = record.load_into(later).unwrap();
+        assert_eq!(loaded.valid().statistics(), expected, "{}", target.name);
+        assert!(loaded.conv.weight.val().is_require_grad());
+        assert_ne!(clone.valid().statistics(), expected);
+    });
+}
+
+#[test]
+fn statistics_that_are_not_finite_are_refused_by_magnitude_too() {
+    let device = Device::flex();
+    let mut gradual = GradualPruner::new(Budget::Sparsity(0.5), 1, 0, 0);
+    gradual.pruner.examples = 24;
+    let loader = |seed| {
+        let x = pixels(seed, 1.0, &device);
+        [x.clone() * f32::NAN, x]
+    };
+    let forward = |net: &Net, x: Tensor<4>| net.forward(&x);
+    let net = Net::new(&device);
+    let before = net.statistics();
+    let pruned = gradual.prune(net, forward, loader, |net, _| Ok(net));
+    let (net, error) = pruned.unwrap_err().into_parts();
+    let path = "norm.running_mean".into();
+    assert_eq!(error, PruneError::NonFiniteStatistics { path });
+    assert_eq!(net.statistics(), before);
 }

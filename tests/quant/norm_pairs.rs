@@ -7,7 +7,9 @@ use burn::tensor::activation::relu;
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, Tensor};
-use burn_lean::quant::{audit, fold::NotFoldable};
+use burn_lean::quant::{audit, fold::NotFoldable, fold_for};
+
+use crate::support::{tensor, values, with_numbers};
 
 #[test]
 fn a_norm_is_not_folded_into_a_layer_that_is_used_without_it() {
@@ -214,4 +216,43 @@ fn a_norm_is_not_folded_into_a_weight_or_a_bias_that_the_forward_pass_computes()
     assert_eq!(scaled, Some(NotFoldable::BiasComputed));
     let left_out = reason(|model, x| model.norm.forward(x.matmul(model.linear.weight.val())));
     assert_eq!(left_out, Some(NotFoldable::BiasComputed));
+}
+
+/// A matrix of one's own, before a norm of its own.
+#[derive(Module, Debug)]
+struct Own {
+    matrix: Param<Tensor<2>>,
+    own_norm: BatchNorm,
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+#[test]
+fn a_layer_of_ones_own_before_a_norm_does_not_keep_the_others_from_being_folded() {
+    let device = Device::flex();
+    let model = Own {
+        matrix: Param::from_tensor(Tensor::ones([4, 4], &device)),
+        own_norm: BatchNormConfig::new(4).init(&device),
+        linear: LinearConfig::new(4, 3).init(&device),
+        norm: BatchNormConfig::new(3).init(&device),
+    };
+    let model = with_numbers(model, 3);
+    let forward = |model: &Own, x: Tensor<2>| {
+        let x = model.own_norm.forward(x.matmul(model.matrix.val()));
+        model.norm.forward(model.linear.forward(x))
+    };
+    let x = tensor::<2>(5, [6, 4], &device);
+    let pairs = audit(&model, x.clone(), forward).unwrap().norm_pairs;
+    let reasons: Vec<_> = pairs.iter().map(|pair| pair.not_foldable).collect();
+    assert_eq!(reasons, [Some(NotFoldable::OtherLayer), None]);
+    let expected = values(forward(&model, x.clone()));
+    let folded = fold_for(model.clone(), x.clone(), forward).unwrap();
+    assert_ne!(
+        values(folded.linear.weight.val()),
+        values(model.linear.weight.val())
+    );
+    let found = values(forward(&folded, x));
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+    }
 }

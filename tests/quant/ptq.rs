@@ -492,3 +492,33 @@ fn few_bits_leave_to_nearest_what_is_no_matrix_of_a_layer_and_say_so() {
         assert_eq!(quantized, ["up.weight", "heads", "head.weight"]);
     });
 }
+
+#[test]
+fn layers_that_an_override_leaves_float_are_not_rounded() {
+    let device = Device::flex();
+    let left = Override::new("conv".into()).with_skip_weight(Some(true));
+    for (bits, rounding) in [(4, RoundingConfig::new()), (8, RoundingConfig::new())] {
+        let weight = WeightConfig::int(bits);
+        let quantize_as = QatConfig::new()
+            .with_weight(weight)
+            .with_overrides(vec![left.clone()]);
+        let config = default_of(bits)
+            .with_quantize(quantize_as)
+            .with_rounding(rounding);
+        let (net, report) = quantize(&config, &device);
+        let weights = quantized_weights(&net).unwrap();
+        assert_eq!(weights.len(), 1, "{bits}");
+        assert_eq!(weights[0].0, "head.weight");
+        let rounded = report.rounding.weights.iter();
+        assert!(
+            rounded
+                .map(|one| &one.path)
+                .all(|path| path == "head.weight")
+        );
+        let dense = Net::new(&device);
+        assert_eq!(
+            values(net.conv.weight.val()),
+            values(dense.conv.weight.val())
+        );
+    }
+}

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_lean::prune::Masks;
 use burn_lean::quant::{ConvertConfig, QatConfig};
 use burn_lean::recipe::{RecipeError, greedy_soup, uniform_soup};
@@ -179,4 +179,19 @@ fn an_average_whose_score_is_no_number_is_an_error_that_names_its_models() {
         }
         other => panic!("{:?}", other.map(drop)),
     }
+}
+
+#[test]
+fn models_in_half_precision_stay_in_it() {
+    let device = Device::flex();
+    let half = |number: f32| {
+        let mut layer = LinearConfig::new(2, 2).init(&device);
+        layer.weight = layer.weight.map(|w| (w * 0.0 + number).cast(DType::F16));
+        layer.bias = layer.bias.map(|b| b.map(|b| b.cast(DType::F16)));
+        layer
+    };
+    let soup = uniform_soup(&[half(1.0), half(2.0)]).unwrap();
+    assert_eq!(soup.weight.val().dtype(), DType::F16);
+    assert_eq!(soup.bias.unwrap().val().dtype(), DType::F16);
+    assert_eq!(values(soup.weight.val()), [1.5; 4]);
 }

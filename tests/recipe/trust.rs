@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_lean::quant::{ConvertConfig, QatConfig, WeightConfig};
 use burn_lean::recipe::{
     Answers, Bounds, Energy, EnergyPart, Latency, Perturbation, PruneStage, QuantizeStage, Recipe,
@@ -479,4 +479,17 @@ fn broken_bounds_are_named_and_fail_the_check() {
         assert!(page.contains("max_bytes is 10"));
         assert!(path.with_extension("trust.json").exists());
     });
+}
+
+#[test]
+fn inputs_in_half_precision_stay_in_it() {
+    let x = tensor::<2>(3, [4, 5], &Device::flex()).cast(DType::F16);
+    for perturbation in [
+        Perturbation::Noise(0.5),
+        Perturbation::Offset(0.5),
+        Perturbation::Shift(1),
+    ] {
+        let found = perturbation.apply(&x, 0);
+        assert_eq!(found.dtype(), DType::F16, "{perturbation:?}");
+    }
 }

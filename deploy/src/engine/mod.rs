@@ -364,7 +364,11 @@ impl<O: Tensors> Engine<O> {
             layers: best.exported.layers.clone(),
             sparse: sparse.clone(),
             resident_bytes: all.map(Candidate::resident_bytes).sum(),
-            fixed_batch: best.exported.fixed_batch.clone(),
+            fixed_batch: best.exported.fixed_batch.clone().or_else(|| {
+                let alone = matches!(best.way, Way::Burn(_)) && self.compiled[0].kind.is_none();
+                let why = "Burn alone runs it, for the shapes it was recorded with";
+                alone.then(|| why.into())
+            }),
         }
     }
 }

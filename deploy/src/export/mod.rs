@@ -10,7 +10,7 @@ mod quantizers;
 mod weights;
 mod writer;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
@@ -256,9 +256,19 @@ fn constants(
     }
     let values = graph.constant_values(parameters)?;
     let read = read_by_others(graph, &values);
+    // Also what was counted up over the batch, whose shape does not show it.
+    let mut dependent: HashSet<TensorId> = HashSet::new();
+    for node in graph.nodes().filter(|_| batch.is_some()) {
+        let operation = node.operation();
+        let by_shape = |id: TensorId| batch.is_some_and(|batch| batch.depends(id));
+        let mut inputs = operation.inputs();
+        let reads = inputs.any(|one| dependent.contains(&one.id) || by_shape(one.id));
+        let outputs = operation.outputs().map(|one| one.id);
+        dependent.extend(outputs.filter(|id| reads || by_shape(*id)));
+    }
     let mut found = HashMap::new();
     for (id, value) in values {
-        if !read.contains(&id) || batch.is_some_and(|batch| batch.depends(id)) {
+        if !read.contains(&id) || dependent.contains(&id) {
             continue;
         }
         found.insert(id, HostTensor::read(value)?);
@@ -267,11 +277,8 @@ fn constants(
 }
 
 /// Constants that something reads which is none, or that are results.
-fn read_by_others(
-    graph: &Graph,
-    values: &HashMap<TensorId, DispatchTensor>,
-) -> std::collections::HashSet<TensorId> {
-    let mut read: std::collections::HashSet<TensorId> = graph.outputs().iter().copied().collect();
+fn read_by_others(graph: &Graph, values: &HashMap<TensorId, DispatchTensor>) -> HashSet<TensorId> {
+    let mut read: HashSet<TensorId> = graph.outputs().iter().copied().collect();
     // Everything: what depends on the batch reads constants, too, and is computed in the file.
     for node in graph.nodes() {
         read.extend(node.operation().inputs().map(|input| input.id));

@@ -1,5 +1,10 @@
 //! The quantizers of a model at the edges of its recording.
 
+use std::collections::HashMap;
+
+use burn::backend::ir::{
+    BaseOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
+};
 use burn::module::Module;
 use burn_lean_graph::{Graph, Tensors, record};
 use burn_lean_quant::{
@@ -41,17 +46,57 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
     if same.next().is_some() {
         return Ok(found);
     }
+    // With the operation that takes floats all the same, if there is one.
+    let mut shown: HashMap<String, Option<&'static str>> = HashMap::new();
     for operand in QuantizedGraph::of(graph, model)?.operands {
         let (Some(node), Some(how)) = (positions[operand.node], how(&operand)) else {
             continue;
         };
-        found
-            .left_float
-            .retain(|(path, _)| *path != operand.quantizer);
+        let Some(reader) = graph.nodes().nth(operand.node) else {
+            continue;
+        };
+        let floats = shown.entry(operand.quantizer.clone()).or_default();
+        if !takes_quantized(reader.operation()) {
+            floats.get_or_insert(reader.name());
+            continue;
+        }
         let operand = operand.operand;
         found.edges.insert(Edge { node, operand }, how);
     }
+    found
+        .left_float
+        .retain_mut(|(path, why)| match shown.get(path) {
+            None => true,
+            Some(None) => false,
+            Some(Some(reader)) => {
+                let name = why.split(": ").next().unwrap_or(path);
+                *why = format!("{name}: `{reader}` takes floats in the file");
+                true
+            }
+        });
     Ok(found)
+}
+
+/// Whether operands of an operation are written as their quantizers have them.
+fn takes_quantized(operation: &OperationIr) -> bool {
+    match operation {
+        OperationIr::Float(_, float) => matches!(float, FloatOperationIr::Matmul(_)),
+        OperationIr::NumericFloat(_, numeric) => matches!(numeric, NumericOperationIr::Add(_)),
+        OperationIr::BaseFloat(base) => matches!(base, BaseOperationIr::Cat(_)),
+        OperationIr::Module(module) => matches!(
+            module,
+            ModuleOperationIr::Linear(_)
+                | ModuleOperationIr::Conv1d(_)
+                | ModuleOperationIr::Conv2d(_)
+                | ModuleOperationIr::Conv3d(_)
+                | ModuleOperationIr::ConvTranspose1d(_)
+                | ModuleOperationIr::ConvTranspose2d(_)
+                | ModuleOperationIr::ConvTranspose3d(_)
+                | ModuleOperationIr::Embedding(_)
+                | ModuleOperationIr::Attention(_)
+        ),
+        _ => false,
+    }
 }
 
 /// How an operand becomes integers, if ONNX can say it.

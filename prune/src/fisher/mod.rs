@@ -267,7 +267,14 @@ impl FisherConfig {
         let mut taken = Vec::new();
         for batch in batches {
             batch.check()?;
-            groups += batch.examples() / self.batch_size;
+            let examples = batch.examples();
+            if examples < self.batch_size {
+                return Err(PruneError::SmallBatch {
+                    examples,
+                    batch_size: self.batch_size,
+                });
+            }
+            groups += examples / self.batch_size;
             taken.push(batch);
             if groups >= self.samples {
                 break;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{Bool, DType, Tensor};
 use burn_lean_graph::{GraphError, Pass, Step, Tensors, Walk};
 use burn_lean_layerwise::{
     Gram, LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, masked, solve,
@@ -15,6 +15,7 @@ use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};
+use crate::masks::mask::zero_pruned;
 use crate::{
     PruneError, Pruner, Selection, Shares, SparsityPattern,
     layerwise::{Candidate, LayerwiseLayer, Refitted},
@@ -117,9 +118,10 @@ impl Setting<'_> {
         let model = ties::spread(walk.into_model(model), &replaced, &measured);
         // What the forward pass does not read has dense values so far.
         let weights = self.selection.flatten(&model)?;
-        let mask: Vec<f32> = kept.iter().map(|kept| f32::from(u8::from(*kept))).collect();
-        let mask = Tensor::<1>::from_data(&mask[..], (&weights.device(), DType::F32));
-        let model = self.selection.unflatten(model, weights * mask)?;
+        let mask = Tensor::<1, Bool>::from_data(&kept[..], &weights.device());
+        let model = self
+            .selection
+            .unflatten(model, zero_pruned(weights, mask))?;
         for layer in self.selection.layout().layers() {
             if !layers.iter().any(|done| done.path == layer.path) {
                 let kept = kept[layer.range()].iter().filter(|kept| **kept).count();
@@ -155,10 +157,8 @@ impl Setting<'_> {
             kept: &[bool],
         ) -> Result<(), GraphError> {
             let weight = walk.parameter::<D>(path, Pass::Original)?;
-            let mask: Vec<f32> = kept.iter().map(|kept| f32::from(u8::from(*kept))).collect();
-            let options = (&weight.device(), weight.dtype());
-            let mask = Tensor::<1>::from_data(&mask[..], options).reshape(weight.dims());
-            walk.replace(path, weight * mask)
+            let mask = Tensor::<1, Bool>::from_data(kept, &weight.device());
+            walk.replace(path, zero_pruned(weight, mask))
         }
         let mut any = false;
         for (at, layer) in self.selection.layout().layers().iter().enumerate() {
@@ -205,7 +205,7 @@ impl Setting<'_> {
         };
         if how != Refitted::Fitted {
             let pairs = dense.iter().zip(&magnitude);
-            let weights = pairs.map(|(w, kept)| w * f32::from(u8::from(*kept)));
+            let weights = pairs.map(|(w, kept)| if *kept { *w } else { 0.0 });
             let count = magnitude.iter().filter(|kept| **kept).count();
             return Ok(Layer {
                 weights: weights.collect(),

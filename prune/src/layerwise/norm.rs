@@ -84,6 +84,9 @@ pub(crate) fn recalibrate<O: Tensors>(
     for (path, values) in [(mean_path, mean), (variance_path, variance)] {
         let old = step.parameter::<1>(path, Pass::Replaced).map_err(failed)?;
         let new = Tensor::<1>::from_data(&values[..], (&old.device(), old.dtype()));
+        if read(new.clone())?.iter().any(|value| !value.is_finite()) {
+            return Err(PruneError::NonFiniteStatistics { path: path.clone() });
+        }
         step.replace(path, new).map_err(failed)?;
     }
     Ok(true)

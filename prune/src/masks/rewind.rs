@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::store::ModuleRecord;
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{Rejected, Training};
 
 use crate::{Masks, PruneError};
 
@@ -65,8 +65,9 @@ pub fn rewind<M: Module>(model: M, record: ModuleRecord) -> Result<M, Rejected<M
             }
         },
     };
-    match model.clone().try_load_record(record) {
-        Ok(loaded) => masks.replace(loaded),
+    // Into a copy: clones share running statistics, which a record replaces in place.
+    match model.valid().try_load_record(record) {
+        Ok(loaded) => masks.replace(Training::of(&model).restore(loaded)),
         Err(error) => {
             let error = PruneError::Record {
                 what: "the record to rewind to".into(),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
-use burn_lean_reparam::{Attached, Rejected, attached};
+use burn_lean_reparam::{Attached, Rejected, Training, attached};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -85,10 +85,9 @@ impl StageStore {
             Ok(None) => return Ok((model, None)),
             Err(error) => return Err(Rejected::new(model, error)),
         };
-        // Tried on a copy first: clones share running statistics, which a record replaces in place.
-        let trial = model.valid().try_load_record(record.clone());
-        match trial.and_then(|_| model.clone().try_load_record(record)) {
-            Ok(loaded) => Ok((loaded, Some(done))),
+        // Into a copy: clones share running statistics, which a record replaces in place.
+        match model.valid().try_load_record(record) {
+            Ok(loaded) => Ok((Training::of(&model).restore(loaded), Some(done))),
             Err(error) => {
                 let error = PruneError::Record {
                     what: format!("the model in {}", self.folder.display()),
@@ -112,6 +111,8 @@ impl StageStore {
             reason,
         };
         self.check_carried(&attached(model))?;
+        // Burn keeps the BatchNorm statistics of the last step apart until the next one.
+        let _ = model.valid();
         let record = model.clone().into_record();
         let bytes = record
             .into_bytes()

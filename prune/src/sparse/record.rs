@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::backend::ExecutionError;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
-use burn_lean_reparam::{PathVisitor, Rejected, Trail, map_with_path, visit_with_path};
+use burn_lean_reparam::{PathVisitor, Rejected, Trail, Training, map_with_path, visit_with_path};
 use serde::{Deserialize, Serialize};
 
 use super::codes::{self, Codes};
@@ -83,6 +83,8 @@ impl SparseRecord {
     ///
     /// [`PruneError::Device`] if reading failed.
     pub fn from_module<M: Module>(model: &M) -> Result<Self, PruneError> {
+        // Burn keeps the BatchNorm statistics of the last step apart until the next one.
+        let _ = model.valid();
         let mut collector = Collector(Ok(Vec::new()));
         visit_with_path(model, &mut collector);
         Ok(Self {
@@ -104,7 +106,11 @@ impl SparseRecord {
     /// - [`PruneError::SparseRecord`]: the bytes of a tensor are damaged.
     pub fn load_into<M: Module>(&self, model: M) -> Result<M, Rejected<M, PruneError>> {
         match self.decode_for(&model) {
-            Ok(tensors) => Ok(map_with_path(model, &mut Loader(tensors))),
+            // Into a copy: clones share running statistics, which are replaced in place.
+            Ok(tensors) => {
+                let loaded = map_with_path(model.valid(), &mut Loader(tensors));
+                Ok(Training::of(&model).restore(loaded))
+            }
             Err(error) => Err(Rejected::new(model, error)),
         }
     }

@@ -8,4 +8,4 @@ pub(crate) mod weights;
 
 pub use quantized_tensor::QuantizedTensor;
 pub use storage::Storage;
-pub use weights::quantized_weights;
+pub use weights::{quantized_weights, seen_weights};

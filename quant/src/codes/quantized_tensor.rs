@@ -136,6 +136,22 @@ impl QuantizedTensor {
                 quant_max,
             });
         }
+        let symmetric = scheme
+            .mapping
+            .is_symmetric()
+            .then(|| scheme.symmetric_zero_point());
+        let wrong = |zero: &&f32| match symmetric {
+            // A file does not hold it.
+            Some(expected) => **zero != expected,
+            None => scheme.format.is_int() && zero.fract() != 0.0,
+        };
+        if let Some(zero) = zero_point.iter().find(wrong) {
+            return Err(QuantError::InvalidConfig {
+                field: "zero_point",
+                value: zero.to_string(),
+                expected: "one of the codes, of a symmetric mapping the middle one",
+            });
+        }
         Ok(Self {
             codes,
             shape,

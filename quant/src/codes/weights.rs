@@ -41,12 +41,21 @@ impl QuantizedWeight {
         base: Tensor<D>,
         effective: &Effective,
     ) -> Result<QuantizedTensor, QuantError> {
+        Ok(self.quantize_seen(base, effective)?.0)
+    }
+
+    /// The codes, and whether the forward pass sees the values of these codes.
+    fn quantize_seen<const D: usize>(
+        &self,
+        base: Tensor<D>,
+        effective: &Effective,
+    ) -> Result<Seen, QuantError> {
         let given = effective.given(&self.path, base);
         let qparams = self.quantizer.qparams_for(&given)?;
         let scheme = self.quantizer.scheme();
         let quantized = QuantizedTensor::quantize(&given, &qparams, scheme)?;
         let Some(seen) = effective.value(&self.path)? else {
-            return Ok(quantized);
+            return Ok((quantized, true));
         };
         let values = quantized.dequantize::<D>(&given.device())?.try_into_data();
         let values = values.map_err(|error| QuantError::Device {
@@ -57,13 +66,19 @@ impl QuantizedWeight {
         // there goes on acting on the values.
         let is_mask = |(value, seen): (&f32, &f32)| *seen == 0.0 || value == seen;
         match values.iter().zip(&seen).all(is_mask) {
-            true => quantized.with_zeros(seen.iter().map(|seen| *seen == 0.0)),
-            false => Ok(quantized),
+            true => Ok((
+                quantized.with_zeros(seen.iter().map(|seen| *seen == 0.0))?,
+                true,
+            )),
+            false => Ok((quantized, false)),
         }
     }
 }
 
 /// The quantized weights of a prepared or converted model, with their paths.
+///
+/// Where something acts behind a quantizer, a low-rank adapter say, it is not in the codes:
+/// [`seen_weights`] says of which that is so.
 ///
 /// # Errors
 ///
@@ -71,6 +86,19 @@ impl QuantizedWeight {
 pub fn quantized_weights<M: Module>(
     model: &M,
 ) -> Result<Vec<(String, QuantizedTensor)>, QuantError> {
+    let seen = seen_weights(model)?.into_iter();
+    Ok(seen.map(|(path, codes, _)| (path, codes)).collect())
+}
+
+/// [`quantized_weights`], and of each whether the forward pass sees the values of its codes: it does not
+/// where something other than a mask acts behind the quantizer.
+///
+/// # Errors
+///
+/// As [`quantized_weights`].
+pub fn seen_weights<M: Module>(
+    model: &M,
+) -> Result<Vec<(String, QuantizedTensor, bool)>, QuantError> {
     let weights: Vec<QuantizedWeight> = quantizers(model)
         .iter()
         .filter_map(QuantizedWeight::new)
@@ -91,17 +119,20 @@ pub fn quantized_weights<M: Module>(
         .found
         .into_iter()
         .map(|(path, tensor)| match tensor {
-            Ok(tensor) => Ok((path, tensor)),
+            Ok((tensor, is_seen)) => Ok((path, tensor, is_seen)),
             Err(located @ QuantError::Parameter { .. }) => Err(located),
             Err(error) => Err(error.at(path)),
         })
         .collect()
 }
 
+/// The codes of a weight, and whether the forward pass sees their values.
+type Seen = (QuantizedTensor, bool);
+
 struct Reader {
     effective: Effective,
     weights: HashMap<String, QuantizedWeight>,
-    found: Vec<(String, Result<QuantizedTensor, QuantError>)>,
+    found: Vec<(String, Result<Seen, QuantError>)>,
 }
 
 impl FloatVisitor for Reader {
@@ -111,8 +142,10 @@ impl FloatVisitor for Reader {
         };
         let base = param.base().without_autodiff();
         let quantized = match base.dtype() {
-            DType::QFloat(_) => QuantizedTensor::from_stored(base, &weight.quantizer),
-            _ => weight.quantize(base, &self.effective),
+            DType::QFloat(_) => {
+                QuantizedTensor::from_stored(base, &weight.quantizer).map(|codes| (codes, true))
+            }
+            _ => weight.quantize_seen(base, &self.effective),
         };
         self.found.push((path.to_string(), quantized));
     }

@@ -56,6 +56,8 @@ pub enum NotFoldable {
     WeightComputed,
     /// The layer adds something else than its bias as it lies there, or its bias is not added.
     BiasComputed,
+    /// The layer is none of those whose channels are known: a `Linear`, or a convolution, transposed or not.
+    OtherLayer,
 }
 
 impl fmt::Display for NotFoldable {
@@ -67,6 +69,7 @@ impl fmt::Display for NotFoldable {
             Self::OtherAxis => "the norm is over another axis than the layer's outputs",
             Self::WeightComputed => "the layer multiplies with what is computed from its weight",
             Self::BiasComputed => "the layer adds something else than its bias",
+            Self::OtherLayer => "the layer is not one whose channels are known",
         })
     }
 }
@@ -81,6 +84,8 @@ struct LayerOutput<'a> {
     weight: &'a str,
     /// The weight is multiplied as it lies in its layer.
     is_plain: bool,
+    /// Its channels are known.
+    is_known: bool,
     bias: Bias<'a>,
     is_shared: bool,
     /// Where the layer's outputs are; `None` once a reshape tore them apart.
@@ -116,6 +121,7 @@ impl LayerOutput<'_> {
     /// `own_bias` is the path of the bias that the layer has.
     fn not_foldable(&self, own_bias: Option<&str>) -> Option<NotFoldable> {
         match self {
+            _ if !self.is_known => Some(NotFoldable::OtherLayer),
             _ if !self.is_plain => Some(NotFoldable::WeightComputed),
             _ if self.bias == Bias::Other || self.bias.path() != own_bias => {
                 Some(NotFoldable::BiasComputed)
@@ -344,7 +350,6 @@ impl<'a> Layers<'a> {
         let stored = parameters.iter().find(|parameter| parameter.path == *path);
         let layout = stored.and_then(|parameter| ChannelLayout::of(parameter).ok());
         let channels = graph.output_channels(weight);
-        // Of a layer of another kind, `fold` says so.
         let is_plain =
             channels.is_some() && layout.is_none_or(|of| channels == Some(stored_axis(of)));
         let bias = bias_operand(operation);
@@ -352,6 +357,7 @@ impl<'a> Layers<'a> {
             operation: node.name(),
             weight: &parameter.path,
             is_plain,
+            is_known: layout.is_some() && path.rsplit('.').next() == Some("weight"),
             bias: bias.map_or(Bias::Nothing, |bias| Bias::of(graph, bias, Some(0))),
             is_shared: false,
             axis: Some(output_axis(operation, weight.place, output)),

@@ -227,7 +227,16 @@ impl PtqConfig {
             });
             let asked = self.rounding.rounding != Rounding::Auto;
             (prepared, rounding) = match inputs {
-                Ok(Ok(inputs)) => self.rounding.apply(prepared, &inputs)?,
+                Ok(Ok(mut inputs)) => {
+                    // An override leaves the others float.
+                    let weights: HashSet<String> = quantizers(&prepared)
+                        .into_iter()
+                        .filter(|one| one.site == Site::Weight && one.quantizer.is_enabled())
+                        .filter_map(|one| one.parameter)
+                        .collect();
+                    inputs.retain(|path| weights.contains(path));
+                    self.rounding.apply(prepared, &inputs)?
+                }
                 // Nobody asked for it: there is no data, or no layer that is rounded by it.
                 Err(QuantError::NoData { .. }) if !asked => (prepared, rounding),
                 Ok(Err(QuantError::NoData { .. }))

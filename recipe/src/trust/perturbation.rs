@@ -135,7 +135,7 @@ impl TensorMapper for Perturb {
             }
         }
         let data = TensorData::new(values, shape).convert_dtype(tensor.dtype());
-        Tensor::from_data(data, &tensor.device())
+        Tensor::from_data(data, (&tensor.device(), tensor.dtype()))
     }
 
     fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {

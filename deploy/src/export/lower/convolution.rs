@@ -7,6 +7,7 @@ use burn::backend::ir::{
 use burn_lean_graph::Node;
 
 use super::{Written, to_ints};
+use crate::Edge;
 use crate::export::Writer;
 use crate::export::data::is_f32;
 use crate::export::products::{Execution, LayerReport, Product};
@@ -70,7 +71,13 @@ impl<'a> Writer<'a> {
     ) -> Option<&'a BatchNormOpIr> {
         // What is folded is written in F32.
         let is_foldable = |tensor: &TensorIr| self.constant(tensor).is_some() && is_f32(tensor);
-        let quantized = self.weights.get(weight.id).is_some();
+        let edge = Edge {
+            node: node.index(),
+            operand: 0,
+        };
+        let path = node.parameters().next().map(|one| one.path.as_str());
+        let quantized = self.weights.get(weight.id).is_some()
+            || self.quantization.activation(edge, path).is_some();
         let is_float = is_foldable(weight) && bias.is_none_or(is_foldable) && !quantized;
         if !is_float || !is_f32(out) || self.graph.outputs().contains(&out.id) {
             return None;

@@ -9,7 +9,7 @@ use super::codes::{Codes, shift};
 use super::config::QuantizationConfig;
 use super::layout::{Place, turn, unpack, words};
 use crate::deploy::safetensors_file::{DTYPES, FileError};
-use crate::{QuantError, QuantParams, Scheme};
+use crate::{FakeQuantize, Granularity, ObserverConfig, QuantError, QuantParams};
 
 /// A file that was read.
 pub(super) struct Contents<'a> {
@@ -171,21 +171,56 @@ impl Contents<'_> {
         }))
     }
 
+    /// The dtype in which the file has the floats beside the codes of a weight: the bias of the layer, or
+    /// most of what is not quantized, or the scales.
+    pub(super) fn dtype_beside(&self, place: &Place) -> DType {
+        let of = |name: &str| {
+            let stored = self.tensors.tensor(name).ok()?.dtype();
+            let dtype = DTYPES.iter().find(|(_, known)| *known == stored)?.0;
+            dtype.is_float().then_some(dtype)
+        };
+        let parts = ["_scale", "_zero_point", ".compressed"];
+        let plain = self.tensors.names().into_iter();
+        let plain = plain.filter(|name| !parts.iter().any(|part| name.ends_with(part)));
+        let mut counts: Vec<(DType, usize)> = Vec::new();
+        for dtype in plain.filter_map(of) {
+            match counts.iter_mut().find(|(known, _)| *known == dtype) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((dtype, 1)),
+            }
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        of(&place.in_layer("bias"))
+            .or(most.map(|(dtype, _)| dtype))
+            .or_else(|| of(&place.with("_scale")))
+            .unwrap_or(DType::F32)
+    }
+
     /// Scale and zero point of the input of a layer; `None` where it has none of its own.
     pub(super) fn input(
         &self,
         place: &Place,
-        scheme: &Scheme,
+        quantizer: &FakeQuantize,
         device: &Device,
         used: &mut HashSet<String>,
     ) -> Result<Option<QuantParams>, QuantError> {
+        let scheme = quantizer.scheme();
         let foreign = || QuantError::ForeignScheme {
             expected: scheme.to_string(),
         };
         let Some(arguments) = self.config.inputs(&place.layer) else {
             return Ok(None);
         };
-        let fits = arguments.kind == "int"
+        let of_all = match scheme.granularity {
+            Granularity::PerTensor => true,
+            Granularity::PerToken => false,
+            _ => return Err(foreign().at(place.with(""))),
+        };
+        let strategy = arguments.strategy.as_deref();
+        let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless;
+        let fits = strategy.is_none_or(|strategy| (strategy == "tensor") == of_all)
+            && arguments.is_dynamic() == is_dynamic
+            && arguments.kind == "int"
             && arguments.num_bits == scheme.format.bits()
             && arguments.symmetric == scheme.mapping.is_symmetric()
             && scheme.format.is_int();

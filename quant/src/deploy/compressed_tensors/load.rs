@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean_reparam::{PathMapper, Rejected, Trail, map_with_path, unlink_before};
 use safetensors::tensor::{Dtype, SafeTensors};
 
@@ -91,7 +91,7 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
     let mut error = None;
     let loaded = map_quantizers(loaded, |located| {
         let quantizer = located.quantizer;
-        let Some((weight, place, device)) = located
+        let Some((weight, place, device, dtype)) = located
             .parameter
             .as_ref()
             .and_then(|path| weights.get(path))
@@ -99,8 +99,10 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
             return quantizer;
         };
         match located.site {
-            Site::Weight => quantizer.with_qparams(weight.qparams(device)),
-            Site::Input => match contents.input(place, quantizer.scheme(), device, &mut used) {
+            Site::Weight => quantizer
+                .with_dtype(*dtype)
+                .with_qparams(weight.qparams(device)),
+            Site::Input => match contents.input(place, &quantizer, device, &mut used) {
                 Ok(Some(qparams)) => quantizer.with_qparams(qparams),
                 Ok(None) => quantizer,
                 Err(found) => {
@@ -115,7 +117,7 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
         return Err(error);
     }
     // What a model without quantizers has no place for.
-    for (_, place, _) in weights.values() {
+    for (_, place, ..) in weights.values() {
         used.insert(place.in_layer("input_scale"));
         used.insert(place.in_layer("input_zero_point"));
     }
@@ -133,7 +135,7 @@ struct Loader<'a> {
     contents: &'a Contents<'a>,
     /// Of the weights that the model quantizes.
     schemes: HashMap<String, Scheme>,
-    weights: BTreeMap<String, (QuantizedTensor, Place, Device)>,
+    weights: BTreeMap<String, (QuantizedTensor, Place, Device, FloatDType)>,
     used: HashSet<String>,
     error: Option<QuantError>,
 }
@@ -220,8 +222,15 @@ impl Loader<'_> {
                 weight.shape()
             )));
         }
-        let values = weight.dequantize::<D>(device)?;
-        self.weights.insert(path, (weight, place, device.clone()));
+        // Beside floats in half precision, in half precision.
+        let dtype = match self.contents.dtype_beside(&place) {
+            dtype @ (DType::F16 | DType::BF16) if device.supports_dtype(dtype) => dtype,
+            _ => DType::F32,
+        };
+        let dtype = FloatDType::from(dtype);
+        let values = weight.dequantize::<D>(device)?.cast(dtype);
+        let loaded = (weight, place, device.clone(), dtype);
+        self.weights.insert(path, loaded);
         Ok(values)
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn::backend::ExecutionError;
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, TensorData};
 use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
 use safetensors::tensor::Dtype;
 
@@ -14,7 +14,7 @@ use super::config::SparsityConfig;
 use super::config::{DENSE, Group, INT, KEY, METHOD, PACKED, QuantizationConfig, SPARSE};
 use super::layout::{Place, pack, turn, words};
 use super::sparse::compress;
-use crate::codes::weights::quantized_weights;
+use crate::codes::weights::seen_weights;
 use crate::deploy::safetensors_file::{DTYPES, FileError, Stored, write};
 use crate::model::record::settle;
 use crate::module::walk::{Located, Site, quantizers};
@@ -48,7 +48,7 @@ pub struct CompressedReport {
 /// # Errors
 ///
 /// [`QuantError::File`] when it cannot be written, [`QuantError::Device`] when reading the model fails,
-/// and what [`quantized_weights`] finds.
+/// and what [`seen_weights`] finds.
 pub fn save_compressed_tensors<M: Module>(
     model: &M,
     path: impl AsRef<Path>,
@@ -71,7 +71,16 @@ pub fn save_compressed_tensors<M: Module>(
             )),
         }
     }
-    let weights: HashMap<String, QuantizedTensor> = quantized_weights(model)?.into_iter().collect();
+    let mut weights = HashMap::new();
+    for (path, codes, is_seen) in seen_weights(model)? {
+        match is_seen {
+            true => drop(weights.insert(path, codes)),
+            false => {
+                let reason = "what acts behind its quantizer is not in its codes".to_string();
+                report.left_out.push((path, reason));
+            }
+        }
+    }
     let packs = weights
         .values()
         .any(|weight| weight.scheme().format.bits() < 8);
@@ -84,7 +93,8 @@ pub fn save_compressed_tensors<M: Module>(
         report,
         error: None,
     };
-    visit_with_path(model, &mut writer);
+    // As the deployed model computes: masks and adapters are in the values.
+    visit_with_path(&model.valid().materialize(), &mut writer);
     if let Some(error) = writer.error {
         return Err(error);
     }
@@ -305,16 +315,20 @@ impl PathVisitor for Writer {
             return;
         }
         let path = at.path();
-        let value = param.base().without_autodiff();
         let value = match self.weights.remove(&path) {
-            None => value,
+            None => param.base(),
             Some(weight) => {
                 let place = Place::at(at, D);
                 if self.quantized(&place, &path, &weight) {
                     return;
                 }
-                match weight.dequantize::<D>(&value.device()) {
-                    Ok(values) => values,
+                let base = param.base();
+                let dtype = FloatDType::from(match base.dtype() {
+                    DType::QFloat(_) => DType::F32,
+                    dtype => dtype,
+                });
+                match weight.dequantize::<D>(&base.device()) {
+                    Ok(values) => values.cast(dtype),
                     Err(error) => {
                         self.error.get_or_insert(error.at(path));
                         return;
