@@ -122,6 +122,14 @@ impl PathMapper for Restore<'_> {
     }
 }
 
+/// Takes in the BatchNorm statistics of the last training step.
+///
+/// Burn keeps them apart until the next step: they would be missing in a record, and would replace
+/// those of a record that is loaded.
+pub fn settle<M: Module>(model: &M) {
+    let _ = model.valid();
+}
+
 #[cfg(test)]
 mod tests {
     use burn::nn::{Dropout, DropoutConfig};

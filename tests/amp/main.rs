@@ -21,6 +21,7 @@ mod recordings;
 mod regions;
 mod resume;
 mod run;
+mod run_edges;
 mod running_statistics;
 mod scaler_records;
 mod shared_parameters;

@@ -5,15 +5,12 @@ use burn::nn::conv::{DeformConv2d, DeformConv2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, IndexingUpdateOp, Int, Tensor};
 use burn_lean::amp::audit::Finding;
-use burn_lean::amp::{Autocast, Fallback, audit};
+use burn_lean::amp::{AutocastConfig, audit};
 
+use crate::run::emulating;
 use crate::support::{each_device, values};
 
 const TIMES: usize = 4096;
-
-fn emulating(dtype: FloatDType) -> Autocast {
-    Autocast::new(dtype).with_fallback(Fallback::Emulate)
-}
 
 /// Two layers that give what they take.
 #[derive(Module, Debug)]
@@ -133,7 +130,7 @@ fn a_deformable_convolution_finds_its_places_in_a_wide_image() {
 #[test]
 fn the_audit_of_a_region_names_a_deformable_convolution() {
     let device = Device::flex();
-    let config = burn_lean::amp::AutocastConfig::new(FloatDType::F16);
+    let config = AutocastConfig::new(FloatDType::F16);
     let (layer, autocast) = config.prepare(between(&device)).unwrap();
     let found = audit(
         &layer,

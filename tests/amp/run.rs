@@ -3,9 +3,7 @@
 use std::cell::Cell;
 
 use burn::module::{Module, ParamGroup, Quantizer};
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, EmbeddingConfig, Linear, LinearConfig,
-};
+use burn::nn::{BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
@@ -45,7 +43,7 @@ impl Net {
     }
 }
 
-fn emulating(dtype: FloatDType) -> Autocast {
+pub(crate) fn emulating(dtype: FloatDType) -> Autocast {
     Autocast::new(dtype).with_fallback(Fallback::Emulate)
 }
 
@@ -553,59 +551,4 @@ fn gradients_that_cannot_be_compared_are_reported() {
         run.unwrap();
     });
     assert_eq!(of_others, 0);
-}
-
-/// Half precision in the operations that it can be asked for.
-#[test]
-fn a_dropout_may_run_in_half_and_has_its_gradients() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
-        let model = (
-            LinearConfig::new(4, 4).with_bias(false).init(&device),
-            DropoutConfig::new(0.5).init(),
-        );
-        let x = Tensor::<2>::ones([3, 4], &device);
-        let autocast = emulating(FloatDType::F16).with_operation("mul", Precision::Half);
-        let y = autocast.run(&model, x, |(linear, dropout), x| {
-            let y = linear.forward(x);
-            (y.clone(), dropout.forward(y))
-        });
-        let (y, dropped) = y.unwrap();
-        // The derivative of a sum of what is 0 or twice as large, to the sum over the inputs of ones.
-        let grads = dropped.clone().sum().backward();
-        let gradient = values(model.0.weight.grad(&grads).unwrap());
-        let (y, dropped) = (values(y), values(dropped));
-        for column in 0..4 {
-            let kept = (0..3)
-                .filter(|row| dropped[4 * row + column] != 0.0)
-                .count();
-            for row in 0..4 {
-                let found = gradient[4 * row + column];
-                assert_eq!(found, 2.0 * kept as f32, "on {}", target.name);
-            }
-        }
-        for (y, dropped) in y.iter().zip(dropped) {
-            assert!(
-                dropped == 0.0 || (dropped - 2.0 * y).abs() < 4e-3,
-                "{y}, {dropped}"
-            );
-        }
-    });
-}
-
-#[test]
-fn a_function_without_parameters_runs_where_its_input_is() {
-    each_device(|target| {
-        let x = Tensor::<2>::ones([2, 2], &target.device) * 3.0;
-        let autocast = emulating(FloatDType::F16);
-        let square = |_: &Dropout, x: Tensor<2>| x.clone().matmul(x);
-        let dropout = DropoutConfig::new(0.5).init();
-        let y = autocast.run(&dropout, x.clone(), square).unwrap();
-        assert_eq!(values(y), [18.0; 4], "{}", target.name);
-        let operations = autocast.explain(&dropout, x, square).unwrap();
-        assert_eq!(operations[0].operands, Some(FloatDType::F16));
-        // Nothing says where.
-        let nothing = autocast.run(&dropout, (), |_, ()| ()).unwrap_err();
-        assert_eq!(nothing, AmpError::Graph(GraphError::NoDevice));
-    });
 }

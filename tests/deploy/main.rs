@@ -16,6 +16,7 @@ mod engine;
 mod functions;
 mod judge;
 mod layers;
+mod left_float;
 mod movement;
 mod pruned;
 mod quantized;

@@ -1,9 +1,9 @@
 //! Quantized models: codes in the file, integers in the engine, and the numbers of the
 //! fake-quantized model.
 
-use burn::module::{Lora, Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::deploy::{
@@ -12,14 +12,12 @@ use burn_lean::deploy::{
 };
 use burn_lean::graph::Tensors;
 use burn_lean::quant::{
-    ConvertConfig, ForwardQ, NumberFormat, ObserverConfig, Override, PtqConfig, PtqMode, QatConfig,
+    ConvertConfig, ForwardQ, NumberFormat, ObserverConfig, PtqConfig, PtqMode, QatConfig,
     QuantParams, QuantizedTensor, Scheme, Site, Unsupported, WeightConfig, WeightGranularity,
-    WeightRange, calibrate,
+    WeightRange,
     integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear},
     quantized_weights, quantizers,
 };
-
-use burn_lean::reparam::{ChainReparameterizer, attach};
 
 use crate::judge::{close, for_the_judge, operators, output_step, within_a_step};
 use crate::support::{each_device, numbers, tensor, values, with_numbers};
@@ -54,7 +52,7 @@ impl Net {
     }
 }
 
-fn images(seed: u64, device: &Device) -> Tensor<4> {
+pub(crate) fn images(seed: u64, device: &Device) -> Tensor<4> {
     tensor(seed, [6, 3, 8, 8], device)
 }
 
@@ -583,102 +581,4 @@ fn rounding(net: &Net) -> f32 {
 /// Of the columns of a matrix.
 fn largest_sum(matrix: Tensor<2>) -> f32 {
     matrix.abs().sum_dim(0).max().into_scalar()
-}
-
-#[derive(Module, Debug)]
-struct Head {
-    fc: Linear,
-}
-
-/// Numbers in the place of zeros: an adapter that acts.
-struct Fill(u64);
-
-impl ModuleMapper for Fill {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let base = param.base();
-        let (shape, device) = (base.dims(), base.device());
-        match base.clone().abs().sum().into_scalar::<f32>() == 0.0 {
-            true => param.map(|_| tensor::<D>(self.0, shape, &device)),
-            false => param,
-        }
-    }
-}
-
-#[test]
-fn an_adapter_behind_a_quantizer_is_deployed_with_its_layer_as_floats() {
-    let device = Device::flex();
-    let net = Head {
-        fc: with_numbers(LinearConfig::new(6, 4).init(&device), 3),
-    };
-    let config = QatConfig::new().with_activation(None);
-    let quantizers = config.reparameterizer(&net).unwrap();
-    let both = ChainReparameterizer::new(quantizers, Lora::new(2, 1.0));
-    let net = attach(net, both).unwrap().map(&mut Fill(11));
-    let x = tensor::<2>(5, [4, 6], &device);
-    let expected = net.fc.forward(x.clone());
-    let codes = quantized_weights(&net).unwrap().remove(0).1;
-    let rounded = codes.dequantize::<2>(&device).unwrap();
-    assert_ne!(values(net.fc.weight.val()), values(rounded));
-    let export = Export::record(&net, &x, |net: &Head, x: Tensor<2>| net.fc.forward(x)).unwrap();
-    for form in [Form::Float, Form::Qdq, Form::Integer] {
-        let onnx = export.to_onnx(form).unwrap();
-        assert!(
-            onnx.layers
-                .iter()
-                .all(|layer| layer.execution == Execution::Float)
-        );
-    }
-    for backend in [Backend::Own, Backend::Rten, Backend::Burn] {
-        let config = EngineConfig::new().with_backend(Some(backend));
-        let export =
-            Export::record(&net, &x, |net: &Head, x: Tensor<2>| net.fc.forward(x)).unwrap();
-        let engine = config.compile(export).unwrap();
-        close(engine.run(&x).unwrap(), expected.clone());
-    }
-}
-
-/// A convolution whose weight stays float, before a batch norm.
-#[derive(Module, Debug)]
-struct Normed {
-    conv: Conv2d,
-    norm: BatchNorm,
-}
-
-#[test]
-fn what_quantizes_the_input_of_a_float_layer_before_a_batch_norm_is_in_the_file() {
-    let device = Device::flex();
-    let model = Normed {
-        conv: Conv2dConfig::new([3, 4], [3, 3]).init(&device),
-        norm: BatchNormConfig::new(4).init(&device),
-    };
-    let left = Override::new("conv".into()).with_skip_weight(Some(true));
-    let config = QatConfig::new().with_overrides(vec![left]);
-    let model = config.prepare(with_numbers(model, 3)).unwrap();
-    let forward = |model: &Normed, x: Tensor<4>| model.norm.forward(model.conv.forward_q(x));
-    let x = images(2, &device);
-    let model = calibrate(model, |model| drop(forward(model, x.clone()))).unwrap();
-    let export = Export::record(&model, &x, forward).unwrap();
-    let exported = export.to_onnx(Form::Qdq).unwrap();
-    let names = operators(&exported);
-    assert!(names.contains(&"QuantizeLinear"), "{names:?}");
-}
-
-#[test]
-fn a_quantizer_that_no_operator_of_the_file_takes_is_named() {
-    let device = Device::flex();
-    let model = with_numbers(
-        [LinearConfig::new(6, 5), LinearConfig::new(5, 4)].map(|layer| layer.init(&device)),
-        3,
-    );
-    let config = QatConfig::new().with_outputs(true);
-    let model = config.prepare(model).unwrap();
-    let run = |model: &[Linear; 2], x: Tensor<2>| model[1].forward_q(relu(model[0].forward_q(x)));
-    let x = tensor::<2>(5, [4, 6], &device);
-    let model = calibrate(model, |model| drop(run(model, x.clone()))).unwrap();
-    let export = Export::record(&model, &x, run).unwrap();
-    let left: Vec<&str> = export.quantization().left_float().collect();
-    assert!(
-        left.iter().any(|why| why.contains("`relu` takes floats")),
-        "{left:?}"
-    );
 }

@@ -17,6 +17,7 @@ use burn_lean::prune::{
 };
 use burn_lean::quant::fold_for;
 
+use crate::layerwise_shared::SHARES;
 use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
 
 /// Inputs whose features depend on each other, in batches.
@@ -365,13 +366,7 @@ fn an_encoder_with_layer_norm_is_pruned_as_it_is() {
 fn every_share_and_support_keeps_the_budget() {
     let device = Device::flex();
     let model = Mlp::new(&device);
-    for shares in [
-        Shares::Auto,
-        Shares::Magnitude,
-        Shares::Uniform,
-        Shares::Lamp,
-        Shares::Losses,
-    ] {
+    for shares in SHARES {
         for support in [
             SupportMethod::Magnitude,
             SupportMethod::Wanda,

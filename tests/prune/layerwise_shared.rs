@@ -11,6 +11,15 @@ use burn_lean::prune::{Budget, Effort, PruneError, Pruner, Shares, layerwise::Ca
 use crate::layerwise::features;
 use crate::support::{parameters, values, with_numbers};
 
+/// All of them.
+pub(crate) const SHARES: [Shares; 5] = [
+    Shares::Auto,
+    Shares::Magnitude,
+    Shares::Uniform,
+    Shares::Lamp,
+    Shares::Losses,
+];
+
 /// Without other candidates.
 fn pruner(budget: Budget, shares: Shares) -> Pruner {
     let mut pruner = Pruner::new(budget).with_effort(Effort::Quick);
@@ -31,13 +40,7 @@ fn a_layer_of_which_another_copy_comes_first_is_pruned_as_alone() {
     let device = Device::flex();
     let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
     let inputs = features(2, 50, 6, &device);
-    for shares in [
-        Shares::Auto,
-        Shares::Magnitude,
-        Shares::Uniform,
-        Shares::Lamp,
-        Shares::Losses,
-    ] {
+    for shares in SHARES {
         let pruner = pruner(Budget::Sparsity(0.5), shares);
         let alone = pruner
             .prune(layer.clone(), |m, x| m.forward(x), inputs.clone())

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use burn::module::{Lora, Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, ForwardQ, Granularity, Mapping, NumberFormat,
     ObserverConfig, QatConfig, QuantError, Scheme, Unsupported, WeightConfig, WeightGranularity,
@@ -14,20 +14,19 @@ use burn_lean::quant::{
     deploy::{CompressedReport, load_compressed_tensors, save_compressed_tensors},
     quantized_weights, save_safetensors,
 };
-use burn_lean::reparam::{ChainReparameterizer, attach};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
-struct Net {
-    fc1: Linear,
+pub(crate) struct Net {
+    pub(crate) fc1: Linear,
     norm: LayerNorm,
     fc2: Linear,
 }
 
 impl Net {
-    fn new(seed: u64, device: &Device) -> Self {
+    pub(crate) fn new(seed: u64, device: &Device) -> Self {
         let net = Self {
             fc1: LinearConfig::new(16, 12).init(device),
             norm: LayerNormConfig::new(12).init(device),
@@ -36,7 +35,7 @@ impl Net {
         with_numbers(net, seed)
     }
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let x = self.norm.forward(self.fc1.forward_q(x));
         self.fc2.forward_q(x)
     }
@@ -579,111 +578,4 @@ fn what_the_metadata_says_of_groups_and_of_inputs_is_minded() {
     assert!(error.contains("groups of 8 in 16"), "{error}");
     let error = loaded(r#"type\":\"int\""#, r#"type\":\"fpn\""#);
     assert!(error.contains("another scheme"), "{error}");
-}
-
-struct Cast(FloatDType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| value.cast(self.0))
-    }
-}
-
-/// As checkpoints come: everything but the codes in half precision.
-#[test]
-fn a_checkpoint_in_half_precision_gives_a_model_in_it() {
-    let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("half.safetensors");
-    for dtype in [FloatDType::F16, FloatDType::BF16] {
-        let config = QatConfig::new().with_activation(None);
-        let net = Net::new(3, &device).map(&mut Cast(dtype));
-        let net = config.prepare(net).unwrap();
-        let x = tensor::<2>(5, [4, 16], &device).cast(dtype);
-        let expected = values(net.forward(x.clone()).cast(FloatDType::F32));
-        save_compressed_tensors(&net, &path).unwrap();
-        let fresh = || Net::new(4, &device);
-        let half = || fresh().map(&mut Cast(dtype));
-        for model in [
-            fresh(),
-            half(),
-            config.prepare(fresh()).unwrap(),
-            config.prepare(half()).unwrap(),
-        ] {
-            let loaded = load_compressed_tensors(model, &path).unwrap();
-            assert_eq!(loaded.fc1.weight.val().dtype(), dtype.into());
-            let found = loaded.forward(x.clone());
-            assert_eq!(found.dtype(), dtype.into());
-            assert_eq!(values(found.cast(FloatDType::F32)), expected);
-        }
-    }
-}
-
-/// With a matrix of its own, which acts.
-fn adapted<M: Module>(model: M, device: &Device) -> M {
-    struct Fill<'a>(&'a Device);
-    impl ModuleMapper for Fill<'_> {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let zeros = param.base().clone().abs().sum().into_scalar::<f32>() == 0.0;
-            let shape = param.base().dims();
-            match zeros {
-                true => param.map(|_| tensor::<D>(11, shape, self.0)),
-                false => param,
-            }
-        }
-    }
-    model.map(&mut Fill(device))
-}
-
-#[test]
-fn an_adapter_is_in_the_file_whatever_it_acts_behind() {
-    let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("adapted.safetensors");
-    let config = QatConfig::new().with_activation(None);
-    let net = Net::new(3, &device);
-    let quantizers = config.reparameterizer(&net).unwrap();
-    let alone = attach(net.clone(), Lora::new(2, 1.0)).unwrap();
-    let behind = ChainReparameterizer::new(quantizers, Lora::new(2, 1.0));
-    let behind = attach(net.clone(), behind).unwrap();
-    for (adapted, left_out) in [(adapted(alone, &device), 0), (adapted(behind, &device), 2)] {
-        let x = tensor::<2>(5, [4, 16], &device);
-        let expected = values(adapted.forward(x.clone()));
-        let report = save_compressed_tensors(&adapted, &path).unwrap();
-        assert_eq!(report.left_out.len(), left_out, "{:?}", report.left_out);
-        let loaded = load_compressed_tensors(Net::new(4, &device), &path).unwrap();
-        let found = values(loaded.forward(x));
-        for (found, expected) in found.iter().zip(&expected) {
-            // The same sums in another order.
-            assert!((found - expected).abs() < 1e-4, "{found} {expected}");
-        }
-    }
-}
-
-#[test]
-fn inputs_of_another_granularity_are_refused_with_the_layer() {
-    let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("static.safetensors");
-    let scheme = Scheme::symmetric(NumberFormat::int(8));
-    let of = |scheme: Scheme, observer: ObserverConfig| {
-        let activation = FakeQuantizeConfig::new(scheme).with_observer(observer);
-        let config = QatConfig::new().with_activation(Some(activation));
-        config.prepare(Net::new(3, &device)).unwrap()
-    };
-    let of_all = || of(scheme.clone(), ObserverConfig::MinMax);
-    let by_row = || {
-        let scheme = scheme.clone().with_granularity(Granularity::PerToken);
-        of(scheme, ObserverConfig::Memoryless)
-    };
-    let x = tensor::<2>(5, [4, 16], &device);
-    let net = calibrate(of_all(), |net| drop(net.forward(x.clone()))).unwrap();
-    save_compressed_tensors(&net, &path).unwrap();
-    load_compressed_tensors(of_all(), &path).unwrap();
-    let rejected = load_compressed_tensors(by_row(), &path).unwrap_err();
-    let said = rejected.error().to_string();
-    assert!(said.contains("fc1.weight"), "{said}");
-    save_compressed_tensors(&by_row(), &path).unwrap();
-    load_compressed_tensors(by_row(), &path).unwrap();
-    load_compressed_tensors(of_all(), &path).unwrap_err();
 }

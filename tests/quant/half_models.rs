@@ -33,7 +33,7 @@ impl Net {
     }
 }
 
-struct Cast(FloatDType);
+pub(crate) struct Cast(pub(crate) FloatDType);
 
 impl ModuleMapper for Cast {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {

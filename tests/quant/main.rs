@@ -10,6 +10,7 @@ mod chains;
 mod checkpointing;
 mod codes;
 mod column_layout;
+mod compressed_models;
 mod compressed_tensors;
 mod convert;
 mod fake_quantize;

@@ -23,8 +23,8 @@ const F16_OVERFLOW: f32 = 65520.0;
 /// folded in first, in F32, so that each number is rounded once.
 ///
 /// It is called in the region that comes with it, [`Autocast::forward`], as a prepared model is; or
-/// unedited with [`Autocast::run`], with inputs in F32 or in half. On flex, whose half numbers are a form of storage, `run` widens
-/// them in each call.
+/// unedited with [`Autocast::run`], with inputs in F32 or in half. On flex, whose half numbers are a
+/// form of storage, `run` widens them in each call.
 ///
 /// `save_safetensors` of `burn-lean-quant`, or Burn's record, writes it as it is, in half the bytes.
 /// To load the record, bring a new model here and load it there; `load_safetensors` takes the new

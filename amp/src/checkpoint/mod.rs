@@ -14,7 +14,7 @@ use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{Rejected, settle};
 use files::{FILES, damaged, io_error, not_written};
 use manifest::{Manifest, ManifestFile};
 
@@ -125,9 +125,7 @@ impl Checkpoints {
             return Err(AmpError::LaterCheckpoint { step, latest });
         }
         self.tidy()?;
-        // Burn keeps the BatchNorm statistics of the last step apart until the next one; this takes
-        // them in, so that they are in the record.
-        let _ = model.valid();
+        settle(model);
         let partial = self.named(PARTIAL, step);
         fs::create_dir_all(&partial)
             .map_err(|error| io_error("cannot create", &partial, &error))?;

@@ -9,6 +9,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use crate::fisher::per_example::{GivenUp, PerExample};
 use crate::fisher::plain_rows::PlainRows;
 use crate::fisher::sink::Sink;
+use crate::fisher::whole_groups;
 use crate::host::{bar, read};
 use crate::{
     Batch, Fisher, FisherConfig, GradientMatrix, PruneError, Selection,
@@ -72,20 +73,11 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             batch.check()?;
             let batch = batch.to_device(self.selection.device());
             let examples = batch.examples();
-            if examples < m {
-                return Err(PruneError::SmallBatch {
-                    examples,
-                    batch_size: m,
-                });
-            }
-            let groups = (examples / m).min(n - sink.filled());
+            let whole = whole_groups(examples, m)?;
+            let groups = whole.min(n - sink.filled());
             let used = groups * m;
             rest = (used < examples).then(|| batch.slice(used..examples));
-            skipped += if groups == examples / m {
-                examples - used
-            } else {
-                0
-            };
+            skipped += if groups == whole { examples - used } else { 0 };
             for first in (0..groups).step_by(most) {
                 let count = most.min(groups - first);
                 let examples = batch.slice(first * m..(first + count) * m);

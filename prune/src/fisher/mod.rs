@@ -267,14 +267,7 @@ impl FisherConfig {
         let mut taken = Vec::new();
         for batch in batches {
             batch.check()?;
-            let examples = batch.examples();
-            if examples < self.batch_size {
-                return Err(PruneError::SmallBatch {
-                    examples,
-                    batch_size: self.batch_size,
-                });
-            }
-            groups += examples / self.batch_size;
+            groups += whole_groups(batch.examples(), self.batch_size)?;
             taken.push(batch);
             if groups >= self.samples {
                 break;
@@ -315,5 +308,16 @@ impl FisherConfig {
                 bound: self.memory_bound,
             }),
         }
+    }
+}
+
+/// Fisher samples of a batch; one that has not enough for any would be passed over for ever.
+fn whole_groups(examples: usize, batch_size: usize) -> Result<usize, PruneError> {
+    match examples / batch_size {
+        0 => Err(PruneError::SmallBatch {
+            examples,
+            batch_size,
+        }),
+        groups => Ok(groups),
     }
 }

@@ -277,6 +277,8 @@ impl Pruner {
             batches: 1,
             ..sampling
         };
+        // How magnitude does on them, once it is known.
+        let mut screened = None;
         if shares == Shares::Auto {
             let adaptive = shares::largest(&weights, &counts, layout);
             let seen = |kept: &[bool], outputs: Option<&[Tensor<2>]>| {
@@ -297,10 +299,14 @@ impl Pruner {
             if adaptive != magnitude
                 && let Ok(whole) = seen(&magnitude, None)
                 && let Ok(by_layer) = seen(&adaptive, Some(&whole.dense))
-                && by_layer.divergences.are_below(&whole.divergences)
             {
-                shares = Shares::Lamp;
-                magnitude = adaptive;
+                let is_below = by_layer.divergences.are_below(&whole.divergences);
+                screened = Some(whole.divergences);
+                if is_below {
+                    shares = Shares::Lamp;
+                    magnitude = adaptive;
+                    screened = Some(by_layer.divergences);
+                }
             }
             counts = shares::counts(&magnitude, layout);
         }
@@ -333,17 +339,24 @@ impl Pruner {
             let begun = Instant::now();
             // A few examples say enough of one that is far behind.
             if candidate == Candidate::Magnitude && fitted > 1 && held_out > 0 {
-                let screen = Setting {
-                    sampling: first_batch,
-                    judges: judges_few.clone(),
-                    ..setting.clone()
+                let seen = match screened.take() {
+                    Some(seen) => seen,
+                    None => {
+                        let screen = Setting {
+                            sampling: first_batch,
+                            judges: judges_few.clone(),
+                            ..setting.clone()
+                        };
+                        let outputs: Vec<Tensor<2>> =
+                            few.iter().map(|at| outputs[*at].clone()).collect();
+                        let walk = record(&dense, &few)?;
+                        let seen = screen.attempt(dense.valid(), walk, candidate, Some(&outputs));
+                        seen?.divergences
+                    }
                 };
-                let outputs: Vec<Tensor<2>> = few.iter().map(|at| outputs[*at].clone()).collect();
-                let walk = record(&dense, &few)?;
-                let seen = screen.attempt(dense.valid(), walk, candidate, Some(&outputs))?;
-                let (behind, error) = tried.least().behind(&seen.divergences);
+                let (behind, error) = tried.least().behind(&seen);
                 if behind > f64::max(4.0 * error, 0.5 * tried.least().mean()) {
-                    tried.add(candidate, &seen.divergences, begun);
+                    tried.add(candidate, &seen, begun);
                     continue;
                 }
             }

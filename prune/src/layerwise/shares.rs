@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use burn_lean_layerwise::Keep;
 use serde::{Deserialize, Serialize};
 
-use crate::model::checks;
+use crate::model::{Layer, checks};
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
 /// How a budget over all layers is shared. What cannot be fitted (a weight that several operations read,
@@ -43,6 +43,18 @@ pub(crate) fn counts(kept: &[bool], layout: &Layout) -> HashMap<String, usize> {
         .collect()
 }
 
+/// The layers that are fitted, with their positions, and how many weights are kept of them together.
+fn fitted_layers<'l>(
+    counts: &HashMap<String, usize>,
+    layout: &'l Layout,
+    fitted: &HashSet<usize>,
+) -> (Vec<(usize, &'l Layer)>, usize) {
+    let layers = layout.layers().iter().enumerate();
+    let layers: Vec<_> = layers.filter(|(at, _)| fitted.contains(at)).collect();
+    let keep = layers.iter().map(|(_, layer)| counts[&layer.path]).sum();
+    (layers, keep)
+}
+
 /// The same fraction of each layer that is fitted, as many in all as magnitude leaves them together.
 pub(crate) fn uniform(
     kept: &[bool],
@@ -50,10 +62,8 @@ pub(crate) fn uniform(
     fitted: &HashSet<usize>,
 ) -> HashMap<String, usize> {
     let mut counts = counts(kept, layout);
-    let layers = layout.layers().iter().enumerate();
-    let layers: Vec<_> = layers.filter(|(at, _)| fitted.contains(at)).collect();
+    let (layers, keep) = fitted_layers(&counts, layout, fitted);
     let weights: usize = layers.iter().map(|(_, layer)| layer.len()).sum();
-    let keep: usize = layers.iter().map(|(_, layer)| counts[&layer.path]).sum();
     let (mut end, mut before) = (0, 0);
     for (_, layer) in layers {
         end += layer.len();
@@ -72,9 +82,7 @@ pub(crate) fn lamp(
     fitted: &HashSet<usize>,
 ) -> HashMap<String, usize> {
     let mut counts = counts(kept, layout);
-    let layers = layout.layers().iter().enumerate();
-    let layers: Vec<_> = layers.filter(|(at, _)| fitted.contains(at)).collect();
-    let keep: usize = layers.iter().map(|(_, layer)| counts[&layer.path]).sum();
+    let (layers, keep) = fitted_layers(&counts, layout, fitted);
     let mut scores = Vec::new();
     for (at, layer) in layers {
         let own = weights[layer.range()].iter();
@@ -123,8 +131,12 @@ pub(crate) fn keep(pattern: &SparsityPattern, count: usize) -> Keep {
 
 /// Whether a budget is shared between the layers at all.
 pub(crate) fn is_global(pattern: &SparsityPattern, budget: &Budget) -> bool {
-    let each = matches!(budget, Budget::PerLayer(_) | Budget::PerLayerTargets(_));
-    !each && !matches!(pattern, SparsityPattern::NM { .. })
+    !says_each(budget) && !matches!(pattern, SparsityPattern::NM { .. })
+}
+
+/// Whether a budget says how many weights each layer keeps.
+fn says_each(budget: &Budget) -> bool {
+    matches!(budget, Budget::PerLayer(_) | Budget::PerLayerTargets(_))
 }
 
 /// Refuses what has no meaning layer by layer.
@@ -133,10 +145,9 @@ pub(crate) fn check(
     budget: &Budget,
     shares: Shares,
 ) -> Result<(), PruneError> {
-    let each = matches!(budget, Budget::PerLayer(_) | Budget::PerLayerTargets(_));
     let expected =
         "`Auto` or `Magnitude` with a budget that says how many weights each layer keeps";
-    let fits = matches!(shares, Shares::Auto | Shares::Magnitude) || !each;
+    let fits = matches!(shares, Shares::Auto | Shares::Magnitude) || !says_each(budget);
     checks::accept(fits, "shares", format!("{shares:?}"), expected)?;
     let what = match (pattern, budget) {
         (SparsityPattern::Groups(_), _) => format!("the pattern {pattern}"),

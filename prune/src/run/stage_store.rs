@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
-use burn_lean_reparam::{Attached, Rejected, Training, attached};
+use burn_lean_reparam::{Attached, Rejected, Training, attached, settle};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -111,8 +111,7 @@ impl StageStore {
             reason,
         };
         self.check_carried(&attached(model))?;
-        // Burn keeps the BatchNorm statistics of the last step apart until the next one.
-        let _ = model.valid();
+        settle(model);
         let record = model.clone().into_record();
         let bytes = record
             .into_bytes()

@@ -6,7 +6,9 @@ use std::path::Path;
 use burn::backend::ExecutionError;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
-use burn_lean_reparam::{PathVisitor, Rejected, Trail, Training, map_with_path, visit_with_path};
+use burn_lean_reparam::{
+    PathVisitor, Rejected, Trail, Training, map_with_path, settle, visit_with_path,
+};
 use serde::{Deserialize, Serialize};
 
 use super::codes::{self, Codes};
@@ -83,8 +85,7 @@ impl SparseRecord {
     ///
     /// [`PruneError::Device`] if reading failed.
     pub fn from_module<M: Module>(model: &M) -> Result<Self, PruneError> {
-        // Burn keeps the BatchNorm statistics of the last step apart until the next one.
-        let _ = model.valid();
+        settle(model);
         let mut collector = Collector(Ok(Vec::new()));
         visit_with_path(model, &mut collector);
         Ok(Self {

@@ -24,14 +24,13 @@ use std::collections::HashMap;
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean_graph::{Tensors, record};
-use burn_lean_reparam::{PathMapper, Rejected, Trail, each_float, map_with_path};
+use burn_lean_reparam::{PathMapper, Rejected, Trail, each_float, map_with_path, settle};
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
 use crate::model::channel_layout::ChannelLayout;
 use crate::model::evaluated::evaluated;
 use crate::model::float_parameters::{self, FloatParameter};
-use crate::model::record::settle;
 use crate::module::effective::HostTensor;
 
 /// A layer and the batch normalization that directly follows it, by their paths in the model.

@@ -350,8 +350,7 @@ impl<'a> Layers<'a> {
         let stored = parameters.iter().find(|parameter| parameter.path == *path);
         let layout = stored.and_then(|parameter| ChannelLayout::of(parameter).ok());
         let channels = graph.output_channels(weight);
-        let is_plain =
-            channels.is_some() && layout.is_none_or(|of| channels == Some(stored_axis(of)));
+        let is_plain = layout.is_some_and(|of| channels == Some(stored_axis(of)));
         let bias = bias_operand(operation);
         let layer = LayerOutput {
             operation: node.name(),

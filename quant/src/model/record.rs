@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::store::{ModuleRecord, RecordError};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{Rejected, settle};
 
 use crate::QuantError;
 use crate::model::batch_norm::apply_schedule;
@@ -81,12 +81,4 @@ fn try_load<M: Module>(
     check(&trial.map_err(refused)?)?;
     let ready = ready_to_load(model.clone());
     ready.try_load_record(record).map_err(refused)
-}
-
-/// Takes in the BatchNorm statistics of the last training step.
-///
-/// Burn keeps them apart until the next step: they would be missing in a record, and would replace
-/// those of a record that is loaded.
-pub(crate) fn settle<M: Module>(model: &M) {
-    let _ = model.valid();
 }

@@ -20,6 +20,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_amp::Checkpoints;
 use burn_lean_prune::Masks;
+use burn_lean_reparam::settle;
 use files::{FILES, create_folder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -177,8 +178,7 @@ impl State {
         let Some(folder) = &self.folder else {
             return before();
         };
-        // Burn keeps the BatchNorm statistics of the last step apart until the next one.
-        let _ = model.valid();
+        settle(model);
         let partial = folder.join(format!("partial-{name}"));
         FILES.remove_folder(&partial)?;
         create_folder(&partial)?;

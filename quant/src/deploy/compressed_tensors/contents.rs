@@ -13,6 +13,8 @@ use crate::{FakeQuantize, Granularity, ObserverConfig, QuantError, QuantParams};
 
 /// A file that was read.
 pub(super) struct Contents<'a> {
+    /// See [`plain_dtype`].
+    pub(super) plain: Option<DType>,
     pub(super) tensors: SafeTensors<'a>,
     pub(super) config: QuantizationConfig,
     pub(super) file: &'a FileError<'a>,
@@ -174,25 +176,9 @@ impl Contents<'_> {
     /// The dtype in which the file has the floats beside the codes of a weight: the bias of the layer, or
     /// most of what is not quantized, or the scales.
     pub(super) fn dtype_beside(&self, place: &Place) -> DType {
-        let of = |name: &str| {
-            let stored = self.tensors.tensor(name).ok()?.dtype();
-            let dtype = DTYPES.iter().find(|(_, known)| *known == stored)?.0;
-            dtype.is_float().then_some(dtype)
-        };
-        let parts = ["_scale", "_zero_point", ".compressed"];
-        let plain = self.tensors.names().into_iter();
-        let plain = plain.filter(|name| !parts.iter().any(|part| name.ends_with(part)));
-        let mut counts: Vec<(DType, usize)> = Vec::new();
-        for dtype in plain.filter_map(of) {
-            match counts.iter_mut().find(|(known, _)| *known == dtype) {
-                Some((_, count)) => *count += 1,
-                None => counts.push((dtype, 1)),
-            }
-        }
-        let most = counts.into_iter().max_by_key(|(_, count)| *count);
-        of(&place.in_layer("bias"))
-            .or(most.map(|(dtype, _)| dtype))
-            .or_else(|| of(&place.with("_scale")))
+        float(&self.tensors, &place.in_layer("bias"))
+            .or(self.plain)
+            .or_else(|| float(&self.tensors, &place.with("_scale")))
             .unwrap_or(DType::F32)
     }
 
@@ -257,6 +243,29 @@ impl Contents<'_> {
             zero_point: Tensor::from_data(TensorData::from([code]), (device, DType::F32)),
         }))
     }
+}
+
+/// The float dtype of most tensors that are no part of a weight in codes or without zeros.
+pub(super) fn plain_dtype(tensors: &SafeTensors<'_>) -> Option<DType> {
+    let parts = ["_scale", "_zero_point", ".compressed"];
+    let names = tensors.names().into_iter();
+    let plain = names.filter(|name| !parts.iter().any(|part| name.ends_with(part)));
+    let mut counts: Vec<(DType, usize)> = Vec::new();
+    for dtype in plain.filter_map(|name| float(tensors, name)) {
+        match counts.iter_mut().find(|(known, _)| *known == dtype) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((dtype, 1)),
+        }
+    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.map(|(dtype, _)| dtype)
+}
+
+/// The dtype of a tensor of floats.
+fn float(tensors: &SafeTensors<'_>, name: &str) -> Option<DType> {
+    let stored = tensors.tensor(name).ok()?.dtype();
+    let (dtype, _) = DTYPES.iter().find(|(_, known)| *known == stored)?;
+    dtype.is_float().then_some(*dtype)
 }
 
 /// The elements of a tensor of the file.

@@ -9,7 +9,7 @@ use burn_lean_reparam::{PathMapper, Rejected, Trail, map_with_path, unlink_befor
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::{KEY, METHOD, QuantizationConfig};
-use super::contents::{Contents, data};
+use super::contents::{Contents, data, plain_dtype};
 use super::layout::{Place, turn};
 use super::sparse::decompress;
 use crate::deploy::safetensors_file::{FileError, fitting};
@@ -70,6 +70,7 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
         }
     }
     let contents = Contents {
+        plain: plain_dtype(&tensors),
         tensors,
         config,
         file: &file,

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use burn::backend::ExecutionError;
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, TensorData};
-use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn_lean_reparam::{PathVisitor, Trail, settle, visit_with_path};
 use safetensors::tensor::Dtype;
 
 use super::codes::{Codes, Input};
@@ -16,7 +16,6 @@ use super::layout::{Place, pack, turn, words};
 use super::sparse::compress;
 use crate::codes::weights::seen_weights;
 use crate::deploy::safetensors_file::{DTYPES, FileError, Stored, write};
-use crate::model::record::settle;
 use crate::module::walk::{Located, Site, quantizers};
 use crate::{QuantError, QuantizedTensor};
 
@@ -315,28 +314,12 @@ impl PathVisitor for Writer {
             return;
         }
         let path = at.path();
-        let value = match self.weights.remove(&path) {
-            None => param.base(),
-            Some(weight) => {
-                let place = Place::at(at, D);
-                if self.quantized(&place, &path, &weight) {
-                    return;
-                }
-                let base = param.base();
-                let dtype = FloatDType::from(match base.dtype() {
-                    DType::QFloat(_) => DType::F32,
-                    dtype => dtype,
-                });
-                match weight.dequantize::<D>(&base.device()) {
-                    Ok(values) => values.cast(dtype),
-                    Err(error) => {
-                        self.error.get_or_insert(error.at(path));
-                        return;
-                    }
-                }
-            }
-        };
-        self.store(at, D, value.try_into_data());
+        if let Some(weight) = self.weights.remove(&path)
+            && self.quantized(&Place::at(at, D), &path, &weight)
+        {
+            return;
+        }
+        self.store(at, D, param.base().try_into_data());
     }
 
     fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {

@@ -6,14 +6,13 @@ use std::path::Path;
 use burn::backend::ExecutionError;
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
-use burn_lean_reparam::{Files, PathVisitor, Trail, each_float, visit_with_path};
+use burn_lean_reparam::{Files, PathVisitor, Trail, each_float, settle, visit_with_path};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::activations::activations;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
 use crate::QuantError;
 use crate::codes::weights::quantized_weights;
-use crate::model::record::settle;
 use crate::module::effective::FileNames;
 use crate::module::walk::{Site, quantizers};
 

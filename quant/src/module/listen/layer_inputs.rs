@@ -86,12 +86,12 @@ impl LayerInputs {
         self.layers.insert(weight.into(), statistics);
     }
 
-    /// Takes the inputs of the layer with this weight, one matrix of samples for each group.
     /// Forgets the layers of other weights.
     pub(crate) fn retain(&mut self, keeps: impl Fn(&str) -> bool) {
         self.layers.retain(|weight, _| keeps(weight));
     }
 
+    /// Takes the inputs of the layer with this weight, one matrix of samples for each group.
     pub(crate) fn observe(collected: &Mutex<Self>, weight: &str, groups: Vec<Tensor<2>>) {
         let read: Result<Vec<Samples>, _> = groups.into_iter().map(Samples::read).collect();
         let mut collected = lock(collected);
