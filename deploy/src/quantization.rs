@@ -99,6 +99,15 @@ impl Quantization {
             if located.site == Site::Weight || !quantizer.is_enabled() {
                 continue;
             }
+            if !quantizer.phase().quantizes() {
+                let why = format!(
+                    "{}: in step {} it does not quantize yet",
+                    located.name(),
+                    quantizer.step()
+                );
+                found.left_float.push((located.path, why));
+                continue;
+            }
             let Some(path) = located
                 .parameter
                 .clone()

@@ -165,6 +165,41 @@ fn operations_that_read_other_tensors_are_fixed() {
 }
 
 #[test]
+fn a_single_example_that_is_computed_otherwise_fixes_the_size() {
+    each_device(|target| {
+        let device = &target.device;
+        let centred = |_: &Nothing, x: Tensor<2>| match x.dims()[0] {
+            1 => x,
+            _ => x.clone() - x.mean_dim(0),
+        };
+        let why = fixed(4, device, centred).unwrap();
+        assert!(why.contains("a batch of one"), "{why}");
+        // One that is refused is not missed.
+        let many = |_: &Nothing, x: Tensor<2>| {
+            assert!(x.dims()[0] > 1, "two examples at least");
+            x.clone() - x.mean_dim(0)
+        };
+        assert_eq!(fixed(4, device, many), None);
+    });
+}
+
+#[test]
+fn nothing_of_a_tensor_may_be_taken() {
+    let device = Device::flex();
+    let forward = |_: &Nothing, x: Tensor<2>| {
+        let end = x.dims()[1];
+        Tensor::cat(vec![x.clone().slice(s![.., end..]), x * 2.0], 1)
+    };
+    let x = tensor::<2>(5, [3, 4], &device);
+    for backend in [Backend::Own, Backend::Rten] {
+        let export = Export::record(&Nothing {}, &x, forward).unwrap();
+        let config = EngineConfig::new().with_backend(Some(backend));
+        let engine = config.compile(export).unwrap();
+        close(engine.run(&x).unwrap(), forward(&Nothing {}, x.clone()));
+    }
+}
+
+#[test]
 fn what_is_sorted_or_assigned_along_the_batch_is_all_of_it() {
     each_device(|target| {
         let forward = |_: &Nothing, x: Tensor<2>| {

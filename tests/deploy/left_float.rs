@@ -5,12 +5,15 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::deploy::{Backend, EngineConfig, Execution, Export, Form};
-use burn_lean::quant::{ForwardQ, Override, QatConfig, calibrate, quantized_weights};
+use burn_lean::deploy::{Arithmetic, Backend, EngineConfig, Execution, Export, Form};
+use burn_lean::quant::{
+    ForwardQ, NumberFormat, Override, QatConfig, Schedule, WeightConfig, WeightGranularity,
+    calibrate, quantized_weights,
+};
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
-use crate::judge::{close, operators};
-use crate::quantized::images;
+use crate::judge::{close, for_the_judge, operators, within_steps};
+use crate::quantized::{images, written};
 use crate::support::{tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
@@ -92,7 +95,7 @@ fn what_quantizes_the_input_of_a_float_layer_before_a_batch_norm_is_in_the_file(
 }
 
 #[test]
-fn a_quantizer_that_no_operator_of_the_file_takes_is_named() {
+fn outputs_are_rounded_before_what_reads_them() {
     let device = Device::flex();
     let model = with_numbers(
         [LinearConfig::new(6, 5), LinearConfig::new(5, 4)].map(|layer| layer.init(&device)),
@@ -100,13 +103,71 @@ fn a_quantizer_that_no_operator_of_the_file_takes_is_named() {
     );
     let config = QatConfig::new().with_outputs(true);
     let model = config.prepare(model).unwrap();
-    let run = |model: &[Linear; 2], x: Tensor<2>| model[1].forward_q(relu(model[0].forward_q(x)));
+    let run = |model: &[Linear; 2], x: Tensor<2>| {
+        let x = model[0].forward_q(x);
+        // One operation reads it twice.
+        model[1].forward_q(relu(x.clone()) + x.clone() * x)
+    };
     let x = tensor::<2>(5, [4, 6], &device);
     let model = calibrate(model, |model| drop(run(model, x.clone()))).unwrap();
     let export = Export::record(&model, &x, run).unwrap();
+    // Nothing reads the output of the last layer.
     let left: Vec<&str> = export.quantization().left_float().collect();
-    assert!(
-        left.iter().any(|why| why.contains("`relu` takes floats")),
-        "{left:?}"
-    );
+    assert_eq!(left.len(), 1, "{left:?}");
+    let exported = export.to_onnx(Form::Qdq).unwrap();
+    let names = operators(&exported);
+    let rounded = names.iter().filter(|name| **name == "QuantizeLinear");
+    assert_eq!(rounded.count(), 3, "{names:?}");
+    written(&export, Form::Qdq, &x, &run(&model, x.clone()));
+    let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let engine = integer.compile(export).unwrap();
+    // Codes of layers on the border of two, and those of the last output.
+    within_steps(engine.run(&x).unwrap(), run(&model, x), 2.0);
+}
+
+#[test]
+fn quantizers_that_only_observe_are_not_in_the_file() {
+    let device = Device::flex();
+    let later = Schedule::new().with_quantize_from(3);
+    let left = Override::new("fc".into()).with_skip_weight(Some(true));
+    let config = QatConfig::new()
+        .with_overrides(vec![left])
+        .with_schedule(later);
+    let model = Head {
+        fc: with_numbers(LinearConfig::new(6, 4).init(&device), 3),
+    };
+    let model = config.prepare(model).unwrap();
+    let x = tensor::<2>(5, [4, 6], &device);
+    let export = Export::record(&model, &x, |model: &Head, x| model.fc.forward_q(x)).unwrap();
+    let left: Vec<&str> = export.quantization().left_float().collect();
+    assert!(left[0].contains("does not quantize yet"), "{left:?}");
+    let exported = export.to_onnx(Form::Qdq).unwrap();
+    assert_eq!(operators(&exported), ["MatMul", "Add"]);
+}
+
+#[test]
+fn weights_without_integers_in_onnx_are_the_floats_of_their_codes() {
+    let device = Device::flex();
+    let floats = WeightConfig::new().with_format(NumberFormat::E4M3);
+    let blocks = WeightConfig::int(8).with_granularity(WeightGranularity::PerBlock { size: 2 });
+    for weight in [floats, blocks] {
+        let conv: Conv2d = Conv2dConfig::new([4, 4], [3, 3]).init(&device);
+        let config = QatConfig::new().with_weight(weight).with_activation(None);
+        let model = config.prepare(with_numbers(conv, 3)).unwrap();
+        let x = tensor::<4>(2, [2, 4, 6, 6], &device);
+        let expected = model.forward(x.clone());
+        let record = || Export::record(&model, &x, |conv: &Conv2d, x| conv.forward(x)).unwrap();
+        for form in [Form::Float, Form::Qdq, Form::Integer] {
+            let exported = record().to_onnx(form).unwrap();
+            for_the_judge(&exported, &x, &expected, None);
+            let layer = &exported.layers[0];
+            assert_eq!(layer.execution, Execution::DequantizedOnce);
+            assert!(layer.reason.is_some());
+        }
+        for backend in [Backend::Own, Backend::Rten, Backend::Burn] {
+            let config = EngineConfig::new().with_backend(Some(backend));
+            let engine = config.compile(record()).unwrap();
+            close(engine.run(&x).unwrap(), expected.clone());
+        }
+    }
 }

@@ -7,7 +7,7 @@ use burn::backend::ir::{
 };
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Int, Shape, Slice, Tensor, TensorData};
-use burn_lean_graph::{Graph, TensorMapper, Tensors, record, signature};
+use burn_lean_graph::{Graph, Recording, TensorMapper, Tensors, record, signature};
 
 use crate::Dimension;
 
@@ -19,9 +19,10 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Records `forward` again, with batches of two other sizes, and compares the operations.
+    /// Records `forward` again, with batches of other sizes, and compares the operations.
     ///
-    /// The error says why the batch stays fixed.
+    /// A batch of one may be refused, or taken another way: then the others stay. The error says why
+    /// the batch stays fixed.
     pub(crate) fn find<M: Module, I: Tensors, O: Tensors>(
         model: &M,
         inputs: &I,
@@ -42,12 +43,21 @@ impl Batch {
             dimensions: HashMap::new(),
         };
         // A size that is halved, or cut off at some number, may be the same for neighbours.
-        for size in [size + 1, 2 * size + 3] {
+        let resized = |size| {
             let resized = inputs.map_tensors(&mut Resize { size });
-            let other = record(model, &resized, forward)
-                .map_err(|error| format!("the forward pass refuses another batch: {error}"))?
-                .fold_rows();
+            record(model, &resized, forward).map(Recording::fold_rows)
+        };
+        for size in [size + 1, 2 * size + 3] {
+            let other = resized(size)
+                .map_err(|error| format!("the forward pass refuses another batch: {error}"))?;
             found.agree(graph, other.graph(), size)?;
+        }
+        // What refuses a single example has no result that a file could miss.
+        if size > 1
+            && let Ok(single) = resized(1)
+        {
+            let agreed = found.agree(graph, single.graph(), 1);
+            agreed.map_err(|why| format!("a batch of one is another computation: {why}"))?;
         }
         Ok(found)
     }

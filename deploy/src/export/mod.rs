@@ -115,9 +115,9 @@ impl<O: Tensors> Export<O> {
     /// and fake quantization are folded in. Its quantizers, wherever the recording shows them, become
     /// the [`Quantization`] of the export.
     ///
-    /// `forward` runs three times, with as many sizes of the first axis of all inputs, up to twice the
-    /// given one and 3, to see what depends on it: what does not compute with it is exported for any
-    /// batch.
+    /// `forward` runs four times, with as many sizes of the first axis of all inputs, from one to twice
+    /// the given one and 3, to see what depends on it: what does not compute with it is exported for any
+    /// batch. A single example may be refused.
     ///
     /// # Errors
     ///

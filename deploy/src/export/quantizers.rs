@@ -2,17 +2,15 @@
 
 use std::collections::HashMap;
 
-use burn::backend::ir::{
-    BaseOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
-};
 use burn::module::Module;
-use burn_lean_graph::{Graph, Tensors, record};
+use burn_lean_graph::{Graph, Node, Tensors, record};
 use burn_lean_quant::{
     Site,
     deploy::{QuantizedGraph, QuantizedOperand},
     integer::Grid,
 };
 
+use super::lower::rounds_operands;
 use crate::quantization::Expressible;
 use crate::{ActivationQuantization, DeployError, Edge, Quantization};
 
@@ -48,20 +46,29 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
     }
     // With the operation that takes floats all the same, if there is one.
     let mut shown: HashMap<String, Option<&'static str>> = HashMap::new();
-    for operand in QuantizedGraph::of(graph, model)?.operands {
-        let (Some(node), Some(how)) = (positions[operand.node], how(&operand)) else {
+    let operands = QuantizedGraph::of(graph, model)?.operands;
+    for operand in &operands {
+        let (Some(node), Some(how)) = (positions[operand.node], how(operand)) else {
             continue;
         };
-        let Some(reader) = graph.nodes().nth(operand.node) else {
+        let edge = Edge {
+            node,
+            operand: operand.operand,
+        };
+        found.edges.insert(edge, how);
+        shown.entry(operand.quantizer.clone()).or_default();
+    }
+    for operand in operands {
+        let Some(reader) = positions[operand.node].and_then(|node| plain.nodes().nth(node)) else {
             continue;
         };
-        let floats = shown.entry(operand.quantizer.clone()).or_default();
-        if !takes_quantized(reader.operation()) {
+        if let Some(floats) = shown.get_mut(&operand.quantizer)
+            && !is_told_apart(reader, operand.operand, &found)
+        {
+            let (node, operand) = (reader.index(), operand.operand);
+            found.edges.remove(&Edge { node, operand });
             floats.get_or_insert(reader.name());
-            continue;
         }
-        let operand = operand.operand;
-        found.edges.insert(Edge { node, operand }, how);
     }
     found
         .left_float
@@ -70,33 +77,24 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
             Some(None) => false,
             Some(Some(reader)) => {
                 let name = why.split(": ").next().unwrap_or(path);
-                *why = format!("{name}: `{reader}` takes floats in the file");
+                *why = format!("{name}: `{reader}` reads it as it is, too");
                 true
             }
         });
     Ok(found)
 }
 
-/// Whether operands of an operation are written as their quantizers have them.
-fn takes_quantized(operation: &OperationIr) -> bool {
-    match operation {
-        OperationIr::Float(_, float) => matches!(float, FloatOperationIr::Matmul(_)),
-        OperationIr::NumericFloat(_, numeric) => matches!(numeric, NumericOperationIr::Add(_)),
-        OperationIr::BaseFloat(base) => matches!(base, BaseOperationIr::Cat(_)),
-        OperationIr::Module(module) => matches!(
-            module,
-            ModuleOperationIr::Linear(_)
-                | ModuleOperationIr::Conv1d(_)
-                | ModuleOperationIr::Conv2d(_)
-                | ModuleOperationIr::Conv3d(_)
-                | ModuleOperationIr::ConvTranspose1d(_)
-                | ModuleOperationIr::ConvTranspose2d(_)
-                | ModuleOperationIr::ConvTranspose3d(_)
-                | ModuleOperationIr::Embedding(_)
-                | ModuleOperationIr::Attention(_)
-        ),
-        _ => false,
+/// Whether an operation can be written with this operand rounded: not where it reads the same tensor
+/// once more in another way.
+fn is_told_apart(reader: Node<'_>, operand: usize, found: &Quantization) -> bool {
+    if rounds_operands(reader.operation()) {
+        return true;
     }
+    let tensors: Vec<_> = reader.operation().inputs().map(|x| x.id).collect();
+    let node = reader.index();
+    let how = |operand| found.edges.get(&Edge { node, operand });
+    let twins = (0..tensors.len()).filter(|other| tensors[*other] == tensors[operand]);
+    twins.into_iter().all(|other| how(other) == how(operand))
 }
 
 /// How an operand becomes integers, if ONNX can say it.

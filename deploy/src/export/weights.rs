@@ -65,6 +65,9 @@ impl Codes {
 pub(crate) struct Weights {
     /// Of quantized ones.
     codes: HashMap<TensorId, Codes>,
+    /// Quantized ones whose codes ONNX cannot say: path, and why. Their constants are what the codes
+    /// stand for.
+    left_float: HashMap<TensorId, (String, String)>,
     /// The values of what does not depend on an input, nor on the size of the batch.
     pub(crate) constants: HashMap<TensorId, HostTensor>,
 }
@@ -77,12 +80,13 @@ impl Weights {
         constants: HashMap<TensorId, HostTensor>,
     ) -> Result<Self, DeployError> {
         let origins = origins(graph);
-        let mut found = HashMap::new();
+        let mut found = Self {
+            codes: HashMap::new(),
+            left_float: HashMap::new(),
+            constants,
+        };
         if quantization.weights.is_empty() || parameters.is_empty() {
-            return Ok(Self {
-                codes: found,
-                constants,
-            });
+            return Ok(found);
         }
         // The same reshapes and swaps, of codes, scales and zero points.
         let seen = |what: &dyn Fn(&QuantizedTensor) -> Result<Vec<f32>, DeployError>| {
@@ -98,8 +102,8 @@ impl Weights {
         let codes = seen(&|weight| Ok(weight.codes().iter().map(|code| *code as f32).collect()))?;
         let scales = seen(&|weight| per_element(weight, weight.scale()))?;
         let zero_points = seen(&|weight| per_element(weight, weight.zero_point()))?;
-        for (id, parameter) in origins {
-            let parameter = &graph.parameters()[parameter];
+        for (id, position) in origins {
+            let parameter = &graph.parameters()[position];
             let Some(weight) = quantization.weights.get(&parameter.path) else {
                 continue;
             };
@@ -113,12 +117,19 @@ impl Weights {
                     ),
                 });
             }
+            let mut leave = |reason: String| {
+                let path = parameter.path.clone();
+                // Codes that were given by hand are not what the parameter holds.
+                if is_rounded(&parameters[position], weight)? {
+                    found.left_float.insert(id, (path, reason));
+                    return Ok(());
+                }
+                Err(DeployError::Weight { path, reason })
+            };
             let format = weight.scheme().format;
             if !format.is_int() {
-                return Err(DeployError::Weight {
-                    path: parameter.path.clone(),
-                    reason: format!("{} is no integer format", weight.scheme()),
-                });
+                leave(format!("{} is no integer format", weight.scheme()))?;
+                continue;
             }
             let read = |values: &HashMap<TensorId, DispatchTensor>| {
                 let value = values.get(&id).cloned();
@@ -129,15 +140,15 @@ impl Weights {
             else {
                 continue;
             };
-            let (scale, zero_point) = spread(&codes.shape, &scales.floats(), &zeros.floats())
-                .ok_or_else(|| DeployError::Weight {
-                    path: parameter.path.clone(),
-                    reason: format!(
-                        "the scales of {} lie neither along an axis nor in blocks of rows",
-                        weight.scheme()
-                    ),
-                })?;
-            found.insert(
+            let Some((scale, zero_point)) = spread(&codes.shape, &scales.floats(), &zeros.floats())
+            else {
+                leave(format!(
+                    "the scales of {} lie neither along an axis nor in blocks of rows",
+                    weight.scheme()
+                ))?;
+                continue;
+            };
+            found.codes.insert(
                 id,
                 Codes {
                     path: parameter.path.clone(),
@@ -150,14 +161,16 @@ impl Weights {
                 },
             );
         }
-        Ok(Self {
-            codes: found,
-            constants,
-        })
+        Ok(found)
     }
 
     pub(crate) fn get(&self, id: TensorId) -> Option<&Codes> {
         self.codes.get(&id)
+    }
+
+    /// Path of a quantized weight that is floats in every form, and why.
+    pub(crate) fn left_float(&self, id: TensorId) -> Option<&(String, String)> {
+        self.left_float.get(&id)
     }
 }
 
@@ -173,18 +186,32 @@ pub(super) fn rounded(
         let Some(weight) = quantization.weights.get(&parameter.path) else {
             continue;
         };
-        let scales = per_element(weight, weight.scale())?;
-        let zeros = per_element(weight, weight.zero_point())?;
-        let steps = weight.codes().iter().zip(zeros);
-        let steps = steps.map(|(code, zero)| *code as f32 - zero);
-        let rounded: Vec<f32> = steps.zip(scales).map(|(steps, s)| steps * s).collect();
         // Those of a model's own quantizers are so already, and not held twice.
-        if HostTensor::read(value.clone())?.floats() != rounded {
-            let data = TensorData::new(rounded, weight.shape().to_vec());
+        if !is_rounded(value, weight)? {
+            let data = TensorData::new(values_of(weight)?, weight.shape().to_vec());
             *value = Dispatch::float_from_data(data, &value.device());
         }
     }
     Ok(values)
+}
+
+/// Whether a parameter has the values that the codes stand for.
+fn is_rounded(parameter: &DispatchTensor, weight: &QuantizedTensor) -> Result<bool, DeployError> {
+    Ok(HostTensor::read(parameter.clone())?.floats() == values_of(weight)?)
+}
+
+/// What the codes stand for.
+fn values_of(weight: &QuantizedTensor) -> Result<Vec<f32>, DeployError> {
+    let scales = per_element(weight, weight.scale())?;
+    let zeros = per_element(weight, weight.zero_point())?;
+    let format = weight.scheme().format;
+    let number = |code: i32| match format.is_int() {
+        true => code as f32,
+        false => format.from_bits(code as u8),
+    };
+    let steps = weight.codes().iter().zip(zeros);
+    let steps = steps.map(|(code, zero)| number(*code) - zero);
+    Ok(steps.zip(scales).map(|(steps, s)| steps * s).collect())
 }
 
 /// The value of each element's group.

@@ -432,16 +432,14 @@ fn mean(x: &Floats, axis: usize, keep: bool) -> Result<Floats, DeployError> {
 fn slice(x: &Floats, axis: usize, start: i64, end: i64) -> Result<Floats, DeployError> {
     let size = x.shape.get(axis).copied().unwrap_or(0) as i64;
     let bound = |at: i64| if at < 0 { at + size } else { at }.clamp(0, size) as usize;
-    let (start, end) = (bound(start), bound(end));
-    if start >= end {
-        return Err(failed(format!(
-            "nothing is left of axis {axis} of {:?}",
-            x.shape
-        )));
+    if axis >= x.shape.len() {
+        return Err(failed(format!("no axis {axis} of {:?}", x.shape)));
     }
+    // Nothing is left where it ends before it starts.
+    let (start, end) = (bound(start), bound(end).max(bound(start)));
     let inner: usize = x.shape[axis + 1..].iter().product();
     let line = x.shape[axis] * inner;
-    let mut data = Vec::with_capacity(x.data.len() / x.shape[axis] * (end - start));
+    let mut data = Vec::with_capacity(x.data.len() / x.shape[axis].max(1) * (end - start));
     for line in x.data.chunks_exact(line.max(1)) {
         data.extend_from_slice(&line[start * inner..end * inner]);
     }

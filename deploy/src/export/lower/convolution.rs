@@ -77,6 +77,7 @@ impl<'a> Writer<'a> {
         };
         let path = node.parameters().next().map(|one| one.path.as_str());
         let quantized = self.weights.get(weight.id).is_some()
+            || self.weights.left_float(weight.id).is_some()
             || self.quantization.activation(edge, path).is_some();
         let is_float = is_foldable(weight) && bias.is_none_or(is_foldable) && !quantized;
         if !is_float || !is_f32(out) || self.graph.outputs().contains(&out.id) {
@@ -84,6 +85,13 @@ impl<'a> Writer<'a> {
         }
         let mut readers = node.readers();
         let (reader, none) = (readers.next()?, readers.next());
+        let between = Edge {
+            node: reader.index(),
+            operand: 0,
+        };
+        if self.quantization.activation(between, None).is_some() {
+            return None;
+        }
         match (reader.operation(), none) {
             (OperationIr::Module(ModuleOperationIr::BatchNorm(norm)), None)
                 if norm.x.id == out.id

@@ -10,12 +10,15 @@ mod numeric;
 mod pool;
 mod resize;
 
-use burn::backend::ir::{ModuleOperationIr, OperationIr, ScalarIr, TensorIr};
+use burn::backend::ir::{
+    BaseOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
+    ScalarIr, TensorIr,
+};
 use burn_lean_graph::Node;
 
 use super::Writer;
-use crate::DeployError;
 use crate::onnx::Attribute;
+use crate::{DeployError, Edge};
 
 /// Why an operation has no operator.
 pub(crate) enum Unwritten {
@@ -46,7 +49,29 @@ impl<'a> Writer<'a> {
         if operation.outputs().all(|out| self.constant(out).is_some()) {
             return Ok(());
         }
-        let written = match operation {
+        let plain = match rounds_operands(operation) {
+            true => Ok(Vec::new()),
+            false => self.round_operands(node),
+        };
+        let written = plain.and_then(|plain| {
+            let written = self.operation(node);
+            for (tensor, name) in plain {
+                self.set(&tensor, name);
+            }
+            written
+        });
+        written.map_err(|error| match error {
+            Unwritten::Error(error) => error,
+            Unwritten::Operator(why) => DeployError::Operator {
+                operation: node.name(),
+                module: self.module_of(node),
+                why,
+            },
+        })
+    }
+
+    fn operation(&mut self, node: Node<'a>) -> Written {
+        match node.operation() {
             OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
                 self.base(op, node)
             }
@@ -61,15 +86,28 @@ impl<'a> Writer<'a> {
             OperationIr::Custom(_) | OperationIr::Distributed(_) => {
                 Err("it belongs to a backend".into())
             }
-        };
-        written.map_err(|error| match error {
-            Unwritten::Error(error) => error,
-            Unwritten::Operator(why) => DeployError::Operator {
-                operation: node.name(),
-                module: self.module_of(node),
-                why,
-            },
-        })
+        }
+    }
+
+    /// Rounds what an operation reads as its quantizers do; the tensors that have other names until it
+    /// is written, with their own.
+    fn round_operands(&mut self, node: Node<'a>) -> Result<Vec<(TensorIr, String)>, Unwritten> {
+        let mut plain = Vec::new();
+        for (operand, tensor) in node.operation().inputs().enumerate() {
+            let edge = Edge {
+                node: node.index(),
+                operand,
+            };
+            let is_rounded = |(other, _): &(TensorIr, String)| other.id == tensor.id;
+            if self.quantization.activation(edge, None).is_none() || plain.iter().any(is_rounded) {
+                continue;
+            }
+            let name = self.operand(tensor)?;
+            let rounded = self.activation_operand(node, operand, tensor)?;
+            self.set(tensor, rounded);
+            plain.push((tensor.clone(), name));
+        }
+        Ok(plain)
     }
 
     /// The module of an operation; of one that reads no parameter, what it comes after.
@@ -168,6 +206,29 @@ impl<'a> Writer<'a> {
         let inputs = vec![self.operand(lhs)?, self.scalar(rhs, lhs.dtype)?];
         self.put(operator, inputs, out, vec![]);
         Ok(())
+    }
+}
+
+/// Whether an operation is written with each operand as its quantizer has it; other operations have
+/// rounded operands.
+pub(crate) fn rounds_operands(operation: &OperationIr) -> bool {
+    match operation {
+        OperationIr::Float(_, float) => matches!(float, FloatOperationIr::Matmul(_)),
+        OperationIr::NumericFloat(_, numeric) => matches!(numeric, NumericOperationIr::Add(_)),
+        OperationIr::BaseFloat(base) => matches!(base, BaseOperationIr::Cat(_)),
+        OperationIr::Module(module) => matches!(
+            module,
+            ModuleOperationIr::Linear(_)
+                | ModuleOperationIr::Conv1d(_)
+                | ModuleOperationIr::Conv2d(_)
+                | ModuleOperationIr::Conv3d(_)
+                | ModuleOperationIr::ConvTranspose1d(_)
+                | ModuleOperationIr::ConvTranspose2d(_)
+                | ModuleOperationIr::ConvTranspose3d(_)
+                | ModuleOperationIr::Embedding(_)
+                | ModuleOperationIr::Attention(_)
+        ),
+        _ => false,
     }
 }
 

@@ -74,10 +74,18 @@ impl<'a> Writer<'a> {
     pub(crate) fn product(&mut self, product: &Product<'a>) -> Written {
         let node = product.node;
         let codes = self.weights.get(product.weight.id);
-        let path = codes.map(|codes| codes.path.clone()).or_else(|| {
+        let left_float = self.weights.left_float(product.weight.id);
+        let known = codes.map(|codes| &codes.path);
+        let known = known.or(left_float.map(|(path, _)| path)).cloned();
+        let path = known.or_else(|| {
             self.constant(product.weight)?;
             node.parameters().next().map(|p| p.path.clone())
         });
+        let why_float = left_float.map(|(_, why)| why.clone());
+        let as_floats = match why_float {
+            Some(_) => Execution::DequantizedOnce,
+            None => Execution::Float,
+        };
         let edge = |operand| Edge {
             node: node.index(),
             operand,
@@ -91,17 +99,17 @@ impl<'a> Writer<'a> {
         }
         let (written, execution, reason) = match (form, codes) {
             (_, None) if activation.is_none() && other.is_none() => {
-                (self.plain(product)?, Execution::Float, None)
+                (self.plain(product)?, as_floats, why_float)
             }
+            (Form::Float, None) => (self.plain(product)?, as_floats, why_float),
             (Form::Float, Some(_)) => (self.plain(product)?, Execution::DequantizedOnce, None),
-            (Form::Float, None) => (self.plain(product)?, Execution::Float, None),
             (Form::Qdq, _) => {
                 let name = self.with_qdq(product, codes, activation, other)?;
-                (name, Execution::Qdq, None)
+                (name, Execution::Qdq, why_float)
             }
             (Form::Integer, None) => {
-                let reason = "its weight is not quantized".to_string();
-                (self.plain(product)?, Execution::Float, Some(reason))
+                let why = why_float.unwrap_or_else(|| "its weight is not quantized".into());
+                (self.plain(product)?, as_floats, Some(why))
             }
             (Form::Integer, Some(codes)) => match self.integer(product, codes, activation)? {
                 Ok((name, execution)) => (name, execution, None),
@@ -166,8 +174,18 @@ impl<'a> Writer<'a> {
         out: &TensorIr,
     ) -> Result<String, DeployError> {
         let Some(codes) = self.weights.get(table.id) else {
-            let table = self.operand(table)?;
-            return Ok(self.rows(table, indices));
+            let floats = self.operand(table)?;
+            if let Some((path, why)) = self.weights.left_float(table.id) {
+                self.layers.push(LayerReport {
+                    node: node.index(),
+                    path: path.clone(),
+                    operation: node.name(),
+                    execution: Execution::DequantizedOnce,
+                    reason: Some(why.clone()),
+                    weight_bytes: table.shape.num_elements() * table.dtype.size(),
+                });
+            }
+            return Ok(self.rows(floats, indices));
         };
         check_scaled(table, &codes.path)?;
         let elements = table.shape.num_elements();
