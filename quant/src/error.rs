@@ -100,8 +100,11 @@ pub enum QuantError {
         /// What was asked for.
         value: f64,
     },
-    /// A scale is zero, negative, infinite or NaN.
-    #[error("the scale of {what} is {value}, but must be positive and finite: calibrate again")]
+    /// A scale is zero, negative, infinite, NaN or subnormal.
+    #[error(
+        "the scale of {what} is {value}, but must be positive, finite and at least 1.2e-38: \
+         calibrate again"
+    )]
     InvalidScale {
         /// Whose scale.
         what: String,

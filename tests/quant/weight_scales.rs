@@ -103,7 +103,7 @@ fn what_does_not_fit_is_refused_with_the_model_as_it_was() {
         found: 32,
     };
     assert_eq!(few.to_string(), expected.to_string());
-    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY, 2.9e-39] {
         let mut scales = vec![0.1; 32];
         scales[7] = bad;
         let error = located(refused(config(), "weight", scales));

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     QuantError, QuantParams, Scheme,
-    fake::{from_codes, to_codes},
+    fake::{from_codes, qparams::is_scale, to_codes},
 };
 
 /// A tensor as integers.
@@ -117,7 +117,7 @@ impl QuantizedTensor {
                 });
             }
         }
-        if let Some(bad) = scale.iter().find(|s| !(**s > 0.0 && s.is_finite())) {
+        if let Some(bad) = scale.iter().find(|s| !is_scale(**s)) {
             return Err(QuantError::InvalidScale {
                 what: "the tensor".into(),
                 value: *bad,

@@ -24,6 +24,12 @@ pub struct QuantParams {
     pub zero_point: Tensor<1>,
 }
 
+/// Whether a number is the step of a grid: positive, finite, and not so small that it has no inverse or
+/// that a GPU takes it for 0.
+pub(crate) fn is_scale(scale: f32) -> bool {
+    scale > 0.0 && scale.is_normal()
+}
+
 impl QuantParams {
     /// The smallest scale that a range gives, so that a constant zero tensor has one: 2⁻²³.
     pub const EPSILON: f32 = f32::EPSILON;

@@ -8,6 +8,7 @@ use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
+use crate::fake::qparams::is_scale;
 use crate::fold::refuse_reparameterized;
 use crate::model::channel_layout::ChannelLayout;
 use crate::model::float_parameters::{self, FloatParameter};
@@ -82,11 +83,7 @@ fn plan<M: Module>(
     model: &M,
     rescale: &Rescale,
 ) -> Result<HashMap<String, TensorData>, QuantError> {
-    if let Some(bad) = rescale
-        .factors
-        .iter()
-        .find(|f| !(**f > 0.0 && f.is_finite()))
-    {
+    if let Some(bad) = rescale.factors.iter().find(|f| !is_scale(**f)) {
         return Err(QuantError::InvalidScale {
             what: format!("the features of `{}`", rescale.producer),
             value: *bad,

@@ -3,6 +3,7 @@
 use faer::Mat;
 
 use crate::QuantError;
+use crate::fake::qparams::is_scale;
 use crate::module::listen::input_statistics::InputStatistics;
 
 /// A weight `[outputs, inputs]` (row-major) with the grid of each element: the problem that
@@ -53,7 +54,7 @@ impl WeightGrid {
         if weight.iter().any(|value| !value.is_finite()) {
             return Err(QuantError::NonFinite { what: "weight" });
         }
-        if let Some(bad) = scale.iter().find(|s| !(**s > 0.0 && s.is_finite())) {
+        if let Some(bad) = scale.iter().find(|s| !is_scale(**s)) {
             return Err(QuantError::InvalidScale {
                 what: "the weight".into(),
                 value: *bad,

@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean_reparam::Rejected;
 
+use crate::fake::qparams::is_scale;
 use crate::model::float_parameters;
 use crate::module::walk::{self, Located, Site, quantizers};
 use crate::{FakeQuantize, QuantError, QuantParams};
@@ -102,10 +103,7 @@ fn replaced(
             found: scales.len(),
         });
     }
-    if let Some(bad) = scales
-        .iter()
-        .find(|scale| !(**scale > 0.0 && scale.is_finite()))
-    {
+    if let Some(bad) = scales.iter().find(|scale| !is_scale(**scale)) {
         return Err(QuantError::InvalidScale {
             what: "the weight".into(),
             value: *bad,

@@ -9,6 +9,7 @@ use super::codes::{Codes, shift};
 use super::config::QuantizationConfig;
 use super::layout::{Place, turn, unpack, words};
 use crate::deploy::safetensors_file::{DTYPES, FileError};
+use crate::fake::qparams::is_scale;
 use crate::{FakeQuantize, Granularity, ObserverConfig, QuantError, QuantParams};
 
 /// A file that was read.
@@ -228,7 +229,7 @@ impl Contents<'_> {
         let ([scale], [zero]) = (&scale[..], &zero[..]) else {
             return Err(self.file.read(format!("`{name}` is not one number")));
         };
-        if !(*scale > 0.0 && scale.is_finite()) {
+        if !is_scale(*scale) {
             return Err(self.file.read(format!("`{name}` is {scale}")));
         }
         let codes = scheme.quant_min()..=scheme.quant_max();

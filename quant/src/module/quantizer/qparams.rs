@@ -4,7 +4,10 @@ use burn::tensor::Tensor;
 
 use super::{FakeQuantize, State};
 use crate::range::observer::read;
-use crate::{Granularity, QuantError, QuantParams, fake::Range};
+use crate::{
+    Granularity, QuantError, QuantParams,
+    fake::{Range, qparams::is_scale},
+};
 
 impl FakeQuantize {
     /// The range that was observed.
@@ -77,7 +80,7 @@ impl FakeQuantize {
     fn exact_qparams(&self, state: &State) -> Result<QuantParams, QuantError> {
         let qparams = state.observed_qparams(&self.config.scheme);
         let scale = read(qparams.scale.clone())?;
-        match scale.iter().all(|scale| *scale > 0.0 && scale.is_finite()) {
+        match scale.iter().all(|scale| is_scale(*scale)) {
             true => Ok(qparams),
             false => Err(QuantError::NonFinite { what: "scale" }),
         }
