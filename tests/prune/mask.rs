@@ -8,7 +8,8 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, AutocastConfig, Fallback};
 use burn_lean::prune::{
-    LayerKind, Layout, Masks, PruneError, Selection, masks::ParameterMask, rewind,
+    Budget, LayerKind, Layout, Masks, PruneError, Selection, SparsityPattern, masks::ParameterMask,
+    rewind,
 };
 use burn_lean::quant::QatConfig;
 use burn_lean::reparam::{ChainReparameterizer, attach, attached};
@@ -105,7 +106,18 @@ fn pruned_weights_stay_zero_under_weight_decay_and_old_momentum() {
             let model = train(model, &mut optim, 5);
             assert_zeros(&model, &masks(3));
             assert_ne!(effective(&model), before, "nothing was trained");
-            assert_zeros(&model.materialize(), &masks(3));
+            assert_zeros(&model.clone().materialize(), &masks(3));
+            // Nor is what is left behind the mask a weight to choose from.
+            let selection = Selection::of(&model, None).unwrap();
+            let seen = values(selection.flatten(&model).unwrap());
+            assert_eq!(seen, effective(&model));
+            let half = Budget::Sparsity(0.5);
+            let all = SparsityPattern::Unstructured;
+            let largest = Masks::by_magnitude(&model, &selection, &all, &half).unwrap();
+            let old = masks(3);
+            let pairs = largest.parameters().iter().zip(old.parameters());
+            let kept = pairs.flat_map(|(new, old)| new.kept().iter().zip(old.kept()));
+            assert!(kept.filter(|(_, old)| **old).all(|(new, _)| *new));
         }
     });
 }

@@ -4,8 +4,8 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, Method, PruneError, PruneReport, PrunerConfig, RidgeChoice,
-    Schedule, Selection, SolverConfig, SparsityPattern,
+    Budget, FisherConfig, Groups, Masks, Method, PruneError, PruneReport, PrunerConfig,
+    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern,
 };
 
 use crate::pruner::{Net, Pairs, config, pairs, prune};
@@ -91,6 +91,13 @@ fn a_bad_config_costs_no_gradients() {
         }),
         "ridge"
     );
+    // Of the 30 weights of the first layer 25 are in one block.
+    let error = with(&|config| {
+        blocks(config);
+        config.ridge = RidgeChoice::Fixed(0.01);
+        config.solver.pattern = SparsityPattern::Groups(Groups::Outputs);
+    });
+    assert!(error.to_string().contains("first.weight"), "{error}");
     let error = with(&|config| {
         config.in_blocks = true;
         config.fisher.memory_bound = 1;

@@ -215,14 +215,14 @@ impl Bearer {
     }
 }
 
-struct AttachedMask {
-    path: String,
+pub(crate) struct AttachedMask {
+    pub(crate) path: String,
     id: ParamId,
     shape: Vec<usize>,
-    kept: Tensor<1, Bool>,
+    pub(crate) kept: Tensor<1, Bool>,
 }
 
-fn attached_masks<M: Module>(model: &M) -> Vec<AttachedMask> {
+pub(crate) fn attached_masks<M: Module>(model: &M) -> Vec<AttachedMask> {
     let mut finder = AttachedMasks::default();
     visit_with_path(model, &mut finder);
     finder.masks

@@ -7,11 +7,14 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_reparam::{PathMapper, PathVisitor, Rejected, Trail, map_with_path, visit_with_path};
 
 use crate::host::read;
+use crate::masks::attach::attached_masks;
+use crate::masks::mask::zero_pruned;
 use crate::model::layout::Layout;
 use crate::{PruneError, Selection};
 
 impl Selection {
-    /// The prunable weights of `model` as one vector `[p]` in F32, on [`device`](Self::device).
+    /// The prunable weights of `model` as one vector `[p]` in F32, on [`device`](Self::device): of
+    /// reparameterized ones the base, with zeros where a mask prunes.
     ///
     /// # Errors
     ///
@@ -22,6 +25,14 @@ impl Selection {
             parts: vec![None; self.ids().len()],
         };
         visit_with_path(model, &mut gather);
+        // What an optimizer left behind a mask is no weight.
+        for mask in attached_masks(model) {
+            let position = self.layer_at(&mask.path);
+            if let Some(part) = position.and_then(|at| gather.parts[at].as_mut()) {
+                let kept = mask.kept.to_device(self.device());
+                *part = zero_pruned(part.clone(), kept);
+            }
+        }
         let parts: Option<Vec<Tensor<1>>> = gather.parts.into_iter().collect();
         match parts {
             Some(parts) => Ok(Tensor::cat(parts, 0)),

@@ -123,6 +123,19 @@ fn unsolved(
     })
 }
 
+/// Refuses a pattern that the blocks cut apart.
+pub(crate) fn check_blocks(
+    solver: &SolverConfig,
+    layout: &Layout,
+    blocks: &[Range<usize>],
+) -> Result<(), PruneError> {
+    for columns in blocks {
+        part_of(layout, columns, &solver.pattern)?;
+        part_of_solver(solver, columns)?;
+    }
+    Ok(())
+}
+
 /// The config of the solver for some columns: what it says of single weights is about those.
 fn part_of_solver(
     solver: &SolverConfig,

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::flops;
 use crate::model::checks;
 use crate::problem::feasible::Feasible;
+use crate::run::block_stage::check_blocks;
 use crate::run::stage_budgets::stage_budgets;
 use crate::run::stage_store::StageStore;
 use crate::solver::check;
@@ -57,9 +58,10 @@ impl PrunerConfig {
         match self.in_blocks {
             false => self.fisher.check_memory(&selection)?,
             true => {
-                self.fisher.blocks(&selection)?;
+                let blocks = self.fisher.blocks(&selection)?;
                 if self.needs_blocks(&selection) {
                     self.fixed_ridge()?;
+                    check_blocks(&self.solver, selection.layout(), &blocks)?;
                 }
             }
         }

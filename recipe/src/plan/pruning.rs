@@ -1,9 +1,12 @@
 //! The stage that prunes.
 
+use std::collections::HashSet;
+
 use burn::module::ParamGroup;
 use burn_lean_prune::{
-    Budget, FisherConfig, GradientMatrix, GradualConfig, Layout, Problem, Pruner, PrunerConfig,
-    RidgeChoice, Schedule, SolverConfig, model::Layer,
+    Budget, FisherConfig, GradientMatrix, GradualConfig, Problem, Pruner, PrunerConfig,
+    RidgeChoice, Schedule, Selection, SolverConfig,
+    model::{ExcludedBecause, Layer},
 };
 use serde::{Deserialize, Serialize};
 
@@ -195,15 +198,15 @@ impl PruneStage {
     }
 
     /// The pruner of the method `layerwise`.
-    pub(crate) fn pruner(&self, layout: &Layout) -> Pruner {
+    pub(crate) fn pruner(&self, selection: &Selection) -> Pruner {
         let mut pruner = Pruner::new(Budget::Sparsity(self.sparsity));
-        pruner.group = self.group(layout);
+        pruner.group = self.group(selection);
         pruner.progress = false;
         pruner
     }
 
     /// The pruner of the method `chita`.
-    pub(crate) fn chita(&self, layout: &Layout, seed: u64) -> PrunerConfig {
+    pub(crate) fn chita(&self, selection: &Selection, seed: u64) -> PrunerConfig {
         let solver = SolverConfig::new(Budget::Sparsity(self.sparsity));
         let fisher = FisherConfig::new(self.samples.unwrap_or(500))
             .with_batch_size(self.batch_size.unwrap_or(1))
@@ -216,7 +219,7 @@ impl PruneStage {
                 base: base.unwrap_or(0.1).min(self.sparsity),
             },
         };
-        let weights = self.kept(layout).map(Layer::len).sum();
+        let weights = self.kept(selection).map(Layer::len).sum();
         let bytes = GradientMatrix::bytes_needed(fisher.samples, weights, fisher.dtype);
         let ridge = match bytes > fisher.memory_bound {
             // No sweep is over blocks.
@@ -228,50 +231,88 @@ impl PruneStage {
             .with_schedule(schedule)
             .with_ridge(ridge)
             .with_in_blocks(true)
-            .with_group(self.group(layout))
+            .with_group(self.group(selection))
             .with_seed(seed)
     }
 
     /// The pruner of the method `gradual`.
-    pub(crate) fn gradual(&self, layout: &Layout, seed: u64, tune: &TrainStage) -> GradualConfig {
+    pub(crate) fn gradual(
+        &self,
+        selection: &Selection,
+        seed: u64,
+        tune: &TrainStage,
+    ) -> GradualConfig {
         let between = self.stage_epochs.unwrap_or(1);
-        GradualConfig::new(self.chita(layout, seed), between, tune.epochs)
+        GradualConfig::new(self.chita(selection, seed), between, tune.epochs)
             .with_learning_rate(tune.learning_rate)
             .with_last_learning_rate(1e-3 * tune.learning_rate)
     }
 
     /// What is not excluded; `None` where nothing is.
-    fn group(&self, layout: &Layout) -> Option<ParamGroup> {
+    fn group(&self, selection: &Selection) -> Option<ParamGroup> {
         if self.exclude.is_empty() {
             return None;
         }
-        let kept = self.kept(layout);
+        let kept = self.kept(selection);
         let paths: Vec<String> = kept.map(|layer| layer.path.clone()).collect();
         Some(ParamGroup::from_paths(paths))
     }
 
-    fn kept<'l>(&'l self, layout: &'l Layout) -> impl Iterator<Item = &'l Layer> {
-        layout.layers().iter().filter(|layer| {
-            let excluded = |text: &String| contains(&layer.path, text);
-            !self.exclude.iter().any(excluded)
-        })
+    /// The layers of which no path, if they are tied, is excluded.
+    fn kept<'l>(&'l self, selection: &'l Selection) -> impl Iterator<Item = &'l Layer> {
+        let is_excluded = |path: &str| self.exclude.iter().any(|text| contains(path, text));
+        let first_paths = selection
+            .parameters()
+            .iter()
+            .map(|one| match &one.excluded {
+                Some(ExcludedBecause::TiedTo(first)) => (&one.path, first),
+                _ => (&one.path, &one.path),
+            });
+        let excluded: HashSet<&String> = first_paths
+            .filter(|(path, _)| is_excluded(path))
+            .map(|(_, first)| first)
+            .collect();
+        let layers = selection.layout().layers().iter();
+        layers.filter(move |layer| !excluded.contains(&layer.path))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Device;
+
     use super::*;
 
     #[test]
     fn gradients_beyond_the_memory_bound_get_a_fixed_ridge() {
-        let layout = Layout::anonymous(100);
+        let linear = LinearConfig::new(10, 10).init(&Device::flex());
+        let selection = Selection::of(&linear, None).unwrap();
         let ridge = |samples: usize| {
             let prune = PruneStage::new(0.5).with_method(PruneMethod::Chita);
-            prune.with_samples(samples).chita(&layout, 0).ridge
+            prune.with_samples(samples).chita(&selection, 0).ridge
         };
         // 8 GiB are 2³¹ numbers.
         let most = (1 << 31) / 100;
         assert_eq!(ridge(most), RidgeChoice::sweep());
         assert_eq!(ridge(most + 1), RidgeChoice::Fixed(0.01));
+    }
+
+    #[test]
+    fn a_tied_weight_is_excluded_by_either_path() {
+        let device = Device::flex();
+        let first: Linear = LinearConfig::new(4, 4).init(&device);
+        let model = (first.clone(), LinearConfig::new(4, 2).init(&device), first);
+        let selection = Selection::of::<(Linear, Linear, Linear)>(&model, None).unwrap();
+        let kept = |text: &str| -> Vec<String> {
+            let stage = PruneStage::new(0.5).with_exclude(text);
+            stage
+                .kept(&selection)
+                .map(|layer| layer.path.clone())
+                .collect()
+        };
+        assert_eq!(kept("0."), ["1.weight"]);
+        assert_eq!(kept("2."), ["1.weight"]);
+        assert_eq!(kept("1."), ["0.weight"]);
     }
 }

@@ -103,10 +103,9 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         name: &str,
     ) -> Result<(M, Masks), RecipeError> {
         let selection = Selection::of(dense, None)?;
-        let layout = selection.layout();
         let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
         if plan.method == PruneMethod::Layerwise {
-            let pruner = plan.pruner(layout);
+            let pruner = plan.pruner(&selection);
             let wanted = pruner.examples + pruner.held_out;
             let mut seen = 0;
             let inputs = self.inputs(KEY).take_while(|inputs| {
@@ -122,7 +121,7 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         let loader = |stage: u64| self.examples(KEY, stage, least);
         let state = self.state.solver(KEY);
         if plan.method == PruneMethod::Chita {
-            let config = plan.chita(layout, 0).with_state(state);
+            let config = plan.chita(&selection, 0).with_state(state);
             let pruned = config.prune(own(dense), loss, loader)?;
             return Ok((pruned.model, pruned.masks));
         }
@@ -132,7 +131,7 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
             }
             .into());
         };
-        let mut gradual = plan.gradual(layout, 0, tune);
+        let mut gradual = plan.gradual(&selection, 0, tune);
         gradual.pruner = gradual.pruner.with_state(state);
         let mut trainer = Trainer::new(self, KEY, name, tune, Some(teacher))?;
         let mut failed = None;
