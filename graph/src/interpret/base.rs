@@ -12,28 +12,18 @@ pub(super) fn float(op: &BaseOperationIr, operands: &mut impl Operands) -> Done 
     use BaseOperationIr::*;
     match op {
         Reshape(o) => {
-            unary!(operands, o, float, |x| Dispatch::float_reshape(
-                x,
-                o.out.shape.clone()
-            ))
+            apply!(operands, o, |x| Dispatch::float_reshape(x, o.out.shape.clone()), float input)
         }
         Expand(o) => {
-            unary!(operands, o, float, |x| Dispatch::float_expand(
-                x,
-                o.out.shape.clone()
-            ))
+            apply!(operands, o, |x| Dispatch::float_expand(x, o.out.shape.clone()), float input)
         }
         SwapDims(o) => {
-            unary!(operands, o, float, |x| Dispatch::float_swap_dims(
-                x, o.dim1, o.dim2
-            ))
+            apply!(operands, o, |x| Dispatch::float_swap_dims(x, o.dim1, o.dim2), float input)
         }
         Permute(o) => unary!(operands, o, float, |x| Dispatch::float_permute(x, &o.axes)),
         Flip(o) => unary!(operands, o, float, |x| Dispatch::float_flip(x, &o.axes)),
         Unfold(o) => {
-            unary!(operands, o, float, |x| Dispatch::float_unfold(
-                x, o.dim, o.size, o.step
-            ))
+            apply!(operands, o, |x| Dispatch::float_unfold(x, o.dim, o.size, o.step), float input)
         }
         Slice(o) => apply!(operands, o, |x| Dispatch::float_slice(x, &o.ranges), float tensor),
         SliceAssign(o) => {
@@ -80,27 +70,24 @@ pub(super) fn float(op: &BaseOperationIr, operands: &mut impl Operands) -> Done 
             let dtype = operands.made(o.out.dtype);
             unary!(operands, o, float, |x| Dispatch::float_cast(x, dtype))
         }
-        Empty(o) => {
-            let (device, dtype) = (operands.device(), operands.made(o.out.dtype));
-            operands.set(
-                &o.out,
-                Dispatch::float_empty(o.out.shape.clone(), &device, dtype),
-            )
-        }
-        Ones(o) => {
-            let (device, dtype) = (operands.device(), operands.made(o.out.dtype));
-            operands.set(
-                &o.out,
-                Dispatch::float_ones(o.out.shape.clone(), &device, dtype),
-            )
-        }
-        Zeros(o) => {
-            let (device, dtype) = (operands.device(), operands.made(o.out.dtype));
-            operands.set(
-                &o.out,
-                Dispatch::float_zeros(o.out.shape.clone(), &device, dtype),
-            )
-        }
+        Empty(o) => made!(
+            operands,
+            o,
+            Dispatch::float_empty,
+            operands.made(o.out.dtype)
+        ),
+        Ones(o) => made!(
+            operands,
+            o,
+            Dispatch::float_ones,
+            operands.made(o.out.dtype)
+        ),
+        Zeros(o) => made!(
+            operands,
+            o,
+            Dispatch::float_zeros,
+            operands.made(o.out.dtype)
+        ),
         Equal(o) => compare!(operands, o, float, Dispatch::float_equal),
         EqualElem(o) => compare_scalar!(operands, o, float, Dispatch::float_equal_elem),
         NotEqual(o) => compare!(operands, o, float, Dispatch::float_not_equal),
@@ -116,23 +103,19 @@ pub(super) fn float(op: &BaseOperationIr, operands: &mut impl Operands) -> Done 
 pub(super) fn int(op: &BaseOperationIr, operands: &mut impl Operands) -> Done {
     use BaseOperationIr::*;
     match op {
-        Reshape(o) => unary!(operands, o, int, |x| Dispatch::int_reshape(
-            x,
-            o.out.shape.clone()
-        )),
-        Expand(o) => unary!(operands, o, int, |x| Dispatch::int_expand(
-            x,
-            o.out.shape.clone()
-        )),
-        SwapDims(o) => unary!(operands, o, int, |x| Dispatch::int_swap_dims(
-            x, o.dim1, o.dim2
-        )),
+        Reshape(o) => {
+            apply!(operands, o, |x| Dispatch::int_reshape(x, o.out.shape.clone()), int input)
+        }
+        Expand(o) => {
+            apply!(operands, o, |x| Dispatch::int_expand(x, o.out.shape.clone()), int input)
+        }
+        SwapDims(o) => {
+            apply!(operands, o, |x| Dispatch::int_swap_dims(x, o.dim1, o.dim2), int input)
+        }
         Permute(o) => unary!(operands, o, int, |x| Dispatch::int_permute(x, &o.axes)),
         Flip(o) => unary!(operands, o, int, |x| Dispatch::int_flip(x, &o.axes)),
         Unfold(o) => {
-            unary!(operands, o, int, |x| Dispatch::int_unfold(
-                x, o.dim, o.size, o.step
-            ))
+            apply!(operands, o, |x| Dispatch::int_unfold(x, o.dim, o.size, o.step), int input)
         }
         Slice(o) => apply!(operands, o, |x| Dispatch::int_slice(x, &o.ranges), int tensor),
         SliceAssign(o) => {
@@ -174,31 +157,10 @@ pub(super) fn int(op: &BaseOperationIr, operands: &mut impl Operands) -> Done {
             let parts = o.tensors.iter().map(|part| operands.int(part)).collect();
             operands.set(&o.out, Dispatch::int_cat(parts, o.dim))
         }
-        Cast(o) => unary!(operands, o, int, |x| Dispatch::int_cast(
-            x,
-            o.out.dtype.into()
-        )),
-        Empty(o) => {
-            let (device, dtype) = (operands.device(), o.out.dtype.into());
-            operands.set(
-                &o.out,
-                Dispatch::int_empty(o.out.shape.clone(), &device, dtype),
-            )
-        }
-        Ones(o) => {
-            let (device, dtype) = (operands.device(), o.out.dtype.into());
-            operands.set(
-                &o.out,
-                Dispatch::int_ones(o.out.shape.clone(), &device, dtype),
-            )
-        }
-        Zeros(o) => {
-            let (device, dtype) = (operands.device(), o.out.dtype.into());
-            operands.set(
-                &o.out,
-                Dispatch::int_zeros(o.out.shape.clone(), &device, dtype),
-            )
-        }
+        Cast(o) => apply!(operands, o, |x| Dispatch::int_cast(x, o.out.dtype.into()), int input),
+        Empty(o) => made!(operands, o, Dispatch::int_empty, o.out.dtype.into()),
+        Ones(o) => made!(operands, o, Dispatch::int_ones, o.out.dtype.into()),
+        Zeros(o) => made!(operands, o, Dispatch::int_zeros, o.out.dtype.into()),
         Equal(o) => compare!(operands, o, int, Dispatch::int_equal),
         EqualElem(o) => compare_scalar!(operands, o, int, Dispatch::int_equal_elem),
         NotEqual(o) => compare!(operands, o, int, Dispatch::int_not_equal),
@@ -215,24 +177,18 @@ pub(super) fn bool(op: &BaseOperationIr, operands: &mut impl Operands) -> Done {
     use BaseOperationIr::*;
     match op {
         Reshape(o) => {
-            unary!(operands, o, bool, |x| Dispatch::bool_reshape(
-                x,
-                o.out.shape.clone()
-            ))
+            apply!(operands, o, |x| Dispatch::bool_reshape(x, o.out.shape.clone()), bool input)
         }
-        Expand(o) => unary!(operands, o, bool, |x| Dispatch::bool_expand(
-            x,
-            o.out.shape.clone()
-        )),
-        SwapDims(o) => unary!(operands, o, bool, |x| Dispatch::bool_swap_dims(
-            x, o.dim1, o.dim2
-        )),
+        Expand(o) => {
+            apply!(operands, o, |x| Dispatch::bool_expand(x, o.out.shape.clone()), bool input)
+        }
+        SwapDims(o) => {
+            apply!(operands, o, |x| Dispatch::bool_swap_dims(x, o.dim1, o.dim2), bool input)
+        }
         Permute(o) => unary!(operands, o, bool, |x| Dispatch::bool_permute(x, &o.axes)),
         Flip(o) => unary!(operands, o, bool, |x| Dispatch::bool_flip(x, &o.axes)),
         Unfold(o) => {
-            unary!(operands, o, bool, |x| Dispatch::bool_unfold(
-                x, o.dim, o.size, o.step
-            ))
+            apply!(operands, o, |x| Dispatch::bool_unfold(x, o.dim, o.size, o.step), bool input)
         }
         Slice(o) => apply!(operands, o, |x| Dispatch::bool_slice(x, &o.ranges), bool tensor),
         SliceAssign(o) => {
@@ -278,27 +234,9 @@ pub(super) fn bool(op: &BaseOperationIr, operands: &mut impl Operands) -> Done {
         }
         // All bools are stored as the device does.
         Cast(o) => unary!(operands, o, bool, |x| x),
-        Empty(o) => {
-            let (device, dtype) = (operands.device(), operands.bool_dtype());
-            operands.set(
-                &o.out,
-                Dispatch::bool_empty(o.out.shape.clone(), &device, dtype),
-            )
-        }
-        Ones(o) => {
-            let (device, dtype) = (operands.device(), operands.bool_dtype());
-            operands.set(
-                &o.out,
-                Dispatch::bool_ones(o.out.shape.clone(), &device, dtype),
-            )
-        }
-        Zeros(o) => {
-            let (device, dtype) = (operands.device(), operands.bool_dtype());
-            operands.set(
-                &o.out,
-                Dispatch::bool_zeros(o.out.shape.clone(), &device, dtype),
-            )
-        }
+        Empty(o) => made!(operands, o, Dispatch::bool_empty, operands.bool_dtype()),
+        Ones(o) => made!(operands, o, Dispatch::bool_ones, operands.bool_dtype()),
+        Zeros(o) => made!(operands, o, Dispatch::bool_zeros, operands.bool_dtype()),
         Equal(o) => binary!(operands, o, bool, Dispatch::bool_equal),
         EqualElem(o) => scalar!(operands, o, bool, Dispatch::bool_equal_elem),
         NotEqual(o) => binary!(operands, o, bool, Dispatch::bool_not_equal),

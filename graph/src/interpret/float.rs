@@ -40,22 +40,16 @@ pub(super) fn run(op: &FloatOperationIr, operands: &mut impl Operands) -> Done {
         IsNan(o) => test!(operands, o, float, Dispatch::float_is_nan),
         IsInf(o) => test!(operands, o, float, Dispatch::float_is_inf),
         IntoInt(o) => {
-            unary!(operands, o, float, |x| Dispatch::float_into_int(
-                x,
-                o.out.dtype.into()
-            ))
+            apply!(operands, o, |x| Dispatch::float_into_int(x, o.out.dtype.into()), float input)
         }
         Matmul(o) => binary!(operands, o, float, Dispatch::float_matmul),
-        Cross(o) => binary!(operands, o, float, |x, y| Dispatch::float_cross(
-            x, y, o.dim
-        )),
+        Cross(o) => {
+            apply!(operands, o, |x, y| Dispatch::float_cross(x, y, o.dim), float lhs, float rhs)
+        }
         Random(o) => {
-            let (device, dtype) = (operands.device(), operands.made(o.out.dtype));
-            let shape = o.out.shape.clone();
-            operands.set(
-                &o.out,
-                Dispatch::float_random(shape, o.distribution, &device, dtype),
-            )
+            let random =
+                |shape, device, dtype| Dispatch::float_random(shape, o.distribution, device, dtype);
+            made!(operands, o, random, operands.made(o.out.dtype))
         }
         GridSample2d(o) => {
             let options = o.options.clone().into();

@@ -70,36 +70,28 @@ pub(super) fn float(op: &NumericOperationIr, operands: &mut impl Operands) -> Do
         }
         ArgMax(o) => {
             let dtype = o.out.dtype.into();
-            unary!(operands, o, float, |x| Dispatch::float_argmax(
-                x, o.axis, dtype
-            ))
+            apply!(operands, o, |x| Dispatch::float_argmax(x, o.axis, dtype), float input)
         }
         ArgMin(o) => {
             let dtype = o.out.dtype.into();
-            unary!(operands, o, float, |x| Dispatch::float_argmin(
-                x, o.axis, dtype
-            ))
+            apply!(operands, o, |x| Dispatch::float_argmin(x, o.axis, dtype), float input)
         }
         TopK(o) => {
             let k = o.accumulator_len;
-            unary!(operands, o, float, |x| Dispatch::float_topk(x, o.axis, k))
+            apply!(operands, o, |x| Dispatch::float_topk(x, o.axis, k), float input)
         }
         ArgTopK(o) => {
             let (k, dtype) = (o.accumulator_len, o.out.dtype.into());
-            unary!(operands, o, float, |x| Dispatch::float_argtopk(
-                x, o.axis, k, dtype
-            ))
+            apply!(operands, o, |x| Dispatch::float_argtopk(x, o.axis, k, dtype), float input)
         }
         TopKWithIndices(o) => {
             let dtype = o.out_indices.dtype.into();
             let topk = |x| Dispatch::float_topk_with_indices(x, o.dim, o.k, dtype);
             apply_with_indices!(operands, o, topk, float tensor)
         }
-        Sort(o) => unary!(operands, o, float, |x| Dispatch::float_sort(
-            x,
-            o.dim,
-            o.descending
-        )),
+        Sort(o) => {
+            apply!(operands, o, |x| Dispatch::float_sort(x, o.dim, o.descending), float input)
+        }
         SortWithIndices(o) => {
             let dtype = o.out_indices.dtype.into();
             let sort = |x| Dispatch::float_sort_with_indices(x, o.dim, o.descending, dtype);
@@ -110,11 +102,7 @@ pub(super) fn float(op: &NumericOperationIr, operands: &mut impl Operands) -> Do
             unary!(operands, o, float, sort)
         }
         Pad(o) => {
-            unary!(operands, o, float, |x| Dispatch::float_pad(
-                x,
-                &o.padding,
-                o.mode.into()
-            ))
+            apply!(operands, o, |x| Dispatch::float_pad(x, &o.padding, o.mode.into()), float input)
         }
         Full(o) => {
             let (device, dtype) = (operands.device(), operands.made(o.out.dtype));
@@ -161,11 +149,8 @@ pub(super) fn int(op: &NumericOperationIr, operands: &mut impl Operands) -> Done
         Sum(o) => unary!(operands, o, int, Dispatch::int_sum),
         SumDim(o) => along!(operands, o, int, Dispatch::int_sum_dim),
         SumDims(o) => {
-            unary!(operands, o, int, |x| o
-                .axes
-                .iter()
-                .copied()
-                .fold(x, Dispatch::int_sum_dim))
+            let axes = o.axes.iter().copied();
+            apply!(operands, o, |x| axes.fold(x, Dispatch::int_sum_dim), int input)
         }
         Mean(o) => unary!(operands, o, int, Dispatch::int_mean),
         MeanDim(o) => along!(operands, o, int, Dispatch::int_mean_dim),
@@ -193,54 +178,35 @@ pub(super) fn int(op: &NumericOperationIr, operands: &mut impl Operands) -> Done
         ArgMax(o) => along!(operands, o, int, Dispatch::int_argmax),
         ArgMin(o) => along!(operands, o, int, Dispatch::int_argmin),
         TopK(o) => {
-            unary!(operands, o, int, |x| Dispatch::int_topk(
-                x,
-                o.axis,
-                o.accumulator_len
-            ))
+            apply!(operands, o, |x| Dispatch::int_topk(x, o.axis, o.accumulator_len), int input)
         }
         ArgTopK(o) => {
-            unary!(operands, o, int, |x| Dispatch::int_argtopk(
-                x,
-                o.axis,
-                o.accumulator_len
-            ))
+            apply!(operands, o, |x| Dispatch::int_argtopk(x, o.axis, o.accumulator_len), int input)
         }
         TopKWithIndices(o) => {
             let topk = |x| Dispatch::int_topk_with_indices(x, o.dim, o.k);
             apply_with_indices!(operands, o, topk, int tensor)
         }
-        Sort(o) => unary!(operands, o, int, |x| Dispatch::int_sort(
-            x,
-            o.dim,
-            o.descending
-        )),
+        Sort(o) => apply!(operands, o, |x| Dispatch::int_sort(x, o.dim, o.descending), int input),
         SortWithIndices(o) => {
             let sort = |x| Dispatch::int_sort_with_indices(x, o.dim, o.descending);
             apply_with_indices!(operands, o, sort, int input)
         }
-        ArgSort(o) => unary!(operands, o, int, |x| Dispatch::int_argsort(
-            x,
-            o.dim,
-            o.descending
-        )),
-        Pad(o) => unary!(operands, o, int, |x| Dispatch::int_pad(
-            x,
-            &o.padding,
-            o.mode.into()
-        )),
+        ArgSort(o) => {
+            apply!(operands, o, |x| Dispatch::int_argsort(x, o.dim, o.descending), int input)
+        }
+        Pad(o) => {
+            apply!(operands, o, |x| Dispatch::int_pad(x, &o.padding, o.mode.into()), int input)
+        }
         Full(o) => {
             let (device, dtype) = (operands.device(), o.out.dtype.into());
             let (shape, value) = (o.out.shape.clone(), o.value.into());
             operands.set(&o.out, Dispatch::int_full(shape, value, &device, dtype))
         }
         IntRandom(o) => {
-            let (device, dtype) = (operands.device(), o.out.dtype.into());
-            let shape = o.out.shape.clone();
-            operands.set(
-                &o.out,
-                Dispatch::int_random(shape, o.distribution, &device, dtype),
-            )
+            let random =
+                |shape, device, dtype| Dispatch::int_random(shape, o.distribution, device, dtype);
+            made!(operands, o, random, o.out.dtype.into())
         }
     }
     Ok(())

@@ -40,6 +40,15 @@ macro_rules! apply_with_indices {
     }};
 }
 
+/// Of a shape and a dtype alone.
+macro_rules! made {
+    ($operands:ident, $o:ident, $compute:expr, $dtype:expr) => {{
+        let (device, dtype) = ($operands.device(), $dtype);
+        let compute = $compute;
+        $operands.set(&$o.out, compute($o.out.shape.clone(), &device, dtype));
+    }};
+}
+
 /// Of one tensor.
 macro_rules! unary {
     ($operands:ident, $o:ident, $kind:ident, $compute:expr) => {
