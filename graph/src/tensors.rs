@@ -15,11 +15,15 @@ pub trait TensorMapper {
     /// Called for each float tensor.
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D>;
 
-    /// Called for each integer tensor.
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int>;
+    /// Called for each integer tensor. Default: it stays.
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        tensor.clone()
+    }
 
-    /// Called for each boolean tensor.
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool>;
+    /// Called for each boolean tensor. Default: it stays.
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        tensor.clone()
+    }
 }
 
 /// A value made of tensors: a batch, the outputs of a model, its states.
@@ -282,14 +286,6 @@ pub fn cloned<T: Tensors>(value: &T) -> T {
     struct Same;
     impl TensorMapper for Same {
         fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-            tensor.clone()
-        }
-
-        fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-            tensor.clone()
-        }
-
-        fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
             tensor.clone()
         }
     }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use burn::tensor::{Bool, FloatDType, Int, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
 use crate::Fallback;
@@ -275,13 +275,5 @@ impl TensorMapper for Caster {
             }
             Edge::Between(_, outer) => outer.cast(x),
         }
-    }
-
-    fn int<const D: usize>(&mut self, x: &Tensor<D, Int>) -> Tensor<D, Int> {
-        x.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, x: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        x.clone()
     }
 }

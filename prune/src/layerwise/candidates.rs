@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::Tensor;
 use burn_lean_graph::{TensorMapper, Tensors};
 use serde::{Deserialize, Serialize};
 
@@ -210,12 +210,6 @@ pub(crate) fn logits(output: &impl Tensors) -> Result<Tensor<2>, PruneError> {
                 let rows = tensor.shape().num_elements() / width;
                 tensor.clone().reshape([rows, width])
             });
-            tensor.clone()
-        }
-        fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-            tensor.clone()
-        }
-        fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
             tensor.clone()
         }
     }

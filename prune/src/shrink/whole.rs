@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamGroup, ParamId, Reparameterization};
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{DType, Tensor};
 use burn_lean_graph::{FixedBy, Recording, TensorMapper, Tensors, UnitGroup, cloned, record};
 use burn_lean_reparam::{Rejected, Training, attached};
 
@@ -371,12 +371,6 @@ fn floats(output: &impl Tensors) -> Vec<Tensor<1>> {
         fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
             let elements = tensor.shape().num_elements();
             self.0.push(tensor.clone().reshape([elements]));
-            tensor.clone()
-        }
-        fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-            tensor.clone()
-        }
-        fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
             tensor.clone()
         }
     }

@@ -1,6 +1,6 @@
 //! An input as an evaluation gets it.
 
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::Tensor;
 use burn_lean_graph::{TensorMapper, Tensors};
 
 /// The value with its tensors off the autodiff device, so that what is recorded with a model that is
@@ -14,13 +14,5 @@ struct Plain;
 impl TensorMapper for Plain {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
         tensor.clone().without_autodiff()
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        tensor.clone()
     }
 }
