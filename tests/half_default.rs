@@ -6,9 +6,7 @@
 mod support;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_lean::amp::{AmpError, AutocastConfig, GradScalerConfig, self_test};
 use burn_lean::prune::{
@@ -17,32 +15,16 @@ use burn_lean::prune::{
     solve_with_ridge,
 };
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, ForwardQ, GptqConfig, Learned, MixedPrecisionConfig,
-    NumberFormat, ObserverConfig, PtqConfig, QatConfig, QuantParams, QuantizedTensor, RangeMethod,
-    Rounding, RoundingConfig, Scheme, Unsupported, WeightConfig, WeightRange, advance,
+    ConvertConfig, FakeQuantizeConfig, GptqConfig, Learned, MixedPrecisionConfig, NumberFormat,
+    ObserverConfig, PtqConfig, QatConfig, QuantParams, QuantizedTensor, RangeMethod, Rounding,
+    RoundingConfig, Scheme, Unsupported, WeightConfig, WeightRange, advance,
     module::InputStatistics, ptq::awq, quantizers,
 };
 
-use support::{tensor, values, with_numbers};
+use support::{Perceptron, tensor, values};
 
-#[derive(Module, Debug)]
-struct Net {
-    first: Linear,
-    second: Linear,
-}
-
-impl Net {
-    fn new(device: &Device) -> Self {
-        let net = Self {
-            first: LinearConfig::new(32, 16).init(device),
-            second: LinearConfig::new(16, 4).init(device),
-        };
-        with_numbers(net, 3)
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.second.forward_q(relu(self.first.forward_q(x)))
-    }
+fn net(device: &Device) -> Perceptron {
+    Perceptron::new([32, 16, 4], 3, device)
 }
 
 /// One test, so that nothing else can be first to use the device.
@@ -50,7 +32,7 @@ impl Net {
 fn statistics_and_scales_are_f32_where_the_default_is_f16() {
     let mut device = Device::flex();
     device.configure(FloatDType::F16).unwrap();
-    assert_eq!(Net::new(&device).first.weight.val().dtype(), DType::F16);
+    assert_eq!(net(&device).first.weight.val().dtype(), DType::F16);
 
     autocasts(&device.clone().autodiff());
     calibrates(&device);
@@ -69,14 +51,14 @@ fn autocasts(device: &Device) {
             param.map(|value| value.cast(FloatDType::F32).detach().require_grad())
         }
     }
-    let refused = AutocastConfig::new(FloatDType::F16).prepare(Net::new(device));
+    let refused = AutocastConfig::new(FloatDType::F16).prepare(net(device));
     assert!(matches!(
         refused.unwrap_err().error(),
         AmpError::ParameterDtype { .. }
     ));
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         assert!(self_test(device, dtype).unwrap().failure().is_none());
-        let model = Net::new(device).map(&mut InF32);
+        let model = net(device).map(&mut InF32);
         let (mut model, autocast) = AutocastConfig::new(dtype).prepare(model).unwrap();
         let mut scaler = GradScalerConfig::for_dtype(dtype)
             .with_max_norm(Some(1.0))
@@ -86,10 +68,7 @@ fn autocasts(device: &Device) {
         let mut losses = Vec::new();
         for step in 0..4 {
             let x = tensor::<2>(9, [8, 32], device);
-            let loss = autocast
-                .forward(x, |x| model.second.forward(relu(model.first.forward(x))))
-                .square()
-                .mean();
+            let loss = autocast.forward(x, |x| model.forward(x)).square().mean();
             assert_eq!(loss.dtype(), DType::F32);
             losses.push(loss.clone().into_scalar::<f32>());
             let factor = if step == 2 { f32::INFINITY } else { 1.0 };
@@ -113,9 +92,9 @@ fn autocasts(device: &Device) {
 
 /// The regression over an F16 model is the one over the same numbers given in F32.
 fn prunes(device: &Device) {
-    let net = Net::new(device);
+    let net = net(device);
     let selection = Selection::of(&net, None).unwrap();
-    let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();
+    let loss = |net: &Perceptron, x: &Tensor<2>| net.forward_q(x.clone()).square().mean();
     let batch = tensor::<2>(5, [24, 32], device);
     let norms = activation_norms(&net, &selection, loss, [batch.clone()]).unwrap();
     assert!(norms.iter().all(|norm| *norm > 0.0));
@@ -174,7 +153,7 @@ fn prunes_layer_by_layer(device: &Device) {
     let batches = [5, 6].map(|seed| tensor::<2>(seed, [24, 32], device));
     let mut pruner = Pruner::new(Budget::Sparsity(0.5)).with_effort(Effort::Quick);
     pruner.tuning = Some(0);
-    let pruned = pruner.prune(Net::new(device), |net, x| net.forward(x), batches);
+    let pruned = pruner.prune(net(device), |net, x| net.forward_q(x), batches);
     let pruned = pruned.unwrap();
     assert_eq!(pruned.masks.nonzeros(), 288);
     for weight in [&pruned.model.first.weight, &pruned.model.second.weight] {
@@ -195,10 +174,10 @@ fn calibrates(device: &Device) {
         .with_rounding(RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new())))
         .with_progress(false);
     let quantized = config.quantize(
-        Net::new(device),
+        net(device),
         || data.clone(),
         |net, x| {
-            net.forward(x);
+            net.forward_q(x);
         },
     );
     let (net, report) = quantized.unwrap();
@@ -219,9 +198,9 @@ fn calibrates(device: &Device) {
         );
     }
     let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
-    let expected = values(net.forward(data[0].clone()));
+    let expected = values(net.forward_q(data[0].clone()));
     let (converted, _) = keep.convert(net).unwrap();
-    assert_eq!(values(converted.forward(data[0].clone())), expected);
+    assert_eq!(values(converted.forward_q(data[0].clone())), expected);
 }
 
 fn trains(device: &Device) {
@@ -229,10 +208,13 @@ fn trains(device: &Device) {
     let config = QatConfig::new()
         .with_weight(WeightConfig::int(4).with_learned(Learned::Lsq))
         .with_activation(Some(activation.with_learned(Learned::LsqPlus)));
-    let mut net = config.prepare(Net::new(device)).unwrap();
+    let mut net = config.prepare(net(device)).unwrap();
     let mut optimizer = SgdConfig::new().init();
     for seed in 0..3 {
-        let loss = net.forward(tensor(seed, [16, 32], device)).square().mean();
+        let loss = net
+            .forward_q(tensor(seed, [16, 32], device))
+            .square()
+            .mean();
         let grads = GradientsParams::from_grads(loss.backward(), &net);
         net = advance(optimizer.step(0.01, net, grads));
     }
@@ -267,18 +249,18 @@ fn keeps_scales_of_every_format(device: &Device) {
 fn allocates_and_equalizes(device: &Device) {
     let x = tensor::<2>(1, [64, 32], device);
     let allocation = MixedPrecisionConfig::new(QatConfig::new()).allocate(
-        Net::new(device),
+        net(device),
         |net| {
-            net.forward(x.clone());
+            net.forward_q(x.clone());
         },
-        |net| net.forward(x.clone()),
+        |net| net.forward_q(x.clone()),
         |_| 1.0,
     );
     assert!(allocation.unwrap().report.within_bound);
 
     let mut inputs = InputStatistics::new(32);
     inputs.observe(x.clone()).unwrap();
-    let weight = Net::new(device).first.weight.val();
+    let weight = net(device).first.weight.val();
     let scheme = Scheme::symmetric(NumberFormat::int(4).narrow());
     let found = awq(&weight, &inputs, &scheme).unwrap();
     assert_eq!(found.output_errors.len(), 20);

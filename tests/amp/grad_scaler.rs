@@ -1,6 +1,6 @@
 //! Scaling, skipping, clipping, accumulating, failing.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
@@ -9,7 +9,7 @@ use burn_lean::amp::{
 };
 
 use crate::model::{Mlp, bits, gradients, loss, one_gradient, prepared};
-use crate::support::{each_device, values};
+use crate::support::{cast, each_device, values};
 
 fn dynamic() -> GradScaler {
     GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap()
@@ -168,12 +168,6 @@ fn a_half_loss_is_refused() {
 
 #[test]
 fn half_gradients_are_refused_with_the_parameter_path_and_what_to_do() {
-    struct Half;
-    impl ModuleMapper for Half {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|value| value.cast(FloatDType::F16))
-        }
-    }
     let refused = |model: Mlp| {
         let error = dynamic().unscale(&model, half_gradients(&model));
         error.unwrap_err()
@@ -198,7 +192,7 @@ fn half_gradients_are_refused_with_the_parameter_path_and_what_to_do() {
     );
     assert!(!text.contains("keep F32 parameters"), "{text}");
 
-    let error = refused(Mlp::new(1, &Device::flex()).map(&mut Half));
+    let error = refused(cast(Mlp::new(1, &Device::flex()), FloatDType::F16));
     assert_eq!(error, refusal(DType::F16));
     let text = error.to_string();
     assert!(text.contains("is half; keep F32 parameters"), "{text}");

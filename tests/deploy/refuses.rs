@@ -1,6 +1,6 @@
 //! What is refused, with what it says.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -10,7 +10,7 @@ use burn_lean::deploy::{
 use burn_lean::quant::{Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme};
 
 use crate::judge::Nothing;
-use crate::support::{each_device, tensor};
+use crate::support::{cast, each_device, tensor};
 
 #[derive(Module, Debug)]
 struct Patches {
@@ -97,15 +97,6 @@ fn the_engine_refuses_half_precision() {
     });
 }
 
-/// Parameters in another dtype.
-struct Cast(FloatDType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|x| x.cast(self.0))
-    }
-}
-
 #[derive(Module, Debug)]
 struct Normalized {
     conv: Conv2d,
@@ -120,7 +111,7 @@ fn a_model_of_another_dtype_is_written_in_it_alone() {
             conv: Conv2dConfig::new([1, 2], [3, 3]).init(&device),
             norm: BatchNormConfig::new(2).init(&device),
         };
-        let model = model.map(&mut Cast(dtype));
+        let model = cast(model, dtype);
         let x = tensor::<4>(5, [2, 1, 6, 6], &device).cast(dtype);
         let forward = |model: &Normalized, x: Tensor<4>| model.norm.forward(model.conv.forward(x));
         let export = Export::record(&model, &x, forward).unwrap();
@@ -142,7 +133,7 @@ fn codes_in_a_model_of_another_dtype_are_refused() {
     let weight = linear.weight.val();
     let qparams = QuantParams::of(&weight, &scheme).unwrap();
     let codes = QuantizedTensor::quantize(&weight, &qparams, &scheme).unwrap();
-    let half = linear.map(&mut Cast(FloatDType::F16));
+    let half = cast(linear, FloatDType::F16);
     let x = tensor::<2>(6, [3, 8], &device).cast(FloatDType::F16);
     let export = Export::record(&half, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
     let export = export.with_quantization(Quantization::none().with_weight("weight", codes));

@@ -2,9 +2,7 @@
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn::train::{Learner, SupervisedTraining};
 use burn_lean::prune::{
@@ -17,62 +15,37 @@ use burn_lean_amp::{
     Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback, GradScalerConfig,
 };
 
-use crate::devices::{each_device, values, with_numbers};
+use crate::devices::{Perceptron, each_device};
 use crate::support::{Batch, Recorder, batch, bits, loader, samples};
 
 /// 2 × 16 + 16 × 2 = 64 weights; two logits.
-#[derive(Module, Debug)]
-struct Net {
-    first: Linear,
-    second: Linear,
+fn net(device: &Device) -> Perceptron {
+    Perceptron::new([2, 16, 2], 8, device)
 }
 
-impl Net {
-    fn new(device: &Device) -> Self {
-        let net = Self {
-            first: LinearConfig::new(2, 16).init(device),
-            second: LinearConfig::new(16, 2).init(device),
-        };
-        with_numbers(net, 8)
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.second.forward(relu(self.first.forward(x)))
-    }
-
-    fn zeros(&self) -> usize {
-        let weights = [&self.first, &self.second].map(|layer| values(layer.weight.val()));
-        weights.concat().iter().filter(|w| **w == 0.0).count()
-    }
-
-    /// Half of the loss is what the teacher, who is wrong about nothing, says of the inputs.
-    fn loss(&self, autocast: &Autocast, batch: Batch) -> Tensor<1> {
-        let teacher = teacher(&batch.x.device().inner());
-        let taught = Tensor::from_inner(teacher.forward(batch.x.clone().without_autodiff()));
-        let inputs = (batch.x, batch.y, taught);
-        let loss = autocast.run(self, inputs, |net, (x, y, taught)| {
-            let logits = net.forward(x);
-            let at_targets = (logits.clone().slice_dim(1, 0..1) - y).square().mean();
-            Distillation::new(2.0, 0.5).loss(at_targets, logits, taught)
-        });
-        loss.unwrap()
-    }
+/// Half of the loss is what the teacher, who is wrong about nothing, says of the inputs.
+fn loss(net: &Perceptron, autocast: &Autocast, batch: Batch) -> Tensor<1> {
+    let teacher = self::net(&batch.x.device().inner());
+    let taught = Tensor::from_inner(teacher.forward(batch.x.clone().without_autodiff()));
+    let inputs = (batch.x, batch.y, taught);
+    let loss = autocast.run(net, inputs, |net, (x, y, taught)| {
+        let logits = net.forward(x);
+        let at_targets = (logits.clone().slice_dim(1, 0..1) - y).square().mean();
+        Distillation::new(2.0, 0.5).loss(at_targets, logits, taught)
+    });
+    loss.unwrap()
 }
 
-fn teacher(device: &Device) -> Net {
-    Net::new(device)
-}
-
-impl AmpTrainStep for Net {
+impl AmpTrainStep for Perceptron {
     type Input = Batch;
     type Output = ();
 
     fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
-        (self.loss(autocast, batch), ())
+        (loss(self, autocast, batch), ())
     }
 }
 
-impl AmpInferenceStep for Net {
+impl AmpInferenceStep for Perceptron {
     type Input = Batch;
     type Output = ();
 
@@ -88,10 +61,10 @@ fn autocast(dtype: FloatDType, device: &Device) -> Autocast {
 }
 
 fn under_the_learner(
-    net: Net,
+    net: Perceptron,
     training: &StageTraining,
     autocast: &Autocast,
-) -> Result<Net, Rejected<Net, PruneError>> {
+) -> Result<Perceptron, Rejected<Perceptron, PruneError>> {
     let scaler = GradScalerConfig::for_dtype(autocast.dtype());
     let amp = Amp::from_prepared(net, autocast.clone(), &scaler).unwrap();
     let steps = training.epochs * ROWS / BATCH;
@@ -114,10 +87,10 @@ fn under_the_learner(
 }
 
 fn in_a_plain_loop(
-    mut net: Net,
+    mut net: Perceptron,
     training: &StageTraining,
     autocast: &Autocast,
-) -> Result<Net, Rejected<Net, PruneError>> {
+) -> Result<Perceptron, Rejected<Perceptron, PruneError>> {
     let mut scaler = GradScalerConfig::for_dtype(autocast.dtype())
         .init()
         .unwrap();
@@ -127,7 +100,7 @@ fn in_a_plain_loop(
     for step in 0..steps {
         let rows = samples(ROWS);
         let rows = rows.chunks(BATCH).nth(step % (ROWS / BATCH)).unwrap();
-        let loss = net.loss(autocast, batch(rows, &device));
+        let loss = loss(&net, autocast, batch(rows, &device));
         let grads = scaler.scale(loss).unwrap().backward();
         let grads = GradientsParams::from_grads(grads, &net);
         let rate = training.learning_rate(step as f64 / steps as f64);
@@ -140,8 +113,11 @@ fn in_a_plain_loop(
 fn prune(
     method: StageMethod,
     device: &Device,
-    mut train: impl FnMut(Net, &StageTraining) -> Result<Net, Rejected<Net, PruneError>>,
-) -> Net {
+    mut train: impl FnMut(
+        Perceptron,
+        &StageTraining,
+    ) -> Result<Perceptron, Rejected<Perceptron, PruneError>>,
+) -> Perceptron {
     let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 2, 1, 4);
     gradual.method = method;
     gradual.schedule = Schedule::Linear { base: 0.5 };
@@ -149,7 +125,7 @@ fn prune(
     let mut zeros = Vec::new();
     let pruned = gradual
         .prune_by_stage(
-            Net::new(device),
+            net(device),
             |net, x: Tensor<2>| net.forward(x),
             |_seed| [batch(&samples(15), &inner).x, batch(&samples(9), &inner).x],
             |net, training| {
@@ -186,10 +162,10 @@ fn the_learner_and_the_plain_loop_prune_gradually_to_the_same_bits() {
                 assert!(attached(&learner).is_empty());
                 assert!(learner.first.weight.is_require_grad());
                 let untrained = prune(method, &device, |net, _| Ok(net));
-                let loss = |net: &Net| {
+                let loss = |net: &Perceptron| {
                     let batch = batch(&samples(ROWS), &device);
                     let autocast = Autocast::new(FloatDType::F32);
-                    net.loss(&autocast, batch).into_scalar::<f32>()
+                    loss(net, &autocast, batch).into_scalar::<f32>()
                 };
                 let (trained, untrained) = (loss(&learner), loss(&untrained));
                 assert!(trained < untrained, "{trained} {untrained}");
@@ -212,7 +188,7 @@ fn stages_from_gradients_are_trained_by_the_learner_with_their_masks() {
         let inner = device.clone().inner();
         let pruned = GradualConfig::new(pruner, 1, 2)
             .prune_by_stage(
-                Net::new(&device),
+                net(&device),
                 |net, (x, y): &(Tensor<2>, Tensor<2>)| {
                     let output = net.forward(x.clone()).slice_dim(1, 0..1);
                     (output - y.clone()).square().mean()

@@ -1,11 +1,11 @@
 //! Factors between layers: where they move, and where there is no place for them.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::oneshot::{Compressed, OneShot, Preset, Quantize, Rounding, Scaling};
 
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{cast, each_device, parameters, tensor, values, with_numbers};
 
 /// Layers that read one norm, as queries, keys and values do.
 #[derive(Module, Debug)]
@@ -157,15 +157,6 @@ fn a_norm_of_fewer_features_has_no_place_for_factors() {
     }
 }
 
-/// Casts every parameter.
-struct Half;
-
-impl ModuleMapper for Half {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| value.cast(FloatDType::F16))
-    }
-}
-
 /// The mean is of numbers whose sum no half can hold.
 #[test]
 fn awq_knows_the_inputs_of_a_model_in_half() {
@@ -174,7 +165,7 @@ fn awq_knows_the_inputs_of_a_model_in_half() {
     let gain = [64.0, 4.0, 4.0, 4.0, 64.0, 4.0, 4.0, 4.0];
     let gain = Tensor::<1>::from_floats(gain, &device);
     model.norm.gamma = model.norm.gamma.map(|_| gain);
-    let model = model.map(&mut Half);
+    let model = cast(model, FloatDType::F16);
     let x = tensor::<2>(7, [4096, 8], &device).cast(FloatDType::F16);
     let quantize = Quantize::new(3)
         .with_search_range(false)

@@ -11,6 +11,7 @@ use burn_lean::prune::{
     flops, mean_loss,
 };
 
+use crate::per_example::close;
 use crate::support::{each_device, numbers, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
@@ -326,24 +327,6 @@ fn a_loss_without_gradient_is_refused() {
     match unreduced {
         Err(PruneError::Loss { reason }) => assert!(reason.contains("3 elements"), "{reason}"),
         other => panic!("{other:?}"),
-    }
-}
-
-/// Equal up to 1e-5 of the largest number: sums of some dozens of products in another order.
-fn close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
-    assert_eq!(found.len(), expected.len());
-    let largest = expected
-        .iter()
-        .flatten()
-        .fold(0f32, |max, x| max.max(x.abs()));
-    for (found, expected) in found.iter().zip(expected) {
-        assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().zip(expected) {
-            assert!(
-                (found - expected).abs() <= 1e-5 * largest,
-                "{found} is not {expected}"
-            );
-        }
     }
 }
 

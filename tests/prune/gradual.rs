@@ -1,6 +1,7 @@
 //! Pruning with training between the stages.
 
-use crate::pruner::{Net, Pairs, config, pairs, prune, weights, zeros};
+use crate::pruner::{Pairs, config, loss, net, pairs, prune, weights, zeros};
+use crate::support::Perceptron;
 use burn::module::ParamGroup;
 use burn::tensor::Device;
 use burn_lean::prune::{GradualConfig, Masks, PruneError, Schedule, mean_loss, run::Epoch};
@@ -17,25 +18,20 @@ fn gradual_pruning_trains_between_the_stages_with_the_zeros_held() {
     let gradual = GradualConfig::new(pruner.clone(), 2, 40).with_learning_rate(0.1);
     let mut rates = Vec::new();
     let mut optim = SgdConfig::new().init();
-    let train = |mut model: Net, epoch: &Epoch| {
+    let train = |mut model: Perceptron, epoch: &Epoch| {
         if epoch.restart {
             optim = SgdConfig::new().init();
         }
         rates.push(epoch.learning_rate(0.0));
         for batch in pairs(7, &device) {
-            let grads = model.loss(&batch).backward();
+            let grads = loss(&model, &batch).backward();
             let grads = GradientsParams::from_grads(grads, &model);
             model = optim.step(epoch.learning_rate(0.5), model, grads);
         }
         Ok(model)
     };
     let trained = gradual
-        .prune(
-            Net::new(&device),
-            Net::loss,
-            |seed| pairs(seed, &device),
-            train,
-        )
+        .prune(net(&device), loss, |seed| pairs(seed, &device), train)
         .unwrap();
     assert_eq!(rates.len(), 2 + 2 + 40);
     assert_eq!((rates[0], rates[2], rates[4]), (0.1, 0.1, 0.1));
@@ -48,7 +44,7 @@ fn gradual_pruning_trains_between_the_stages_with_the_zeros_held() {
     assert!(trained.model.first.weight.is_require_grad());
 
     let bare = prune(&pruner, &device).unwrap();
-    let loss = |model: &Net| mean_loss(model, Net::loss, &pairs(7, &Device::flex())).unwrap();
+    let loss = |model: &Perceptron| mean_loss(model, loss, &pairs(7, &Device::flex())).unwrap();
     assert!(loss(&trained.model) < loss(&bare.model));
 }
 
@@ -56,7 +52,7 @@ fn gradual_pruning_trains_between_the_stages_with_the_zeros_held() {
 #[test]
 fn gradual_pruning_refuses_a_model_that_carries_anything_but_masks_on_what_is_pruned() {
     let device = Device::flex().autodiff();
-    let net = Net::new(&device);
+    let net = net(&device);
     let second = ParamGroup::from_paths(vec!["second.weight"]);
     let net = Masks::from_zeros(&net, &second)
         .unwrap()
@@ -66,7 +62,7 @@ fn gradual_pruning_refuses_a_model_that_carries_anything_but_masks_on_what_is_pr
     let gradual = GradualConfig::new(config(0.5).with_group(Some(first)), 1, 1);
     let nothing = |_| -> Vec<Pairs> { unreachable!("refused before any gradient") };
     let rejected = gradual
-        .prune(net, Net::loss, nothing, |model, _| Ok(model))
+        .prune(net, loss, nothing, |model, _| Ok(model))
         .unwrap_err();
     let (net, error) = rejected.into_parts();
     let expected = PruneError::NeedsMasks {
@@ -90,8 +86,8 @@ fn gradual_pruning_resumes_and_refuses_bad_rates() {
     let mut epochs = Vec::new();
     let mut run = |fail: bool| {
         gradual.prune(
-            Net::new(&device),
-            Net::loss,
+            net(&device),
+            loss,
             |seed| pairs(seed, &device),
             |model, epoch| {
                 epochs.push(epoch.stage);
@@ -112,8 +108,8 @@ fn gradual_pruning_resumes_and_refuses_bad_rates() {
     let rejected = gradual
         .with_learning_rate(0.0)
         .prune(
-            Net::new(&device),
-            Net::loss,
+            net(&device),
+            loss,
             |seed| pairs(seed, &device),
             |model, _| Ok(model),
         )

@@ -1,46 +1,24 @@
 //! Gradual pruning of weights that more than a mask acts on: mixed precision, quantization, both.
 
-use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, Masks, Pruned, PrunerConfig, RidgeChoice, Schedule,
     Selection, SolverConfig, run::Epoch,
 };
-use burn_lean::quant::{ConvertConfig, ForwardQ, QatConfig, WeightQuantizer, advance, quantizers};
+use burn_lean::quant::{ConvertConfig, QatConfig, WeightQuantizer, advance, quantizers};
 use burn_lean::reparam::{ChainReparameterizer, find};
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{Perceptron, each_device, tensor};
 
-#[derive(Module, Debug)]
-struct Net {
-    first: Linear,
-    second: Linear,
+fn net(device: &Device) -> Perceptron {
+    Perceptron::new([8, 8, 4], 1, device)
 }
 
-impl Net {
-    fn new(device: &Device) -> Self {
-        let net = Self {
-            first: LinearConfig::new(8, 8).init(device),
-            second: LinearConfig::new(8, 4).init(device),
-        };
-        with_numbers(net, 1)
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.second.forward_q(relu(self.first.forward_q(x)))
-    }
-
-    fn loss(&self, x: &Tensor<2>) -> Tensor<1> {
-        (self.forward(x.clone()) - 0.5).square().mean()
-    }
-
-    fn weights(&self) -> [&Param<Tensor<2>>; 2] {
-        [&self.first.weight, &self.second.weight]
-    }
+fn loss(net: &Perceptron, x: &Tensor<2>) -> Tensor<1> {
+    (net.forward_q(x.clone()) - 0.5).square().mean()
 }
 
 fn batches(seed: u64, device: &Device) -> Vec<Tensor<2>> {
@@ -56,33 +34,27 @@ fn gradual() -> GradualConfig {
     GradualConfig::new(pruner, 2, 3)
 }
 
-fn keeping_all(net: &Net) -> Masks {
+fn keeping_all(net: &Perceptron) -> Masks {
     Masks::keeping_all(Selection::of(net, None).unwrap().layout())
 }
 
 /// Fraction of the effective weights that is zero.
-fn zeros(net: &Net) -> f64 {
-    let weights: Vec<f32> = net
-        .weights()
-        .into_iter()
-        .flat_map(|w| values(w.val()))
-        .collect();
-    let zeros = weights.iter().filter(|weight| **weight == 0.0).count();
-    zeros as f64 / weights.len() as f64
+fn zeros(net: &Perceptron) -> f64 {
+    net.zeros() as f64 / net.weights().len() as f64
 }
 
 /// Prunes and trains, in a region where there is one; the zeros of each stage hold.
-fn run(net: Net, autocast: Option<Autocast>, device: &Device) -> Pruned<Net> {
+fn run(net: Perceptron, autocast: Option<Autocast>, device: &Device) -> Pruned<Perceptron> {
     let mut optim: ModuleOptimizer = AdamWConfig::new().with_weight_decay(0.1).init();
-    let train = |mut net: Net, epoch: &Epoch| {
+    let train = |mut net: Perceptron, epoch: &Epoch| {
         if epoch.restart {
             optim = AdamWConfig::new().with_weight_decay(0.1).init();
         }
         for seed in 0..2 {
             let x = tensor::<2>(seed, [32, 8], device);
             let y = match &autocast {
-                Some(autocast) => autocast.forward(x, |x| net.forward(x)),
-                None => net.forward(x),
+                Some(autocast) => autocast.forward(x, |x| net.forward_q(x)),
+                None => net.forward_q(x),
             };
             let grads = (y - 0.5).square().mean().backward();
             let grads = GradientsParams::from_grads(grads, &net);
@@ -93,7 +65,7 @@ fn run(net: Net, autocast: Option<Autocast>, device: &Device) -> Pruned<Net> {
         Ok(net)
     };
     let inner = device.clone().inner();
-    let pruned = gradual().prune(net, Net::loss, |seed| batches(seed, &inner), train);
+    let pruned = gradual().prune(net, loss, |seed| batches(seed, &inner), train);
     let pruned = pruned.unwrap();
     assert_eq!(pruned.masks.sparsity(), 0.75);
     // They are those that the model carries.
@@ -112,16 +84,16 @@ fn a_model_in_mixed_precision_is_pruned_gradually_over_its_master_weights() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
         for config in half() {
-            let net = Net::new(&device);
+            let net = net(&device);
             let masks = keeping_all(&net).reparameterizer(&net).unwrap();
             let (net, autocast) = config.prepare_with(net, masks).unwrap();
             let pruned = run(net, Some(autocast), &device);
-            for weight in pruned.model.weights() {
+            for layer in [&pruned.model.first, &pruned.model.second] {
                 assert!(
-                    find::<MasterWeight, 2>(weight).is_some(),
+                    find::<MasterWeight, 2>(&layer.weight).is_some(),
                     "the cast is gone"
                 );
-                assert_eq!(weight.base().dtype(), DType::F32);
+                assert_eq!(layer.weight.base().dtype(), DType::F32);
             }
         }
     });
@@ -131,7 +103,7 @@ fn a_model_in_mixed_precision_is_pruned_gradually_over_its_master_weights() {
 fn a_quantized_model_is_pruned_gradually_and_converts_with_its_zeros() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
-        let net = Net::new(&device);
+        let net = net(&device);
         let chain = ChainReparameterizer::new(
             keeping_all(&net).reparameterizer(&net).unwrap(),
             QatConfig::new().reparameterizer(&net).unwrap(),
@@ -147,8 +119,8 @@ fn a_quantized_model_is_pruned_gradually_and_converts_with_its_zeros() {
             !steps.is_empty() && steps.iter().all(|step| *step == 14),
             "{steps:?}"
         );
-        for weight in pruned.model.weights() {
-            assert!(WeightQuantizer::of(weight).is_some());
+        for layer in [&pruned.model.first, &pruned.model.second] {
+            assert!(WeightQuantizer::of(&layer.weight).is_some());
         }
         let (converted, _) = ConvertConfig::new().convert(pruned.model.valid()).unwrap();
         assert!(matches!(
@@ -164,14 +136,15 @@ fn all_three_act_on_one_weight() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
         for config in half() {
-            let net = Net::new(&device);
+            let net = net(&device);
             let chain = ChainReparameterizer::new(
                 keeping_all(&net).reparameterizer(&net).unwrap(),
                 QatConfig::new().reparameterizer(&net).unwrap(),
             );
             let (net, autocast) = config.prepare_with(net, chain).unwrap();
             let pruned = run(net, Some(autocast), &device);
-            for weight in pruned.model.weights() {
+            for layer in [&pruned.model.first, &pruned.model.second] {
+                let weight = &layer.weight;
                 assert!(WeightQuantizer::of(weight).is_some());
                 assert!(find::<MasterWeight, 2>(weight).is_some());
             }
@@ -182,7 +155,7 @@ fn all_three_act_on_one_weight() {
 #[test]
 fn zeros_return_from_behind_a_mask_where_they_may() {
     let device = Device::flex().autodiff();
-    let net = Net::new(&device);
+    let net = net(&device);
     let masks = keeping_all(&net);
     let mut gradual = gradual();
     gradual.pruner.zeros_return = true;
@@ -190,7 +163,7 @@ fn zeros_return_from_behind_a_mask_where_they_may() {
     let inner = device.clone().inner();
     let pruned = gradual.prune(
         masks.attach(net).unwrap(),
-        Net::loss,
+        loss,
         |seed| batches(seed, &inner),
         |net, epoch| {
             if epoch.restart {

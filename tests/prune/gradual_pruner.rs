@@ -2,9 +2,8 @@
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, GradualConfig, GradualPruner, Masks, PruneError, Pruner, Schedule, Selection,
@@ -16,36 +15,11 @@ use burn_lean::prune::{
 use burn_lean::reparam::{Rejected, attached};
 
 use crate::pruner::{self, config, pairs};
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{Perceptron, each_device, tensor, values, with_numbers};
 
 /// 16 × 12 + 12 × 4 = 240 weights.
-#[derive(Module, Debug)]
-struct Net {
-    first: Linear,
-    second: Linear,
-}
-
-impl Net {
-    fn new(device: &Device) -> Self {
-        let net = Self {
-            first: LinearConfig::new(16, 12).init(device),
-            second: LinearConfig::new(12, 4).init(device),
-        };
-        with_numbers(net, 5)
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.second.forward(relu(self.first.forward(x)))
-    }
-
-    fn weights(&self) -> Vec<f32> {
-        let of = |layer: &Linear| values(layer.weight.val());
-        [of(&self.first), of(&self.second)].concat()
-    }
-
-    fn zeros(&self) -> usize {
-        self.weights().iter().filter(|w| **w == 0.0).count()
-    }
+fn net(device: &Device) -> Perceptron {
+    Perceptron::new([16, 12, 4], 5, device)
 }
 
 fn inputs(seed: u64, device: &Device) -> Vec<Tensor<2>> {
@@ -63,16 +37,16 @@ fn gradual(method: StageMethod, epochs: usize, last_epochs: usize) -> GradualPru
 
 fn run(
     gradual: &GradualPruner,
-    net: Net,
-    train: impl FnMut(Net, &Epoch) -> Result<Net, Rejected<Net, PruneError>>,
-) -> Result<GradualPruned<Net>, Rejected<Net, PruneError>> {
+    net: Perceptron,
+    train: impl FnMut(Perceptron, &Epoch) -> Result<Perceptron, Rejected<Perceptron, PruneError>>,
+) -> Result<GradualPruned<Perceptron>, Rejected<Perceptron, PruneError>> {
     let device = net.devices().remove(0).inner();
     let loader = |seed| inputs(seed, &device);
     gradual.prune(net, |net, x: Tensor<2>| net.forward(x), loader, train)
 }
 
 /// One step of SGD towards what the dense net says.
-fn towards(dense: &Net, net: Net, rate: f64, seed: u64) -> Net {
+fn towards(dense: &Perceptron, net: Perceptron, rate: f64, seed: u64) -> Perceptron {
     let device = net.devices().remove(0);
     let x = tensor::<2>(1000 + seed, [64, 16], &device);
     let target = Tensor::from_inner(dense.forward(x.clone().without_autodiff()));
@@ -81,7 +55,7 @@ fn towards(dense: &Net, net: Net, rate: f64, seed: u64) -> Net {
     SgdConfig::new().init().step(rate, net, grads)
 }
 
-fn distance(dense: &Net, net: &Net) -> f32 {
+fn distance(dense: &Perceptron, net: &Perceptron) -> f32 {
     let x = tensor::<2>(7, [256, 16], &dense.devices().remove(0));
     let error = net.valid().forward(x.clone()) - dense.forward(x);
     error.square().mean().into_scalar()
@@ -91,7 +65,7 @@ fn distance(dense: &Net, net: &Net) -> f32 {
 fn by_magnitude_the_largest_weights_of_each_stage_stay_as_they_are() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
-        let dense = Net::new(&device);
+        let dense = net(&device);
         let pruned = run(
             &gradual(StageMethod::Magnitude, 0, 0),
             dense.clone(),
@@ -124,10 +98,10 @@ fn training_between_the_stages_holds_the_zeros_and_brings_the_net_back() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
         for method in [StageMethod::Magnitude, StageMethod::Layerwise] {
-            let dense = Net::new(&device).valid();
+            let dense = net(&device).valid();
             let mut zeros = Vec::new();
             let mut seed = 0;
-            let trained = run(&gradual(method, 8, 16), Net::new(&device), |net, epoch| {
+            let trained = run(&gradual(method, 8, 16), net(&device), |net, epoch| {
                 seed += 1;
                 let net = towards(&dense, net, epoch.learning_rate(0.5), seed);
                 zeros.push(net.zeros());
@@ -150,7 +124,7 @@ fn training_between_the_stages_holds_the_zeros_and_brings_the_net_back() {
             assert_eq!(trained.masks.nonzeros(), 30);
             assert!(attached(&trained.model).is_empty());
             assert!(trained.model.first.weight.is_require_grad());
-            let bare = run(&gradual(method, 0, 0), Net::new(&device), |net, _| Ok(net)).unwrap();
+            let bare = run(&gradual(method, 0, 0), net(&device), |net, _| Ok(net)).unwrap();
             let (trained, bare) = (
                 distance(&dense, &trained.model),
                 distance(&dense, &bare.model),
@@ -167,12 +141,12 @@ fn one_stage_layer_by_layer_is_the_pruner() {
         let mut gradual = GradualPruner::new(Budget::Sparsity(0.8), 1, 0, 0);
         gradual.method = StageMethod::Layerwise;
         gradual.seed = 3;
-        let staged = run(&gradual, Net::new(device), |net, _| Ok(net)).unwrap();
+        let staged = run(&gradual, net(device), |net, _| Ok(net)).unwrap();
         let mut pruner = Pruner::new(Budget::Sparsity(0.8));
         pruner.tuning = Some(0);
-        let forward = |net: &Net, x: Tensor<2>| net.forward(x);
+        let forward = |net: &Perceptron, x: Tensor<2>| net.forward(x);
         let alone = pruner
-            .prune(Net::new(device), forward, inputs(3, device))
+            .prune(net(device), forward, inputs(3, device))
             .unwrap();
         assert_eq!(staged.model.weights(), alone.model.weights());
         assert_eq!(staged.masks, alone.masks);
@@ -254,15 +228,15 @@ fn the_training_of_a_stage_comes_at_once_where_it_is_asked_for() {
     let device = Device::flex();
     let gradual = gradual(StageMethod::Magnitude, 0, 4);
     let mut seen = Vec::new();
-    let train = |net: Net, training: &StageTraining| {
+    let train = |net: Perceptron, training: &StageTraining| {
         let rates = [0.0, 0.5, 1.0].map(|progress| training.learning_rate(progress));
         seen.push((training.stage, training.stages, training.epochs, rates));
         Ok(net)
     };
-    let forward = |net: &Net, x: Tensor<2>| net.forward(x);
+    let forward = |net: &Perceptron, x: Tensor<2>| net.forward(x);
     let loader = |seed| inputs(seed, &device);
     gradual
-        .prune_by_stage(Net::new(&device), forward, loader, train)
+        .prune_by_stage(net(&device), forward, loader, train)
         .unwrap();
     let [(stage, stages, epochs, rates)] = seen[..] else {
         panic!("{seen:?}");
@@ -280,24 +254,23 @@ fn from_gradients_the_stages_are_the_same_at_once_and_epoch_by_epoch() {
         .with_stages(2)
         .with_schedule(Schedule::Linear { base: 0.4 });
     let gradual = GradualConfig::new(pruner, 2, 3);
-    let step = |model: pruner::Net, rate: f64| {
-        let grads = model.loss(&pairs(7, &device)[0]).backward();
+    let step = |model: Perceptron, rate: f64| {
+        let grads = pruner::loss(&model, &pairs(7, &device)[0]).backward();
         let grads = GradientsParams::from_grads(grads, &model);
         SgdConfig::new().init().step(rate, model, grads)
     };
-    let start = || pruner::Net::new(&device);
+    let start = || pruner::net(&device);
     let loader = |seed| pairs(seed, &device);
-    let by_epoch = gradual.prune(start(), pruner::Net::loss, loader, |model, epoch| {
+    let by_epoch = gradual.prune(start(), pruner::loss, loader, |model, epoch| {
         Ok(step(model, epoch.learning_rate(0.0)))
     });
-    let by_stage =
-        gradual.prune_by_stage(start(), pruner::Net::loss, loader, |mut model, training| {
-            for epoch in 0..training.epochs {
-                let progress = epoch as f64 / training.epochs as f64;
-                model = step(model, training.learning_rate(progress));
-            }
-            Ok(model)
-        });
+    let by_stage = gradual.prune_by_stage(start(), pruner::loss, loader, |mut model, training| {
+        for epoch in 0..training.epochs {
+            let progress = epoch as f64 / training.epochs as f64;
+            model = step(model, training.learning_rate(progress));
+        }
+        Ok(model)
+    });
     let (by_epoch, by_stage) = (by_epoch.unwrap(), by_stage.unwrap());
     assert_eq!(pruner::weights(&by_epoch), pruner::weights(&by_stage));
     assert_eq!(by_epoch.masks, by_stage.masks);
@@ -306,15 +279,15 @@ fn from_gradients_the_stages_are_the_same_at_once_and_epoch_by_epoch() {
 #[test]
 fn what_cannot_be_done_is_refused_with_the_model() {
     let device = Device::flex();
-    let refused = |gradual: &GradualPruner, net: Net| {
+    let refused = |gradual: &GradualPruner, net: Perceptron| {
         let rejected = run(gradual, net, |_, _| unreachable!("refused before training"));
         rejected.unwrap_err().into_parts()
     };
-    let dense = Net::new(&device);
+    let dense = net(&device);
     let with = |change: &dyn Fn(&mut GradualPruner)| {
         let mut gradual = gradual(StageMethod::Layerwise, 1, 1);
         change(&mut gradual);
-        let (net, error) = refused(&gradual, Net::new(&device));
+        let (net, error) = refused(&gradual, net(&device));
         assert_eq!(net.weights(), dense.weights());
         error
     };
@@ -338,7 +311,7 @@ fn what_cannot_be_done_is_refused_with_the_model() {
     assert_eq!(error, PruneError::Sparsity { sparsity: 1.0 });
 
     let all = Masks::keeping_all(Selection::of(&dense, None).unwrap().layout());
-    let masked = all.attach(Net::new(&device)).unwrap();
+    let masked = all.attach(net(&device)).unwrap();
     let (net, error) = refused(&gradual(StageMethod::Magnitude, 1, 1), masked);
     assert_eq!(
         error,
@@ -355,7 +328,7 @@ fn training_that_fails_gives_its_model_back_with_the_masks() {
     let device = Device::flex();
     let rejected = run(
         &gradual(StageMethod::Layerwise, 1, 1),
-        Net::new(&device),
+        net(&device),
         |net, epoch| match epoch.stage {
             1 => Err(PruneError::training(net, "x")),
             _ => Ok(net),
@@ -383,21 +356,21 @@ fn a_budget_of_half_or_less_is_pruned_to_at_once() {
 fn a_run_that_was_killed_goes_on_after_the_newest_finished_stage_with_the_same_numbers() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
-        let dense = Net::new(&device).valid();
+        let dense = net(&device).valid();
         for method in [StageMethod::Magnitude, StageMethod::Layerwise] {
             // Training that depends on the model and the epoch alone.
-            let step = |net: Net, epoch: &Epoch| {
+            let step = |net: Perceptron, epoch: &Epoch| {
                 let seed = (10 * epoch.stage + epoch.epoch) as u64;
                 towards(&dense, net, epoch.learning_rate(0.5), seed)
             };
-            let whole = run(&gradual(method, 2, 2), Net::new(&device), |net, epoch| {
+            let whole = run(&gradual(method, 2, 2), net(&device), |net, epoch| {
                 Ok(step(net, epoch))
             })
             .unwrap();
             let folder = tempfile::tempdir().unwrap();
             let mut kept = gradual(method, 2, 2);
             kept.state = Some(folder.path().join("stages"));
-            let rejected = run(&kept, Net::new(&device), |net, epoch| {
+            let rejected = run(&kept, net(&device), |net, epoch| {
                 match (epoch.stage, epoch.epoch) {
                     (1, 1) => Err(PruneError::training(net, "killed")),
                     _ => Ok(step(net, epoch)),
@@ -405,7 +378,7 @@ fn a_run_that_was_killed_goes_on_after_the_newest_finished_stage_with_the_same_n
             });
             assert!(rejected.is_err());
             let mut seen = Vec::new();
-            let resumed = run(&kept, Net::new(&device), |net, epoch| {
+            let resumed = run(&kept, net(&device), |net, epoch| {
                 seen.push((epoch.stage, epoch.epoch));
                 Ok(step(net, epoch))
             })
@@ -415,15 +388,13 @@ fn a_run_that_was_killed_goes_on_after_the_newest_finished_stage_with_the_same_n
             assert_eq!(resumed.masks, whole.masks);
             assert_eq!(resumed.stages.len(), 3);
             // A finished run answers at once, whatever trains.
-            let again = run(&kept, Net::new(&device), |_, _| {
-                unreachable!("nothing is left")
-            });
+            let again = run(&kept, net(&device), |_, _| unreachable!("nothing is left"));
             let again = again.unwrap();
             assert_eq!(again.model.weights(), whole.model.weights());
             assert!(again.model.first.weight.is_require_grad());
             // Not for another run.
             kept.last_epochs = 3;
-            let error = run(&kept, Net::new(&device), |net, _| Ok(net)).unwrap_err();
+            let error = run(&kept, net(&device), |net, _| Ok(net)).unwrap_err();
             let other = matches!(
                 error.error(),
                 PruneError::StagesOfAnotherRun { field, .. } if field == "last_epochs"

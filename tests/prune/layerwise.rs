@@ -1,6 +1,6 @@
 //! Pruning layer by layer, from inputs alone.
 
-use burn::module::{Module, ModuleMapper, Param, ParamGroup};
+use burn::module::{Module, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
@@ -18,7 +18,7 @@ use burn_lean::prune::{
 use burn_lean::quant::fold_for;
 
 use crate::layerwise_shared::SHARES;
-use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
+use crate::support::{cast, each_device, numbers, parameters, tensor, values, with_numbers};
 
 /// Inputs whose features depend on each other, in batches.
 pub(crate) fn features(
@@ -572,14 +572,8 @@ fn what_cannot_be_pruned_so_is_refused_with_the_way_that_is_left() {
 
 #[test]
 fn a_half_model_stays_half_with_the_statistics_of_its_batch_norms() {
-    struct InHalf;
-    impl ModuleMapper for InHalf {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|value| value.cast(FloatDType::F16))
-        }
-    }
     let device = Device::flex();
-    let model = ConvNet::new(&device).map(&mut InHalf);
+    let model = cast(ConvNet::new(&device), FloatDType::F16);
     let inputs = || {
         images(2, &device)
             .into_iter()

@@ -7,7 +7,7 @@ use burn_lean::prune::{
     PrunerConfig, RidgeChoice, Selection, SolverConfig, solve,
 };
 
-use crate::pruner::{Net, config, pairs, prune, weights};
+use crate::pruner::{config, loss, net, pairs, prune, weights};
 use crate::support::{each_device, tensor};
 
 /// A model whose gradient of an example is the example.
@@ -129,9 +129,7 @@ fn the_pruner_solves_the_whole_problem_beyond_its_memory_bound() {
         let run = |config: &PrunerConfig| {
             let loader = |seed| [pairs(seed, &target.device), pairs(seed + 9, &target.device)];
             let loader = |seed| loader(seed).concat();
-            config
-                .prune(Net::new(&target.device), Net::loss, loader)
-                .unwrap()
+            config.prune(net(&target.device), loss, loader).unwrap()
         };
         let [found, expected] = [&on_disk, &in_memory].map(run);
         assert_eq!(found.masks, expected.masks);

@@ -1,6 +1,6 @@
 //! Pruning a model in one stage and in several.
 
-use burn::module::{Module, ModuleMapper, Param, ParamGroup};
+use burn::module::{Module, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
@@ -11,40 +11,22 @@ use burn_lean::prune::{
 };
 use burn_lean::reparam::Rejected;
 
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
-
-#[derive(Module, Debug)]
-pub(crate) struct Net {
-    pub(crate) first: Linear,
-    second: Linear,
-}
+use crate::support::{Perceptron, cast, each_device, parameters, tensor, values, with_numbers};
 
 pub(crate) type Pairs = (Tensor<2>, Tensor<2>);
 
-impl Net {
-    pub(crate) fn new(device: &Device) -> Self {
-        let net = Self {
-            first: LinearConfig::new(6, 5).init(device),
-            second: LinearConfig::new(5, 2).init(device),
-        };
-        with_numbers(net, 1)
-    }
+pub(crate) fn net(device: &Device) -> Perceptron {
+    Perceptron::new([6, 5, 2], 1, device)
+}
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.second.forward(relu(self.first.forward(x)))
-    }
-
-    pub(crate) fn loss(&self, pairs: &Pairs) -> Tensor<1> {
-        (self.forward(pairs.0.clone()) - pairs.1.clone())
-            .square()
-            .mean()
-    }
+pub(crate) fn loss(net: &Perceptron, (x, y): &Pairs) -> Tensor<1> {
+    (net.forward(x.clone()) - y.clone()).square().mean()
 }
 
 /// Random inputs with the outputs of the untouched net and some noise.
 pub(crate) fn pairs(seed: u64, device: &Device) -> Vec<Pairs> {
     let x = tensor::<2>(seed, [16, 6], device);
-    let y = Net::new(device).forward(x.clone()) + tensor::<2>(seed + 1, [16, 2], device) * 0.1;
+    let y = net(device).forward(x.clone()) + tensor::<2>(seed + 1, [16, 2], device) * 0.1;
     vec![(x, y.detach())]
 }
 
@@ -56,12 +38,15 @@ pub(crate) fn config(sparsity: f64) -> PrunerConfig {
     .with_ridge(RidgeChoice::Fixed(1e-2))
 }
 
-pub(crate) fn prune(config: &PrunerConfig, device: &Device) -> Result<Pruned<Net>, PruneError> {
-    let pruned = config.prune(Net::new(device), Net::loss, |seed| pairs(seed, device))?;
+pub(crate) fn prune(
+    config: &PrunerConfig,
+    device: &Device,
+) -> Result<Pruned<Perceptron>, PruneError> {
+    let pruned = config.prune(net(device), loss, |seed| pairs(seed, device))?;
     Ok(pruned)
 }
 
-pub(crate) fn weights(pruned: &Pruned<Net>) -> Vec<f32> {
+pub(crate) fn weights(pruned: &Pruned<Perceptron>) -> Vec<f32> {
     values(pruned.selection.flatten(&pruned.model).unwrap())
 }
 
@@ -88,7 +73,7 @@ fn the_model_has_the_zeros_that_the_masks_say_on_every_device() {
                 assert_eq!(*weight != 0.0, kept);
             }
             // Biases are those of the dense model.
-            let dense = parameters(&Net::new(&device));
+            let dense = parameters(&net(&device));
             let now = parameters(&pruned.model);
             assert_eq!(dense[1], now[1]);
             assert_eq!(now[0].trains, dense[0].trains);
@@ -99,7 +84,7 @@ fn the_model_has_the_zeros_that_the_masks_say_on_every_device() {
 #[test]
 fn every_method_prunes_through_the_same_interface() {
     let device = Device::flex();
-    let dense = weights_of(&Net::new(&device));
+    let dense = weights_of(&net(&device));
     for method in [
         Method::Random,
         Method::Magnitude,
@@ -126,25 +111,19 @@ fn every_method_prunes_through_the_same_interface() {
     }
 }
 
-fn weights_of(net: &Net) -> Vec<f32> {
+fn weights_of(net: &Perceptron) -> Vec<f32> {
     values(Selection::of(net, None).unwrap().flatten(net).unwrap())
 }
 
 #[test]
 fn a_half_model_is_pruned_in_stages() {
-    struct InHalf(FloatDType);
-    impl ModuleMapper for InHalf {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|value| value.cast(self.0))
-        }
-    }
     let device = Device::flex();
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         let config = config(0.8)
             .with_stages(2)
             .with_schedule(Schedule::Linear { base: 0.4 });
-        let net = Net::new(&device).map(&mut InHalf(dtype));
-        let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();
+        let net = cast(net(&device), dtype);
+        let loss = |net: &Perceptron, x: &Tensor<2>| net.forward(x.clone()).square().mean();
         let batches = |seed| [tensor::<2>(seed, [16, 6], &device).cast(dtype)];
         let pruned = config.prune(net, loss, batches).unwrap();
         // ⌊(1 - 0.8) · 40⌋ are 7 in F64.
@@ -186,8 +165,8 @@ fn zeros_stay_zero_unless_they_may_return() {
             .with_zeros_return(zeros_return);
         config
             .prune_with(
-                Net::new(&device),
-                Net::loss,
+                net(&device),
+                loss,
                 |seed| pairs(seed, &device),
                 |model, mask, _| {
                     masks.push(mask.clone());
@@ -225,7 +204,7 @@ fn the_same_seed_gives_the_same_model_and_the_loader_gets_one_seed_per_stage() {
             seeds.push(seed);
             pairs(seed, &device)
         };
-        let pruned = config.prune(Net::new(&device), Net::loss, loader).unwrap();
+        let pruned = config.prune(net(&device), loss, loader).unwrap();
         weights(&pruned)
     };
     let once = run();
@@ -245,8 +224,8 @@ fn an_interrupted_run_goes_on_after_its_last_finished_stage() {
     // The power goes off in the third stage.
     let mut stages = 0;
     let interrupted = config.prune_with(
-        Net::new(&device),
-        Net::loss,
+        net(&device),
+        loss,
         |seed| pairs(seed, &device),
         |model, _, _| {
             stages += 1;
@@ -267,7 +246,7 @@ fn an_interrupted_run_goes_on_after_its_last_finished_stage() {
     ));
     let mut seeds = Vec::new();
     let resumed = config
-        .prune(Net::new(&device), Net::loss, |seed| {
+        .prune(net(&device), loss, |seed| {
             seeds.push(seed);
             pairs(seed, &device)
         })
@@ -276,9 +255,7 @@ fn an_interrupted_run_goes_on_after_its_last_finished_stage() {
     assert_eq!(resumed.stages.len(), 4);
     assert_eq!(weights(&resumed), whole);
     // A finished run is not run again.
-    let again = config.prune(Net::new(&device), Net::loss, |_| -> Vec<Pairs> {
-        unreachable!()
-    });
+    let again = config.prune(net(&device), loss, |_| -> Vec<Pairs> { unreachable!() });
     assert_eq!(weights(&again.unwrap()), whole);
 }
 
@@ -414,7 +391,7 @@ fn patterns_and_budgets_reach_the_solver_in_every_stage() {
             Ok(model)
         };
         let loader = |seed| pairs(seed, &device);
-        let pruned = config.prune_with(Net::new(&device), Net::loss, loader, look);
+        let pruned = config.prune_with(net(&device), loss, loader, look);
         pruned.unwrap();
         let totals: Vec<usize> = kept.iter().map(|kept| kept.iter().sum()).collect();
         match budget {
@@ -480,10 +457,10 @@ fn bad_configs_give_the_model_back() {
     let device = Device::flex();
     let refused = |config: PrunerConfig| {
         let rejected = config
-            .prune(Net::new(&device), Net::loss, |seed| pairs(seed, &device))
+            .prune(net(&device), loss, |seed| pairs(seed, &device))
             .unwrap_err();
         let (model, error) = rejected.into_parts();
-        assert_eq!(weights_of(&model), weights_of(&Net::new(&device)));
+        assert_eq!(weights_of(&model), weights_of(&net(&device)));
         error
     };
     assert_eq!(refused(config(1.0)), PruneError::Sparsity { sparsity: 1.0 });
@@ -522,7 +499,7 @@ fn masks_that_a_model_carries_hold_while_it_is_pruned_further() {
     let first = prune(&config(0.5), &device).unwrap();
     let masked = first.masks.attach(first.model).unwrap();
     let further = config(0.75)
-        .prune(masked, Net::loss, |seed| pairs(seed, &device))
+        .prune(masked, loss, |seed| pairs(seed, &device))
         .unwrap();
     for (before, after) in first
         .masks
@@ -555,7 +532,7 @@ fn the_ridge_is_the_one_that_held_out_examples_like_best() {
     assert_eq!(chosen.unwrap().loss, best);
     let (x, y) = pairs(0, &device).remove(0);
     let held_out = [(x.slice([8..16]), y.slice([8..16]))];
-    let loss = mean_loss(&pruned.model, Net::loss, &held_out).unwrap();
+    let loss = mean_loss(&pruned.model, loss, &held_out).unwrap();
     assert_eq!(loss, best);
 
     sweep.fisher.samples = 16;

@@ -1,21 +1,19 @@
 //! What a run refuses before any gradient is computed, and what its stages aim at.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, FisherConfig, Groups, Masks, Method, PruneError, PruneReport, PrunerConfig,
     RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern,
 };
 
-use crate::pruner::{Net, Pairs, config, pairs, prune};
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::pruner::{Pairs, config, loss, net, pairs, prune};
+use crate::support::{Perceptron, each_device, tensor, values};
 
 /// The error of a run whose loader must not be touched.
 fn refused(config: PrunerConfig) -> PruneError {
     let device = Device::flex();
     let nothing = |_| -> Vec<Pairs> { unreachable!("the loader was asked for examples") };
-    let rejected = config.prune(Net::new(&device), Net::loss, nothing);
+    let rejected = config.prune(net(&device), loss, nothing);
     rejected.unwrap_err().into_error()
 }
 
@@ -111,7 +109,7 @@ fn a_weight_that_is_no_number_is_named_before_any_gradient() {
     each_device(|target| {
         // Of 30 and 10 weights; the check of a mask zeroes every second one.
         for (index, value) in [(32, f32::NAN), (33, f32::INFINITY)] {
-            let net = Net::new(&target.device);
+            let net = net(&target.device);
             let selection = Selection::of(&net, None).unwrap();
             let mut weights = values(selection.flatten(&net).unwrap());
             weights[index] = value;
@@ -133,12 +131,12 @@ fn a_weight_that_is_no_number_is_named_before_any_gradient() {
             };
             for net in [net.clone(), masked] {
                 let nothing = |_| -> Vec<Pairs> { unreachable!("the loader was asked") };
-                let rejected = config(0.5).prune(net, Net::loss, nothing).unwrap_err();
+                let rejected = config(0.5).prune(net, loss, nothing).unwrap_err();
                 assert!(is_expected(rejected.error()), "{}", rejected.error());
             }
             let fisher = FisherConfig::new(4);
             let batches = pairs(1, &target.device);
-            let error = fisher.collect(&net, &selection, Net::loss, batches);
+            let error = fisher.collect(&net, &selection, loss, batches);
             let error = error.unwrap_err();
             assert!(is_expected(&error), "{error}");
         }
@@ -174,31 +172,15 @@ fn no_stage_keeps_fewer_than_the_last() {
 }
 
 /// The first layer meets four positions of a sequence, the second one vector.
-#[derive(Module, Debug)]
-struct Sequence {
-    first: Linear,
-    second: Linear,
-}
-
-impl Sequence {
-    fn new(device: &Device) -> Self {
-        let net = Self {
-            first: LinearConfig::new(6, 5).init(device),
-            second: LinearConfig::new(5, 2).init(device),
-        };
-        with_numbers(net, 1)
-    }
-
-    fn loss(&self, x: &Tensor<3>) -> Tensor<1> {
-        let x = self.first.forward(x.clone()).tanh().mean_dim(1);
-        self.second.forward(x).square().mean()
-    }
+fn of_sequence(net: &Perceptron, x: &Tensor<3>) -> Tensor<1> {
+    let x = net.first.forward(x.clone()).tanh().mean_dim(1);
+    net.second.forward(x).square().mean()
 }
 
 #[test]
 fn a_bound_on_operations_counts_those_of_the_model() {
     let device = Device::flex();
-    let net = Sequence::new(&device);
+    let net = net(&device);
     let budget = Budget::Flops {
         kept: 0.3,
         sparsity: None,
@@ -208,7 +190,7 @@ fn a_bound_on_operations_counts_those_of_the_model() {
         .with_stages(2);
     let run = |config: &PrunerConfig| {
         let loader = |seed| [tensor::<3>(seed, [8, 4, 6], &device)];
-        config.prune(net.clone(), Sequence::loss, loader).unwrap()
+        config.prune(net.clone(), of_sequence, loader).unwrap()
     };
     let pruned = run(&counted);
     let report = PruneReport::new(&pruned.model, &pruned.selection).unwrap();
@@ -228,14 +210,14 @@ fn a_bound_on_operations_counts_those_of_the_model() {
 
     let nan = counted.with_flops(Some([("first.weight".to_string(), f64::NAN)].into()));
     let nothing = |_| -> Vec<Tensor<3>> { unreachable!() };
-    let error = nan.prune(net.clone(), Sequence::loss, nothing).unwrap_err();
+    let error = nan.prune(net.clone(), of_sequence, nothing).unwrap_err();
     assert!(matches!(
         error.error(),
         PruneError::InvalidConfig { field: "flops", .. }
     ));
     // A loader without a batch to count on.
     let error = PrunerConfig { flops: None, ..nan }
-        .prune(net, Sequence::loss, |_| Vec::<Tensor<3>>::new())
+        .prune(net, of_sequence, |_| Vec::<Tensor<3>>::new())
         .unwrap_err();
     assert!(matches!(
         error.error(),

@@ -7,10 +7,10 @@ use burn_lean::prune::{
     run::StageReport, solver::JudgedRidge,
 };
 
-use crate::pruner::{Net, Pairs, config, pairs, prune, weights};
-use crate::support::{each_device, numbers, with_numbers};
+use crate::pruner::{Pairs, config, loss, net, pairs, prune, weights};
+use crate::support::{Perceptron, each_device, numbers, with_numbers};
 
-fn field(result: Result<Pruned<Net>, PruneError>) -> String {
+fn field(result: Result<Pruned<Perceptron>, PruneError>) -> String {
     match result {
         Err(PruneError::StagesOfAnotherRun { field, .. }) => field,
         other => panic!("{:?}", other.map(|_| ())),
@@ -28,8 +28,8 @@ fn kept(folder: &tempfile::TempDir) -> PrunerConfig {
 fn a_stage_with_masks_attached_is_not_kept_and_one_with_masks_folded_in_is() {
     each_device(|target| {
         let device = &target.device;
-        let run = |config: &PrunerConfig, net: Net, fold: bool| {
-            let attach = |model: Net, masks: &Masks, _: &StageReport| {
+        let run = |config: &PrunerConfig, net: Perceptron, fold: bool| {
+            let attach = |model: Perceptron, masks: &Masks, _: &StageReport| {
                 let masked = match Masks::of(&model).unwrap().is_empty() {
                     true => masks.attach(model),
                     false => masks.replace(model),
@@ -37,10 +37,10 @@ fn a_stage_with_masks_attached_is_not_kept_and_one_with_masks_folded_in_is() {
                 let masked = masked.unwrap();
                 Ok(if fold { masked.materialize() } else { masked })
             };
-            config.prune_with(net, Net::loss, |seed| pairs(seed, device), attach)
+            config.prune_with(net, loss, |seed| pairs(seed, device), attach)
         };
         let folder = tempfile::tempdir().unwrap();
-        let rejected = run(&kept(&folder), Net::new(device), false).unwrap_err();
+        let rejected = run(&kept(&folder), net(device), false).unwrap_err();
         let (masked, error) = rejected.into_parts();
         let expected = PruneError::StageReparameterized {
             path: "first.weight".into(),
@@ -51,25 +51,25 @@ fn a_stage_with_masks_attached_is_not_kept_and_one_with_masks_folded_in_is() {
         assert!(error.to_string().contains("`mask` now, and nothing then"));
         // It comes back as the stage left it, and nothing of it is in the folder.
         assert!(Masks::of(&masked).unwrap().sparsity() > 0.0);
-        let folded = run(&kept(&folder), Net::new(device), true).unwrap();
-        let again = run(&kept(&folder), Net::new(device), true).unwrap();
+        let folded = run(&kept(&folder), net(device), true).unwrap();
+        let again = run(&kept(&folder), net(device), true).unwrap();
         assert_eq!(weights(&again), weights(&folded));
 
         // Without a folder masks may stay; with one, where the run begins with them.
         let stages = kept(&folder).with_state(None);
-        let bare = run(&stages, Net::new(device), false).unwrap();
+        let bare = run(&stages, net(device), false).unwrap();
         assert_eq!(Masks::of(&bare.model).unwrap(), bare.masks);
         let folder = tempfile::tempdir().unwrap();
         let all: Vec<usize> = (0..40).collect();
         let begin = || {
-            let net = Net::new(device);
+            let net = net(device);
             let layout = Selection::of(&net, None).unwrap().layout().clone();
             let masks = Masks::from_support(&layout, &all).unwrap();
             masks.attach(net).unwrap()
         };
         let masked = run(&kept(&folder), begin(), false).unwrap();
         let nothing = |_| -> Vec<Pairs> { unreachable!("all stages are finished") };
-        let again = kept(&folder).prune(begin(), Net::loss, nothing).unwrap();
+        let again = kept(&folder).prune(begin(), loss, nothing).unwrap();
         assert_eq!(weights(&again), weights(&masked));
         assert_eq!(Masks::of(&again.model).unwrap(), masked.masks);
     });
@@ -84,7 +84,7 @@ fn a_config_with_many_digits_is_the_same_after_reading_it() {
     let activation_norms = numbers(3, 40).iter().map(|norm| norm.abs() / 3.0).collect();
     config.solver.method = Method::Wanda { activation_norms };
     let first = prune(&config, &device).unwrap();
-    let again = config.prune(Net::new(&device), Net::loss, |_| -> Vec<Pairs> {
+    let again = config.prune(net(&device), loss, |_| -> Vec<Pairs> {
         unreachable!("all stages are finished")
     });
     assert_eq!(weights(&again.unwrap()), weights(&first));
@@ -118,17 +118,15 @@ fn a_stage_whose_sweep_overflows_is_resumed() {
     let mut config = kept(&folder).with_ridge(Default::default());
     config.fisher.samples = 8;
     // Finite on the gradients' examples; what judges the ridges overflows.
-    let loss = |net: &Net, pairs: &Pairs| match pairs.0.dims()[0] {
-        8 if pairs.0.clone().device() == Device::flex() => net.loss(pairs) * f32::INFINITY,
-        _ => net.loss(pairs),
+    let loss = |net: &Perceptron, pairs: &Pairs| match pairs.0.dims()[0] {
+        8 if pairs.0.clone().device() == Device::flex() => loss(net, pairs) * f32::INFINITY,
+        _ => loss(net, pairs),
     };
     let first = config
-        .prune(Net::new(&device), loss, |seed| pairs(seed, &device))
+        .prune(net(&device), loss, |seed| pairs(seed, &device))
         .unwrap();
     let again = config
-        .prune(Net::new(&device), loss, |_| -> Vec<Pairs> {
-            unreachable!()
-        })
+        .prune(net(&device), loss, |_| -> Vec<Pairs> { unreachable!() })
         .unwrap();
     assert_eq!(again.stages.len(), 2);
     assert_eq!(weights(&again), weights(&first));
@@ -140,13 +138,13 @@ fn finished_stages_do_not_answer_for_another_model() {
     let folder = tempfile::tempdir().unwrap();
     let config = kept(&folder);
     prune(&config, &device).unwrap();
-    let other = with_numbers(Net::new(&device), 9);
+    let other = with_numbers(net(&device), 9);
     let before = Selection::of(&other, None)
         .unwrap()
         .flatten(&other)
         .unwrap();
     let rejected = config
-        .prune(other, Net::loss, |_| -> Vec<Pairs> { unreachable!() })
+        .prune(other, loss, |_| -> Vec<Pairs> { unreachable!() })
         .unwrap_err();
     let (other, error) = rejected.into_parts();
     assert!(error.to_string().contains("model"), "{error}");
@@ -165,8 +163,8 @@ fn finished_stages_do_not_answer_for_another_training() {
     let run = |gradual: GradualConfig| {
         gradual
             .prune(
-                Net::new(&device),
-                Net::loss,
+                net(&device),
+                loss,
                 |seed| pairs(seed, &device),
                 |model, _| Ok(model),
             )

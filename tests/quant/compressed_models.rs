@@ -9,8 +9,7 @@ use burn_lean::quant::{
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
 use crate::compressed_tensors::Net;
-use crate::half_models::Cast;
-use crate::support::{tensor, values};
+use crate::support::{cast, tensor, values};
 
 /// As checkpoints come: everything but the codes in half precision.
 #[test]
@@ -20,13 +19,13 @@ fn a_checkpoint_in_half_precision_gives_a_model_in_it() {
     let path = folder.path().join("half.safetensors");
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         let config = QatConfig::new().with_activation(None);
-        let net = Net::new(3, &device).map(&mut Cast(dtype));
+        let net = cast(Net::new(3, &device), dtype);
         let net = config.prepare(net).unwrap();
         let x = tensor::<2>(5, [4, 16], &device).cast(dtype);
         let expected = values(net.forward(x.clone()).cast(FloatDType::F32));
         save_compressed_tensors(&net, &path).unwrap();
         let fresh = || Net::new(4, &device);
-        let half = || fresh().map(&mut Cast(dtype));
+        let half = || cast(fresh(), dtype);
         for model in [
             fresh(),
             half(),

@@ -1,6 +1,6 @@
 //! Batch normalization folded into the layer before it.
 
-use burn::module::{Module, ModuleMapper, Param, RunningState};
+use burn::module::{Module, Param, RunningState};
 use burn::nn::conv::{
     Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig, ConvTranspose2d,
     ConvTranspose2dConfig,
@@ -11,7 +11,7 @@ use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::quant::{QuantError, fold, fold::FoldPair, fold_for};
 
-use crate::support::{each_device, tensor, values};
+use crate::support::{cast, each_device, tensor, values};
 
 #[derive(Module, Debug)]
 struct Block<L: Module + burn::module::ModuleDisplay> {
@@ -460,12 +460,6 @@ fn a_layer_whose_weight_is_standardized_stays_beside_its_norm() {
 
 #[test]
 fn a_folded_number_that_half_precision_cannot_hold_is_refused() {
-    struct InHalf;
-    impl ModuleMapper for InHalf {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|value| value.cast(FloatDType::F16))
-        }
-    }
     let device = Device::flex();
     let block = |bias| {
         let mut layer = LinearConfig::new(3, 2).with_bias(bias).init(&device);
@@ -477,7 +471,7 @@ fn a_folded_number_that_half_precision_cannot_hold_is_refused() {
     };
     let refused = |block: Block<Linear>| {
         assert!(fold(block.clone(), &pair()).is_ok());
-        let rejected = fold(block.map(&mut InHalf), &pair()).unwrap_err();
+        let rejected = fold(cast(block, FloatDType::F16), &pair()).unwrap_err();
         rejected.into_error().to_string()
     };
     let mut wide = block(true);

@@ -1,6 +1,6 @@
 //! Models whose parameters are F16 or BF16, from preparation to a file and back.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
@@ -11,7 +11,7 @@ use burn_lean::quant::{
     load_safetensors, quantized_weights, save_safetensors, sensitivity,
 };
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{cast, each_device, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -25,19 +25,11 @@ impl Net {
             fc1: LinearConfig::new(16, 12).init(device),
             fc2: LinearConfig::new(12, 4).init(device),
         };
-        with_numbers(net, 7).map(&mut Cast(dtype))
+        cast(with_numbers(net, 7), dtype)
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         self.fc2.forward_q(relu(self.fc1.forward_q(x)))
-    }
-}
-
-pub(crate) struct Cast(pub(crate) FloatDType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| value.cast(self.0))
     }
 }
 
@@ -201,7 +193,7 @@ fn the_gradient_scores_of_a_half_model_are_those_of_the_same_numbers_in_f32() {
     // The same layer, with numbers of F16 in both dtypes.
     let second_order = |dtype: FloatDType| {
         let layer = with_numbers(LinearConfig::new(16, 4).init(&Device::flex()), 7);
-        let layer = layer.map(&mut Cast(FloatDType::F16)).map(&mut Cast(dtype));
+        let layer = cast(cast(layer, FloatDType::F16), dtype);
         let config = QatConfig::new()
             .with_weight(WeightConfig::int(4))
             .with_activation(None);

@@ -10,7 +10,7 @@ use burn_lean::quant::{
     calibrate, module::learned_parameters, quantizers,
 };
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{cast, each_device, tensor, values, with_numbers};
 
 /// The clip of the weights of a critic.
 struct Clip;
@@ -25,14 +25,6 @@ impl ModuleMapper for Clip {
                 .detach()
                 .set_require_grad(requires_grad)
         })
-    }
-}
-
-struct Half;
-
-impl ModuleMapper for Half {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| value.cast(FloatDType::F16))
     }
 }
 
@@ -142,7 +134,7 @@ fn casting_a_model_leaves_observed_ranges_alone() {
     let device = Device::flex();
     let layer = prepared(&device.clone().autodiff()).valid();
     let before = ranges(&layer);
-    let cast = layer.map(&mut Half);
+    let cast = cast(layer, FloatDType::F16);
     assert_eq!(cast.weight.base().dtype(), DType::F16);
     assert_eq!(ranges(&cast), before);
 }

@@ -2,10 +2,11 @@
 //! the device.
 
 // Each test binary uses a part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub(crate) mod cases;
 pub(crate) mod lifecycle;
+mod perceptron;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,6 +16,8 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 use burn_lean::reparam::{FloatVisitor, visit_floats};
+
+pub(crate) use perceptron::Perceptron;
 
 /// A device of the test matrix.
 #[derive(Debug, Clone)]
@@ -205,6 +208,17 @@ pub(crate) fn with_numbers<M: Module>(model: M, seed: u64) -> M {
         seed: seed * 1000,
         seeds: HashMap::new(),
     })
+}
+
+/// `model` with every floating-point parameter in `dtype`.
+pub(crate) fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
+    struct Cast(FloatDType);
+    impl ModuleMapper for Cast {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(self.0))
+        }
+    }
+    model.map(&mut Cast(dtype))
 }
 
 /// One floating-point parameter of a model, as [`parameters`] lists it.
