@@ -5,6 +5,7 @@ use std::path::Path;
 
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor, TensorData};
+use burn_lean_reparam::bits::{pack, unpack};
 use burn_lean_reparam::{
     FloatVisitor, PathMapper, Rejected, Trail, Training, each_float, map_with_path, visit_floats,
 };
@@ -258,42 +259,6 @@ pub(crate) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Numbers of some bits, the lowest bits of a byte first.
-fn pack(values: impl Iterator<Item = u8>, bits: u8) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let (mut open, mut filled) = (0u16, 0);
-    for value in values {
-        open |= u16::from(value) << filled;
-        filled += bits;
-        if filled >= 8 {
-            bytes.push(open as u8);
-            open >>= 8;
-            filled -= 8;
-        }
-    }
-    if filled > 0 {
-        bytes.push(open as u8);
-    }
-    bytes
-}
-
-/// The reverse; `None` for another number of bytes than so many numbers take.
-fn unpack(bytes: &[u8], bits: u8, count: usize) -> Option<Vec<u8>> {
-    if bytes.len() != (count * usize::from(bits)).div_ceil(8) {
-        return None;
-    }
-    let mask = (1u16 << bits) - 1;
-    let value = |at: usize| {
-        let first = at * usize::from(bits);
-        let low = u16::from(bytes[first / 8]);
-        let high = bytes
-            .get(first / 8 + 1)
-            .map_or(0, |byte| u16::from(*byte) << 8);
-        (((low | high) >> (first % 8)) & mask) as u8
-    };
-    Some((0..count).map(value).collect())
-}
-
 /// Parameters that are not compressed.
 struct Plain<'a> {
     compressed: Vec<&'a str>,
@@ -324,21 +289,5 @@ impl PathMapper for Put {
             let new = Tensor::<D>::from_data(data, &old.device()).cast(dtype);
             new.detach().set_require_grad(old.is_require_grad())
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn packed_numbers_come_back_at_every_width() {
-        for bits in 1..=8u8 {
-            let values: Vec<u8> = (0..37u32).map(|at| (at * 29 % (1 << bits)) as u8).collect();
-            let bytes = pack(values.iter().copied(), bits);
-            assert_eq!(bytes.len(), (37 * usize::from(bits)).div_ceil(8));
-            assert_eq!(unpack(&bytes, bits, 37), Some(values));
-            assert_eq!(unpack(&bytes, bits, 70), None);
-        }
     }
 }

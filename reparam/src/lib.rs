@@ -44,6 +44,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attach;
+#[doc(hidden)]
+pub mod bits;
 mod capture;
 mod chain;
 mod files;

@@ -1,32 +1,17 @@
 //! Flags packed eight to a byte, the first in the lowest bit.
 
-/// Bytes that `flags` flags take.
-pub(crate) fn packed_len(flags: usize) -> usize {
-    flags.div_ceil(8)
-}
+use burn_lean_reparam::bits;
 
 /// Packs flags; what is left of the last byte is zero.
 pub(crate) fn pack(flags: impl IntoIterator<Item = bool>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for (at, flag) in flags.into_iter().enumerate() {
-        if at % 8 == 0 {
-            bytes.push(0);
-        }
-        if flag && let Some(last) = bytes.last_mut() {
-            *last |= 1 << (at % 8);
-        }
-    }
-    bytes
+    bits::pack(flags.into_iter().map(u8::from), 1)
 }
 
 /// The first `count` flags, or `None` if the bytes are not what [`pack`] makes of that many.
 pub(crate) fn unpack(bytes: &[u8], count: usize) -> Option<Vec<bool>> {
-    if bytes.len() != packed_len(count) {
-        return None;
-    }
-    let flag = |at: usize| bytes[at / 8] >> (at % 8) & 1 == 1;
-    let rest_is_zero = (count..bytes.len() * 8).all(|at| !flag(at));
-    rest_is_zero.then(|| (0..count).map(flag).collect())
+    let flags = bits::unpack(bytes, 1, count)?;
+    let rest_is_zero = count % 8 == 0 || bytes[count / 8] >> (count % 8) == 0;
+    rest_is_zero.then(|| flags.into_iter().map(|flag| flag == 1).collect())
 }
 
 #[cfg(test)]
@@ -39,7 +24,7 @@ mod tests {
             for pattern in 0..1u32 << count {
                 let flags: Vec<bool> = (0..count).map(|at| pattern >> at & 1 == 1).collect();
                 let bytes = pack(flags.iter().copied());
-                assert_eq!(bytes.len(), packed_len(count));
+                assert_eq!(bytes.len(), bits::packed_len(count, 1));
                 assert_eq!(unpack(&bytes, count), Some(flags));
             }
         }

@@ -8,6 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use burn_lean_reparam::bits::{pack, packed_len, unpack};
+
 use crate::host::bits;
 
 /// How the places of nonzero elements are stored.
@@ -49,14 +51,14 @@ pub(crate) struct Layout {
 pub(crate) enum Width {
     Bytes(usize),
     /// 1, 2 or 4, in the low bits of a byte each.
-    Bits(usize),
+    Bits(u8),
 }
 
 impl Width {
     /// Of 8 bits or more, or of less.
     pub(crate) fn of_bits(bits: usize) -> Self {
         match bits {
-            ..8 => Self::Bits(bits),
+            ..8 => Self::Bits(bits as u8),
             _ => Self::Bytes(bits / 8),
         }
     }
@@ -73,7 +75,7 @@ impl Width {
     fn stored(self, count: usize) -> usize {
         match self {
             Self::Bytes(bytes) => count * bytes,
-            Self::Bits(bits) => (count * bits).div_ceil(8),
+            Self::Bits(bits) => packed_len(count, bits),
         }
     }
 
@@ -81,13 +83,7 @@ impl Width {
     pub(crate) fn pack(self, elements: &[u8]) -> Vec<u8> {
         match self {
             Self::Bytes(_) => elements.to_vec(),
-            Self::Bits(bits) => elements
-                .chunks(8 / bits)
-                .map(|part| {
-                    let places = part.iter().enumerate();
-                    places.fold(0, |byte, (at, element)| byte | element << (at * bits))
-                })
-                .collect(),
+            Self::Bits(bits) => pack(elements.iter().copied(), bits),
         }
     }
 
@@ -95,9 +91,8 @@ impl Width {
     pub(crate) fn unpack(self, stored: &[u8], count: usize) -> Vec<u8> {
         match self {
             Self::Bytes(_) => stored.to_vec(),
-            Self::Bits(bits) => (0..count)
-                .map(|at| stored[at * bits / 8] >> (at * bits % 8) & ((1 << bits) - 1))
-                .collect(),
+            Self::Bits(bits) => unpack(&stored[..packed_len(count, bits)], bits, count)
+                .expect("as many bytes as so many elements take"),
         }
     }
 }
@@ -125,7 +120,7 @@ pub(crate) fn encode(bytes: &[u8], size: Width) -> (Layout, Vec<u8>) {
         (Encoding::Dense, size.stored(count)),
         (
             Encoding::Bitmask,
-            bits::packed_len(count) + size.stored(stored),
+            packed_len(count, 1) + size.stored(stored),
         ),
         (Encoding::Gaps, gaps.len() + size.stored(stored)),
     ];
@@ -289,7 +284,7 @@ mod tests {
     }
     #[test]
     fn elements_of_less_than_a_byte_come_back_and_are_packed() {
-        for bits in [1usize, 2, 4] {
+        for bits in [1, 2, 4] {
             let width = Width::Bits(bits);
             for step in [1, 3, 40] {
                 let most = (1usize << bits) - 1;
@@ -303,7 +298,7 @@ mod tests {
                     })
                     .collect();
                 let (layout, encoded) = encode(&elements, width);
-                assert!(encoded.len() <= (203 * bits).div_ceil(8));
+                assert!(encoded.len() <= packed_len(203, bits));
                 assert_eq!(decode(&layout, &encoded, 203, width), Ok(elements.clone()));
                 assert_eq!(width.unpack(&width.pack(&elements), 203), elements);
                 assert!(decode(&layout, &encoded[1..], 203, width).is_err());

@@ -1,6 +1,7 @@
 //! A quantized tensor on the host: codes, scales, zero points and the scheme they belong to.
 
 use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
+use burn_lean_reparam::bits;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -293,12 +294,13 @@ impl QuantizedTensor {
     /// The codes, as many bits each as the format has, low bits first; the last byte is filled up
     /// with zeros.
     pub fn pack(&self) -> Vec<u8> {
-        pack(&self.codes, self.scheme.format.bits())
+        let codes = self.codes.iter().map(|code| *code as u8);
+        bits::pack(codes, self.scheme.format.bits())
     }
 
     /// Bytes of [`pack`](Self::pack) and of the scales (F32) and, for affine schemes, zero points.
     pub fn packed_bytes(&self) -> usize {
-        let codes = packed_len(self.codes.len(), self.scheme.format.bits());
+        let codes = bits::packed_len(self.codes.len(), self.scheme.format.bits());
         let zero_points = match self.scheme.mapping.is_symmetric() {
             true => 0,
             false => self.zero_point.len(),
@@ -358,41 +360,19 @@ pub(crate) fn code_range(scheme: &Scheme) -> (i32, i32) {
     }
 }
 
-/// Bytes of `count` codes of `bits` bits.
-pub(crate) fn packed_len(count: usize, bits: u8) -> usize {
-    (count * usize::from(bits)).div_ceil(8)
-}
-
-/// Codes of `bits` bits each, low bits first.
-pub(crate) fn pack(codes: &[i32], bits: u8) -> Vec<u8> {
-    let mut bytes = vec![0_u8; packed_len(codes.len(), bits)];
-    for (index, code) in codes.iter().enumerate() {
-        for bit in 0..usize::from(bits) {
-            if code >> bit & 1 == 1 {
-                let position = index * usize::from(bits) + bit;
-                bytes[position / 8] |= 1 << (position % 8);
-            }
-        }
-    }
-    bytes
-}
-
-/// The inverse of [`pack`]; `None` when there are not as many bytes as `count` codes take.
+/// The inverse of [`QuantizedTensor::pack`]; `None` when there are not as many bytes as `count` codes take.
 pub(crate) fn unpack(bytes: &[u8], bits: u8, signed: bool, count: usize) -> Option<Vec<i32>> {
-    // Before the number of bits is one that cannot be counted.
-    if count / 8 > bytes.len() || bytes.len() != packed_len(count, bits) {
-        return None;
-    }
-    let bits = usize::from(bits);
-    let code = |index: usize| {
-        let raw = (0..bits).fold(0_i32, |code, bit| {
-            let position = index * bits + bit;
-            code | i32::from(bytes[position / 8] >> (position % 8) & 1) << bit
-        });
-        let negative = signed && raw >> (bits - 1) & 1 == 1;
-        if negative { raw - (1 << bits) } else { raw }
+    let above = match signed {
+        // The highest bit is the sign.
+        true => 32 - u32::from(bits),
+        false => 0,
     };
-    Some((0..count).map(code).collect())
+    let codes = bits::unpack(bytes, bits, count)?.into_iter();
+    Some(
+        codes
+            .map(|code| i32::from(code) << above >> above)
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -408,7 +388,7 @@ mod tests {
                 let codes: Vec<i32> = (0..(1 << bits) + 1)
                     .map(|index| lowest + index % (1 << bits))
                     .collect();
-                let bytes = pack(&codes, bits);
+                let bytes = bits::pack(codes.iter().map(|code| *code as u8), bits);
                 assert_eq!(bytes.len(), (codes.len() * bits as usize).div_ceil(8));
                 assert_eq!(unpack(&bytes, bits, signed, codes.len()), Some(codes));
             }
