@@ -210,6 +210,25 @@ macro_rules! tensors {
     };
 }
 
+/// The methods of a [`TensorMapper`] that does the same to tensors of every kind.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! every_kind {
+    (|$self:ident, $tensor:pat_param| $mapped:expr) => {
+        $crate::every_kind!(@ $self, $tensor, $mapped, float, ::burn::tensor::Float);
+        $crate::every_kind!(@ $self, $tensor, $mapped, int, ::burn::tensor::Int);
+        $crate::every_kind!(@ $self, $tensor, $mapped, bool, ::burn::tensor::Bool);
+    };
+    (@ $self:ident, $tensor:pat_param, $mapped:expr, $name:ident, $kind:ty) => {
+        fn $name<const D: usize>(
+            &mut $self,
+            $tensor: &::burn::tensor::Tensor<D, $kind>,
+        ) -> ::burn::tensor::Tensor<D, $kind> {
+            $mapped
+        }
+    };
+}
+
 /// The tensors of an input as they come.
 #[derive(Default)]
 pub(crate) struct Given {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::TensorData;
 use burn_lean_graph::{Graph, TensorMapper, Tensors};
 use burn_lean_reparam::{Files, each_float};
 use safetensors::tensor::{Dtype, View};
@@ -129,18 +129,10 @@ impl Checksum {
 }
 
 impl TensorMapper for Checksum {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+    burn_lean_graph::every_kind!(|self, tensor| {
         self.add(&tensor.to_data());
         tensor.clone()
-    }
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        self.add(&tensor.to_data());
-        tensor.clone()
-    }
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        self.add(&tensor.to_data());
-        tensor.clone()
-    }
+    });
 }
 
 pub(crate) fn failed(file: &Path, reason: impl ToString) -> OneShotError {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex};
 
 use burn::module::Module;
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean::deploy::{Backend, EngineConfig, Export, Exported, Form};
 use burn_lean::graph::{TensorMapper, Tensors};
 
@@ -139,20 +139,10 @@ pub(crate) fn for_the_judge<const D: usize>(
 struct Read(Vec<TensorData>);
 
 impl TensorMapper for Read {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+    burn_lean::graph::every_kind!(|self, tensor| {
         self.0.push(tensor.clone().into_data());
         tensor.clone()
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        self.0.push(tensor.clone().into_data());
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        self.0.push(tensor.clone().into_data());
-        tensor.clone()
-    }
+    });
 }
 
 /// The file format of NumPy, version 1.0.

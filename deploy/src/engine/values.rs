@@ -2,7 +2,7 @@
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, get_device_settings};
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, TensorData};
 use burn_lean_graph::{TensorMapper, Tensors};
 use rten::Value;
 use rten_tensor::prelude::*;
@@ -48,33 +48,16 @@ impl Reader {
             Err(error) => self.error = Some(error),
         }
     }
-
-    fn on(&mut self, device: DispatchDevice) {
-        self.device.get_or_insert(device);
-    }
 }
 
 impl TensorMapper for Reader {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+    burn_lean_graph::every_kind!(|self, tensor| {
         let inner = tensor.clone().without_autodiff();
-        self.on(inner.device().as_dispatch().clone());
+        self.device
+            .get_or_insert(inner.device().as_dispatch().clone());
         self.push(inner.try_into_data());
         tensor.clone()
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        let inner = tensor.clone().without_autodiff();
-        self.on(inner.device().as_dispatch().clone());
-        self.push(inner.try_into_data());
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        let inner = tensor.clone().without_autodiff();
-        self.on(inner.device().as_dispatch().clone());
-        self.push(inner.try_into_data());
-        tensor.clone()
-    }
+    });
 }
 
 /// A tensor of any dtype and rank, read to the host.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 use burn_lean_reparam::{catch_quietly, each_float, map_with_path};
 
@@ -307,25 +307,17 @@ struct Part {
     trains: bool,
 }
 
-macro_rules! part {
-    ($name:ident, $tensor:ty) => {
-        fn $name<const D: usize>(&mut self, tensor: &$tensor) -> $tensor {
-            let tensor = match self.trains {
-                true => tensor.clone().autodiff(),
-                false => tensor.clone(),
-            };
-            match &self.examples {
-                Some(examples) => tensor.slice([examples.clone()]),
-                None => tensor,
-            }
-        }
-    };
-}
-
 impl TensorMapper for Part {
-    part!(float, Tensor<D>);
-    part!(int, Tensor<D, Int>);
-    part!(bool, Tensor<D, Bool>);
+    burn_lean_graph::every_kind!(|self, tensor| {
+        let tensor = match self.trains {
+            true => tensor.clone().autodiff(),
+            false => tensor.clone(),
+        };
+        match &self.examples {
+            Some(examples) => tensor.slice([examples.clone()]),
+            None => tensor,
+        }
+    });
 }
 
 /// Values of float parameters, from one model into another.
