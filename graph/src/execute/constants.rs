@@ -6,11 +6,11 @@ use burn::backend::ir::TensorId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 
-use super::fill;
 use super::random::instead_of_random;
 use super::tensors::Alive;
+use super::{compute, fill};
 use crate::capture::signature;
-use crate::interpret::{Operands, run};
+use crate::interpret::Operands;
 use crate::record::placeholders::Values;
 use crate::{AsRecorded, Graph, GraphError, Recording, Tensors};
 
@@ -117,14 +117,7 @@ impl Graph {
                     alive.set(input, value.clone());
                 }
             }
-            run(operation, &mut alive).map_err(|unsupported| GraphError::Operation {
-                operation: unsupported.name,
-                module: match node.module() {
-                    "?" => "a module that is not known".into(),
-                    module => format!("`{module}`"),
-                },
-                why: unsupported.why.into(),
-            })?;
+            compute(node, &mut alive)?;
             for output in operation.outputs() {
                 known.insert(output.id);
                 values.insert(output.id, alive.output(output.id)?);

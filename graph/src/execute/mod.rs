@@ -12,7 +12,7 @@ mod write_back;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::module::Module;
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::capture::signature;
 use crate::hooks::{self, Carried, HookedAt};
@@ -107,17 +107,21 @@ pub(crate) fn fill<O: Tensors>(form: &O, tensors: Vec<DispatchTensor>) -> O {
         }
     }
     impl TensorMapper for Fill {
-        fn float<const D: usize>(&mut self, _: &Tensor<D>) -> Tensor<D> {
-            Tensor::from_dispatch(self.next())
-        }
-        fn int<const D: usize>(&mut self, _: &Tensor<D, Int>) -> Tensor<D, Int> {
-            Tensor::from_dispatch(self.next())
-        }
-        fn bool<const D: usize>(&mut self, _: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-            Tensor::from_dispatch(self.next())
-        }
+        crate::every_kind!(|self, _| Tensor::from_dispatch(self.next()));
     }
     form.map_tensors(&mut Fill(tensors.into_iter()))
+}
+
+/// Runs an operation; a failure says of which module.
+pub(crate) fn compute(node: Node<'_>, operands: &mut impl Operands) -> Result<(), GraphError> {
+    run(node.operation(), operands).map_err(|unsupported| GraphError::Operation {
+        operation: unsupported.name,
+        module: match node.module() {
+            "?" => "a module that is not known".into(),
+            module => format!("`{module}`"),
+        },
+        why: unsupported.why.into(),
+    })
 }
 
 impl Graph {
@@ -206,14 +210,7 @@ impl Graph {
                 alive.set(&norm.mean, result.mean);
                 alive.set(&norm.variance, result.variance);
             } else if !alive.compute_lean(self, node, &assignments) {
-                run(operation, &mut alive).map_err(|unsupported| GraphError::Operation {
-                    operation: unsupported.name,
-                    module: match node.module() {
-                        "?" => "a module that is not known".into(),
-                        module => format!("`{module}`"),
-                    },
-                    why: unsupported.why.into(),
-                })?;
+                compute(node, &mut alive)?;
             }
             observer.after(&node, &mut Observed(&mut alive));
             alive.end(node.index());

@@ -7,7 +7,8 @@ use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::tensor::{DType, FloatDType};
 
 use super::lane::Live;
-use super::script::{Script, Weights, compute};
+use super::script::{Script, Weights};
+use crate::execute::compute;
 use crate::interpret::Operands;
 use crate::{GraphError, Pass};
 

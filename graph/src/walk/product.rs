@@ -106,6 +106,17 @@ impl Product {
 pub(super) fn product(script: &Script, node: usize) -> Option<Product> {
     use ModuleOperationIr::{Conv1d, Conv2d, Conv3d, Embedding, Linear};
     use burn::backend::ir::FloatOperationIr::Matmul;
+    macro_rules! convolution {
+        ($o:ident, $padding:expr) => {{
+            let kernel = Kernel {
+                size: $o.weight.shape.to_vec()[2..].to_vec(),
+                stride: $o.options.stride.to_vec(),
+                padding: $padding.to_vec(),
+                dilation: $o.options.dilation.to_vec(),
+            };
+            convolution(script, node, &$o.weight, &$o.x, kernel, $o.options.groups)
+        }};
+    }
     match &script.graph.operations[node] {
         OperationIr::Float(_, Matmul(o)) if !script.is_fixed(o.lhs.id) => {
             matrix(script, node, &o.rhs, &o.lhs, Kind::Last)
@@ -117,39 +128,12 @@ pub(super) fn product(script: &Script, node: usize) -> Option<Product> {
         OperationIr::Module(Embedding(o)) => {
             matrix(script, node, &o.weights, &o.indices, Kind::OneHot)
         }
-        OperationIr::Module(Conv1d(o)) => {
-            let p = &o.options;
-            let kernel = Kernel::new(&o.weight, &p.stride, &p.padding, &p.dilation);
-            convolution(script, node, &o.weight, &o.x, kernel, p.groups)
-        }
-        OperationIr::Module(Conv2d(o)) => {
-            let p = &o.options;
-            let kernel = Kernel::new(&o.weight, &p.stride, &p.padding, &p.dilation);
-            convolution(script, node, &o.weight, &o.x, kernel, p.groups)
-        }
+        OperationIr::Module(Conv1d(o)) => convolution!(o, o.options.padding),
+        OperationIr::Module(Conv2d(o)) => convolution!(o, o.options.padding),
         OperationIr::Module(Conv3d(o)) => {
-            let p = &o.options;
-            let padding = p.padding.map(|pad| (pad, pad));
-            let kernel = Kernel::new(&o.weight, &p.stride, &padding, &p.dilation);
-            convolution(script, node, &o.weight, &o.x, kernel, p.groups)
+            convolution!(o, o.options.padding.map(|pad| (pad, pad)))
         }
         _ => None,
-    }
-}
-
-impl Kernel {
-    fn new(
-        weight: &TensorIr,
-        stride: &[usize],
-        padding: &[(usize, usize)],
-        dilation: &[usize],
-    ) -> Self {
-        Self {
-            size: weight.shape.to_vec()[2..].to_vec(),
-            stride: stride.to_vec(),
-            padding: padding.to_vec(),
-            dilation: dilation.to_vec(),
-        }
     }
 }
 

@@ -9,10 +9,10 @@ use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::tensor::{DType, FloatDType};
 
 use super::Pass;
-use crate::execute::upload;
+use crate::execute::{compute, upload};
 use crate::graph::describe::operands;
-use crate::interpret::{Operands, run};
-use crate::{Graph, GraphError, Node};
+use crate::interpret::Operands;
+use crate::{Graph, GraphError};
 
 /// The values of the parameters, in the order of the graph.
 #[derive(Debug, Clone)]
@@ -164,18 +164,6 @@ impl Script {
         self.cache
             .retain(|(id, _), _| sources[id].iter().all(|one| !parameters.contains(one)));
     }
-}
-
-/// Runs an operation; a failure says of which module.
-pub(super) fn compute(node: Node<'_>, operands: &mut impl Operands) -> Result<(), GraphError> {
-    run(node.operation(), operands).map_err(|unsupported| GraphError::Operation {
-        operation: unsupported.name,
-        module: match node.module() {
-            "?" => "a module that is not known".into(),
-            module => format!("`{module}`"),
-        },
-        why: unsupported.why.into(),
-    })
 }
 
 /// Operands that were collected beforehand.
