@@ -252,16 +252,15 @@ fn same_patches(one: Node<'_>, other: Node<'_>) -> bool {
     else {
         return false;
     };
+    macro_rules! same {
+        ($a:ident, $b:ident) => {
+            $a.options == $b.options && $a.weight.shape[1..] == $b.weight.shape[1..]
+        };
+    }
     match (one, other) {
-        (Conv1d(a), Conv1d(b)) => {
-            a.options == b.options && a.weight.shape[1..] == b.weight.shape[1..]
-        }
-        (Conv2d(a), Conv2d(b)) => {
-            a.options == b.options && a.weight.shape[1..] == b.weight.shape[1..]
-        }
-        (Conv3d(a), Conv3d(b)) => {
-            a.options == b.options && a.weight.shape[1..] == b.weight.shape[1..]
-        }
+        (Conv1d(a), Conv1d(b)) => same!(a, b),
+        (Conv2d(a), Conv2d(b)) => same!(a, b),
+        (Conv3d(a), Conv3d(b)) => same!(a, b),
         _ => false,
     }
 }

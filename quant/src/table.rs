@@ -25,24 +25,22 @@ pub(crate) fn decibels(signal: f64, noise: f64) -> f64 {
 
 /// As [`float`], of an optional F32.
 pub(crate) mod optional_float32 {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde::{Deserializer, Serializer};
 
-    #[derive(Serialize, Deserialize)]
-    struct Number(#[serde(with = "super::float")] f64);
+    use super::optional_float;
 
     pub(crate) fn serialize<S: Serializer>(
         value: &Option<f32>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let value = value.map(|value| Number(f64::from(value)));
-        value.serialize(serializer)
+        optional_float::serialize(&value.map(f64::from), serializer)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<f32>, D::Error> {
-        let value = Option::<Number>::deserialize(deserializer)?;
-        Ok(value.map(|Number(value)| value as f32))
+        let value = optional_float::deserialize(deserializer)?;
+        Ok(value.map(|value| value as f32))
     }
 }
 

@@ -82,23 +82,10 @@ impl GradientMatrix {
     ) -> Result<Self, PruneError> {
         check(samples, parameters, dtype, device)?;
         let width = (BLOCK_BYTES / (samples * bytes_of(dtype))).max(1);
-        let blocks = (0..parameters)
-            .step_by(width)
-            .map(|start| {
-                let shape = [samples, width.min(parameters - start)];
-                Block::in_memory(start, Tensor::zeros(shape, (device, DType::from(dtype))))
-            })
-            .collect();
-        Ok(Self {
-            blocks,
-            samples,
-            parameters,
-            filled: 0,
-            dtype,
-            scale: None,
-            memory_bound: None,
-            ones: None,
-        })
+        let block = |start, shape| {
+            Block::in_memory(start, Tensor::zeros(shape, (device, DType::from(dtype))))
+        };
+        Ok(Self::of_blocks(samples, parameters, dtype, width, block))
     }
 
     /// A matrix in a file without a name in `folder`, whose products are made of some columns at a
@@ -116,23 +103,34 @@ impl GradientMatrix {
         let file = Arc::new(NumberFile::create(folder, dtype, numbers)?);
         let bytes = BLOCK_BYTES.min(memory_bound / BLOCK_SHARE);
         let width = (bytes / (samples * bytes_of(FloatDType::F32))).max(1);
-        let blocks = (0..parameters)
-            .step_by(width)
-            .map(|start| {
-                let shape = [samples, width.min(parameters - start)];
-                Block::in_file(start, file.clone(), shape, device.clone())
-            })
-            .collect();
+        let block = |start, shape| Block::in_file(start, file.clone(), shape, device.clone());
         Ok(Self {
-            blocks,
+            memory_bound: Some(memory_bound),
+            ..Self::of_blocks(samples, parameters, dtype, width, block)
+        })
+    }
+
+    /// Without a row, in blocks of so many columns.
+    fn of_blocks(
+        samples: usize,
+        parameters: usize,
+        dtype: FloatDType,
+        width: usize,
+        block: impl Fn(usize, [usize; 2]) -> Block,
+    ) -> Self {
+        let starts = (0..parameters).step_by(width);
+        Self {
+            blocks: starts
+                .map(|start| block(start, [samples, width.min(parameters - start)]))
+                .collect(),
             samples,
             parameters,
             filled: 0,
             dtype,
             scale: None,
-            memory_bound: Some(memory_bound),
+            memory_bound: None,
             ones: None,
-        })
+        }
     }
 
     /// Takes over a matrix `[n, p]` as it is.

@@ -93,37 +93,30 @@ impl<'a> Product<'a> {
     fn of(operation: &'a OperationIr) -> Option<Self> {
         let elements = |tensor: &TensorIr| tensor.shape.num_elements() as f64;
         // [outputs, inputs per output...]: every output sums over a whole kernel.
-        let kernel = |weight: &TensorIr| elements(weight) / weight.shape[0] as f64;
+        let over_kernel = |weight: &'a TensorIr, places: &TensorIr| {
+            let kernel = elements(weight) / weight.shape[0] as f64;
+            (weight, elements(places) * kernel)
+        };
         let (operands, multiplications) = match operation {
             OperationIr::Float(_, FloatOperationIr::Matmul(op)) => {
                 let inner = op.lhs.shape[op.lhs.shape.num_dims() - 1] as f64;
                 (vec![&op.lhs, &op.rhs], elements(&op.out) * inner)
             }
-            OperationIr::Module(ModuleOperationIr::Linear(op)) => (
-                vec![&op.weight],
-                elements(&op.out) * op.weight.shape[0] as f64,
-            ),
-            OperationIr::Module(ModuleOperationIr::Conv1d(op)) => {
-                (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
-            }
-            OperationIr::Module(ModuleOperationIr::Conv2d(op)) => {
-                (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
-            }
-            OperationIr::Module(ModuleOperationIr::Conv3d(op)) => {
-                (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
-            }
-            // [inputs, outputs per input...]: every input is spread over a whole kernel.
-            OperationIr::Module(ModuleOperationIr::ConvTranspose1d(op)) => {
-                (vec![&op.weight], elements(&op.x) * kernel(&op.weight))
-            }
-            OperationIr::Module(ModuleOperationIr::ConvTranspose2d(op)) => {
-                (vec![&op.weight], elements(&op.x) * kernel(&op.weight))
-            }
-            OperationIr::Module(ModuleOperationIr::ConvTranspose3d(op)) => {
-                (vec![&op.weight], elements(&op.x) * kernel(&op.weight))
-            }
-            OperationIr::Module(ModuleOperationIr::DeformableConv2d(op)) => {
-                (vec![&op.weight], elements(&op.out) * kernel(&op.weight))
+            OperationIr::Module(op) => {
+                use ModuleOperationIr::*;
+                let (weight, multiplications) = match op {
+                    Linear(op) => (&op.weight, elements(&op.out) * op.weight.shape[0] as f64),
+                    Conv1d(op) => over_kernel(&op.weight, &op.out),
+                    Conv2d(op) => over_kernel(&op.weight, &op.out),
+                    Conv3d(op) => over_kernel(&op.weight, &op.out),
+                    DeformableConv2d(op) => over_kernel(&op.weight, &op.out),
+                    // [inputs, outputs per input...]: every input is spread over a whole kernel.
+                    ConvTranspose1d(op) => over_kernel(&op.weight, &op.x),
+                    ConvTranspose2d(op) => over_kernel(&op.weight, &op.x),
+                    ConvTranspose3d(op) => over_kernel(&op.weight, &op.x),
+                    _ => return None,
+                };
+                (vec![weight], multiplications)
             }
             _ => return None,
         };
