@@ -45,7 +45,7 @@ use burn_lean::prune::{
 use clap::Parser;
 use network::loss;
 use options::{Cli, MethodName};
-use support::{Batch, Cell, ImageSet, MlpNet, Network, PeakMemory, ResNet20, Table};
+use support::{Arch, Batch, Cell, ImageSet, MlpNet, Network, PeakMemory, ResNet20, Table};
 
 /// Added to the seed of the loader for fresh samples.
 const FRESH: u64 = 1 << 32;
@@ -76,11 +76,11 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let images = cli.images()?;
     device.seed(cli.seed);
     match cli.arch() {
-        options::Arch::Mlpnet => {
+        Arch::Mlpnet => {
             let model = MlpNet::new(images.train.side(), &device.clone().autodiff());
             Run::prepare(cli, images, device, model)?.run()
         }
-        options::Arch::Resnet20 => {
+        Arch::Resnet20 => {
             let model = ResNet20::new(&device.clone().autodiff());
             Run::prepare(cli, images, device, model)?.run()
         }

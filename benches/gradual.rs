@@ -34,8 +34,8 @@ use burn_lean::prune::{
 };
 use burn_lean::reparam::Rejected;
 use clap::Parser;
-use options::{Arch, Cli, MethodName};
-use support::{Cell as Entry, Dtype, ImageSet, Images, MlpNet, ResNet20, Table};
+use options::{Cli, MethodName};
+use support::{Arch, Cell as Entry, Dtype, ImageSet, Images, MlpNet, ResNet20, Table};
 use training::{Trained, Trainer};
 
 /// Gradients of a stage of CHITA.

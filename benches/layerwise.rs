@@ -23,8 +23,8 @@ use burn_lean::prune::{
     Budget, Pruner, Shares,
     layerwise::{JudgedCandidate, SupportMethod},
 };
-use clap::{Parser, ValueEnum};
-use support::{Cell, CifarFiles, DeviceName, ImageSet, MlpNet, ResNet20, Table};
+use clap::Parser;
+use support::{Arch, Cell, CifarFiles, DeviceName, ImageSet, MlpNet, ResNet20, Table};
 
 /// What each part of layer-wise pruning adds.
 #[derive(Debug, Parser)]
@@ -76,14 +76,6 @@ struct Cli {
     bench: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Arch {
-    /// Three linear layers.
-    Mlpnet,
-    /// A residual network of 20 layers.
-    Resnet20,
-}
-
 /// Support, fitted values, new statistics, shares.
 type Parts = (SupportMethod, bool, bool, Shares);
 
@@ -113,15 +105,13 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
+    let mut images = cli.arch.images(Some(&cli.data), cli.cifar_files)?;
     match cli.arch {
         Arch::Mlpnet => {
-            let images = ImageSet::load(Some(&cli.data))?.normalized_as_mnist();
             let model = support::load(MlpNet::new(images.train.side(), &device), &cli.checkpoint)?;
             study(cli, &images, &device, model, |model, x| model.forward(x))
         }
         Arch::Resnet20 => {
-            let images = support::read_cifar(&cli.data, cli.cifar_files)?;
-            let mut images = images.normalized_as_cifar10();
             images.train = images.train.augmented();
             let model = support::load(ResNet20::new(&device), &cli.checkpoint)?;
             let model = support::recalibrated(model, ResNet20::forward, &images.train, &device)?;

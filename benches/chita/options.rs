@@ -12,7 +12,7 @@ use burn_lean::prune::{
 };
 use clap::{Parser, ValueEnum};
 
-use crate::support::{self, CifarFiles, DeviceName, ImageSet};
+use crate::support::{self, Arch, CifarFiles, DeviceName, ImageSet};
 
 /// Share of the training images that `--validate` takes.
 const VALIDATED: f64 = 0.1;
@@ -232,14 +232,6 @@ enum ScheduleName {
     Geometric,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Arch {
-    /// Three linear layers.
-    Mlpnet,
-    /// A residual network of 20 layers.
-    Resnet20,
-}
-
 impl Cli {
     pub(crate) fn methods(&self) -> Vec<MethodName> {
         use MethodName::*;
@@ -441,14 +433,8 @@ impl Cli {
 
     /// The data, normalized as the checkpoints of the architecture were trained.
     pub(crate) fn images(&self) -> Result<ImageSet, Box<dyn Error>> {
-        let mut images = match (self.arch(), &self.data) {
-            (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
-            (Arch::Resnet20, Some(dir)) => {
-                support::read_cifar(dir, self.cifar_files)?.normalized_as_cifar10()
-            }
-            (Arch::Mlpnet, None) => ImageSet::digits(),
-            (Arch::Mlpnet, dir) => ImageSet::load(dir.as_deref())?.normalized_as_mnist(),
-        };
+        let arch = self.arch();
+        let mut images = arch.images(self.data.as_deref(), self.cifar_files)?;
         if self.validate {
             (images.train, images.test) = images.train.split(VALIDATED);
         }

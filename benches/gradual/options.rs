@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use burn_lean::prune::Effort;
 use clap::{Parser, ValueEnum};
 
-use crate::support::{self, CifarFiles, DeviceName, Dtype, ImageSet};
+use crate::support::{self, Arch, CifarFiles, DeviceName, Dtype, ImageSet};
 
 /// Share of the training images that validates.
 const VALIDATION: f64 = 0.1;
@@ -95,14 +95,6 @@ pub(crate) struct Cli {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Arch {
-    /// Three linear layers.
-    Mlpnet,
-    /// A residual network of 20 layers.
-    Resnet20,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MethodName {
     /// Nothing is pruned.
     Dense,
@@ -146,14 +138,7 @@ impl Cli {
     /// Training, validation and test images, normalized as the checkpoints were trained; those of
     /// CIFAR-10 are moved and mirrored in training. No validation image is trained on.
     pub(crate) fn images(&self) -> Result<(ImageSet, support::Images), Box<dyn Error>> {
-        let mut images = match (self.arch, &self.data) {
-            (Arch::Resnet20, None) => return Err("`--arch resnet20` needs `--data`".into()),
-            (Arch::Resnet20, Some(dir)) => {
-                support::read_cifar(dir, self.cifar_files)?.normalized_as_cifar10()
-            }
-            (Arch::Mlpnet, Some(dir)) => ImageSet::load(Some(dir))?.normalized_as_mnist(),
-            (Arch::Mlpnet, None) => ImageSet::digits(),
-        };
+        let mut images = self.arch.images(self.data.as_deref(), self.cifar_files)?;
         let (train, validation) = images.train.split(VALIDATION);
         images.train = train.take(self.limit.unwrap_or(train.len()));
         if self.arch == Arch::Resnet20 {

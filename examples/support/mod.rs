@@ -3,6 +3,7 @@
 // Every example compiles this module for itself and uses a part of it.
 #![allow(dead_code, unused_imports)]
 
+mod arch;
 mod attention_net;
 mod bars;
 mod cifar;
@@ -32,6 +33,7 @@ use burn_lean::amp::Autocast;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
+pub(crate) use arch::Arch;
 pub(crate) use attention_net::AttentionNet;
 pub(crate) use bars::{Bar, write_bars};
 pub(crate) use cifar::{CifarFiles, read as read_cifar, read_part as read_cifar_part};
