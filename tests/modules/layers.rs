@@ -61,6 +61,33 @@ fn in_region<M: Module + ModuleDisplay + 'static>(
     layer(name, way, 1, note, build, forward)
 }
 
+/// A layer that works as it is, of so many roundings, on an input of this rank.
+macro_rules! as_is {
+    ($name:literal, $roundings:expr, $rank:ident => $build:expr) => {
+        layer($name, Way::WorksAsIs, $roundings, "", $build, |m, h| {
+            flat(m.forward($rank(h)))
+        })
+    };
+    ($name:literal, $roundings:expr => $build:expr) => {
+        layer($name, Way::WorksAsIs, $roundings, "", $build, |m, h| {
+            m.forward(h)
+        })
+    };
+}
+
+/// A recurrent layer that returns a state, too.
+macro_rules! with_state {
+    ($name:literal => $build:expr) => {
+        in_region(
+            $name,
+            Way::KeptInFp32CalledInRegion,
+            REGION_STATE,
+            $build,
+            |m, h| flat(m.forward(rank_3(h), None).0),
+        )
+    };
+}
+
 pub(crate) fn layers() -> Vec<Entry> {
     let mut all = linear_and_convolution();
     all.extend(normalization());
@@ -75,14 +102,7 @@ fn linear_and_convolution() -> Vec<Entry> {
     // Rounded: the weight, the sum of products, the bias, the sum with it.
     const AFFINE: u32 = 4;
     vec![
-        layer(
-            "Linear",
-            Way::WorksAsIs,
-            AFFINE,
-            "",
-            |d| LinearConfig::new(WIDTH, WIDTH).init(d),
-            |m, h| m.forward(h),
-        ),
+        as_is!("Linear", AFFINE => |d| LinearConfig::new(WIDTH, WIDTH).init(d)),
         layer(
             "Embedding",
             Way::WorksAsIs,
@@ -98,54 +118,18 @@ fn linear_and_convolution() -> Vec<Entry> {
                     .reshape([BATCH, WIDTH])
             },
         ),
-        layer(
-            "Conv1d",
-            Way::WorksAsIs,
-            AFFINE,
-            "",
-            |d| Conv1dConfig::new(4, 4, 3).init(d),
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
-        layer(
-            "Conv2d",
-            Way::WorksAsIs,
-            AFFINE,
-            "",
-            |d| Conv2dConfig::new([4, 4], [3, 3]).init(d),
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
-        layer(
-            "Conv3d",
-            Way::WorksAsIs,
-            AFFINE,
-            "",
-            |d| Conv3dConfig::new([4, 4], [2, 2, 3]).init(d),
-            |m, h| flat(m.forward(rank_5(h))),
-        ),
-        layer(
-            "ConvTranspose1d",
-            Way::WorksAsIs,
-            AFFINE,
-            "",
-            |d| ConvTranspose1dConfig::new([4, 4], 3).init(d),
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
-        layer(
-            "ConvTranspose2d",
-            Way::WorksAsIs,
-            AFFINE,
-            "",
-            |d| ConvTranspose2dConfig::new([4, 4], [3, 3]).init(d),
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
-        layer(
-            "ConvTranspose3d",
-            Way::WorksAsIs,
-            AFFINE,
-            "",
-            |d| ConvTranspose3dConfig::new([4, 4], [2, 2, 3]).init(d),
-            |m, h| flat(m.forward(rank_5(h))),
-        ),
+        as_is!("Conv1d", AFFINE, rank_3 => |d| Conv1dConfig::new(4, 4, 3).init(d)),
+        as_is!("Conv2d", AFFINE, rank_4 => |d| Conv2dConfig::new([4, 4], [3, 3]).init(d)),
+        as_is!("Conv3d", AFFINE, rank_5 => |d| Conv3dConfig::new([4, 4], [2, 2, 3]).init(d)),
+        as_is!("ConvTranspose1d", AFFINE, rank_3 => |d| {
+            ConvTranspose1dConfig::new([4, 4], 3).init(d)
+        }),
+        as_is!("ConvTranspose2d", AFFINE, rank_4 => |d| {
+            ConvTranspose2dConfig::new([4, 4], [3, 3]).init(d)
+        }),
+        as_is!("ConvTranspose3d", AFFINE, rank_5 => |d| {
+            ConvTranspose3dConfig::new([4, 4], [2, 2, 3]).init(d)
+        }),
         layer(
             "DeformConv2d",
             Way::WorksAsIs,
@@ -170,38 +154,10 @@ fn normalization() -> Vec<Entry> {
     // Mean, difference, square, variance, root, quotient; gamma and product, beta and sum.
     const NORM: u32 = 10;
     vec![
-        layer(
-            "LayerNorm",
-            Way::WorksAsIs,
-            NORM,
-            "",
-            |d| LayerNormConfig::new(WIDTH).init(d),
-            |m, h| m.forward(h),
-        ),
-        layer(
-            "RmsNorm",
-            Way::WorksAsIs,
-            NORM,
-            "",
-            |d| RmsNormConfig::new(WIDTH).init(d),
-            |m, h| m.forward(h),
-        ),
-        layer(
-            "GroupNorm",
-            Way::WorksAsIs,
-            NORM,
-            "",
-            |d| GroupNormConfig::new(2, 4).init(d),
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
-        layer(
-            "InstanceNorm",
-            Way::WorksAsIs,
-            NORM,
-            "",
-            |d| InstanceNormConfig::new(4).init(d),
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
+        as_is!("LayerNorm", NORM => |d| LayerNormConfig::new(WIDTH).init(d)),
+        as_is!("RmsNorm", NORM => |d| RmsNormConfig::new(WIDTH).init(d)),
+        as_is!("GroupNorm", NORM, rank_3 => |d| GroupNormConfig::new(2, 4).init(d)),
+        as_is!("InstanceNorm", NORM, rank_3 => |d| InstanceNormConfig::new(4).init(d)),
         layer(
             "LocalResponseNorm",
             Way::WorksAsIs,
@@ -276,18 +232,9 @@ fn attention() -> Vec<Entry> {
                 flat(m.forward(x.clone(), x, None))
             },
         ),
-        layer(
-            "PositionWiseFeedForward",
-            Way::WorksAsIs,
-            FEED_FORWARD,
-            "",
-            |d| {
-                PositionWiseFeedForwardConfig::new(8, 8)
-                    .with_dropout(0.0)
-                    .init(d)
-            },
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
+        as_is!("PositionWiseFeedForward", FEED_FORWARD, rank_3 => |d| {
+            PositionWiseFeedForwardConfig::new(8, 8).with_dropout(0.0).init(d)
+        }),
         in_region(
             "PositionWiseFeedForward with SwiGlu or PRelu inside",
             Way::CalledInRegion,
@@ -414,20 +361,8 @@ fn attention() -> Vec<Entry> {
 fn recurrent() -> Vec<Entry> {
     use Way::KeptInFp32CalledInRegion as Kept;
     vec![
-        in_region(
-            "Lstm",
-            Kept,
-            REGION_STATE,
-            |d| LstmConfig::new(8, 8, true).init(d),
-            |m, h| flat(m.forward(rank_3(h), None).0),
-        ),
-        in_region(
-            "BiLstm",
-            Kept,
-            REGION_STATE,
-            |d| BiLstmConfig::new(8, 8, true).init(d),
-            |m, h| flat(m.forward(rank_3(h), None).0),
-        ),
+        with_state!("Lstm" => |d| LstmConfig::new(8, 8, true).init(d)),
+        with_state!("BiLstm" => |d| BiLstmConfig::new(8, 8, true).init(d)),
         in_region(
             "Gru",
             Kept,
@@ -435,27 +370,9 @@ fn recurrent() -> Vec<Entry> {
             |d| GruConfig::new(8, 8, true).init(d),
             |m, h| flat(m.forward(rank_3(h), None)),
         ),
-        in_region(
-            "BiGru",
-            Kept,
-            REGION_STATE,
-            |d| BiGruConfig::new(8, 8, true).init(d),
-            |m, h| flat(m.forward(rank_3(h), None).0),
-        ),
-        in_region(
-            "Rnn",
-            Kept,
-            REGION_STATE,
-            |d| RnnConfig::new(8, 8, true).init(d),
-            |m, h| flat(m.forward(rank_3(h), None).0),
-        ),
-        in_region(
-            "BiRnn",
-            Kept,
-            REGION_STATE,
-            |d| BiRnnConfig::new(8, 8, true).init(d),
-            |m, h| flat(m.forward(rank_3(h), None).0),
-        ),
+        with_state!("BiGru" => |d| BiGruConfig::new(8, 8, true).init(d)),
+        with_state!("Rnn" => |d| RnnConfig::new(8, 8, true).init(d)),
+        with_state!("BiRnn" => |d| BiRnnConfig::new(8, 8, true).init(d)),
         in_region(
             "GateController",
             Kept,
@@ -497,23 +414,8 @@ fn positions_and_noise() -> Vec<Entry> {
             |m, h| m.forward(h),
         )
         .random(),
-        layer(
-            "Dropout",
-            Way::WorksAsIs,
-            2,
-            "",
-            |_| DropoutConfig::new(0.1).init(),
-            |m, h| m.forward(h),
-        )
-        .random(),
-        layer(
-            "Identity",
-            Way::WorksAsIs,
-            0,
-            "",
-            |_| Identity::new(),
-            |m, h| m.forward(h),
-        ),
+        as_is!("Dropout", 2 => |_| DropoutConfig::new(0.1).init()).random(),
+        as_is!("Identity", 0 => |_| Identity::new()),
     ]
 }
 
@@ -524,75 +426,19 @@ fn pooling_and_reshaping() -> Vec<Entry> {
         (x.clone().narrow(0, 0, BATCH), x.narrow(0, BATCH, BATCH))
     };
     vec![
-        layer(
-            "AvgPool1d",
-            AsIs,
-            1,
-            "",
-            |_| AvgPool1dConfig::new(2).init(),
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
-        layer(
-            "AvgPool2d",
-            AsIs,
-            1,
-            "",
-            |_| AvgPool2dConfig::new([2, 2]).init(),
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
-        layer(
-            "MaxPool1d",
-            AsIs,
-            0,
-            "",
-            |_| MaxPool1dConfig::new(2).init(),
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
-        layer(
-            "MaxPool2d",
-            AsIs,
-            0,
-            "",
-            |_| MaxPool2dConfig::new([2, 2]).init(),
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
-        layer(
-            "AdaptiveAvgPool1d",
-            AsIs,
-            1,
-            "",
-            |_| AdaptiveAvgPool1dConfig::new(4).init(),
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
-        layer(
-            "AdaptiveAvgPool2d",
-            AsIs,
-            1,
-            "",
-            |_| AdaptiveAvgPool2dConfig::new([2, 2]).init(),
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
-        layer(
-            "AdaptiveAvgPool3d",
-            AsIs,
-            1,
-            "",
-            |_| AdaptiveAvgPool3dConfig::new([1, 1, 2]).init(),
-            |m, h| flat(m.forward(rank_5(h))),
-        ),
-        layer(
-            "Interpolate1d, nearest",
-            AsIs,
-            0,
-            "",
-            |_| {
-                Interpolate1dConfig::new()
-                    .with_output_size(Some(12))
-                    .with_mode(InterpolateMode::Nearest)
-                    .init()
-            },
-            |m, h| flat(m.forward(rank_3(h))),
-        ),
+        as_is!("AvgPool1d", 1, rank_3 => |_| AvgPool1dConfig::new(2).init()),
+        as_is!("AvgPool2d", 1, rank_4 => |_| AvgPool2dConfig::new([2, 2]).init()),
+        as_is!("MaxPool1d", 0, rank_3 => |_| MaxPool1dConfig::new(2).init()),
+        as_is!("MaxPool2d", 0, rank_4 => |_| MaxPool2dConfig::new([2, 2]).init()),
+        as_is!("AdaptiveAvgPool1d", 1, rank_3 => |_| AdaptiveAvgPool1dConfig::new(4).init()),
+        as_is!("AdaptiveAvgPool2d", 1, rank_4 => |_| AdaptiveAvgPool2dConfig::new([2, 2]).init()),
+        as_is!("AdaptiveAvgPool3d", 1, rank_5 => |_| {
+            AdaptiveAvgPool3dConfig::new([1, 1, 2]).init()
+        }),
+        as_is!("Interpolate1d, nearest", 0, rank_3 => |_| {
+            let config = Interpolate1dConfig::new().with_output_size(Some(12));
+            config.with_mode(InterpolateMode::Nearest).init()
+        }),
         layer(
             "Interpolate1d, linear",
             AsIs,
@@ -608,19 +454,10 @@ fn pooling_and_reshaping() -> Vec<Entry> {
             |m, h| flat(m.forward(rank_3(h))),
         )
         .no_backward_on(&["ndarray", "wgpu"]),
-        layer(
-            "Interpolate2d, nearest",
-            AsIs,
-            0,
-            "",
-            |_| {
-                Interpolate2dConfig::new()
-                    .with_output_size(Some([6, 6]))
-                    .with_mode(InterpolateMode::Nearest)
-                    .init()
-            },
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
+        as_is!("Interpolate2d, nearest", 0, rank_4 => |_| {
+            let config = Interpolate2dConfig::new().with_output_size(Some([6, 6]));
+            config.with_mode(InterpolateMode::Nearest).init()
+        }),
         layer(
             "Interpolate2d, linear",
             AsIs,
@@ -636,30 +473,9 @@ fn pooling_and_reshaping() -> Vec<Entry> {
             |m, h| flat(m.forward(rank_4(h))),
         )
         .no_backward_on(&["ndarray", "wgpu"]),
-        layer(
-            "PixelShuffle",
-            AsIs,
-            0,
-            "",
-            |_| PixelShuffleConfig::new(2).init(),
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
-        layer(
-            "PixelUnshuffle",
-            AsIs,
-            0,
-            "",
-            |_| PixelUnshuffleConfig::new(2).init(),
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
-        layer(
-            "Unfold4d",
-            AsIs,
-            0,
-            "",
-            |_| Unfold4dConfig::new([2, 2]).init(),
-            |m, h| flat(m.forward(rank_4(h))),
-        ),
+        as_is!("PixelShuffle", 0, rank_4 => |_| PixelShuffleConfig::new(2).init()),
+        as_is!("PixelUnshuffle", 0, rank_4 => |_| PixelUnshuffleConfig::new(2).init()),
+        as_is!("Unfold4d", 0, rank_4 => |_| Unfold4dConfig::new([2, 2]).init()),
         layer(
             "Fold4d",
             AsIs,
