@@ -11,6 +11,13 @@ use burn::tensor::{DType, Device, DeviceConfig, FloatDType, TensorData, read_syn
 
 use super::{Operands, name, run};
 
+/// [`check`] as a row of a table.
+macro_rules! check {
+    ($expected:literal, $inputs:expr => $compute:expr) => {
+        check($expected, $inputs, $compute)
+    };
+}
+
 mod backward;
 mod base;
 mod contract;

@@ -62,36 +62,26 @@ fn functions_of_some_floats() {
             |[x]| function(x),
         );
     }
-    check("float acosh", [floats_in([4, 3], 1.1, 3.0)], |[x]| {
-        Dispatch::float_acosh(x)
-    });
+    check!("float acosh", [floats_in([4, 3], 1.1, 3.0)] => |[x]| Dispatch::float_acosh(x));
 }
 
 #[test]
 fn functions_of_two_floats() {
     let pair = || [floats_in([4, 3], 0.1, 3.0), floats([4, 3])];
-    check("float powf", pair(), |[x, y]| Dispatch::float_powf(x, y));
-    check("float atan2", pair(), |[x, y]| Dispatch::float_atan2(x, y));
-    check("float hypot", pair(), |[x, y]| Dispatch::float_hypot(x, y));
-    check("float powf_scalar", pair(), |[x, _]| {
-        Dispatch::float_powf_scalar(x, 1.7f64.into())
+    check!("float powf", pair() => |[x, y]| Dispatch::float_powf(x, y));
+    check!("float atan2", pair() => |[x, y]| Dispatch::float_atan2(x, y));
+    check!("float hypot", pair() => |[x, y]| Dispatch::float_hypot(x, y));
+    check!("float powf_scalar", pair() => |[x, _]| Dispatch::float_powf_scalar(x, 1.7f64.into()));
+    check!("float cross", pair() => |[x, y]| Dispatch::float_cross(x, y, 1));
+    check!("float matmul", [floats([2, 4, 3]), floats([1, 3, 5])] => |[x, y]| {
+        Dispatch::float_matmul(x, y)
     });
-    check("float cross", pair(), |[x, y]| {
-        Dispatch::float_cross(x, y, 1)
-    });
-    check(
-        "float matmul",
-        [floats([2, 4, 3]), floats([1, 3, 5])],
-        |[x, y]| Dispatch::float_matmul(x, y),
-    );
 }
 
 #[test]
 fn floats_become_ints() {
     for dtype in [IntDType::I32, IntDType::I64] {
-        check("float into_int", [floats([4, 3])], |[x]| {
-            Dispatch::float_into_int(x, dtype)
-        });
+        check!("float into_int", [floats([4, 3])] => |[x]| Dispatch::float_into_int(x, dtype));
     }
 }
 
@@ -103,7 +93,7 @@ fn grids_are_sampled_with_their_options() {
             .with_padding_mode(GridSamplePaddingMode::Border)
             .with_align_corners(align);
         let inputs = [floats([2, 3, 4, 5]), floats_in([2, 3, 2, 2], -1.2, 1.2)];
-        check("float grid_sample_2d", inputs, |[x, grid]| {
+        check!("float grid_sample_2d", inputs => |[x, grid]| {
             Dispatch::float_grid_sample_2d(x, grid, options.clone())
         });
     }
@@ -132,18 +122,12 @@ fn activations() {
             check(&format!("activation {name}"), one(), |[x]| function(x, dim));
         }
     }
-    check("activation leaky_relu", one(), |[x]| {
-        Dispatch::leaky_relu(x, 0.3f64.into())
+    check!("activation leaky_relu", one() => |[x]| Dispatch::leaky_relu(x, 0.3f64.into()));
+    check!("activation prelu", [floats([4, 3]), floats([3])] => |[x, alpha]| {
+        let alpha = Dispatch::float_reshape(alpha, Shape::new([1, 3]));
+        Dispatch::prelu(x, alpha)
     });
-    check(
-        "activation prelu",
-        [floats([4, 3]), floats([3])],
-        |[x, alpha]| {
-            let alpha = Dispatch::float_reshape(alpha, Shape::new([1, 3]));
-            Dispatch::prelu(x, alpha)
-        },
-    );
-    check("activation hard_sigmoid", one(), |[x]| {
+    check!("activation hard_sigmoid", one() => |[x]| {
         Dispatch::hard_sigmoid(x, 0.3f64.into(), 0.7f64.into())
     });
 }

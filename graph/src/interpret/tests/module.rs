@@ -24,44 +24,38 @@ fn norms() {
         floats_in([3], -0.3, 0.3),
         floats_in([3], 0.5, 2.0),
     ];
-    check(
-        "module batch_norm",
-        inputs,
-        |[x, gamma, beta, mean, variance]| {
-            Dispatch::batch_norm(x, gamma, beta, mean, variance, 0.01)
-        },
-    );
+    check!("module batch_norm", inputs => |[x, gamma, beta, mean, variance]| {
+        Dispatch::batch_norm(x, gamma, beta, mean, variance, 0.01)
+    });
     let of_rows = || [floats([2, 3, 4]), floats([4]), floats_in([4], -1.0, 1.0)];
-    check("module layer_norm", of_rows(), |[x, gamma, beta]| {
+    check!("module layer_norm", of_rows() => |[x, gamma, beta]| {
         Dispatch::layer_norm(x, gamma, Some(beta), 0.01)
     });
-    check("module layer_norm", of_rows(), |[x, gamma, _]| {
+    check!("module layer_norm", of_rows() => |[x, gamma, _]| {
         Dispatch::layer_norm(x, gamma, None, 0.01)
     });
 }
 
 #[test]
 fn embeddings() {
-    check(
-        "module embedding",
-        [floats([7, 3]), indices([2, 4], 7)],
-        |[weights, indices]| Dispatch::embedding(weights, indices),
-    );
+    check!("module embedding", [floats([7, 3]), indices([2, 4], 7)] => |[weights, indices]| {
+        Dispatch::embedding(weights, indices)
+    });
 }
 
 #[test]
 fn convolutions() {
     let options = ConvOptions::new_with_padding([2], [(1, 2)], [2], 2);
     let inputs = || [floats([2, 4, 9]), floats([6, 2, 3]), floats([6])];
-    check("module conv1d", inputs(), |[x, weight, bias]| {
+    check!("module conv1d", inputs() => |[x, weight, bias]| {
         Dispatch::conv1d(x, weight, Some(bias), options.clone())
     });
-    check("module conv1d", inputs(), |[x, weight, _]| {
+    check!("module conv1d", inputs() => |[x, weight, _]| {
         Dispatch::conv1d(x, weight, None, options.clone())
     });
     let options = ConvOptions::new_with_padding([2, 1], [(1, 2), (0, 1)], [1, 2], 2);
     let inputs = || [floats([2, 4, 9, 8]), floats([6, 2, 3, 2]), floats([6])];
-    check("module conv2d", inputs(), |[x, weight, bias]| {
+    check!("module conv2d", inputs() => |[x, weight, bias]| {
         Dispatch::conv2d(x, weight, Some(bias), options.clone())
     });
     let options = ConvOptions::new([2, 1, 1], [1, 0, 2], [1, 2, 1], 2);
@@ -72,7 +66,7 @@ fn convolutions() {
             floats([2]),
         ]
     };
-    check("module conv3d", inputs(), |[x, weight, bias]| {
+    check!("module conv3d", inputs() => |[x, weight, bias]| {
         Dispatch::conv3d(x, weight, Some(bias), options.clone())
     });
 }
@@ -81,12 +75,12 @@ fn convolutions() {
 fn transposed_convolutions() {
     let options = ConvTransposeOptions::new([2], [1], [1], [2], 2);
     let inputs = || [floats([2, 4, 5]), floats([4, 3, 3]), floats([6])];
-    check("module conv_transpose1d", inputs(), |[x, weight, bias]| {
+    check!("module conv_transpose1d", inputs() => |[x, weight, bias]| {
         Dispatch::conv_transpose1d(x, weight, Some(bias), options.clone())
     });
     let options = ConvTransposeOptions::new([2, 3], [1, 0], [1, 2], [1, 2], 2);
     let inputs = || [floats([2, 4, 5, 3]), floats([4, 3, 3, 2]), floats([6])];
-    check("module conv_transpose2d", inputs(), |[x, weight, bias]| {
+    check!("module conv_transpose2d", inputs() => |[x, weight, bias]| {
         Dispatch::conv_transpose2d(x, weight, Some(bias), options.clone())
     });
     let options = ConvTransposeOptions::new([2, 1, 2], [1, 0, 1], [1, 0, 0], [1, 2, 1], 1);
@@ -97,7 +91,7 @@ fn transposed_convolutions() {
             floats([2]),
         ]
     };
-    check("module conv_transpose3d", inputs(), |[x, weight, _]| {
+    check!("module conv_transpose3d", inputs() => |[x, weight, _]| {
         Dispatch::conv_transpose3d(x, weight, None, options.clone())
     });
 }
@@ -115,26 +109,18 @@ fn deformable_convolutions() {
             floats([4]),
         ]
     };
-    check(
-        "module deform_conv2d",
-        inputs(),
-        |[x, offset, weight, mask, bias]| {
-            Dispatch::deform_conv2d(x, offset, weight, Some(mask), Some(bias), options.clone())
-        },
-    );
-    check(
-        "module deform_conv2d",
-        inputs(),
-        |[x, offset, weight, _, bias]| {
-            Dispatch::deform_conv2d(x, offset, weight, None, Some(bias), options.clone())
-        },
-    );
+    check!("module deform_conv2d", inputs() => |[x, offset, weight, mask, bias]| {
+        Dispatch::deform_conv2d(x, offset, weight, Some(mask), Some(bias), options.clone())
+    });
+    check!("module deform_conv2d", inputs() => |[x, offset, weight, _, bias]| {
+        Dispatch::deform_conv2d(x, offset, weight, None, Some(bias), options.clone())
+    });
 }
 
 #[test]
 fn windows_are_unfolded() {
     let options = || UnfoldOptions::new([1, 2], [1, 0], [2, 1]);
-    check("module unfold4d", [floats([2, 3, 5, 6])], |[x]| {
+    check!("module unfold4d", [floats([2, 3, 5, 6])] => |[x]| {
         Dispatch::unfold4d(x, [3, 2], options())
     });
 }
@@ -144,36 +130,26 @@ fn pools() {
     let line = || [floats([2, 3, 9])];
     let plane = || [floats([2, 3, 9, 8])];
     for (count, ceil) in [(true, false), (false, true)] {
-        check("module avg_pool1d", line(), |[x]| {
-            Dispatch::avg_pool1d(x, 4, 2, 1, count, ceil)
-        });
-        check("module avg_pool2d", plane(), |[x]| {
+        check!("module avg_pool1d", line() => |[x]| Dispatch::avg_pool1d(x, 4, 2, 1, count, ceil));
+        check!("module avg_pool2d", plane() => |[x]| {
             Dispatch::avg_pool2d(x, [4, 3], [2, 1], [1, 0], count, ceil)
         });
-        check("module max_pool1d", line(), |[x]| {
-            Dispatch::max_pool1d(x, 3, 2, 1, 2, ceil)
-        });
-        check("module max_pool2d", plane(), |[x]| {
+        check!("module max_pool1d", line() => |[x]| Dispatch::max_pool1d(x, 3, 2, 1, 2, ceil));
+        check!("module max_pool2d", plane() => |[x]| {
             Dispatch::max_pool2d(x, [3, 2], [2, 1], [1, 0], [1, 2], ceil)
         });
     }
-    check("module adaptive_avg_pool1d", line(), |[x]| {
-        Dispatch::adaptive_avg_pool1d(x, 4)
+    check!("module adaptive_avg_pool1d", line() => |[x]| Dispatch::adaptive_avg_pool1d(x, 4));
+    check!("module adaptive_avg_pool2d", plane() => |[x]| Dispatch::adaptive_avg_pool2d(x, [4, 3]));
+    check!("module adaptive_avg_pool3d", [floats([1, 2, 5, 6, 7])] => |[x]| {
+        Dispatch::adaptive_avg_pool3d(x, [2, 3, 4])
     });
-    check("module adaptive_avg_pool2d", plane(), |[x]| {
-        Dispatch::adaptive_avg_pool2d(x, [4, 3])
-    });
-    check(
-        "module adaptive_avg_pool3d",
-        [floats([1, 2, 5, 6, 7])],
-        |[x]| Dispatch::adaptive_avg_pool3d(x, [2, 3, 4]),
-    );
     for dtype in [IntDType::I32, IntDType::I64] {
-        check("module max_pool1d_with_indices", line(), |[x]| {
+        check!("module max_pool1d_with_indices", line() => |[x]| {
             let pooled = Dispatch::max_pool1d_with_indices(x, 3, 2, 1, 2, false, dtype);
             (pooled.output, pooled.indices)
         });
-        check("module max_pool2d_with_indices", plane(), |[x]| {
+        check!("module max_pool2d_with_indices", plane() => |[x]| {
             let (size, stride, padding, dilation) = ([3, 2], [2, 1], [1, 0], [1, 2]);
             let pooled =
                 Dispatch::max_pool2d_with_indices(x, size, stride, padding, dilation, true, dtype);
@@ -209,7 +185,7 @@ fn interpolations() {
     for mode in [Nearest, Bilinear, Bicubic, Lanczos3] {
         for align in [true, false] {
             let options = InterpolateOptions::new(mode.clone()).with_align_corners(align);
-            check("module interpolate", [floats([1, 2, 4, 5])], |[x]| {
+            check!("module interpolate", [floats([1, 2, 4, 5])] => |[x]| {
                 Dispatch::interpolate(x, [7, 3], options.clone())
             });
         }
@@ -244,14 +220,10 @@ fn attention_with_and_without_what_is_optional() {
         (true, true, &causal),
     ];
     for (masked, biased, options) in variants {
-        check(
-            "module attention",
-            inputs(),
-            |[query, key, value, mask, bias]| {
-                let mask: Option<DispatchTensor> = masked.then_some(mask);
-                Dispatch::attention(query, key, value, mask, biased.then_some(bias), options())
-            },
-        );
+        check!("module attention", inputs() => |[query, key, value, mask, bias]| {
+            let mask: Option<DispatchTensor> = masked.then_some(mask);
+            Dispatch::attention(query, key, value, mask, biased.then_some(bias), options())
+        });
     }
 }
 
