@@ -10,7 +10,7 @@ pub(crate) fn pack(flags: impl IntoIterator<Item = bool>) -> Vec<u8> {
 /// The first `count` flags, or `None` if the bytes are not what [`pack`] makes of that many.
 pub(crate) fn unpack(bytes: &[u8], count: usize) -> Option<Vec<bool>> {
     let flags = bits::unpack(bytes, 1, count)?;
-    let rest_is_zero = count % 8 == 0 || bytes[count / 8] >> (count % 8) == 0;
+    let rest_is_zero = count.is_multiple_of(8) || bytes[count / 8] >> (count % 8) == 0;
     rest_is_zero.then(|| flags.into_iter().map(|flag| flag == 1).collect())
 }
 
