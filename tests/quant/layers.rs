@@ -80,6 +80,17 @@ fn assert_layer<M: Module>(
     }
 }
 
+/// [`assert_layer`] of a layer that takes one tensor.
+macro_rules! assert_layer {
+    ($layer:expr, $x:ident) => {
+        assert_layer(
+            $layer,
+            |layer| values(layer.forward($x.clone())),
+            |layer| values(layer.forward_q($x.clone())),
+        )
+    };
+}
+
 #[test]
 fn a_deformable_convolution_has_no_quantizer_that_no_call_reaches() {
     let conv = DeformConv2dConfig::new([2, 2], [3, 3]).init(&Device::flex());
@@ -93,43 +104,18 @@ fn linear_layers_and_convolutions() {
     each_device(|target| {
         let device = &target.device;
         let x = tensor::<3>(1, [2, 3, 4], device);
-        assert_layer(
-            LinearConfig::new(4, 5).init(device),
-            |layer| values(layer.forward(x.clone())),
-            |layer| values(layer.forward_q(x.clone())),
-        );
+        assert_layer!(LinearConfig::new(4, 5).init(device), x);
         let x = tensor::<3>(1, [2, 3, 6], device);
-        assert_layer(
-            Conv1dConfig::new(3, 4, 3).init(device),
-            |layer| values(layer.forward(x.clone())),
-            |layer| values(layer.forward_q(x.clone())),
-        );
-        assert_layer(
-            ConvTranspose1dConfig::new([3, 4], 3).init(device),
-            |layer| values(layer.forward(x.clone())),
-            |layer| values(layer.forward_q(x.clone())),
-        );
+        assert_layer!(Conv1dConfig::new(3, 4, 3).init(device), x);
+        assert_layer!(ConvTranspose1dConfig::new([3, 4], 3).init(device), x);
         let x = tensor::<4>(1, [2, 3, 5, 4], device);
-        assert_layer(
-            Conv2dConfig::new([3, 4], [3, 2]).init(device),
-            |layer| values(layer.forward(x.clone())),
-            |layer| values(layer.forward_q(x.clone())),
-        );
-        assert_layer(
-            ConvTranspose2dConfig::new([3, 4], [3, 2]).init(device),
-            |layer| values(layer.forward(x.clone())),
-            |layer| values(layer.forward_q(x.clone())),
-        );
+        assert_layer!(Conv2dConfig::new([3, 4], [3, 2]).init(device), x);
+        assert_layer!(ConvTranspose2dConfig::new([3, 4], [3, 2]).init(device), x);
         let x = tensor::<5>(1, [1, 2, 3, 3, 3], device);
-        assert_layer(
-            Conv3dConfig::new([2, 2], [2, 2, 2]).init(device),
-            |layer| values(layer.forward(x.clone())),
-            |layer| values(layer.forward_q(x.clone())),
-        );
-        assert_layer(
+        assert_layer!(Conv3dConfig::new([2, 2], [2, 2, 2]).init(device), x);
+        assert_layer!(
             ConvTranspose3dConfig::new([2, 2], [2, 2, 2]).init(device),
-            |layer| values(layer.forward(x.clone())),
-            |layer| values(layer.forward_q(x.clone())),
+            x
         );
     });
 }
@@ -139,11 +125,7 @@ fn embeddings_quantize_their_rows() {
     each_device(|target| {
         let device = &target.device;
         let tokens = Tensor::<2, Int>::from_data([[1, 0], [4, 2]], device);
-        assert_layer(
-            EmbeddingConfig::new(5, 3).init(device),
-            |layer| values(layer.forward(tokens.clone())),
-            |layer| values(layer.forward_q(tokens.clone())),
-        );
+        assert_layer!(EmbeddingConfig::new(5, 3).init(device), tokens);
     });
 }
 
@@ -226,11 +208,7 @@ fn transformer_encoders_with_the_norm_first_or_last() {
         let device = &target.device;
         let (pad, ahead) = masks(device);
         let x = tensor::<3>(1, [2, 3, 4], device);
-        assert_layer(
-            PositionWiseFeedForwardConfig::new(4, 6).init(device),
-            |layer| values(layer.forward(x.clone())),
-            |layer| values(layer.forward_q(x.clone())),
-        );
+        assert_layer!(PositionWiseFeedForwardConfig::new(4, 6).init(device), x);
         for norm_first in [false, true] {
             let input = || {
                 TransformerEncoderInput::new(x.clone())
