@@ -255,25 +255,11 @@ impl Module for Control {
         self
     }
 
-    fn fork(self, device: &Device) -> Self {
-        self.to_device(device)
-    }
-
     fn collect_devices(&self, devices: Devices) -> Devices {
         self.integers.collect_devices(devices)
     }
 
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
+    crate::range::state::plain_state!();
 }
 
 impl ModuleDisplayDefault for Control {

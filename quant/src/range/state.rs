@@ -8,6 +8,28 @@ use burn::module::{Content, ModuleDisplay, ModuleDisplayDefault};
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
+/// What is left of a `Module` that goes with a model and does not train.
+macro_rules! plain_state {
+    () => {
+        fn fork(self, device: &::burn::tensor::Device) -> Self {
+            self.to_device(device)
+        }
+
+        fn valid(&self) -> Self {
+            self.clone()
+        }
+
+        fn train(self) -> Self {
+            self
+        }
+
+        fn materialize(self) -> Self {
+            self
+        }
+    };
+}
+pub(crate) use plain_state;
+
 /// An F32 vector that is recorded and moved with the model, but not trained.
 ///
 /// It never has an autodiff association: combined with a tensor that has one, it is a constant.
@@ -61,10 +83,6 @@ impl Module for Buffer {
         }
     }
 
-    fn fork(self, device: &Device) -> Self {
-        self.to_device(device)
-    }
-
     fn collect_devices(&self, mut devices: Devices) -> Devices {
         let device = self.value.device();
         if !devices.contains(&device) {
@@ -73,17 +91,7 @@ impl Module for Buffer {
         devices
     }
 
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
+    plain_state!();
 }
 
 /// Integers on the host that are recorded with the model.
@@ -152,10 +160,6 @@ impl Module for HostIntegers {
         self
     }
 
-    fn fork(self, device: &Device) -> Self {
-        self.to_device(device)
-    }
-
     fn collect_devices(&self, mut devices: Devices) -> Devices {
         if !devices.contains(&self.device) {
             devices.push(self.device.clone());
@@ -163,17 +167,7 @@ impl Module for HostIntegers {
         devices
     }
 
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
+    plain_state!();
 }
 
 impl ModuleDisplayDefault for Buffer {
