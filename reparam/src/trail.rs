@@ -105,6 +105,51 @@ pub trait PathMapper {
     }
 }
 
+/// A kind of tensor by the name that visitors and mappers have for it.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! kind {
+    (float) => {
+        ::burn::tensor::Float
+    };
+    (int) => {
+        ::burn::tensor::Int
+    };
+    (bool) => {
+        ::burn::tensor::Bool
+    };
+}
+
+/// Methods of a [`PathVisitor`] that do the same with parameters of several kinds.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! visit_kinds {
+    ($($name:ident),+: |$self:ident, $at:ident, $param:pat_param| $visited:expr) => {$(
+        fn $name<const D: usize>(
+            &mut $self,
+            $at: &$crate::Trail,
+            $param: &::burn::module::Param<::burn::tensor::Tensor<D, $crate::kind!($name)>>,
+        ) {
+            $visited
+        }
+    )+};
+}
+
+/// Methods of a [`PathMapper`] that do the same with parameters of several kinds.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! map_kinds {
+    ($($name:ident),+: |$self:ident, $at:ident, $param:ident| $mapped:expr) => {$(
+        fn $name<const D: usize>(
+            &mut $self,
+            $at: &$crate::Trail,
+            $param: ::burn::module::Param<::burn::tensor::Tensor<D, $crate::kind!($name)>>,
+        ) -> ::burn::module::Param<::burn::tensor::Tensor<D, $crate::kind!($name)>> {
+            $mapped
+        }
+    )+};
+}
+
 /// Shows every parameter of `model` to `visitor`, in module order.
 pub fn visit_with_path<M: Module, V: PathVisitor>(model: &M, visitor: &mut V) {
     model.visit(&mut Follow::new(visitor));

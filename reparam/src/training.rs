@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use burn::module::{Flag, Module, Param};
-use burn::tensor::{Bool, Int, Tensor};
 
 use crate::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 
@@ -60,20 +59,10 @@ impl Training {
 }
 
 impl PathVisitor for Training {
-    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+    crate::visit_kinds!(float, int, bool: |self, at, param| {
         let trains = param.lazy_device().is_autodiff();
         self.tensors.insert(at.path(), trains);
-    }
-
-    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
-        let trains = param.lazy_device().is_autodiff();
-        self.tensors.insert(at.path(), trains);
-    }
-
-    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
-        let trains = param.lazy_device().is_autodiff();
-        self.tensors.insert(at.path(), trains);
-    }
+    });
 
     fn flag(&mut self, at: &Trail, flag: &Param<Flag>) {
         self.flags.insert(at.path(), flag.is_enabled());
@@ -83,34 +72,10 @@ impl PathVisitor for Training {
 struct Restore<'a>(&'a Training);
 
 impl PathMapper for Restore<'_> {
-    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.is_evaluated(at) {
-            true => param.valid(),
-            false => param,
-        }
-    }
-
-    fn int<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Int>>,
-    ) -> Param<Tensor<D, Int>> {
-        match self.0.is_evaluated(at) {
-            true => param.valid(),
-            false => param,
-        }
-    }
-
-    fn bool<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        match self.0.is_evaluated(at) {
-            true => param.valid(),
-            false => param,
-        }
-    }
+    crate::map_kinds!(float, int, bool: |self, at, param| match self.0.is_evaluated(at) {
+        true => param.valid(),
+        false => param,
+    });
 
     fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
         let was_on = self.0.flags.get(&at.path()).copied();
@@ -133,7 +98,7 @@ pub fn settle<M: Module>(model: &M) {
 #[cfg(test)]
 mod tests {
     use burn::nn::{Dropout, DropoutConfig};
-    use burn::tensor::Device;
+    use burn::tensor::{Device, Tensor};
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::thread::{self, ThreadId};
 
 use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Bool, FloatDType, Int, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use burn_lean_reparam::{PathMapper, Trail, map_with_path};
 
 use super::tensors::Alive;
@@ -138,21 +138,8 @@ impl PathMapper for WriteBack {
         Param::from_mapped_value(id, value, mapper)
     }
 
-    fn int<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Int>>,
-    ) -> Param<Tensor<D, Int>> {
+    burn_lean_reparam::map_kinds!(int, bool: |self, at, param| {
         self.places.meet(at);
         param
-    }
-
-    fn bool<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        self.places.meet(at);
-        param
-    }
+    });
 }

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use burn::backend::ir::TensorId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Flag, Module, Param, ParamId};
-use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
-use burn_lean_reparam::{PathMapper, PathVisitor, Trail, visit_with_path};
+use burn::tensor::{DType, Device, Shape, Tensor};
+use burn_lean_reparam::{PathMapper, PathVisitor, Trail, map_kinds, visit_kinds, visit_with_path};
 
 use super::places::Places;
 use crate::capture::{as_autodiff, as_leaf, id, placeholder};
@@ -73,13 +73,9 @@ impl PathVisitor for Switches {
         self.trained.extend(place);
     }
 
-    fn int<const D: usize>(&mut self, at: &Trail, _param: &Param<Tensor<D, Int>>) {
+    visit_kinds!(int, bool: |self, at, _| {
         self.meet(at);
-    }
-
-    fn bool<const D: usize>(&mut self, at: &Trail, _param: &Param<Tensor<D, Bool>>) {
-        self.meet(at);
-    }
+    });
 
     fn flag(&mut self, _at: &Trail, flag: &Param<Flag>) {
         self.flags.push_back(flag.is_enabled());
@@ -176,25 +172,11 @@ impl PathMapper for Placeholders<'_> {
         Param::from_mapped_value(id, Tensor::from_dispatch(tensor), mapper)
     }
 
-    fn int<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Int>>,
-    ) -> Param<Tensor<D, Int>> {
+    map_kinds!(int, bool: |self, at, param| {
         let (id, value, mapper) = param.consume();
         let tensor = self.stand_in(at, id, value.shape(), value.dtype()).tensor;
         Param::from_mapped_value(id, Tensor::from_dispatch(tensor), mapper)
-    }
-
-    fn bool<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        let (id, value, mapper) = param.consume();
-        let tensor = self.stand_in(at, id, value.shape(), value.dtype()).tensor;
-        Param::from_mapped_value(id, Tensor::from_dispatch(tensor), mapper)
-    }
+    });
 
     /// `valid` has switched all modules out of training mode; some of the user's may be in it.
     fn flag(&mut self, _at: &Trail, flag: Param<Flag>) -> Param<Flag> {
@@ -234,11 +216,5 @@ impl PathVisitor for Values {
         self.insert(at, param.base().into_dispatch());
     }
 
-    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
-        self.insert(at, param.val().into_dispatch());
-    }
-
-    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
-        self.insert(at, param.val().into_dispatch());
-    }
+    visit_kinds!(int, bool: |self, at, param| self.insert(at, param.val().into_dispatch()));
 }

@@ -7,7 +7,7 @@ use burn::backend::ops::QTensorOps;
 use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::module::{Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_lean_reparam::{PathMapper, PathVisitor, Trail, catch_quietly};
+use burn_lean_reparam::{PathMapper, PathVisitor, Trail, catch_quietly, map_kinds};
 
 /// What the numbers of a parameter are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,43 +102,20 @@ impl PathVisitor for Places {
 pub(super) struct Loader(pub(super) HashMap<String, (ParamId, TensorData)>);
 
 impl PathMapper for Loader {
-    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.remove(&at.path()) {
-            Some((id, data)) => {
-                let dtype = data.dtype();
-                let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
-                param.transform_for_load(tensor, id)
-            }
-            None => param,
+    map_kinds!(float, int: |self, at, param| match self.0.remove(&at.path()) {
+        Some((id, data)) => {
+            let dtype = data.dtype();
+            let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
+            param.transform_for_load(tensor, id)
         }
-    }
+        None => param,
+    });
 
-    fn int<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Int>>,
-    ) -> Param<Tensor<D, Int>> {
-        match self.0.remove(&at.path()) {
-            Some((id, data)) => {
-                let dtype = data.dtype();
-                let tensor = Tensor::from_data(data, (&param.lazy_device(), dtype));
-                param.transform_for_load(tensor, id)
-            }
-            None => param,
+    map_kinds!(bool: |self, at, param| match self.0.remove(&at.path()) {
+        Some((id, data)) => {
+            let tensor = Tensor::from_data(data, &param.lazy_device());
+            param.transform_for_load(tensor, id)
         }
-    }
-
-    fn bool<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        match self.0.remove(&at.path()) {
-            Some((id, data)) => {
-                let tensor = Tensor::from_data(data, &param.lazy_device());
-                param.transform_for_load(tensor, id)
-            }
-            None => param,
-        }
-    }
+        None => param,
+    });
 }

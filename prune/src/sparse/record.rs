@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use burn::backend::ExecutionError;
-use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
+use burn::module::{Module, ParamId};
+use burn::tensor::{DType, Shape, TensorData};
 use burn_lean_reparam::{
     PathVisitor, Rejected, Trail, Training, map_with_path, settle, visit_with_path,
 };
@@ -374,18 +374,8 @@ impl Collector {
 }
 
 impl PathVisitor for Collector {
-    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+    burn_lean_reparam::visit_kinds!(float, int, bool: |self, at, param| {
         let value = param.transform_for_save().val();
         self.push(at, param.id, || value.try_into_data());
-    }
-
-    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
-        let value = param.transform_for_save().val();
-        self.push(at, param.id, || value.try_into_data());
-    }
-
-    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
-        let value = param.transform_for_save().val();
-        self.push(at, param.id, || value.try_into_data());
-    }
+    });
 }

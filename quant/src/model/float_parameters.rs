@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use burn::module::{Flag, Module, Param};
-use burn::tensor::{Bool, DType, Device, FloatDType, GradientCheckpointingStrategy, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, GradientCheckpointingStrategy, Tensor};
 use burn::tensor::{TensorData, Transaction};
 use burn_lean_reparam::{
-    FloatVisitor, PathMapper, PathVisitor, Trail, each_float, map_with_path, visit_floats,
-    visit_with_path,
+    FloatVisitor, PathMapper, PathVisitor, Trail, each_float, map_kinds, map_with_path,
+    visit_floats, visit_kinds, visit_with_path,
 };
 
 use crate::module::effective::{Effective, HostTensor};
@@ -68,11 +68,7 @@ pub(crate) fn read<M: Module>(
     };
     visit_floats(model, &mut reader);
     let transaction = reader.transaction.take().unwrap_or_default();
-    let data = transaction
-        .try_execute()
-        .map_err(|error| QuantError::Device {
-            reason: error.to_string(),
-        })?;
+    let data = transaction.try_execute().map_err(QuantError::device)?;
     let mut tensors = HashMap::new();
     for (index, data) in reader.found.into_iter().zip(data) {
         let tensor = HostTensor {
@@ -237,13 +233,7 @@ impl PathVisitor for TrainingState {
         self.add(at, &param.lazy_device(), param.base().is_require_grad());
     }
 
-    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
-        self.add(at, &param.lazy_device(), false);
-    }
-
-    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
-        self.add(at, &param.lazy_device(), false);
-    }
+    visit_kinds!(int, bool: |self, at, param| self.add(at, &param.lazy_device(), false));
 
     fn flag(&mut self, at: &Trail, flag: &Param<Flag>) {
         self.flags.insert(at.path(), flag.is_enabled());
@@ -260,27 +250,10 @@ impl PathMapper for TrainingState {
         }
     }
 
-    fn int<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Int>>,
-    ) -> Param<Tensor<D, Int>> {
-        match self.tensors.get(&at.path()) {
-            Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
-            None => param,
-        }
-    }
-
-    fn bool<const D: usize>(
-        &mut self,
-        at: &Trail,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        match self.tensors.get(&at.path()) {
-            Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
-            None => param,
-        }
-    }
+    map_kinds!(int, bool: |self, at, param| match self.tensors.get(&at.path()) {
+        Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
+        None => param,
+    });
 
     fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
         match self.flags.get(&at.path()) {
