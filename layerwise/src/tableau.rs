@@ -156,14 +156,7 @@ impl Tableau {
             }
         }
         self.step(&column, -1.0 / pivot);
-        for (at, c) in column.iter().enumerate() {
-            let value = match self.kept[at] {
-                true => -c / pivot,
-                false => c / pivot,
-            };
-            self.set(at, j, value);
-        }
-        self.set(j, j, 1.0 / pivot);
+        self.set_column(j, &column);
         self.kept[j] = true;
         self.weights[j] = weight;
         self.gradient[j] = 0.0;
@@ -183,17 +176,23 @@ impl Tableau {
             }
         }
         self.step(&column, 1.0 / pivot);
+        self.set_column(i, &column);
+        self.kept[i] = false;
+        self.weights[i] = 0.0;
+        self.gradient[i] = -factor;
+    }
+
+    /// The column of a pivot, before it enters or leaves.
+    fn set_column(&mut self, of: usize, column: &[f64]) {
+        let pivot = column[of];
         for (at, c) in column.iter().enumerate() {
             let value = match self.kept[at] {
                 true => -c / pivot,
                 false => c / pivot,
             };
-            self.set(at, i, value);
+            self.set(at, of, value);
         }
-        self.set(i, i, 1.0 / pivot);
-        self.kept[i] = false;
-        self.weights[i] = 0.0;
-        self.gradient[i] = -factor;
+        self.set(of, of, 1.0 / pivot);
     }
 
     fn set(&mut self, a: usize, b: usize, value: f64) {
