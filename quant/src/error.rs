@@ -360,6 +360,28 @@ pub enum QuantError {
 }
 
 impl QuantError {
+    /// [`QuantError::Device`], of what Burn says.
+    pub(crate) fn device(error: impl ToString) -> Self {
+        let reason = error.to_string();
+        Self::Device { reason }
+    }
+
+    /// Fails with [`QuantError::LengthMismatch`].
+    pub(crate) fn expect_len(
+        what: impl Into<String>,
+        expected: usize,
+        found: usize,
+    ) -> Result<(), Self> {
+        match expected == found {
+            true => Ok(()),
+            false => Err(Self::LengthMismatch {
+                what: what.into(),
+                expected,
+                found,
+            }),
+        }
+    }
+
     /// This error, of the parameter at `path`.
     #[must_use]
     pub fn at(self, path: impl Into<String>) -> Self {

@@ -59,9 +59,7 @@ impl QuantizedTensor {
             .register(qparams.zero_point.clone().without_autodiff())
             .register(x.is_nan().any())
             .try_execute()
-            .map_err(|error| QuantError::Device {
-                reason: error.to_string(),
-            })?;
+            .map_err(QuantError::device)?;
         let [codes, scale, zero_point, nan] = data.as_slice() else {
             return Err(QuantError::Device {
                 reason: "it gave fewer tensors than were asked for".into(),
@@ -104,20 +102,9 @@ impl QuantizedTensor {
             });
         };
         let groups = scheme.group_count(&shape)?;
-        let lengths = [
-            ("codes", elements, codes.len()),
-            ("scales", groups, scale.len()),
-            ("zero points", groups, zero_point.len()),
-        ];
-        for (what, expected, found) in lengths {
-            if expected != found {
-                return Err(QuantError::LengthMismatch {
-                    what: what.into(),
-                    expected,
-                    found,
-                });
-            }
-        }
+        QuantError::expect_len("codes", elements, codes.len())?;
+        QuantError::expect_len("scales", groups, scale.len())?;
+        QuantError::expect_len("zero points", groups, zero_point.len())?;
         if let Some(bad) = scale.iter().find(|s| !is_scale(**s)) {
             return Err(QuantError::InvalidScale {
                 what: "the tensor".into(),
@@ -234,19 +221,8 @@ impl QuantizedTensor {
     ///
     /// [`QuantError::LengthMismatch`] for another number of codes or scales.
     pub(crate) fn largest_difference(&self, other: &Self) -> Result<u32, QuantError> {
-        let lengths = [
-            ("codes", self.codes.len(), other.codes.len()),
-            ("scales", self.scale.len(), other.scale.len()),
-        ];
-        for (what, expected, found) in lengths {
-            if expected != found {
-                return Err(QuantError::LengthMismatch {
-                    what: what.into(),
-                    expected,
-                    found,
-                });
-            }
-        }
+        QuantError::expect_len("codes", self.codes.len(), other.codes.len())?;
+        QuantError::expect_len("scales", self.scale.len(), other.scale.len())?;
         let groups = self.scheme.group_shape(&self.shape)?;
         let value = |tensor: &Self, index: usize, group: usize| {
             let steps = f64::from(tensor.codes[index]) - f64::from(tensor.zero_point[group]);

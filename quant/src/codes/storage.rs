@@ -60,7 +60,7 @@ impl QuantizedTensor {
         let expected = self
             .dequantize::<D>(device)?
             .try_into_data()
-            .map_err(device_error)?;
+            .map_err(QuantError::device)?;
         let mut refusals = Vec::new();
         for value in wider(value) {
             let stores = stores(device, storage, value, self.shape());
@@ -91,7 +91,7 @@ impl QuantizedTensor {
                     .clone()
                     .dequantize()
                     .try_into_data()
-                    .map_err(device_error)?;
+                    .map_err(QuantError::device)?;
                 if found.iter::<f32>().eq(expected.iter::<f32>()) {
                     return Ok(tensor);
                 }
@@ -134,7 +134,7 @@ impl QuantizedTensor {
             }
             _ => return Err(unsupported("it is in a store that is not known here")),
         };
-        let data = tensor.try_into_data().map_err(device_error)?;
+        let data = tensor.try_into_data().map_err(QuantError::device)?;
         let bytes = data.into_bytes();
         let elements: usize = shape.iter().product();
         let blocks = match stored.block_size() {
@@ -347,10 +347,4 @@ fn can_hold(device: &Device, scheme: QuantScheme) -> bool {
     let usage = Dispatch::dtype_usage(device.as_dispatch(), DType::QFloat(scheme));
     usage.contains(burn::backend::DTypeUsage::Storage)
         || device.supports_dtype(DType::QFloat(scheme))
-}
-
-fn device_error(error: impl ToString) -> QuantError {
-    QuantError::Device {
-        reason: error.to_string(),
-    }
 }

@@ -58,9 +58,7 @@ impl QuantizedWeight {
             return Ok((quantized, true));
         };
         let values = quantized.dequantize::<D>(&given.device())?.try_into_data();
-        let values = values.map_err(|error| QuantError::Device {
-            reason: error.to_string(),
-        })?;
+        let values = values.map_err(QuantError::device)?;
         let values: Vec<f32> = values.iter::<f32>().collect();
         // What a mask behind the quantizer hides becomes a code of zero. Anything else that acts
         // there goes on acting on the values.

@@ -40,9 +40,7 @@ pub fn compare<M: Module, X, R: TensorOutcome<D>, const D: usize>(
     for sample in samples {
         let run = |model: &M, tap: &Mutex<Tap>| -> Result<(Vec<f32>, Calls), QuantError> {
             let output = forward(model, &sample).tensor()?;
-            let data = output.try_into_data().map_err(|error| QuantError::Device {
-                reason: error.to_string(),
-            })?;
+            let data = output.try_into_data().map_err(QuantError::device)?;
             let mut calls = Calls::new();
             for call in lock(tap).take()? {
                 if activations.contains_key(&call.path) {
@@ -53,19 +51,23 @@ pub fn compare<M: Module, X, R: TensorOutcome<D>, const D: usize>(
         };
         let (expected, of_prepared) = run(&prepared, &tap_prepared)?;
         let (found, of_converted) = run(&converted, &tap_converted)?;
-        same_length("outputs", expected.len(), found.len())?;
+        QuantError::expect_len("outputs of the two models", expected.len(), found.len())?;
         let differences = expected.iter().zip(&found).map(|(a, b)| difference(*a, *b));
         let largest = differences.fold(output_difference.unwrap_or(0.0), f32::max);
         output_difference = Some(largest);
         let none = Vec::new();
         for path in of_prepared.keys().chain(of_converted.keys()) {
             let of = |calls: &Calls| calls.get(path).map_or(0, Vec::len);
-            same_length("quantizer calls", of(&of_prepared), of(&of_converted))?;
+            QuantError::expect_len(
+                "quantizer calls of the two models",
+                of(&of_prepared),
+                of(&of_converted),
+            )?;
         }
         for (path, calls) in &of_prepared {
             let others = of_converted.get(path).unwrap_or(&none);
             for (a, b) in calls.iter().zip(others) {
-                same_length("codes", a.len(), b.len())?;
+                QuantError::expect_len("codes of the two models", a.len(), b.len())?;
                 let layer = layers.entry(activations[path].clone()).or_default();
                 layer.add(a, b);
             }
@@ -164,17 +166,6 @@ fn weight_mismatches<M: Module>(
         }
     }
     Ok(mismatches)
-}
-
-fn same_length(what: &str, expected: usize, found: usize) -> Result<(), QuantError> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(QuantError::LengthMismatch {
-            what: format!("{what} of the two models"),
-            expected,
-            found,
-        }),
-    }
 }
 
 #[cfg(all(test, feature = "flex"))]

@@ -102,11 +102,7 @@ pub fn health<M: Module, R: RunOutcome>(
             .register(sums.totals.clone())
             .register(sums.magnitude.clone());
     }
-    let data = transaction
-        .try_execute()
-        .map_err(|error| QuantError::Device {
-            reason: error.to_string(),
-        })?;
+    let data = transaction.try_execute().map_err(QuantError::device)?;
     let numbers: Vec<Vec<f32>> = data
         .iter()
         .map(|data| data.iter::<f32>().collect())

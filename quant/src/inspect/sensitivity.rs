@@ -152,11 +152,7 @@ impl Sensitivity {
         for score in scores.found.values() {
             transaction = transaction.register(score.clone());
         }
-        let data = transaction
-            .try_execute()
-            .map_err(|error| QuantError::Device {
-                reason: error.to_string(),
-            })?;
+        let data = transaction.try_execute().map_err(QuantError::device)?;
         for (path, data) in scores.found.keys().zip(data) {
             let score: Vec<f32> = data.iter::<f32>().collect();
             if let Some(layer) = self.layers.iter_mut().find(|layer| layer.layer == *path) {
@@ -212,9 +208,7 @@ fn signal_to_noise<const D: usize>(
     let noise = (reference - other.cast(FloatDType::F32)).square().sum();
     let data = Tensor::cat(vec![signal, noise], 0)
         .try_into_data()
-        .map_err(|error| QuantError::Device {
-            reason: error.to_string(),
-        })?;
+        .map_err(QuantError::device)?;
     let sums: Vec<f32> = data.iter::<f32>().collect();
     Ok(decibels(f64::from(sums[0]), f64::from(sums[1])))
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Channels, Grid, expect_len, rank, to_i32_accumulator, weight_codes};
+use super::{Channels, Grid, rank, to_i32_accumulator, weight_codes};
 use crate::integer::requantize::Requantization;
 use crate::{QuantError, QuantizedTensor};
 
@@ -55,7 +55,7 @@ impl IntegerConv2d {
         input: Grid,
         geometry: ConvGeometry,
     ) -> Result<Self, QuantError> {
-        expect_len("weight codes", shape.iter().product(), codes.len())?;
+        QuantError::expect_len("weight codes", shape.iter().product(), codes.len())?;
         input.check("input grid", &[])?;
         let ConvGeometry {
             stride,
@@ -114,8 +114,8 @@ impl IntegerConv2d {
     ) -> Result<(Vec<i32>, [usize; 4]), QuantError> {
         let [channels_out, per_group, height, width] = self.shape;
         let groups = self.geometry.groups;
-        expect_len("input codes", shape.iter().product(), input.len())?;
-        expect_len("input channels", per_group * groups, shape[1])?;
+        QuantError::expect_len("input codes", shape.iter().product(), input.len())?;
+        QuantError::expect_len("input channels", per_group * groups, shape[1])?;
         self.input.check("input codes", input)?;
         let out = [
             self.output_extent(shape[2], height, 0)?,

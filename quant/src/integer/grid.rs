@@ -35,9 +35,7 @@ impl Grid {
         }
         let qparams = quantizer.qparams()?;
         let number = |tensor: Tensor<1>| -> Result<f32, QuantError> {
-            let data = tensor.try_into_data().map_err(|error| QuantError::Device {
-                reason: error.to_string(),
-            })?;
+            let data = tensor.try_into_data().map_err(QuantError::device)?;
             data.iter::<f32>().next().ok_or(QuantError::NeverObserved)
         };
         Ok(Self {

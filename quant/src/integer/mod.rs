@@ -46,7 +46,7 @@ impl Channels {
             [scale] => vec![*scale; count],
             scales => scales.to_vec(),
         };
-        expect_len("weight scales", count, weight_scale.len())?;
+        QuantError::expect_len("weight scales", count, weight_scale.len())?;
         let scale: Vec<f32> = weight_scale.iter().map(|s| input.scale * s).collect();
         if let Some(bad) = scale.iter().find(|s| !(**s > 0.0 && s.is_finite())) {
             return Err(QuantError::InvalidScale {
@@ -57,7 +57,7 @@ impl Channels {
         let bias = match bias {
             None => vec![0; count],
             Some(bias) => {
-                expect_len("bias", count, bias.len())?;
+                QuantError::expect_len("bias", count, bias.len())?;
                 bias.iter()
                     .zip(&scale)
                     .enumerate()
@@ -150,7 +150,7 @@ impl IntegerLinear {
         bias: Option<&[f32]>,
         input: Grid,
     ) -> Result<Self, QuantError> {
-        expect_len("weight codes", shape[0] * shape[1], codes.len())?;
+        QuantError::expect_len("weight codes", shape[0] * shape[1], codes.len())?;
         input.check("input grid", &[])?;
         let channels = Channels::new(shape[1], weight_scale, bias, input)?;
         Ok(Self {
@@ -256,17 +256,6 @@ fn rank<const D: usize>(weight: &QuantizedTensor) -> Result<[usize; D], QuantErr
         expected: D,
         found: shape.len(),
     })
-}
-
-fn expect_len(what: &str, expected: usize, found: usize) -> Result<(), QuantError> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(QuantError::LengthMismatch {
-            what: what.to_string(),
-            expected,
-            found,
-        }),
-    }
 }
 
 fn to_i32_bias(channel: usize, bias: f32, scale: f32) -> Result<i32, QuantError> {

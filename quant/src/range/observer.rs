@@ -268,8 +268,6 @@ fn moved(old: Tensor<1>, new: Tensor<1>, averaging_constant: f64) -> Tensor<1> {
 
 /// The values of a tensor on the host.
 pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, QuantError> {
-    let data = tensor.try_into_data().map_err(|error| QuantError::Device {
-        reason: error.to_string(),
-    })?;
+    let data = tensor.try_into_data().map_err(QuantError::device)?;
     Ok(data.iter::<f32>().collect())
 }

@@ -282,13 +282,7 @@ pub fn bias_correction(
 ) -> Result<Vec<f32>, QuantError> {
     grid.expect_inputs(inputs)?;
     let [outputs, features] = grid.shape();
-    if codes.len() != outputs * features {
-        return Err(QuantError::LengthMismatch {
-            what: "codes".into(),
-            expected: outputs * features,
-            found: codes.len(),
-        });
-    }
+    QuantError::expect_len("codes", outputs * features, codes.len())?;
     let error = Mat::from_fn(outputs, features, |row, column| {
         let index = row * features + column;
         grid.value(index, codes[index]) - grid.weight(index)

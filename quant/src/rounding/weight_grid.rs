@@ -37,20 +37,9 @@ impl WeightGrid {
         (quant_min, quant_max): (i32, i32),
     ) -> Result<Self, QuantError> {
         let [outputs, inputs] = shape;
-        let lengths = [
-            ("weight", weight.len()),
-            ("scales", scale.len()),
-            ("zero points", zero_point.len()),
-        ];
-        for (what, found) in lengths {
-            if found != outputs * inputs {
-                return Err(QuantError::LengthMismatch {
-                    what: what.into(),
-                    expected: outputs * inputs,
-                    found,
-                });
-            }
-        }
+        QuantError::expect_len("weight", outputs * inputs, weight.len())?;
+        QuantError::expect_len("scales", outputs * inputs, scale.len())?;
+        QuantError::expect_len("zero points", outputs * inputs, zero_point.len())?;
         if weight.iter().any(|value| !value.is_finite()) {
             return Err(QuantError::NonFinite { what: "weight" });
         }
@@ -111,13 +100,7 @@ impl WeightGrid {
     /// [`QuantError::NoData`] without samples.
     pub fn output_error(&self, codes: &[i32], inputs: &InputStatistics) -> Result<f64, QuantError> {
         self.expect_inputs(inputs)?;
-        if codes.len() != self.weight.len() {
-            return Err(QuantError::LengthMismatch {
-                what: "codes".into(),
-                expected: self.weight.len(),
-                found: codes.len(),
-            });
-        }
+        QuantError::expect_len("codes", self.weight.len(), codes.len())?;
         let values = self.values(codes);
         let error = Mat::from_fn(self.outputs, self.inputs, |row, column| {
             let index = row * self.inputs + column;
@@ -167,13 +150,7 @@ impl WeightGrid {
 
     pub(crate) fn expect_inputs(&self, inputs: &InputStatistics) -> Result<(), QuantError> {
         inputs.require_samples()?;
-        match inputs.features() == self.inputs {
-            true => Ok(()),
-            false => Err(QuantError::LengthMismatch {
-                what: "input features of the weight".into(),
-                expected: self.inputs,
-                found: inputs.features(),
-            }),
-        }
+        let what = "input features of the weight";
+        QuantError::expect_len(what, self.inputs, inputs.features())
     }
 }

@@ -96,13 +96,7 @@ fn replaced(
         });
     }
     let groups = scheme.group_count(shape)?;
-    if scales.len() != groups {
-        return Err(QuantError::LengthMismatch {
-            what: "scales".into(),
-            expected: groups,
-            found: scales.len(),
-        });
-    }
+    QuantError::expect_len("scales", groups, scales.len())?;
     if let Some(bad) = scales.iter().find(|scale| !is_scale(**scale)) {
         return Err(QuantError::InvalidScale {
             what: "the weight".into(),

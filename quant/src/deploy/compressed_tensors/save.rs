@@ -260,9 +260,7 @@ impl Writer {
         let data = match data {
             Ok(data) => data,
             Err(error) => {
-                self.error.get_or_insert(QuantError::Device {
-                    reason: error.to_string(),
-                });
+                self.error.get_or_insert(QuantError::device(error));
                 return;
             }
         };

@@ -164,9 +164,7 @@ impl Collector<'_> {
                     }),
                 }
             }
-            Err(error) => Err(QuantError::Device {
-                reason: error.to_string(),
-            }),
+            Err(error) => Err(QuantError::device(error)),
         };
         match stored {
             Ok(stored) => {

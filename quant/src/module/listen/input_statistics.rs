@@ -16,9 +16,7 @@ impl Samples {
     pub(crate) fn read(samples: Tensor<2>) -> Result<Self, QuantError> {
         let [_, features] = samples.dims();
         let data = samples.detach().cast(FloatDType::F32).try_into_data();
-        let data = data.map_err(|error| QuantError::Device {
-            reason: error.to_string(),
-        })?;
+        let data = data.map_err(QuantError::device)?;
         let values = data.iter::<f32>().collect();
         Ok(Self { features, values })
     }
@@ -88,13 +86,7 @@ impl InputStatistics {
     pub(crate) fn add(&mut self, samples: &Samples) -> Result<(), QuantError> {
         let Samples { features, values } = samples;
         let features = *features;
-        if features != self.features() {
-            return Err(QuantError::LengthMismatch {
-                what: "features of a layer's input".into(),
-                expected: self.features(),
-                found: features,
-            });
-        }
+        QuantError::expect_len("features of a layer's input", self.features(), features)?;
         if values.iter().any(|value| !value.is_finite()) {
             return Err(QuantError::NonFinite {
                 what: "input of the layer",

@@ -31,9 +31,7 @@ pub(crate) fn record<const D: usize>(tap: &Mutex<Tap>, path: &str, codes: Tensor
             lock(tap).tapped.push(Tapped { path, codes });
         }
         Err(error) => {
-            lock(tap).error = Some(QuantError::Device {
-                reason: error.to_string(),
-            });
+            lock(tap).error = Some(QuantError::device(error));
         }
     }
 }
