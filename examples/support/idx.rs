@@ -1,11 +1,11 @@
 //! The IDX format of MNIST: big-endian magic, dimensions, bytes.
 
-use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
+use thiserror::Error;
 
 /// Magic of a file of bytes with three dimensions: images.
 const IMAGES: u32 = 0x0803;
@@ -93,98 +93,61 @@ fn parse<'a, const D: usize>(
 }
 
 /// What is wrong with a folder of IDX files.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(crate) enum IdxError {
     /// Neither the file nor its gzip is there.
+    #[error(
+        "{file} is missing, and so is {file}.gz: `--data` is the folder with the four MNIST files \
+         train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and \
+         t10k-labels-idx1-ubyte, each plain or as .gz",
+        file = .path.display()
+    )]
     Missing { path: PathBuf },
     /// The system or gzip refuses to read it.
+    #[error("cannot read {}: {reason}", .path.display())]
     Unreadable { path: PathBuf, reason: String },
     /// It is another kind of file.
+    #[error(
+        "{} is no such IDX file: it begins with {found:#010x}, not {expected:#010x}",
+        .path.display()
+    )]
     Magic {
         path: PathBuf,
         expected: u32,
         found: u32,
     },
     /// It is shorter or longer than its header says [bytes, unpacked].
+    #[error(
+        "{} is damaged: {found} bytes unpacked, where its header needs {expected}",
+        .path.display()
+    )]
     Size {
         path: PathBuf,
         expected: usize,
         found: usize,
     },
     /// A label that is no digit.
+    #[error("label {index} of {} is {label}, no digit", .path.display())]
     Label {
         path: PathBuf,
         index: usize,
         label: u8,
     },
     /// As many labels as images are needed, at least one.
+    #[error("{} has {images} images for {labels} labels", .dir.display())]
     Counts {
         dir: PathBuf,
         images: usize,
         labels: usize,
     },
     /// The networks of the examples need square images with a side that 4 divides.
+    #[error(
+        "{} has {height}×{width} images; square ones with a side that 4 divides are needed",
+        .dir.display()
+    )]
     Shape {
         dir: PathBuf,
         height: usize,
         width: usize,
     },
 }
-
-impl fmt::Display for IdxError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing { path } => write!(
-                f,
-                "{0} is missing, and so is {0}.gz: `--data` is the folder with the four MNIST files \
-                 train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and \
-                 t10k-labels-idx1-ubyte, each plain or as .gz",
-                path.display()
-            ),
-            Self::Unreadable { path, reason } => {
-                write!(f, "cannot read {}: {reason}", path.display())
-            }
-            Self::Magic {
-                path,
-                expected,
-                found,
-            } => write!(
-                f,
-                "{} is no such IDX file: it begins with {found:#010x}, not {expected:#010x}",
-                path.display()
-            ),
-            Self::Size {
-                path,
-                expected,
-                found,
-            } => write!(
-                f,
-                "{} is damaged: {found} bytes unpacked, where its header needs {expected}",
-                path.display()
-            ),
-            Self::Label { path, index, label } => {
-                write!(
-                    f,
-                    "label {index} of {} is {label}, no digit",
-                    path.display()
-                )
-            }
-            Self::Counts {
-                dir,
-                images,
-                labels,
-            } => write!(
-                f,
-                "{} has {images} images for {labels} labels",
-                dir.display()
-            ),
-            Self::Shape { dir, height, width } => write!(
-                f,
-                "{} has {height}×{width} images; square ones with a side that 4 divides are needed",
-                dir.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for IdxError {}
