@@ -45,7 +45,7 @@ struct Cli {
     #[arg(long, conflicts_with = "sparsity")]
     k: Option<usize>,
     /// Keep at most N of every M consecutive weights, for example 2:4.
-    #[arg(long, value_name = "N:M", value_parser = pattern)]
+    #[arg(long, value_name = "N:M", value_parser = support::pattern)]
     pattern: Option<SparsityPattern>,
     /// Factor of ‖w − w₀‖²; n/2 times the ridge on the normalised Fisher. Default: a ridge of 0.01.
     #[arg(long, value_name = "X")]
@@ -209,15 +209,6 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
         .with_block_size(block_size)
         .with_dead_columns(Some(dead_columns))
         .with_seed(cli.seed))
-}
-
-/// Reads `N:M`.
-fn pattern(text: &str) -> Result<SparsityPattern, String> {
-    let numbers = text.split_once(':').map(|(n, m)| (n.parse(), m.parse()));
-    match numbers {
-        Some((Ok(n), Ok(m))) => Ok(SparsityPattern::NM { n, m }),
-        _ => Err("expected two numbers, for example 2:4".into()),
-    }
 }
 
 /// Reads a count or `all`.

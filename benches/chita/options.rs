@@ -63,7 +63,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "COUNT")]
     exchanges: Option<usize>,
     /// Keep at most N of every M inputs of an output, besides the sparsity.
-    #[arg(long, value_name = "N:M", value_parser = pattern)]
+    #[arg(long, value_name = "N:M", value_parser = support::pattern)]
     pattern: Option<SparsityPattern>,
     /// Also the objective of what methods with one stage find over as many fresh samples.
     #[arg(long)]
@@ -453,11 +453,8 @@ impl Cli {
 
 /// Reads a sparsity.
 fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(fraction) if (0.0..1.0).contains(&fraction) => Ok(fraction),
-        Ok(_) => Err("a sparsity is in [0, 1): 0.9 is 90 % zeros".into()),
-        Err(error) => Err(error.to_string()),
-    }
+    let fits = |fraction: &f64| (0.0..1.0).contains(fraction);
+    support::number(text, fits, "a sparsity is in [0, 1): 0.9 is 90 % zeros")
 }
 
 /// One line on a collection of gradients.
@@ -497,13 +494,4 @@ pub(crate) fn stage(stage: &StageReport) -> String {
         stage.solve_seconds,
         stage.ridge.l2
     )
-}
-
-/// Reads `N:M`.
-fn pattern(text: &str) -> Result<SparsityPattern, String> {
-    let numbers = text.split_once(':').map(|(n, m)| (n.parse(), m.parse()));
-    match numbers {
-        Some((Ok(n), Ok(m))) => Ok(SparsityPattern::NM { n, m }),
-        _ => Err("expected two numbers, for example 2:4".into()),
-    }
 }

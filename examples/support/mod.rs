@@ -27,9 +27,11 @@ mod training;
 
 use std::error::Error;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use burn_lean::amp::Autocast;
+use burn_lean::prune::SparsityPattern;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -100,39 +102,48 @@ pub(crate) fn option_name(value: &impl ValueEnum) -> String {
     value.map_or_else(String::new, |value| value.get_name().into())
 }
 
-/// Reads a count that must not be 0.
-pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(count) => Ok(count),
+/// Reads a number; where it does not fit, the error says what it must be.
+pub(crate) fn number<N: FromStr<Err: ToString>>(
+    text: &str,
+    fits: impl FnOnce(&N) -> bool,
+    must: &str,
+) -> Result<N, String> {
+    match text.parse() {
+        Ok(number) if fits(&number) => Ok(number),
+        Ok(_) => Err(must.into()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Reads a count that must not be 0.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    number(text, |count| *count > 0, "must be at least 1")
 }
 
 /// A command line number above 0.
 pub(crate) fn positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
-        Ok(_) => Err("must be above 0".into()),
-        Err(error) => Err(error.to_string()),
-    }
+    let fits = |number: &f64| *number > 0.0 && number.is_finite();
+    number(text, fits, "must be above 0")
 }
 
 /// A command line share, strictly between none and all.
 pub(crate) fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if share > 0.0 && share < 1.0 => Ok(share),
-        Ok(_) => Err("must be above 0 and below 1: 0.9 is 90 %".into()),
-        Err(error) => Err(error.to_string()),
-    }
+    let fits = |share: &f64| *share > 0.0 && *share < 1.0;
+    number(text, fits, "must be above 0 and below 1: 0.9 is 90 %")
 }
 
 /// A command line number that is not negative.
 pub(crate) fn not_negative(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number >= 0.0 && number.is_finite() => Ok(number),
-        Ok(_) => Err("must be at least 0".into()),
-        Err(error) => Err(error.to_string()),
+    let fits = |number: &f64| *number >= 0.0 && number.is_finite();
+    number(text, fits, "must be at least 0")
+}
+
+/// Reads `N:M`.
+pub(crate) fn pattern(text: &str) -> Result<SparsityPattern, String> {
+    let numbers = text.split_once(':').map(|(n, m)| (n.parse(), m.parse()));
+    match numbers {
+        Some((Ok(n), Ok(m))) => Ok(SparsityPattern::NM { n, m }),
+        _ => Err("expected two numbers, for example 2:4".into()),
     }
 }
 
