@@ -24,6 +24,7 @@ use burn_lean_amp::{
 
 use crate::devices::{each_device, values, with_numbers};
 use crate::support::{Batch, Recorder, Row, batch, bits, loader, samples};
+use crate::training::step as take_step;
 
 /// Two linear layers with quantized inputs, in mixed precision and without.
 #[derive(Module, Debug)]
@@ -156,20 +157,6 @@ fn step_of<M: Module>(model: &M) -> (u64, Phase) {
     steps.dedup();
     assert_eq!(steps.len(), 1, "{steps:?}");
     steps[0]
-}
-
-fn take_step<M>(learner: &mut Learner<M>, rows: &[Row], device: &Device)
-where
-    M: Module
-        + ModuleDisplay
-        + std::fmt::Display
-        + TrainStep<Input = Batch>
-        + InferenceStep
-        + 'static,
-{
-    let output = learner.train_step(batch(rows, device));
-    learner.lr_step();
-    learner.optimizer_step(output.grads);
 }
 
 #[test]

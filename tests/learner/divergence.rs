@@ -10,9 +10,8 @@ use burn_lean_amp::{
 };
 
 use crate::devices::each_device;
-use crate::support::{
-    Batch, Mlp, amp, batch, bits, samples, samples_with_infinity, scaler, training,
-};
+use crate::support::{Batch, Mlp, amp, bits, samples, samples_with_infinity, scaler, training};
+use crate::training::step;
 
 #[test]
 fn a_diverged_training_stops_with_the_model_before_it() {
@@ -57,9 +56,7 @@ fn a_loss_in_half_precision_is_an_error_and_no_step() {
     let before = bits(amp.model());
     let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
 
-    let output = learner.train_step(batch(&samples(4), &device));
-    learner.lr_step();
-    learner.optimizer_step(output.grads);
+    step(&mut learner, &samples(4), &device);
 
     assert!(
         matches!(monitor.error(), Some(AmpError::LossDtype { .. })),
@@ -75,9 +72,7 @@ fn a_model_off_the_autodiff_device_is_an_error_and_no_panic() {
     let monitor = amp.monitor();
     let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
 
-    let output = learner.train_step(batch(&samples(4), &device));
-    learner.lr_step();
-    learner.optimizer_step(output.grads);
+    step(&mut learner, &samples(4), &device);
 
     assert_eq!(monitor.error(), Some(AmpError::NoGradients));
 }
@@ -90,9 +85,7 @@ fn a_model_that_is_frozen_is_an_error_and_no_panic() {
     let monitor = amp.monitor();
     let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
 
-    let output = learner.train_step(batch(&samples(4), &device));
-    learner.lr_step();
-    learner.optimizer_step(output.grads);
+    step(&mut learner, &samples(4), &device);
 
     assert_eq!(monitor.error(), Some(AmpError::NoGradients));
 }
@@ -116,9 +109,7 @@ fn a_clip_of_the_whole_instead_of_the_model_is_an_error_and_no_step() {
     let before = bits(amp.model());
     let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
 
-    let output = learner.train_step(batch(&samples(4), &device));
-    learner.lr_step();
-    learner.optimizer_step(output.grads);
+    step(&mut learner, &samples(4), &device);
 
     let Some(error @ AmpError::Record { .. }) = monitor.error() else {
         panic!("{monitor:?}")

@@ -12,6 +12,7 @@ use burn_lean_amp::{
 
 use crate::devices::{each_device, values};
 use crate::support::{Batch, Mlp, batch, bits, samples, samples_with_infinity};
+use crate::training;
 
 fn learner<M>(model: M, scaler: &GradScalerConfig) -> Learner<Amp<M>>
 where
@@ -28,9 +29,7 @@ where
     M: Module + ModuleDisplay + AmpTrainStep<Input = Batch> + AmpInferenceStep + 'static,
 {
     let broken: &[usize] = if sound { &[] } else { &[0] };
-    let output = learner.train_step(batch(&samples_with_infinity(4, broken), device));
-    learner.lr_step();
-    learner.optimizer_step(output.grads);
+    training::step(learner, &samples_with_infinity(4, broken), device);
 }
 
 /// What these models have in common: a loss.
@@ -83,9 +82,7 @@ fn a_frozen_copy_with_the_same_identities_changes_no_step() {
         let mut alone = learner(Mlp::new(&device), &config);
         for _ in 0..3 {
             step(&mut pair, true, &device);
-            let output = alone.train_step(batch(&samples(4), &device));
-            alone.lr_step();
-            alone.optimizer_step(output.grads);
+            training::step(&mut alone, &samples(4), &device);
         }
         let (pair, alone) = (pair.model(), alone.model());
         assert_eq!(bits(&pair.model().online), bits(alone.model()));

@@ -1,11 +1,11 @@
 //! One device: what a step does, what the dashboard shows.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::module::{Module, ParamGroup};
+use burn::module::{Module, ModuleDisplay, ParamGroup};
 use burn::optim::{GradientsAccumulator, GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType};
-use burn::train::Learner;
 use burn::train::metric::LossMetric;
+use burn::train::{InferenceStep, Learner, TrainStep};
 use burn_lean_amp::{
     Amp, AmpTrainStep, AutocastConfig, DynamicLossScale, Fallback, GradScalerConfig, LossScale,
     LossScaleMetric, SkipCause, SkippedStepsMetric,
@@ -13,7 +13,7 @@ use burn_lean_amp::{
 
 use crate::devices::each_device;
 use crate::support::{
-    Mlp, Recorder, Row, amp, batch, bits, error_of, samples, samples_with_infinity, scaler,
+    Batch, Mlp, Recorder, Row, amp, batch, bits, error_of, samples, samples_with_infinity, scaler,
     training,
 };
 
@@ -294,7 +294,15 @@ fn a_step_is_the_step_of_the_plain_grad_scaler() {
 }
 
 /// What Burn's training loop does with one batch.
-pub(crate) fn step(learner: &mut Learner<Amp<Mlp>>, rows: &[Row], device: &Device) {
+pub(crate) fn step<M>(learner: &mut Learner<M>, rows: &[Row], device: &Device)
+where
+    M: Module
+        + ModuleDisplay
+        + std::fmt::Display
+        + TrainStep<Input = Batch>
+        + InferenceStep
+        + 'static,
+{
     let output = learner.train_step(batch(rows, device));
     learner.lr_step();
     learner.optimizer_step(output.grads);
