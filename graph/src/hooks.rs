@@ -7,6 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
@@ -90,6 +91,7 @@ pub(crate) struct Noted {
 }
 
 thread_local! {
+    static PASS: Cell<Option<u64>> = const { Cell::new(None) };
     /// Whether casts are noted instead of recorded.
     static NOTES_CASTS: Cell<bool> = const { Cell::new(false) };
     static TASK: RefCell<Option<Task>> = const { RefCell::new(None) };
@@ -99,6 +101,42 @@ thread_local! {
 /// share their state meanwhile.
 pub fn is_active() -> bool {
     TASK.with_borrow(Option::is_some)
+}
+
+/// A forward pass with values: what a hook is given until this is dropped belongs together. Within
+/// another pass on this thread it is part of that.
+///
+/// An execution is one by itself; a module that calls its hooks again and again, as a recurrence does,
+/// says so for passes that are not recorded.
+#[derive(Debug)]
+#[must_use]
+pub struct ForwardPass {
+    is_outer: bool,
+}
+
+impl ForwardPass {
+    /// From here on.
+    pub fn begin() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(1);
+        let is_outer = PASS.get().is_none();
+        if is_outer {
+            PASS.set(Some(COUNT.fetch_add(1, Ordering::Relaxed)));
+        }
+        Self { is_outer }
+    }
+
+    /// A number of the one on this thread, which no other has.
+    pub fn current() -> Option<u64> {
+        PASS.get()
+    }
+}
+
+impl Drop for ForwardPass {
+    fn drop(&mut self) {
+        if self.is_outer {
+            PASS.set(None);
+        }
+    }
 }
 
 /// Whether a model has hooks that act in forward passes which do not call them: without a recording

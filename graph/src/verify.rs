@@ -13,7 +13,7 @@ use burn::backend::{
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Shape, Tensor};
 
-use crate::execute::noise;
+use crate::interpret::noise;
 use crate::record::placeholders::Values;
 use crate::record::{Backward, Halves, Seeks, record_with};
 use crate::tensors::Given;

@@ -4,12 +4,13 @@ use std::panic::Location;
 
 use burn::module::{Module, RunningState};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::softmax;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_lean::graph::{
     AsRecorded, GraphError, Recordings, Tensors, Verified, record, record_with_backward,
 };
 
-use crate::support::tensor;
+use crate::support::{each_device, tensor};
 
 fn linear(device: &Device) -> Linear {
     LinearConfig::new(3, 3).init(device)
@@ -177,6 +178,37 @@ fn a_stopped_gradient_behind_a_zero_weight_is_found() {
         matches!(error, GraphError::StopsGradients { .. }),
         "{error}"
     );
+}
+
+/// The plain sum of such results is a constant, whatever their weights are.
+#[test]
+fn a_gradient_that_is_stopped_before_a_normalization_is_found() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = (linear(&device), BatchNormConfig::new(3).init(&device));
+        let x = tensor::<2>(1, [8, 3], &device);
+        type Model = (Linear, BatchNorm);
+        let verified = |forward: fn(&Model, Tensor<2>) -> Tensor<2>| {
+            let recording = record_with_backward(&model, &x, forward).unwrap();
+            recording.verify_gradients(&model, &x)
+        };
+        for stopped in [
+            |(linear, norm): &Model, x| norm.forward(linear.forward(x).detach()),
+            |(linear, _): &Model, x| {
+                let y = linear.forward(x);
+                y.clone() + softmax(y.detach(), 1) * 50.0
+            },
+        ] {
+            let error = verified(stopped).unwrap_err();
+            assert!(matches!(error, GraphError::StopsGradients { .. }));
+        }
+        for whole in [
+            |(linear, norm): &Model, x| norm.forward(linear.forward(x)),
+            |(linear, _): &Model, x| softmax(linear.forward(x), 1),
+        ] {
+            assert_eq!(verified(whole).unwrap(), Verified::Same);
+        }
+    });
 }
 
 /// What the gradients are of a linear layer whose weights are all this number.

@@ -15,7 +15,7 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::capture::signature;
-use crate::hooks::{self, Carried, HookedAt};
+use crate::hooks::{self, Carried, ForwardPass, HookedAt};
 use crate::interpret::{Operands, run};
 use crate::record::placeholders::Values;
 use crate::rules::is_castable;
@@ -26,7 +26,6 @@ use random::instead_of_random;
 pub use storage::HalfStorage;
 use tensors::Alive;
 
-pub(crate) use random::noise;
 pub(crate) use tensors::upload;
 pub(crate) use write_back::store;
 pub use write_back::take_replaced_states;
@@ -185,6 +184,7 @@ impl Graph {
         hooks: Option<&[Carried]>,
         observer: &mut impl Observer,
     ) -> Result<Alive<'a>, GraphError> {
+        let _pass = hooks.map(|_| ForwardPass::begin());
         let mut alive = Alive::new(self, parameters, inputs, device, rules);
         let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments.iter().copied()) {

@@ -1,18 +1,11 @@
 //! The same numbers in the place of random ones each time, for a comparison of two executions.
 
 use burn::backend::ir::{FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr};
-use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor};
-use burn::tensor::{Distribution, FloatDType, IntDType, Shape};
+use burn::tensor::Distribution;
 
-/// Numbers in [−1, 1] that look random and are the same each time.
-pub(crate) fn noise(shape: Shape, device: &DispatchDevice) -> DispatchTensor {
-    let count = shape.num_elements() as i64;
-    let numbers = Dispatch::int_arange(1..count + 1, device, IntDType::I32);
-    let numbers = Dispatch::int_into_float(numbers, FloatDType::F32);
-    let numbers = Dispatch::float_mul_scalar(numbers, 12.9898f32.into());
-    Dispatch::float_reshape(Dispatch::float_sin(numbers), shape)
-}
+use crate::interpret::noise;
 
 /// What stands for random numbers of an operation, the same each time; `None` for other
 /// operations.

@@ -89,7 +89,8 @@ pub struct Site {
     pub path: String,
     /// What the tensor is there.
     pub role: Role,
-    /// Which of the operations without a weight after that layer, from 0. Of a layer 0.
+    /// Which of the operations without a weight after that layer, from 0. Of a layer 0; the
+    /// [`Output`](Role::Output) of a weight that is a table and a matrix, 1 in the second of these roles.
     pub ordinal: usize,
 }
 

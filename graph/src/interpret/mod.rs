@@ -15,6 +15,7 @@ mod float;
 mod int;
 mod module;
 mod names;
+mod noise;
 mod numeric;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::tensor::{DType, FloatDType};
 
 pub use names::name;
+pub(crate) use noise::noise;
 
 /// Where an operation's operands come from and its results go.
 ///

@@ -8,7 +8,8 @@ mod states;
 use std::collections::HashMap;
 
 use burn::backend::ir::{OperationIr, TensorId};
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorData};
 
@@ -18,7 +19,7 @@ use crate::capture::{self, as_autodiff, as_leaf, autodiff_primitive, id, placeho
 use crate::graph::describe::describe;
 use crate::graph::rows;
 use crate::hooks::Noted;
-use crate::interpret::name;
+use crate::interpret::{name, noise};
 use crate::passes::{self, Hooked};
 use crate::rules::is_castable;
 use crate::tensors::Given;
@@ -44,12 +45,12 @@ pub struct Recording<O> {
 /// The gradient of each parameter that could have one; `None` where it has none.
 type Gradients = Vec<(Parameter, Option<TensorId>)>;
 
-/// A recorded backward pass of the sum of all results.
+/// A recorded backward pass of a sum over all results.
 #[derive(Debug, Clone)]
 pub(crate) struct Backward {
     /// All operations, forward and backward.
     pub(crate) operations: Vec<OperationIr>,
-    /// The sum of all results.
+    /// The weighted sum over all results.
     pub(crate) total: TensorId,
     /// The gradient of each parameter that could have one; `None` where it has none.
     pub(crate) gradients: Gradients,
@@ -411,14 +412,14 @@ impl<'a> Recorder<'a> {
         stand_in
     }
 
-    /// Records the backward pass of the sum of all results; `None` where Burn cannot record it, or
+    /// Records the backward pass of a sum over all results; `None` where Burn cannot record it, or
     /// no result depends on a parameter.
     fn backward(&self, results: &[DispatchTensor]) -> Option<(TensorId, Gradients)> {
         catch_quietly(|| {
             let total = results
                 .iter()
                 .filter(|tensor| is_tracked(tensor))
-                .map(|tensor| sum(tensor.clone()))
+                .map(|tensor| weighted_sum(tensor.clone()))
                 .reduce(|a, b| a + b)?
                 .into_dispatch();
             let grads = autodiff_primitive(&total)?.backward();
@@ -438,20 +439,17 @@ impl<'a> Recorder<'a> {
     }
 }
 
-/// The sum of a tensor whose rank is not known to the compiler, in F32 whatever it is in.
-fn sum(tensor: DispatchTensor) -> Tensor<1> {
-    let sum = match tensor.shape().num_dims() {
-        1 => Tensor::<1>::from_dispatch(tensor).sum(),
-        2 => Tensor::<2>::from_dispatch(tensor).sum(),
-        3 => Tensor::<3>::from_dispatch(tensor).sum(),
-        4 => Tensor::<4>::from_dispatch(tensor).sum(),
-        5 => Tensor::<5>::from_dispatch(tensor).sum(),
-        _ => Tensor::<6>::from_dispatch(tensor).sum(),
+/// The sum of a tensor in F32, with weights between 0.5 and 1.5: that of a softmax or a BatchNorm
+/// alone is a constant, whose gradients are 0 whatever is stopped before it.
+fn weighted_sum(tensor: DispatchTensor) -> Tensor<1> {
+    let count = tensor.shape().num_elements();
+    let flat = Tensor::<1>::from_dispatch(Dispatch::float_reshape(tensor, Shape::new([count])));
+    let flat = match flat.dtype() {
+        DType::F32 => flat,
+        _ => flat.cast(FloatDType::F32),
     };
-    match sum.dtype() {
-        DType::F32 => sum,
-        _ => sum.cast(FloatDType::F32),
-    }
+    let noise = noise(Shape::new([count]), flat.device().as_dispatch());
+    (flat * (Tensor::from_dispatch(noise) * 0.5 + 1.0)).sum()
 }
 
 impl TensorMapper for Recorder<'_> {

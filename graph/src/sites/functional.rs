@@ -44,7 +44,7 @@ impl<'a> Trace<'a> {
         let layer = self.output_of.get(&tensor.id);
         let output = layer.and_then(|(layer, _)| self.layers.get(layer));
         let site = match (output, self.anchor_of(&[tensor])) {
-            (Some(layer), _) => Site::new(layer.path.clone(), Role::Output),
+            (Some(layer), _) => layer.output_site(),
             (None, Some(anchor)) => self.functional_site(anchor, role),
             (None, None) => return usize::MAX,
         };

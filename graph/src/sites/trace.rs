@@ -24,8 +24,20 @@ pub(super) fn sites(graph: &Graph) -> Vec<SiteUse> {
 pub(super) struct Layer {
     /// Path of the weight.
     pub(super) path: String,
+    /// 1 if the weight was first read in another way: as a table for this matrix, or the reverse.
+    ordinal: usize,
     /// The operation whose result is its output: the product, or the sum with its bias.
     pub(super) output: usize,
+}
+
+impl Layer {
+    pub(super) fn output_site(&self) -> Site {
+        Site {
+            path: self.path.clone(),
+            role: Role::Output,
+            ordinal: self.ordinal,
+        }
+    }
 }
 
 /// What is known of tensors.
@@ -33,6 +45,8 @@ pub(super) struct Trace<'a> {
     pub(super) graph: &'a Graph,
     pub(super) uses: Vec<SiteUse>,
     pub(super) layers: HashMap<usize, Layer>,
+    /// Of the path of each weight, whether it was first read as a table.
+    tables: HashMap<String, bool>,
     /// Computed from parameters and numbers of the forward pass alone; the first parameter.
     derived: HashMap<TensorId, Option<usize>>,
     zeros: HashSet<TensorId>,
@@ -68,6 +82,7 @@ impl<'a> Trace<'a> {
             graph,
             uses: Vec::new(),
             layers: HashMap::new(),
+            tables: HashMap::new(),
             zeros: HashSet::new(),
             anchor: HashMap::new(),
             output_of: HashMap::new(),
@@ -182,8 +197,12 @@ impl<'a> Trace<'a> {
         // Of a state that the forward pass makes, too.
         self.derived.remove(&output.id);
         self.output_of.insert(output.id, (node.index(), false));
+        // Rows of a table are other numbers than products with it.
+        let is_table = input.is_none();
+        let first = *self.tables.entry(path.to_string()).or_insert(is_table);
         let layer = Layer {
             path: path.to_string(),
+            ordinal: usize::from(first != is_table),
             output: node.index(),
         };
         self.layers.insert(node.index(), layer);
@@ -277,7 +296,7 @@ impl<'a> Trace<'a> {
     fn finish(mut self) -> Vec<SiteUse> {
         for layer in self.layers.values() {
             self.uses.push(SiteUse {
-                site: Site::new(layer.path.clone(), Role::Output),
+                site: layer.output_site(),
                 node: layer.output,
                 place: Place::Result,
                 is_zero: false,
