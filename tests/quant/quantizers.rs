@@ -6,8 +6,8 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
     FakeQuantize, FakeQuantizeConfig, ForwardQ, Granularity, Learned, NumberFormat, ObserverConfig,
-    Override, QatConfig, QuantError, QuantizedForward, RangeMethod, Schedule, Scheme, WeightConfig,
-    WeightQuantizer, advance, calibrate,
+    Override, QatConfig, QuantError, QuantizedForward, RangeMethod, Schedule, Scheme, Site,
+    WeightConfig, WeightQuantizer, advance, calibrate,
     format::ScaleRounding,
     module::{InputStatistics, Phase, learned_parameters},
     qat::{merge_observers, set_schedule},
@@ -232,6 +232,40 @@ fn histograms_and_statistics_of_nothing_are_refused_at_the_door() {
         entropy(&Histogram::new(4), 0, 1);
     }));
     assert!(panics(|| drop(InputStatistics::new(0))));
+}
+
+/// A recurrence, or a layer that is shared, is one batch in a step.
+#[test]
+fn calls_of_one_forward_pass_are_one_batch_of_a_moving_average() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let tenth = ObserverConfig::MovingAverage {
+            averaging_constant: 0.1,
+        };
+        let observer = uint8().with_observer(tenth);
+        let config = QatConfig::new().with_activation(Some(observer));
+        let model: Linear = LinearConfig::new(2, 2).init(&device);
+        let model = config.prepare(model).unwrap();
+        let forward =
+            |model: &Linear, x: Tensor<2>| model.forward(x.clone() * 4.0) + model.forward(x);
+        let run = QuantizedForward::new();
+        for (x, lowest, highest) in [(1.0, 1.0, 4.0), (2.0, 1.1, 4.4)] {
+            let x = Tensor::<2>::full([1, 2], x, &device);
+            drop(run.run(&model, x, forward).unwrap());
+            let all = quantizers(&model);
+            let input = all.iter().find(|one| one.site == Site::Input).unwrap();
+            let (low, high) = range(&input.quantizer);
+            assert!((low - lowest).abs() < 1e-6, "{low}");
+            assert!((high - highest).abs() < 1e-6, "{high}");
+        }
+        // Each call for itself, where there is no forward pass.
+        let alone = uint8().with_observer(tenth).init(&device).unwrap();
+        for value in [4.0, 1.0] {
+            drop(alone.forward(batch(&[0.0, value], &device)));
+        }
+        let (_, high) = range(&alone);
+        assert!((high - 3.7).abs() < 1e-6, "{high}");
+    });
 }
 
 #[test]

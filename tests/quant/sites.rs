@@ -2,15 +2,15 @@
 //! no edit reaches.
 
 use burn::module::Module;
-use burn::nn::LinearConfig;
+use burn::nn::{Embedding, EmbeddingConfig, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{Autocast, Fallback};
 use burn_lean::graph::{Place, Role};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, GptqConfig, GraphError, NumberFormat, ObserverConfig,
     PtqConfig, QatConfig, QuantError, QuantizedForward, Rounding, RoundingConfig, Schedule, Scheme,
-    Site, Unsupported, advance, calibrate,
+    Site, Unsupported, WeightConfig, advance, calibrate,
     deploy::QuantizedGraph,
     fake_quantize,
     module::{LayerInputs, map_quantizers},
@@ -436,5 +436,31 @@ fn inputs_of_layers_and_better_rounding_need_no_edits() {
             "{}",
             target.name
         );
+    });
+}
+
+/// Rows of the table are small, logits are not: a quantizer of the rows would clip them.
+#[test]
+fn logits_of_a_tied_table_are_not_rounded_as_its_rows() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let table = EmbeddingConfig::new(12, 8).init(&device);
+        let table = with_numbers(table, 3);
+        let config = QatConfig::new()
+            .with_weight(WeightConfig::int(8))
+            .with_outputs(true);
+        let model = config.prepare(table.clone()).unwrap();
+        let forward = |table: &Embedding, ids: Tensor<2, Int>| {
+            let rows = table.forward(ids) * 20.0;
+            let logits = rows.matmul(table.weight.val().transpose().unsqueeze());
+            logits.reshape([6, 12])
+        };
+        let ids = Tensor::<2, Int>::from_ints([[0, 5, 11], [3, 3, 7]], &device);
+        let float = values(forward(&table, ids.clone()));
+        let found = QuantizedForward::new().run(&model, ids, forward).unwrap();
+        let largest = float.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (found, float) in values(found).into_iter().zip(float) {
+            assert!((found - float).abs() < 0.05 * largest, "{found}, {float}");
+        }
     });
 }

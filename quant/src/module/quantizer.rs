@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Device, Tensor};
-use burn_lean_graph::Role;
+use burn_lean_graph::{Role, hooks::ForwardPass};
 
 use crate::module::control::{Control, Mode};
 use crate::module::listen::listener::{Listener, lock};
@@ -79,9 +79,47 @@ struct State {
     /// Scale and zero point of the range, once they are computed; another cell when something changes.
     #[module(skip)]
     of_range: Arc<OnceLock<QuantParams>>,
+    /// What was observed in the latest forward pass.
+    #[module(skip)]
+    in_pass: Option<InPass>,
+}
+
+/// What one forward pass has shown, and what was known before.
+#[derive(Debug, Clone)]
+struct InPass {
+    /// [`ForwardPass::current`].
+    pass: u64,
+    seen: Range,
+    before: Range,
+    observed: bool,
 }
 
 impl State {
+    /// Takes values of this range in. Those of one forward pass, a recurrence for example, count as one
+    /// batch.
+    fn observe(&mut self, range: Range) {
+        let observed = self.control.observed;
+        let Some(pass) = ForwardPass::current() else {
+            return self.observer.observe(range, observed);
+        };
+        let earlier = self.in_pass.take().filter(|earlier| earlier.pass == pass);
+        let now = match earlier {
+            Some(earlier) => InPass {
+                seen: earlier.seen.joined(range),
+                ..earlier
+            },
+            None => InPass {
+                pass,
+                seen: range,
+                before: self.observer.range(),
+                observed,
+            },
+        };
+        self.observer.set_range(now.before.clone());
+        self.observer.observe(now.seen.clone(), now.observed);
+        self.in_pass = Some(now);
+    }
+
     /// Scale and zero point of what was observed.
     fn observed_qparams(&self, scheme: &Scheme) -> QuantParams {
         let Range { min, max } = self.observer.range();
@@ -143,6 +181,7 @@ impl FakeQuantize {
                 learned_scale: parameter(config.learned != Learned::None, 1.0),
                 learned_zero_point: parameter(config.learned == Learned::LsqPlus, 0.0),
                 of_range: Arc::default(),
+                in_pass: None,
             })),
             config,
         }

@@ -25,7 +25,9 @@ pub enum ObserverConfig {
     /// Lowest and highest value ever seen.
     MinMax,
     /// Moving averages of the lowest and the highest value of each batch: the first batch sets
-    /// them, then m ← m + c · (x − m).
+    /// them, then m ← m + c · (x − m). A batch is what comes by in one forward pass, be it in several
+    /// calls of one layer; but calls of [`ForwardQ`](crate::ForwardQ) of layers without a recurrence are
+    /// batches of their own.
     ///
     /// They come between the ranges of batches that alternate: a critic that sees a batch of data and
     /// then one of a generator's, in turns, gets a range between the two, and clips the wider. There
@@ -247,6 +249,18 @@ impl Observer {
         }
         self.set_range(merged);
         Ok(())
+    }
+}
+
+impl Range {
+    /// What both hold; of a group in which one is not finite the other.
+    pub(crate) fn joined(self, other: Self) -> Self {
+        let both = Self {
+            min: self.min.clone().min_pair(other.min.clone()),
+            max: self.max.clone().max_pair(other.max.clone()),
+        };
+        let both = where_finite(&other, both, &self);
+        where_finite(&self, both, &other)
     }
 }
 

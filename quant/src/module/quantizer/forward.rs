@@ -158,7 +158,7 @@ impl FakeQuantize {
                 state.observer.calibrate(&values, !observed)?;
                 state.observer.widen(range, observed);
             }
-            None => state.observer.observe(range, observed),
+            None => state.observe(range),
         }
         state.control.observed = true;
         Ok(())

@@ -7,6 +7,7 @@
 use burn::nn::gru::Gru;
 use burn::nn::{GateController, Linear, Lstm, LstmState, Rnn, RnnState};
 use burn::tensor::Tensor;
+use burn_lean_graph::hooks::ForwardPass;
 
 use super::input_of;
 use crate::module::listen::layer_inputs;
@@ -197,6 +198,7 @@ pub(super) fn rnn(
     state: Option<RnnState<2>>,
     reverse: bool,
 ) -> (Tensor<3>, RnnState<2>) {
+    let _steps = ForwardPass::begin();
     let shape = [sequence.dims()[0], layer.d_hidden];
     let gate = Gate::new(&layer.gate, &sequence);
     let mut hidden = Hidden::first(state.map(|state| state.hidden), shape, &sequence);
@@ -218,6 +220,7 @@ pub(super) fn lstm(
     state: Option<LstmState<2>>,
     reverse: bool,
 ) -> (Tensor<3>, LstmState<2>) {
+    let _steps = ForwardPass::begin();
     let shape = [sequence.dims()[0], layer.d_hidden];
     let gate = |gate| Gate::new(gate, &sequence);
     let input_gate = gate(&layer.input_gate);
@@ -255,6 +258,7 @@ pub(super) fn gru(
     state: Option<Tensor<2>>,
     reverse: bool,
 ) -> (Tensor<3>, Tensor<2>) {
+    let _steps = ForwardPass::begin();
     let shape = [sequence.dims()[0], layer.d_hidden];
     let gates = [&layer.update_gate, &layer.reset_gate, &layer.new_gate];
     let [update_gate, reset_gate, new_gate] = gates.map(|gate| Gate::new(gate, &sequence));
