@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::Module;
 use burn_lean_quant::{
-    Granularity, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor, Scheme, Site,
-    integer::Grid, quantizers, seen_weights,
+    FakeQuantize, Granularity, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor,
+    Scheme, Site, integer::Grid, quantizers, seen_weights,
 };
 
 /// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).
@@ -26,6 +26,19 @@ pub enum ActivationQuantization {
     Static(Grid),
     /// With those of the values at hand: from min(x, 0) to max(x, 0) in 256 steps.
     Dynamic,
+}
+
+impl ActivationQuantization {
+    /// What a quantizer does, or why ONNX cannot say it.
+    pub(crate) fn of(quantizer: &FakeQuantize) -> Result<Result<Self, &'static str>, QuantError> {
+        let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless
+            && quantizer.qparams().is_err();
+        Ok(match Expressible::of(quantizer.scheme(), is_dynamic) {
+            Ok(Expressible::Dynamic) => Ok(Self::Dynamic),
+            Ok(Expressible::Static) => Ok(Self::Static(Grid::of(quantizer)?)),
+            Err(why) => Err(why),
+        })
+    }
 }
 
 /// What ONNX has for the scheme of an activation.
@@ -59,6 +72,8 @@ pub struct Quantization {
     pub(crate) inputs: HashMap<String, ActivationQuantization>,
     /// Of any operand; before what is said of the layer's input.
     pub(crate) edges: HashMap<Edge, ActivationQuantization>,
+    /// Of what the forward pass gives, by its position.
+    pub(crate) results: HashMap<usize, ActivationQuantization>,
     /// Path and reason.
     pub(crate) left_float: Vec<(String, String)>,
 }
@@ -118,15 +133,7 @@ impl Quantization {
                 found.left_float.push((located.path, why));
                 continue;
             };
-            let scheme = quantizer.scheme();
-            let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless
-                && quantizer.qparams().is_err();
-            let how = match Expressible::of(scheme, is_dynamic) {
-                Ok(Expressible::Dynamic) => Ok(ActivationQuantization::Dynamic),
-                Ok(Expressible::Static) => Ok(ActivationQuantization::Static(Grid::of(quantizer)?)),
-                Err(why) => Err(why),
-            };
-            match how {
+            match ActivationQuantization::of(quantizer)? {
                 Ok(how) => {
                     found.inputs.insert(path, how);
                 }
@@ -166,7 +173,8 @@ impl Quantization {
 
     /// Whether nothing is quantized.
     pub fn is_empty(&self) -> bool {
-        self.weights.is_empty() && self.inputs.is_empty() && self.edges.is_empty()
+        let activations = self.inputs.len() + self.edges.len() + self.results.len();
+        self.weights.is_empty() && activations == 0
     }
 
     pub(crate) fn activation(

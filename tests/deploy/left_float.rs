@@ -1,5 +1,7 @@
 //! What of a quantized model stays float in a file or an engine, and how that is said.
 
+use std::collections::HashSet;
+
 use burn::module::{Lora, Module, ModuleMapper, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -111,18 +113,25 @@ fn outputs_are_rounded_before_what_reads_them() {
     let x = tensor::<2>(5, [4, 6], &device);
     let model = calibrate(model, |model| drop(run(model, x.clone()))).unwrap();
     let export = Export::record(&model, &x, run).unwrap();
-    // Nothing reads the output of the last layer.
-    let left: Vec<&str> = export.quantization().left_float().collect();
-    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(export.quantization().left_float().count(), 0);
     let exported = export.to_onnx(Form::Qdq).unwrap();
     let names = operators(&exported);
     let rounded = names.iter().filter(|name| **name == "QuantizeLinear");
-    assert_eq!(rounded.count(), 3, "{names:?}");
+    assert_eq!(rounded.count(), 4, "{names:?}");
     written(&export, Form::Qdq, &x, &run(&model, x.clone()));
     let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
     let engine = integer.compile(export).unwrap();
-    // Codes of layers on the border of two, and those of the last output.
-    within_steps(engine.run(&x).unwrap(), run(&model, x), 2.0);
+    let found = engine.run(&x).unwrap();
+    let steps: HashSet<u32> = values(found.clone())
+        .into_iter()
+        .map(f32::to_bits)
+        .collect();
+    let fake: HashSet<u32> = values(run(&model, x.clone()))
+        .into_iter()
+        .map(f32::to_bits)
+        .collect();
+    assert!(steps.len() <= fake.len() + 1, "results are on their grid");
+    within_steps(found, run(&model, x), 2.0);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! How elements are moved and chosen.
 
 use burn::tensor::ops::PadMode;
-use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, s};
+use burn::tensor::{Device, IndexingUpdateOp, Int, IntDType, Tensor, s};
 use burn_lean::deploy::{Export, Form};
 
 use crate::judge::{Nothing, same};
@@ -71,6 +71,18 @@ fn choosing_by_indices() {
         same(&Nothing {}, (x.clone(), rows.clone()), |_, (x, rows)| {
             x.select(0, rows)
         });
+        // Messages to nodes, of which one gets two.
+        same(&Nothing {}, (x.clone(), rows.clone()), |_, (x, rows)| {
+            let messages = x.clone().select(0, rows.clone());
+            x.select_assign(0, rows, messages, IndexingUpdateOp::Add)
+        });
+        // WGSL has no bytes.
+        if target.name != "wgpu" {
+            let rows = rows.clone().cast(IntDType::U8);
+            same(&Nothing {}, (x.clone(), rows), |_, (x, rows)| {
+                x.select(0, rows)
+            });
+        }
         same(&Nothing {}, (x, at), |_, (x, at)| {
             let found = x.clone().gather(1, at.clone());
             x.scatter(1, at, found, IndexingUpdateOp::Add)

@@ -358,10 +358,10 @@ fn candidates<O: Tensors>(
         no_volumes: true,
         ..Limits::default()
     };
-    let mut float = export.write(&weights, &|_| Form::Float, own)?;
+    let mut float = export.write(&weights, Form::Float, own)?;
     let mut integer = None;
     if config.arithmetic != Arithmetic::Float {
-        let written = export.write(&weights, &|_| Form::Integer, own)?;
+        let written = export.write(&weights, Form::Integer, own)?;
         match written.layers.iter().any(is_integer) {
             true => integer = Some(written),
             // The same model, with the reasons why.
@@ -449,7 +449,7 @@ fn candidates<O: Tensors>(
         let forced = config.backend.is_some();
         // Where its products are exact as they are; elsewhere they were never faster.
         if integer.is_some() && (forced || !kernels.products_saturate) {
-            let written = export.write(&weights, &|_| Form::Integer, limits)?;
+            let written = export.write(&weights, Form::Integer, limits)?;
             // Weights alone it dequantizes in every run.
             let pays = |layer: &LayerReport| match forced {
                 true => is_integer(layer),

@@ -81,6 +81,12 @@ pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
         Value::from_shape::<i32>(shape, values).map_err(|error| error.to_string())
     } else if dtype.is_float() {
         Err(format!("the engine computes in F32, not in {dtype:?}"))
+    } else if dtype == DType::U8 {
+        Value::from_shape(shape, data.iter::<u8>().collect::<Vec<_>>())
+            .map_err(|error| error.to_string())
+    } else if dtype == DType::I8 {
+        Value::from_shape(shape, data.iter::<i8>().collect::<Vec<_>>())
+            .map_err(|error| error.to_string())
     } else {
         let values = data
             .iter::<i64>()

@@ -175,7 +175,7 @@ impl<O: Tensors> Export<O> {
     /// [`DeployError::Weight`].
     pub fn to_onnx(&self, form: Form) -> Result<Exported, DeployError> {
         let weights = self.weights()?;
-        self.write(&weights, &|_| form, Limits::of_files())
+        self.write(&weights, form, Limits::of_files())
     }
 
     /// The constants, and the codes of the quantized weights, as the operations read them.
@@ -198,11 +198,10 @@ impl<O: Tensors> Export<O> {
         self.quantization = Quantization::none();
     }
 
-    /// With a form for each layer: of the position of its operation.
     pub(crate) fn write(
         &self,
         weights: &Weights,
-        form: &dyn Fn(usize) -> Form,
+        form: Form,
         limits: Limits,
     ) -> Result<Exported, DeployError> {
         let batch = self.batch.as_ref().ok();
@@ -224,12 +223,7 @@ impl<O: Tensors> Export<O> {
         writer.finish(graph.outputs(), self.batch.as_ref().err().cloned())
     }
 
-    fn writer<'a>(
-        &'a self,
-        weights: &'a Weights,
-        form: &'a dyn Fn(usize) -> Form,
-        limits: Limits,
-    ) -> Writer<'a> {
+    fn writer<'a>(&'a self, weights: &'a Weights, form: Form, limits: Limits) -> Writer<'a> {
         let mut writer = Writer::new(
             self.graph(),
             self.batch.as_ref().ok(),

@@ -8,6 +8,7 @@ use burn_lean_quant::{
     Site,
     deploy::{QuantizedGraph, QuantizedOperand},
     integer::Grid,
+    quantizers,
 };
 
 use super::lower::rounds_operands;
@@ -57,6 +58,20 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
         };
         found.edges.insert(edge, how);
         shown.entry(operand.quantizer.clone()).or_default();
+    }
+    let located = quantizers(model);
+    for (position, hook) in graph.hooked_results() {
+        let path = &graph.hooks()[hook].path;
+        let Some(one) = located.iter().find(|one| one.path == *path) else {
+            continue;
+        };
+        let quantizer = &one.quantizer;
+        if quantizer.phase().quantizes()
+            && let Ok(how) = ActivationQuantization::of(quantizer)?
+        {
+            found.results.insert(position, how);
+            shown.entry(path.clone()).or_default();
+        }
     }
     for operand in operands {
         let Some(reader) = positions[operand.node].and_then(|node| plain.nodes().nth(node)) else {

@@ -21,7 +21,7 @@ pub(crate) struct Writer<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) quantization: &'a Quantization,
     pub(crate) weights: &'a Weights,
-    pub(crate) form: &'a dyn Fn(usize) -> Form,
+    pub(crate) form: Form,
     pub(crate) inputs: Vec<ValueInfo>,
     pub(crate) layers: Vec<LayerReport>,
     /// Results of batch normalizations that are part of the convolution before them.
@@ -44,7 +44,7 @@ impl<'a> Writer<'a> {
         batch: Option<&'a Batch>,
         quantization: &'a Quantization,
         weights: &'a Weights,
-        form: &'a dyn Fn(usize) -> Form,
+        form: Form,
     ) -> Self {
         Self {
             graph,
@@ -356,14 +356,15 @@ impl<'a> Writer<'a> {
             })
             .map(|tensor| (tensor.id, tensor.clone()))
             .collect();
-        for id in results {
+        for (position, id) in results.iter().enumerate() {
             let found = tensors.get(id).cloned();
             let tensor = found.ok_or_else(|| DeployError::Operator {
                 operation: "none",
                 module: "?".into(),
                 why: "a result of the forward pass is not computed by any operation".into(),
             })?;
-            let from = self.operand(&tensor)?;
+            let how = self.quantization.results.get(&position).copied();
+            let from = self.rounded(&tensor, how, "result")?;
             // A name of its own, whatever else reads it.
             let name = self.emit("Identity", vec![from], "output", vec![]);
             outputs.push(ValueInfo {

@@ -10,7 +10,7 @@ use crate::export::batch::is_whole;
 use crate::export::writer::scalar_bytes;
 use crate::export::{Writer, element};
 use crate::onnx::Attribute;
-use crate::{Dimension, ElementType};
+use crate::{DeployError, Dimension, ElementType};
 
 impl Writer<'_> {
     pub(super) fn base(&mut self, op: &BaseOperationIr, node: Node<'_>) -> Written {
@@ -72,25 +72,29 @@ impl Writer<'_> {
                 self.set(&o.out, name);
             }
             Select(o) => {
-                let inputs = vec![self.operand(&o.tensor)?, self.operand(&o.indices)?];
+                let inputs = vec![self.operand(&o.tensor)?, self.indices(&o.indices)?];
                 let axis = vec![Attribute::Int("axis", o.dim as i64)];
                 self.put("Gather", inputs, &o.out, axis);
             }
             Gather(o) => {
-                let inputs = vec![self.operand(&o.tensor)?, self.operand(&o.indices)?];
+                let inputs = vec![self.operand(&o.tensor)?, self.indices(&o.indices)?];
                 let axis = vec![Attribute::Int("axis", o.dim as i64)];
                 self.put("GatherElements", inputs, &o.out, axis);
             }
             Scatter(o) => {
-                let inputs = [&o.tensor, &o.indices, &o.value];
-                let inputs = self.operands(&inputs)?;
+                let (x, value) = (self.operand(&o.tensor)?, self.operand(&o.value)?);
+                let inputs = vec![x, self.indices(&o.indices)?, value];
                 let mut attributes = vec![Attribute::Int("axis", o.dim as i64)];
                 attributes.extend(reduction(&o.update));
                 self.put("ScatterElements", inputs, &o.out, attributes);
             }
-            GatherNd(o) => self.binary("GatherND", &o.data, &o.indices, &o.out)?,
+            GatherNd(o) => {
+                let inputs = vec![self.operand(&o.data)?, self.indices(&o.indices)?];
+                self.put("GatherND", inputs, &o.out, vec![]);
+            }
             ScatterNd(o) => {
-                let inputs = self.operands(&[&o.data, &o.indices, &o.values])?;
+                let (x, values) = (self.operand(&o.data)?, self.operand(&o.values)?);
+                let inputs = vec![x, self.indices(&o.indices)?, values];
                 let attributes = reduction(&o.reduction).into_iter().collect();
                 self.put("ScatterND", inputs, &o.out, attributes);
             }
@@ -138,9 +142,36 @@ impl Writer<'_> {
             Any(o) => self.test("ReduceMax", &o.input, None, &o.out)?,
             AllDim(o) => self.test("ReduceMin", &o.input, Some(o.axis), &o.out)?,
             AnyDim(o) => self.test("ReduceMax", &o.input, Some(o.axis), &o.out)?,
-            Unfold(_) | SelectAssign(_) => return Err("this crate does not write it".into()),
+            SelectAssign(o) => {
+                let (x, value) = (self.operand(&o.tensor)?, self.operand(&o.value)?);
+                // A number for each element of the value, along its axis.
+                let mut along = vec![1; o.value.shape.num_dims()];
+                along[o.dim] = -1;
+                let inputs = vec![self.indices(&o.indices)?, self.ints(&along)];
+                let indices = self.emit("Reshape", inputs, "Reshape", vec![]);
+                let inputs = vec![indices, self.shape(&o.value)];
+                let indices = self.emit("Expand", inputs, "Expand", vec![]);
+                let mut attributes = vec![Attribute::Int("axis", o.dim as i64)];
+                attributes.extend(reduction(&o.update));
+                self.put(
+                    "ScatterElements",
+                    vec![x, indices, value],
+                    &o.out,
+                    attributes,
+                );
+            }
+            Unfold(_) => return Err("this crate does not write it".into()),
         }
         Ok(())
+    }
+
+    /// What says which elements are meant; ONNX takes I32 and I64.
+    pub(super) fn indices(&mut self, tensor: &TensorIr) -> Result<String, DeployError> {
+        let name = self.operand(tensor)?;
+        Ok(match tensor.dtype {
+            DType::I32 | DType::I64 => name,
+            _ => self.cast_to(name, ElementType::I64),
+        })
     }
 
     pub(super) fn operands(&mut self, tensors: &[&TensorIr]) -> Result<Vec<String>, Unwritten> {

@@ -153,7 +153,7 @@ impl<'a> Writer<'a> {
                 Ok(())
             }
             Embedding(o) => {
-                let indices = self.operand(&o.indices)?;
+                let indices = self.indices(&o.indices)?;
                 let name = self.table(node, &o.weights, indices, &o.out)?;
                 self.set(&o.out, name);
                 Ok(())

@@ -8,7 +8,7 @@ use super::codes::pack;
 use crate::export::data::check_scaled;
 use crate::export::lower::Unwritten;
 use crate::export::{Form, Writer};
-use crate::{ActivationQuantization, Edge, ElementType};
+use crate::{ActivationQuantization, DeployError, Edge, ElementType};
 
 /// What reads the codes of an activation. Products of rows and of windows have codes of their own: an
 /// engine may keep the channels last for windows.
@@ -37,14 +37,25 @@ impl Writer<'_> {
         operand: usize,
         tensor: &TensorIr,
     ) -> Result<String, Unwritten> {
-        let name = self.operand(tensor)?;
         let edge = Edge {
             node: node.index(),
             operand,
         };
-        match self.quantization.activation(edge, None) {
-            Some(how) if (self.form)(node.index()) != Form::Float => {
-                check_scaled(tensor, node.name())?;
+        let how = self.quantization.activation(edge, None);
+        Ok(self.rounded(tensor, how, node.name())?)
+    }
+
+    /// A tensor, quantized and dequantized if that is `how` it is read by `reader`.
+    pub(crate) fn rounded(
+        &mut self,
+        tensor: &TensorIr,
+        how: Option<ActivationQuantization>,
+        reader: &str,
+    ) -> Result<String, DeployError> {
+        let name = self.operand(tensor)?;
+        match how {
+            Some(how) if self.form != Form::Float => {
+                check_scaled(tensor, reader)?;
                 let quantized = self.quantize(name, how, Reader::Floats);
                 Ok(self.dequantize(quantized))
             }

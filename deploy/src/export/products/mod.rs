@@ -92,7 +92,7 @@ impl<'a> Writer<'a> {
         };
         let activation = self.quantization.activation(edge(0), path.as_deref());
         let other = self.quantization.activation(edge(1), None);
-        let form = (self.form)(node.index());
+        let form = self.form;
         let rounds = form == Form::Qdq && (activation.is_some() || other.is_some());
         if codes.is_some() || rounds {
             check_scaled(product.x, path.as_deref().unwrap_or(node.name()))?;
@@ -189,7 +189,7 @@ impl<'a> Writer<'a> {
         };
         check_scaled(table, &codes.path)?;
         let elements = table.shape.num_elements();
-        let (name, execution, reason, weight_bytes) = match (self.form)(node.index()) {
+        let (name, execution, reason, weight_bytes) = match self.form {
             // Of blocks within a row ONNX would have as many scales as codes.
             Form::Qdq if !matches!(codes.scale, Spread::Blocks(1, _)) => {
                 let name = self.quantized_rows(table, codes, indices, out);
