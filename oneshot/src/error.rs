@@ -36,9 +36,14 @@ pub enum OneShotError {
     NothingToCompress,
     /// A weight is read by several products: what suits one does not suit the other.
     #[error(
-        "{} is one weight that {products} products read, in {blocks}. Give each its own copy, or name \
-         all of its paths in `skip` to leave it as it is",
-        listed(.paths)
+        "{} is one weight that {products} products read, in {blocks}. {}, or name all of its paths in \
+         `skip` to leave it as it is",
+        listed(.paths),
+        match .paths.len() {
+            1 => "A layer that is called again and again, such as that of a recurrence, is compressed by \
+                  `PtqConfig` and `Pruner`: use those",
+            _ => "Give each its own copy",
+        }
     )]
     SharedWeight {
         /// Paths under which they read it.

@@ -163,6 +163,22 @@ fn a_weight_that_blocks_share() {
 }
 
 #[test]
+fn a_weight_of_a_recurrence() {
+    let device = Device::flex();
+    let model = Net::new(&device);
+    let twice = |model: &Net, x: Tensor<2>| {
+        let x = model.layers[0].forward(x);
+        model.layers[0].forward(x.slice(burn::tensor::s![.., 0..8]))
+    };
+    let x = tensor(1, [20, 8], &device);
+    let said = refused(model, Preset::w8a16(), x, twice).to_string();
+    assert!(
+        said.contains("again and again") && !said.contains("its own copy"),
+        "{said}"
+    );
+}
+
+#[test]
 fn duplicate_inputs_need_damping_which_the_error_names() {
     let device = Device::flex();
     let half = tensor::<2>(1, [20, 4], &device);

@@ -360,3 +360,16 @@ fn a_model_that_mixes_examples_is_found_out_after_a_batch_of_one() {
         assert_eq!(found.report.batched_rows, 0);
     }
 }
+
+#[test]
+fn batches_of_several_parts_are_cut_alike() {
+    let device = Device::flex();
+    let part = |seed| tensor::<2>(seed, [4, 2], &device);
+    let batch = (part(1), part(2), part(3), part(4));
+    batch.check().unwrap();
+    let (first, _, _, last) = batch.slice(1..3);
+    assert_eq!(values(first), values(part(1))[2..6]);
+    assert_eq!(values(last), values(part(4))[2..6]);
+    let uneven = (part(1), part(2), part(3), tensor::<2>(4, [3, 2], &device));
+    assert!(uneven.check().is_err());
+}

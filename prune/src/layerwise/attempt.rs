@@ -15,7 +15,7 @@ use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};
-use crate::masks::mask::zero_pruned;
+use crate::model::carried::zero_pruned;
 use crate::{
     PruneError, Pruner, Selection, Shares, SparsityPattern,
     layerwise::{Candidate, LayerwiseLayer, Refitted},

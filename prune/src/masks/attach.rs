@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use burn::module::{Module, Param, ParamGroup, ParamId, Reparameterizer};
 use burn::tensor::{Bool, DType, Int, Tensor};
 use burn_lean_reparam::{
-    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, attach, each_plain_float,
-    map_with_path, visit_plain_floats, visit_with_path,
+    FloatVisitor, PathMapper, Rejected, Trail, attach, each_plain_float, map_with_path,
+    visit_plain_floats,
 };
 
 use crate::masks::mask::{zero_base, zeros_and_ones};
+use crate::model::carried::{Bearer, attached_masks};
 use crate::{Mask, Masks, PruneError, masks::ParameterMask};
 
 impl Masks {
@@ -188,71 +189,6 @@ impl Reparameterizer for AttachMasks {
         };
         let mask = Mask::new(kept, &param.lazy_device());
         (zero_base(param, mask.kept()), Some(mask))
-    }
-}
-
-/// The parameter whose masks a walk comes to next.
-///
-/// Burn visits the base of a parameter, then enters a "module" of container type
-/// `Reparameterization`; the mask may lie deeper, in a chain.
-#[derive(Default)]
-struct Bearer(Option<ParamId>);
-
-impl Bearer {
-    /// Notes the parameter, unless it belongs to a reparameterization.
-    fn at_parameter(&mut self, at: &Trail, id: ParamId) -> bool {
-        let base = !at.is_attached();
-        if base {
-            self.0 = Some(id);
-        }
-        base
-    }
-
-    /// The parameter with the mask that the walk is in.
-    fn masked(&self, at: &Trail) -> Option<ParamId> {
-        let inside_mask = at.is_attached() && at.container() == "Struct:Mask";
-        self.0.filter(|_| inside_mask)
-    }
-}
-
-pub(crate) struct AttachedMask {
-    pub(crate) path: String,
-    id: ParamId,
-    shape: Vec<usize>,
-    pub(crate) kept: Tensor<1, Bool>,
-}
-
-pub(crate) fn attached_masks<M: Module>(model: &M) -> Vec<AttachedMask> {
-    let mut finder = AttachedMasks::default();
-    visit_with_path(model, &mut finder);
-    finder.masks
-}
-
-#[derive(Default)]
-struct AttachedMasks {
-    bearer: Bearer,
-    path: String,
-    shape: Vec<usize>,
-    masks: Vec<AttachedMask>,
-}
-
-impl PathVisitor for AttachedMasks {
-    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
-        if self.bearer.at_parameter(at, param.id) {
-            self.path = at.path();
-            self.shape = param.base().shape().to_vec();
-        }
-    }
-
-    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
-        if let Some(id) = self.bearer.masked(at) {
-            self.masks.push(AttachedMask {
-                path: self.path.clone(),
-                id,
-                shape: self.shape.clone(),
-                kept: param.val().flatten(0, D - 1).not_equal_elem(0),
-            });
-        }
     }
 }
 

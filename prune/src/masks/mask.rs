@@ -3,6 +3,8 @@
 use burn::module::{Module, Param, ParamId, Reparameterization};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
+use crate::model::carried::zero_pruned;
+
 /// A parameter whose effective value is its base where it is kept and exactly zero elsewhere.
 ///
 /// The zeros do not depend on what the optimizer does to the base: weight decay, momentum left
@@ -59,14 +61,6 @@ impl Reparameterization for Mask {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         zero_pruned(base, self.kept())
     }
-}
-
-/// `base` with a positive zero wherever `kept`, of as many flags, is false.
-///
-/// Filled instead of multiplied: 0 · x is NaN for an infinite x and -0 for a negative one.
-pub(crate) fn zero_pruned<const D: usize>(base: Tensor<D>, kept: Tensor<1, Bool>) -> Tensor<D> {
-    let pruned = kept.reshape(base.shape()).bool_not();
-    base.mask_fill(pruned, 0.0)
 }
 
 /// The parameter with zeros in its base wherever `kept` is false; identity and training state

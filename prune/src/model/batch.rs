@@ -94,47 +94,36 @@ macro_rules! tensor_batch {
 }
 tensor_batch!(burn::tensor::Float, Int, Bool);
 
-impl<A: Batch, B: Batch> Batch for (A, B) {
-    fn examples(&self) -> usize {
-        self.0.examples()
-    }
+macro_rules! tuple_batch {
+    ($first:ident, $($other:ident),+) => {
+        impl<$first: Batch, $($other: Batch),+> Batch for ($first, $($other),+) {
+            fn examples(&self) -> usize {
+                self.0.examples()
+            }
 
-    fn slice(&self, examples: Range<usize>) -> Self {
-        (self.0.slice(examples.clone()), self.1.slice(examples))
-    }
+            fn slice(&self, examples: Range<usize>) -> Self {
+                #[allow(non_snake_case)] // The names of the types.
+                let ($first, $($other),+) = self;
+                ($first.slice(examples.clone()), $($other.slice(examples.clone())),+)
+            }
 
-    fn to_device(self, device: &Device) -> Self {
-        (self.0.to_device(device), self.1.to_device(device))
-    }
+            fn to_device(self, device: &Device) -> Self {
+                #[allow(non_snake_case)]
+                let ($first, $($other),+) = self;
+                ($first.to_device(device), $($other.to_device(device)),+)
+            }
 
-    fn check(&self) -> Result<(), PruneError> {
-        same_examples(&self.0, &self.1)
-    }
+            fn check(&self) -> Result<(), PruneError> {
+                #[allow(non_snake_case)]
+                let ($first, $($other),+) = self;
+                $(same_examples($first, $other)?;)+
+                Ok(())
+            }
+        }
+    };
 }
-
-impl<A: Batch, B: Batch, C: Batch> Batch for (A, B, C) {
-    fn examples(&self) -> usize {
-        self.0.examples()
-    }
-
-    fn slice(&self, examples: Range<usize>) -> Self {
-        (
-            self.0.slice(examples.clone()),
-            self.1.slice(examples.clone()),
-            self.2.slice(examples),
-        )
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        (
-            self.0.to_device(device),
-            self.1.to_device(device),
-            self.2.to_device(device),
-        )
-    }
-
-    fn check(&self) -> Result<(), PruneError> {
-        same_examples(&self.0, &self.1)?;
-        same_examples(&self.0, &self.2)
-    }
-}
+tuple_batch!(A, B);
+tuple_batch!(A, B, C);
+tuple_batch!(A, B, C, D);
+tuple_batch!(A, B, C, D, E);
+tuple_batch!(A, B, C, D, E, F);

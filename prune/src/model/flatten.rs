@@ -7,8 +7,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_reparam::{PathMapper, PathVisitor, Rejected, Trail, map_with_path, visit_with_path};
 
 use crate::host::read;
-use crate::masks::attach::attached_masks;
-use crate::masks::mask::zero_pruned;
+use crate::model::carried::{attached_masks, zero_pruned};
 use crate::model::layout::Layout;
 use crate::{PruneError, Selection};
 

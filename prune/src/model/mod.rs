@@ -1,6 +1,7 @@
 //! A whole model seen from outside: which weights are pruned, how they lie in one vector, what they cost.
 
 pub(crate) mod batch;
+pub(crate) mod carried;
 pub(crate) mod checks;
 pub(crate) mod evaluation;
 pub(crate) mod flatten;
