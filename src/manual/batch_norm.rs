@@ -7,6 +7,9 @@
 //! | quantization | folded into the layer before | [`fold_for`](crate::quant::fold_for), before `prepare`; during QAT `Schedule::with_freeze_batch_norm_at` |
 //! | pruning | stale: they are those of the dense network | `Pruner` measures them on the way, `PrunerConfig` judges ([`RunningStatistics`](crate::prune::RunningStatistics)); after fine-tuning [`recompute_batch_norm`](crate::prune::recompute_batch_norm) |
 //!
+//! Burn's clones of a model share running statistics: what trains or moves one (`to_device`) does so to
+//! those of the others. A copy with its own is `model.valid()`, which `train()` gives gradients again.
+//!
 //! Folding is exact up to rounding, with the epsilon that the forward pass shows:
 //!
 //! ```

@@ -130,7 +130,11 @@ impl<'a> Flow<'a> {
 
     /// What operands and results have cannot go.
     fn unknown(&mut self, operation: &OperationIr) {
-        let why = FixedBy::Operation(operation_name(operation));
+        let why = match operation.inputs().any(|one| one.dtype.is_float()) {
+            true => FixedBy::Operation(operation_name(operation)),
+            // A tensor of zeros, of a size that the forward pass knows.
+            false => FixedBy::Written,
+        };
         for operand in operation.inputs().filter(|one| one.dtype.is_float()) {
             for places in self.of(operand) {
                 self.classes.fix(&places, &why);
