@@ -21,8 +21,7 @@ pub(crate) struct Batch {
 impl Batch {
     /// Records `forward` again, with batches of other sizes, and compares the operations.
     ///
-    /// A batch of one may be refused, or taken another way: then the others stay. The error says why
-    /// the batch stays fixed.
+    /// A batch of one may be refused. The error says why the batch stays fixed.
     pub(crate) fn find<M: Module, I: Tensors, O: Tensors>(
         model: &M,
         inputs: &I,

@@ -108,8 +108,8 @@ fn is_told_apart(reader: Node<'_>, operand: usize, found: &Quantization) -> bool
     let tensors: Vec<_> = reader.operation().inputs().map(|x| x.id).collect();
     let node = reader.index();
     let how = |operand| found.edges.get(&Edge { node, operand });
-    let twins = (0..tensors.len()).filter(|other| tensors[*other] == tensors[operand]);
-    twins.into_iter().all(|other| how(other) == how(operand))
+    let mut twins = (0..tensors.len()).filter(|other| tensors[*other] == tensors[operand]);
+    twins.all(|other| how(other) == how(operand))
 }
 
 /// How an operand becomes integers, if ONNX can say it.
