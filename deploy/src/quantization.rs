@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::Module;
 use burn_lean_quant::{
     FakeQuantize, Granularity, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor,
-    Scheme, Site, integer::Grid, quantizers, seen_weights,
+    Site, integer::Grid, quantizers, seen_weights,
 };
 
 /// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).
@@ -31,34 +31,19 @@ pub enum ActivationQuantization {
 impl ActivationQuantization {
     /// What a quantizer does, or why ONNX cannot say it.
     pub(crate) fn of(quantizer: &FakeQuantize) -> Result<Result<Self, &'static str>, QuantError> {
+        let scheme = quantizer.scheme();
+        if scheme.granularity != Granularity::PerTensor || !scheme.format.is_int() {
+            return Ok(Err("ONNX's activations are integers with one scale"));
+        }
+        // The range is that of the values at hand.
         let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless
             && quantizer.qparams().is_err();
-        Ok(match Expressible::of(quantizer.scheme(), is_dynamic) {
-            Ok(Expressible::Dynamic) => Ok(Self::Dynamic),
-            Ok(Expressible::Static) => Ok(Self::Static(Grid::of(quantizer)?)),
-            Err(why) => Err(why),
-        })
-    }
-}
-
-/// What ONNX has for the scheme of an activation.
-pub(crate) enum Expressible {
-    Static,
-    Dynamic,
-}
-
-impl Expressible {
-    /// Or why it has nothing. `is_dynamic` says that the range is that of the values at hand.
-    pub(crate) fn of(scheme: &Scheme, is_dynamic: bool) -> Result<Self, &'static str> {
-        if scheme.granularity != Granularity::PerTensor || !scheme.format.is_int() {
-            return Err("ONNX's activations are integers with one scale");
-        }
         let is_uint8 = scheme.format == NumberFormat::uint8();
-        match is_dynamic {
-            false => Ok(Self::Static),
+        Ok(match is_dynamic {
+            false => Ok(Self::Static(Grid::of(quantizer)?)),
             true if is_uint8 && scheme.mapping == Mapping::Affine => Ok(Self::Dynamic),
             true => Err("ONNX takes dynamic ranges for affine u8 alone"),
-        }
+        })
     }
 }
 

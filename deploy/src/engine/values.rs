@@ -5,7 +5,7 @@ use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, get_device_setting
 use burn::tensor::{DType, TensorData};
 use burn_lean_graph::{TensorMapper, Tensors};
 use rten::Value;
-use rten_tensor::prelude::*;
+use rten_tensor::{Tensor, prelude::*};
 
 use crate::export::data;
 use crate::{DeployError, ElementType, ValueInfo};
@@ -72,29 +72,31 @@ pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
     let shape = data.shape().to_vec();
     let dtype = data.dtype();
     if dtype == DType::F32 {
-        let values = data
-            .try_to_vec::<f32>()
-            .map_err(|error| format!("{error:?}"))?;
-        Value::from_shape(shape, values).map_err(|error| error.to_string())
+        let values = data.try_to_vec::<f32>();
+        shaped(shape, values.map_err(|error| format!("{error:?}"))?)
     } else if dtype.is_bool() {
-        let values = data.iter::<bool>().map(i32::from).collect();
-        Value::from_shape::<i32>(shape, values).map_err(|error| error.to_string())
+        shaped(shape, data.iter::<bool>().map(i32::from).collect())
     } else if dtype.is_float() {
         Err(format!("the engine computes in F32, not in {dtype:?}"))
     } else if dtype == DType::U8 {
-        Value::from_shape(shape, data.iter::<u8>().collect::<Vec<_>>())
-            .map_err(|error| error.to_string())
+        shaped(shape, data.iter::<u8>().collect())
     } else if dtype == DType::I8 {
-        Value::from_shape(shape, data.iter::<i8>().collect::<Vec<_>>())
-            .map_err(|error| error.to_string())
+        shaped(shape, data.iter::<i8>().collect())
     } else {
-        let values = data
-            .iter::<i64>()
-            .map(i32::try_from)
-            .collect::<Result<_, _>>();
-        let values = values.map_err(|_| "an integer of the input does not fit I32")?;
-        Value::from_shape::<i32>(shape, values).map_err(|error| error.to_string())
+        let values = data.iter::<i64>().map(i32::try_from);
+        let values = values.collect::<Result<_, _>>();
+        shaped::<i32>(
+            shape,
+            values.map_err(|_| "an integer of the input does not fit I32")?,
+        )
     }
+}
+
+fn shaped<T>(shape: Vec<usize>, values: Vec<T>) -> Result<Value, String>
+where
+    Value: From<Tensor<T>>,
+{
+    Value::from_shape(shape, values).map_err(|error| error.to_string())
 }
 
 /// To rten's integer kernels NaN is a number.

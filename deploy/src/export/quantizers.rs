@@ -1,18 +1,12 @@
 //! The quantizers of a model at the edges of its recording.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::Module;
 use burn_lean_graph::{Graph, Node, Tensors, record};
-use burn_lean_quant::{
-    Site,
-    deploy::{QuantizedGraph, QuantizedOperand},
-    integer::Grid,
-    quantizers,
-};
+use burn_lean_quant::{Site, quantizers};
 
 use super::lower::rounds_operands;
-use crate::quantization::Expressible;
 use crate::{ActivationQuantization, DeployError, Edge, Quantization};
 
 /// What the quantizers of `model` say of the operations of `plain`, a recording of the same forward
@@ -45,49 +39,51 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
     if same.next().is_some() {
         return Ok(found);
     }
-    // With the operation that takes floats all the same, if there is one.
-    let mut shown: HashMap<String, Option<&'static str>> = HashMap::new();
-    let operands = QuantizedGraph::of(graph, model)?.operands;
-    for operand in &operands {
-        let (Some(node), Some(how)) = (positions[operand.node], how(operand)) else {
-            continue;
-        };
-        let edge = Edge {
-            node,
-            operand: operand.operand,
-        };
-        found.edges.insert(edge, how);
-        shown.entry(operand.quantizer.clone()).or_default();
-    }
-    let located = quantizers(model);
-    for (position, hook) in graph.hooked_results() {
-        let path = &graph.hooks()[hook].path;
-        let Some(one) = located.iter().find(|one| one.path == *path) else {
-            continue;
-        };
-        let quantizer = &one.quantizer;
-        if quantizer.phase().quantizes()
-            && let Ok(how) = ActivationQuantization::of(quantizer)?
+    let (operands, results) = (graph.hooked_operands(), graph.hooked_results());
+    let path = |hook: usize| graph.hooks()[hook].path.as_str();
+    let hooks = operands.iter().map(|(_, _, hook)| *hook);
+    let hooks = hooks.chain(results.iter().map(|(_, hook)| *hook));
+    let seen: HashSet<&str> = hooks.map(path).collect();
+    let mut grids: HashMap<String, ActivationQuantization> = HashMap::new();
+    for located in quantizers(model) {
+        let acts = seen.contains(located.path.as_str()) && located.quantizer.phase().quantizes();
+        if located.site != Site::Weight
+            && acts
+            && let Ok(how) = ActivationQuantization::of(&located.quantizer)?
         {
-            found.results.insert(position, how);
-            shown.entry(path.clone()).or_default();
+            grids.insert(located.path, how);
         }
     }
-    for operand in operands {
-        let Some(reader) = positions[operand.node].and_then(|node| plain.nodes().nth(node)) else {
+    // With the operation that takes floats all the same, if there is one.
+    let mut shown: HashMap<&str, Option<&'static str>> = HashMap::new();
+    for (node, operand, hook) in operands.iter().copied() {
+        let (Some(node), Some(how)) = (positions[node], grids.get(path(hook))) else {
             continue;
         };
-        if let Some(floats) = shown.get_mut(&operand.quantizer)
-            && !is_told_apart(reader, operand.operand, &found)
+        found.edges.insert(Edge { node, operand }, *how);
+        shown.entry(path(hook)).or_default();
+    }
+    for (position, hook) in results {
+        if let Some(how) = grids.get(path(hook)) {
+            found.results.insert(position, *how);
+            shown.entry(path(hook)).or_default();
+        }
+    }
+    for (node, operand, hook) in operands {
+        let Some(reader) = positions[node].and_then(|node| plain.nodes().nth(node)) else {
+            continue;
+        };
+        if let Some(floats) = shown.get_mut(path(hook))
+            && !is_told_apart(reader, operand, &found)
         {
-            let (node, operand) = (reader.index(), operand.operand);
+            let node = reader.index();
             found.edges.remove(&Edge { node, operand });
             floats.get_or_insert(reader.name());
         }
     }
     found
         .left_float
-        .retain_mut(|(path, why)| match shown.get(path) {
+        .retain_mut(|(path, why)| match shown.get(path.as_str()) {
             None => true,
             Some(None) => false,
             Some(Some(reader)) => {
@@ -110,22 +106,4 @@ fn is_told_apart(reader: Node<'_>, operand: usize, found: &Quantization) -> bool
     let how = |operand| found.edges.get(&Edge { node, operand });
     let mut twins = (0..tensors.len()).filter(|other| tensors[*other] == tensors[operand]);
     twins.all(|other| how(other) == how(operand))
-}
-
-/// How an operand becomes integers, if ONNX can say it.
-fn how(operand: &QuantizedOperand) -> Option<ActivationQuantization> {
-    let scheme = &operand.scheme;
-    if operand.site == Site::Weight {
-        return None;
-    }
-    let qparams = match Expressible::of(scheme, operand.qparams.is_none()).ok()? {
-        Expressible::Dynamic => return Some(ActivationQuantization::Dynamic),
-        Expressible::Static => operand.qparams.as_ref()?,
-    };
-    Some(ActivationQuantization::Static(Grid {
-        scale: *qparams.scale.first()?,
-        zero_point: *qparams.zero_point.first()? as i32,
-        quant_min: scheme.quant_min() as i32,
-        quant_max: scheme.quant_max() as i32,
-    }))
 }
