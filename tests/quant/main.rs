@@ -23,6 +23,7 @@ mod in_product;
 mod integer;
 mod layers;
 mod learned;
+mod learning;
 mod norm_pairs;
 mod observing;
 mod own_quantizers;

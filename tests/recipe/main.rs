@@ -10,6 +10,7 @@ mod formats;
 mod joint;
 mod plan;
 mod problem;
+mod refuses;
 mod resume;
 mod shrink;
 mod soup;

@@ -1,0 +1,209 @@
+//! Quantizers that learn their scales and zero points with the model.
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::Tensor;
+use burn_lean::quant::{
+    FakeQuantizeConfig, ForwardQ, Learned, QatConfig, QuantizedForward, Schedule, WeightConfig,
+    WeightQuantizer, advance, calibrate, module::learned_parameters,
+};
+use burn_lean::reparam::{PathMapper, Trail, map_with_path};
+
+use crate::quantizers::{range, uint8};
+use crate::support::{each_device, gradients, tensor, values, with_numbers};
+
+fn lsq(learned: Learned, activation: FakeQuantizeConfig) -> QatConfig {
+    let weight = WeightConfig::int(4).with_learned(Learned::Lsq);
+    QatConfig::new()
+        .with_weight(weight)
+        .with_activation(Some(activation.with_learned(learned)))
+}
+
+/// Paths of the learned parameters that moved in one step of `optimizer`, and the model after it.
+fn learned_that_move(
+    model: Linear,
+    optimizer: &mut ModuleOptimizer,
+    x: Tensor<2>,
+) -> (Vec<String>, Linear) {
+    use crate::support::parameters;
+    let loss = model.forward_q(x).square().mean();
+    let before = parameters(&model);
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let model = advance(optimizer.step(0.05, model, grads));
+    let moved = before
+        .into_iter()
+        .zip(parameters(&model))
+        .filter(|(before, after)| before.values != after.values)
+        .map(|(before, _)| before.path)
+        .filter(|path| path.contains("learned"));
+    (moved.collect(), model)
+}
+
+#[test]
+fn learned_scales_start_from_the_data_when_quantization_starts_and_are_trained() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+        let schedule = Schedule::new().with_quantize_from(1);
+        let config = lsq(Learned::LsqPlus, uint8()).with_schedule(schedule);
+        let model = config.prepare(model).unwrap();
+        let mut optimizer = SgdConfig::new().init();
+        let x = tensor::<2>(1, [8, 6], &device);
+
+        let (moved, model) = learned_that_move(model, &mut optimizer, x.clone());
+        assert_eq!(moved, [""; 0], "while it observes");
+        let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+        assert!(!quantizer.weight.is_learning());
+        let observed = quantizer.input.as_ref().unwrap().qparams().unwrap();
+
+        let (moved, model) = learned_that_move(model, &mut optimizer, x);
+        assert_eq!(
+            moved,
+            [
+                "weight.quant.weight.learned_scale",
+                "weight.quant.input.learned_scale",
+            ],
+            "no value is clipped yet, so that zero points have no gradient"
+        );
+        let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+        assert!(quantizer.weight.is_learning());
+        let input = quantizer.input.as_ref().unwrap();
+        let learned = input.qparams().unwrap();
+        assert_eq!(values(learned.zero_point), values(observed.zero_point));
+        let (learned, observed) = (values(learned.scale)[0], values(observed.scale)[0]);
+        assert!(learned != observed && (learned / observed - 1.0).abs() < 0.2);
+    });
+}
+
+/// Freezes a model, but not what its quantizers learn.
+struct FreezeWeights;
+
+impl PathMapper for FreezeWeights {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match at.is_attached() {
+            true => param,
+            false => param.set_require_grad(false),
+        }
+    }
+}
+
+#[test]
+fn scales_are_learned_around_frozen_weights_with_an_edit_and_without() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let build = || {
+            let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+            let model = lsq(Learned::Lsq, uint8()).prepare(model).unwrap();
+            map_with_path(model, &mut FreezeWeights)
+        };
+        let x = tensor::<2>(1, [8, 6], &device);
+        let learned = |model: &Linear, loss: Tensor<1>| {
+            let grads = GradientsParams::from_grads(loss.backward(), model);
+            let found = gradients(model, grads).into_iter();
+            found.map(|(path, ..)| path).collect::<Vec<String>>()
+        };
+        let edited = build();
+        let expected = learned(&edited, edited.forward_q(x.clone()).square().mean());
+        assert_eq!(
+            expected,
+            [
+                "weight.quant.weight.learned_scale",
+                "weight.quant.input.learned_scale",
+            ]
+        );
+        for quantized in [QuantizedForward::new(), QuantizedForward::new().cached()] {
+            let model: Linear = build();
+            for _ in 0..2 {
+                let loss = quantized.run(&model, x.clone(), |model, x| {
+                    model.forward(x).square().mean()
+                });
+                let loss = loss.unwrap();
+                assert!(loss.is_tracked(), "{}", target.name);
+                assert_eq!(learned(&model, loss), expected, "{}", target.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn after_a_calibration_learned_scales_start_from_its_ranges() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+        let model = lsq(Learned::LsqPlus, uint8()).prepare(model).unwrap();
+        let x = tensor::<2>(1, [8, 6], &device);
+        let model = calibrate(model, |model| {
+            model.forward_q(x.clone());
+        })
+        .unwrap();
+        let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+        let input = quantizer.input.as_ref().unwrap();
+        assert!(quantizer.weight.is_learning() && input.is_learning());
+        let (low, high) = range(input);
+        assert_eq!(
+            values(input.qparams().unwrap().scale),
+            [(high - low) / 255.0]
+        );
+        // A replica trains the same scale as the model.
+        let replica = model.clone().fork(&device);
+        let loss = replica.forward_q(x).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &replica);
+        let model = SgdConfig::new().init().step(0.05, model, grads);
+        let scale = |model: &Linear| {
+            let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+            values(quantizer.weight.qparams().unwrap().scale)
+        };
+        assert_ne!(scale(&model), scale(&replica));
+    });
+}
+
+#[test]
+fn a_zero_point_is_learned_from_what_is_clipped() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+        let model = lsq(Learned::LsqPlus, uint8()).prepare(model).unwrap();
+        let x = tensor::<2>(1, [8, 6], &device);
+        model.forward_q(x.clone());
+        let zero_point = |x| {
+            let loss = model.forward_q(x).square().mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let found = gradients(&model, grads);
+            let path = "weight.quant.input.learned_zero_point";
+            let found = found.into_iter().find(|(at, ..)| at == path).unwrap();
+            found.2[0]
+        };
+        assert_eq!(zero_point(x.clone()), 0.0);
+        assert_ne!(zero_point(x * 3.0), 0.0);
+    });
+}
+
+#[test]
+fn learned_parameters_can_have_an_optimizer_without_weight_decay() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+        let model = lsq(Learned::Lsq, uint8()).prepare(model).unwrap();
+        let x = tensor::<2>(1, [8, 6], &device);
+        model.forward_q(x.clone());
+        // A gradient of zero: only decay moves.
+        let step = |optimizer: &mut ModuleOptimizer| {
+            let loss = (model.forward_q(x.clone()) * 0.0).sum();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let moved = optimizer.step(0.1, model.clone(), grads);
+            let scale = |model: &Linear| {
+                let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+                values(quantizer.weight.qparams().unwrap().scale)
+            };
+            let weight = |model: &Linear| values(model.weight.base());
+            assert_ne!(weight(&moved), weight(&model), "the weights decay");
+            scale(&moved) == scale(&model)
+        };
+        let decay = AdamWConfig::new().with_weight_decay(0.1);
+        assert!(!step(&mut decay.init()), "scales decay with the rest");
+        let without = AdamWConfig::new().with_weight_decay(0.0).build();
+        let mut grouped = decay.init().with_group(learned_parameters(), without, None);
+        assert!(step(&mut grouped));
+    });
+}

@@ -1,0 +1,147 @@
+//! What a recipe is refused for before anything is trained.
+
+use burn::tensor::{Device, Int, Tensor};
+use burn_lean::recipe::{
+    ComputeDtype, Format, Latency, PruneMethod, PruneStage, QuantizeStage, Recipe, RecipeError,
+    Run, ShrinkStage, Task, TrainStage,
+};
+use std::ops::ControlFlow;
+
+use crate::problem::{Net, batches, task};
+use crate::whole_way::{floats, int8};
+
+#[test]
+fn what_the_task_or_the_run_lacks_is_told_before_training() {
+    let device = Device::flex();
+    let plain = || {
+        Task::new(
+            |model: &Net, x: Tensor<4>| model.forward(x),
+            |logits: Tensor<2>, _: Tensor<1, burn::tensor::Int>| logits.square().mean(),
+            |_| -> Vec<(Tensor<4>, Tensor<1, burn::tensor::Int>)> { panic!("nothing is trained") },
+        )
+    };
+    let tune =
+        TrainStage::new(1, 0.1).with_distillation(burn_lean::recipe::Distillation::new(1.0, 0.5));
+    let given = || Net::new(16, &device.clone().autodiff());
+    let distills = Recipe::new().with_prune(PruneStage::new(0.5).with_tune(tune));
+    let exports = Recipe::new().with_export(Format::Onnx);
+    for (recipe, method) in [
+        (distills, "Task::with_logits"),
+        (exports, "Run::with_output"),
+    ] {
+        let rejected = Run::new(&recipe).run(given(), &plain()).unwrap_err();
+        assert!(rejected.to_string().contains(method), "{rejected}");
+        let RecipeError::TaskLacks { .. } = rejected.error() else {
+            panic!("{rejected:?}");
+        };
+        assert_eq!(floats(rejected.value()), floats(&given()));
+    }
+    #[cfg(feature = "ndarray")]
+    {
+        #[allow(deprecated)]
+        let ndarray = Device::ndarray();
+        let half = Recipe::new()
+            .with_dtype(ComputeDtype::Bf16)
+            .with_train(TrainStage::new(1, 0.1));
+        let rejected = Run::new(&half)
+            .run(Net::new(16, &ndarray.autodiff()), &plain())
+            .unwrap_err();
+        assert!(
+            matches!(rejected.error(), RecipeError::Amp(_)),
+            "{rejected:?}"
+        );
+    }
+}
+
+#[test]
+fn paths_and_sizes_that_do_not_fit_are_refused_before_training() {
+    let device = Device::flex();
+    let task = task(&device);
+    let train = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    let mut large = PruneStage::new(0.5).with_method(PruneMethod::Chita);
+    // Batches are of 16.
+    large.batch_size = Some(17);
+    let prune = PruneStage::new(0.5).with_exclude("haed");
+    let shrink = ShrinkStage::new(0.5).with_exclude("conv.wieght");
+    let quantize = |weights: &str, exclude: &str| {
+        let mut quantize = QuantizeStage::new(weights.parse().unwrap(), "uint8".parse().unwrap());
+        quantize.exclude = vec![exclude.into()];
+        train.clone().with_quantize(int8()).with_quantize(quantize)
+    };
+    for (recipe, stage, field) in [
+        (train.clone().with_prune(prune), "prune", "exclude"),
+        (train.clone().with_shrink(shrink), "shrink", "exclude"),
+        (train.clone().with_prune(large), "prune", "batch_size"),
+        (quantize("int4", "haed"), "quantize[1]", "exclude"),
+        // Nothing that is quantized.
+        (quantize("int4", "bias"), "quantize[1]", "exclude"),
+    ] {
+        let mut begun = false;
+        let rejected = Run::new(&recipe)
+            .with_progress(|_| {
+                begun = true;
+                ControlFlow::Continue(())
+            })
+            .run(Net::new(16, &device.clone().autodiff()), &task)
+            .unwrap_err();
+        match rejected.into_error() {
+            RecipeError::Invalid {
+                stage: at,
+                field: found,
+                ..
+            } => assert_eq!((at.as_str(), found), (stage, field)),
+            other => panic!("{other:?}"),
+        }
+        assert!(!begun, "{stage}.{field}");
+    }
+}
+
+/// The last batch of a loader is often a smaller one.
+#[test]
+fn a_batch_size_is_refused_with_that_of_the_largest_batch() {
+    let device = Device::flex();
+    let task = Task::new(
+        |model: &Net, x: Tensor<4>| model.forward(x),
+        |logits: Tensor<2>, _: Tensor<1, Int>| logits.square().mean(),
+        |seed| {
+            let mut all = batches(seed, &device);
+            let (x, labels) = all.remove(0);
+            all.push((x.slice([0..4]), labels.slice([0..4])));
+            all
+        },
+    );
+    let mut prune = PruneStage::new(0.5).with_method(PruneMethod::Chita);
+    prune.batch_size = Some(17);
+    let recipe = Recipe::new().with_prune(prune);
+    let rejected = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(Net::new(16, &device.clone().autodiff()), &task)
+        .unwrap_err();
+    let error = rejected.error().to_string();
+    assert!(error.contains("at most 16,"), "{error}");
+}
+
+#[test]
+fn blocks_that_do_not_divide_a_layer_are_refused_before_training() {
+    let device = Device::flex();
+    let task = task(&device);
+    let train = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    // The layers have 1, 64 and 16 inputs.
+    let recipe = train.with_quantize(int8().with_block(5));
+    let mut begun = false;
+    let rejected = Run::new(&recipe)
+        .with_progress(|_| {
+            begun = true;
+            ControlFlow::Continue(())
+        })
+        .run(Net::new(16, &device.clone().autodiff()), &task)
+        .unwrap_err();
+    match rejected.into_error() {
+        RecipeError::Stage { stage, error } => {
+            assert_eq!(stage, "quantize[0]");
+            assert!(matches!(*error, RecipeError::Quant(_)), "{error:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!begun);
+}
