@@ -5,11 +5,12 @@
 //! ```
 //!
 //! Learned step sizes (LSQ, [Esser et al., 2020](https://arxiv.org/abs/1902.08153)) for weights, one per
-//! channel, and for the inputs of layers; the first and the last layer with 8 bits, as is usual. SGD with
+//! channel, all levels of so many bits, and for the inputs of layers; the first and the last layer with 8 bits, as is usual. SGD with
 //! momentum, the learning rate falls along half a cosine. Every row of training sees the same images in the
-//! same order; `FP32, tuned` is trained for as long. `PTQ` quantizes after training, with nothing chosen:
-//! BatchNorm folded, 512 training images. Settings are those of the literature: no image was looked at
-//! to choose them.
+//! same order; `FP32, tuned` is trained for as long. With `--first N` all rows, PTQ too, start from the
+//! checkpoint trained for N epochs in FP32, as one would do with a network that meets other images than its
+//! own. `PTQ` quantizes after training, with nothing chosen: BatchNorm folded, 512 training images. Settings
+//! are those of the literature: no image was looked at to choose them.
 
 #[path = "../examples/support/mod.rs"]
 mod support;
@@ -53,6 +54,9 @@ struct Arguments {
     /// Passes over the training images.
     #[arg(long, default_value_t = 10, value_parser = support::at_least_one)]
     epochs: usize,
+    /// Passes in FP32 before that, for all rows; their order is that of `--seed`.
+    #[arg(long, default_value_t = 0)]
+    first: usize,
     /// Images of a step.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
     batch: usize,
@@ -129,6 +133,15 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     };
     let start = Instant::now();
     row("FP32", None, study.accuracy(&model)?, start);
+    let model = match arguments.first {
+        0 => model,
+        first => {
+            let start = Instant::now();
+            let model = study.train(model, arguments.seed, first, "FP32 first")?;
+            row("FP32 first", None, study.accuracy(&model)?, start);
+            model
+        }
+    };
     for bits in &arguments.bits {
         let start = Instant::now();
         let quantized = study.after_training(model.clone(), *bits)?;
@@ -141,7 +154,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     for seed in (arguments.seed..).take(arguments.seeds) {
         let start = Instant::now();
-        let tuned = study.train(own(&model), seed, "FP32")?;
+        let tuned = study.train(own(&model), seed, arguments.epochs, "FP32")?;
         row("FP32, tuned", Some(seed), study.accuracy(&tuned)?, start);
         for bits in &arguments.bits {
             let start = Instant::now();
@@ -149,7 +162,8 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             let schedule = Schedule::new().with_quantize_from(8);
             let config = config(*bits, Learned::Lsq).with_schedule(schedule);
             let name = format!("QAT W{bits}A{bits}");
-            let trained = study.train(config.prepare(own(&model))?, seed, &name)?;
+            let prepared = config.prepare(own(&model))?;
+            let trained = study.train(prepared, seed, arguments.epochs, &name)?;
             row(&name, Some(seed), study.accuracy(&trained)?, start);
         }
     }
@@ -166,7 +180,9 @@ fn config(bits: u8, learned: Learned) -> QatConfig {
     let of = |bits: u8| {
         let activation = Scheme::affine(NumberFormat::uint(bits));
         (
-            WeightConfig::int(bits).with_learned(learned),
+            WeightConfig::new()
+                .with_format(NumberFormat::int(bits))
+                .with_learned(learned),
             FakeQuantizeConfig::new(activation).with_learned(learned),
         )
     };
@@ -210,13 +226,14 @@ impl Study<'_> {
         }
     }
 
-    fn train(&self, mut model: ResNet20, seed: u64, name: &str) -> Result<ResNet20, QuantError> {
-        let Arguments {
-            epochs,
-            batch,
-            rate,
-            ..
-        } = *self.arguments;
+    fn train(
+        &self,
+        mut model: ResNet20,
+        seed: u64,
+        epochs: usize,
+        name: &str,
+    ) -> Result<ResNet20, QuantError> {
+        let Arguments { batch, rate, .. } = *self.arguments;
         let device = model.devices().remove(0);
         let sgd = || {
             let momentum = MomentumConfig::new().with_dampening(0.0).with_momentum(0.9);

@@ -107,6 +107,8 @@ pub(crate) struct Cache {
     blocks: Vec<KvCache>,
 }
 
+burn_lean::graph::tensors!(Cache { blocks; format });
+
 impl Cache {
     pub(crate) fn new(format: KvFormat) -> Self {
         Self {

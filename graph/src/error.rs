@@ -38,6 +38,20 @@ pub enum GraphError {
     /// The model has no parameters, and the inputs no tensors: there is no device to run on.
     #[error("neither the model nor the inputs have a tensor, so there is no device to run on")]
     NoDevice,
+    /// What the operations read is on several devices.
+    #[error(
+        "{what} is on {found}, other tensors that the forward pass reads are on {device}: move the model \
+         and its inputs to one device before the closure. A `clone` of a model shares its running \
+         statistics, so that moving one moves those of the other: save one and load it elsewhere"
+    )]
+    SeveralDevices {
+        /// The parameter or the input.
+        what: String,
+        /// Where it is.
+        found: String,
+        /// Where the others are.
+        device: String,
+    },
     /// The result of the closure holds no tensor.
     #[error(
         "the recorded closure gives no tensor, so that nothing of it has to be computed: return \
@@ -45,7 +59,10 @@ pub enum GraphError {
     )]
     NoResult,
     /// Burn's capture refused the recording.
-    #[error("Burn's capture device refused the recording: {reason}")]
+    #[error(
+        "Burn's capture device refused the recording: {reason}{}",
+        advice_of_capture(reason)
+    )]
     Capture {
         /// What Burn said.
         reason: String,
@@ -149,16 +166,31 @@ pub enum GraphError {
 }
 
 /// What to do about a forward pass that panicked so while it was recorded.
+/// What to do about a tensor of a recording that is over.
+const EARLIER: &str = "The closure reads a tensor that an earlier pass left: a cache of keys and values, a \
+                       hidden state. Such a state goes in with the inputs and comes back with the results \
+                       (`tensors!` names the tensors of a type of your own; those of Burn's caches are \
+                       private)";
+
 fn advice(reason: &str) -> &'static str {
-    match reason.contains("wrong backend") || reason.contains("same device") {
-        true => {
-            "The closure uses a tensor or a module that it was not given, or moves one to another device: \
-             pass tensors in its input, make a second model a part of the model, and build what holds \
-             tensors, as a loss with weights, inside of the closure"
-        }
-        false => {
-            "While recording, tensors have no values and no backward pass: read values (`into_scalar`, \
-             `into_data`), call `backward`, `inner` or `to_device` outside of the recorded closure"
-        }
+    let elsewhere = reason.contains("wrong backend") || reason.contains("same device");
+    // Two recordings have two capture devices, unless the second is lent that of the first.
+    let is_earlier = elsewhere && reason.matches("Capture(").count() > 1;
+    if is_earlier || reason.contains("scope is already complete") {
+        EARLIER
+    } else if elsewhere {
+        "The closure uses a tensor or a module that it was not given, or moves one to another device: \
+         pass tensors in its input, make a second model a part of the model, and build what holds \
+         tensors, as a loss with weights, inside of the closure"
+    } else {
+        "While recording, tensors have no values and no backward pass: read values (`into_scalar`, \
+         `into_data`), call `backward`, `inner` or `to_device` outside of the recorded closure"
+    }
+}
+
+fn advice_of_capture(reason: &str) -> String {
+    match reason.contains("undeclared input") {
+        true => format!(". {EARLIER}"),
+        false => String::new(),
     }
 }

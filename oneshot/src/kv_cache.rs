@@ -1,6 +1,8 @@
 //! Keys and values of an attention, as floats or in 8 bits.
 
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor};
+use burn_lean_graph::{Form, TensorMapper, Tensors, tensors};
+use burn_lean_reparam::recorded_device;
 use serde::{Deserialize, Serialize};
 
 use crate::tokens::codes;
@@ -18,6 +20,10 @@ pub enum KvFormat {
 }
 
 /// Keys and values of the positions so far of one attention, `[batch, heads, positions, features]`.
+///
+/// It goes with the inputs through a recorded forward pass and comes back with the results
+/// ([`Tensors`]): `quantized.run(&model, (tokens, cache), |model, (tokens, mut cache)| …)`, which returns
+/// `(logits, cache)`.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -52,6 +58,26 @@ struct Codes {
     scales: Tensor<4>,
     /// The dtype of what was kept.
     dtype: FloatDType,
+}
+
+tensors!(KvCache { keys, values; format });
+tensors!(Codes { codes, scales; dtype });
+
+impl Tensors for Kept {
+    fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
+        match self {
+            Self::Float(x) => Self::Float(x.map_tensors(mapper)),
+            Self::Codes(codes) => Self::Codes(codes.map_tensors(mapper)),
+        }
+    }
+
+    fn describe(&self, form: &mut Form) {
+        form.kind(std::mem::discriminant(self));
+        match self {
+            Self::Float(x) => x.describe(form),
+            Self::Codes(codes) => codes.describe(form),
+        }
+    }
 }
 
 impl KvCache {
@@ -160,7 +186,7 @@ impl Kept {
 
 /// The narrowest integers that a device has.
 fn narrowest(device: &Device) -> IntDType {
-    let known = [IntDType::I8, IntDType::I16];
+    let (known, device) = ([IntDType::I8, IntDType::I16], recorded_device(device));
     let found = known.into_iter().find(|one| device.supports_dtype(*one));
     found.unwrap_or(IntDType::I32)
 }

@@ -27,7 +27,8 @@ use burn::tensor::{BoolDType, Device, DeviceConfig, FloatDType, IntDType};
 /// assert_eq!(operations, 2);
 /// ```
 ///
-/// A device that was lent when `record` panicked is not lent again.
+/// A device that was lent when `record` panicked is not lent again. While `record` runs,
+/// [`recorded_device`] is `like`.
 pub fn with_capture_device_like<T>(like: &Device, record: impl FnOnce(&Device) -> T) -> T {
     static FREE: Mutex<Vec<(Defaults, Device)>> = Mutex::new(Vec::new());
     let settings = like.settings();
@@ -43,9 +44,55 @@ pub fn with_capture_device_like<T>(like: &Device, record: impl FnOnce(&Device) -
         position.map(|position| free.swap_remove(position).1)
     };
     let device = lent.unwrap_or_else(|| configured(defaults));
-    let recorded = record(&device);
+    let recorded = {
+        let _like = Like(RECORDED.replace(Some((device.clone(), like.clone()))));
+        record(&device)
+    };
     free().push((defaults, device));
     recorded
+}
+
+thread_local! {
+    /// The capture device of the recording that this thread makes, and what it is like.
+    static RECORDED: RefCell<Option<(Device, Device)>> = const { RefCell::new(None) };
+}
+
+/// What was recorded before, put back also where the recording panics.
+struct Like(Option<(Device, Device)>);
+
+impl Drop for Like {
+    fn drop(&mut self) {
+        RECORDED.set(self.0.take());
+    }
+}
+
+/// The device that a recording of this thread will run on, for the capture device that it is made on;
+/// any other device as it is.
+///
+/// A capture device says that it has every dtype, so a forward pass that asks
+/// [`Device::supports_dtype`] asks that of this one.
+///
+/// ```
+/// use burn::tensor::{DType, Device};
+/// use burn_lean_reparam::{recorded_device, with_capture_device_like};
+///
+/// let device = Device::ndarray();
+/// with_capture_device_like(&device, |capture| {
+///     assert!(capture.supports_dtype(DType::BF16));
+///     assert_eq!(recorded_device(capture), device);
+/// });
+/// assert_eq!(recorded_device(&device), device);
+/// ```
+pub fn recorded_device(device: &Device) -> Device {
+    let plain = |device: &Device| match device.is_autodiff() {
+        true => device.clone().inner(),
+        false => device.clone(),
+    };
+    let found = RECORDED.with_borrow(|recorded| {
+        let (capture, like) = recorded.as_ref()?;
+        (plain(device) == *capture).then(|| like.clone())
+    });
+    found.unwrap_or_else(|| device.clone())
 }
 
 /// The dtypes that a device makes floats, ints and bools in.

@@ -57,7 +57,7 @@ mod training;
 mod unlink;
 
 pub use attach::{AttachError, Attached, attach, attached};
-pub use capture::{catch_quietly, with_capture_device_like};
+pub use capture::{catch_quietly, recorded_device, with_capture_device_like};
 pub use chain::{Chain, ChainReparameterizer};
 pub use files::Files;
 pub use find::find;

@@ -369,3 +369,82 @@ fn numbers_made_inside_are_those_of_the_recording() {
     };
     assert_eq!([run(), run()], [(1.0, 1.0), (2.0, 2.0)]);
 }
+
+/// A cache that the closure keeps for itself: its tensors are those of the first recording.
+#[test]
+fn a_state_that_an_earlier_pass_left_is_refused_with_what_to_do() {
+    let device = Device::flex();
+    let (model, x) = (linear(&device), tensor::<2>(1, [2, 3], &device));
+    let mut kept: Option<Tensor<2>> = None;
+    let mut step = |x: &Tensor<2>| {
+        let recording = record(&model, x, |model, x| {
+            let y = model.forward(x);
+            let y = match kept.take() {
+                Some(before) => y + before,
+                None => y,
+            };
+            kept = Some(y.clone());
+            y
+        })?;
+        recording.execute(&model, x, &AsRecorded)
+    };
+    step(&x).unwrap();
+    let error = step(&x).unwrap_err();
+    assert!(
+        error.to_string().contains("goes in with the inputs"),
+        "{error}"
+    );
+    // With the inputs it is a state like any other.
+    let mut kept = Tensor::<2>::zeros([2, 3], &device);
+    for _ in 0..2 {
+        let input = (x.clone(), kept);
+        let recording = record(&model, &input, |model, (x, kept)| model.forward(x) + kept).unwrap();
+        kept = recording.execute(&model, &input, &AsRecorded).unwrap();
+    }
+    let twice = model.forward(x) * 2.0;
+    assert_eq!(kept.into_data(), twice.into_data());
+}
+
+#[test]
+fn tensors_of_several_devices_are_refused_by_name() {
+    let (here, there) = (Device::flex().autodiff(), Device::ndarray().autodiff());
+    let x = tensor::<2>(1, [2, 3], &here);
+    let run = |model: &(Linear, BatchNorm), x: Tensor<2>, unread: Tensor<2>| {
+        let input = (x, unread);
+        let forward = |model: &(Linear, BatchNorm), (x, _): (Tensor<2>, Tensor<2>)| {
+            model.1.forward(model.0.forward(x)).mean()
+        };
+        let recording = record_with_backward(model, &input, forward)?;
+        recording.verify_gradients(model, &input)?;
+        recording.execute(model, &input, &AsRecorded)
+    };
+    let model = || (linear(&here), BatchNormConfig::new(3).init(&here));
+    let elsewhere = |result: Result<Tensor<1>, GraphError>| match result {
+        Err(GraphError::SeveralDevices {
+            what,
+            found,
+            device,
+        }) => {
+            assert!(
+                found.contains("NdArray") && device.contains("Flex"),
+                "{found} {device}"
+            );
+            what
+        }
+        result => panic!("{result:?}"),
+    };
+    let moved = x.clone().to_device(&there);
+    assert!(run(&model(), x.clone(), x.clone()).is_ok());
+    // What nobody reads may be anywhere.
+    assert!(run(&model(), x.clone(), moved.clone()).is_ok());
+    let what = elsewhere(run(&model(), moved, x.clone()));
+    assert_eq!(what, "tensor 0 of the input");
+    let mut split = model();
+    split.1 = split.1.fork(&there);
+    assert_eq!(elsewhere(run(&split, x.clone(), x.clone())), "`1.gamma`");
+    // Burn's clones share running statistics.
+    let copied = model();
+    let _copy = copied.clone().fork(&there);
+    let what = elsewhere(run(&copied, x.clone(), x.clone()));
+    assert!(what.contains("running_"), "{what}");
+}

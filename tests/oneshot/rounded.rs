@@ -3,7 +3,8 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use burn_lean::oneshot::{Activations, OneShot, Preset, Target};
+use burn_lean::oneshot::{Activations, KvFormat, OneShot, Preset, Target};
+use burn_lean::quant::QuantizedForward;
 
 use crate::checkpoints::near;
 use crate::llama::Cache;
@@ -77,6 +78,36 @@ fn a_prepared_llama_rounds_inputs_of_its_compressed_layers_alone() {
         let parts = [0..5, 5..6, 6..7, 7..16]
             .map(|range| model.forward_cache(batch.clone().slice([0..2, range]), &mut cache));
         near(&whole, &values(Tensor::cat(parts.to_vec(), 1)));
+    });
+}
+
+/// The cache goes in with the tokens and comes back with the logits, keys and values in 8 bits.
+#[test]
+fn a_recorded_pass_generates_with_a_cache() {
+    each_device(|target| {
+        let device = &target.device;
+        let done = OneShot::new(Preset::w8a8())
+            .compress(small_llama(device), tokens(device), |model, x| {
+                model.forward(x)
+            })
+            .unwrap();
+        let model = rounded_inputs::prepare(&done, &Activations::new(8)).unwrap();
+        let batch = tokens(device).remove(1);
+        for format in [KvFormat::Float, KvFormat::Int8] {
+            let quantized = QuantizedForward::new().cached();
+            let (mut recorded, mut plain) = (Cache::new(format), Cache::new(format));
+            for range in [0..5, 5..6, 6..7, 7..16] {
+                let part = batch.clone().slice([0..2, range]);
+                let expected = model.forward_cache(part.clone(), &mut plain);
+                let step = quantized.run(&model, (part, recorded), |model, (part, mut cache)| {
+                    (model.forward_cache(part, &mut cache), cache)
+                });
+                let (logits, cache) = step.unwrap();
+                recorded = cache;
+                near(&values(expected), &values(logits));
+            }
+            assert_eq!(recorded.bytes(), plain.bytes());
+        }
     });
 }
 

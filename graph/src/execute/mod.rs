@@ -9,6 +9,7 @@ mod storage;
 mod tensors;
 mod write_back;
 
+use burn::backend::ir::TensorId;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::module::Module;
@@ -42,11 +43,11 @@ impl<O: Tensors> Recording<O> {
     /// # Errors
     ///
     /// [`GraphError::Mismatch`] where model or inputs are not shaped as the recorded ones,
-    /// [`GraphError::Operation`] for an operation that cannot be executed.
+    /// [`GraphError::SeveralDevices`], [`GraphError::Operation`] for an operation that cannot be executed.
     ///
     /// # Panics
     ///
-    /// Where Burn does: on tensors of several devices, for example.
+    /// Where Burn does.
     pub fn execute<M: Module, I: Tensors>(
         &self,
         model: &M,
@@ -184,6 +185,7 @@ impl Graph {
         hooks: Option<&[Carried]>,
         observer: &mut impl Observer,
     ) -> Result<Alive<'a>, GraphError> {
+        self.check_devices(parameters, inputs, &device)?;
         let _pass = hooks.map(|_| ForwardPass::begin());
         let mut alive = Alive::new(self, parameters, inputs, device, rules);
         let assignments = self.assign(rules);
@@ -216,6 +218,44 @@ impl Graph {
             alive.end(node.index());
         }
         Ok(alive)
+    }
+
+    /// Refuses a parameter or an input that is elsewhere and that an operation reads.
+    pub(crate) fn check_devices(
+        &self,
+        parameters: &[DispatchTensor],
+        inputs: &[DispatchTensor],
+        device: &DispatchDevice,
+    ) -> Result<(), GraphError> {
+        let plain = |device: DispatchDevice| match Device::new(device) {
+            device if device.is_autodiff() => device.inner(),
+            device => device,
+        };
+        let here = plain(device.clone());
+        let elsewhere = |(tensor, id, what): (&DispatchTensor, TensorId, String)| {
+            let found = plain(tensor.device());
+            let is_read = || {
+                self.nodes()
+                    .any(|node| node.operation().inputs().any(|read| read.id == id))
+            };
+            (found != here && is_read()).then(|| GraphError::SeveralDevices {
+                what,
+                found: format!("{found:?}"),
+                device: format!("{here:?}"),
+            })
+        };
+        let named = self.parameters.iter();
+        let parameters = parameters
+            .iter()
+            .zip(named)
+            .map(|(tensor, parameter)| (tensor, parameter.tensor, format!("`{}`", parameter.path)));
+        let inputs = inputs.iter().zip(&self.inputs).enumerate();
+        let inputs = inputs
+            .map(|(index, (tensor, id))| (tensor, *id, format!("tensor {index} of the input")));
+        match parameters.chain(inputs).find_map(elsewhere) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// Has a hook of the model compute its node.

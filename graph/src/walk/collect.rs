@@ -40,9 +40,11 @@ impl<O: Tensors> Walk<O> {
             if updates || given.autodiff || trains(model) {
                 return Err(GraphError::Training);
             }
-            if device.is_none() {
-                device = Some(device_of(model, &given.tensors)?);
-            }
+            let here = match &device {
+                Some(device) => device,
+                None => device.insert(device_of(model, &given.tensors)?),
+            };
+            recording.graph.check_devices(&[], &given.tensors, here)?;
             let graph = align::canonical(recording.graph);
             if let Some(first) = scripts.first() {
                 align::check(&first.graph, &graph, batch)?;
@@ -61,7 +63,9 @@ impl<O: Tensors> Walk<O> {
             forms.push(recording.form);
         }
         let first = scripts.first().ok_or(GraphError::NoBatch)?;
+        let device = device.ok_or(GraphError::NoDevice)?;
         let original = values_of(&Values::of(model), &first.graph)?;
+        first.graph.check_devices(&original, &[], &device)?;
         Ok(Self {
             weights: Weights {
                 original,
@@ -70,7 +74,7 @@ impl<O: Tensors> Walk<O> {
             scripts,
             lanes,
             forms,
-            device: device.ok_or(GraphError::NoDevice)?,
+            device,
             forks: false,
             differing: HashSet::new(),
             touched: HashSet::new(),

@@ -52,7 +52,10 @@ pub use transformer::TransformerEncoderInput;
 /// [`Override`](crate::Override) that has `skip_activation`, without which
 /// [`convert`](crate::ConvertConfig::convert) reports that they were never observed. Nor here:
 /// `forward_cache` and `forward_autoregressive_inference` of attentions and transformers, which
-/// run as they are, with quantized weights only.
+/// run as they are, with quantized weights only: the tensors of Burn's caches are private. An attention
+/// of your own with a cache of your own, or with `burn-lean-oneshot`'s `KvCache`, has no such limit, with
+/// [`forward_q`](Self::forward_q) of its layers or in
+/// [`QuantizedForward::run`](crate::QuantizedForward::run), which takes the cache with the inputs.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
