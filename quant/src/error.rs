@@ -72,19 +72,6 @@ pub enum QuantError {
         /// The shape of the tensor.
         shape: Vec<usize>,
     },
-    /// A dimension that is not a multiple of the block's extent.
-    #[error(
-        "dimension {axis} of shape {shape:?} cannot be cut into blocks of {extent}: choose a \
-         divisor of {}, or another granularity for this tensor", .shape[*.axis]
-    )]
-    NotDivisible {
-        /// The dimension.
-        axis: usize,
-        /// The extent of a block along it.
-        extent: usize,
-        /// The shape of the tensor.
-        shape: Vec<usize>,
-    },
     /// A tensor without elements has no range.
     #[error("a tensor of shape {shape:?} has no elements, so no range: leave it out")]
     EmptyTensor {

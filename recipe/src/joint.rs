@@ -9,7 +9,7 @@ use burn_lean_prune::{
     solver::LayerGrid,
 };
 use burn_lean_quant::{
-    QatConfig, QuantError, Scheme, Site, format::ScaleFormat, quantizers,
+    Granularity, QatConfig, QuantError, Scheme, Site, format::ScaleFormat, quantizers,
     rounding::set_weight_scales,
 };
 use burn_lean_reparam::Rejected;
@@ -126,7 +126,7 @@ impl Joint {
     }
 
     /// The grid of each prunable weight that is quantized.
-    fn layers<M: Module>(&self, model: &M) -> Result<Vec<LayerGrid>, RecipeError> {
+    pub(crate) fn layers<M: Module>(&self, model: &M) -> Result<Vec<LayerGrid>, RecipeError> {
         let (group, pattern) = (self.pruner.group.as_ref(), &self.pruner.solver.pattern);
         let selection = Selection::for_pattern(model, group, pattern)?;
         let prepared = self.quantize.prepare(model.clone())?;
@@ -138,7 +138,8 @@ impl Joint {
                 continue;
             };
             let scheme = located.quantizer.scheme();
-            let groups = check(scheme).and_then(|()| scheme.group_shape(&layer.shape));
+            let groups = check(scheme, &layer.shape);
+            let groups = groups.and_then(|()| scheme.group_shape(&layer.shape));
             let groups = groups.map_err(|error| error.at(&path))?;
             let levels = (scheme.quant_min() as i32, scheme.quant_max() as i32);
             layers.push(LayerGrid::new(path, groups, levels));
@@ -155,19 +156,30 @@ pub(crate) fn scales(rounded: &Rounded) -> HashMap<String, Vec<f32>> {
         .collect()
 }
 
-/// Whether codes are whole numbers around 0 with scales of any size.
-fn check(scheme: &Scheme) -> Result<(), QuantError> {
+/// Whether codes are whole numbers around 0 with scales of any size, and blocks are all of one size.
+fn check(scheme: &Scheme, shape: &[usize]) -> Result<(), QuantError> {
+    let unsupported = |reason| {
+        Err(QuantError::UnsupportedScheme {
+            scheme: scheme.to_string(),
+            reason,
+        })
+    };
     let is_plain = scheme.format.is_int()
         && scheme.mapping.is_symmetric()
         && scheme.symmetric_zero_point() == 0.0
         && scheme.scale_format == ScaleFormat::F32;
-    match is_plain {
-        true => Ok(()),
-        false => Err(QuantError::UnsupportedScheme {
-            scheme: scheme.to_string(),
-            reason: "rounding with the Fisher needs signed integers, a symmetric mapping and F32 scales",
-        }),
+    if !is_plain {
+        return unsupported(
+            "rounding with the Fisher needs signed integers, a symmetric mapping and F32 scales",
+        );
     }
+    if let Granularity::PerBlock { extents } = &scheme.granularity {
+        let mut axes = shape.iter().rev().zip(extents.iter().rev());
+        if axes.any(|(len, extent)| len % extent.min(len) != 0) {
+            return unsupported("rounding with the Fisher needs blocks that divide the weight");
+        }
+    }
+    Ok(())
 }
 
 fn plain<M, E: Into<RecipeError>>(rejected: Rejected<M, E>) -> Rejected<M, RecipeError> {

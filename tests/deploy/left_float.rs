@@ -180,3 +180,30 @@ fn weights_without_integers_in_onnx_are_the_floats_of_their_codes() {
         }
     }
 }
+
+/// Blocks of 8 of 18 and of 17 inputs: blocks of 2 say the first, none but single weights the second.
+#[test]
+fn ragged_blocks_are_smaller_ones_or_the_floats_of_their_codes() {
+    let device = Device::flex();
+    let weight = WeightConfig::int(8).with_granularity(WeightGranularity::PerBlock { size: 8 });
+    let config = QatConfig::new().with_weight(weight).with_activation(None);
+    for (inputs, has_codes) in [(18, true), (17, false)] {
+        let layer: Linear = LinearConfig::new(inputs, 4).init(&device);
+        let model = config.prepare(with_numbers(layer, 3)).unwrap();
+        let x = tensor::<2>(2, [3, inputs], &device);
+        let expected = model.forward(x.clone());
+        let record = || Export::record(&model, &x, |layer: &Linear, x| layer.forward(x)).unwrap();
+        let exported = record().to_onnx(Form::Qdq).unwrap();
+        for_the_judge(&exported, &x, &expected, None);
+        assert_eq!(
+            exported.layers[0].reason.is_none(),
+            has_codes,
+            "{exported:?}"
+        );
+        for backend in [Backend::Own, Backend::Rten, Backend::Burn] {
+            let config = EngineConfig::new().with_backend(Some(backend));
+            let engine = config.compile(record()).unwrap();
+            close(engine.run(&x).unwrap(), expected.clone());
+        }
+    }
+}

@@ -19,6 +19,10 @@ fn schemes() -> Vec<Scheme> {
         Granularity::PerBlock {
             extents: vec![3, 4],
         },
+        // The last ones have 2 rows and 3 columns.
+        Granularity::PerBlock {
+            extents: vec![4, 5],
+        },
     ];
     let formats = [
         Scheme::affine(NumberFormat::int(4)),
@@ -78,11 +82,15 @@ fn formula(scheme: &Scheme, gradient: LearnedGradient, target: &Target) {
     );
     let (min, max) = (f64::from(scheme.quant_min()), f64::from(scheme.quant_max()));
     let groups = scheme.group_shape(&SHAPE).unwrap();
+    let extents = match &scheme.granularity {
+        Granularity::PerBlock { extents } => extents.clone(),
+        _ => vec![SHAPE[0] / groups[0], SHAPE[1] / groups[1]],
+    };
     let mut expected = [vec![0.0; scale.len()], vec![0.0; scale.len()]];
     let mut expected_dx = Vec::new();
     for (index, (x, dy)) in values(x.clone()).into_iter().zip(values(dy)).enumerate() {
         let (row, column) = (index / SHAPE[1], index % SHAPE[1]);
-        let group = row * groups[0] / SHAPE[0] * groups[1] + column * groups[1] / SHAPE[1];
+        let group = row / extents[0] * groups[1] + column / extents[1];
         let zero = f64::from(zero[group]).round_ties_even().clamp(min, max);
         let exact = f64::from(x) / f64::from(scale[group]);
         // Beyond the bounds the number need not be known.

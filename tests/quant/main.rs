@@ -32,6 +32,7 @@ mod protected;
 mod ptq;
 mod qparams;
 mod quantizers;
+mod ragged;
 mod records;
 mod rescale;
 mod residency;

@@ -2,15 +2,14 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::quant::{
-    FakeQuantizeConfig, ForwardQ, Granularity, NumberFormat, ObserverConfig, Override, QatConfig,
-    QuantError, QuantParams, Schedule, Scheme, Site, WeightConfig, WeightGranularity, advance,
-    fake_quantize, load_record,
+    FakeQuantizeConfig, ForwardQ, Granularity, NumberFormat, Override, QatConfig, QuantError,
+    QuantParams, Schedule, Scheme, Site, WeightConfig, advance, fake_quantize, load_record,
     model::{float_record, load_float_record},
     module::{Phase, map_quantizers},
     quantizers,
@@ -384,52 +383,6 @@ fn patterns_and_groups_that_match_nothing_are_errors() {
     let config = QatConfig::new().with_overrides(vec![all]);
     let error = config.prepare(net()).unwrap_err().into_error();
     assert_eq!(error, QuantError::NothingToQuantize);
-}
-
-#[test]
-fn channels_that_do_not_divide_into_blocks_are_an_error_with_the_path() {
-    let weight = WeightConfig::int(4).with_granularity(WeightGranularity::PerBlock { size: 4 });
-    let config = QatConfig::new().with_weight(weight);
-    let error = config.prepare(Net::new(1, &Device::flex())).unwrap_err();
-    let error = error.into_error().to_string();
-    assert!(error.contains("`conv.weight`"), "{error}");
-}
-
-/// The linear layers have 8 and 6 inputs, and 6 and 3 outputs.
-#[test]
-fn blocks_that_do_not_divide_the_activations_of_a_linear_layer_are_an_error_with_the_path() {
-    let device = Device::flex();
-    let config = |extents: &[usize]| {
-        let granularity = Granularity::PerBlock {
-            extents: extents.to_vec(),
-        };
-        let scheme = Scheme::symmetric(NumberFormat::int8()).with_granularity(granularity);
-        let activation = FakeQuantizeConfig::new(scheme).with_observer(ObserverConfig::Memoryless);
-        QatConfig::new().with_activation(Some(activation))
-    };
-    let net = config(&[1, 2]).prepare(Net::new(1, &device)).unwrap();
-    net.forward(input(1, &device));
-
-    let refused = |config: QatConfig| {
-        let rejected = config.prepare(Net::new(1, &device)).unwrap_err();
-        rejected.into_error()
-    };
-    let error = |path: &str, extent, width| {
-        let error = QuantError::NotDivisible {
-            axis: 0,
-            extent,
-            shape: vec![width],
-        };
-        error.at(path)
-    };
-    assert_eq!(refused(config(&[4])), error("fc2.weight", 4, 6));
-    assert_eq!(refused(config(&[1, 4])), error("fc2.weight", 4, 6));
-    let outputs = config(&[2]).with_outputs(true);
-    assert_eq!(refused(outputs), error("fc2.weight", 2, 3));
-    // Stored with 3 rows of 8.
-    let column = LinearConfig::new(8, 3).with_layout(LinearLayout::Col);
-    let column = config(&[4]).prepare(column.init(&device)).unwrap();
-    column.forward_q(tensor::<2>(1, [5, 8], &device));
 }
 
 #[test]

@@ -74,19 +74,11 @@ fn shapes_that_cannot_be_grouped_are_refused() {
             },
         ),
         (
-            blocks(&[4, 4]),
-            QuantError::NotDivisible {
-                axis: 0,
-                extent: 4,
-                shape: shape(),
-            },
-        ),
-        (
             blocks(&[0]),
-            QuantError::NotDivisible {
-                axis: 1,
-                extent: 0,
-                shape: shape(),
+            QuantError::InvalidConfig {
+                field: "extents",
+                value: "[0]".into(),
+                expected: "at least 1 along each axis",
             },
         ),
     ] {
@@ -114,6 +106,13 @@ fn groups_are_counted_for_every_granularity() {
         (Granularity::PerChannel { axis: 1 }, [1, 6, 1]),
         (Granularity::PerToken, [4, 6, 1]),
         (Granularity::PerBlock { extents: vec![4] }, [4, 6, 2]),
+        // The last ones have 2 and 3, and there are no 9.
+        (
+            Granularity::PerBlock {
+                extents: vec![9, 4, 5],
+            },
+            [1, 2, 2],
+        ),
         (
             Granularity::PerBlock {
                 extents: vec![2, 3, 8],

@@ -157,6 +157,13 @@ fn blocks_keep_their_own_scales() {
                     .with_granularity(Granularity::PerBlock { extents });
                 check([16, 16], &scheme, &target.device);
             }
+            // The last ones have 16 rows: as blocks of 16, of which the others have two.
+            let scheme = Scheme::symmetric(NumberFormat::int(bits).narrow()).with_granularity(
+                Granularity::PerBlock {
+                    extents: vec![32, 1],
+                },
+            );
+            check([48, 16], &scheme, &target.device);
         }
     });
 }

@@ -89,19 +89,19 @@ impl Weights {
             return Ok(found);
         }
         // The same reshapes and swaps, of codes, scales and zero points.
-        let seen = |what: &dyn Fn(&QuantizedTensor) -> Result<Vec<f32>, DeployError>| {
+        let seen = |what: &dyn Fn(&QuantizedTensor) -> Vec<f32>| {
             let mut values = parameters.to_vec();
             for (value, parameter) in values.iter_mut().zip(graph.parameters()) {
                 if let Some(weight) = quantization.weights.get(&parameter.path) {
-                    let data = TensorData::new(what(weight)?, weight.shape().to_vec());
+                    let data = TensorData::new(what(weight), weight.shape().to_vec());
                     *value = Dispatch::float_from_data(data, &value.device());
                 }
             }
             Ok::<_, DeployError>(graph.constant_values(&values)?)
         };
-        let codes = seen(&|weight| Ok(weight.codes().iter().map(|code| *code as f32).collect()))?;
-        let scales = seen(&|weight| per_element(weight, weight.scale()))?;
-        let zero_points = seen(&|weight| per_element(weight, weight.zero_point()))?;
+        let codes = seen(&|weight| weight.codes().iter().map(|code| *code as f32).collect())?;
+        let scales = seen(&|weight| weight.of_elements(weight.scale()))?;
+        let zero_points = seen(&|weight| weight.of_elements(weight.zero_point()))?;
         for (id, position) in origins {
             let parameter = &graph.parameters()[position];
             let Some(weight) = quantization.weights.get(&parameter.path) else {
@@ -188,7 +188,7 @@ pub(super) fn rounded(
         };
         // Those of a model's own quantizers are so already, and not held twice.
         if !is_rounded(value, weight)? {
-            let data = TensorData::new(values_of(weight)?, weight.shape().to_vec());
+            let data = TensorData::new(values_of(weight), weight.shape().to_vec());
             *value = Dispatch::float_from_data(data, &value.device());
         }
     }
@@ -197,13 +197,13 @@ pub(super) fn rounded(
 
 /// Whether a parameter has the values that the codes stand for.
 fn is_rounded(parameter: &DispatchTensor, weight: &QuantizedTensor) -> Result<bool, DeployError> {
-    Ok(HostTensor::read(parameter.clone())?.floats() == values_of(weight)?)
+    Ok(HostTensor::read(parameter.clone())?.floats() == values_of(weight))
 }
 
 /// What the codes stand for.
-fn values_of(weight: &QuantizedTensor) -> Result<Vec<f32>, DeployError> {
-    let scales = per_element(weight, weight.scale())?;
-    let zeros = per_element(weight, weight.zero_point())?;
+fn values_of(weight: &QuantizedTensor) -> Vec<f32> {
+    let scales = weight.of_elements(weight.scale());
+    let zeros = weight.of_elements(weight.zero_point());
     let format = weight.scheme().format;
     let number = |code: i32| match format.is_int() {
         true => code as f32,
@@ -211,23 +211,7 @@ fn values_of(weight: &QuantizedTensor) -> Result<Vec<f32>, DeployError> {
     };
     let steps = weight.codes().iter().zip(zeros);
     let steps = steps.map(|(code, zero)| number(*code) - zero);
-    Ok(steps.zip(scales).map(|(steps, s)| steps * s).collect())
-}
-
-/// The value of each element's group.
-fn per_element(weight: &QuantizedTensor, of_group: &[f32]) -> Result<Vec<f32>, DeployError> {
-    let groups = weight.scheme().group_shape(weight.shape())?;
-    let shape = weight.shape();
-    let value = |mut index: usize| {
-        let (mut group, mut stride) = (0, 1);
-        for (size, count) in shape.iter().zip(&groups).rev() {
-            group += index % size / (size / count) * stride;
-            index /= size;
-            stride *= count;
-        }
-        of_group[group]
-    };
-    Ok((0..weight.codes().len()).map(value).collect())
+    steps.zip(scales).map(|(steps, s)| steps * s).collect()
 }
 
 /// Tensors that are a parameter, looked at in another way.
@@ -282,7 +266,8 @@ fn spread(shape: &[usize], scales: &[f32], zeros: &[f32]) -> Option<(Spread, Vec
         [ones @ .., rows, columns] if ones.iter().all(|one| *one == 1) => (*rows, *columns),
         _ => return None,
     };
-    let block = (1..=rows)
+    // Of one row, there would be a scale for each weight.
+    let block = (2..=rows)
         .rev()
         .filter(|block| rows.is_multiple_of(*block))
         .find(|block| {

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
 use burn_lean_reparam::bits;
 use serde::{Deserialize, Serialize};
 
+use crate::format::groups::Groups;
 use crate::{
     QuantError, QuantParams, Scheme,
     fake::{from_codes, qparams::is_scale, to_codes},
@@ -154,13 +155,13 @@ impl QuantizedTensor {
         mut self,
         zeros: impl Iterator<Item = bool>,
     ) -> Result<Self, QuantError> {
-        let groups = self.scheme.group_shape(&self.shape)?;
+        let groups = self.groups()?;
         for index in zeros
             .enumerate()
             .filter_map(|(index, zero)| zero.then_some(index))
         {
             self.codes[index] = match self.scheme.format.is_int() {
-                true => self.zero_point[group_index(index, &self.shape, &groups)] as i32,
+                true => self.zero_point[groups.of_element(index)] as i32,
                 false => 0,
             };
         }
@@ -215,6 +216,25 @@ impl QuantizedTensor {
         &self.scheme
     }
 
+    /// For each element the one of these values, row-major as [`scale`](Self::scale), that is its group's.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer than groups.
+    pub fn of_elements<T: Copy>(&self, of_groups: &[T]) -> Vec<T> {
+        let groups = self
+            .groups()
+            .expect("the scheme was found to fit the shape");
+        let elements = 0..self.codes.len();
+        elements
+            .map(|index| of_groups[groups.of_element(index)])
+            .collect()
+    }
+
+    pub(crate) fn groups(&self) -> Result<Groups, QuantError> {
+        Groups::new(&self.scheme.granularity, &self.shape)
+    }
+
     /// The largest difference to `other`, in steps of this tensor's scales, rounded up.
     ///
     /// # Errors
@@ -223,13 +243,13 @@ impl QuantizedTensor {
     pub(crate) fn largest_difference(&self, other: &Self) -> Result<u32, QuantError> {
         QuantError::expect_len("codes", self.codes.len(), other.codes.len())?;
         QuantError::expect_len("scales", self.scale.len(), other.scale.len())?;
-        let groups = self.scheme.group_shape(&self.shape)?;
+        let groups = self.groups()?;
         let value = |tensor: &Self, index: usize, group: usize| {
             let steps = f64::from(tensor.codes[index]) - f64::from(tensor.zero_point[group]);
             steps * f64::from(tensor.scale[group])
         };
         let difference = |index: usize| {
-            let group = group_index(index, &self.shape, &groups);
+            let group = groups.of_element(index);
             let off = value(self, index, group) - value(other, index, group);
             (off / f64::from(self.scale[group])).abs().ceil() as u32
         };
@@ -315,19 +335,6 @@ fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
     (0..rows * columns).map(place).collect()
 }
 
-/// Row-major index of the group that holds row-major element `index`, in a grid of `groups`.
-pub(crate) fn group_index(mut index: usize, shape: &[usize], groups: &[usize]) -> usize {
-    let mut group = 0;
-    let mut stride = 1;
-    for (len, count) in shape.iter().zip(groups).rev() {
-        let coordinate = index % len;
-        index /= len;
-        group += coordinate / (len / count) * stride;
-        stride *= count;
-    }
-    group
-}
-
 /// Smallest and largest code of a scheme; bit patterns for float formats.
 pub(crate) fn code_range(scheme: &Scheme) -> (i32, i32) {
     match scheme.format.is_int() {
@@ -370,16 +377,5 @@ mod tests {
             }
         }
         assert_eq!(unpack(&[0, 0], 4, true, 5), None);
-    }
-
-    #[test]
-    fn groups_are_counted_in_row_major_order() {
-        // [4, 6] in blocks of [2, 3]
-        let groups: Vec<usize> = (0..24).map(|i| group_index(i, &[4, 6], &[2, 2])).collect();
-        let row = |a, b| vec![a, a, a, b, b, b];
-        assert_eq!(
-            groups,
-            [row(0, 1), row(0, 1), row(2, 3), row(2, 3)].concat()
-        );
     }
 }

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use layout::{Levels, little_endian_words, swapped};
 
-use crate::codes::quantized_tensor::{group_index, unpack};
+use crate::codes::quantized_tensor::unpack;
+use crate::format::groups::Groups;
 use crate::{
     Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, Scheme, format::ScaleFormat,
 };
@@ -175,14 +176,22 @@ impl QuantizedTensor {
             Some(_) => swapped(&scales, &stored_order(&blocks), packed_axis),
         };
         // The scale of a group is that of each of its blocks.
-        let groups = scheme.group_shape(&shape)?;
-        let divides = |(blocks, groups): (&usize, &usize)| blocks.is_multiple_of(*groups);
-        if !blocks.iter().zip(&groups).all(divides) {
+        let groups = Groups::new(&scheme.granularity, &shape)?;
+        let extents: Vec<usize> = shape.iter().zip(&blocks).map(|(len, n)| len / n).collect();
+        let divides = |(common, extent): (usize, &usize)| common.is_multiple_of(*extent);
+        let is_held_whole = stored.block_size().is_none();
+        if !is_held_whole
+            && !groups
+                .common_extents()
+                .into_iter()
+                .zip(&extents)
+                .all(divides)
+        {
             return Err(foreign());
         }
-        let mut of_group = vec![None; groups.iter().product()];
+        let mut of_group = vec![None; groups.count()];
         for (block, scale) in scales.iter().enumerate() {
-            let group = group_index(block, &blocks, &groups);
+            let group = groups.of_element(first_element(block, &blocks, &extents, &shape));
             if *of_group[group].get_or_insert(*scale) != *scale {
                 return Err(foreign());
             }
@@ -239,11 +248,8 @@ impl QuantizedTensor {
         if rank > MAX_RANK {
             return Err(self.unsupported("Burn's blocks have at most five axes"));
         }
-        let groups = self.scheme().group_shape(self.shape())?;
-        let extents = self.shape().iter().zip(&groups);
-        let blocks: Vec<u8> = extents
-            .map(|(len, count)| largest_divisor(len / count))
-            .collect();
+        let common = self.groups()?.common_extents();
+        let blocks: Vec<u8> = common.into_iter().map(largest_divisor).collect();
         let elements: usize = self.shape().iter().product();
         let per_block: usize = blocks.iter().map(|extent| usize::from(*extent)).product();
         let bits = usize::from(self.scheme().format.bits());
@@ -270,9 +276,9 @@ impl QuantizedTensor {
             return Ok(None);
         };
         let axis = self.shape().len() - 1 - from_last;
-        let groups = self.scheme().group_shape(self.shape())?[axis];
-        let fits = (self.shape()[axis] / groups).is_multiple_of(32 / value.size_bits());
-        Ok((groups > 1 && !fits).then_some(axis))
+        let groups = self.groups()?;
+        let fits = groups.common_extents()[axis].is_multiple_of(32 / value.size_bits());
+        Ok((groups.shape()[axis] > 1 && !fits).then_some(axis))
     }
 
     fn granularity(&self) -> &Granularity {
@@ -286,6 +292,17 @@ impl QuantizedTensor {
             reason: reason.into(),
         }
     }
+}
+
+/// Row-major index of the first element of a block, in a grid of blocks of these extents.
+fn first_element(mut block: usize, grid: &[usize], extents: &[usize], shape: &[usize]) -> usize {
+    let (mut index, mut stride) = (0, 1);
+    for axis in (0..grid.len()).rev() {
+        index += block % grid[axis] * extents[axis] * stride;
+        block /= grid[axis];
+        stride *= shape[axis];
+    }
+    index
 }
 
 /// Axes of Burn's `BlockSize`.

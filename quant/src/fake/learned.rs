@@ -1,7 +1,7 @@
 //! Fake quantization with a learned scale and zero point: LSQ and LSQ+.
 
 use burn::backend::Dispatch;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::fake::kernel::Rule;
@@ -84,13 +84,14 @@ pub fn fake_quantize_learned<const D: usize>(
     let Some(rule) = Rule::new(&x, qparams, scheme) else {
         return x;
     };
-    let dtype = x.dtype();
-    let y = Dispatch::fake_quantize_learned(
-        x.cast(FloatDType::F32).into_dispatch(),
-        qparams.scale.clone().into_dispatch(),
-        qparams.zero_point.clone().into_dispatch(),
-        rule,
-        gradient,
-    );
-    Tensor::<D>::from_dispatch(y).cast(dtype)
+    rule.in_whole_groups(x, |x, rule| {
+        let [scale, zero_point] = [&qparams.scale, &qparams.zero_point];
+        Dispatch::fake_quantize_learned(
+            x,
+            scale.clone().into_dispatch(),
+            zero_point.clone().into_dispatch(),
+            rule,
+            gradient,
+        )
+    })
 }

@@ -1,12 +1,12 @@
 //! Quantize and dequantize in float, with a gradient that passes through the rounding.
 
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::fake::compiled;
 use crate::fake::kernel::Rule;
 use crate::fake::straight_through::StraightThrough;
-use crate::format::groups::Groups;
+use crate::format::groups::{Groups, Padding};
 use crate::{QuantParams, Scheme};
 
 /// Rounds `x` to the numbers that the scheme can represent.
@@ -49,14 +49,15 @@ pub fn fake_quantize<const D: usize>(
     let Some(rule) = Rule::new(&x, qparams, scheme) else {
         return x;
     };
-    let dtype = x.dtype();
-    let y = Dispatch::fake_quantize(
-        x.cast(FloatDType::F32).into_dispatch(),
-        qparams.scale.clone().into_dispatch(),
-        qparams.zero_point.clone().into_dispatch(),
-        rule,
-    );
-    Tensor::<D>::from_dispatch(y).cast(dtype)
+    rule.in_whole_groups(x, |x, rule| {
+        let [scale, zero_point] = [&qparams.scale, &qparams.zero_point];
+        Dispatch::fake_quantize(
+            x,
+            scale.clone().into_dispatch(),
+            zero_point.clone().into_dispatch(),
+            rule,
+        )
+    })
 }
 
 impl Rule {
@@ -88,5 +89,18 @@ impl Rule {
             grid: scheme.format.grid(),
             groups,
         })
+    }
+
+    /// What `quantize` makes of `x` in F32 and in whole groups, as `x` is. Added zeros get no gradient.
+    pub(crate) fn in_whole_groups<const D: usize>(
+        self,
+        x: Tensor<D>,
+        quantize: impl FnOnce(DispatchTensor, Self) -> DispatchTensor,
+    ) -> Tensor<D> {
+        let dtype = x.dtype();
+        let groups = self.groups.clone();
+        let x = groups.pad(x.cast(FloatDType::F32).into_dispatch(), Padding::Zeros);
+        let y = groups.cut_off(quantize(x, self));
+        Tensor::<D>::from_dispatch(y).cast(dtype)
     }
 }

@@ -10,7 +10,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use crate::fake::compiled;
 use crate::fake::kernel::Kernel;
-use crate::format::groups::Groups;
+use crate::format::groups::{Groups, Padding};
 use crate::{QuantError, Scheme};
 
 /// The lowest and the highest value of each group.
@@ -50,7 +50,8 @@ impl Range {
         compiled::check(&x.device())?;
         let groups = Groups::new(&scheme.granularity, &x.dims())?;
         let x = x.clone().detach().cast(FloatDType::F32);
-        let (min, max) = Dispatch::group_range(x.into_dispatch(), groups);
+        let x = groups.pad(x.into_dispatch(), Padding::Edge);
+        let (min, max) = Dispatch::group_range(x, groups);
         Ok(Self {
             min: Tensor::from_dispatch(min),
             max: Tensor::from_dispatch(max),

@@ -60,8 +60,8 @@ pub enum Granularity {
     /// # Ok::<(), burn_lean_quant::QuantError>(())
     /// ```
     PerBlock {
-        /// Extents along the last axes of the tensor; 1 along those before. Each must divide the
-        /// tensor's.
+        /// Extents along the last axes of the tensor; 1 along those before. The last block along an
+        /// axis has what is left.
         extents: Vec<usize>,
     },
 }
@@ -178,8 +178,8 @@ impl Scheme {
     ///
     /// # Errors
     ///
-    /// If choices of the scheme contradict each other, or the shape has not the axis or cannot be
-    /// cut into the blocks of the granularity.
+    /// If choices of the scheme contradict each other, or the shape has not the axes of the
+    /// granularity, or no elements.
     pub fn validate(&self, shape: &[usize]) -> Result<(), QuantError> {
         self.validate_choices()?;
         Groups::new(&self.granularity, shape).map(|_| ())
@@ -214,7 +214,16 @@ impl Scheme {
                  symmetric mapping",
             );
         }
-        Ok(())
+        match &self.granularity {
+            Granularity::PerBlock { extents } if extents.contains(&0) => {
+                Err(QuantError::InvalidConfig {
+                    field: "extents",
+                    value: format!("{extents:?}"),
+                    expected: "at least 1 along each axis",
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The number of groups along each axis of a tensor of this shape; row-major, it is the order

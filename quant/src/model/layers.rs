@@ -15,9 +15,6 @@ pub(crate) struct Weight {
     pub(crate) axis: Option<usize>,
     /// Whether the layer's input is a float tensor that a `forward_q` can quantize.
     pub(crate) float_input: bool,
-    /// Lengths of the last axes of the layer's input and output, where the weight tells.
-    pub(crate) input_width: Option<usize>,
-    pub(crate) output_width: Option<usize>,
     /// Whether the layer's output is an operand of one of an attention's products.
     pub(crate) attention_operand: bool,
     /// Whether it is the query projection of an attention.
@@ -73,15 +70,6 @@ fn output_axis(container: &str, rank: usize) -> Option<usize> {
     }
 }
 
-/// Lengths of the last axes of a layer's input and output by container and shape of its weight.
-fn widths(container: &str, shape: &[usize]) -> (Option<usize>, Option<usize>) {
-    match (container, shape) {
-        ("Struct:Linear", [input, output]) => (Some(*input), Some(*output)),
-        ("Struct:Embedding", [_, width]) => (None, Some(*width)),
-        _ => (None, None),
-    }
-}
-
 impl PathVisitor for Layers {
     fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
         if D < 2 || at.is_attached() {
@@ -99,7 +87,6 @@ impl PathVisitor for Layers {
         };
         let recurrent = above.is_some_and(|(_, parent)| parent == "Struct:GateController");
         let shape = param.base().shape().to_vec();
-        let (input_width, output_width) = widths(container, &shape);
         self.weights.push(Weight {
             path: at.path(),
             id: param.id,
@@ -108,8 +95,6 @@ impl PathVisitor for Layers {
             axis,
             // Indices, and a call with offsets that no `forward_q` makes.
             float_input: !matches!(container, "Struct:Embedding" | "Struct:DeformConv2d"),
-            input_width,
-            output_width,
             attention_operand: matches!(projection, "query" | "key" | "value"),
             attention_query: projection == "query",
             recurrent,

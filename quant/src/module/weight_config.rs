@@ -19,7 +19,7 @@ pub enum WeightGranularity {
     /// Those of one output channel and `size` neighbouring input channels; of an embedding, `size`
     /// neighbours in a row.
     PerBlock {
-        /// Input channels in a block; must divide their number.
+        /// Input channels in a block; the last has what is left.
         size: usize,
     },
 }

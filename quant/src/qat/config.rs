@@ -16,7 +16,7 @@ use crate::qat::attach::AttachQuantizers;
 use crate::qat::choices::Choices;
 use crate::qat::found_sites::FoundSites;
 use crate::qat::overrides::Override;
-use crate::{FakeQuantize, FakeQuantizeConfig, Granularity, NumberFormat, QuantError, Schedule};
+use crate::{FakeQuantize, FakeQuantizeConfig, NumberFormat, QuantError, Schedule};
 use crate::{
     Scheme, WeightConfig, WeightQuantizer,
     module::{SiteQuantizers, map_quantizers},
@@ -93,8 +93,7 @@ impl QatConfig {
     /// # Errors
     ///
     /// The model comes back in the error: choices that contradict each other or do not fit a
-    /// weight's shape, blocks of activations that do not divide the inputs or outputs of a linear
-    /// layer, a group or an override that matches nothing, a weight that already carries a
+    /// weight's shape, a group or an override that matches nothing, a weight that already carries a
     /// reparameterization (a second `prepare`, for example).
     pub fn prepare<M: Module>(&self, model: M) -> Result<M, Rejected<M, QuantError>> {
         let quantizers = match self.reparameterizer(&model) {
@@ -339,10 +338,8 @@ impl QatConfig {
         };
         let of_weight = choices.weight.quantizer(&weight.shape, axis, input_axis);
         let of_weight = of_weight.init_for(&weight.shape, &weight.device)?;
-        let activation = |site: &str, wanted: bool, role, ordinal, width| match &choices.activation
-        {
+        let activation = |site: &str, wanted: bool, role, ordinal| match &choices.activation {
             Some(config) if wanted => {
-                check_blocks(&config.scheme, width)?;
                 let quantizer = config.init(&weight.device)?;
                 Ok(Some(named(quantizer, site, role, ordinal)))
             }
@@ -364,32 +361,18 @@ impl QatConfig {
             let is_field = matches!(role, Role::Output | Role::Probabilities);
             if !(is_field && ordinal == 0) {
                 let site = format!("sites.{}", sites::name(role, ordinal));
-                let quantizer = activation(&site, true, role, ordinal, None)?;
+                let quantizer = activation(&site, true, role, ordinal)?;
                 quantizer.into_iter().for_each(|one| others.push(one));
             }
         }
         let of_weight = of_weight.with_enabled(!choices.skip_weight);
-        let (input, width) = (weight.float_input, weight.input_width);
+        let input = weight.float_input;
         Ok(Some(WeightQuantizer {
             weight: named(of_weight, "weight", Role::Weight, 0),
-            input: activation("input", input, Role::Input, 0, width)?,
-            output: activation("output", output, Role::Output, 0, weight.output_width)?,
-            attention: activation("attention", attention, Role::Probabilities, 0, None)?,
+            input: activation("input", input, Role::Input, 0)?,
+            output: activation("output", output, Role::Output, 0)?,
+            attention: activation("attention", attention, Role::Probabilities, 0)?,
             sites: others,
         }))
-    }
-}
-
-/// Refuses blocks that do not divide the last axis of an activation. How long its other axes are,
-/// only the activation tells.
-fn check_blocks(scheme: &Scheme, width: Option<usize>) -> Result<(), QuantError> {
-    match (&scheme.granularity, width) {
-        (Granularity::PerBlock { extents }, Some(width)) => {
-            let last = extents.last().copied().into_iter().collect();
-            let of_last_axis = Granularity::PerBlock { extents: last };
-            let scheme = scheme.clone().with_granularity(of_last_axis);
-            scheme.validate(&[width])
-        }
-        _ => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Where the matrices of a layer are in its weight.
 
-use crate::codes::quantized_tensor::{code_range, group_index};
+use crate::codes::quantized_tensor::code_range;
 use crate::model::channel_layout::ChannelLayout;
 use crate::model::float_parameters::FloatParameter;
 use crate::{
@@ -15,8 +15,8 @@ pub(super) fn grid(
     rows: usize,
     columns: usize,
 ) -> Result<WeightGrid, QuantError> {
-    let groups = weight.scheme().group_shape(weight.shape())?;
-    let group = |index: &usize| group_index(*index, weight.shape(), &groups);
+    let groups = weight.groups()?;
+    let group = |index: &usize| groups.of_element(*index);
     WeightGrid::new(
         [rows, columns],
         indices.iter().map(|index| values[*index]).collect(),

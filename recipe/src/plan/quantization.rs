@@ -55,7 +55,8 @@ pub struct QuantizeStage {
     /// Numbers of the inputs of layers; unsigned ones get a zero point. Default: `uint8`.
     #[serde(default = "uint8")]
     pub activations: Numbers,
-    /// Neighbouring input channels that share a scale; must divide their number. Default: all those
+    /// Neighbouring input channels that share a scale; the last has what is left, and
+    /// `rounding = "fisher"` needs a divisor of their number. Default: all those
     /// of an output channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<usize>,
@@ -203,6 +204,10 @@ impl QuantizeStage {
             None => self.ptq().qat_config(),
         };
         match config.reparameterizer(model) {
+            Ok(_) if self.rounding == RoundingMethod::Fisher => {
+                let grids = self.joint(model)?.layers(model);
+                grids.map(drop).map_err(|error| error.at(stage))
+            }
             Ok(_) => Ok(()),
             Err(QuantError::UnknownPath { pattern, known }) => {
                 let given = self.exclude.iter().find(|text| anywhere(text) == pattern);

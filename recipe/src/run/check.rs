@@ -9,7 +9,7 @@ use crate::RecipeError;
 use crate::plan::Check;
 
 impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
-    /// Refuses paths that no parameter has, blocks that do not divide a weight, and Fisher samples that
+    /// Refuses paths that no parameter has, grids that do not fit a weight, and Fisher samples that
     /// no batch is large enough for.
     pub(crate) fn check(&self, model: &M) -> Result<(), RecipeError> {
         let paths = paths(model);

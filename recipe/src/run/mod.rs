@@ -199,7 +199,7 @@ impl<'a> Run<'a> {
     /// - Before anything is computed: those of [`Recipe::validate`], [`RecipeError::TaskLacks`], of
     ///   the dtype on this device, [`RecipeError::StateOfAnotherRun`], [`RecipeError::Invalid`] for
     ///   what does not fit the parameters of the model or the batches, and [`RecipeError::Stage`] for
-    ///   blocks of `quantize` that do not divide a weight.
+    ///   blocks of `quantize` that rounding with the Fisher cannot use.
     /// - [`RecipeError::Stage`] with what a stage says; [`RecipeError::Interrupted`] by the callback;
     ///   [`RecipeError::State`] and [`RecipeError::Io`] of files.
     pub fn run<M, I, T, O>(

@@ -4,7 +4,7 @@ use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype
 use burn::tensor::{DType, TensorData};
 
 use crate::QuantizedTensor;
-use crate::codes::quantized_tensor::group_index;
+use crate::codes::storage::first_element;
 
 /// Burn's scale levels: one for the tensor, or one for each block.
 pub(super) struct Levels {
@@ -54,25 +54,10 @@ impl Levels {
 
 /// The scale of each block: that of the group it is a part of.
 fn block_scales(tensor: &QuantizedTensor, blocks: &[u8], grid: &[usize]) -> Vec<f32> {
-    let groups = tensor
-        .scheme()
-        .group_shape(tensor.shape())
-        .unwrap_or_default();
-    let first_element = |mut block: usize| {
-        let mut index = 0;
-        let mut stride = 1;
-        for axis in (0..grid.len()).rev() {
-            index += block % grid[axis] * usize::from(blocks[axis]) * stride;
-            block /= grid[axis];
-            stride *= tensor.shape()[axis];
-        }
-        index
-    };
+    let extents: Vec<usize> = blocks.iter().map(|extent| usize::from(*extent)).collect();
+    let of_elements = tensor.of_elements(tensor.scale());
     (0..grid.iter().product())
-        .map(|block| {
-            let group = group_index(first_element(block), tensor.shape(), &groups);
-            tensor.scale()[group]
-        })
+        .map(|block| of_elements[first_element(block, grid, &extents, tensor.shape())])
         .collect()
 }
 

@@ -47,6 +47,11 @@ impl Codes {
         }
         let groups = scheme.group_shape(weight.shape());
         let groups = groups.map_err(|error| error.to_string())?;
+        if weight.groups().is_ok_and(|groups| groups.are_ragged()) {
+            return Err(format!(
+                "{scheme} has a last group that is smaller than the others"
+            ));
+        }
         let shift = shift(scheme);
         let zero_points = weight.zero_point().iter();
         let found = Self {
