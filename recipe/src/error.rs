@@ -89,14 +89,22 @@ pub enum RecipeError {
         found: String,
     },
     /// A file of the state folder is damaged.
-    #[error(
-        "{path} is damaged: {reason}; remove the folders of this stage and of those after it to run them again"
-    )]
+    #[error("{path} is damaged: {reason}; remove {remove}")]
     State {
         /// The file.
         path: String,
         /// What is wrong.
         reason: String,
+        /// What is given up.
+        remove: &'static str,
+    },
+    /// Another run writes into the state folder.
+    #[error(
+        "the state in {folder} is in use by another run: wait for its end, or name another folder"
+    )]
+    StateInUse {
+        /// The state folder.
+        folder: String,
     },
     /// A file or folder cannot be read or written.
     #[error("{action} {path}: {reason}")]
@@ -164,10 +172,21 @@ impl RecipeError {
         }
     }
 
+    /// Of a file of a finished stage.
     pub(crate) fn state(path: &Path, reason: impl Display) -> Self {
         Self::State {
             path: path.display().to_string(),
             reason: reason.to_string(),
+            remove: "the folders of this stage and of those after it to run them again",
+        }
+    }
+
+    /// Of the file that says whose state it is.
+    pub(crate) fn run_file(path: &Path, reason: impl Display) -> Self {
+        Self::State {
+            path: path.display().to_string(),
+            reason: reason.to_string(),
+            remove: "the state folder to begin anew",
         }
     }
 
@@ -192,6 +211,7 @@ impl RecipeError {
             | Self::Interrupted { .. }
             | Self::StateOfAnotherRun { .. }
             | Self::State { .. }
+            | Self::StateInUse { .. }
             | Self::Stage { .. } => self,
             error => Self::Stage {
                 stage: stage.into(),

@@ -166,11 +166,17 @@ fn codes_that_contradict_their_entry_are_refused() {
     }
 }
 
+/// Also on ndarray, which holds each in a byte.
 #[test]
 fn codes_take_as_many_bits_in_the_file_as_their_format_has() {
-    let device = Device::flex();
+    [Device::flex(), Device::ndarray()]
+        .each_ref()
+        .map(takes_few_bits);
+}
+
+fn takes_few_bits(device: &Device) {
     let bytes = |bits| {
-        let model = converted(bits, Storage::Native, &device);
+        let model = converted(bits, Storage::Native, device);
         let sizes = SparseRecord::from_module(&model).unwrap().sizes().unwrap();
         let weight = sizes.tensors.into_iter().find(|one| one.path == "weight");
         let weight = weight.unwrap();

@@ -279,13 +279,16 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
         ("[[quantize]]\n[[quantize]]", "recipe", "quantize"),
     ];
     for (text, stage, field) in cases {
-        match Recipe::from_toml(text).unwrap_err() {
-            RecipeError::Invalid {
-                stage: found,
-                field: at,
-                ..
-            } => assert_eq!((found.as_str(), at), (stage, field), "{text}"),
-            other => panic!("{text}: {other:?}"),
+        let with_table = Recipe::from_toml_with::<()>(text, "task").map(|(recipe, ())| recipe);
+        for read in [Recipe::from_toml(text), with_table] {
+            match read.unwrap_err() {
+                RecipeError::Invalid {
+                    stage: found,
+                    field: at,
+                    ..
+                } => assert_eq!((found.as_str(), at), (stage, field), "{text}"),
+                other => panic!("{text}: {other:?}"),
+            }
         }
     }
 }

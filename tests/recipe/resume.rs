@@ -301,4 +301,26 @@ fn a_damaged_stage_is_an_error_and_not_a_model() {
     std::fs::write(&model, bytes).unwrap();
     let error = run(&recipe, folder.path(), None).unwrap_err();
     assert!(matches!(error, RecipeError::State { .. }), "{error:?}");
+    // What says whose state it is belongs to no stage.
+    std::fs::write(folder.path().join("state/run.json"), "{").unwrap();
+    let error = run(&recipe, folder.path(), None).unwrap_err().to_string();
+    assert!(
+        error.ends_with("remove the state folder to begin anew"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_state_that_another_run_writes_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    let state = folder.path().join("state");
+    std::fs::create_dir_all(&state).unwrap();
+    let other = std::fs::File::create(state.join("run.lock")).unwrap();
+    other.lock().unwrap();
+    let error = run(&recipe, folder.path(), None).unwrap_err();
+    assert!(matches!(error, RecipeError::StateInUse { .. }), "{error:?}");
+    // As the end of a process does.
+    drop(other);
+    run(&recipe, folder.path(), None).unwrap();
 }

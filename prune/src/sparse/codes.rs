@@ -2,7 +2,7 @@
 //!
 //! Burn writes codes one after the other, several to a word where they are small, and scales behind
 //! them. A pruned weight has the code 0, so that codes are stored without their zeros, as elements of
-//! other tensors are, and in as many bits as their format has, also where Burn keeps each in a byte.
+//! other tensors are, and in 2 or 4 bits where all of them fit, also where Burn keeps each in a byte.
 //! Nothing depends on which bytes are which: all of them come back.
 
 use burn::tensor::Shape;
@@ -84,11 +84,9 @@ pub(crate) fn encode(
     let mut codes = Codes::of(scheme, shape, bytes.len()).filter(|codes| codes.bits <= 8)?;
     let (values, scales) = bytes.split_at(bytes.len() - codes.scales);
     let mut values = codes.width().unpack(values, codes.count);
-    let fewer = scheme.value.size_bits();
-    if codes.bits == 8
-        && matches!(fewer, 2 | 4)
-        && values.iter().all(|code| signed(*code, fewer) == *code)
-    {
+    let fits = |bits: &usize| values.iter().all(|code| signed(*code, *bits) == *code);
+    let fewer = [2, 4].into_iter().find(fits);
+    if let (8, Some(fewer)) = (codes.bits, fewer) {
         codes.stored_bits = Some(fewer);
         values.iter_mut().for_each(|code| *code &= (1 << fewer) - 1);
     }

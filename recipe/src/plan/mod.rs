@@ -247,8 +247,17 @@ impl Recipe {
         text: &str,
         table: &str,
     ) -> Result<(Self, T), RecipeError> {
-        let value: serde_json::Value = toml::from_str(text).map_err(file_error)?;
-        Self::with_table(value, table)
+        // Not by way of JSON, which has no NaN to refuse.
+        let mut all: toml::Table = toml::from_str(text).map_err(file_error)?;
+        let own = match all.remove(table) {
+            None => T::default(),
+            Some(own) => own
+                .try_into()
+                .map_err(|error| file_error(format!("table `{table}`: {error}")))?,
+        };
+        let recipe: Self = all.try_into().map_err(file_error)?;
+        recipe.validate()?;
+        Ok((recipe, own))
     }
 
     fn with_table<T: DeserializeOwned + Default>(

@@ -1,6 +1,7 @@
 //! What a run keeps on disk: finished stages, and checkpoints of the one in progress.
 //!
 //! ```text
+//! DIR/run.lock              locked by the run that writes here
 //! DIR/run.json              the recipe, what the caller identifies the run by, and a checksum of the weights
 //!                           that it began with
 //! DIR/0-train/              a finished stage: model.bpk, stage.toml
@@ -13,7 +14,9 @@
 
 pub(crate) mod files;
 
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use burn::module::Module;
 use burn::store::ModuleRecord;
@@ -28,6 +31,7 @@ use serde_json::Value;
 use crate::{Recipe, RecipeError, Row};
 
 const RUN: &str = "run.json";
+const LOCK: &str = "run.lock";
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.toml";
 const VERSION: u32 = 1;
@@ -36,6 +40,8 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct State {
     folder: Option<PathBuf>,
+    /// Keeps other runs out for as long as it is open; the system gives it up when a process ends.
+    _lock: Option<Arc<File>>,
 }
 
 /// What the folder belongs to.
@@ -83,6 +89,7 @@ impl State {
             return Ok(Self::default());
         };
         create_folder(folder)?;
+        let lock = lock(folder)?;
         let path = folder.join(RUN);
         // Files at the end can be chosen anew.
         let recipe = Recipe {
@@ -102,12 +109,12 @@ impl State {
                 let text = serde_json::to_vec_pretty(&here);
                 FILES.write(
                     &path,
-                    &text.map_err(|error| RecipeError::state(&path, error))?,
+                    &text.map_err(|error| RecipeError::run_file(&path, error))?,
                 )?;
             }
             true => {
                 let there: Belongs = serde_json::from_slice(&FILES.read(&path)?)
-                    .map_err(|error| RecipeError::state(&path, error))?;
+                    .map_err(|error| RecipeError::run_file(&path, error))?;
                 let differs = |field: String, kept: String, found: String| {
                     Err(RecipeError::StateOfAnotherRun {
                         folder: folder.display().to_string(),
@@ -141,6 +148,7 @@ impl State {
         }
         Ok(Self {
             folder: Some(folder.into()),
+            _lock: Some(Arc::new(lock)),
         })
     }
 
@@ -219,6 +227,19 @@ impl State {
         };
         FILES.remove_folder(&folder.join(format!("{name}.checkpoints")))?;
         FILES.remove_folder(&folder.join(format!("{name}.solver")))
+    }
+}
+
+fn lock(folder: &Path) -> Result<File, RecipeError> {
+    let path = folder.join(LOCK);
+    let file =
+        File::create(&path).map_err(|error| RecipeError::io("cannot write", &path, error))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(RecipeError::StateInUse {
+            folder: folder.display().to_string(),
+        }),
+        // A file system without locks keeps nobody out.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
     }
 }
 

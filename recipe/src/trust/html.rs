@@ -1,6 +1,6 @@
 //! The report as one page.
 
-use super::{Energy, Share, Side, Trust, plots};
+use super::{Bounds, Energy, Share, Side, Trust, plots};
 use crate::RecipeError;
 use crate::plan::percent_text;
 
@@ -87,6 +87,9 @@ pub(super) fn page(trust: &Trust) -> Result<String, RecipeError> {
 }
 
 fn verdict(trust: &Trust) -> String {
+    if trust.bounds == Bounds::default() {
+        return "<p class=\"note\">No bound was given.</p>\n".into();
+    }
     if trust.broken.is_empty() {
         return "<p class=\"kept\">No bound is broken.</p>\n".into();
     }

@@ -119,7 +119,10 @@ pub struct Trust {
     /// Of each weight and of each quantized activation. Of two quantized models, one of which has its batch
     /// normalizations folded, weights do not compare.
     pub layers: Vec<LayerSqnr>,
-    /// The bounds that are broken.
+    /// The bounds that it was held against.
+    #[serde(default)]
+    pub bounds: Bounds,
+    /// Those that are broken.
     pub broken: Vec<BrokenBound>,
 }
 
@@ -229,6 +232,7 @@ impl TrustConfig {
             mcnemar_p: mcnemar(only_original, only_compressed),
             robustness,
             layers,
+            bounds: self.bounds,
             broken: Vec::new(),
         };
         trust.broken = self.bounds.broken(&trust);
