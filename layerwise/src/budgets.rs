@@ -45,12 +45,11 @@ pub fn share_budget(
     let mut kept: Vec<usize> = layers.iter().map(|layer| layer.weights()).collect();
     let mut left = weights;
     for (_, at) in removals {
-        let unit = layers[at].unit();
-        if left < keep + unit {
+        if left == keep {
             break;
         }
-        kept[at] -= unit;
-        left -= unit;
+        kept[at] -= 1;
+        left -= 1;
     }
     Ok(kept)
 }

@@ -51,7 +51,7 @@ fn the_back_solve_is_the_minimum_on_the_support() {
 fn elimination_is_greedy_optimal_brain_surgeon() {
     let layer = Layer::random(60, 8, 3, 12);
     let problem = layer.problem();
-    let elimination = Elimination::new(&problem, 1).unwrap();
+    let elimination = Elimination::new(&problem);
     let mut kept = vec![true; 24];
     let losses: Vec<f64> = elimination.losses().collect();
     assert_eq!(losses.len(), 24);
@@ -70,37 +70,6 @@ fn elimination_is_greedy_optimal_brain_surgeon() {
         let least = costs.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
         assert!(close(*loss, least.1, 1e-3), "{removed}: {loss} {}", least.1);
         kept[least.0] = false;
-    }
-}
-
-/// Pairs of weights leave together at the cost of both.
-#[test]
-fn units_leave_together() {
-    let layer = Layer::random(60, 8, 2, 13);
-    let problem = layer.problem();
-    let elimination = Elimination::new(&problem, 2).unwrap();
-    let losses: Vec<f64> = elimination.losses().collect();
-    assert_eq!(losses.len(), 8);
-    let costs = (0..8).map(|unit| {
-        let mut kept = vec![true; 8];
-        kept[unit % 4 * 2..unit % 4 * 2 + 2].fill(false);
-        layer.best(unit / 4, &kept).1
-    });
-    let least = costs.fold(f64::INFINITY, f64::min);
-    assert!(close(losses[0], least, 1e-3), "{} {least}", losses[0]);
-    let all: f64 = losses.iter().sum();
-    let nothing: f64 = (0..2).map(|row| layer.loss(row, &[0.0; 8])).sum();
-    assert!(close(all, nothing, 1e-4), "{all} {nothing}");
-    for count in 0..=8 {
-        let keep = Keep::Blocks { size: 2, count };
-        let support = solve(&problem, &keep, &Method::Obs).unwrap().support;
-        assert!(
-            support
-                .kept()
-                .chunks_exact(2)
-                .all(|unit| unit[0] == unit[1])
-        );
-        assert_eq!(support.count(), 2 * count);
     }
 }
 
@@ -163,7 +132,6 @@ fn all_methods_obey_all_shapes() {
         Keep::PerRow(5),
         Keep::NOfM { n: 2, m: 4 },
         Keep::NOfM { n: 1, m: 3 },
-        Keep::Blocks { size: 3, count: 7 },
     ] {
         for method in METHODS {
             let solution = solve(&problem, &keep, &method).unwrap();
@@ -172,7 +140,6 @@ fn all_methods_obey_all_shapes() {
                 Keep::Weights(count) => count,
                 Keep::PerRow(count) => 5 * count,
                 Keep::NOfM { n, m } => 60 / m * n,
-                Keep::Blocks { size, count } => size * count,
             };
             assert_eq!(solution.support.count(), most, "{keep:?} {method:?}");
             let pairs = solution.weights.iter().zip(kept);
@@ -181,9 +148,6 @@ fn all_methods_obey_all_shapes() {
             match keep {
                 Keep::PerRow(n) => assert!(kept.chunks(12).all(|row| count(row) == n)),
                 Keep::NOfM { n, m } => assert!(kept.chunks(m).all(|group| count(group) == n)),
-                Keep::Blocks { size, .. } => {
-                    assert!(kept.chunks(size).all(|block| count(block) % size == 0));
-                }
                 Keep::Weights(_) => {}
             }
             let rows = solution.weights.chunks(12).enumerate();
@@ -204,7 +168,7 @@ fn all_methods_obey_all_shapes() {
 fn a_budget_goes_where_it_matters() {
     let one = Layer::random(60, 6, 4, 17);
     let two = Layer::random(60, 8, 3, 18);
-    let eliminations = [&one, &two].map(|layer| Elimination::new(&layer.problem(), 1).unwrap());
+    let eliminations = [&one, &two].map(|layer| Elimination::new(&layer.problem()));
     let layers: Vec<&Elimination> = eliminations.iter().collect();
     let even = share_budget(&layers, &[1.0, 1.0], 20).unwrap();
     assert_eq!(even.iter().sum::<usize>(), 20);

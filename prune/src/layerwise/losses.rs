@@ -47,7 +47,7 @@ pub(crate) fn shares<O: Tensors>(
             source,
         };
         let problem = LayerProblem::new(&gram, &read(original)?, &config).map_err(located)?;
-        let elimination = Elimination::new(&problem, 1).map_err(located)?;
+        let elimination = Elimination::new(&problem);
         measured.push((path, problem.scale(), elimination));
     }
     let keep = measured.iter().map(|(path, _, _)| counts[path]).sum();
