@@ -41,8 +41,6 @@
 //!   [`awq`](ptq::awq): factors for [`rescale`](ptq::rescale);
 //! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales, their float values
 //!   computed once or at every use ([`Dequantize`]); [`compare`]: how close the converted model is;
-//! - [`QuantizedGraph`](deploy::QuantizedGraph): scale and zero point of every operand of a
-//!   recorded forward pass;
 //! - [`save_safetensors`] and [`LoadConfig`]: files with as many bits as the codes have.
 //!
 //! # Rooms
