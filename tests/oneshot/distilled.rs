@@ -1,7 +1,7 @@
 //! Fine-tuning a pruned model towards the original.
 
 use burn::tensor::{Device, Tensor};
-use burn_lean::oneshot::{OneShot, Preset, load_compressed};
+use burn_lean::oneshot::{OneShot, load_compressed};
 
 use crate::checkpoint::Windows;
 use crate::finetune::{Finetuning, divergence, finetune};
@@ -57,7 +57,7 @@ fn the_divergence_and_its_gradient_are_those_of_the_formula() {
 fn a_single_step_is_one() {
     let device = Device::flex();
     let original = small_llama(&device);
-    let done = OneShot::new(Preset::sparse_2_4())
+    let done = OneShot::new("sparse-2:4".parse().unwrap())
         .compress(original.clone(), tokens(&device), |model, x| {
             model.forward(x)
         })
@@ -76,7 +76,7 @@ fn a_single_step_is_one() {
 fn the_model_comes_closer_to_the_original_and_its_zeros_stay() {
     let device = Device::flex();
     let original = small_llama(&device);
-    let done = OneShot::new(Preset::sparse_2_4())
+    let done = OneShot::new("sparse-2:4".parse().unwrap())
         .compress(original.clone(), tokens(&device), |model, x| {
             model.forward(x)
         })
