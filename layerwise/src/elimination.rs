@@ -18,73 +18,44 @@ use crate::{Keep, LayerProblem, Support};
 /// A share of removed weights at which a row's system is made smaller.
 const COMPACT_AT: usize = 4;
 
-/// The order in which the weights of a layer leave, and what each of them costs.
-#[derive(Debug, Clone)]
-pub struct Elimination {
-    outputs: usize,
-    features: usize,
-    /// Row, feature, loss.
-    sequence: Vec<(usize, usize, f64)>,
-}
-
-impl Elimination {
-    /// From all weights down to none.
-    pub fn new(problem: &LayerProblem) -> Self {
-        let rows = each_row(problem, |row| row.eliminate(0, |_| true));
-        Self {
-            outputs: problem.outputs(),
-            features: problem.features(),
-            sequence: merge(problem, rows),
-        }
-    }
-
-    /// What removing one weight after the other costs, in their order: the increase of the objective.
-    pub fn losses(&self) -> impl ExactSizeIterator<Item = f64> + '_ {
-        self.sequence.iter().map(|(_, _, loss)| *loss)
-    }
-
-    /// Weights before any is removed.
-    pub fn weights(&self) -> usize {
-        self.sequence.len()
-    }
-
-    /// What is left when so many weights are kept.
-    fn support(&self, weights: usize) -> Support {
-        let kept = weights.min(self.sequence.len());
-        let mut support = Support::of(self.features, vec![false; self.outputs * self.features]);
-        for (row, feature, _) in &self.sequence[self.sequence.len() - kept..] {
-            support.row_mut(*row)[*feature] = true;
-        }
-        support
-    }
-}
-
 /// The support that optimal brain surgeon leaves from all weights.
 pub(crate) fn obs(problem: &LayerProblem, keep: &Keep) -> Support {
     let (o, d) = (problem.outputs(), problem.features());
-    let removed = match *keep {
-        Keep::Weights(count) => return Elimination::new(problem).support(count),
-        Keep::PerRow(count) => each_row(problem, |row| row.eliminate(count, |_| true)),
-        Keep::NOfM { n, m } => each_row(problem, |row| {
+    let removed: Vec<(usize, usize)> = match *keep {
+        Keep::Weights(count) => {
+            let mut order = merge(problem, each_row(problem, |row| row.eliminate(0, |_| true)));
+            order.truncate(o * d - count);
+            order
+        }
+        Keep::PerRow(count) => in_rows(each_row(problem, |row| row.eliminate(count, |_| true))),
+        Keep::NOfM { n, m } => in_rows(each_row(problem, |row| {
             let mut left = vec![m; d / m];
             row.eliminate(d / m * n, |place: usize| {
                 let may_leave = left[place / m] > n;
                 left[place / m] -= usize::from(may_leave);
                 may_leave
             })
-        }),
+        })),
     };
     let mut support = Support::full(o, d);
-    for (row, removed) in removed.into_iter().enumerate() {
-        for (feature, _) in removed {
-            support.row_mut(row)[feature] = false;
-        }
+    for (row, feature) in removed {
+        support.row_mut(row)[feature] = false;
     }
     support
 }
 
+/// Row and feature of each weight.
+fn in_rows(rows: Vec<Vec<(usize, f64)>>) -> Vec<(usize, usize)> {
+    let rows = rows.into_iter().enumerate();
+    rows.flat_map(|(row, removed)| removed.into_iter().map(move |(feature, _)| (row, feature)))
+        .collect()
+}
+
 /// Shows the system of all weights of each row, in parallel.
-fn each_row<T: Send>(problem: &LayerProblem, see: impl Fn(&mut Row) -> T + Sync) -> Vec<T> {
+fn each_row(
+    problem: &LayerProblem,
+    see: impl Fn(&mut Row) -> Vec<(usize, f64)> + Sync,
+) -> Vec<Vec<(usize, f64)>> {
     let d = problem.features();
     let (inverse, weights) = (problem.factor().inverse(), problem.optimum());
     (0..problem.outputs())
@@ -98,8 +69,8 @@ fn each_row<T: Send>(problem: &LayerProblem, see: impl Fn(&mut Row) -> T + Sync)
         .collect()
 }
 
-/// The greedy order over all rows.
-fn merge(problem: &LayerProblem, rows: Vec<Vec<(usize, f64)>>) -> Vec<(usize, usize, f64)> {
+/// The greedy order over all rows: row and feature of each weight.
+fn merge(problem: &LayerProblem, rows: Vec<Vec<(usize, f64)>>) -> Vec<(usize, usize)> {
     let next = |row: usize, at: usize| {
         let (feature, loss) = *rows[row].get(at)?;
         Some(Next {
@@ -112,7 +83,7 @@ fn merge(problem: &LayerProblem, rows: Vec<Vec<(usize, f64)>>) -> Vec<(usize, us
     let mut heap: BinaryHeap<Next> = (0..rows.len()).filter_map(|row| next(row, 0)).collect();
     let mut sequence = Vec::with_capacity(rows.iter().map(Vec::len).sum());
     while let Some(first) = heap.pop() {
-        sequence.push((first.row, first.feature, first.loss));
+        sequence.push((first.row, first.feature));
         heap.extend(next(first.row, first.at + 1));
     }
     sequence

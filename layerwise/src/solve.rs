@@ -38,7 +38,7 @@ pub enum Method {
         /// Columns whose support is decided together; the paper has 128.
         block: usize,
     },
-    /// Optimal brain surgeon, see [`Elimination`](crate::Elimination): d³/3 operations for each row.
+    /// Optimal brain surgeon, one weight after the other: d³/3 operations for each row.
     Obs,
     /// Local search from the best start.
     BestSubset(SearchConfig),

@@ -1,8 +1,8 @@
 //! Every error, provoked.
 
 use burn_lean::layerwise::{
-    Elimination, Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, SearchConfig,
-    Support, back_solve, masked, share_budget, solve,
+    Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, SearchConfig, Support,
+    back_solve, masked, solve,
 };
 
 use crate::naive::Layer;
@@ -196,23 +196,6 @@ fn shapes_that_do_not_fit_are_refused() {
     assert!(Keep::NOfM { n: 1, m: 4 }.highest(&[0.0; 12], 6).is_err());
     assert!(Keep::Weights(1).highest(&[0.0; 13], 6).is_err());
     assert!(problem.objective(&[0.0; 5]).is_err());
-}
-
-#[test]
-fn budgets_that_do_not_fit_are_refused() {
-    let problem = Layer::random(20, 6, 2, 43).problem();
-    let layer = Elimination::new(&problem);
-    let error = share_budget(&[&layer], &[1.0], 13).unwrap_err();
-    assert_eq!(
-        error,
-        LayerwiseError::KeepsTooMany {
-            keep: 13,
-            weights: 12
-        }
-    );
-    assert!(share_budget(&[&layer], &[], 3).is_err());
-    assert!(share_budget(&[&layer], &[f64::NAN], 3).is_err());
-    assert_eq!(share_budget(&[&layer], &[1.0], 3), Ok(vec![3]));
 }
 
 #[test]
