@@ -25,12 +25,8 @@ fn every_linear_layer_of_a_llama_in_order_and_nothing_else() {
             })
             .unwrap();
         assert_eq!(seen, [("layers.0".into(), 1, 2), ("layers.1".into(), 2, 2)]);
-        let paths: Vec<&str> = done
-            .report
-            .layers
-            .iter()
-            .map(|one| one.path.as_str())
-            .collect();
+        let paths = done.report.layers.iter().map(|one| one.path.as_str());
+        let paths: Vec<&str> = paths.collect();
         let of = |block: usize| {
             [
                 "attention.wq",
@@ -116,19 +112,11 @@ fn skipped_paths_and_named_blocks() {
         model.forward(x)
     });
     let done = done.unwrap();
-    let blocks: Vec<&str> = done
-        .report
-        .blocks
-        .iter()
-        .map(|one| one.path.as_str())
-        .collect();
+    let blocks = done.report.blocks.iter().map(|one| one.path.as_str());
+    let blocks: Vec<&str> = blocks.collect();
     assert_eq!(blocks, ["layers.0.feed_forward", "layers.1"]);
-    let paths: Vec<&str> = done
-        .report
-        .layers
-        .iter()
-        .map(|one| one.path.as_str())
-        .collect();
+    let paths = done.report.layers.iter().map(|one| one.path.as_str());
+    let paths: Vec<&str> = paths.collect();
     assert_eq!(paths.len(), 3 + 6);
     assert!(!paths.contains(&"layers.1.feed_forward.w2.weight"));
 }
