@@ -57,19 +57,6 @@ fn main() -> ExitCode {
     support::exit(run(&Cli::parse()))
 }
 
-/// Trains, or trains on, from the full learning rate down.
-fn trained<M: Network>(cli: &Cli, model: M, images: &ImageSet, epochs: usize) -> M {
-    let images = &images.train;
-    support::train_from(
-        cli.learning_rate,
-        model,
-        &M::logits,
-        images,
-        epochs,
-        cli.seed,
-    )
-}
-
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     cli.check()?;
     let device = cli.device.open()?;
@@ -120,7 +107,7 @@ impl<'a, M: Network> Run<'a, M> {
         }
         let mut model = match &cli.checkpoint {
             Some(path) => support::load(model, path)?,
-            None => trained(cli, model, &images, cli.epochs),
+            None => support::train(model, &M::logits, &images.train, cli.epochs, cli.seed),
         };
         if M::HAS_BATCH_NORM && cli.checkpoint.is_some() {
             println!(
@@ -182,11 +169,7 @@ impl<'a, M: Network> Run<'a, M> {
             false => self.table.publish(self.cli.json.as_deref()),
         };
         pruned?;
-        published?;
-        match self.cli.fine_tuning() {
-            0 => Ok(()),
-            _ => self.fine_tune(),
-        }
+        Ok(published?)
     }
 
     /// Every method at every sparsity.
@@ -236,7 +219,6 @@ impl<'a, M: Network> Run<'a, M> {
                     (masks.attach(model)?.materialize(), nonzeros)
                 } else {
                     let mut pruner = Pruner::new(Budget::Sparsity(sparsity));
-                    pruner.recalibrate = !self.cli.no_recalibration;
                     pruner.group = self.cli.group(&self.selection);
                     let inputs = self.loader(self.cli.seed).map(|batch| batch.images);
                     let pruned = pruner.prune(model, |model, x| model.logits(x), inputs)?;
@@ -245,7 +227,7 @@ impl<'a, M: Network> Run<'a, M> {
                 };
                 let seconds = start.elapsed().as_secs_f64();
                 let peak = memory.bytes();
-                let model = match M::HAS_BATCH_NORM && !self.cli.no_recalibration {
+                let model = match M::HAS_BATCH_NORM {
                     true => network::normalized(model, &self.images, &self.device)?,
                     false => model,
                 };
@@ -476,14 +458,7 @@ impl<'a, M: Network> Run<'a, M> {
             .with_held_out(self.cli.held_out)
             .with_running_statistics(self.cli.running_statistics())
             .with_seed(self.cli.seed)
-            .with_group(self.cli.group(&self.selection))
-            // Each sparsity is a run of its own.
-            .with_state(
-                self.cli
-                    .state
-                    .as_ref()
-                    .map(|dir| dir.join(sparsity.to_string())),
-            ))
+            .with_group(self.cli.group(&self.selection)))
     }
 
     fn method(&self, name: MethodName) -> Result<Method, PruneError> {
@@ -526,40 +501,5 @@ impl<'a, M: Network> Run<'a, M> {
             true => (renewed, new),
             false => (model, kept),
         })
-    }
-
-    /// Prunes to the highest sparsity, trains with the zeros held, and prints the layers.
-    fn fine_tune(&self) -> Result<(), Box<dyn Error>> {
-        let sparsity = self.cli.highest_sparsity();
-        let pruned = self
-            .pruner(sparsity)?
-            .with_stages(1)
-            .with_state(None)
-            .prune(self.model.clone(), loss::<M>, |seed| self.loader(seed))?;
-        let before = self.accuracy(&pruned.model);
-        let masked = pruned.masks.attach(pruned.model)?;
-        let epochs = self.cli.fine_tuning();
-        let tuned = trained(self.cli, masked, &self.images, epochs);
-        let tuned = tuned.materialize();
-        let after = network::accuracy(&tuned, &self.images, &self.device);
-        let kept = Masks::from_zeros(&tuned, &burn::module::ParamGroup::all())?;
-        let method = self.cli.stage_method;
-        println!("\n{method} at {sparsity}, fine-tuned for {epochs} epochs with the mask:");
-        println!(
-            "accuracy {before:.2} % before, {after:.2} % after; {} weights kept",
-            kept.nonzeros()
-        );
-        let report = PruneReport::new(&tuned, &self.selection_of(&tuned)?)?.with_accuracy(after);
-        println!("{report}");
-        Ok(())
-    }
-
-    fn selection_of(&self, model: &M) -> Result<Selection, Box<dyn Error>> {
-        let layers = self.selection.layout().layers().iter();
-        let counted = layers
-            .map(|layer| (layer.path.clone(), layer.flops_per_weight))
-            .collect();
-        let group = self.cli.group(&self.selection);
-        Ok(Selection::of(model, group.as_ref())?.with_flops(&counted))
     }
 }

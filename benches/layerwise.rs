@@ -79,7 +79,7 @@ struct Cli {
 /// Support, fitted values, new statistics, shares.
 type Parts = (SupportMethod, bool, bool, Shares);
 
-const PARTS: [Parts; 13] = {
+const PARTS: [Parts; 11] = {
     use SupportMethod::{BestSubset, Magnitude, Obs, SparseGpt, Wanda};
     [
         (Magnitude, false, false, Shares::Magnitude),
@@ -90,8 +90,6 @@ const PARTS: [Parts; 13] = {
         (SparseGpt, true, true, Shares::Magnitude),
         (Obs, true, true, Shares::Magnitude),
         (BestSubset, true, false, Shares::Magnitude),
-        (BestSubset, true, true, Shares::Uniform),
-        (BestSubset, true, true, Shares::Losses),
         (BestSubset, true, true, Shares::Lamp),
         (BestSubset, true, true, Shares::Magnitude),
         (BestSubset, true, true, Shares::Auto),

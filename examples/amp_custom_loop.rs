@@ -38,9 +38,6 @@ struct Cli {
     /// Passes over the training images [default: 2 for MNIST, 15 for the digits].
     #[arg(long, value_parser = support::at_least_one)]
     epochs: Option<usize>,
-    /// Images per forward pass.
-    #[arg(long, default_value_t = 32, value_parser = support::at_least_one)]
-    batch_size: usize,
     /// Training images, at most.
     #[arg(long, default_value_t = 10_000, value_parser = support::at_least_one)]
     limit: usize,
@@ -50,13 +47,13 @@ struct Cli {
     /// Clip the global L2 norm of the gradients to this.
     #[arg(long, value_name = "NORM")]
     max_norm: Option<f32>,
-    /// Learning rate of AdamW.
-    #[arg(long, default_value_t = 3e-3)]
-    learning_rate: f64,
     /// Repeat with this many seeds, from `--seed` on.
     #[arg(long, default_value_t = 1, value_parser = support::at_least_one)]
     seeds: usize,
 }
+
+const BATCH_SIZE: usize = 32;
+const LEARNING_RATE: f64 = 3e-3;
 
 fn main() -> ExitCode {
     support::init_tracing();
@@ -131,16 +128,12 @@ fn train(
     let mut accumulator = GradientsAccumulator::new();
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
 
-    let batches = images.train.len().div_ceil(cli.batch_size);
+    let batches = images.train.len().div_ceil(BATCH_SIZE);
     let bar = support::progress(epochs * batches, format!("{dtype:?} seed {seed}"));
     let start = Instant::now();
     for epoch in 0..epochs {
         let order = seed.wrapping_add(epoch as u64);
-        for (index, batch) in images
-            .train
-            .shuffled(order, cli.batch_size, device)
-            .enumerate()
-        {
+        for (index, batch) in images.train.shuffled(order, BATCH_SIZE, device).enumerate() {
             let batch = (batch.images, batch.labels);
             // At the end of an epoch fewer batches may be left.
             let first = index - index % cli.accumulate;
@@ -155,7 +148,7 @@ fn train(
             // All of them carry the same loss scale: it changes in `step` only.
             accumulator.accumulate(&model, grads);
             if (index + 1) % cli.accumulate == 0 || index + 1 == batches {
-                model = scaler.step(&mut optim, cli.learning_rate, model, accumulator.grads())?;
+                model = scaler.step(&mut optim, LEARNING_RATE, model, accumulator.grads())?;
             }
             bar.inc(1);
         }

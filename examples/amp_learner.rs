@@ -52,18 +52,12 @@ struct Cli {
     /// Passes over the training images [default: 2 for MNIST, 15 for the digits].
     #[arg(long, value_parser = support::at_least_one)]
     epochs: Option<usize>,
-    /// Images per forward pass.
-    #[arg(long, default_value_t = 32, value_parser = support::at_least_one)]
-    batch_size: usize,
     /// Training images, at most.
     #[arg(long, default_value_t = 10_000, value_parser = support::at_least_one)]
     limit: usize,
     /// Batches whose gradients are added up for one step.
     #[arg(long, default_value_t = 1, value_parser = support::at_least_one)]
     accumulate: usize,
-    /// Initial learning rate of AdamW; a cosine takes it down.
-    #[arg(long, default_value_t = 3e-3)]
-    learning_rate: f64,
     /// Folder for Burn's logs and checkpoints.
     #[arg(long, default_value = "out/amp_learner", value_name = "DIR")]
     out: PathBuf,
@@ -71,6 +65,9 @@ struct Cli {
     #[arg(long, value_name = "EPOCH", value_parser = support::at_least_one)]
     resume: Option<usize>,
 }
+
+const BATCH_SIZE: usize = 32;
+const LEARNING_RATE: f64 = 3e-3;
 
 fn main() -> ExitCode {
     support::init_tracing();
@@ -171,15 +168,12 @@ fn train(
         DataLoaderBuilder::new(ToBatch {
             side: images.side(),
         })
-        .batch_size(cli.batch_size)
+        .batch_size(BATCH_SIZE)
         .shuffle(cli.options.seed)
         .build(InMemDataset::new(images.items()))
     };
-    let steps = epochs * images.train.len().div_ceil(cli.batch_size * cli.accumulate);
-    let schedule = amp.lr_scheduler(CosineAnnealingLrSchedulerConfig::new(
-        cli.learning_rate,
-        steps,
-    ))?;
+    let steps = epochs * images.train.len().div_ceil(BATCH_SIZE * cli.accumulate);
+    let schedule = amp.lr_scheduler(CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, steps))?;
     let monitor = amp.monitor();
     let autocast = amp.autocast();
 

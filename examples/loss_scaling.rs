@@ -78,15 +78,6 @@ struct Cli {
     /// Sequences per step.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
     batch_size: usize,
-    /// Tokens per sequence.
-    #[arg(long, default_value_t = 12, value_parser = support::at_least_one)]
-    length: usize,
-    /// Different tokens.
-    #[arg(long, default_value_t = 16, value_parser = support::at_least_one)]
-    vocabulary: usize,
-    /// Features of the LSTMs.
-    #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
-    hidden: usize,
     /// Data-parallel workers among which the batch is divided; this process is one of them, and
     /// its loss is its share of the mean over all.
     #[arg(long, default_value_t = 1024, value_parser = support::at_least_one)]
@@ -103,14 +94,14 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.options.device()?;
-    let source = Source::load(cli.data.as_deref(), cli.vocabulary, cli.length)?;
+    let source = Source::load(cli.data.as_deref(), VOCABULARY, LENGTH)?;
     std::fs::create_dir_all(&cli.out)
         .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;
 
     let mut table = Table::new(
         format!(
-            "{} tokens backwards, vocabulary {}, {} sequences a step, {} steps",
-            cli.length, cli.vocabulary, cli.batch_size, cli.steps
+            "{LENGTH} tokens backwards, vocabulary {VOCABULARY}, {} sequences a step, {} steps",
+            cli.batch_size, cli.steps
         ),
         &[
             "run",
@@ -196,6 +187,15 @@ struct Run {
     seed: u64,
 }
 
+/// Tokens per sequence.
+const LENGTH: usize = 12;
+
+/// Different tokens.
+const VOCABULARY: usize = 16;
+
+/// Features of the LSTMs.
+const HIDDEN: usize = 64;
+
 /// Of Adam, for all runs.
 const LEARNING_RATE: f64 = 3e-3;
 
@@ -226,7 +226,7 @@ impl Outcome {
 
 fn train(cli: &Cli, run: &Run, source: &Source, device: &Device) -> Result<Outcome, AmpError> {
     device.seed(run.seed);
-    let model = Translator::new(cli.vocabulary, cli.hidden, device);
+    let model = Translator::new(VOCABULARY, HIDDEN, device);
     let (mut model, autocast) = cli.options.autocast(run.dtype).prepare(model)?;
     let mut scaler = GradScalerConfig::new(run.loss_scale).init()?;
     // Adam divides by the size of the gradient: only gradients that are zero do not count, if its
@@ -286,8 +286,8 @@ struct Sequences {
 
 impl Sequences {
     fn new(cli: &Cli, from: &Source, rng: &mut StdRng, device: &Device) -> Self {
-        let [n, length] = [cli.batch_size, cli.length];
-        let start_token = cli.vocabulary as i64;
+        let [n, length] = [cli.batch_size, LENGTH];
+        let start_token = VOCABULARY as i64;
         let mut source: Vec<i64> = Vec::with_capacity(n * length);
         let mut shifted = Vec::with_capacity(n * length);
         let mut target: Vec<i64> = Vec::with_capacity(n * length);

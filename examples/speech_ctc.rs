@@ -107,12 +107,9 @@ struct Cli {
     /// who choose settings.
     #[arg(long, requires = "data")]
     validate: bool,
-    /// Folder for the models.
+    /// Folder for the models, and the figure of an alignment.
     #[arg(long, value_name = "DIR", default_value = "out")]
     out: PathBuf,
-    /// The figure of an alignment [default: beside the JSON file, else in the folder of the models].
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
 }
 
 /// Reads a number of recordings that can be pruned with.
@@ -211,11 +208,7 @@ fn draw(cli: &Cli, speech: &Speech, variants: &Variants<'_>) -> Result<(), Box<d
     let Some(utterance) = alignment_figure::to_show(&speech.test) else {
         return Ok(());
     };
-    let svg = match (&cli.svg, &cli.options.json) {
-        (Some(svg), _) => svg.clone(),
-        (None, Some(json)) => json.with_extension("svg"),
-        (None, None) => cli.out.join("speech_ctc.svg"),
-    };
+    let svg = cli.out.join("speech_ctc.svg");
     let device = speech.device.clone().inner();
     let (spectra, ..) = batches::batch(&[utterance], &speech.log_mel, &device);
     let logits = variants.load_fp32()?.forward(spectra);

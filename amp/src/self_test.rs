@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
 use crate::device::compute::Compute;
-use crate::device::{device_name, is_cpu_backend, unsupported};
+use crate::device::{device_name, unsupported};
 use crate::gradients::{non_finite_flag, read};
 
 /// What [`self_test`] found on a device.
@@ -32,28 +32,12 @@ pub struct SelfTest {
     pub matmul_of_4096_ones: f32,
     /// Sum of 4,096 ones in the dtype: as above.
     pub sum_of_4096_ones: f32,
-    /// What a matrix product of F32 and the dtype does.
-    pub mixed_matmul: MixedMatmul,
-}
-
-/// What a device does with a matrix product of an F32 and a half tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub enum MixedMatmul {
-    /// It refuses (Burn panics), which is safe. Known for Burn's CPU backends; not run there.
-    Refused,
-    /// It gives the right product.
-    Correct,
-    /// It silently gives this instead of 64.
-    Wrong(f32),
-    /// Not applicable: the dtype is F32, or emulated.
-    NotTested,
 }
 
 impl SelfTest {
     /// The first check that makes training in this dtype unsound, if any.
     ///
-    /// Half accumulators and the mixed product are no failures by themselves: the first costs
-    /// accuracy, the second is what [`audit`](crate::audit()) looks for.
+    /// Half accumulators are no failure by themselves: they cost accuracy.
     pub fn failure(&self) -> Option<AmpError> {
         let fail = |check, expected: &str, found: String| {
             Some(AmpError::SelfTest {
@@ -148,9 +132,8 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
     let inf = upload(&[1.0, f32::INFINITY, 2.0]);
     let computed = inf.clone().mul_scalar(0.0);
     let ones = Tensor::<2>::ones([1, 4096], (&device, DType::F32));
-    let mixed = mixed_matmul_operands(&device, compute);
 
-    let mut transaction = Transaction::default()
+    let transaction = Transaction::default()
         .register(non_finite_flag(inf))
         .register(non_finite_flag(upload(&[1.0, f32::NAN, 2.0])))
         .register(non_finite_flag(computed))
@@ -167,9 +150,6 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
                 .cast(FloatDType::F32),
         )
         .register(compute.cast(ones).sum().cast(FloatDType::F32));
-    if let Some((lhs, rhs)) = mixed.clone() {
-        transaction = transaction.register(lhs.matmul(rhs).cast(FloatDType::F32));
-    }
     let data = read(transaction)?;
     let first = |index: usize| {
         data[index]
@@ -187,21 +167,5 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
         doubled_60000: first(4),
         matmul_of_4096_ones: first(5),
         sum_of_4096_ones: first(6),
-        mixed_matmul: match mixed {
-            Some(_) if first(7) == 64.0 => MixedMatmul::Correct,
-            Some(_) => MixedMatmul::Wrong(first(7)),
-            None if compute.is_half() && !compute.emulated => MixedMatmul::Refused,
-            None => MixedMatmul::NotTested,
-        },
-    })
-}
-
-/// Only the GPU backends accept the mixed product; the CPU backends panic on it.
-fn mixed_matmul_operands(device: &Device, compute: Compute) -> Option<(Tensor<2>, Tensor<2>)> {
-    let cpu = is_cpu_backend(device);
-    (compute.is_half() && !compute.emulated && !cpu).then(|| {
-        let lhs = Tensor::<2>::ones([1, 64], (device, DType::F32));
-        let rhs = Tensor::<2>::ones([64, 1], (device, compute.dtype.into()));
-        (lhs, rhs)
     })
 }

@@ -34,7 +34,7 @@ pub(crate) struct Cli {
     /// Compare ways to put what CHITA keeps on a grid of so many bits, instead of methods; a sparsity
     /// of 0 prunes nothing.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u8).range(2..=8),
-          conflicts_with_all = ["methods", "fine_tune"])]
+          conflicts_with = "methods")]
     pub(crate) bits: Vec<u8>,
     /// Stages of chita++.
     #[arg(long, default_value_t = STAGES, value_parser = support::at_least_one)]
@@ -80,12 +80,6 @@ pub(crate) struct Cli {
     /// A sketch of so many rows, sums with random signs, instead of the Fisher samples.
     #[arg(long, value_name = "ROWS")]
     sketch: Option<usize>,
-    /// A folder for gradients beyond `--memory-bound`.
-    #[arg(long, value_name = "DIR")]
-    on_disk: Option<PathBuf>,
-    /// Bytes that the gradients may use in memory [default: that of the library].
-    #[arg(long, value_name = "BYTES")]
-    memory_bound: Option<usize>,
     /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
     #[arg(long, value_parser = support::positive)]
     pub(crate) l2: Option<f64>,
@@ -118,9 +112,6 @@ pub(crate) struct Cli {
     /// BatchNorm statistics of a pruned network [default: judged; recomputed beside `default`].
     #[arg(long, value_enum)]
     running_statistics: Option<StatisticsName>,
-    /// BatchNorm statistics of the dense network for every method.
-    #[arg(long, conflicts_with = "running_statistics")]
-    pub(crate) no_recalibration: bool,
     /// Take the last tenth of the training images for the test images, to choose settings on.
     #[arg(long)]
     validate: bool,
@@ -133,13 +124,6 @@ pub(crate) struct Cli {
     /// Epochs of training, where there is no checkpoint.
     #[arg(long, default_value_t = 30, value_parser = support::at_least_one)]
     pub(crate) epochs: usize,
-    /// Epochs of training after pruning to the highest sparsity, with the mask; 0 for none
-    /// [default: 5].
-    #[arg(long)]
-    fine_tune: Option<usize>,
-    /// Learning rate of AdamW.
-    #[arg(long, default_value_t = 3e-3)]
-    pub(crate) learning_rate: f64,
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     pub(crate) device: DeviceName,
@@ -149,9 +133,6 @@ pub(crate) struct Cli {
     /// Also write the table to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Keep the stages of chita++ in this folder, and go on from there.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) state: Option<PathBuf>,
     /// What `cargo bench` adds.
     #[arg(long, hide = true)]
     bench: bool,
@@ -245,12 +226,6 @@ impl Cli {
         self.methods().contains(&MethodName::Default)
     }
 
-    /// Epochs of fine-tuning; beside `default` only where they are asked for.
-    pub(crate) fn fine_tuning(&self) -> usize {
-        let default = if self.has_default() { 0 } else { 5 };
-        self.fine_tune.unwrap_or(default)
-    }
-
     pub(crate) fn sparsities(&self) -> Vec<f64> {
         match self.sparsities.is_empty() {
             true => vec![0.5, 0.7, 0.8, 0.9],
@@ -280,15 +255,10 @@ impl Cli {
             StorageName::F16 => FloatDType::F16,
             StorageName::Bf16 => FloatDType::BF16,
         };
-        let fisher = FisherConfig::new(self.samples())
+        FisherConfig::new(self.samples())
             .with_batch_size(self.batch_size())
             .with_dtype(dtype)
             .with_sketch(self.sketch.map(SketchConfig::new))
-            .with_on_disk(self.on_disk.clone());
-        match self.memory_bound {
-            Some(bound) => fisher.with_memory_bound(bound),
-            None => fisher,
-        }
     }
 
     pub(crate) fn ridge(&self) -> RidgeChoice {
@@ -325,7 +295,6 @@ impl Cli {
 
     pub(crate) fn running_statistics(&self) -> RunningStatistics {
         match self.running_statistics {
-            _ if self.no_recalibration => RunningStatistics::Kept,
             None if self.has_default() => RunningStatistics::Recomputed,
             None | Some(StatisticsName::Judged) => RunningStatistics::Judged,
             Some(StatisticsName::Recomputed) => RunningStatistics::Recomputed,
@@ -356,7 +325,6 @@ impl Cli {
     pub(crate) fn check(&self) -> Result<(), String> {
         let given = [
             ("--one-run", self.one_run),
-            ("--state", self.state.is_some()),
             ("--stages", self.stages != STAGES),
             ("--base", self.base != BASE),
         ];
@@ -464,7 +432,6 @@ pub(crate) fn gradients(report: &FisherReport) -> String {
         Some(reason) => format!("one backward pass each, since {reason}"),
         None => format!("{} of them batched", report.batched_rows),
     };
-    let place = if report.on_disk { " on disk" } else { "" };
     let sketch = report.sketch.map(|sketch| {
         let part = sketch.error / sketch.squared_norm;
         format!(
@@ -474,7 +441,7 @@ pub(crate) fn gradients(report: &FisherReport) -> String {
     });
     let sketch = sketch.unwrap_or_default();
     format!(
-        "gradients: {} samples of {} examples in {:.2} s ({how}), {} bytes{place}{sketch}, mean loss \
+        "gradients: {} samples of {} examples in {:.2} s ({how}), {} bytes{sketch}, mean loss \
          {:.4}, {zeros} weights without any gradient",
         report.samples, report.batch_size, report.seconds, report.bytes, report.loss
     )

@@ -4,13 +4,9 @@ use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
-use burn_lean::prune::Effort;
 use clap::{Parser, ValueEnum};
 
 use crate::support::{self, CifarFiles, DeviceName, ImageSet, Images};
-
-/// Share of the training images that `--validate` takes.
-const VALIDATED: f64 = 0.1;
 
 /// Prune a trained network at several sparsities and compare methods.
 #[derive(Debug, Parser)]
@@ -29,9 +25,6 @@ pub(crate) struct Cli {
     /// Stages of chita++ [default: 16].
     #[arg(long, value_parser = support::at_least_one)]
     pub(crate) stages: Option<usize>,
-    /// How long `default` searches [default: standard].
-    #[arg(long, value_enum)]
-    effort: Option<EffortName>,
     /// The network.
     #[arg(long, value_enum, default_value = "mlpnet")]
     pub(crate) arch: Arch,
@@ -47,18 +40,6 @@ pub(crate) struct Cli {
     /// Move and mirror the training images at random, as is usual for CIFAR-10.
     #[arg(long)]
     pub(crate) augment: bool,
-    /// Take the last tenth of the training images for the test images, to choose settings on.
-    #[arg(long)]
-    pub(crate) validate: bool,
-    /// Training images, at most.
-    #[arg(long, value_parser = support::at_least_one)]
-    pub(crate) limit: Option<usize>,
-    /// Test images, at most.
-    #[arg(long, value_parser = support::at_least_one)]
-    pub(crate) test_limit: Option<usize>,
-    /// BatchNorm statistics of the dense network for every method.
-    #[arg(long)]
-    pub(crate) no_recalibration: bool,
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     pub(crate) device: DeviceName,
@@ -83,13 +64,6 @@ pub(crate) enum MethodName {
     ChitaPlusPlus,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum EffortName {
-    Quick,
-    Standard,
-    Thorough,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, ValueEnum)]
 pub(crate) enum Arch {
     /// Three linear layers.
@@ -108,16 +82,6 @@ impl fmt::Display for MethodName {
     }
 }
 
-impl From<EffortName> for Effort {
-    fn from(name: EffortName) -> Self {
-        match name {
-            EffortName::Quick => Self::Quick,
-            EffortName::Standard => Self::Standard,
-            EffortName::Thorough => Self::Thorough,
-        }
-    }
-}
-
 impl Cli {
     /// Refuses options that nothing here has a use for.
     pub(crate) fn check(&self) -> Result<(), String> {
@@ -129,10 +93,6 @@ impl Cli {
                 "--stages is for `--method chita++`",
             ),
             (
-                self.effort.is_some() && !runs(MethodName::Default),
-                "--effort is for `--method default`",
-            ),
-            (
                 self.cifar_files.is_some() && !is_residual,
                 "--cifar-files is for `--arch resnet8` and `resnet20`",
             ),
@@ -141,11 +101,6 @@ impl Cli {
             Some((_, why)) => Err(why.to_string()),
             None => Ok(()),
         }
-    }
-
-    /// How long `default` searches.
-    pub(crate) fn effort(&self) -> Effort {
-        self.effort.unwrap_or(EffortName::Standard).into()
     }
 
     /// The data, scaled as the checkpoints of the architecture were trained.
@@ -167,15 +122,6 @@ impl Cli {
             (_, None) => ImageSet::digits(),
             (_, dir) => ImageSet::load(dir.as_deref())?.normalized_as_mnist(),
         };
-        if self.validate {
-            (images.train, images.test) = images.train.split(VALIDATED);
-        }
-        if let Some(limit) = self.limit {
-            images.train = images.train.take(limit);
-        }
-        if let Some(limit) = self.test_limit {
-            images.test = images.test.take(limit);
-        }
         if self.augment {
             images.train = Images::augmented(images.train);
         }

@@ -54,7 +54,7 @@ pub(crate) use res_net8::ResNet8;
 pub(crate) use table::{Cell, Table};
 #[cfg(feature = "train")]
 pub(crate) use to_batch::ToBatch;
-pub(crate) use training::{Network, cross_entropy, load, recalibrated, train, train_from};
+pub(crate) use training::{Network, cross_entropy, load, recalibrated, train};
 
 /// Prints an error for people (Rust would print its fields) and turns it into exit code 1.
 pub(crate) fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {

@@ -67,27 +67,15 @@ impl Network for ResNet20 {
     }
 }
 
-/// Trains from a rate of 0.003 on; as [`train_from`].
+/// Trains on the autodiff device of `model` with AdamW, from a rate of 0.003 down to zero along half a
+/// cosine.
 pub(crate) fn train<M: Module>(
-    model: M,
-    forward: &impl Fn(&M, Tensor<4>) -> Tensor<2>,
-    images: &Images,
-    epochs: usize,
-    seed: u64,
-) -> M {
-    train_from(3e-3, model, forward, images, epochs, seed)
-}
-
-/// Trains on the autodiff device of `model` with AdamW, from a rate down to zero along half a cosine.
-pub(crate) fn train_from<M: Module>(
-    rate: f64,
     mut model: M,
     forward: &impl Fn(&M, Tensor<4>) -> Tensor<2>,
     images: &Images,
     epochs: usize,
     seed: u64,
 ) -> M {
-    let highest = rate;
     let device = model.devices().remove(0);
     let mut optimizer = AdamWConfig::new().init();
     let steps = epochs * images.len().div_ceil(BATCH);
@@ -97,7 +85,7 @@ pub(crate) fn train_from<M: Module>(
             let loss = cross_entropy(forward(&model, batch.images), batch.labels);
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
             let progress = bar.position() as f64 / steps as f64;
-            let rate = 0.5 * highest * (1.0 + (std::f64::consts::PI * progress).cos());
+            let rate = 0.5 * 3e-3 * (1.0 + (std::f64::consts::PI * progress).cos());
             model = optimizer.step(rate, model, gradients);
             bar.inc(1);
         }

@@ -61,23 +61,6 @@ pub(crate) fn principal(matrix: MatRef<'_, f64>, places: &[usize]) -> Mat<f64> {
     Mat::from_fn(size, size, |i, j| matrix[(places[i], places[j])])
 }
 
-/// ½ vᵀ A⁻¹ v of a small square A.
-pub(crate) fn quadratic(mut square: Vec<Vec<f64>>, mut v: Vec<f64>) -> f64 {
-    let mut value = 0.0;
-    for k in 0..v.len() {
-        let pivot = square[k].clone();
-        let step = v[k] / pivot[k];
-        value += 0.5 * v[k] * step;
-        for i in k + 1..v.len() {
-            v[i] -= pivot[i] * step;
-            let factor = pivot[i] / pivot[k];
-            let row = square[i].iter_mut().zip(&pivot);
-            row.for_each(|(value, p)| *value -= factor * p);
-        }
-    }
-    value
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,105 +13,49 @@ use std::collections::BinaryHeap;
 use faer::Mat;
 use rayon::prelude::*;
 
-use crate::dense::quadratic;
-use crate::error::LayerwiseError;
 use crate::{Keep, LayerProblem, Support};
 
 /// A share of removed weights at which a row's system is made smaller.
 const COMPACT_AT: usize = 4;
 
-/// The order in which the weights of a layer leave, and what each of them costs.
-#[derive(Debug, Clone)]
-pub struct Elimination {
-    outputs: usize,
-    features: usize,
-    unit: usize,
-    /// Row, unit within the row, loss.
-    sequence: Vec<(usize, usize, f64)>,
-}
-
-impl Elimination {
-    /// From all weights down to none; `unit` consecutive weights of a row leave together (1 for
-    /// single weights).
-    ///
-    /// # Errors
-    ///
-    /// [`LayerwiseError::DoesNotDivide`] for units that do not divide a row.
-    pub fn new(problem: &LayerProblem, unit: usize) -> Result<Self, LayerwiseError> {
-        let (outputs, features) = (problem.outputs(), problem.features());
-        if unit == 0 || !features.is_multiple_of(unit) {
-            return Err(LayerwiseError::DoesNotDivide {
-                group: unit,
-                features,
-            });
-        }
-        let rows = each_row(problem, |row| {
-            row.unit = unit;
-            row.eliminate(0, |_| true)
-        });
-        Ok(Self {
-            outputs,
-            features,
-            unit,
-            sequence: merge(problem, rows),
-        })
-    }
-
-    /// What removing one unit after the other costs, in their order: the increase of the objective.
-    pub fn losses(&self) -> impl ExactSizeIterator<Item = f64> + '_ {
-        self.sequence.iter().map(|(_, _, loss)| *loss)
-    }
-
-    /// Weights that leave together.
-    pub(crate) fn unit(&self) -> usize {
-        self.unit
-    }
-
-    /// Weights before any is removed.
-    pub fn weights(&self) -> usize {
-        self.sequence.len() * self.unit
-    }
-
-    /// What is left when so many weights are kept, a multiple of the unit.
-    fn support(&self, weights: usize) -> Support {
-        let kept = (weights / self.unit).min(self.sequence.len());
-        let mut support = Support::of(self.features, vec![false; self.outputs * self.features]);
-        for (row, unit, _) in &self.sequence[self.sequence.len() - kept..] {
-            support.row_mut(*row)[unit * self.unit..(unit + 1) * self.unit].fill(true);
-        }
-        support
-    }
-}
-
 /// The support that optimal brain surgeon leaves from all weights.
-pub(crate) fn obs(problem: &LayerProblem, keep: &Keep) -> Result<Support, LayerwiseError> {
+pub(crate) fn obs(problem: &LayerProblem, keep: &Keep) -> Support {
     let (o, d) = (problem.outputs(), problem.features());
-    let removed = match *keep {
-        Keep::Weights(count) => return Ok(Elimination::new(problem, 1)?.support(count)),
-        Keep::Blocks { size, count } => {
-            return Ok(Elimination::new(problem, size)?.support(count * size));
+    let removed: Vec<(usize, usize)> = match *keep {
+        Keep::Weights(count) => {
+            let mut order = merge(problem, each_row(problem, |row| row.eliminate(0, |_| true)));
+            order.truncate(o * d - count);
+            order
         }
-        Keep::PerRow(count) => each_row(problem, |row| row.eliminate(count, |_| true)),
-        Keep::NOfM { n, m } => each_row(problem, |row| {
+        Keep::PerRow(count) => in_rows(each_row(problem, |row| row.eliminate(count, |_| true))),
+        Keep::NOfM { n, m } => in_rows(each_row(problem, |row| {
             let mut left = vec![m; d / m];
             row.eliminate(d / m * n, |place: usize| {
                 let may_leave = left[place / m] > n;
                 left[place / m] -= usize::from(may_leave);
                 may_leave
             })
-        }),
+        })),
     };
     let mut support = Support::full(o, d);
-    for (row, removed) in removed.into_iter().enumerate() {
-        for (unit, _) in removed {
-            support.row_mut(row)[unit] = false;
-        }
+    for (row, feature) in removed {
+        support.row_mut(row)[feature] = false;
     }
-    Ok(support)
+    support
+}
+
+/// Row and feature of each weight.
+fn in_rows(rows: Vec<Vec<(usize, f64)>>) -> Vec<(usize, usize)> {
+    let rows = rows.into_iter().enumerate();
+    rows.flat_map(|(row, removed)| removed.into_iter().map(move |(feature, _)| (row, feature)))
+        .collect()
 }
 
 /// Shows the system of all weights of each row, in parallel.
-fn each_row<T: Send>(problem: &LayerProblem, see: impl Fn(&mut Row) -> T + Sync) -> Vec<T> {
+fn each_row(
+    problem: &LayerProblem,
+    see: impl Fn(&mut Row) -> Vec<(usize, f64)> + Sync,
+) -> Vec<Vec<(usize, f64)>> {
     let d = problem.features();
     let (inverse, weights) = (problem.factor().inverse(), problem.optimum());
     (0..problem.outputs())
@@ -125,21 +69,21 @@ fn each_row<T: Send>(problem: &LayerProblem, see: impl Fn(&mut Row) -> T + Sync)
         .collect()
 }
 
-/// The greedy order over all rows.
-fn merge(problem: &LayerProblem, rows: Vec<Vec<(usize, f64)>>) -> Vec<(usize, usize, f64)> {
+/// The greedy order over all rows: row and feature of each weight.
+fn merge(problem: &LayerProblem, rows: Vec<Vec<(usize, f64)>>) -> Vec<(usize, usize)> {
     let next = |row: usize, at: usize| {
-        let (unit, loss) = *rows[row].get(at)?;
+        let (feature, loss) = *rows[row].get(at)?;
         Some(Next {
             loss: problem.importance(row) * loss,
             row,
             at,
-            unit,
+            feature,
         })
     };
     let mut heap: BinaryHeap<Next> = (0..rows.len()).filter_map(|row| next(row, 0)).collect();
     let mut sequence = Vec::with_capacity(rows.iter().map(Vec::len).sum());
     while let Some(first) = heap.pop() {
-        sequence.push((first.row, first.unit, first.loss));
+        sequence.push((first.row, first.feature));
         heap.extend(next(first.row, first.at + 1));
     }
     sequence
@@ -150,7 +94,7 @@ struct Next {
     loss: f64,
     row: usize,
     at: usize,
-    unit: usize,
+    feature: usize,
 }
 
 impl Ord for Next {
@@ -182,7 +126,6 @@ struct Row {
     weights: Vec<f64>,
     /// P, of which the lower triangle counts.
     inverse: Vec<Vec<f64>>,
-    unit: usize,
 }
 
 impl Row {
@@ -193,11 +136,10 @@ impl Row {
             alive: vec![true; weights.len()],
             inverse: rows.collect(),
             weights,
-            unit: 1,
         }
     }
 
-    /// Removes the cheapest unit until `stop` are left, and says which in their order with their
+    /// Removes the cheapest weight until `stop` are left, and says which in their order with their
     /// losses. `may_leave` is asked, by feature, about the one that is to be next; one that may not is
     /// never asked about again.
     fn eliminate(
@@ -205,25 +147,21 @@ impl Row {
         stop: usize,
         mut may_leave: impl FnMut(usize) -> bool,
     ) -> Vec<(usize, f64)> {
-        let unit = self.unit;
-        let mut left = self.places.len() / unit;
+        let mut left = self.places.len();
         let mut fixed = vec![false; left];
         let mut removed = Vec::new();
         while left > stop {
             let cheapest = (0..self.places.len())
-                .filter(|k| self.alive[*k])
-                .filter(|k| self.places[*k].is_multiple_of(unit))
-                .filter(|k| !fixed[self.places[*k] / unit])
+                .filter(|k| self.alive[*k] && !fixed[self.places[*k]])
                 .map(|k| (k, self.cost(k)))
                 .min_by(|a, b| a.1.total_cmp(&b.1));
-            let Some((first, _)) = cheapest else { break };
-            let place = self.places[first];
+            let Some((k, _)) = cheapest else { break };
+            let place = self.places[k];
             if !may_leave(place) {
-                fixed[place / unit] = true;
+                fixed[place] = true;
                 continue;
             }
-            let loss = (first..first + unit).map(|k| self.remove(k)).sum();
-            removed.push((place / unit, loss));
+            removed.push((place, self.remove(k)));
             left -= 1;
             self.compact();
         }
@@ -234,16 +172,9 @@ impl Row {
         self.inverse[i.max(j)][i.min(j)]
     }
 
-    /// What removing the unit that begins there costs.
-    fn cost(&self, first: usize) -> f64 {
-        if self.unit == 1 {
-            return 0.5 * self.weights[first] * self.weights[first] / self.inverse[first][first];
-        }
-        let unit = first..first + self.unit;
-        let square = unit
-            .clone()
-            .map(|i| unit.clone().map(|j| self.at(i, j)).collect());
-        quadratic(square.collect(), self.weights[unit.clone()].to_vec())
+    /// What removing a weight costs.
+    fn cost(&self, k: usize) -> f64 {
+        0.5 * self.weights[k] * self.weights[k] / self.inverse[k][k]
     }
 
     /// Removes a weight; what it costs.

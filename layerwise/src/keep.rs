@@ -17,42 +17,24 @@ pub enum Keep {
         /// Consecutive weights of a group; divides d.
         m: usize,
     },
-    /// So many blocks of consecutive weights of a row, wherever they are.
-    Blocks {
-        /// Weights of a block; divides d.
-        size: usize,
-        /// Blocks to keep.
-        count: usize,
-    },
 }
 
 impl Keep {
     /// Refuses what does not fit a layer of that size.
     pub(crate) fn check(&self, outputs: usize, features: usize) -> Result<(), LayerwiseError> {
-        let group = match self {
-            Self::NOfM { m, .. } => *m,
-            _ => self.unit(),
-        };
-        if group == 0 || !features.is_multiple_of(group) {
+        if let Self::NOfM { m: group, .. } = *self
+            && (group == 0 || !features.is_multiple_of(group))
+        {
             return Err(LayerwiseError::DoesNotDivide { group, features });
         }
         let (keep, weights) = match *self {
             Self::Weights(count) => (count, outputs * features),
             Self::PerRow(count) => (count, features),
             Self::NOfM { n, m } => (n, m),
-            Self::Blocks { size, count } => (count.saturating_mul(size), outputs * features),
         };
         match keep <= weights {
             true => Ok(()),
             false => Err(LayerwiseError::KeepsTooMany { keep, weights }),
-        }
-    }
-
-    /// Consecutive weights that live and die together.
-    pub(crate) fn unit(&self) -> usize {
-        match self {
-            Self::Blocks { size, .. } => *size,
-            _ => 1,
         }
     }
 
@@ -73,30 +55,18 @@ impl Keep {
     pub(crate) fn select(&self, scores: &[f64], features: usize) -> Support {
         let outputs = scores.len() / features.max(1);
         let mut kept = vec![false; scores.len()];
-        let mut top = |places: std::ops::Range<usize>, unit: usize, count: usize| {
-            let units = places.len() / unit.max(1);
-            let first = places.start;
-            let sums: Vec<f64> = (0..units)
-                .map(|at| {
-                    scores[first + at * unit..first + (at + 1) * unit]
-                        .iter()
-                        .sum()
-                })
-                .collect();
-            let mut order: Vec<usize> = (0..units).collect();
-            order.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]).then(a.cmp(b)));
-            for at in order.into_iter().take(count) {
-                kept[first + at * unit..first + (at + 1) * unit].fill(true);
-            }
+        let mut top = |places: std::ops::Range<usize>, count: usize| {
+            let mut order: Vec<usize> = places.collect();
+            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+            order.into_iter().take(count).for_each(|at| kept[at] = true);
         };
         match *self {
-            Self::Weights(count) => top(0..scores.len(), 1, count),
-            Self::Blocks { size, count } => top(0..scores.len(), size, count),
+            Self::Weights(count) => top(0..scores.len(), count),
             Self::PerRow(count) => {
-                (0..outputs).for_each(|row| top(row * features..(row + 1) * features, 1, count));
+                (0..outputs).for_each(|row| top(row * features..(row + 1) * features, count));
             }
             Self::NOfM { n, m } => {
-                (0..scores.len() / m).for_each(|group| top(group * m..(group + 1) * m, 1, n));
+                (0..scores.len() / m).for_each(|group| top(group * m..(group + 1) * m, n));
             }
         }
         Support::of(features, kept)

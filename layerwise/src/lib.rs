@@ -41,7 +41,6 @@
 //! Products of up to 1,024 rows are summed in F32, everything else in F64. Rows are solved in parallel
 //! on rayon's pool; the result does not depend on the number of threads.
 
-mod budgets;
 mod dense;
 mod elimination;
 mod error;
@@ -55,8 +54,6 @@ mod sparse_gpt;
 mod support;
 mod tableau;
 
-pub use budgets::share_budget;
-pub use elimination::Elimination;
 pub use error::LayerwiseError;
 pub use gram::Gram;
 pub use keep::Keep;

@@ -7,7 +7,6 @@
 //! ([ABESS, Zhu et al., 2020](https://www.pnas.org/doi/10.1073/pnas.2014241117)).
 
 use crate::Keep;
-use crate::dense::quadratic;
 use crate::error::LayerwiseError;
 use crate::tableau::Tableau;
 
@@ -72,7 +71,6 @@ pub(crate) fn improve(
             config.tolerance * value.max(0.0) + 1e-12 * constant
         };
         while exchanges > 0
-            && keep.unit() == 1
             && let Some((i, j, gain)) = best_exchange(&tableau, keep)
             && gain > least(&tableau)
         {
@@ -81,14 +79,13 @@ pub(crate) fn improve(
             exchanges -= 1;
         }
         loop {
-            let units = tableau.size() / keep.unit();
-            let kept = tableau.kept().iter().filter(|kept| **kept).count() / keep.unit();
-            splice = splice.min(kept).min(units - kept);
+            let kept = tableau.kept().iter().filter(|kept| **kept).count();
+            splice = splice.min(kept).min(tableau.size() - kept);
             if splice == 0 {
                 return tableau;
             }
             let better = [true, false].into_iter().find_map(|enter_first| {
-                let spliced = spliced(&tableau, keep.unit(), splice, enter_first);
+                let spliced = spliced(&tableau, splice, enter_first);
                 let gained = tableau.objective() - spliced.objective();
                 (gained > least(&tableau)).then_some(spliced)
             });
@@ -132,68 +129,35 @@ fn best_exchange(tableau: &Tableau, keep: &Keep) -> Option<(usize, usize, f64)> 
     best
 }
 
-/// After that many of the best units have entered and as many of the cheapest have left, in this order
-/// or in the other one.
-fn spliced(tableau: &Tableau, unit: usize, count: usize, enter_first: bool) -> Tableau {
+/// After that many of the best features have entered and as many of the cheapest weights have left, in
+/// this order or in the other one.
+fn spliced(tableau: &Tableau, count: usize, enter_first: bool) -> Tableau {
     let mut tableau = tableau.clone();
     for enter in [enter_first, !enter_first] {
         for _ in 0..count {
-            if enter && let Some((first, _)) = best_entry(&tableau, unit) {
-                (first..first + unit).for_each(|at| tableau.enter(at));
+            if enter && let Some((at, _)) = best_entry(&tableau) {
+                tableau.enter(at);
             }
-            if !enter && let Some((first, _)) = cheapest(&tableau, unit) {
-                (first..first + unit).for_each(|at| tableau.leave(at));
+            if !enter && let Some((at, _)) = cheapest(&tableau) {
+                tableau.leave(at);
             }
         }
     }
     tableau
 }
 
-/// The unit that gains most by entering, by its first feature.
-pub(crate) fn best_entry(tableau: &Tableau, unit: usize) -> Option<(usize, f64)> {
-    let units = (0..tableau.size()).step_by(unit);
-    units
-        .filter(|first| !tableau.kept()[*first])
-        .map(|first| (first, entry(tableau, first, unit)))
+/// The feature that gains most by entering.
+pub(crate) fn best_entry(tableau: &Tableau) -> Option<(usize, f64)> {
+    (0..tableau.size())
+        .filter(|at| !tableau.kept()[*at])
+        .map(|at| (at, tableau.gain(at)))
         .max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))
 }
 
-/// The unit that costs least by leaving, by its first feature.
-pub(crate) fn cheapest(tableau: &Tableau, unit: usize) -> Option<(usize, f64)> {
-    let units = (0..tableau.size()).step_by(unit);
-    units
-        .filter(|first| tableau.kept()[*first])
-        .map(|first| (first, exit(tableau, first, unit)))
+/// The weight that costs least by leaving.
+pub(crate) fn cheapest(tableau: &Tableau) -> Option<(usize, f64)> {
+    (0..tableau.size())
+        .filter(|at| tableau.kept()[*at])
+        .map(|at| (at, tableau.cost(at)))
         .min_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)))
-}
-
-fn entry(tableau: &Tableau, first: usize, unit: usize) -> f64 {
-    match unit {
-        1 => tableau.gain(first),
-        _ => of_unit(
-            tableau,
-            first,
-            tableau.gradient()[first..first + unit].to_vec(),
-        ),
-    }
-}
-
-fn exit(tableau: &Tableau, first: usize, unit: usize) -> f64 {
-    match unit {
-        1 => tableau.cost(first),
-        _ => of_unit(
-            tableau,
-            first,
-            (first..first + unit).map(|at| tableau.weight(at)).collect(),
-        ),
-    }
-}
-
-/// ½ vᵀ T⁻¹ v over the square of a unit on the diagonal.
-fn of_unit(tableau: &Tableau, first: usize, v: Vec<f64>) -> f64 {
-    let places = first..first + v.len();
-    let square = places
-        .clone()
-        .map(|at| tableau.row(at)[places.clone()].to_vec());
-    quadratic(square.collect(), v)
 }

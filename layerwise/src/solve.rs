@@ -38,7 +38,7 @@ pub enum Method {
         /// Columns whose support is decided together; the paper has 128.
         block: usize,
     },
-    /// Optimal brain surgeon, see [`Elimination`](crate::Elimination): d³/3 operations for each row.
+    /// Optimal brain surgeon, one weight after the other: d³/3 operations for each row.
     Obs,
     /// Local search from the best start.
     BestSubset(SearchConfig),
@@ -83,10 +83,10 @@ pub fn solve(
             let (weights, support) = sparse_gpt(problem, keep, *block)?;
             solution(problem, weights, support)
         }
-        Method::Obs => back_solve(problem, &obs(problem, keep)?),
+        Method::Obs => back_solve(problem, &obs(problem, keep)),
         Method::BestSubset(config) => {
             config.check()?;
-            let mut best = back_solve(problem, &obs(problem, keep)?);
+            let mut best = back_solve(problem, &obs(problem, keep));
             let starts = [
                 sparse_gpt(problem, keep, 128)?.1,
                 keep.select(&scores::magnitude(problem), d),
@@ -215,11 +215,10 @@ fn search(
     start: &Support,
     config: &SearchConfig,
 ) -> Result<Support, LayerwiseError> {
-    let unit = keep.unit();
     let mut support = start.clone();
     let mut dirty: Vec<usize> = (0..problem.outputs()).collect();
     let mut rows: Vec<Option<Searched>> = dirty.iter().map(|_| None).collect();
-    let free_rows = matches!(keep, Keep::Weights(_) | Keep::Blocks { .. });
+    let free_rows = matches!(keep, Keep::Weights(_));
     for round in 0..=config.transfers {
         let searched: Result<Vec<(usize, Searched)>, LayerwiseError> = dirty
             .par_iter()
@@ -229,8 +228,8 @@ fn search(
                 let weigh = |(at, value)| (at, problem.importance(*row) * value);
                 let searched = Searched {
                     kept: tableau.kept().to_vec(),
-                    cheapest: cheapest(&tableau, unit).map(weigh),
-                    best_entry: best_entry(&tableau, unit).map(weigh),
+                    cheapest: cheapest(&tableau).map(weigh),
+                    best_entry: best_entry(&tableau).map(weigh),
                 };
                 Ok((*row, searched))
             })
@@ -243,7 +242,7 @@ fn search(
         if !free_rows || round == config.transfers {
             break;
         }
-        // The rows that gain most against those that lose least, one unit each.
+        // The rows that gain most against those that lose least, one weight each.
         let mut takers: Vec<(f64, usize, usize)> = Vec::new();
         let mut givers: Vec<(f64, usize, usize)> = Vec::new();
         for (row, searched) in rows.iter().enumerate() {
@@ -258,8 +257,8 @@ fn search(
             if is_taken || gain <= cost * (1.0 + config.tolerance) {
                 break;
             }
-            support.row_mut(taker)[entering..entering + unit].fill(true);
-            support.row_mut(giver)[leaving..leaving + unit].fill(false);
+            support.row_mut(taker)[entering] = true;
+            support.row_mut(giver)[leaving] = false;
             dirty.extend([taker, giver]);
         }
         if dirty.is_empty() {

@@ -21,12 +21,12 @@ pub(crate) fn sparse_gpt(
     // Where H is that of the weights themselves, this is w₀.
     let mut weights = problem.optimum();
     let mut kept = vec![false; o * d];
-    // Blocks of columns hold whole units and groups.
-    let unit = match keep {
+    // Blocks of columns hold whole groups.
+    let group = match keep {
         Keep::NOfM { m, .. } => *m,
-        _ => keep.unit(),
+        _ => 1,
     };
-    let block = (block.clamp(1, d.max(1)).div_ceil(unit) * unit).min(d);
+    let block = (block.clamp(1, d.max(1)).div_ceil(group) * group).min(d);
     let mut selected = 0;
     for first in (0..d).step_by(block) {
         let last = d.min(first + block);
@@ -47,10 +47,6 @@ pub(crate) fn sparse_gpt(
             Keep::PerRow(count) => {
                 Keep::PerRow(due(count) - std::mem::replace(&mut selected, due(count)))
             }
-            Keep::Blocks { size, count } => Keep::Blocks {
-                size,
-                count: due(count) - std::mem::replace(&mut selected, due(count)),
-            },
             groups @ Keep::NOfM { .. } => groups,
         };
         let chosen = part.select(&scores, width);

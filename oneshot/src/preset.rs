@@ -229,12 +229,6 @@ impl Preset {
         Self::new().with_prune(Some(prune))
     }
 
-    /// Two of every four consecutive weights are kept, chosen as best subsets.
-    pub fn sparse_2_4() -> Self {
-        let prune = Prune::new(Pattern::NOfM { n: 2, m: 4 }, PruneMethod::BestSubset);
-        Self::new().with_prune(Some(prune))
-    }
-
     /// This, without what goes beyond the published methods: ranges as they are, no sweeps, the
     /// method's own inputs, all layers of a block at once.
     pub fn as_published(mut self) -> Self {

@@ -60,7 +60,6 @@
 //!   matrices are faster without theirs);
 //! - [`Shrink`]: a whole model with smaller layers, in one call, as far as its recorded forward pass
 //!   shows what goes together; [`load_shrunk`]: its record back into a new model;
-//! - [`shrink_heads`](shrink::shrink_heads): an attention with fewer heads.
 //!
 //! # Rooms
 //!

@@ -37,12 +37,9 @@
 //!
 //! - [`fold()`], [`fold_for`]: batch normalization into the layer before it;
 //! - [`RoundingConfig`]: rounding of a model's weights, and corrected biases, from
-//!   [`LayerInputs`](module::LayerInputs); [`smooth_quant`](ptq::smooth_quant) and
-//!   [`awq`](ptq::awq): factors for [`rescale`](ptq::rescale);
+//!   [`LayerInputs`](module::LayerInputs);
 //! - [`ConvertConfig`]: quantized tensors of Burn with the trained scales, their float values
 //!   computed once or at every use ([`Dequantize`]); [`compare`]: how close the converted model is;
-//! - [`QuantizedGraph`](deploy::QuantizedGraph): scale and zero point of every operand of a
-//!   recorded forward pass;
 //! - [`save_safetensors`] and [`LoadConfig`]: files with as many bits as the codes have.
 //!
 //! # Rooms

@@ -1,15 +1,15 @@
-//! Weight rounding, folding and integer inference of the `quant` crate.
+//! Weight rounding, folding and integer inference of the `quant` crate, factors between layers of `oneshot`.
 
 use burn::module::{Module, Param, RunningState};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean::oneshot::{self, OneShot, Preset, Quantize, Scaling};
 use burn_lean::quant::{
-    GptqConfig, Granularity, NumberFormat, Scheme, fold,
+    GptqConfig, fold,
     fold::FoldPair,
     integer::{Grid, IntegerLinear, Multiplier, Requantization},
     module::InputStatistics,
-    ptq::{awq, smooth_quant},
     rounding::{WeightGrid, gptq},
 };
 use serde_json::Value;
@@ -197,9 +197,9 @@ fn weight_rounding_and_factors_agree_with_the_reference() {
         for case in &cases {
             let x = matrix(&case["X"], &target.device);
             let w = matrix(&case["W"], &target.device);
-            let inputs = observed(x);
+            let inputs = observed(x.clone());
             rounds(case, &w, &inputs);
-            scales(case, w, &inputs);
+            scales(case, x, w);
         }
     });
 }
@@ -244,32 +244,72 @@ fn rounds(case: &Value, w: &Tensor<2>, inputs: &InputStatistics) {
     }
 }
 
-/// SmoothQuant and AWQ.
-fn scales(case: &Value, w: Tensor<2>, inputs: &InputStatistics) {
-    // Our layers hold [in, out].
-    let weight = w.transpose();
-    let fields = case.as_object().unwrap();
+/// A gain, out of which factors move into the weight behind it.
+#[derive(Module, Debug)]
+struct Scaled {
+    gain: Param<Tensor<1>>,
+    linear: Linear,
+}
+
+impl Scaled {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.linear.forward(x * self.gain.val().unsqueeze())
+    }
+}
+
+/// SmoothQuant and AWQ: what a model of ones and the weight is divided by and rounded to.
+fn scales(case: &Value, x: Tensor<2>, w: Tensor<2>) {
+    let [rows, features] = x.dims();
+    let model = Scaled {
+        gain: Param::from_tensor(Tensor::ones([features], &x.device())),
+        // Our layers hold [in, out].
+        linear: Linear {
+            weight: Param::from_tensor(w.transpose()),
+            bias: None,
+        },
+    };
+    let quantize = Quantize::new(4)
+        .with_search_range(false)
+        .with_rounding(oneshot::Rounding::Nearest);
+    let compressed = |scaling| {
+        let preset = Preset::new()
+            .with_quantize(Some(quantize.clone()))
+            .with_scaling(Some(scaling));
+        let halves = x.clone().split(rows / 2, 0);
+        let done = OneShot::new(preset).compress(model.clone(), halves, Scaled::forward);
+        let model = done.unwrap().model;
+        let factors = values(model.gain.val().recip());
+        (model, factors)
+    };
     let mut checked = 0;
-    for (name, theirs) in fields {
+    for (name, theirs) in case.as_object().unwrap() {
         let Some(alpha) = name.strip_prefix("smooth_alpha_") else {
             continue;
         };
-        let ours = smooth_quant(&weight, inputs, alpha.parse().unwrap()).unwrap();
+        let alpha = alpha.parse().unwrap();
+        let (_, ours) = compressed(Scaling::SmoothQuant { alpha });
         for (ours, theirs) in ours.into_iter().zip(floats(theirs)) {
-            // Two powers and a quotient in F32.
+            // Two powers and two quotients in F32.
             assert!(near(ours, theirs, 1e-5), "{name}: {ours} {theirs}");
         }
         checked += 1;
     }
     assert!(checked > 0);
-    let scheme = Scheme::symmetric(NumberFormat::int(4).narrow())
-        .with_granularity(Granularity::PerChannel { axis: 1 });
-    let search = awq(&weight, inputs, &scheme).unwrap();
-    assert_eq!(search.ratio, float(&case["awq_best_ratio"]));
-    let theirs = floats(&case["awq_grid_output_mse"]);
-    assert_eq!(search.output_errors.len(), theirs.len());
-    for (ours, theirs) in search.output_errors.iter().zip(theirs) {
-        let ours = *ours as f32;
+
+    // f = mean|x|^ratio, and f /= √(max f · min f).
+    let (scaled, ours) = compressed(Scaling::Awq);
+    let ratio = float(&case["awq_best_ratio"]);
+    let theirs = values(x.clone().abs().mean_dim(0).powf_scalar(ratio));
+    let most = theirs.iter().copied().fold(0.0, f32::max);
+    let middle = (most * theirs.iter().copied().fold(most, f32::min)).sqrt();
+    for (ours, theirs) in ours.into_iter().zip(theirs) {
+        let theirs = theirs / middle;
         assert!(near(ours, theirs, 1e-5), "AWQ: {ours} {theirs}");
     }
+    let errors = floats(&case["awq_grid_output_mse"]);
+    let theirs = errors.into_iter().fold(f32::INFINITY, f32::min);
+    let off = scaled.forward(x.clone()) - model.forward(x);
+    let ours = off.square().mean().into_scalar::<f32>();
+    // Differences of outputs whose sums are rounded in F32.
+    assert!(near(ours, theirs, 1e-4), "AWQ: {ours} {theirs}");
 }

@@ -159,7 +159,7 @@ proptest! {
         o in length(5), d in length(9), rows in length(12), x in kind(), w in kind(),
         seed in 0u64..10_000, damping in prop_oneof![15 => 0f64..0.1, 1 => Just(f64::NAN), 1 => Just(1e300)],
         centered in any::<bool>(), zero in any::<bool>(), targets in any::<bool>(),
-        keep in (0..4, 0usize..40, 0usize..6), method in 0..5, block in 0usize..10,
+        keep in (0..3, 0usize..40, 0usize..6), method in 0..5, block in 0usize..10,
         importance in proptest::option::of(kind()),
     ) {
         LAYERS.case();
@@ -187,8 +187,7 @@ proptest! {
         let keep = match keep {
             (0, count, _) => Keep::Weights(count),
             (1, count, _) => Keep::PerRow(count),
-            (2, n, m) => Keep::NOfM { n, m },
-            (_, count, size) => Keep::Blocks { size, count },
+            (_, n, m) => Keep::NOfM { n, m },
         };
         let method = match method {
             0 => layerwise::Method::Magnitude,
@@ -205,7 +204,6 @@ proptest! {
                 Keep::Weights(count) => count,
                 Keep::PerRow(count) => count * o,
                 Keep::NOfM { n, m } => o * d / m * n,
-                Keep::Blocks { size, count } => size * count,
             };
             prop_assert!(kept <= most);
             LAYERS.result();
@@ -326,7 +324,7 @@ proptest! {
     #[test]
     fn any_pruning_layer_by_layer_gives_finite_weights_or_an_error(
         budget in budget(), pattern in pattern(), support in 0usize..5, refit in any::<bool>(),
-        shares in 0usize..4, x in kind(), w in kind(), seed in 0u64..10_000, held_out in 0usize..9,
+        shares in 0usize..3, x in kind(), w in kind(), seed in 0u64..10_000, held_out in 0usize..9,
         examples in 0usize..20, damping in prop_oneof![3 => 0f64..0.1, 1 => Just(f64::NAN)],
         quick in any::<bool>(),
     ) {
@@ -340,7 +338,7 @@ proptest! {
             SupportMethod::Obs,
             SupportMethod::BestSubset,
         ][support];
-        pruner.shares = [Shares::Magnitude, Shares::Uniform, Shares::Losses, Shares::Lamp][shares];
+        pruner.shares = [Shares::Magnitude, Shares::Lamp, Shares::Auto][shares];
         pruner.held_out = held_out;
         pruner.examples = examples;
         pruner.damping = damping;

@@ -5,9 +5,7 @@ use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, GptqConfig, Granularity, Learned, Mapping, NumberFormat,
     ObserverConfig, PtqConfig, PtqMode, QatConfig, QuantParams, QuantizedTensor, RangeMethod,
     Rounding, RoundingConfig, Scheme, Storage, Unsupported, WeightConfig, WeightGranularity,
-    WeightRange,
-    fake::Clip,
-    fake_quantize,
+    WeightRange, fake_quantize,
     format::{ScaleFormat, ScaleRounding},
     model::Unobserved,
     range::Histogram,
@@ -186,17 +184,15 @@ proptest! {
     }
 
     fn made_quantizers(
-        scheme in scheme(), observer in observer(), learned in 0usize..3, exact in any::<bool>(),
+        scheme in scheme(), observer in observer(), learned in 0usize..3,
         kinds in proptest::collection::vec(kind(), 1..4), seed in 0u64..10_000,
         d in proptest::array::uniform2(0usize..6),
     ) {
         let training = Device::flex().autodiff();
         let learned = [Learned::None, Learned::Lsq, Learned::LsqPlus][learned];
-        let clip = if exact { Clip::BeforeRounding } else { Clip::AfterRounding };
         let config = FakeQuantizeConfig::new(scheme)
             .with_observer(observer)
-            .with_learned(learned)
-            .with_clip(clip);
+            .with_learned(learned);
         for quantizer in [config.init(&training), config.init_for(&d, &training)] {
             QUANTIZERS.case();
             let Ok(quantizer) = quantizer else { continue };

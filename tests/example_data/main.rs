@@ -339,14 +339,13 @@ fn options_that_no_method_of_pruning_has_a_use_for_are_refused() {
     for options in [
         "--seed 1",
         "--method chita++ --stages 4",
-        "--method magnitude,default --effort quick",
+        "--method magnitude,default",
         "--arch resnet8 --data d --cifar-files original",
     ] {
         assert_eq!(check(options), Ok(()), "{options}");
     }
     for (options, named) in [
         ("--method chita --stages 4", "--stages"),
-        ("--method chita --effort quick", "--effort"),
         ("--data d --cifar-files original", "--cifar-files"),
         ("--sparsity 0.5,0", "--sparsity"),
         ("--sparsity 1", "--sparsity"),

@@ -1,8 +1,8 @@
 //! Every error, provoked.
 
 use burn_lean::layerwise::{
-    Elimination, Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, SearchConfig,
-    Support, back_solve, masked, share_budget, solve,
+    Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, SearchConfig, Support,
+    back_solve, masked, solve,
 };
 
 use crate::naive::Layer;
@@ -186,12 +186,6 @@ fn shapes_that_do_not_fit_are_refused() {
         refused(Keep::NOfM { n: 4, m: 3 }),
         LayerwiseError::KeepsTooMany { .. }
     ));
-    let blocks = Keep::Blocks { size: 4, count: 1 };
-    assert!(matches!(
-        refused(blocks),
-        LayerwiseError::DoesNotDivide { .. }
-    ));
-    assert!(Elimination::new(&problem, 5).is_err());
     assert!(Support::new(6, vec![true; 13]).is_err());
     let small = Support::full(1, 6);
     assert!(matches!(
@@ -199,26 +193,9 @@ fn shapes_that_do_not_fit_are_refused() {
         Err(LayerwiseError::Mismatch { .. })
     ));
     assert!(masked(&problem, &small).is_err());
-    assert!(blocks.highest(&[0.0; 12], 6).is_err());
+    assert!(Keep::NOfM { n: 1, m: 4 }.highest(&[0.0; 12], 6).is_err());
     assert!(Keep::Weights(1).highest(&[0.0; 13], 6).is_err());
     assert!(problem.objective(&[0.0; 5]).is_err());
-}
-
-#[test]
-fn budgets_that_do_not_fit_are_refused() {
-    let problem = Layer::random(20, 6, 2, 43).problem();
-    let layer = Elimination::new(&problem, 1).unwrap();
-    let error = share_budget(&[&layer], &[1.0], 13).unwrap_err();
-    assert_eq!(
-        error,
-        LayerwiseError::KeepsTooMany {
-            keep: 13,
-            weights: 12
-        }
-    );
-    assert!(share_budget(&[&layer], &[], 3).is_err());
-    assert!(share_budget(&[&layer], &[f64::NAN], 3).is_err());
-    assert_eq!(share_budget(&[&layer], &[1.0], 3), Ok(vec![3]));
 }
 
 #[test]

@@ -18,7 +18,7 @@ proptest! {
     fn best_subset_is_never_above_another_method(
         seed in 0..10_000u64,
         n in 10..80usize,
-        shape in 0..4usize,
+        shape in 0..3usize,
         kept in 1..12usize,
     ) {
         let layer = Layer::random(n, 12, 4, seed);
@@ -41,17 +41,13 @@ proptest! {
     }
 }
 
-fn shapes(kept: usize) -> [Keep; 4] {
+fn shapes(kept: usize) -> [Keep; 3] {
     [
         Keep::Weights(4 * kept),
         Keep::PerRow(kept),
         Keep::NOfM {
             n: kept.div_ceil(4),
             m: 4,
-        },
-        Keep::Blocks {
-            size: 2,
-            count: 2 * kept,
         },
     ]
 }
@@ -72,7 +68,7 @@ fn best_subset_is_hardly_ever_above_sparse_gpt_in_small_blocks() {
             }
         }
     }
-    assert!(above.len() <= 4, "of 400: {above:?}");
+    assert!(above.len() <= 4, "of 300: {above:?}");
 }
 
 /// No exchange of one weight of a row against another one improves what it finds.

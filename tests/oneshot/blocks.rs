@@ -25,12 +25,8 @@ fn every_linear_layer_of_a_llama_in_order_and_nothing_else() {
             })
             .unwrap();
         assert_eq!(seen, [("layers.0".into(), 1, 2), ("layers.1".into(), 2, 2)]);
-        let paths: Vec<&str> = done
-            .report
-            .layers
-            .iter()
-            .map(|one| one.path.as_str())
-            .collect();
+        let paths = done.report.layers.iter().map(|one| one.path.as_str());
+        let paths: Vec<&str> = paths.collect();
         let of = |block: usize| {
             [
                 "attention.wq",
@@ -96,8 +92,8 @@ fn from_files_it_is_the_same_model() {
         });
         done.unwrap()
     };
-    let one = compress(OneShot::new(Preset::sparse_2_4()));
-    let other = compress(OneShot::new(Preset::sparse_2_4()).spilling_to(folder.path()));
+    let one = compress(OneShot::new("sparse-2:4".parse().unwrap()));
+    let other = compress(OneShot::new("sparse-2:4".parse().unwrap()).spilling_to(folder.path()));
     assert_eq!(parameters(&one.model), parameters(&other.model));
     assert_eq!(other.report.blocks[1].activation_bytes, 0);
     assert!(one.report.blocks[1].activation_bytes > 0);
@@ -116,19 +112,11 @@ fn skipped_paths_and_named_blocks() {
         model.forward(x)
     });
     let done = done.unwrap();
-    let blocks: Vec<&str> = done
-        .report
-        .blocks
-        .iter()
-        .map(|one| one.path.as_str())
-        .collect();
+    let blocks = done.report.blocks.iter().map(|one| one.path.as_str());
+    let blocks: Vec<&str> = blocks.collect();
     assert_eq!(blocks, ["layers.0.feed_forward", "layers.1"]);
-    let paths: Vec<&str> = done
-        .report
-        .layers
-        .iter()
-        .map(|one| one.path.as_str())
-        .collect();
+    let paths = done.report.layers.iter().map(|one| one.path.as_str());
+    let paths: Vec<&str> = paths.collect();
     assert_eq!(paths.len(), 3 + 6);
     assert!(!paths.contains(&"layers.1.feed_forward.w2.weight"));
 }
@@ -168,7 +156,7 @@ fn a_convolution_with_groups_keeps_two_of_four_taps() {
     let conv = with_numbers(conv, 3);
     // Neighbours have something in common.
     let x = tensor::<4>(5, [3, 4, 6, 6], &device) + 1.0;
-    let done = OneShot::new(Preset::sparse_2_4()).compress(
+    let done = OneShot::new("sparse-2:4".parse().unwrap()).compress(
         conv.clone(),
         [x.clone()],
         |conv, x: Tensor<4>| conv.forward(x),
@@ -208,7 +196,7 @@ fn convolutions_of_one_image_each_see_their_own_patches() {
     let kernels = vec![conv(3, 1), conv(3, 2), conv(1, 1)];
     let model = with_numbers(Pyramid { kernels }, 3);
     let x = tensor::<4>(5, [3, 4, 6, 6], &device) + 1.0;
-    let together = OneShot::new(Preset::sparse_2_4())
+    let together = OneShot::new("sparse-2:4".parse().unwrap())
         .compress(model.clone(), [x.clone()], |model, x: Tensor<4>| {
             let kernels = model.kernels.iter();
             let outputs = kernels.map(|kernel| kernel.forward(x.clone()));
@@ -217,7 +205,7 @@ fn convolutions_of_one_image_each_see_their_own_patches() {
         .unwrap();
     assert_eq!(together.weights.len(), 3);
     for (kernel, together) in model.kernels.iter().zip(&together.weights) {
-        let alone = OneShot::new(Preset::sparse_2_4())
+        let alone = OneShot::new("sparse-2:4".parse().unwrap())
             .compress(kernel.clone(), [x.clone()], |kernel, x: Tensor<4>| {
                 kernel.forward(x)
             })

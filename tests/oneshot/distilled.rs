@@ -1,10 +1,11 @@
 //! Fine-tuning a pruned model towards the original.
 
 use burn::tensor::{Device, Tensor};
-use burn_lean::oneshot::{OneShot, Preset, load_compressed};
+use burn_lean::oneshot::{Compressed, OneShot, load_compressed};
 
 use crate::checkpoint::Windows;
 use crate::finetune::{Finetuning, divergence, finetune};
+use crate::llama::Llama;
 use crate::support::{each_device, parameters, values};
 use crate::{logit_error, parameter, small_llama, tokens};
 
@@ -53,15 +54,20 @@ fn the_divergence_and_its_gradient_are_those_of_the_formula() {
     });
 }
 
+/// A small model, and what is left of it.
+fn pruned(device: &Device) -> (Llama, Compressed<Llama>) {
+    let original = small_llama(device);
+    let done = OneShot::new("sparse-2:4".parse().unwrap());
+    let done = done.compress(original.clone(), tokens(device), |model, x| {
+        model.forward(x)
+    });
+    (original, done.unwrap())
+}
+
 #[test]
 fn a_single_step_is_one() {
     let device = Device::flex();
-    let original = small_llama(&device);
-    let done = OneShot::new(Preset::sparse_2_4())
-        .compress(original.clone(), tokens(&device), |model, x| {
-            model.forward(x)
-        })
-        .unwrap();
+    let (original, done) = pruned(&device);
     let windows = Windows {
         length: 16,
         tokens: (0..32).map(|at| at * 7 % 23).collect(),
@@ -75,12 +81,7 @@ fn a_single_step_is_one() {
 #[test]
 fn the_model_comes_closer_to_the_original_and_its_zeros_stay() {
     let device = Device::flex();
-    let original = small_llama(&device);
-    let done = OneShot::new(Preset::sparse_2_4())
-        .compress(original.clone(), tokens(&device), |model, x| {
-            model.forward(x)
-        })
-        .unwrap();
+    let (original, done) = pruned(&device);
     let numbers = tokens(&device).remove(0).into_data();
     let windows = Windows {
         length: 16,

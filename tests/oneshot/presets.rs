@@ -5,6 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
 use burn_lean::oneshot::{
     Activations, Grid, OneShot, OneShotError, Pattern, Preset, Prune, PruneMethod, Rounding,
+    Scaling,
 };
 
 use crate::support::tensor;
@@ -40,10 +41,6 @@ fn names_come_back_as_the_preset_they_name() {
     let wanda: Preset = "sparse-0.5-per-output".parse().unwrap();
     assert_eq!(wanda.prune.unwrap().pattern, Pattern::PerOutput(0.5));
     assert_eq!("sparse-0.7".parse::<Preset>().unwrap(), Preset::sparse(0.7));
-    assert_eq!(
-        "sparse-2:4".parse::<Preset>().unwrap(),
-        Preset::sparse_2_4()
-    );
 }
 
 #[test]
@@ -71,7 +68,12 @@ fn as_published_is_without_what_goes_beyond() {
             sweeps: 0
         }
     );
-    let prune = Preset::sparse_2_4().as_published().prune.unwrap();
+    let prune = "sparse-2:4"
+        .parse::<Preset>()
+        .unwrap()
+        .as_published()
+        .prune
+        .unwrap();
     assert_eq!(
         (prune.pattern, prune.method),
         (Pattern::NOfM { n: 2, m: 4 }, PruneMethod::BestSubset)
@@ -121,7 +123,7 @@ fn what_is_no_preset_is_refused() {
 }
 
 #[test]
-fn rounded_inputs_need_bits_and_weights_on_a_grid() {
+fn rounded_inputs_and_factors_need_what_fits_them() {
     let field = |preset: Preset| match preset.validate().unwrap_err() {
         OneShotError::Invalid { field, .. } => field,
         error => panic!("{error}"),
@@ -131,4 +133,6 @@ fn rounded_inputs_need_bits_and_weights_on_a_grid() {
     assert_eq!(field(with(Preset::w8a16(), 9)), "activations.bits");
     assert_eq!(field(with(Preset::sparse(0.5), 8)), "activations");
     assert!(with(Preset::w4a16(32), 8).validate().is_ok());
+    let scaling = Some(Scaling::SmoothQuant { alpha: 1.5 });
+    assert_eq!(field(Preset::w8a16().with_scaling(scaling)), "alpha");
 }

@@ -43,7 +43,7 @@ fn interrupted(preset: &Preset, folder: &Path) {
 #[test]
 fn the_model_is_that_of_an_uninterrupted_run() {
     let awq = Preset::w4a16(8).with_scaling(Some(Scaling::Awq));
-    for preset in [Preset::w4a16(8), Preset::sparse_2_4(), awq] {
+    for preset in [Preset::w4a16(8), "sparse-2:4".parse().unwrap(), awq] {
         let folder = tempfile::tempdir().unwrap();
         let whole = compress(&preset, None).unwrap();
         interrupted(&preset, folder.path());

@@ -32,13 +32,13 @@ fn blocks_of_a_file_become_what_they_become_in_the_whole_model() {
         let device = &target.device;
         let checkpoint = Checkpoint::open(&file, None, 16).unwrap();
         let ends = checkpoint.ends(device).unwrap();
-        let mut by_block = Preset::sparse_2_4();
+        let mut by_block: Preset = "sparse-2:4".parse().unwrap();
         by_block.order = Order::Block;
         for preset in [
             Preset::w8a16(),
             Preset::w4a16(8),
             Preset::w4a16(8).with_scaling(Some(Scaling::Awq)),
-            Preset::sparse_2_4(),
+            "sparse-2:4".parse().unwrap(),
             by_block,
         ] {
             let whole = OneShot::new(preset.clone())

@@ -151,32 +151,3 @@ fn all_three_act_on_one_weight() {
         }
     });
 }
-
-#[test]
-fn zeros_return_from_behind_a_mask_where_they_may() {
-    let device = Device::flex().autodiff();
-    let net = net(&device);
-    let masks = keeping_all(&net);
-    let mut gradual = gradual();
-    gradual.pruner.zeros_return = true;
-    let mut seen = Vec::new();
-    let inner = device.clone().inner();
-    let pruned = gradual.prune(
-        masks.attach(net).unwrap(),
-        loss,
-        |seed| batches(seed, &inner),
-        |net, epoch| {
-            if epoch.restart {
-                seen.push(Masks::of(&net).unwrap());
-            }
-            Ok(net)
-        },
-    );
-    let pruned = pruned.unwrap();
-    assert_eq!(Masks::of(&pruned.model).unwrap(), pruned.masks);
-    assert_eq!(seen.len(), 3);
-    assert!(
-        seen.windows(2)
-            .all(|pair| pair[0].nonzeros() > pair[1].nonzeros())
-    );
-}

@@ -6,7 +6,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, L
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::prune::{
-    Budget, Effort, PruneError, Pruner, Shares, SparseRecord, SparsityPattern,
+    Budget, Effort, PruneError, Pruner, SparseRecord, SparsityPattern,
     layerwise::{Candidate, JudgedCandidate, Refitted, SupportMethod},
 };
 
@@ -128,24 +128,6 @@ impl Normed {
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         self.second
             .forward(self.norm.forward(self.first.forward(x)))
-    }
-}
-
-/// Inputs are ±1 and 1. Where statistics are measured anew the constant takes part in nothing, and its
-/// weight goes; where they stay it is half of what the layer gives, and the weight of 0.1 goes.
-#[test]
-fn shares_by_losses_count_a_constant_where_statistics_stay() {
-    let device = Device::flex();
-    let x = Tensor::<1>::from_floats([1.0, 1.0, -1.0, 1.0], &device).reshape([2, 2, 1, 1]);
-    for (recalibrate, expected) in [(true, (1, 3)), (false, (2, 2))] {
-        let mut pruner = Pruner::new(Budget::Keep(4)).with_effort(Effort::Quick);
-        pruner.shares = Shares::Losses;
-        pruner.candidates = false;
-        pruner.recalibrate = recalibrate;
-        let pruned = pruner.prune(Normed::new(&device), Normed::forward, [x.clone()]);
-        let pruned = pruned.unwrap();
-        let kept = |path: &str| pruned.masks.get(path).unwrap().nonzeros();
-        assert_eq!((kept("first.weight"), kept("second.weight")), expected);
     }
 }
 

@@ -12,13 +12,7 @@ use crate::layerwise::features;
 use crate::support::{parameters, values, with_numbers};
 
 /// All of them.
-pub(crate) const SHARES: [Shares; 5] = [
-    Shares::Auto,
-    Shares::Magnitude,
-    Shares::Uniform,
-    Shares::Lamp,
-    Shares::Losses,
-];
+pub(crate) const SHARES: [Shares; 3] = [Shares::Auto, Shares::Magnitude, Shares::Lamp];
 
 /// Without other candidates.
 fn pruner(budget: Budget, shares: Shares) -> Pruner {
@@ -145,7 +139,7 @@ struct Reused {
 }
 
 #[test]
-fn what_cannot_be_fitted_has_no_part_in_equal_shares() {
+fn what_cannot_be_fitted_has_no_part_in_shares() {
     let device = Device::flex();
     let reused = Reused {
         layer: LinearConfig::new(6, 6).init(&device),
@@ -158,7 +152,7 @@ fn what_cannot_be_fitted_has_no_part_in_equal_shares() {
         let x = relu(m.layer.forward(x));
         m.head.forward(relu(m.layer.forward(x)))
     };
-    let pruned = pruner(Budget::Keep(30), Shares::Uniform)
+    let pruned = pruner(Budget::Keep(30), Shares::Lamp)
         .prune(reused, forward, features(3, 40, 6, &device))
         .unwrap();
     let kept = |path: &str| pruned.masks.get(path).unwrap().nonzeros();
@@ -176,19 +170,17 @@ fn a_budget_of_each_layer_is_not_shared_in_another_way() {
             pruner(budget.clone(), shares).prune(layer.clone(), |m, x| m.forward(x), inputs)
         };
         assert_eq!(prune(Shares::Magnitude).unwrap().masks.nonzeros(), 9);
-        for shares in [Shares::Uniform, Shares::Lamp, Shares::Losses] {
-            let error = prune(shares).unwrap_err().into_error();
-            assert!(
-                matches!(
-                    &error,
-                    PruneError::InvalidConfig {
-                        field: "shares",
-                        ..
-                    }
-                ),
-                "{error}"
-            );
-        }
+        let error = prune(Shares::Lamp).unwrap_err().into_error();
+        assert!(
+            matches!(
+                &error,
+                PruneError::InvalidConfig {
+                    field: "shares",
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 }
 

@@ -32,7 +32,6 @@ mod report;
 mod running_statistics;
 mod schedule;
 mod selection;
-mod shrink;
 mod shrink_record;
 mod shrink_whole;
 mod sketch;

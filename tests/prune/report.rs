@@ -96,13 +96,8 @@ fn a_masked_weight_counts_for_its_parameter_and_nothing_is_written_to_the_model(
     assert_eq!(report.flops, 3.0 * 18.0);
     assert_eq!(report.layers[0].dense_flops, 72.0 * 18.0);
     assert_eq!(report.sparsity(), 1.0 - 3.0 / report.weights as f64);
-    let text = report.with_accuracy(97.5).with_objective(1.25).to_string();
-    for part in [
-        "conv.weight",
-        "4x2x3x3",
-        "objective 1.250000",
-        "accuracy 97.50 %",
-    ] {
+    let text = report.to_string();
+    for part in ["conv.weight", "4x2x3x3"] {
         assert!(text.contains(part), "{text}");
     }
 }

@@ -124,18 +124,17 @@ fn attention_residuals_and_softmax_are_functional_sites() {
 #[test]
 fn batch_norms_are_paired_with_the_layer_before_them_and_their_epsilon() {
     let audit = network_audit();
-    let pairs = audit.fold_pairs();
+    let [pair, other] = &audit.norm_pairs[..] else {
+        panic!("{:?}", audit.norm_pairs)
+    };
     // The linear layer's norm is over the axis before the layer's outputs.
-    assert_eq!(pairs.len(), 1);
-    assert_eq!(audit.norm_pairs.len(), 2);
+    assert_eq!(other.not_foldable, Some(NotFoldable::OtherAxis));
+    assert_eq!(pair.not_foldable, None);
     assert_eq!(
-        audit.norm_pairs[1].not_foldable,
-        Some(NotFoldable::OtherAxis)
+        (pair.layer.as_str(), pair.norm.as_str()),
+        ("conv", "conv_norm")
     );
-    assert_eq!(pairs[0].layer, "conv");
-    assert_eq!(pairs[0].batch_norm, "conv_norm");
-    assert_eq!(pairs[0].epsilon, 1e-3);
-    let pair = &audit.norm_pairs[0];
+    assert_eq!(pair.epsilon, 1e-3);
     assert_eq!(pair.weight, "conv.weight");
     assert_eq!(pair.bias.as_deref(), Some("conv.bias"));
     assert_eq!(

@@ -7,11 +7,8 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Bool, Device, GradientCheckpointingStrategy, Int, Tensor};
 use burn_lean::quant::{
     FakeQuantizeConfig, ForwardQ, GptqConfig, Learned, NumberFormat, QatConfig, Rounding,
-    RoundingConfig, Scheme, WeightConfig, advance, calibrate, fold,
-    fold::FoldPair,
-    module::LayerInputs,
-    ptq::{Rescale, rescale},
-    quantizers,
+    RoundingConfig, Scheme, WeightConfig, advance, calibrate, fold, fold::FoldPair,
+    module::LayerInputs, quantizers,
 };
 
 use crate::support::{each_device, gradients, tensor, values, with_numbers};
@@ -100,21 +97,14 @@ fn learned_scales_train_and_calibrate() {
 }
 
 #[test]
-fn folded_rescaled_and_rounded_models_train_on() {
+fn folded_and_rounded_models_train_on() {
     each_device(|target| {
         let changed = |device: &Device| {
             let x = tensor::<2>(1, [8, 6], device);
             let folded = fold(Net::new(device), &[FoldPair::new("first", "norm", 1e-5)]).unwrap();
             let of_folded = backward(&folded, x.clone());
-            let factors = Rescale {
-                producer: "first".into(),
-                consumers: vec!["second".into()],
-                factors: vec![2.0, 0.5, 4.0, 1.0],
-            };
-            let rescaled = rescale(folded, &factors).unwrap();
-            let of_rescaled = backward(&rescaled, x.clone());
             let config = QatConfig::new().with_weight(WeightConfig::int(4));
-            let prepared = config.prepare(rescaled).unwrap();
+            let prepared = config.prepare(folded).unwrap();
             let prepared = calibrate(prepared, |net| {
                 net.forward(x.clone());
             })
@@ -125,7 +115,7 @@ fn folded_rescaled_and_rounded_models_train_on() {
             });
             let rounding = RoundingConfig::new().with_rounding(Rounding::Gptq(GptqConfig::new()));
             let (rounded, _) = rounding.apply(prepared, &inputs.unwrap()).unwrap();
-            [of_folded, of_rescaled, backward(&rounded, x)]
+            [of_folded, backward(&rounded, x)]
         };
         let device = checkpointing(&target.device);
         let found = changed(&device);

@@ -144,19 +144,6 @@ fn norms_biases_and_statistics_stay_float() {
 }
 
 #[test]
-fn only_the_named_parameters_are_converted() {
-    let net = prepared(full(8), &Device::flex());
-    let config = ConvertConfig::new().with_parameters(Some(vec!["fc2.weight".into()]));
-    let (converted, report) = config.convert(net).unwrap();
-    assert_eq!(converted.fc1.weight.base().dtype(), DType::F32);
-    assert!(matches!(
-        converted.fc2.weight.base().dtype(),
-        DType::QFloat(_)
-    ));
-    assert_eq!(report.weights.len(), 1);
-}
-
-#[test]
 fn a_record_of_a_converted_model_loads_into_a_prepared_one() {
     each_device(|target| {
         let net = prepared(full(8), &target.device);
@@ -243,23 +230,6 @@ fn conversion_needs_ranges_and_quantizers() {
         text.contains("`fc1.weight`") && text.contains("does not quantize"),
         "{text}"
     );
-
-    let net = prepared(full(8), &device);
-    let named = |name: &str| {
-        ConvertConfig::new()
-            .with_parameters(Some(vec![name.into()]))
-            .convert(net.clone())
-            .unwrap_err()
-            .into_error()
-    };
-    assert!(matches!(
-        named("fc3.weight"),
-        QuantError::UnknownParameter { .. }
-    ));
-    assert!(matches!(
-        named("norm.gamma"),
-        QuantError::UnsupportedLayer { .. }
-    ));
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! Models whose parameters are F16 or BF16, from preparation to a file and back.
 
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::LinearConfig;
 use burn::store::ModuleRecord;
-use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::quant::{
     ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping, NumberFormat, PtqConfig, PtqMode,
@@ -11,26 +10,10 @@ use burn_lean::quant::{
     load_safetensors, quantized_weights, save_safetensors, sensitivity,
 };
 
-use crate::support::{cast, each_device, tensor, values, with_numbers};
+use crate::support::{Perceptron, cast, each_device, tensor, values, with_numbers};
 
-#[derive(Module, Debug)]
-struct Net {
-    fc1: Linear,
-    fc2: Linear,
-}
-
-impl Net {
-    fn new(dtype: FloatDType, device: &Device) -> Self {
-        let net = Self {
-            fc1: LinearConfig::new(16, 12).init(device),
-            fc2: LinearConfig::new(12, 4).init(device),
-        };
-        cast(with_numbers(net, 7), dtype)
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.fc2.forward_q(relu(self.fc1.forward_q(x)))
-    }
+fn perceptron(dtype: FloatDType, device: &Device) -> Perceptron {
+    cast(Perceptron::new([16, 12, 4], 7, device), dtype)
 }
 
 /// Both, on each device that computes in them: ndarray in none, wgpu in F16.
@@ -49,14 +32,14 @@ fn input(dtype: FloatDType, device: &Device) -> Tensor<2> {
 }
 
 /// Quantized, with ranges.
-fn quantized(dtype: FloatDType, weight: WeightConfig, device: &Device) -> Net {
+fn quantized(dtype: FloatDType, weight: WeightConfig, device: &Device) -> Perceptron {
     let config = PtqConfig::new()
         .with_quantize(QatConfig::new().with_weight(weight))
         .with_progress(false);
     let data = input(dtype, device);
-    let run = |net: &Net, x: Tensor<2>| drop(net.forward(x));
+    let run = |net: &Perceptron, x: Tensor<2>| drop(net.forward(x));
     config
-        .quantize(Net::new(dtype, device), || [data.clone()], run)
+        .quantize(perceptron(dtype, device), || [data.clone()], run)
         .unwrap()
         .0
 }
@@ -69,15 +52,15 @@ fn a_converted_half_model_runs_in_its_dtype_with_the_same_outputs() {
                 let net = quantized(dtype, WeightConfig::int(bits), device);
                 let expected = net.forward(input(dtype, device));
                 assert_eq!(expected.dtype(), DType::from(dtype));
-                let weight = values(net.fc1.weight.val());
+                let weight = values(net.first.weight.val());
                 let config = ConvertConfig::new().with_dequantize(dequantize);
                 let (converted, _) = config.convert(net).unwrap();
                 assert!(matches!(
-                    converted.fc1.weight.base().dtype(),
+                    converted.first.weight.base().dtype(),
                     DType::QFloat(_)
                 ));
-                assert_eq!(converted.fc1.weight.val().dtype(), DType::from(dtype));
-                assert_eq!(values(converted.fc1.weight.val()), weight);
+                assert_eq!(converted.first.weight.val().dtype(), DType::from(dtype));
+                assert_eq!(values(converted.first.weight.val()), weight);
                 for _ in 0..2 {
                     let found = converted.forward(input(dtype, device));
                     assert_eq!(found.dtype(), DType::from(dtype));
@@ -105,7 +88,7 @@ fn a_half_model_loads_from_its_record_and_from_its_file() {
         save_safetensors(&converted, &path).unwrap();
         let fresh = |dtype| {
             let config = PtqConfig::new().qat_config();
-            config.prepare(Net::new(dtype, device)).unwrap().valid()
+            config.prepare(perceptron(dtype, device)).unwrap().valid()
         };
         // Also into a model that was made in F32: the file has the dtype.
         for of_model in [dtype, FloatDType::F32] {
@@ -129,16 +112,16 @@ fn a_half_model_with_quantized_weights_alone_loads_into_a_plain_one() {
             .with_progress(false);
         let none = || Vec::<Tensor<2>>::new();
         let (net, _) = config
-            .quantize(Net::new(dtype, device), none, |_, _| {})
+            .quantize(perceptron(dtype, device), none, |_, _| {})
             .unwrap();
         let expected = values(net.forward(input(dtype, device)));
         let (converted, _) = ConvertConfig::new().convert(net).unwrap();
         save_safetensors(&converted, &path).unwrap();
         for dequantize in [Dequantize::Once, Dequantize::EveryUse] {
             let config = LoadConfig::new().with_dequantize(dequantize);
-            let (plain, _) = config.load(Net::new(dtype, device), &path).unwrap();
+            let (plain, _) = config.load(perceptron(dtype, device), &path).unwrap();
             assert_eq!(
-                plain.fc1.forward(input(dtype, device)).dtype(),
+                plain.first.forward(input(dtype, device)).dtype(),
                 dtype.into()
             );
             assert_eq!(values(plain.forward(input(dtype, device))), expected);
@@ -170,11 +153,11 @@ fn the_sensitivity_of_a_half_model_has_sums_in_f32() {
         let config = QatConfig::new()
             .with_weight(WeightConfig::int(4))
             .with_activation(None);
-        let prepared = config.prepare(Net::new(dtype, device)).unwrap();
+        let prepared = config.prepare(perceptron(dtype, device)).unwrap();
         let found = sensitivity(&prepared, |net| net.forward(x.clone()), |_| 0.0).unwrap();
         let mut only_last = prepared.clone();
-        only_last.fc1 = Net::new(dtype, device).fc1;
-        let exact = values(Net::new(dtype, device).forward(x.clone()));
+        only_last.first = perceptron(dtype, device).first;
+        let exact = values(perceptron(dtype, device).forward_q(x.clone()));
         let off = values(only_last.forward(x.clone()));
         let squares = |numbers: &mut dyn Iterator<Item = f32>| -> f64 {
             numbers.map(|number| f64::from(number).powi(2)).sum()

@@ -34,7 +34,6 @@ mod qparams;
 mod quantizers;
 mod ragged;
 mod records;
-mod rescale;
 mod residency;
 mod rounding;
 mod scheme;

@@ -62,21 +62,32 @@ fn a_norm_is_not_folded_into_a_layer_that_is_used_without_it() {
     );
 }
 
+#[derive(Module, Debug)]
+struct Layers {
+    conv: Conv2d,
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+impl Layers {
+    fn new(device: &Device) -> Self {
+        Self {
+            conv: Conv2dConfig::new([4, 4], [1, 1]).init(device),
+            linear: LinearConfig::new(4, 4).init(device),
+            norm: BatchNormConfig::new(4).init(device),
+        }
+    }
+
+    fn bias(&self) -> Tensor<2> {
+        self.linear.bias.as_ref().unwrap().val().unsqueeze()
+    }
+}
+
 #[test]
 fn a_norm_over_another_axis_than_the_layers_outputs_is_not_folded() {
-    #[derive(Module, Debug)]
-    struct Layers {
-        conv: Conv2d,
-        linear: Linear,
-        norm: BatchNorm,
-    }
     let device = Device::flex();
     // All axes have the same length: sizes say nothing.
-    let model = Layers {
-        conv: Conv2dConfig::new([4, 4], [1, 1]).init(&device),
-        linear: LinearConfig::new(4, 4).init(&device),
-        norm: BatchNormConfig::new(4).init(&device),
-    };
+    let model = Layers::new(&device);
     type Forward = fn(&Layers, Tensor<4>) -> Tensor<4>;
     let pairs = |forward: Forward| {
         let x = Tensor::ones([4, 4, 4, 4], &device);
@@ -155,23 +166,8 @@ fn a_parameter_that_is_added_to_a_layers_output_is_not_its_bias() {
 
 #[test]
 fn a_norm_is_not_folded_into_a_weight_or_a_bias_that_the_forward_pass_computes() {
-    #[derive(Module, Debug)]
-    struct Layers {
-        conv: Conv2d,
-        linear: Linear,
-        norm: BatchNorm,
-    }
-    impl Layers {
-        fn bias(&self) -> Tensor<2> {
-            self.linear.bias.as_ref().unwrap().val().unsqueeze()
-        }
-    }
     let device = Device::flex();
-    let model = Layers {
-        conv: Conv2dConfig::new([4, 4], [1, 1]).init(&device),
-        linear: LinearConfig::new(4, 4).init(&device),
-        norm: BatchNormConfig::new(4).init(&device),
-    };
+    let model = Layers::new(&device);
     let reason = |forward: fn(&Layers, Tensor<2>) -> Tensor<2>| {
         let x = Tensor::ones([8, 4], &device);
         audit(&model, x, forward).unwrap().norm_pairs[0].not_foldable

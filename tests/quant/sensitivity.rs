@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ForwardQ, MixedPrecisionConfig, QatConfig, QuantError, Schedule, Storage, WeightConfig,
     WeightQuantizer,
-    inspect::{Allocation, AllocationReport, Precision, Ranking, Sensitivity},
+    inspect::{Allocation, AllocationReport, Precision, Sensitivity},
     load_record, load_safetensors, quantizers, save_safetensors, sensitivity,
 };
 
@@ -251,7 +251,6 @@ fn kept_layers_have_the_higher_precision_and_the_config_says_so() {
             weight: WeightConfig::int(8),
             activation: None,
         })
-        .with_ranking(Ranking::OutputError)
         .allocate(
             Net::new(&device),
             |_| (),

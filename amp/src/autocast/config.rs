@@ -59,9 +59,6 @@ pub struct AutocastConfig {
     /// the operations that read them in F32. Default: none.
     #[config(default = "None")]
     pub full_precision: Option<ParamGroup>,
-    /// Dtype of what [`Autocast::forward`] returns. Default F32, which the loss needs.
-    #[config(default = "FloatDType::F32")]
-    pub output_dtype: FloatDType,
     /// What to do where the device cannot compute in `dtype`. Default: an error.
     #[config(default = "Fallback::Error")]
     pub fallback: Fallback,
@@ -150,7 +147,6 @@ impl AutocastConfig {
         let autocast = Autocast {
             compute,
             fallback: self.fallback,
-            output_dtype: self.output_dtype,
             devices: Arc::new(Resolved::known(self.fallback, devices, compute)),
             ..Autocast::new(self.dtype)
         };

@@ -39,7 +39,6 @@ pub(crate) struct OnDevice<'a> {
     pub(crate) lists: &'a Lists,
     pub(crate) half: FloatDType,
     pub(crate) arithmetic: Arithmetic,
-    pub(crate) results: FloatDType,
 }
 
 impl Rules for OnDevice<'_> {
@@ -58,7 +57,7 @@ impl Rules for OnDevice<'_> {
     }
 
     fn results(&self) -> Option<FloatDType> {
-        Some(self.results)
+        Some(FloatDType::F32)
     }
 }
 

@@ -109,7 +109,6 @@ pub struct Autocast {
     /// What [`run`](Self::run) asks each device for; `None` computes so on all of them, in an audit.
     pub(crate) requested: Option<FloatDType>,
     pub(crate) fallback: Fallback,
-    pub(crate) output_dtype: FloatDType,
     pub(crate) lists: Arc<Lists>,
     pub(crate) devices: Arc<Resolved>,
     pub(crate) recordings: Recordings,
@@ -117,17 +116,16 @@ pub struct Autocast {
 
 impl PartialEq for Autocast {
     fn eq(&self, other: &Self) -> bool {
-        self.compute == other.compute && self.output_dtype == other.output_dtype
+        self.compute == other.compute
     }
 }
 
 impl Autocast {
     /// For whatever device, which is not looked at.
-    fn everywhere(compute: Compute, output_dtype: FloatDType) -> Self {
+    fn everywhere(compute: Compute) -> Self {
         Self {
             compute,
             requested: None,
-            output_dtype,
             ..Self::unresolved(compute.dtype)
         }
     }
@@ -138,7 +136,6 @@ impl Autocast {
             compute: Compute::native(dtype),
             requested: Some(dtype),
             fallback: Fallback::Error,
-            output_dtype: FloatDType::F32,
             lists: Arc::default(),
             devices: Arc::default(),
             recordings: Recordings::default(),
@@ -176,18 +173,18 @@ impl Autocast {
         };
         output.map_tensors(&mut Caster(match surrounding {
             Some(outer) => Edge::Between(self.compute, outer),
-            None => Edge::Out(self.compute, self.output_dtype),
+            None => Edge::Out(self.compute),
         }))
     }
 
     /// The same region without any cast.
     pub(crate) fn in_full_precision(&self) -> Self {
-        Self::everywhere(Compute::native(FloatDType::F32), FloatDType::F32)
+        Self::everywhere(Compute::native(FloatDType::F32))
     }
 
     /// The same region on a device that has the dtype.
     pub(crate) fn native(&self) -> Self {
-        Self::everywhere(Compute::native(self.compute.dtype), self.output_dtype)
+        Self::everywhere(Compute::native(self.compute.dtype))
     }
 
     /// The dtype that the forward pass computes in (or emulates).
@@ -234,7 +231,7 @@ pub fn full_precision<I: Tensors, O: Tensors>(input: I, body: impl FnOnce(I) -> 
     let Some(compute) = current() else {
         return body(input);
     };
-    let input = input.map_tensors(&mut Caster(Edge::Out(compute, FloatDType::F32)));
+    let input = input.map_tensors(&mut Caster(Edge::Out(compute)));
     let output = {
         let _region = Entered::enter(None);
         body(input)
@@ -250,8 +247,8 @@ struct Caster(Edge);
 enum Edge {
     /// Into a region.
     In(Compute),
-    /// Out of a region, to this dtype.
-    Out(Compute, FloatDType),
+    /// Out of a region, to F32.
+    Out(Compute),
     /// Out of a region into the one around it.
     Between(Compute, Compute),
 }
@@ -265,11 +262,11 @@ impl TensorMapper for Caster {
                 compute.assert_supported(&x.device());
                 compute.cast(x)
             }
-            Edge::Out(compute, dtype) if compute.emulated => {
+            Edge::Out(compute) if compute.emulated => {
                 // What leaves a half region is half, and so is the gradient that enters it.
-                cast_to(compute.cast(x), dtype)
+                cast_to(compute.cast(x), FloatDType::F32)
             }
-            Edge::Out(_, dtype) => cast_to(x, dtype),
+            Edge::Out(_) => cast_to(x, FloatDType::F32),
             Edge::Between(inner, outer) if inner.emulated && inner != outer => {
                 outer.cast(inner.cast(x))
             }

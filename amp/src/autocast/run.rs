@@ -264,7 +264,6 @@ impl Autocast {
             lists: &self.lists,
             half: compute.dtype,
             arithmetic: arithmetic(compute, device),
-            results: self.output_dtype,
         }
     }
 

@@ -28,13 +28,6 @@ pub struct ParameterGradient {
     pub largest_finite: f32,
 }
 
-impl ParameterGradient {
-    /// Fraction of zeros, 0 to 1.
-    pub fn zero_fraction(&self) -> f64 {
-        self.zeros as f64 / self.elements.max(1) as f64
-    }
-}
-
 /// Counts zeros and non-finite elements of every gradient, scaled or not.
 ///
 /// A parameter whose gradient is all zeros although it should learn is the silent failure of

@@ -55,7 +55,6 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
         let bar = bar("gradients", self.config.samples, self.config.progress);
         let most = (CHUNK_EXAMPLES / m).clamp(1, n).min(self.most_rows());
-        let mut skipped = 0;
         let mut rest = None;
         let mut losses = Vec::new();
         // Examples of the rows from batched passes, in case that a later one refutes them.
@@ -73,11 +72,9 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             batch.check()?;
             let batch = batch.to_device(self.selection.device());
             let examples = batch.examples();
-            let whole = whole_groups(examples, m)?;
-            let groups = whole.min(n - sink.filled());
+            let groups = whole_groups(examples, m)?.min(n - sink.filled());
             let used = groups * m;
             rest = (used < examples).then(|| batch.slice(used..examples));
-            skipped += if groups == whole { examples - used } else { 0 };
             for first in (0..groups).step_by(most) {
                 let count = most.min(groups - first);
                 let examples = batch.slice(first * m..(first + count) * m);
@@ -115,7 +112,6 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             batched_rows: source.batched_rows,
             fallback: source.fallback,
             zero_columns: self.zero_columns(&gradients, free)?,
-            skipped_examples: skipped,
             seconds: start.elapsed().as_secs_f64(),
         };
         Ok((Fisher { gradients, report }, rest))

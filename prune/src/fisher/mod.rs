@@ -142,8 +142,6 @@ pub struct FisherReport {
     /// every sample, not counting those that were pruned before. They are pruned first, at no cost
     /// to the objective's fit.
     pub zero_columns: Vec<(String, usize)>,
-    /// Examples at the end of a loader's batch that filled no Fisher sample.
-    pub skipped_examples: usize,
     /// Wall-clock time, in seconds.
     pub seconds: f64,
 }

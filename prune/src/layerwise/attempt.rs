@@ -311,9 +311,7 @@ impl Setting<'_> {
                 let path = &self.selection.layout().layers()[site.layer].path;
                 let count = match self.counts.get(path) {
                     Some(count) if product.groups == 1 => *count,
-                    Some(count)
-                        if !matches!(self.pruner.shares, Shares::Auto | Shares::Magnitude) =>
-                    {
+                    Some(count) if self.pruner.shares == Shares::Lamp => {
                         count * (group + 1) / product.groups - count * group / product.groups
                     }
                     _ => whole,

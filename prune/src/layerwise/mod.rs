@@ -4,7 +4,6 @@ mod attempt;
 pub(crate) mod candidates;
 pub(crate) mod effort;
 pub(crate) mod inputs;
-mod losses;
 mod norm;
 pub(crate) mod report;
 mod residual;
@@ -251,17 +250,10 @@ impl Pruner {
         };
         let mut counts: HashMap<String, usize> = match shares {
             Shares::Magnitude => shares::counts(&magnitude, layout),
-            Shares::Auto | Shares::Uniform | Shares::Lamp => {
+            Shares::Auto | Shares::Lamp => {
                 let walk = record(&dense, &everything[..1])?;
                 let fitted = stops::fitted(&walk, &selection, &folded);
-                match shares {
-                    Shares::Uniform => shares::uniform(&magnitude, layout, &fitted),
-                    _ => shares::lamp(&weights, &magnitude, layout, &fitted),
-                }
-            }
-            Shares::Losses => {
-                let walk = record(&dense, &everything)?;
-                losses::shares(self, walk, &selection, &magnitude, sampling, &folded)?
+                shares::lamp(&weights, &magnitude, layout, &fitted)
             }
         };
         // The first batch, and those that judge.

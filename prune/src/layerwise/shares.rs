@@ -5,11 +5,12 @@ use std::collections::{HashMap, HashSet};
 use burn_lean_layerwise::Keep;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Layer, checks};
+use crate::model::checks;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
 /// How a budget over all layers is shared. What cannot be fitted (a weight that several operations read,
-/// an embedding) keeps what magnitude leaves it, and has no part in the other ways.
+/// an embedding) keeps what magnitude leaves it, and has no part in the other way. The same fraction in each is
+/// [`Budget::PerLayer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -21,15 +22,10 @@ pub enum Shares {
     Auto,
     /// As many as pruning by magnitude over all layers together leaves in each.
     Magnitude,
-    /// The same fraction in each.
-    Uniform,
     /// As many as layer-adaptive magnitude leaves in each (LAMP, Lee et al., ICLR 2021): a weight's
     /// square, as a fraction of the squares of all weights of its layer that are not smaller, is compared
     /// over all layers. No layer is emptied.
     Lamp,
-    /// As what removals cost says: the errors of all layers' outputs by optimal brain surgeon on the
-    /// dense network's inputs, each relative to what the outputs vary by.
-    Losses,
 }
 
 /// Weights to keep, by path.
@@ -43,37 +39,6 @@ pub(crate) fn counts(kept: &[bool], layout: &Layout) -> HashMap<String, usize> {
         .collect()
 }
 
-/// The layers that are fitted, with their positions, and how many weights are kept of them together.
-fn fitted_layers<'l>(
-    counts: &HashMap<String, usize>,
-    layout: &'l Layout,
-    fitted: &HashSet<usize>,
-) -> (Vec<(usize, &'l Layer)>, usize) {
-    let layers = layout.layers().iter().enumerate();
-    let layers: Vec<_> = layers.filter(|(at, _)| fitted.contains(at)).collect();
-    let keep = layers.iter().map(|(_, layer)| counts[&layer.path]).sum();
-    (layers, keep)
-}
-
-/// The same fraction of each layer that is fitted, as many in all as magnitude leaves them together.
-pub(crate) fn uniform(
-    kept: &[bool],
-    layout: &Layout,
-    fitted: &HashSet<usize>,
-) -> HashMap<String, usize> {
-    let mut counts = counts(kept, layout);
-    let (layers, keep) = fitted_layers(&counts, layout, fitted);
-    let weights: usize = layers.iter().map(|(_, layer)| layer.len()).sum();
-    let (mut end, mut before) = (0, 0);
-    for (_, layer) in layers {
-        end += layer.len();
-        let shared = (end as u128 * keep as u128 / weights as u128) as usize;
-        counts.insert(layer.path.clone(), shared - before);
-        before = shared;
-    }
-    counts
-}
-
 /// By layer-adaptive magnitude, as many in all as magnitude leaves the fitted layers together.
 pub(crate) fn lamp(
     weights: &[f32],
@@ -82,7 +47,12 @@ pub(crate) fn lamp(
     fitted: &HashSet<usize>,
 ) -> HashMap<String, usize> {
     let mut counts = counts(kept, layout);
-    let (layers, keep) = fitted_layers(&counts, layout, fitted);
+    let layers = layout.layers().iter().enumerate();
+    let layers: Vec<_> = layers.filter(|(at, _)| fitted.contains(at)).collect();
+    let keep = layers
+        .iter()
+        .map(|(_, layer)| counts[&layer.path])
+        .sum::<usize>();
     let mut scores = Vec::new();
     for (at, layer) in layers {
         let own = weights[layer.range()].iter();
@@ -147,7 +117,7 @@ pub(crate) fn check(
 ) -> Result<(), PruneError> {
     let expected =
         "`Auto` or `Magnitude` with a budget that says how many weights each layer keeps";
-    let fits = matches!(shares, Shares::Auto | Shares::Magnitude) || !says_each(budget);
+    let fits = shares != Shares::Lamp || !says_each(budget);
     checks::accept(fits, "shares", format!("{shares:?}"), expected)?;
     let what = match (pattern, budget) {
         (SparsityPattern::Groups(_), _) => format!("the pattern {pattern}"),

@@ -171,14 +171,6 @@ impl Masks {
         Self::new(masks.collect::<Result<_, _>>()?)
     }
 
-    /// Masks of the same parameters that keep everything.
-    pub(crate) fn all_kept(&self) -> Self {
-        let mut all = self.clone();
-        let parameters = all.parameters.iter_mut();
-        parameters.for_each(|mask| mask.kept.fill(true));
-        all
-    }
-
     /// The mask of each parameter, in the model's order.
     pub fn parameters(&self) -> &[ParameterMask] {
         &self.parameters

@@ -44,10 +44,6 @@ pub struct PruneReport {
     pub dense_flops: f64,
     /// Operations of the nonzeros per example.
     pub flops: f64,
-    /// Value of the problem, if there was one.
-    pub objective: Option<f64>,
-    /// Accuracy, in percent, if it was measured.
-    pub accuracy: Option<f64>,
 }
 
 /// One prunable parameter.
@@ -111,21 +107,7 @@ impl PruneReport {
             flops: layers.iter().map(|layer| layer.flops).sum(),
             excluded: excluded.cloned().collect(),
             layers,
-            objective: None,
-            accuracy: None,
         })
-    }
-
-    /// With the value of the problem.
-    pub fn with_objective(mut self, objective: f64) -> Self {
-        self.objective = Some(objective);
-        self
-    }
-
-    /// With an accuracy, in percent.
-    pub fn with_accuracy(mut self, accuracy: f64) -> Self {
-        self.accuracy = Some(accuracy);
-        self
     }
 
     /// Fraction of the prunable weights that is zero.
@@ -192,13 +174,6 @@ impl fmt::Display for PruneReport {
             self.parameters,
             own(&self.excluded).count(),
             self.model_sparsity(),
-        )?;
-        if let Some(objective) = self.objective {
-            write!(f, "; objective {objective:.6}")?;
-        }
-        if let Some(accuracy) = self.accuracy {
-            write!(f, "; accuracy {accuracy:.2} %")?;
-        }
-        Ok(())
+        )
     }
 }

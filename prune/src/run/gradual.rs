@@ -172,10 +172,7 @@ impl GradualConfig {
                 false => masks.attach(model)?,
             };
             let model = training.run(model, &mut train_stage)?;
-            let is_last = stage.stage + 1 == stage.stages;
             Ok(match carries_masks {
-                // Behind a mask a weight has no gradient to return by.
-                true if self.pruner.zeros_return && !is_last => masks.all_kept().replace(model)?,
                 true => model,
                 false => model.materialize(),
             })

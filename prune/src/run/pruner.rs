@@ -72,9 +72,6 @@ pub struct PrunerConfig {
     /// stage, since the weights are no minimum of the loss from the second on.
     #[config(default = "None")]
     pub first_order: Option<bool>,
-    /// Whether a weight that a stage has pruned can come back in a later one. Default: it cannot.
-    #[config(default = false)]
-    pub zeros_return: bool,
     /// Where the gradient matrix would exceed its memory bound, solve it in blocks of columns
     /// instead of refusing: a block-diagonal Fisher, and one collection per block. How many weights
     /// each block keeps is decided by magnitude. [`FisherConfig::on_disk`] comes first, which leaves
@@ -228,11 +225,6 @@ impl PrunerConfig {
         let mut masks = done.map(|done| done.masks);
         for (stage, (target, budget)) in budgets.iter().enumerate().skip(reports.len()) {
             let batches = loader(self.seed.wrapping_add(stage as u64));
-            let frozen = if self.zeros_return {
-                None
-            } else {
-                masks.as_ref()
-            };
             let is_last = stage + 1 == budgets.len();
             let solver = SolverConfig {
                 budget: budget.clone(),
@@ -242,7 +234,7 @@ impl PrunerConfig {
                 ..self.solver.clone()
             };
             let staged = self
-                .stage(&model, &selection, &loss, batches, &solver, frozen)
+                .stage(&model, &selection, &loss, batches, &solver, masks.as_ref())
                 .and_then(|staged| {
                     let support = &staged.solved.solution.support;
                     let new = Masks::from_support(selection.layout(), support)?;

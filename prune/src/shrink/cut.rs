@@ -7,9 +7,8 @@ use burn::tensor::{Tensor, TensorData};
 use burn_lean_graph::UnitGroup;
 use burn_lean_reparam::{FloatVisitor, visit_plain_floats};
 
-use super::units::keep;
 use crate::PruneError;
-use crate::host::read;
+use crate::host::{read, select};
 
 /// The numbers of the parameters along which units lie.
 pub(super) struct Weights {
@@ -184,4 +183,15 @@ fn changed<M: Module>(model: M, gone: Gone, moved: &HashMap<ParamId, Vec<f32>>, 
         cuts,
         renamed: HashMap::new(),
     })
+}
+
+/// The parameter at some indices of `axis`: a new one, because an optimizer's state for the old one
+/// would not fit.
+fn keep<const D: usize>(param: Param<Tensor<D>>, axis: usize, kept: &[usize]) -> Param<Tensor<D>> {
+    let (_, value, mapper) = param.consume();
+    let trains = value.is_require_grad();
+    let value = select(value, axis, kept.iter().copied())
+        .detach()
+        .set_require_grad(trains);
+    Param::from_mapped_value(ParamId::new(), value, mapper)
 }

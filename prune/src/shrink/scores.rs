@@ -87,9 +87,10 @@ impl<'a> Scored<'a> {
         }
     }
 
-    fn can_go(&self, group: usize, at_least: usize) -> bool {
+    /// Whether a group has units to lose: one stays.
+    fn can_go(&self, group: usize) -> bool {
         let one = &self.groups[group];
-        one.fixed.is_none() && one.units - self.removed[group].len() > at_least
+        one.fixed.is_none() && one.units - self.removed[group].len() > 1
     }
 
     /// The squares of the weights that make a unit, or that read it.
@@ -106,7 +107,7 @@ impl<'a> Scored<'a> {
     }
 
     /// Removes what nothing reads, and what is made of nothing where its readers can do without.
-    pub(super) fn remove_dead(&mut self, readers: &Readers, at_least: usize) {
+    pub(super) fn remove_dead(&mut self, readers: &Readers) {
         let groups = self.groups;
         for (index, group) in groups.iter().enumerate() {
             if !group.axes.iter().any(|axis| axis.role.reads()) {
@@ -114,7 +115,7 @@ impl<'a> Scored<'a> {
                 continue;
             }
             for unit in 0..group.units {
-                if !self.can_go(index, at_least) {
+                if !self.can_go(index) {
                     break;
                 }
                 if self.squares(index, unit, UnitRole::reads) == 0.0 {
@@ -155,7 +156,7 @@ impl<'a> Scored<'a> {
     }
 
     /// Removes the least important units until at most `share` of the multiplications is left.
-    pub(super) fn remove_until(&mut self, share: f64, at_least: usize) -> Result<(), PruneError> {
+    pub(super) fn remove_until(&mut self, share: f64) -> Result<(), PruneError> {
         let mut order: Vec<(f64, usize, usize)> = Vec::new();
         for (index, group) in self.groups.iter().enumerate() {
             if group.fixed.is_some() {
@@ -175,7 +176,7 @@ impl<'a> Scored<'a> {
             if self.multiplications() <= share * self.before {
                 return Ok(());
             }
-            if self.can_go(group, at_least) {
+            if self.can_go(group) {
                 self.remove(group, unit);
             }
         }

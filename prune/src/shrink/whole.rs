@@ -61,8 +61,6 @@ pub struct Shrink {
     /// Share of the multiplications that is left at most, above 0 to 1; `None` removes only what has
     /// no weights.
     pub share: Option<f64>,
-    /// Units of a group that are left at least. Default 1.
-    pub at_least: usize,
     /// Parameters whose units stay. Default: none.
     pub except: Option<ParamGroup>,
 }
@@ -82,7 +80,6 @@ impl Shrink {
     pub fn dead() -> Self {
         Self {
             share: None,
-            at_least: 1,
             except: None,
         }
     }
@@ -148,7 +145,6 @@ impl Shrink {
             share,
             "above 0, at most 1",
         )?;
-        checks::accept(self.at_least > 0, "at_least", self.at_least, "at least 1")?;
         for carrier in attached(model) {
             if carrier.name != Mask::NAME {
                 return Err(PruneError::CarriesReparameterization {
@@ -181,9 +177,9 @@ impl Shrink {
         };
         loop {
             let mut scored = Scored::new(&groups, &weights, &used);
-            scored.remove_dead(&readers, self.at_least);
+            scored.remove_dead(&readers);
             if self.share.is_some() {
-                scored.remove_until(share, self.at_least)?;
+                scored.remove_until(share)?;
             }
             let gone: Vec<HashSet<usize>> = scored.removed().to_vec();
             let report = ShrinkReport {

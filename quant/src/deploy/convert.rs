@@ -18,10 +18,9 @@ use crate::codes::stored::{NotStored, Stored};
 use crate::codes::weights::QuantizedWeight;
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::model::called::uncalled;
-use crate::model::float_parameters;
 use crate::model::unobserved::{Activations, Unobserved, leave_float, rounding, without_range};
 use crate::module::effective::Effective;
-use crate::module::walk::{Located, map_quantizers, quantizers};
+use crate::module::walk::{map_quantizers, quantizers};
 use crate::{Dequantize, QuantError, QuantParams, QuantizedTensor, Site, Storage, WeightQuantizer};
 
 /// What to do with a weight that Burn, or the device, cannot hold quantized.
@@ -42,7 +41,6 @@ pub enum Unsupported {
 ///
 /// let config = ConvertConfig::new();
 /// assert_eq!(config.storage, Storage::Auto);
-/// assert_eq!(config.parameters, None);
 /// assert_eq!(config.dequantize, Dequantize::Once);
 /// ```
 #[derive(Config, Debug, PartialEq)]
@@ -53,10 +51,6 @@ pub struct ConvertConfig {
     /// What to do with weights that cannot be converted. Default: refuse.
     #[config(default = "Unsupported::Refuse")]
     pub unsupported: Unsupported,
-    /// Paths of the weights to convert; the others stay fake-quantized. Default: all that carry a
-    /// weight quantizer.
-    #[config(default = "None")]
-    pub parameters: Option<Vec<String>>,
     /// When the float values of a converted weight are computed: once, which is as fast as the float
     /// model and keeps them beside the codes; at every use, which keeps the codes alone; or not at all
     /// where the product of the device reads codes. Default: once.
@@ -101,8 +95,7 @@ impl ConvertConfig {
     /// # Errors
     ///
     /// Each with the model inside, as it was: [`QuantError::NothingToConvert`];
-    /// [`QuantError::UnknownParameter`] for a name in [`parameters`](Self::parameters) that is no
-    /// quantized weight; [`QuantError::NotQuantizing`] for a quantizer whose schedule does not
+    /// [`QuantError::NotQuantizing`] for a quantizer whose schedule does not
     /// quantize yet; [`QuantError::UnsupportedLayer`] for a weight that would no longer be the one
     /// of the forward pass, for what acts on it after its quantizer; and, of the parameter at
     /// fault, [`QuantError::NeverObserved`], [`QuantError::NeverCalled`] and their kind (of several
@@ -157,7 +150,11 @@ impl ConvertConfig {
             Activations::Rounded => self.unobserved.judge(without_range(&all, unused))?,
             Activations::Float => Activations::left(&all),
         };
-        let mut chosen = self.choose(model, &all)?;
+        let mut chosen: Vec<QuantizedWeight> =
+            all.iter().filter_map(QuantizedWeight::new).collect();
+        if chosen.is_empty() {
+            return Err(QuantError::NothingToConvert);
+        }
         let model = leave_float(model.valid(), &left_float);
         for weight in &mut chosen {
             weight.check()?;
@@ -218,38 +215,6 @@ impl ConvertConfig {
         let others = OtherBytes::of(&model, &outcomes);
         let report = ConversionReport::new(outcomes, others, left_float);
         Ok((model, report))
-    }
-
-    /// The weights to convert.
-    fn choose<M: Module>(
-        &self,
-        model: &M,
-        all: &[Located],
-    ) -> Result<Vec<QuantizedWeight>, QuantError> {
-        let weights: Vec<QuantizedWeight> = all.iter().filter_map(QuantizedWeight::new).collect();
-        let chosen: Vec<QuantizedWeight> = match &self.parameters {
-            None => weights,
-            Some(names) => {
-                for name in names {
-                    if !weights.iter().any(|weight| weight.path == *name) {
-                        // Known or not: what similar names are there?
-                        float_parameters::find(&float_parameters::list(model), name)?;
-                        return Err(QuantError::UnsupportedLayer {
-                            path: name.clone(),
-                            reason: "it carries no weight quantizer; prepare it first".into(),
-                        });
-                    }
-                }
-                let named = weights.into_iter();
-                named
-                    .filter(|weight| names.contains(&weight.path))
-                    .collect()
-            }
-        };
-        match chosen.is_empty() {
-            true => Err(QuantError::NothingToConvert),
-            false => Ok(chosen),
-        }
     }
 }
 

@@ -10,14 +10,9 @@ use burn::module::Module;
 use burn_lean_graph::{Role, Tensors, record};
 use serde::{Deserialize, Serialize};
 
-use crate::fold::norm_pair::{find, foldable};
+use crate::fold::norm_pair::find;
 use crate::model::evaluated::evaluated;
-use crate::{
-    QuantError, Scheme,
-    fold::{FoldPair, NormPair},
-    module::Phase,
-    quantizers,
-};
+use crate::{QuantError, Scheme, fold::NormPair, module::Phase, quantizers};
 
 mod coverage;
 mod display;
@@ -230,11 +225,5 @@ impl Audit {
     /// Functional sites do not count: which of them have to be quantized depends on the hardware.
     pub fn is_covered(&self) -> bool {
         self.layers.iter().all(AuditedLayer::is_quantized)
-    }
-
-    /// The batch norms that can be folded into the layer before them, for [`fold`](crate::fold());
-    /// [`fold_for`](crate::fold_for) does both.
-    pub fn fold_pairs(&self) -> Vec<FoldPair> {
-        foldable(&self.norm_pairs)
     }
 }

@@ -31,16 +31,6 @@ pub enum Precision {
     },
 }
 
-/// What decides which layer is more sensitive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub enum Ranking {
-    /// The figure of merit when only this layer is quantized; of equals, the output error.
-    #[default]
-    QuantizedAlone,
-    /// The error of the model's output when only this layer is quantized. It needs no labels.
-    OutputError,
-}
-
 /// Chooses the layers that stay at a higher precision.
 ///
 /// ```text
@@ -63,9 +53,6 @@ pub struct MixedPrecisionConfig {
     /// point of an accuracy in percent.
     #[config(default = 1.0)]
     pub max_drop: f64,
-    /// What decides which layer is more sensitive. Default: its accuracy alone.
-    #[config(default = "Ranking::QuantizedAlone")]
-    pub ranking: Ranking,
 }
 
 /// What [`MixedPrecisionConfig::allocate`] chose.
@@ -256,13 +243,9 @@ impl MixedPrecisionConfig {
     fn ranked(&self, sensitivity: &Sensitivity) -> Vec<String> {
         let mut layers: Vec<_> = sensitivity.layers.iter().collect();
         layers.sort_by(|a, b| {
-            let by_output = lower_first(a.output_sqnr, b.output_sqnr);
-            match self.ranking {
-                Ranking::OutputError => by_output,
-                Ranking::QuantizedAlone => {
-                    lower_first(a.quantized_alone, b.quantized_alone).then(by_output)
-                }
-            }
+            // Of equals the output error decides.
+            lower_first(a.quantized_alone, b.quantized_alone)
+                .then(lower_first(a.output_sqnr, b.output_sqnr))
         });
         layers
             .into_iter()

@@ -9,5 +9,5 @@ pub(crate) mod sensitivity;
 pub use audit::{Audit, AuditedLayer, AuditedOperand, Cause, Coverage, FunctionalSite, audit};
 pub use compare::compare;
 pub use health::{Health, QuantizerHealth, health};
-pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision, Ranking};
+pub use mixed::{Allocation, AllocationReport, MixedPrecisionConfig, Precision};
 pub use sensitivity::{LayerSensitivity, Sensitivity, sensitivity};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fake::compiled;
 use crate::range::observer::ObserverConfig;
-use crate::{FakeQuantize, Granularity, Mapping, QuantError, Scheme, fake::Clip};
+use crate::{FakeQuantize, Granularity, Mapping, QuantError, Scheme};
 
 /// Whether scale and zero point are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -49,9 +49,6 @@ pub struct FakeQuantizeConfig {
     /// Whether scale and zero point are trained. Default: no.
     #[config(default = "Learned::None")]
     pub learned: Learned,
-    /// When a value counts as clipped in the gradient of a learned scale. Default: PyTorch's rule.
-    #[config(default = "Clip::AfterRounding")]
-    pub clip: Clip,
 }
 
 impl FakeQuantizeConfig {

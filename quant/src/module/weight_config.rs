@@ -3,7 +3,7 @@
 use burn::config::Config;
 
 use crate::range::observer::ObserverConfig;
-use crate::{FakeQuantizeConfig, Granularity, Learned, Mapping, NumberFormat, Scheme, fake::Clip};
+use crate::{FakeQuantizeConfig, Granularity, Learned, Mapping, NumberFormat, Scheme};
 
 /// Which weights of a layer share a scale; axes follow from the kind of layer.
 #[derive(
@@ -42,9 +42,6 @@ pub struct WeightConfig {
     /// Whether scales are trained. Default: no.
     #[config(default = "Learned::None")]
     pub learned: Learned,
-    /// When a weight counts as clipped in the gradient of a learned scale. Default: PyTorch's rule.
-    #[config(default = "Clip::AfterRounding")]
-    pub clip: Clip,
 }
 
 impl WeightConfig {
@@ -77,6 +74,5 @@ impl WeightConfig {
         FakeQuantizeConfig::new(scheme)
             .with_observer(self.observer)
             .with_learned(self.learned)
-            .with_clip(self.clip)
     }
 }

@@ -1,8 +1,5 @@
 //! Quantizing a trained model without training it.
 
-pub(crate) mod equalization;
-pub(crate) mod rescale;
-
 use std::collections::{HashMap, HashSet};
 
 use burn::config::Config;
@@ -27,10 +24,8 @@ mod pass;
 mod report;
 mod weight_range;
 
-pub use equalization::{AwqSearch, awq, smooth_quant};
 use pass::{Data, Pass};
 pub use report::{ActivationRange, PtqReport};
-pub use rescale::{Rescale, rescale};
 
 /// Which numbers are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]

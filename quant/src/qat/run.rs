@@ -208,29 +208,6 @@ impl QuantizedForward {
             Err(error) => Err(Rejected::new(model, error)),
         }
     }
-
-    /// Which quantizers act in `forward`, by their paths, in the order in which they do; nothing is
-    /// computed.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run).
-    pub fn explain<M: Module, I: Tensors, O: Tensors>(
-        &self,
-        model: &M,
-        input: I,
-        forward: impl FnOnce(&M, I) -> O,
-    ) -> Result<Vec<String>, QuantError> {
-        let recording = burn_lean_graph::record(model, &input, forward)?;
-        let graph = recording.graph();
-        let mut acting: Vec<String> = graph
-            .nodes()
-            .filter_map(|node| Some(node.hook()?.path.clone()))
-            .collect();
-        let mut seen = std::collections::HashSet::new();
-        acting.retain(|path| seen.insert(path.clone()));
-        Ok(acting)
-    }
 }
 
 #[cfg(test)]
@@ -239,7 +216,7 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
-    use crate::{QatConfig, quantizers};
+    use crate::quantizers;
 
     #[test]
     fn a_model_without_quantizers_runs_as_it_is() {
@@ -249,19 +226,5 @@ mod tests {
         let x = Tensor::<2>::ones([1, 3], &device);
         let y = QuantizedForward::new().run(&model, x.clone(), |model, x| model.forward(x));
         assert_eq!(y.unwrap().into_data(), model.forward(x).into_data());
-    }
-
-    #[test]
-    fn what_acts_is_told_once() {
-        let device = Device::flex();
-        let model = QatConfig::new().prepare(LinearConfig::new(3, 2).init(&device));
-        let x = Tensor::<2>::ones([1, 3], &device);
-        let acting = QuantizedForward::new().explain(&model.unwrap(), x, |model, x| {
-            model.forward(x.clone()) + model.forward(x)
-        });
-        assert_eq!(
-            acting.unwrap(),
-            ["weight.quant.weight", "weight.quant.input"]
-        );
     }
 }

@@ -26,9 +26,8 @@ impl Samples {
     }
 }
 
-/// Moments of the inputs of one layer: all that weight rounding, bias correction and the
-/// equalization factors need to know about calibration data, in `O(d²)` memory however many
-/// samples there are.
+/// Moments of the inputs of one layer: all that weight rounding and bias correction need to know about
+/// calibration data, in `O(d²)` memory however many samples there are.
 ///
 /// A sample is one row `x` of the layer's matrix product, of `d` features: a row of a linear
 /// layer's input, a patch of a convolution's ([`patches`](crate::module::patches)).
@@ -42,8 +41,6 @@ impl Samples {
 /// inputs.observe(x).unwrap();
 /// assert_eq!(inputs.samples(), 2);
 /// assert_eq!(inputs.mean(), [2.0, -2.0]);
-/// assert_eq!(inputs.mean_abs(), [2.0, 4.0]);
-/// assert_eq!(inputs.max_abs(), [3.0, 6.0]);
 /// ```
 #[derive(Debug, Clone)]
 pub struct InputStatistics {
@@ -51,8 +48,6 @@ pub struct InputStatistics {
     /// `Σ x xᵀ`, `[d, d]`.
     gram: Mat<f64>,
     sum: Vec<f64>,
-    sum_abs: Vec<f64>,
-    max_abs: Vec<f32>,
 }
 
 impl InputStatistics {
@@ -67,8 +62,6 @@ impl InputStatistics {
             samples: 0,
             gram: Mat::zeros(features, features),
             sum: vec![0.0; features],
-            sum_abs: vec![0.0; features],
-            max_abs: vec![0.0; features],
         }
     }
 
@@ -95,8 +88,6 @@ impl InputStatistics {
         for row in values.chunks_exact(features) {
             for (feature, value) in row.iter().enumerate() {
                 self.sum[feature] += f64::from(*value);
-                self.sum_abs[feature] += f64::from(value.abs());
-                self.max_abs[feature] = self.max_abs[feature].max(value.abs());
             }
         }
         let count = values.len() / features;
@@ -127,17 +118,8 @@ impl InputStatistics {
 
     /// Mean of each feature; NaN without samples.
     pub fn mean(&self) -> Vec<f32> {
-        self.per_sample(&self.sum)
-    }
-
-    /// Mean magnitude of each feature; NaN without samples.
-    pub fn mean_abs(&self) -> Vec<f32> {
-        self.per_sample(&self.sum_abs)
-    }
-
-    /// Largest magnitude of each feature; 0 without samples.
-    pub fn max_abs(&self) -> &[f32] {
-        &self.max_abs
+        let mean = |sum: &f64| (sum / self.samples as f64) as f32;
+        self.sum.iter().map(mean).collect()
     }
 
     /// `Σ x xᵀ`, `[d, d]`.
@@ -176,10 +158,5 @@ impl InputStatistics {
             }),
             _ => Ok(()),
         }
-    }
-
-    fn per_sample(&self, sums: &[f64]) -> Vec<f32> {
-        let mean = |sum: &f64| (sum / self.samples as f64) as f32;
-        sums.iter().map(mean).collect()
     }
 }

@@ -185,10 +185,7 @@ impl FakeQuantize {
                 scale: scale.val(),
                 zero_point: self.zero_point(&state),
             };
-            let gradient = LearnedGradient {
-                clip: self.config.clip,
-                ..LearnedGradient::lsq(scheme, &x.dims())?
-            };
+            let gradient = LearnedGradient::lsq(scheme, &x.dims())?;
             return Ok(Chosen::Learned(qparams, gradient));
         }
         if !state.control.observed {
