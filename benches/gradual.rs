@@ -142,7 +142,7 @@ impl<M: Trained> Study<'_, M> {
     }
 
     fn all(&mut self) -> Result<(), Box<dyn Error>> {
-        for seed in (self.cli.seed..).take(self.cli.seeds) {
+        for seed in support::seeds(self.cli.seed, self.cli.seeds) {
             for dtype in &self.cli.dtypes {
                 for method in &self.cli.methods {
                     self.pass(*method, *dtype, seed)?;

@@ -152,7 +152,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             start,
         );
     }
-    for seed in (arguments.seed..).take(arguments.seeds) {
+    for seed in support::seeds(arguments.seed, arguments.seeds) {
         let start = Instant::now();
         let tuned = study.train(own(&model), seed, arguments.epochs, "FP32")?;
         row("FP32, tuned", Some(seed), study.accuracy(&tuned)?, start);

@@ -98,6 +98,8 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             "time [s]",
         ],
     );
+    std::fs::create_dir_all(&cli.out)
+        .map_err(|error| format!("cannot create {}: {error}", cli.out.display()))?;
     // Each dtype has a folder of its own, so F32 runs once, and only one run is gone on with.
     let dtype = cli.options.dtype(&device);
     let runs = match dtype == FloatDType::F32 || cli.resume.is_some() {

@@ -60,7 +60,7 @@ struct Cli {
     #[arg(long, value_enum, default_value_t = MethodName::Chita)]
     method: MethodName,
     /// Stages in which the support of `chita` shrinks. Default: that of the library.
-    #[arg(long)]
+    #[arg(long, value_parser = support::at_least_one)]
     stages: Option<usize>,
     /// First support of `chita`, as a multiple of k. Default: that of the library.
     #[arg(long)]

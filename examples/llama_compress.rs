@@ -124,8 +124,10 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         original.perplexity
     );
     let mut rows = Rows::new(format!("Compressed on {windows} windows"), original);
+    // One for all rows: a later one finds in its hands what an earlier one has left.
+    let memory = PeakMemory::start();
     for (name, preset) in presets {
-        let memory = PeakMemory::start();
+        memory.forget_peak();
         let start = Instant::now();
         let bar = support::progress(0, name.clone());
         let oneshot = one_shot(cli, OneShot::new(preset.clone())).with_progress(|_, _, of| {
@@ -153,7 +155,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         };
         rows.push(&name, &preset, &row);
         if let Some(steps) = cli.finetune {
-            let memory = PeakMemory::start();
+            memory.forget_peak();
             let start = Instant::now();
             let how = Finetuning {
                 steps,

@@ -79,7 +79,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let mut dense = Vec::new();
     // For each sparsity the accuracies of the ways, seed after seed.
     let mut found = vec![<[Vec<f64>; 4]>::default(); cli.sparsity.len()];
-    for seed in (cli.seed..).take(cli.seeds) {
+    for seed in support::seeds(cli.seed, cli.seeds) {
         let trial = Trial {
             images: &images,
             device: &device,

@@ -110,7 +110,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         finetuning: Training::new(finetune_epochs, cli.finetune_rate),
     };
     let mut rows: Vec<Row> = Vec::new();
-    for seed in (cli.seed..).take(cli.seeds) {
+    for seed in support::seeds(cli.seed, cli.seeds) {
         for (index, outcome) in experiment.run(seed)?.into_iter().enumerate() {
             match rows.get_mut(index) {
                 Some(row) => row.outcomes.push(outcome),
@@ -324,11 +324,18 @@ impl Experiment<'_> {
                 points: points.collect(),
             }
         };
-        let mut float = curve("QAT");
-        for point in &mut float.points {
-            point.1 = float_accuracy;
-        }
-        float.name = "FP32".into();
+        // What bits do not change, at all of them.
+        let level = |name: &str| {
+            let mut rows = rows.iter();
+            let row = rows.find(|row| row.outcomes[0].model == name)?;
+            let mut level = curve("QAT");
+            let points = level.points.iter_mut();
+            points.for_each(|point| point.1 = row.accuracy());
+            level.name = name.into();
+            Some(level)
+        };
+        let levels = ["FP32", "FP32, tuned"].into_iter().filter_map(level);
+        let curves: Vec<Curve> = levels.chain([curve("PTQ"), curve("QAT")]).collect();
         let names = Bits::ALL.map(|bits| bits.to_string());
         let axes = Axes {
             step: "bits of weights and activations",
@@ -336,12 +343,7 @@ impl Experiment<'_> {
             value: "accuracy [%]",
             values: Values::Percent,
         };
-        support::write_svg_over(
-            &svg,
-            &format!("{data}: accuracy over bits"),
-            axes,
-            &[float, curve("PTQ"), curve("QAT")],
-        )?;
+        support::write_svg_over(&svg, &format!("{data}: accuracy over bits"), axes, &curves)?;
         println!("figure: {}", svg.display());
         Ok(())
     }

@@ -54,16 +54,8 @@ struct Cli {
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
     /// Training images, at most; at least 2.
-    #[arg(long, default_value_t = 10_000, value_parser = at_least_two)]
+    #[arg(long, default_value_t = 10_000, value_parser = support::at_least_two)]
     limit: usize,
-}
-
-/// Reads a number of training images that can be pruned with.
-fn at_least_two(text: &str) -> Result<usize, String> {
-    match support::at_least_one(text)? {
-        1 => Err("must be at least 2: pruning learns from one and judges by another".into()),
-        limit => Ok(limit),
-    }
 }
 
 fn main() -> ExitCode {
@@ -193,8 +185,8 @@ impl Way<'_> {
         });
         let mut nonzeros = 0;
         each_plain_float(&valid, |_, float| {
-            let data = float.data();
-            nonzeros += data.iter::<f32>().filter(|value| *value != 0.0).count() as u64;
+            let values = float.values();
+            nonzeros += values.iter().filter(|value| **value != 0.0).count() as u64;
         });
         self.table.push([
             name.into(),

@@ -28,6 +28,10 @@ pub(crate) fn run(
     device: &Device,
 ) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    if folder.join("manifest.json").exists() {
+        let why = "is the state folder of a run: name another one for the compressed blocks";
+        return Err(format!("{} {why}", folder.display()).into());
+    }
     let presets = cli.presets()?;
     let (name, preset) = &presets[0];
     let calibration = Windows::load(tokens, "calibration")?;

@@ -103,8 +103,14 @@ impl Variants<'_> {
             bytes: bytes(&file)?,
             seconds,
             note: format!(
-                "{} operation by operation; record with weights in half precision",
-                support::dtype_name(&autocast)
+                "{} operation by operation; record with weights in {}",
+                support::dtype_name(&autocast),
+                // Where rounding is emulated, the numbers are F32.
+                if autocast.is_emulated() {
+                    "F32"
+                } else {
+                    "half precision"
+                }
             ),
         })
     }

@@ -26,6 +26,7 @@ mod to_batch;
 mod training;
 
 use std::error::Error;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -76,6 +77,7 @@ pub(crate) fn init_tracing() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
 }
 
@@ -124,6 +126,19 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
 pub(crate) fn positive(text: &str) -> Result<f64, String> {
     let fits = |number: &f64| *number > 0.0 && number.is_finite();
     number(text, fits, "must be above 0")
+}
+
+/// A command line number of training images that can be pruned with.
+pub(crate) fn at_least_two(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        1 => Err("must be at least 2: pruning learns from one and judges by another".into()),
+        limit => Ok(limit),
+    }
+}
+
+/// So many seeds from `first` on; after the largest comes 0.
+pub(crate) fn seeds(first: u64, count: usize) -> impl Iterator<Item = u64> {
+    (0..count as u64).map(move |at| first.wrapping_add(at))
 }
 
 /// A command line share, strictly between none and all.

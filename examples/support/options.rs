@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
+#[cfg(feature = "wgpu")]
+use std::sync::OnceLock;
 
 use burn::tensor::{Device, FloatDType};
 use burn_lean::amp::{AmpError, AutocastConfig, Fallback};
@@ -14,7 +16,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     pub(crate) device: DeviceName,
     /// Compute dtype of the mixed-precision run; F32 computes without any cast [default: BF16
-    /// where the device computes in it, F16 elsewhere].
+    /// where the device computes in it, else F16, else F32].
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
     /// What to do where the device cannot compute in the dtype.
@@ -33,6 +35,13 @@ impl Options {
     /// fallback. Checked before anything is trained.
     pub(crate) fn device(&self) -> Result<Device, Box<dyn Error>> {
         let device = self.device.open()?;
+        if self.dtype.is_none() && self.dtype(&device) == FloatDType::F32 {
+            let name = format!("{:?}", self.device).to_lowercase();
+            eprintln!(
+                "{name} computes in F32 only, so mixed precision is F32 here too; `--fallback emulate` \
+                 rounds to F16"
+            );
+        }
         let supported = self.autocast(self.dtype(&device)).check(&device);
         supported.map_err(|error| match error {
             AmpError::UnsupportedDtype {
@@ -50,11 +59,14 @@ impl Options {
     ///
     /// BF16 has the exponents of F32, so it needs no loss scale, and where a device has it, it is no
     /// slower than F16. On flex it is several times faster: F16 is computed element by element in
-    /// software there, BF16 by widening to F32. Vulkan and WebGPU have F16 only.
+    /// software there, BF16 by widening to F32. Vulkan and WebGPU have F16 only, ndarray F32 only: there
+    /// a fallback that was asked for has F16 to stand for.
     pub(crate) fn dtype(&self, device: &Device) -> FloatDType {
         match self.dtype {
             Some(dtype) => dtype.into(),
             None if device.supports_dtype(FloatDType::BF16) => FloatDType::BF16,
+            None if device.supports_dtype(FloatDType::F16) => FloatDType::F16,
+            None if self.fallback == FallbackName::Error => FloatDType::F32,
             None => FloatDType::F16,
         }
     }
@@ -127,11 +139,15 @@ impl DeviceName {
             Self::Ndarray => Err(DeviceError::NotCompiled("ndarray")),
             Self::Flex => Ok(Device::flex()),
             #[cfg(feature = "wgpu")]
-            Self::Wgpu => probe(self, || {
-                Device::wgpu_options()
-                    .init()
-                    .map_err(|error| error.to_string())
-            }),
+            Self::Wgpu => {
+                // Burn sets it up once in a process.
+                static OPENED: OnceLock<Result<Device, DeviceError>> = OnceLock::new();
+                let open = || {
+                    let device = Device::wgpu_options().init();
+                    device.map_err(|error| error.to_string())
+                };
+                OPENED.get_or_init(|| probe(self, open)).clone()
+            }
             #[cfg(not(feature = "wgpu"))]
             Self::Wgpu => Err(DeviceError::NotCompiled("wgpu")),
             #[cfg(feature = "vulkan")]

@@ -96,11 +96,33 @@ pub(crate) fn train<M: Module>(
 
 /// Loads a checkpoint with PyTorch's names and layouts, in F32 whatever it is in.
 pub(crate) fn load<M: Module + 'static>(mut model: M, path: &Path) -> Result<M, String> {
+    // What is missing or does not fit is told here, in a line.
     let mut store = SafetensorsStore::from_file(path)
+        .allow_partial(true)
+        .validate(false)
         .with_from_adapter(PyTorchToBurnAdapter.chain(FloatCastAdapter::to(DType::F32)))
         .with_key_remapping(r"downsample\.0\.", "downsample.conv.")
         .with_key_remapping(r"downsample\.1\.", "downsample.norm.");
-    let loaded = model.load_from(&mut store);
-    loaded.map_err(|error| format!("cannot load {}: {error}", path.display()))?;
-    Ok(model)
+    let failed = |reason: String| Err(format!("cannot load {}: {reason}", path.display()));
+    let loaded = match model.load_from(&mut store) {
+        Ok(loaded) => loaded,
+        Err(error) => return failed(error.to_string()),
+    };
+    let more = |count: usize| match count {
+        0 | 1 => String::new(),
+        count => format!(", and {} more", count - 1),
+    };
+    if let Some(error) = loaded.errors.first() {
+        let count = more(loaded.errors.len());
+        return failed(format!("{error}{count}; is it of another model?"));
+    }
+    match loaded.missing.first() {
+        None => Ok(model),
+        Some((name, _)) => {
+            let count = more(loaded.missing.len());
+            failed(format!(
+                "it has no `{name}`{count}; is it of another model?"
+            ))
+        }
+    }
 }

@@ -406,6 +406,7 @@ fn a_state_that_an_earlier_pass_left_is_refused_with_what_to_do() {
 }
 
 #[test]
+#[allow(deprecated)] // ndarray is supported as long as Burn has it.
 fn tensors_of_several_devices_are_refused_by_name() {
     let (here, there) = (Device::flex().autodiff(), Device::ndarray().autodiff());
     let x = tensor::<2>(1, [2, 3], &here);

@@ -168,6 +168,7 @@ fn codes_that_contradict_their_entry_are_refused() {
 
 /// Also on ndarray, which holds each in a byte.
 #[test]
+#[allow(deprecated)] // `Device::ndarray`.
 fn codes_take_as_many_bits_in_the_file_as_their_format_has() {
     [Device::flex(), Device::ndarray()]
         .each_ref()
