@@ -179,6 +179,7 @@ fn train(
     let monitor = amp.monitor();
     let autocast = amp.autocast();
 
+    println!("metrics and checkpoints: {}", directory.display());
     let train = ResumedDataLoader::wrap(loader(&images.train), cli.resume.unwrap_or(0));
     let mut training = SupervisedTraining::new(directory, train, loader(&images.test))
         .metrics((AccuracyMetric::new(), LossMetric::new()))

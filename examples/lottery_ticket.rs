@@ -104,8 +104,11 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         }
     }
     let (mean, error) = mean_and_error(&dense);
+    // A single seed says nothing of another one.
+    let known = |error: f64| (cli.seeds > 1).then_some(error);
+    let error = known(error).map_or(String::new(), |error| format!(" ± {error:.2}"));
     let title = format!(
-        "{}: dense {mean:.2} ± {error:.2} %, {} seeds, {epochs} epochs, early values after {}",
+        "{}: dense {mean:.2}{error} %, {} seeds, {epochs} epochs, early values after {}",
         images.name, cli.seeds, cli.rewind_to
     );
     let ways = ["pruned", "rewound", "re-initialized", "random places"];
@@ -117,7 +120,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
                 Cell::Number(*sparsity, 3),
                 way.into(),
                 Cell::Number(mean, 2),
-                Cell::Number(error, 2),
+                Cell::optional(known(error), 2),
             ]);
         }
     }

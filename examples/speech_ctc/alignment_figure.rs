@@ -83,7 +83,7 @@ fn draw(
     Ok(())
 }
 
-/// The middle of a step's frames.
+/// The middle of what a step sees: padded convolutions centre it on the first of its frames.
 fn time(step: usize) -> f64 {
     (step * FRAMES_PER_STEP * HOP + WINDOW / 2) as f64 / f64::from(SAMPLE_RATE)
 }

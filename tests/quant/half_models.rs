@@ -37,7 +37,7 @@ fn quantized(dtype: FloatDType, weight: WeightConfig, device: &Device) -> Percep
         .with_quantize(QatConfig::new().with_weight(weight))
         .with_progress(false);
     let data = input(dtype, device);
-    let run = |net: &Perceptron, x: Tensor<2>| drop(net.forward(x));
+    let run = |net: &Perceptron, x: Tensor<2>| drop(net.forward_q(x));
     config
         .quantize(perceptron(dtype, device), || [data.clone()], run)
         .unwrap()
@@ -50,7 +50,7 @@ fn a_converted_half_model_runs_in_its_dtype_with_the_same_outputs() {
         for dequantize in [Dequantize::Once, Dequantize::EveryUse] {
             for bits in [8, 4] {
                 let net = quantized(dtype, WeightConfig::int(bits), device);
-                let expected = net.forward(input(dtype, device));
+                let expected = net.forward_q(input(dtype, device));
                 assert_eq!(expected.dtype(), DType::from(dtype));
                 let weight = values(net.first.weight.val());
                 let config = ConvertConfig::new().with_dequantize(dequantize);
@@ -62,15 +62,15 @@ fn a_converted_half_model_runs_in_its_dtype_with_the_same_outputs() {
                 assert_eq!(converted.first.weight.val().dtype(), DType::from(dtype));
                 assert_eq!(values(converted.first.weight.val()), weight);
                 for _ in 0..2 {
-                    let found = converted.forward(input(dtype, device));
+                    let found = converted.forward_q(input(dtype, device));
                     assert_eq!(found.dtype(), DType::from(dtype));
                     assert_eq!(values(found), values(expected.clone()));
                 }
                 // So does the audit, which records it.
-                let audit = audit(&converted, input(dtype, device), |net, x| net.forward(x));
+                let audit = audit(&converted, input(dtype, device), |net, x| net.forward_q(x));
                 assert!(audit.unwrap().is_covered());
                 let run = QuantizedForward::new();
-                let found = run.run(&converted, input(dtype, device), |net, x| net.forward(x));
+                let found = run.run(&converted, input(dtype, device), |net, x| net.forward_q(x));
                 assert_eq!(values(found.unwrap()), values(expected.clone()));
             }
         }
@@ -83,7 +83,7 @@ fn a_half_model_loads_from_its_record_and_from_its_file() {
     each_half(|dtype, device| {
         let path = folder.path().join(format!("{dtype:?}.safetensors"));
         let prepared = quantized(dtype, WeightConfig::int(8), device);
-        let expected = values(prepared.forward(input(dtype, device)));
+        let expected = values(prepared.forward_q(input(dtype, device)));
         let (converted, _) = ConvertConfig::new().convert(prepared).unwrap();
         save_safetensors(&converted, &path).unwrap();
         let fresh = |dtype| {
@@ -93,11 +93,11 @@ fn a_half_model_loads_from_its_record_and_from_its_file() {
         // Also into a model that was made in F32: the file has the dtype.
         for of_model in [dtype, FloatDType::F32] {
             let loaded = load_safetensors(fresh(of_model), &path, Storage::Auto).unwrap();
-            assert_eq!(values(loaded.forward(input(dtype, device))), expected);
+            assert_eq!(values(loaded.forward_q(input(dtype, device))), expected);
             let bytes = converted.clone().into_record().into_bytes().unwrap();
             let record = ModuleRecord::from_bytes(bytes).unwrap();
             let loaded = load_record(fresh(of_model), record).unwrap();
-            assert_eq!(values(loaded.forward(input(dtype, device))), expected);
+            assert_eq!(values(loaded.forward_q(input(dtype, device))), expected);
         }
     });
 }
@@ -114,7 +114,7 @@ fn a_half_model_with_quantized_weights_alone_loads_into_a_plain_one() {
         let (net, _) = config
             .quantize(perceptron(dtype, device), none, |_, _| {})
             .unwrap();
-        let expected = values(net.forward(input(dtype, device)));
+        let expected = values(net.forward_q(input(dtype, device)));
         let (converted, _) = ConvertConfig::new().convert(net).unwrap();
         save_safetensors(&converted, &path).unwrap();
         for dequantize in [Dequantize::Once, Dequantize::EveryUse] {
@@ -124,7 +124,7 @@ fn a_half_model_with_quantized_weights_alone_loads_into_a_plain_one() {
                 plain.first.forward(input(dtype, device)).dtype(),
                 dtype.into()
             );
-            assert_eq!(values(plain.forward(input(dtype, device))), expected);
+            assert_eq!(values(plain.forward_q(input(dtype, device))), expected);
         }
     });
 }
@@ -136,11 +136,11 @@ fn what_burn_cannot_hold_stays_half_with_the_same_codes() {
             .with_format(NumberFormat::uint(4))
             .with_mapping(Mapping::Affine);
         let net = quantized(dtype, weight, device);
-        let expected = values(net.forward(input(dtype, device)));
+        let expected = values(net.forward_q(input(dtype, device)));
         let codes = quantized_weights(&net).unwrap();
         let config = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
         let (converted, _) = config.convert(net).unwrap();
-        assert_eq!(values(converted.forward(input(dtype, device))), expected);
+        assert_eq!(values(converted.forward_q(input(dtype, device))), expected);
         assert_eq!(quantized_weights(&converted).unwrap(), codes);
     });
 }
@@ -154,11 +154,11 @@ fn the_sensitivity_of_a_half_model_has_sums_in_f32() {
             .with_weight(WeightConfig::int(4))
             .with_activation(None);
         let prepared = config.prepare(perceptron(dtype, device)).unwrap();
-        let found = sensitivity(&prepared, |net| net.forward(x.clone()), |_| 0.0).unwrap();
+        let found = sensitivity(&prepared, |net| net.forward_q(x.clone()), |_| 0.0).unwrap();
         let mut only_last = prepared.clone();
         only_last.first = perceptron(dtype, device).first;
         let exact = values(perceptron(dtype, device).forward_q(x.clone()));
-        let off = values(only_last.forward(x.clone()));
+        let off = values(only_last.forward_q(x.clone()));
         let squares = |numbers: &mut dyn Iterator<Item = f32>| -> f64 {
             numbers.map(|number| f64::from(number).powi(2)).sum()
         };

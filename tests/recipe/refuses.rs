@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::recipe::{
     ComputeDtype, Format, Latency, PruneMethod, PruneStage, QuantizeStage, Recipe, RecipeError,
-    Run, ShrinkStage, Task, TrainStage,
+    RoundingMethod, Run, ShrinkStage, Task, TrainStage,
 };
 use std::ops::ControlFlow;
 
@@ -126,11 +126,15 @@ fn a_batch_size_is_refused_with_that_of_the_largest_batch() {
 }
 
 #[test]
-fn blocks_that_do_not_divide_a_layer_are_refused_before_training() {
+fn blocks_that_do_not_divide_a_layer_are_refused_before_training_for_the_fisher() {
     let device = Device::flex();
     let train = Recipe::new().with_train(TrainStage::new(1, 0.01));
-    // The layers have 1, 64 and 16 inputs.
-    let recipe = train.with_quantize(int8().with_block(5));
+    // The layers have 1, 64 and 16 inputs: else the last block has what is left.
+    let plain = train.clone().with_quantize(int8().with_block(5));
+    let given = || Net::new(16, &device.clone().autodiff());
+    Run::new(&plain).run(given(), &task(&device)).unwrap();
+    let fisher = int8().with_rounding(RoundingMethod::Fisher);
+    let recipe = train.with_quantize(fisher.with_block(5));
     match refused(&recipe, &device) {
         RecipeError::Stage { stage, error } => {
             assert_eq!(stage, "quantize[0]");

@@ -190,7 +190,7 @@ fn a_model_beside_itself_differs_in_nothing_and_a_smaller_one_in_something() {
         let page = small.to_html().unwrap();
         assert!(page.contains("joules per task, in Burn"));
         assert_eq!(page.matches("<svg").count(), 3);
-        assert!(page.contains("pruned 70 %, W4A8") && page.contains("No bound is broken"));
+        assert!(page.contains("pruned 70 %, W4A8") && page.contains("No bound was given"));
         let mut measured = small.clone();
         let part = |counter: &str, joules_per_task| EnergyPart {
             counter: counter.into(),

@@ -148,6 +148,14 @@ impl Weights {
                 ))?;
                 continue;
             };
+            // As ragged blocks of many sizes come out.
+            let is_scattered = matches!(scale, Spread::Blocks(1, _));
+            if is_scattered && is_rounded(&parameters[position], weight)? {
+                let reason = format!("{} would have a scale for each weight", weight.scheme());
+                let path = parameter.path.clone();
+                found.left_float.insert(id, (path, reason));
+                continue;
+            }
             found.codes.insert(
                 id,
                 Codes {
@@ -266,8 +274,7 @@ fn spread(shape: &[usize], scales: &[f32], zeros: &[f32]) -> Option<(Spread, Vec
         [ones @ .., rows, columns] if ones.iter().all(|one| *one == 1) => (*rows, *columns),
         _ => return None,
     };
-    // Of one row, there would be a scale for each weight.
-    let block = (2..=rows)
+    let block = (1..=rows)
         .rev()
         .filter(|block| rows.is_multiple_of(*block))
         .find(|block| {

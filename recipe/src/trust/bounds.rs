@@ -51,7 +51,8 @@ impl std::fmt::Display for BrokenBound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} is {}, but ", self.bound, self.limit)?;
         match self.found {
-            Some(found) => write!(f, "{found} was found"),
+            // As many digits as a bound has.
+            Some(found) => write!(f, "{} was found", (found * 1e4).round() / 1e4),
             None => write!(f, "what it bounds was not measured"),
         }
     }
