@@ -85,7 +85,7 @@ struct Cli {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Where to write the solution.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     out: Option<PathBuf>,
     /// Also print the objective after each step.
     #[arg(long)]

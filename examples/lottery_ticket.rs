@@ -58,7 +58,7 @@ struct Cli {
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
     /// Also write the table to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     json: Option<PathBuf>,
 }
 
@@ -136,7 +136,7 @@ struct Trial<'a> {
 
 impl Trial<'_> {
     fn new_model(&self, which: u64) -> MlpNet {
-        self.device.seed(self.seed + 1000 * which);
+        self.device.seed(self.seed.wrapping_add(1000 * which));
         let model = MlpNet::new(self.images.train.side(), &self.device.clone().autodiff());
         // Burn makes the values of a parameter when they are first asked for.
         model.valid().train()

@@ -69,7 +69,7 @@ struct Cli {
     #[arg(long, value_name = "DIR", default_value = "out")]
     out: PathBuf,
     /// Also write the printed table to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     json: Option<PathBuf>,
 }
 

@@ -48,7 +48,7 @@ struct Cli {
     #[arg(long, value_name = "DIR", default_value = "out/recipe")]
     out: PathBuf,
     /// Also write the printed table to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     json: Option<PathBuf>,
     /// Instead of the seed of the recipe.
     #[arg(long)]
@@ -57,7 +57,7 @@ struct Cli {
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
     /// Compare the last model with the dense one on the test images; a page, and beside it JSON (`.trust.json`).
-    #[arg(long, value_name = "FILE.html")]
+    #[arg(long, value_name = "FILE.html", value_parser = support::output_file)]
     report: Option<PathBuf>,
     /// Accuracy that the last model may lose [points]; one that loses more ends with exit code 1. The library
     /// has more bounds (`Bounds`).

@@ -87,7 +87,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "FOLDER", requires = "checkpoint", conflicts_with_all = ["out", "kv", "finetune", "check"])]
     pub(crate) stream: Option<PathBuf>,
     /// Writes the compressed model, after fine-tuning where that is asked for (one method only).
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     pub(crate) out: Option<PathBuf>,
     /// Keeps finished blocks here, and goes on after the last one (one method only).
     #[arg(long, value_name = "FOLDER")]
@@ -102,7 +102,7 @@ pub(crate) struct Cli {
     #[arg(long, default_value_t = 42)]
     pub(crate) seed: u64,
     /// Writes a row for each method.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     pub(crate) json: Option<PathBuf>,
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Cli {
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
     /// Also write the table to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     pub(crate) json: Option<PathBuf>,
 }
 

@@ -66,10 +66,10 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Write the quantized network of `--arch resnet8` to this file, as ONNX, and the float one beside it.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     pub(crate) onnx: Option<PathBuf>,
     /// Also write the last table to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     pub(crate) json: Option<PathBuf>,
 }
 

@@ -27,6 +27,7 @@ mod training;
 
 use std::error::Error;
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -139,6 +140,16 @@ pub(crate) fn at_least_two(text: &str) -> Result<usize, String> {
 /// So many seeds from `first` on; after the largest comes 0.
 pub(crate) fn seeds(first: u64, count: usize) -> impl Iterator<Item = u64> {
     (0..count as u64).map(move |at| first.wrapping_add(at))
+}
+
+/// A file that is written at the end: its folder must be there at the beginning.
+pub(crate) fn output_file(text: &str) -> Result<PathBuf, String> {
+    let file = PathBuf::from(text);
+    let folder = file.parent().unwrap_or(Path::new(""));
+    match folder == Path::new("") || folder.is_dir() {
+        true => Ok(file),
+        false => Err(format!("there is no folder {}", folder.display())),
+    }
 }
 
 /// A command line share, strictly between none and all.

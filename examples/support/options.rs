@@ -26,7 +26,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 42)]
     pub(crate) seed: u64,
     /// Also write the printed table to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::output_file)]
     pub(crate) json: Option<PathBuf>,
 }
 
