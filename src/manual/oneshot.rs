@@ -64,6 +64,7 @@
 //! [`with_state`](crate::oneshot::OneShot::with_state) goes on after the last finished block,
 //! [`spilling_to`](crate::oneshot::OneShot::spilling_to) keeps activations in files, and
 //! [`compress_blocks`](crate::oneshot::OneShot::compress_blocks) has one block in memory at a time.
-//! [`KvCache`](crate::oneshot::KvCache) keeps keys and values in 8 bits. The example `llama_compress` takes
+//! [`KvCache`](crate::oneshot::KvCache) keeps keys and values in 8 bits; in a recorded pass it goes in with
+//! the tokens and comes back with the logits. The example `llama_compress` takes
 //! the folder of a Llama as it comes from Hugging Face (`config.json`, shards, the scaled rotations of
 //! Llama 3.1), or a file with the names of Hugging Face or Meta, without biases.

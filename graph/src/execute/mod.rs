@@ -232,30 +232,28 @@ impl Graph {
             device => device,
         };
         let here = plain(device.clone());
-        let elsewhere = |(tensor, id, what): (&DispatchTensor, TensorId, String)| {
-            let found = plain(tensor.device());
-            let is_read = || {
-                self.nodes()
-                    .any(|node| node.operation().inputs().any(|read| read.id == id))
-            };
-            (found != here && is_read()).then(|| GraphError::SeveralDevices {
-                what,
-                found: format!("{found:?}"),
-                device: format!("{here:?}"),
-            })
+        let is_read = |id: TensorId| {
+            let mut nodes = self.nodes();
+            nodes.any(|node| node.operation().inputs().any(|read| read.id == id))
         };
-        let named = self.parameters.iter();
-        let parameters = parameters
-            .iter()
-            .zip(named)
-            .map(|(tensor, parameter)| (tensor, parameter.tensor, format!("`{}`", parameter.path)));
-        let inputs = inputs.iter().zip(&self.inputs).enumerate();
-        let inputs = inputs
-            .map(|(index, (tensor, id))| (tensor, *id, format!("tensor {index} of the input")));
-        match parameters.chain(inputs).find_map(elsewhere) {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        let of_parameters = self.parameters.iter().map(|parameter| parameter.tensor);
+        let of_parameters = parameters.iter().zip(of_parameters);
+        let of_inputs = inputs.iter().zip(self.inputs.iter().copied());
+        let elsewhere = of_parameters.chain(of_inputs).enumerate();
+        let elsewhere =
+            elsewhere.map(|(position, (tensor, id))| (position, plain(tensor.device()), id));
+        let mut elsewhere = elsewhere.filter(|(_, found, id)| *found != here && is_read(*id));
+        let Some((position, found, _)) = elsewhere.next() else {
+            return Ok(());
+        };
+        Err(GraphError::SeveralDevices {
+            what: match position.checked_sub(parameters.len()) {
+                None => format!("`{}`", self.parameters[position].path),
+                Some(index) => format!("tensor {index} of the input"),
+            },
+            found: format!("{found:?}"),
+            device: format!("{here:?}"),
+        })
     }
 
     /// Has a hook of the model compute its node.
