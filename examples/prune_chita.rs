@@ -9,7 +9,8 @@
 //!
 //! `Pruner` wants inputs, no labels; `PrunerConfig` (CHITA) wants a loss. Running statistics of BatchNorm
 //! are measured anew: by `Pruner` on its way, by CHITA where that lowers the loss on held-out examples, by
-//! the example behind magnitude. What CHITA can be told is in `benches/chita.rs`.
+//! the example behind magnitude; `--no-recalibration` leaves them alone. What CHITA can be told is in
+//! `benches/chita.rs`.
 
 #[path = "prune_chita/options.rs"]
 mod options;
@@ -22,7 +23,8 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, Pruner, PrunerConfig, Selection, SolverConfig, SparsityPattern,
+    Budget, FisherConfig, Masks, Pruner, PrunerConfig, RunningStatistics, Selection, SolverConfig,
+    SparsityPattern,
 };
 use clap::Parser;
 use options::{Arch, Cli, MethodName};
@@ -93,7 +95,8 @@ fn compare<M: Module + 'static>(
                     (pruned, masks, Vec::new())
                 }
                 MethodName::Default => {
-                    let pruner = Pruner::new(budget);
+                    let mut pruner = Pruner::new(budget);
+                    pruner.recalibrate = !cli.no_recalibration;
                     let batches = inputs(cli.seed).map(|batch| batch.images);
                     let pruned = pruner.prune(model.clone(), &forward, batches)?;
                     println!("{}", pruned.report);
@@ -110,8 +113,13 @@ fn compare<M: Module + 'static>(
                         _ => 1,
                     };
                     let solver = SolverConfig::new(budget);
+                    let statistics = match cli.no_recalibration {
+                        true => RunningStatistics::Kept,
+                        false => RunningStatistics::Judged,
+                    };
                     let config = PrunerConfig::new(solver, fisher)
                         .with_stages(stages)
+                        .with_running_statistics(statistics)
                         .with_seed(cli.seed);
                     let pruned = config.prune(model.clone(), loss, batches)?;
                     (pruned.model, pruned.masks, pruned.stages)
@@ -123,8 +131,8 @@ fn compare<M: Module + 'static>(
             let seconds = start.elapsed().as_secs_f64() - gradients;
             let peak = memory.bytes();
             // The others have done so, or have found it worse.
-            let pruned = match method {
-                MethodName::Magnitude => recalibrated(pruned)?,
+            let pruned = match (method, cli.no_recalibration) {
+                (MethodName::Magnitude, false) => recalibrated(pruned)?,
                 _ => pruned,
             };
             table.push([

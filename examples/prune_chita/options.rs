@@ -43,6 +43,9 @@ pub(crate) struct Cli {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     pub(crate) device: DeviceName,
+    /// BatchNorm statistics of the dense network for every method.
+    #[arg(long)]
+    pub(crate) no_recalibration: bool,
     /// Seed of the weights and of the order of the data.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,

@@ -3,11 +3,11 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use burn_lean::oneshot::{Activations, KvFormat, OneShot, Preset, Target};
+use burn_lean::oneshot::{Activations, Compressed, KvFormat, OneShot, Preset, Target};
 use burn_lean::quant::QuantizedForward;
 
 use crate::checkpoints::near;
-use crate::llama::Cache;
+use crate::llama::{Cache, Llama};
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 use crate::{logit_error, rounded_inputs, small_llama, tokens};
 
@@ -51,16 +51,22 @@ fn weights_are_solved_for_the_inputs_that_they_will_get() {
     );
 }
 
+/// A small Llama in W8A8, and prepared to round what its layers are given.
+fn prepared(device: &Device) -> (Compressed<Llama>, Llama) {
+    let done = OneShot::new(Preset::w8a8())
+        .compress(small_llama(device), tokens(device), |model, x| {
+            model.forward(x)
+        })
+        .unwrap();
+    let model = rounded_inputs::prepare(&done, &Activations::new(8)).unwrap();
+    (done, model)
+}
+
 #[test]
 fn a_prepared_llama_rounds_inputs_of_its_compressed_layers_alone() {
     each_device(|target| {
         let device = &target.device;
-        let done = OneShot::new(Preset::w8a8())
-            .compress(small_llama(device), tokens(device), |model, x| {
-                model.forward(x)
-            })
-            .unwrap();
-        let model = rounded_inputs::prepare(&done, &Activations::new(8)).unwrap();
+        let (done, model) = prepared(device);
         // The grid of the weights gives back what is on it.
         let weights = parameters(&model.clone().materialize());
         for (kept, original) in weights.iter().zip(parameters(&done.model)) {
@@ -86,12 +92,7 @@ fn a_prepared_llama_rounds_inputs_of_its_compressed_layers_alone() {
 fn a_recorded_pass_generates_with_a_cache() {
     each_device(|target| {
         let device = &target.device;
-        let done = OneShot::new(Preset::w8a8())
-            .compress(small_llama(device), tokens(device), |model, x| {
-                model.forward(x)
-            })
-            .unwrap();
-        let model = rounded_inputs::prepare(&done, &Activations::new(8)).unwrap();
+        let (_, model) = prepared(device);
         let batch = tokens(device).remove(1);
         for format in [KvFormat::Float, KvFormat::Int8] {
             let quantized = QuantizedForward::new().cached();
