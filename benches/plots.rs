@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let axes = Axes {
         step: "sparsity",
         steps: &resnet20.heading[1..],
+        joined: true,
         value: "accuracy [%]",
         values: Values::Percent,
     };
@@ -52,6 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let axes = Axes {
         step: "zeros",
         steps: &sparsities.map(str::to_string),
+        joined: false,
         value: "perplexity, FP32 3.735",
         values: Values::Positive,
     };

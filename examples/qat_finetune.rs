@@ -36,6 +36,7 @@ use support::{Axes, Cell, ConvNet, Curve, DeviceName, ImageSet, Images, Table, V
 
 /// Quantize a small convolutional network after training and in training, at several precisions.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
@@ -340,6 +341,7 @@ impl Experiment<'_> {
         let axes = Axes {
             step: "bits of weights and activations",
             steps: &names,
+            joined: true,
             value: "accuracy [%]",
             values: Values::Percent,
         };

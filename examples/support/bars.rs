@@ -38,7 +38,7 @@ pub(crate) fn write_bars(path: &Path, title: &str, bars: &[Bar]) -> Result<(), S
         let top = 48 + ROW * index as i32;
         let right = LEFT + (LONGEST * bar.value / most).round() as i32;
         let corners = [(LEFT, top), (right.max(LEFT + 1), top + 26)];
-        let fill = Rectangle::new(corners, Palette99::pick(index).filled());
+        let fill = Rectangle::new(corners, super::curve::COLORS[0].filled());
         root.draw(&fill).map_err(|error| failed(&error))?;
         for (text, x) in [(&bar.name, 12), (&bar.label, right + 8)] {
             root.draw(&Text::new(text.clone(), (x, top + 6), font))

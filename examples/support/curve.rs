@@ -1,9 +1,23 @@
 //! Curves over training steps, as CSV and as SVG.
 
 use std::fmt::Write;
+use std::ops::Range;
 use std::path::Path;
 
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
+
+/// Colours that people who see colours differently can tell apart, too, by Okabe and Ito.
+pub(super) const COLORS: [RGBColor; 7] = [
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0x44, 0x44, 0x44),
+];
 
 /// One line of a figure.
 #[derive(Debug, Clone)]
@@ -39,13 +53,17 @@ pub(crate) struct Axes<'a> {
     pub(crate) step: &'a str,
     /// Names of the steps 0, 1, ..; where there are none, their numbers.
     pub(crate) steps: &'a [String],
+    /// Whether there is something between two steps: lines, or dots alone.
+    pub(crate) joined: bool,
     pub(crate) value: &'a str,
     pub(crate) values: Values,
 }
 
 /// Width and height, and where the names of the curves begin.
-const SIZE: (u32, u32) = (860, 520);
+const SIZE: (u32, u32) = (920, 520);
 const NAMES: i32 = 690;
+/// About how many values an axis names.
+const TICKS: f64 = 6.0;
 
 /// Draws positive values over the training step.
 pub(crate) fn write_svg(
@@ -57,6 +75,7 @@ pub(crate) fn write_svg(
     let axes = Axes {
         step: "step",
         steps: &[],
+        joined: true,
         value,
         values: Values::Positive,
     };
@@ -75,13 +94,8 @@ pub(crate) fn write_svg_over(
     let first_step = if axes.step == "step" { 0 } else { first_step };
     let last_step = points().map(|(step, _)| *step).max().unwrap_or(1);
     let place = |value: f64| match axes.values {
-        // Base 2 has ticks where plotters' own, base 10, would have one or none.
-        Values::Positive => value.max(1e-9).log2(),
+        Values::Positive => value.max(1e-9).log10(),
         Values::Percent => value,
-    };
-    let label = |place: &f64| match axes.values {
-        Values::Positive => format!("{:.2}", place.exp2()),
-        Values::Percent => format!("{place:.1}"),
     };
     let name = |step: &usize| {
         let name = axes.steps.get(*step).cloned();
@@ -89,6 +103,18 @@ pub(crate) fn write_svg_over(
     };
     let values = points().map(|(_, value)| *value);
     let range = range(axes.values, values.filter(|value| value.is_finite()));
+    let ticks = match axes.values {
+        Values::Positive => logarithmic_ticks(range.start, range.end),
+        Values::Percent => even_ticks(range.start, range.end),
+    };
+    let label = |place: &f64| {
+        let tick = ticks.iter().find(|tick| tick.0 == *place);
+        tick.map_or(String::new(), |tick| tick.1.clone())
+    };
+    let axis = Axis {
+        range,
+        ticks: ticks.iter().map(|tick| tick.0).collect(),
+    };
 
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE).map_err(|error| failed(path, error))?;
@@ -98,7 +124,7 @@ pub(crate) fn write_svg_over(
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(60)
-        .build_cartesian_2d(first_step..last_step.max(first_step + 1), range)
+        .build_cartesian_2d(first_step..last_step.max(first_step + 1), axis)
         .map_err(|error| failed(path, error))?;
     let mut mesh = chart.configure_mesh();
     mesh.x_desc(axes.step)
@@ -110,14 +136,16 @@ pub(crate) fn write_svg_over(
     }
     mesh.draw().map_err(|error| failed(path, error))?;
     for (index, curve) in curves.iter().enumerate() {
-        let style = Palette99::pick(index).stroke_width(2);
+        let style = COLORS[index % COLORS.len()].stroke_width(2);
         let points = || {
             let finite = curve.points.iter().filter(|(_, value)| value.is_finite());
             finite.map(|(step, value)| (*step, place(*value)))
         };
-        chart
-            .draw_series(LineSeries::new(points(), style))
-            .map_err(|error| failed(path, error))?;
+        if axes.joined {
+            chart
+                .draw_series(LineSeries::new(points(), style))
+                .map_err(|error| failed(path, error))?;
+        }
         // Of few points each counts.
         if curve.points.len() <= 20 {
             let dots = points().map(|point| Circle::new(point, 3, style.filled()));
@@ -141,7 +169,7 @@ pub(crate) fn write_svg_over(
 }
 
 /// The axis that shows all values, with some room around them.
-fn range(kind: Values, values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
+fn range(kind: Values, values: impl Iterator<Item = f64>) -> Range<f64> {
     let (lowest, highest) = values
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
             (low.min(value), high.max(value))
@@ -151,13 +179,84 @@ fn range(kind: Values, values: impl Iterator<Item = f64>) -> std::ops::Range<f64
         Values::Positive => {
             let lowest = lowest.max(1e-9);
             let highest = highest.max(1.1 * lowest);
-            (0.95 * lowest).log2()..(1.2 * highest).log2()
+            (0.95 * lowest).log10()..(1.2 * highest).log10()
         }
         Values::Percent => {
             let room = (0.08 * (highest - lowest)).max(0.1);
             (lowest - room).max(0.0)..(highest + room).min(100.0)
         }
     }
+}
+
+/// An axis with ticks where they are wanted.
+struct Axis {
+    range: Range<f64>,
+    ticks: Vec<f64>,
+}
+
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        RangedCoordf64::from(self.range.clone()).map(value, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _hint: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
+/// Places on the axis and what stands there, of 1, 2 and 5 times powers of ten, or of powers of ten alone where
+/// those are too many; of a part of a decade, as [`even_ticks`].
+fn logarithmic_ticks(low: f64, high: f64) -> Vec<(f64, String)> {
+    let decades = low.floor() as i32..=high.ceil() as i32;
+    let of = |leading: &[u32]| -> Vec<(f64, String)> {
+        let all = decades.clone().flat_map(|decade| {
+            let tick = move |leading: &u32| {
+                let value = f64::from(*leading) * 10f64.powi(decade);
+                (value.log10(), decimal(value, decade))
+            };
+            leading.iter().map(tick).collect::<Vec<_>>()
+        });
+        all.filter(|(place, _)| (low..=high).contains(place))
+            .collect()
+    };
+    let fine = of(&[1, 2, 5]);
+    match fine.len() {
+        0..3 => even_ticks(10f64.powf(low), 10f64.powf(high))
+            .into_iter()
+            .filter_map(|(_, text)| Some((text.parse::<f64>().ok()?.log10(), text)))
+            .collect(),
+        3..11 => fine,
+        _ => of(&[1]),
+    }
+}
+
+/// Multiples of 1, 2 or 5 times a power of ten, and their texts.
+fn even_ticks(low: f64, high: f64) -> Vec<(f64, String)> {
+    let rough = (high - low) / TICKS;
+    let decade = rough.log10().floor() as i32;
+    let unit = 10f64.powi(decade);
+    let step = [1.0, 2.0, 5.0, 10.0].map(|leading| leading * unit);
+    let step = step.into_iter().find(|step| *step >= rough);
+    let step = step.unwrap_or(10.0 * unit);
+    let first = (low / step).ceil() as i64;
+    let last = (high / step).floor() as i64;
+    let tick = |multiple| {
+        let value = multiple as f64 * step;
+        (value, decimal(value, decade))
+    };
+    (first..=last).map(tick).collect()
+}
+
+/// A value of so many decimals.
+fn decimal(value: f64, decade: i32) -> String {
+    format!("{value:.*}", decade.min(0).unsigned_abs() as usize)
 }
 
 fn failed(path: &Path, error: impl std::fmt::Display) -> String {
@@ -168,7 +267,7 @@ fn failed(path: &Path, error: impl std::fmt::Display) -> String {
 mod tests {
     use super::*;
 
-    fn percent(values: &[f64]) -> std::ops::Range<f64> {
+    fn percent(values: &[f64]) -> Range<f64> {
         range(Values::Percent, values.iter().copied())
     }
 
@@ -199,10 +298,33 @@ mod tests {
         }
         // Of losses by their logarithms.
         let axis = range(Values::Positive, [1e-3, 1.0].into_iter());
-        let filled = 1000f64.log2() / (axis.end - axis.start);
+        let filled = 3.0 / (axis.end - axis.start);
         assert!(
-            filled > 0.95 && axis.start < 1e-3f64.log2() && axis.end > 0.0,
+            filled > 0.95 && axis.start < -3.0 && axis.end > 0.0,
             "{axis:?}"
+        );
+    }
+
+    #[test]
+    fn an_axis_names_round_values() {
+        let texts = |ticks: Vec<(f64, String)>| -> Vec<String> {
+            ticks.into_iter().map(|(_, text)| text).collect()
+        };
+        assert_eq!(
+            texts(even_ticks(96.9, 98.5)),
+            ["97.0", "97.5", "98.0", "98.5"]
+        );
+        assert_eq!(
+            texts(even_ticks(0.0, 100.0)),
+            ["0", "20", "40", "60", "80", "100"]
+        );
+        let logarithmic = |low: f64, high: f64| texts(logarithmic_ticks(low.log10(), high.log10()));
+        assert_eq!(logarithmic(0.9, 21.0), ["1", "2", "5", "10", "20"]);
+        assert_eq!(logarithmic(0.04, 0.6), ["0.05", "0.1", "0.2", "0.5"]);
+        assert_eq!(logarithmic(2.1, 3.1), ["2.2", "2.4", "2.6", "2.8", "3.0"]);
+        assert_eq!(
+            logarithmic(1e-3, 1e2),
+            ["0.001", "0.01", "0.1", "1", "10", "100"]
         );
     }
 }

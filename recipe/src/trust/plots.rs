@@ -35,7 +35,12 @@ pub(super) fn reliability(trust: &Trust) -> Result<String, RecipeError> {
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 fn diagram(area: &Area<'_>, side: &Side, color: RGBColor) -> Result<(), RecipeError> {
-    let title = format!("{}: ECE {:.3}", side.stage, side.ece);
+    let most = side.reliability.iter().map(|bin| bin.examples).max();
+    let most = most.unwrap_or(1).max(1);
+    let title = format!(
+        "{}: ECE {:.3} (grey: examples, at most {most})",
+        side.stage, side.ece
+    );
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 17))
         .margin(12)
@@ -54,8 +59,6 @@ fn diagram(area: &Area<'_>, side: &Side, color: RGBColor) -> Result<(), RecipeEr
         .draw()
         .map_err(failed)?;
     let bins = side.reliability.len().max(1) as f64;
-    let most = side.reliability.iter().map(|bin| bin.examples).max();
-    let most = most.unwrap_or(1).max(1) as f64;
     for (index, bin) in side.reliability.iter().enumerate() {
         if bin.examples == 0 {
             continue;
@@ -66,7 +69,7 @@ fn diagram(area: &Area<'_>, side: &Side, color: RGBColor) -> Result<(), RecipeEr
             color.mix(0.65).filled(),
         );
         // How many examples: a bar of its share below, grey.
-        let share = 0.12 * bin.examples as f64 / most;
+        let share = 0.12 * bin.examples as f64 / most as f64;
         let count = Rectangle::new([(left, 0.0), (right, share)], GREY.mix(0.9).filled());
         let point = Circle::new((bin.confidence, bin.accuracy), 3, BLACK.filled());
         chart.draw_series([bar, count]).map_err(failed)?;
