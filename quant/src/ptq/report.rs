@@ -47,7 +47,7 @@ impl fmt::Display for PtqReport {
                 table.add_row([
                     range.path.clone(),
                     range.scheme.clone(),
-                    format!("{:?}", range.observer),
+                    range.observer.to_string(),
                     format!("{:.1}", range.sqnr),
                     percent(range.clipped),
                 ]);

@@ -1,5 +1,7 @@
 //! Histograms of values, and the ranges that they give.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::range::calibrator;
@@ -44,6 +46,17 @@ impl RangeMethod {
                 })
             }
             _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for RangeMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Search => f.write_str("narrowed by squared error"),
+            Self::Percentile { percent } => write!(f, "{percent} % of the values"),
+            Self::Mse => f.write_str("least squared error"),
+            Self::Entropy => f.write_str("least relative entropy"),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! maxima and moving averages stay on the device; histograms are read to the host, so they belong
 //! to a calibration and not to a training loop.
 
+use std::fmt;
+
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
@@ -95,6 +97,19 @@ impl ObserverConfig {
     /// Whether something is remembered from one batch to the next.
     pub fn has_memory(&self) -> bool {
         *self != Self::Memoryless
+    }
+}
+
+impl fmt::Display for ObserverConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memoryless => f.write_str("of the values at hand"),
+            Self::MinMax => f.write_str("lowest to highest value"),
+            Self::MovingAverage { averaging_constant } => {
+                write!(f, "moving averages, {averaging_constant}")
+            }
+            Self::Histogram { range, .. } => write!(f, "histogram, {range}"),
+        }
     }
 }
 
