@@ -118,19 +118,25 @@ def time_batches(path, samples):
         print(f"{path}, batch {batch}: {statistics.median(times[5:]):.3f} ms, the median of {samples}")
 
 
+def existing(text):
+    if not pathlib.Path(text).exists():
+        raise argparse.ArgumentTypeError(f"{text} is not there")
+    return text
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?")
-    parser.add_argument("--folder", type=pathlib.Path)
+    parser.add_argument("file", nargs="?", type=existing)
+    parser.add_argument("--folder", type=existing)
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--samples", type=int, default=50)
-    parser.add_argument("--inputs")
-    parser.add_argument("--expected")
+    parser.add_argument("--inputs", type=existing)
+    parser.add_argument("--expected", type=existing)
     parser.add_argument("--step", type=float, default=1e-4)
-    parser.add_argument("--cifar")
+    parser.add_argument("--cifar", type=existing)
     arguments = parser.parse_args()
     if arguments.folder:
-        sys.exit(0 if judge_folder(arguments.folder) else 1)
+        sys.exit(0 if judge_folder(pathlib.Path(arguments.folder)) else 1)
     if not arguments.file:
         parser.error("a file or --folder")
     onnx.checker.check_model(onnx.load(arguments.file), full_check=True)
