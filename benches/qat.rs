@@ -9,7 +9,7 @@
 //! momentum, the learning rate falls along half a cosine. Every row of training sees the same images in the
 //! same order; `FP32, tuned` is trained for as long. With `--first N` all rows, PTQ too, start from the
 //! checkpoint trained for N epochs in FP32, as one would do with a network that meets other images than its
-//! own. `PTQ` quantizes after training, with nothing chosen: BatchNorm folded, 512 training images. Settings
+//! own; with `--distill` trained rows learn from that network, too. `PTQ` quantizes after training, with nothing chosen: BatchNorm folded, 512 training images. Settings
 //! are those of the literature: no image was looked at to choose them.
 
 #[path = "../examples/support/mod.rs"]
@@ -29,6 +29,7 @@ use burn_lean::quant::{
     FakeQuantizeConfig, Learned, NumberFormat, Override, PtqConfig, QatConfig, QuantError,
     QuantizedForward, Schedule, Scheme, WeightConfig, fold_for, module::learned_parameters,
 };
+use burn_lean::recipe::Distillation;
 use clap::Parser;
 use support::{Cell, CifarFiles, DeviceName, ImageSet, Images, Network, ResNet20, Table};
 
@@ -57,6 +58,9 @@ struct Arguments {
     /// Passes in FP32 before that, for all rows; their order is that of `--seed`.
     #[arg(long, default_value_t = 0)]
     first: usize,
+    /// Learn from the network in FP32 that training starts from, too: T = 4, nine tenths of the loss.
+    #[arg(long)]
+    distill: bool,
     /// Images of a step.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
     batch: usize,
@@ -137,11 +141,12 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         0 => model,
         first => {
             let start = Instant::now();
-            let model = study.train(model, arguments.seed, first, "FP32 first")?;
+            let model = study.train(model, None, arguments.seed, first, "FP32 first")?;
             row("FP32 first", None, study.accuracy(&model)?, start);
             model
         }
     };
+    let teacher = arguments.distill.then(|| model.valid());
     for bits in &arguments.bits {
         let start = Instant::now();
         let quantized = study.after_training(model.clone(), *bits)?;
@@ -154,7 +159,9 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     for seed in support::seeds(arguments.seed, arguments.seeds) {
         let start = Instant::now();
-        let tuned = study.train(own(&model), seed, arguments.epochs, "FP32")?;
+        let train =
+            |model, name: &str| study.train(model, teacher.as_ref(), seed, arguments.epochs, name);
+        let tuned = train(own(&model), "FP32")?;
         row("FP32, tuned", Some(seed), study.accuracy(&tuned)?, start);
         for bits in &arguments.bits {
             let start = Instant::now();
@@ -163,7 +170,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             let config = config(*bits, Learned::Lsq).with_schedule(schedule);
             let name = format!("QAT W{bits}A{bits}");
             let prepared = config.prepare(own(&model))?;
-            let trained = study.train(prepared, seed, arguments.epochs, &name)?;
+            let trained = train(prepared, &name)?;
             row(&name, Some(seed), study.accuracy(&trained)?, start);
         }
     }
@@ -229,6 +236,7 @@ impl Study<'_> {
     fn train(
         &self,
         mut model: ResNet20,
+        teacher: Option<&ResNet20>,
         seed: u64,
         epochs: usize,
         name: &str,
@@ -250,8 +258,13 @@ impl Study<'_> {
                 .train
                 .shuffled(seed.wrapping_add(epoch), batch, &device)
             {
+                let taught = teacher.map(|teacher| teacher.logits(batch.images.clone().inner()));
                 let logits = quantized.run(&model, batch.images, ResNet20::logits)?;
-                let loss = support::cross_entropy(logits, batch.labels);
+                let mut loss = support::cross_entropy(logits.clone(), batch.labels);
+                if let Some(taught) = taught {
+                    let taught = Tensor::from_inner(taught);
+                    loss = Distillation::new(4.0, 0.9).loss(loss, logits, taught);
+                }
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
                 let progress = bar.position() as f64 / steps as f64;
                 let rate = 0.5 * rate * (1.0 + (std::f64::consts::PI * progress).cos());

@@ -29,6 +29,7 @@ use support::{Cell, ConvNet, ImageSet, Options, Table};
 
 /// Train a convolutional network in FP32 and with mixed precision, and compare test accuracies.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     #[command(flatten)]
     options: Options,

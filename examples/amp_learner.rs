@@ -43,6 +43,7 @@ use support::{Batch, Cell, ConvNet, ImageSet, Images, Options, ProgressRenderer,
 
 /// Train a convolutional network through Burn's Learner, in FP32 and with mixed precision.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     #[command(flatten)]
     options: Options,

@@ -34,6 +34,7 @@ use support::{DeviceName, PeakMemory};
 
 /// Choose which weights to keep, and their values, at the least loss.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     /// File with `gradients` [n, p] F32 and `weights` [p] F32.
     #[arg(long, value_name = "FILE")]

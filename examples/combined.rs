@@ -36,6 +36,7 @@ use support::{Batch, Cell, ImageSet, MlpNet, Options, ProgressRenderer, Table, T
 
 /// Prune a network, fine-tune it in mixed precision with fake quantization, and convert it.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     #[command(flatten)]
     options: Options,

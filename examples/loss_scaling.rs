@@ -63,6 +63,7 @@ use translator::Translator;
 
 /// Train a sequence-to-sequence model in FP32, and in F16 with and without a loss scale.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     #[command(flatten)]
     options: Options,

@@ -30,6 +30,7 @@ use support::{Cell, DeviceName, ImageSet, MlpNet, Table};
 
 /// Prune, go back, train again.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     /// Folder with MNIST; without it, the embedded digits.
     #[arg(long, value_name = "DIR")]

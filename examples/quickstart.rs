@@ -41,6 +41,7 @@ use support::{AttentionNet, Bar, Cell, ImageSet, Options, Table, median_ms, writ
 
 /// Train a small network, prune it and quantize it.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     #[command(flatten)]
     options: Options,

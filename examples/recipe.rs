@@ -34,6 +34,7 @@ const DIGITS: &str = include_str!("recipe/digits.toml");
 
 /// Train, prune, quantize and export by a recipe.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     /// The recipe, `.toml` or `.json` [default: examples/recipe/digits.toml].
     #[arg(long, value_name = "FILE")]

@@ -82,6 +82,7 @@ use variants::{Variant, Variants};
 
 /// Recognize strings of spoken digits in FP32, with mixed precision, pruned and quantized.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 struct Cli {
     #[command(flatten)]
     options: Options,

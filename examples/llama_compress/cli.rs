@@ -10,6 +10,7 @@ use clap::{Parser, ValueEnum};
 use super::support::{self, DeviceName};
 
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 #[command(about = "Compresses a language model in one pass over calibration text")]
 pub(crate) struct Cli {
     /// A Llama checkpoint: a folder as it comes from Hugging Face (config.json, model.safetensors or its

@@ -10,6 +10,7 @@ use crate::support::{self, CifarFiles, DeviceName, ImageSet, Images};
 
 /// Prune a trained network at several sparsities and compare methods.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Cli {
     /// Methods to compare.
     #[arg(

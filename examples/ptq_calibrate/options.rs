@@ -13,6 +13,7 @@ use crate::support::{self, DeviceName, ImageSet};
 
 /// Quantize a trained network after training.
 #[derive(Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Cli {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
