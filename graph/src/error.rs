@@ -96,7 +96,7 @@ pub enum GraphError {
          Detach outside of the recorded closure, or call the model without recording"
     )]
     StopsGradients {
-        /// Path of the parameter.
+        /// Path of the parameter, or `input` and its place.
         parameter: String,
         /// Distance of the gradients, relative to the norm of the right one.
         error: f32,
@@ -165,13 +165,13 @@ pub enum GraphError {
     },
 }
 
-/// What to do about a forward pass that panicked so while it was recorded.
 /// What to do about a tensor of a recording that is over.
 const EARLIER: &str = "The closure reads a tensor that an earlier pass left: a cache of keys and values, a \
                        hidden state. Such a state goes in with the inputs and comes back with the results \
                        (`tensors!` names the tensors of a type of your own; those of Burn's caches are \
                        private)";
 
+/// What to do about a forward pass that panicked so while it was recorded.
 fn advice(reason: &str) -> &'static str {
     let elsewhere = reason.contains("wrong backend") || reason.contains("same device");
     // Two recordings have two capture devices, unless the second is lent that of the first.
@@ -182,9 +182,20 @@ fn advice(reason: &str) -> &'static str {
         "The closure uses a tensor or a module that it was not given, or moves one to another device: \
          pass tensors in its input, make a second model a part of the model, and build what holds \
          tensors, as a loss with weights, inside of the closure"
-    } else {
+    } else if reason.contains("check.rs") || reason.contains("orderable.rs") {
+        "While recording, tensors have no values, and Burn's `one_hot` and `one_hot_fill` read them: pass \
+         the one-hot tensor as an input, or make it by `labels.unsqueeze_dim::<2>(1).equal(classes)` with \
+         `classes = Tensor::<1, Int>::arange(0..count, &device).unsqueeze()`"
+    } else if reason.contains("DTypeMismatch") {
+        "The dtype of an input is not that of the weights that it meets: cast the input, or the model"
+    } else if ["no concrete value", "autodiff", "apture"]
+        .iter()
+        .any(|said| reason.contains(said))
+    {
         "While recording, tensors have no values and no backward pass: read values (`into_scalar`, \
          `into_data`), call `backward`, `inner` or `to_device` outside of the recorded closure"
+    } else {
+        "It would not run without a recording either, where a shape or a value does not fit"
     }
 }
 

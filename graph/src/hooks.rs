@@ -111,18 +111,23 @@ pub fn is_active() -> bool {
 #[derive(Debug)]
 #[must_use]
 pub struct ForwardPass {
-    is_outer: bool,
+    before: Option<u64>,
 }
 
 impl ForwardPass {
-    /// From here on.
+    /// From here on; inside of another one, a part of that.
     pub fn begin() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(1);
-        let is_outer = PASS.get().is_none();
-        if is_outer {
-            PASS.set(Some(COUNT.fetch_add(1, Ordering::Relaxed)));
+        match PASS.get() {
+            None => Self::alone(),
+            before => Self { before },
         }
-        Self { is_outer }
+    }
+
+    /// From here on one by itself: a thread of rayon's that waits in an execution may take on another.
+    pub(crate) fn alone() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(1);
+        let before = PASS.replace(Some(COUNT.fetch_add(1, Ordering::Relaxed)));
+        Self { before }
     }
 
     /// A number of the one on this thread, which no other has.
@@ -133,9 +138,7 @@ impl ForwardPass {
 
 impl Drop for ForwardPass {
     fn drop(&mut self) {
-        if self.is_outer {
-            PASS.set(None);
-        }
+        PASS.set(self.before);
     }
 }
 

@@ -28,7 +28,7 @@
 //!
 //! | in the forward pass | what happens |
 //! |---|---|
-//! | reading a value (`into_scalar`, `into_data`) | [`GraphError::Forward`] |
+//! | reading a value (`into_scalar`, `into_data`; Burn's `one_hot`, and its `CTCLoss` with debug assertions) | [`GraphError::Forward`] |
 //! | `backward`, `inner`, `to_device` | [`GraphError::Forward`] |
 //! | a tensor from outside of the closure's arguments | [`GraphError::Forward`], or [`GraphError::ForeignOutput`] |
 //! | `detach` of a result | detached, by [`Recordings`] and [`record_with_backward`] |

@@ -170,7 +170,7 @@ impl Recordings {
                 .collect(),
             kind,
         };
-        let verifies = self.verifies && has_gradients;
+        let verifies = self.verifies && (has_gradients || given.tracked.contains(&true));
         if !self.caches {
             return Ok(Arc::new(
                 self.record(model, input, forward, pass, verifies)?,

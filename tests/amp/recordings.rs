@@ -40,6 +40,41 @@ fn a_detach_behind_a_flag_of_the_input_is_seen_where_the_flag_changes() {
     }
 }
 
+/// A head that is run on the features of an encoder outside, and an input of a frozen model.
+#[test]
+fn a_detach_that_only_an_input_feels_is_seen() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = Mlp::new(1, &device);
+        for model in [model.clone(), model.no_grad()] {
+            let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+            let features = tensor::<2>(5, [7, 6], &device).require_grad();
+            let run = |freeze: bool| {
+                autocast.run(&model, (features.clone(), freeze), |model, (x, freeze)| {
+                    let aside = if freeze {
+                        x.clone().detach()
+                    } else {
+                        x.clone()
+                    };
+                    (model.forward(x) + model.forward(aside)).sum()
+                })
+            };
+            let error = run(true).unwrap_err();
+            assert!(is_stopped(&error), "{error}");
+            assert!(error.to_string().contains("`input 0`"), "{error}");
+            let found = features.grad(&run(false).unwrap().backward()).unwrap();
+            let loss = model.forward(features.clone()).sum() * 2.0;
+            let expected = features.grad(&loss.backward()).unwrap();
+            let (found, expected) = (values(found), values(expected));
+            let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+            for (found, expected) in found.iter().zip(&expected) {
+                let off = (found - expected).abs();
+                assert!(off < 0.01 * largest, "{found} for {expected}");
+            }
+        }
+    });
+}
+
 #[test]
 fn results_that_are_detached_stay_so_where_their_number_changes() {
     let device = Device::flex().autodiff();

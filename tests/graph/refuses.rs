@@ -5,12 +5,12 @@ use std::panic::Location;
 use burn::module::{Module, RunningState};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::softmax;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::graph::{
     AsRecorded, GraphError, Recordings, Tensors, Verified, record, record_with_backward,
 };
 
-use crate::support::{each_device, tensor};
+use crate::support::{each_device, tensor, values};
 
 fn linear(device: &Device) -> Linear {
     LinearConfig::new(3, 3).init(device)
@@ -448,4 +448,104 @@ fn tensors_of_several_devices_are_refused_by_name() {
     let _copy = copied.clone().fork(&there);
     let what = elsewhere(run(&copied, x.clone(), x.clone()));
     assert!(what.contains("running_"), "{what}");
+}
+
+/// Nothing but rounding is left of them, in one order in the recording and in another in the model.
+#[test]
+fn gradients_that_are_zero_but_for_rounding_are_no_stopped_ones() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = linear(&device);
+        let x = tensor::<2>(1, [5, 3], &device);
+        let verified = |forward: fn(&Linear, Tensor<2>) -> Tensor<1>| {
+            let recording = record_with_backward(&model, &x, forward).unwrap();
+            recording.verify_gradients(&model, &x)
+        };
+        // Sums of a softmax are 1, whatever goes in; so are norms of what is normalized.
+        let whole: [fn(&Linear, Tensor<2>) -> Tensor<1>; 2] = [
+            |model, x| softmax(model.forward(x) * 30.0, 1).sum(),
+            |model, x| {
+                let y = model.forward(x);
+                let norm = y.clone().powi_scalar(2).sum_dim(1).sqrt();
+                (y / norm).powi_scalar(2).sum()
+            },
+        ];
+        for forward in whole {
+            assert_eq!(verified(forward), Ok(Verified::Same));
+        }
+        let error = verified(|model, x| {
+            let y = model.forward(x);
+            let norm = y.clone().powi_scalar(2).sum_dim(1).sqrt().detach();
+            (y / norm).powi_scalar(2).sum()
+        });
+        let error = error.unwrap_err();
+        assert!(
+            matches!(error, GraphError::StopsGradients { .. }),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn one_hot_says_what_gives_the_same() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [2, 3], &device);
+    let labels = Tensor::<1, Int>::from_ints([2, 0], &device);
+    let loss =
+        |model: &Linear, x: Tensor<2>, targets: Tensor<2>| (model.forward(x) * targets).sum();
+    let input = (x, labels);
+    let error = record(
+        &model,
+        &input,
+        |model: &Linear, (x, labels): (Tensor<2>, Tensor<1, Int>)| {
+            loss(model, x, labels.one_hot::<2>(3).float())
+        },
+    );
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("`one_hot`"), "{error}");
+    let recording = record(
+        &model,
+        &input,
+        |model: &Linear, (x, labels): (Tensor<2>, Tensor<1, Int>)| {
+            let classes = Tensor::<1, Int>::arange(0..3, &labels.device()).unsqueeze();
+            loss(
+                model,
+                x,
+                labels.unsqueeze_dim::<2>(1).equal(classes).float(),
+            )
+        },
+    );
+    let found = recording
+        .unwrap()
+        .execute(&model, &input, &AsRecorded)
+        .unwrap();
+    let (x, labels) = input;
+    let expected = loss(&model, x, labels.one_hot::<2>(3).float());
+    assert_eq!(values(found), values(expected));
+}
+
+/// Whose size says nothing of how it is stepped along.
+#[test]
+fn a_stopped_gradient_that_is_small_beside_others_is_found() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = (linear(&device), linear(&device));
+        for size in [1.0, 1e2, 1e5] {
+            let x = tensor::<2>(1, [5, 3], &device) * size;
+            let recording = record_with_backward(&model, &x, |(large, small), x| {
+                let y = small.forward(x.clone() / size);
+                let gate = y.clone() * y.detach();
+                large.forward(x).powi_scalar(2).mean() + gate.powi_scalar(2).mean()
+            });
+            let error = recording.unwrap().verify_gradients(&model, &x).unwrap_err();
+            let GraphError::StopsGradients { parameter, error } = error else {
+                panic!("{error}")
+            };
+            assert!(
+                parameter.starts_with("1.") && error > 0.5,
+                "{parameter}, {error}"
+            );
+        }
+    });
 }

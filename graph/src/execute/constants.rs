@@ -8,7 +8,7 @@ use burn::module::Module;
 
 use super::random::instead_of_random;
 use super::tensors::Alive;
-use super::{compute, fill};
+use super::{compute, fill, values_of};
 use crate::capture::signature;
 use crate::interpret::Operands;
 use crate::record::placeholders::Values;
@@ -70,17 +70,7 @@ impl Graph {
         &self,
         model: &M,
     ) -> Result<Vec<DispatchTensor>, GraphError> {
-        let values = Values::of(model);
-        let value = |parameter| values.get(parameter).cloned();
-        self.parameters
-            .iter()
-            .map(|parameter| {
-                value(parameter).ok_or_else(|| GraphError::Mismatch {
-                    recorded: format!("`{}` of shape {:?}", parameter.path, parameter.shape),
-                    found: "a model without it".into(),
-                })
-            })
-            .collect()
+        values_of(&Values::of(model), self)
     }
 
     /// The values of all tensors that do not depend on an input or on chance, for these values of

@@ -186,7 +186,7 @@ impl Graph {
         observer: &mut impl Observer,
     ) -> Result<Alive<'a>, GraphError> {
         self.check_devices(parameters, inputs, &device)?;
-        let _pass = hooks.map(|_| ForwardPass::begin());
+        let _pass = hooks.map(|_| ForwardPass::alone());
         let mut alive = Alive::new(self, parameters, inputs, device, rules);
         let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments.iter().copied()) {

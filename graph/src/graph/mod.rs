@@ -104,7 +104,12 @@ impl Graph {
         (0..self.operations.len()).map(|index| self.node(index))
     }
 
-    pub(crate) fn node(&self, index: usize) -> Node<'_> {
+    /// The operation at a place.
+    ///
+    /// # Panics
+    ///
+    /// Where there are not so many.
+    pub fn node(&self, index: usize) -> Node<'_> {
         Node { graph: self, index }
     }
 

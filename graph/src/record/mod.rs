@@ -43,7 +43,16 @@ pub struct Recording<O> {
 }
 
 /// The gradient of each parameter that could have one; `None` where it has none.
-type Gradients = Vec<(Parameter, Option<TensorId>)>;
+/// A parameter or an input that has a gradient.
+#[derive(Debug, Clone)]
+pub(crate) struct Leaf {
+    pub(crate) tensor: TensorId,
+    /// As messages name it.
+    pub(crate) name: String,
+    pub(crate) elements: usize,
+}
+
+type Gradients = Vec<(Leaf, Option<TensorId>)>;
 
 /// A recorded backward pass of a sum over all results.
 #[derive(Debug, Clone)]
@@ -52,7 +61,7 @@ pub(crate) struct Backward {
     pub(crate) operations: Vec<OperationIr>,
     /// The weighted sum over all results.
     pub(crate) total: TensorId,
-    /// The gradient of each parameter that could have one; `None` where it has none.
+    /// The gradient of each parameter and input that could have one; `None` where it has none.
     pub(crate) gradients: Gradients,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) constants: HashMap<TensorId, TensorData>,
@@ -424,13 +433,25 @@ impl<'a> Recorder<'a> {
                 .into_dispatch();
             let grads = autodiff_primitive(&total)?.backward();
             let mut gradients = Vec::new();
-            for parameter in &self.parameters {
-                let leaf = self.leaves.get(&parameter.tensor);
-                let Some(leaf) = leaf.and_then(autodiff_primitive) else {
+            let parameters = self.parameters.iter();
+            let parameters = parameters.map(|parameter| (parameter.tensor, parameter.path.clone()));
+            let inputs = self.inputs.iter().enumerate();
+            let inputs = inputs.map(|(index, input)| (*input, format!("input {index}")));
+            for (tensor, name) in parameters.chain(inputs) {
+                let Some(value) = self.leaves.get(&tensor) else {
                     continue;
                 };
+                let Some(leaf) = autodiff_primitive(value) else {
+                    continue;
+                };
+                let elements = value.shape().num_elements();
                 let grad = leaf.grad(&grads).map(capture::from_primitive);
-                gradients.push((parameter.clone(), grad.as_ref().and_then(id)));
+                let leaf = Leaf {
+                    tensor,
+                    name,
+                    elements,
+                };
+                gradients.push((leaf, grad.as_ref().and_then(id)));
             }
             Some((id(&total)?, gradients))
         })
@@ -458,7 +479,10 @@ impl TensorMapper for Recorder<'_> {
         Tensor::from_dispatch(match tensor.is_autodiff() {
             // A result that comes from an input alone has its gradient.
             true if tensor.is_tracked() && self.mode == Mode::TrainWithGradients => {
-                as_leaf(stand_in)
+                let input = id(&stand_in);
+                let leaf = as_leaf(stand_in);
+                self.leaves.extend(input.map(|input| (input, leaf.clone())));
+                leaf
             }
             true => as_autodiff(stand_in),
             false => stand_in,

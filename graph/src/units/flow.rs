@@ -98,9 +98,9 @@ impl<'a> Flow<'a> {
     /// `None` for an operation that is not known here.
     fn step(&mut self, operation: &OperationIr) -> Option<()> {
         match operation {
-            OperationIr::BaseFloat(Base::MaskFill(_) | Base::MaskWhere(_)) => {
-                self.elementwise(operation)
-            }
+            OperationIr::BaseFloat(
+                Base::MaskFill(_) | Base::MaskWhere(_) | Base::Equal(_) | Base::EqualElem(_),
+            ) => self.elementwise(operation),
             OperationIr::BaseFloat(base) => self.base(base),
             OperationIr::Float(_, Float::Matmul(op)) => self.matmul(&op.lhs, &op.rhs, &op.out),
             OperationIr::NumericFloat(_, numeric) => match numeric {
@@ -503,6 +503,15 @@ fn is_elementwise(numeric: &Numeric) -> bool {
             | Numeric::PowiScalar(_)
             | Numeric::Neg(_)
             | Numeric::Sign(_)
+            // Their masks have the places of what is compared.
+            | Numeric::Greater(_)
+            | Numeric::GreaterElem(_)
+            | Numeric::GreaterEqual(_)
+            | Numeric::GreaterEqualElem(_)
+            | Numeric::Lower(_)
+            | Numeric::LowerElem(_)
+            | Numeric::LowerEqual(_)
+            | Numeric::LowerEqualElem(_)
     )
 }
 

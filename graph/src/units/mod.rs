@@ -65,7 +65,8 @@ pub enum FixedBy {
     Reduction,
     /// The convolution has groups, whose number is written into the module.
     Groups,
-    /// An attention multiplies them with each other, or with places of a sequence.
+    /// A product of two computed tensors, as an attention has, multiplies them with each other, or with
+    /// places of a sequence.
     Attention,
     /// A reshape splits or mixes them: the sizes are written into the model.
     Reshape,
@@ -87,11 +88,13 @@ impl std::fmt::Display for FixedBy {
             Self::Constant => "they meet a tensor that is no parameter",
             Self::Reduction => "a norm, a softmax or a mean takes all of them together",
             Self::Groups => "the number of groups of a convolution is written into it",
-            Self::Attention => "an attention multiplies them with each other",
+            Self::Attention => "a product of two computed tensors multiplies them with each other",
             Self::Reshape => "a reshape splits or mixes them",
             Self::Broadcast => "one is spread over several",
             Self::Excepted => "they are excepted",
-            Self::Written => "their number is written into the model",
+            Self::Written => {
+                "their number is written into the model, or a result that is not returned is made of them"
+            }
             Self::Operation(name) => return write!(f, "`{name}` mixes them"),
         })
     }

@@ -355,13 +355,10 @@ impl<O: Tensors> Walk<O> {
             .map(|(index, _)| index)
             .collect();
         for index in &same {
-            match self.forks {
-                true => self
-                    .weights
-                    .replaced
-                    .insert(*index, value.clone())
-                    .map_or((), drop),
-                false => self.weights.original[*index] = value.clone(),
+            if self.forks {
+                self.weights.replaced.insert(*index, value.clone());
+            } else {
+                self.weights.original[*index] = value.clone();
             }
         }
         for script in &mut self.scripts {

@@ -6,6 +6,7 @@ use burn::tensor::ops::PadMode;
 use burn::tensor::{Int, Shape, Slice, Tensor};
 
 use super::product::{Kernel, Kind, Product};
+use super::sample::positions;
 
 /// Calls `each` with the rows of `group`, at most `chunk` at a time; of a convolution, whole
 /// examples.
@@ -58,13 +59,7 @@ fn patches(
     let places: usize = kernel.size.iter().product();
     let channels = product.inputs / places;
     let of_group = group * channels..(group + 1) * channels;
-    let out: Vec<usize> = (0..kernel.size.len())
-        .map(|d| {
-            let (before, after) = kernel.padding[d];
-            let reach = kernel.dilation[d] * (kernel.size[d] - 1) + 1;
-            (shape[d + 2] + before + after - reach) / kernel.stride[d] + 1
-        })
-        .collect();
+    let out = positions(kernel, &x.shape());
     let positions: usize = out.iter().product();
     let examples = (chunk / positions.max(1)).max(1);
     let padding: Vec<(usize, usize)> = [(0, 0), (0, 0)]

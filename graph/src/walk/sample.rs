@@ -108,7 +108,7 @@ fn count(product: &Product, shape: &Shape) -> usize {
 }
 
 /// Places of the kernel along each dimension.
-fn positions(kernel: &Kernel, shape: &Shape) -> Vec<usize> {
+pub(super) fn positions(kernel: &Kernel, shape: &Shape) -> Vec<usize> {
     (0..kernel.size.len())
         .map(|d| {
             let (before, after) = kernel.padding[d];
