@@ -156,6 +156,33 @@ impl Quantization {
         self.left_float.iter().map(|(_, why)| why.as_str())
     }
 
+    /// Refuses grids that ONNX's bytes do not hold.
+    pub(crate) fn check(&self) -> Result<(), QuantError> {
+        let fits = |grid: &Grid| {
+            let ends = [grid.quant_min, grid.quant_max];
+            [-128..=127, 0..=255]
+                .iter()
+                .any(|byte| ends.iter().all(|end| byte.contains(end)))
+        };
+        for (path, how) in &self.inputs {
+            let ActivationQuantization::Static(grid) = how else {
+                continue;
+            };
+            grid.validate()?;
+            if !fits(grid) {
+                return Err(QuantError::InvalidConfig {
+                    field: "quant_max",
+                    value: format!(
+                        "{} to {} for the input of `{path}`",
+                        grid.quant_min, grid.quant_max
+                    ),
+                    expected: "codes of a signed or an unsigned byte",
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Whether nothing is quantized.
     pub fn is_empty(&self) -> bool {
         let activations = self.inputs.len() + self.edges.len() + self.results.len();

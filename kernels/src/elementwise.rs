@@ -213,18 +213,8 @@ fn lanes_sum(values: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
 }
 
-/// From `[batch, channels, inner]` to `[batch, inner, channels]`.
-pub fn axes_to_back(values: &[f32], batch: usize, channels: usize, inner: usize) -> Vec<f32> {
-    turn(values, batch, channels, inner)
-}
-
-/// From `[batch, inner, channels]` to `[batch, channels, inner]`.
-pub fn axes_to_front(values: &[f32], batch: usize, inner: usize, channels: usize) -> Vec<f32> {
-    turn(values, batch, inner, channels)
-}
-
 /// Matrices `[batch, a, b]` turned to `[batch, b, a]`, in blocks that stay in the cache.
-fn turn(values: &[f32], batch: usize, a: usize, b: usize) -> Vec<f32> {
+pub fn turn(values: &[f32], batch: usize, a: usize, b: usize) -> Vec<f32> {
     const BLOCK: usize = 16;
     assert_eq!(values.len(), batch * a * b, "the values have another shape");
     let mut turned = vec![0.0; values.len()];

@@ -43,9 +43,7 @@ mod simd;
 mod sparse;
 
 pub use depthwise::Depthwise;
-pub use elementwise::{
-    add, axes_to_back, axes_to_front, clamp, gelu, layer_norm, sigmoid, softmax, tanh,
-};
+pub use elementwise::{add, clamp, gelu, layer_norm, sigmoid, softmax, tanh, turn};
 pub use epilogue::Epilogue;
 pub use error::KernelError;
 pub use float::{FloatMatrix, Storage};

@@ -2,8 +2,7 @@
 
 use burn_lean_kernels::{
     Depthwise, Epilogue, FloatMatrix, Geometry, IntegerMatrix, KernelError, Rows, SparseMatrix,
-    Storage, Windows, axes_to_back, axes_to_front, clamp, dynamic_grid, gelu, layer_norm, sigmoid,
-    softmax, tanh,
+    Storage, Windows, clamp, dynamic_grid, gelu, layer_norm, sigmoid, softmax, tanh, turn,
 };
 
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
@@ -350,9 +349,9 @@ fn activations_are_those_of_the_standard_library() {
 #[test]
 fn turning_there_and_back_is_nothing() {
     let values = numbers(1, 2 * 19 * 35);
-    let back = axes_to_back(&values, 2, 19, 35);
+    let back = turn(&values, 2, 19, 35);
     assert_eq!(back[1], values[35]);
-    assert_eq!(axes_to_front(&back, 2, 35, 19), values);
+    assert_eq!(turn(&back, 2, 35, 19), values);
 }
 
 #[test]

@@ -91,6 +91,28 @@ fn where_the_size_is_computed_with_it_is_fixed_and_said() {
     });
 }
 
+/// Beside one that takes all sizes.
+#[test]
+fn what_was_added_for_a_size_runs_it() {
+    let device = Device::flex();
+    let of = |rows: usize, more: f32| {
+        let x = tensor::<2>(3, [rows, 4], &device);
+        let forward = move |_: &Nothing, x: Tensor<2>| x + more;
+        let export = Export::record(&Nothing {}, &x, forward).unwrap();
+        (export, forward(&Nothing {}, x.clone()), x)
+    };
+    let (all, of_two, two) = of(2, 1.0);
+    let (eight, of_eight, x) = of(8, 2.0);
+    let mut engine = EngineConfig::new().compile(all).unwrap();
+    engine.add(eight).unwrap();
+    close(engine.run(&x).unwrap(), of_eight);
+    close(engine.run(&two).unwrap(), of_two);
+    let seven = tensor::<2>(3, [7, 4], &device);
+    if let Ok(found) = engine.run(&seven) {
+        close(found, seven + 1.0);
+    }
+}
+
 /// Why the batch of a function is fixed, recorded with one of a size.
 fn fixed(
     size: usize,

@@ -4,10 +4,12 @@ use burn::tensor::activation::{
     gelu, hard_sigmoid, leaky_relu, log_sigmoid, log_softmax, mish, quiet_softmax, relu, sigmoid,
     silu, softmax, softmin, softplus, tanh,
 };
+use burn::tensor::module::interpolate;
+use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::deploy::{Export, Form};
 
-use crate::judge::{Nothing, same};
+use crate::judge::{Nothing, operators, same};
 use crate::support::{each_device, tensor};
 
 #[test]
@@ -198,4 +200,85 @@ fn signs_of_zero_first_places_of_equal_numbers_and_far_ends() {
             x.clone().sign().float() + x.argmax(1).float()
         });
     });
+}
+
+/// Of quotients that rounding makes whole numbers, too.
+#[test]
+fn remainders() {
+    each_device(|target| {
+        let of = |numbers: [f32; 8]| Tensor::<1>::from_floats(numbers, &target.device);
+        let x = of([1.0, 1e8, -1.0, 7.5, -7.5, 0.0, -4.0, 3.0]);
+        let y = of([0.1, 3.0, 0.1, -2.0, 2.0, 5.0, 2.0, -4.0]);
+        let remainder = |_: &Nothing, (x, y): (Tensor<1>, Tensor<1>)| x.remainder(y);
+        if target.name == "flex" {
+            // Exactly. Other backends of Burn divide first.
+            same(&Nothing {}, (x.clone(), y), remainder);
+        }
+        same(&Nothing {}, x, |_, x| x.remainder_scalar(2.5));
+    });
+}
+
+/// Where ln(1 + x) would be 0, and where it is infinite.
+#[test]
+fn logarithms_near_1_and_lengths_of_all_sizes() {
+    let device = Device::flex();
+    let x = Tensor::<1>::from_floats([-18.0, -30.0, 1.0, 60.0], &device);
+    same(&Nothing {}, x, |_, x| softplus(x, 1.0).log());
+    let x = [
+        -1.0,
+        -0.5,
+        -1e-9,
+        0.0,
+        3e-8,
+        1e-3,
+        2.0,
+        1e9,
+        f32::INFINITY,
+        f32::NAN,
+    ];
+    let x = Tensor::<1>::from_floats(x, &device);
+    same(&Nothing {}, x, |_, x| x.log1p() * 1e6);
+    let x = [3.0, 3e19, 3e-30, 0.0, f32::INFINITY, f32::NEG_INFINITY, 5.0];
+    let y = [4.0, -4e19, 4e-30, 0.0, 1.0, f32::INFINITY, -0.0];
+    let both = [x, y].map(|side| Tensor::<1>::from_floats(side, &device));
+    let [x, y] = both.clone();
+    same(&Nothing {}, (x, y), |_, (x, y)| x.hypot(y).log());
+}
+
+#[test]
+fn interpolation() {
+    let device = Device::flex();
+    let x = tensor::<4>(1, [2, 2, 14, 8], &device);
+    let nearest = |size: [usize; 2]| {
+        same(&Nothing {}, x.clone(), move |_, x| {
+            interpolate(
+                x,
+                InterpolateOptions::new(InterpolateMode::Nearest).with_output_size(size),
+            )
+        })
+    };
+    // Sizes whose places F32 gets right, and others.
+    for (size, resizes) in [
+        ([28, 16], true),
+        ([7, 4], true),
+        ([46, 94], false),
+        ([46, 8], false),
+        ([42, 24], false),
+    ] {
+        let exported = nearest(size);
+        assert_eq!(
+            operators(&exported).contains(&"Resize"),
+            resizes,
+            "{size:?}"
+        );
+    }
+    for align in [false, true] {
+        same(&Nothing {}, x.clone(), move |_, x| {
+            let options = InterpolateOptions::new(InterpolateMode::Bilinear);
+            interpolate(
+                x,
+                options.with_align_corners(align).with_output_size([21, 5]),
+            )
+        });
+    }
 }

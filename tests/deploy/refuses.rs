@@ -5,9 +5,12 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::deploy::{
-    Backend, DeployError, ElementType, EngineConfig, Export, Form, Quantization,
+    ActivationQuantization, Backend, DeployError, ElementType, EngineConfig, Export, Form,
+    Quantization,
 };
-use burn_lean::quant::{Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme};
+use burn_lean::quant::{
+    Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme, integer::Grid,
+};
 
 use crate::judge::Nothing;
 use crate::support::{cast, each_device, tensor};
@@ -274,4 +277,30 @@ fn files_are_written_whole_and_broken_ones_refused() {
         .save(folder.path().join("no/folder/x.onnx"))
         .unwrap_err();
     assert!(matches!(nowhere, DeployError::File { .. }), "{nowhere}");
+}
+
+#[test]
+fn a_grid_that_no_byte_holds_is_refused_with_its_path() {
+    let device = Device::flex();
+    let model = LinearConfig::new(4, 2).init(&device);
+    let x = Tensor::<2>::ones([3, 4], &device);
+    let grid = |zero_point, quant_min, quant_max| Grid {
+        scale: 0.01,
+        zero_point,
+        quant_min,
+        quant_max,
+    };
+    let written = |grid: Grid| {
+        let how = ActivationQuantization::Static(grid);
+        let quantization = Quantization::none().with_input("weight", how);
+        let export = Export::record(&model, &x, |model: &Linear, x| model.forward(x)).unwrap();
+        export.with_quantization(quantization).to_onnx(Form::Qdq)
+    };
+    for wide in [grid(300, 0, 1023), grid(0, -256, 255)] {
+        let error = written(wide).unwrap_err().to_string();
+        assert!(error.contains("`weight`"), "{error}");
+    }
+    assert!(written(grid(7, 0, 6)).is_err());
+    assert!(written(grid(3, 0, 15)).is_ok());
+    assert!(written(grid(-3, -8, 7)).is_ok());
 }

@@ -1,18 +1,18 @@
 //! Which of the ways to run a model is the fastest here.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 use burn_lean_graph::{Recording, Tensors};
 use burn_lean_kernels::Storage;
 use burn_lean_reparam::catch_quietly;
-use rten::{ThreadPool, Value};
+use rten::Value;
 
 use super::example::Example;
 use super::integers::check_integers;
 use super::measure::{Samples, pick, sample};
 use super::own::{Keep, Runner};
+use super::pools::Pools;
 use super::program::Program;
 use super::report::{SparseLayer, SparseOutcome, Timed};
 use super::values::{given, results};
@@ -24,6 +24,7 @@ use crate::{DeployError, Execution, Export, Exported, Form, LayerReport, OnnxMod
 #[derive(Debug)]
 pub(super) struct Candidate {
     pub(super) backend: Backend,
+    /// Without operations and constants: what runs holds them itself.
     pub(super) exported: Exported,
     pub(super) way: Way,
     /// What tells it from others of the backend.
@@ -55,14 +56,14 @@ pub(super) struct Chosen {
 }
 
 impl Candidate {
-    fn new(backend: Backend, exported: Exported, way: Way, note: &'static str) -> Self {
+    fn new(backend: Backend, exported: &Exported, way: Way, note: &'static str) -> Self {
         let resident_bytes = match &way {
             Way::Own(runner) => runner.resident_bytes(),
             Way::Rten(_) | Way::Burn(_) => exported.model.constant_bytes(),
         };
         Self {
             backend,
-            exported,
+            exported: exported.without_constants(),
             way,
             note,
             sparse: Vec::new(),
@@ -77,12 +78,6 @@ impl Candidate {
     /// What tells it from all others.
     pub(super) fn kind(&self) -> Kind {
         (self.backend, self.note)
-    }
-
-    /// Lets go of the operations and constants of the file.
-    pub(super) fn forget_constants(&mut self) {
-        self.exported.model.nodes = Vec::new();
-        self.exported.model.initializers = Vec::new();
     }
 
     pub(super) fn is_integer(&self) -> bool {
@@ -198,10 +193,10 @@ fn no_kernel(layers: &[LayerReport]) -> DeployError {
 pub(super) fn again<O: Tensors>(
     export: &Export<O>,
     config: &EngineConfig,
-    pool: &Arc<ThreadPool>,
+    pools: &Pools,
     kind: Kind,
 ) -> Result<Candidate, DeployError> {
-    let all = candidates(export, config, pool)?.all.into_iter();
+    let all = candidates(export, config, pools)?.all.into_iter();
     let mut open: Vec<Candidate> = all
         .filter_map(Result::ok)
         .filter(|one| !matches!(one.way, Way::Burn(_)))
@@ -218,13 +213,13 @@ pub(super) fn again<O: Tensors>(
 pub(super) fn choose<O: Tensors>(
     export: &Export<O>,
     config: &EngineConfig,
-    pool: &Arc<ThreadPool>,
+    pools: &Pools,
 ) -> Result<Chosen, DeployError> {
     let Candidates {
         all,
         example,
         zeros,
-    } = candidates(export, config, pool)?;
+    } = candidates(export, config, pools)?;
     let mut first_error = None;
     let mut running = Vec::new();
     for candidate in all {
@@ -350,7 +345,7 @@ struct Candidates {
 fn candidates<O: Tensors>(
     export: &Export<O>,
     config: &EngineConfig,
-    pool: &Arc<ThreadPool>,
+    pools: &Pools,
 ) -> Result<Candidates, DeployError> {
     let allowed = |backend| config.backend.is_none_or(|one| one == backend);
     let weights = export.weights()?;
@@ -380,9 +375,9 @@ fn candidates<O: Tensors>(
     let example = Example::of(export, &float.model.inputs)?;
     if allowed(Backend::Own) {
         let own = |exported: &Exported, keep, note| {
-            let runner = Runner::new(&exported.model, keep, config.threads, pool)?;
+            let runner = Runner::new(&exported.model, keep, pools)?;
             let way = Way::Own(Box::new(runner));
-            Ok(Candidate::new(Backend::Own, exported.clone(), way, note))
+            Ok(Candidate::new(Backend::Own, exported, way, note))
         };
         let (storage, note) = match config.weights {
             FloatStorage::F32 => (Storage::F32, ""),
@@ -399,12 +394,12 @@ fn candidates<O: Tensors>(
                 many_rows: true,
                 ..keep
             };
-            if let Ok(runner) = Runner::new(&integer.model, many_rows, config.threads, pool)
+            if let Ok(runner) = Runner::new(&integer.model, many_rows, pools)
                 && runner.has_many_rows()
             {
                 let way = Way::Own(Box::new(runner));
                 let note = "integers, for many rows";
-                all.push(Ok(Candidate::new(Backend::Own, integer.clone(), way, note)));
+                all.push(Ok(Candidate::new(Backend::Own, integer, way, note)));
             }
         }
         if floats {
@@ -416,12 +411,12 @@ fn candidates<O: Tensors>(
                 sparse: true,
                 ..keep
             };
-            if let Ok(mut runner) = Runner::new(&float.model, sparse, config.threads, pool)
+            if let Ok(mut runner) = Runner::new(&float.model, sparse, pools)
                 && let Ok(Ok(layers)) = catch_quietly(|| runner.settle(example.values.clone()))
             {
                 if layers.iter().any(SparseLayer::is_left_out) {
                     let way = Way::Own(Box::new(runner));
-                    let mut one = Candidate::new(Backend::Own, float.clone(), way, "sparse");
+                    let mut one = Candidate::new(Backend::Own, &float, way, "sparse");
                     one.sparse = layers.clone();
                     all.push(Ok(one));
                 }
@@ -430,8 +425,8 @@ fn candidates<O: Tensors>(
         }
     }
     if allowed(Backend::Rten) {
-        let load = |exported: Exported, note| {
-            let program = Program::load(&exported.model, pool.clone())?;
+        let load = |exported: &Exported, note| {
+            let program = Program::load(&exported.model, pools.rten())?;
             Ok(Candidate::new(
                 Backend::Rten,
                 exported,
@@ -456,19 +451,19 @@ fn candidates<O: Tensors>(
                 false => matches!(layer.execution, Execution::Integer),
             };
             match written.layers.iter().any(pays) {
-                true => all.push(load(written, "integers")),
+                true => all.push(load(&written, "integers")),
                 false if !floats => all.push(Err(no_kernel(&written.layers))),
                 false => {}
             }
         }
         if floats && (!forced || all.is_empty() || config.arithmetic == Arithmetic::Fastest) {
-            all.push(load(float.clone(), ""));
+            all.push(load(&float, ""));
         }
     }
     // Burn's threads are those of the pool that calls.
     if floats && allowed(Backend::Burn) && (config.threads == 0 || config.backend.is_some()) {
         let way = Way::Burn(export.rounded_parameters()?);
-        all.push(Ok(Candidate::new(Backend::Burn, float, way, "")));
+        all.push(Ok(Candidate::new(Backend::Burn, &float, way, "")));
     }
     Ok(Candidates {
         all,

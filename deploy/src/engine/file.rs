@@ -6,6 +6,7 @@ use burn::tensor::TensorData;
 use burn_lean_reparam::catch_quietly;
 
 use super::EngineConfig;
+use super::pools::Pools;
 use super::program::Program;
 use super::values::{to_data, to_value};
 use crate::DeployError;
@@ -33,7 +34,7 @@ impl EngineConfig {
         })?;
         let load = |reason| DeployError::Load { reason };
         lengths::check(&bytes).map_err(load)?;
-        let pool = self.pool()?;
+        let pool = Pools::new(self.threads)?.rten();
         // Of what nobody wrote on purpose the loader says so, or panics.
         let program = catch_quietly(|| Program::from_bytes(bytes, pool));
         let program = program.map_err(load)??;

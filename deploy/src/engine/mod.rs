@@ -6,32 +6,31 @@ mod file;
 mod integers;
 mod measure;
 mod own;
+mod pools;
 mod program;
 mod report;
 mod self_test;
 mod values;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use burn::backend::TensorMetadata;
 use burn::config::Config;
 use burn::tensor::DType;
 use burn_lean_graph::{Tensors, signature};
-use rten::ThreadPool;
 use serde::{Deserialize, Serialize};
 
 use crate::export::handles::handles;
 use crate::{DeployError, Dimension, Export};
 use choose::{Candidate, Chosen, Kind, Way, again, choose, evaluate};
 
+use pools::Pools;
+
 pub use file::OnnxFile;
 pub use report::{EngineReport, SparseLayer, SparseOutcome, Timed};
 pub use self_test::{IntegerKernels, integer_kernels};
 use values::{check_numbers, given, results};
-
-/// More are a mistake, and would all be started.
-const MOST_THREADS: usize = 1024;
 
 /// In what quantized layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -139,7 +138,7 @@ pub struct Engine<O> {
     /// One for each shape of the inputs; the first is of the recorded ones.
     compiled: Vec<Compiled<O>>,
     config: EngineConfig,
-    pool: Arc<ThreadPool>,
+    pools: Pools,
 }
 
 #[derive(Debug)]
@@ -183,28 +182,13 @@ impl EngineConfig {
     /// way runs the inputs that several are measured with, numbers between -1 and 1 and integers of 0;
     /// [`DeployError::InvalidConfig`] for [`threads`](Self::threads).
     pub fn compile<O: Tensors>(&self, export: Export<O>) -> Result<Engine<O>, DeployError> {
-        let pool = self.pool()?;
-        let first = Compiled::new(export, self, &pool)?;
+        let pools = Pools::new(self.threads)?;
+        let first = Compiled::new(export, self, &pools)?;
         Ok(Engine {
             compiled: vec![first],
             config: self.clone(),
-            pool,
+            pools,
         })
-    }
-
-    fn pool(&self) -> Result<Arc<ThreadPool>, DeployError> {
-        let threads = match self.threads {
-            0 => rayon::current_num_threads(),
-            threads if threads <= MOST_THREADS => threads,
-            threads => {
-                return Err(DeployError::InvalidConfig {
-                    field: "threads",
-                    value: threads.to_string(),
-                    expected: "0 to 1024",
-                });
-            }
-        };
-        Ok(Arc::new(ThreadPool::with_num_threads(threads)))
     }
 }
 
@@ -225,20 +209,15 @@ impl<O: Tensors> Compiled<O> {
     fn new(
         mut export: Export<O>,
         config: &EngineConfig,
-        pool: &Arc<ThreadPool>,
+        pools: &Pools,
     ) -> Result<Self, DeployError> {
         check(&export.inputs)?;
-        let mut chosen = choose(&export, config, pool)?;
-        // What runs holds its constants itself.
-        chosen.best.forget_constants();
+        let mut chosen = choose(&export, config, pools)?;
         let kind = chosen.other.as_ref().map(Candidate::kind);
         let is_quantized = !export.quantization().is_empty();
         let other = match chosen.other.take() {
             // What it would be made of is larger than it is.
-            Some(mut one) if is_quantized => {
-                one.forget_constants();
-                OnceLock::from(one)
-            }
+            Some(one) if is_quantized => OnceLock::from(one),
             _ => OnceLock::new(),
         };
         if kind.is_none() || is_quantized {
@@ -257,19 +236,17 @@ impl<O: Tensors> Compiled<O> {
     fn other(
         &self,
         config: &EngineConfig,
-        pool: &Arc<ThreadPool>,
+        pools: &Pools,
     ) -> Result<Option<&Candidate>, DeployError> {
         let (Some(kind), None) = (self.kind, self.other.get()) else {
             return Ok(self.other.get());
         };
-        let mut made = again(&self.export, config, pool, kind)?;
-        made.forget_constants();
+        let made = again(&self.export, config, pools, kind)?;
         Ok(Some(self.other.get_or_init(|| made)))
     }
 
     /// Whether inputs of these shapes and dtypes can be run.
-    fn takes<I: Tensors>(&self, inputs: &I) -> bool {
-        let found = signature(inputs);
+    fn takes(&self, found: &[(Vec<usize>, DType)]) -> bool {
         let model = &self.chosen.best.exported.model;
         let mut batch = None;
         let inputs = &self.export.inputs;
@@ -298,7 +275,7 @@ impl<O: Tensors> Engine<O> {
     ///
     /// As [`EngineConfig::compile`].
     pub fn add(&mut self, export: Export<O>) -> Result<(), DeployError> {
-        let compiled = Compiled::new(export, &self.config, &self.pool)?;
+        let compiled = Compiled::new(export, &self.config, &self.pools)?;
         self.compiled.push(compiled);
         Ok(())
     }
@@ -316,12 +293,17 @@ impl<O: Tensors> Engine<O> {
     /// [`DeployError::Run`] where the engine fails, and for NaN in an input where rten computes in
     /// integers.
     pub fn run<I: Tensors>(&self, inputs: &I) -> Result<O, DeployError> {
-        let Some(compiled) = self.compiled.iter().find(|one| one.takes(inputs)) else {
+        let shapes = signature(inputs);
+        // One of these very shapes before one that takes any batch.
+        let mut compiled = self.compiled.iter();
+        let made_for = compiled.find(|one| one.export.inputs == shapes);
+        let takes = || self.compiled.iter().find(|one| one.takes(&shapes));
+        let Some(compiled) = made_for.or_else(takes) else {
             let all = self.compiled.iter();
             let known = all.map(|one| format!("{:?}", one.export.inputs));
             return Err(DeployError::Mismatch {
                 compiled: known.collect::<Vec<_>>().join(" or "),
-                found: format!("{:?}", signature(inputs)),
+                found: format!("{shapes:?}"),
             });
         };
         let (export, best) = (&compiled.export, &compiled.chosen.best);
@@ -330,13 +312,13 @@ impl<O: Tensors> Engine<O> {
             let tensors = handles(inputs);
             let device = &export.device;
             let here = tensors.iter().all(|one| Some(one.device()) == *device);
-            if here && signature(inputs) == export.inputs {
+            if here && shapes == export.inputs {
                 return evaluate(&export.recording, parameters, &tensors);
             }
-            let other = compiled.other(&self.config, &self.pool)?;
+            let other = compiled.other(&self.config, &self.pools)?;
             way = other.ok_or_else(|| DeployError::Mismatch {
                 compiled: format!("{:?} on {device:?}", export.inputs),
-                found: format!("{:?}", signature(inputs)),
+                found: format!("{shapes:?}"),
             })?;
         }
         let given = given(inputs)?;
@@ -350,14 +332,15 @@ impl<O: Tensors> Engine<O> {
 
     /// What became of each layer, for the shapes it was compiled for first.
     pub fn report(&self) -> EngineReport {
-        let Compiled { chosen, other, .. } = &self.compiled[0];
+        let chosen = &self.compiled[0].chosen;
         let Chosen {
             best,
             times,
             sparse,
             ..
         } = chosen;
-        let all = std::iter::once(best).chain(other.get());
+        let all = self.compiled.iter();
+        let all = all.flat_map(|one| std::iter::once(&one.chosen.best).chain(one.other.get()));
         EngineReport {
             backend: best.backend,
             times: times.clone(),

@@ -100,7 +100,7 @@ pub struct EngineReport {
     /// Float weights of which half or more is zero, and what that is good for here.
     pub sparse: Vec<SparseLayer>,
     /// Bytes of all constants: what stays in memory between runs, those that Burn shares with the model
-    /// included.
+    /// included, and those of all shapes that were [added](crate::Engine::add).
     pub resident_bytes: usize,
     /// Why the model takes one size of the batch alone; `None` where it takes any.
     pub fixed_batch: Option<String>,

@@ -23,13 +23,22 @@ pub struct IntegerKernels {
 /// Measured once in a process, with products and convolutions whose results are known.
 pub fn integer_kernels() -> IntegerKernels {
     static KERNELS: OnceLock<IntegerKernels> = OnceLock::new();
-    *KERNELS.get_or_init(|| {
+    let measure = || {
         let product = product().unwrap_or_default();
         let convolution = convolution().unwrap_or_default();
         IntegerKernels {
             products_saturate: product != vec![TERMS as i32 * 255 * 127; ROWS * COLUMNS],
             exact_convolutions: convolution == convolution_by_hand(),
         }
+    };
+    // On a thread of its own: one of rayon's that waits for rten's pool may take on another task, which comes
+    // by here, too, and waits for itself.
+    *KERNELS.get_or_init(|| {
+        let measured = std::thread::scope(|scope| scope.spawn(measure).join());
+        measured.unwrap_or(IntegerKernels {
+            products_saturate: true,
+            exact_convolutions: false,
+        })
     })
 }
 

@@ -6,6 +6,7 @@ use burn::backend::ir::{
     BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
 };
 use burn::module::Module;
+use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Int, Shape, Slice, Tensor, TensorData};
 use burn_lean_graph::{Graph, Recording, TensorMapper, Tensors, record, signature};
 
@@ -257,28 +258,40 @@ struct Resize {
 }
 
 impl Resize {
-    fn shape<const D: usize>(&self, mut dims: [usize; D]) -> [usize; D] {
-        if let Some(first) = dims.first_mut() {
+    /// One number in this shape: the recorder looks at shape and dtype alone.
+    fn of_one<const D: usize, K: Basic>(
+        &self,
+        mut shape: [usize; D],
+        zeros: impl Fn([usize; D]) -> Tensor<D, K>,
+    ) -> Tensor<D, K> {
+        if let Some(first) = shape.first_mut() {
             *first = self.size;
         }
-        dims
+        match shape.contains(&0) {
+            // Burn does not expand to nothing.
+            true => zeros(shape),
+            false => zeros([1; D]).expand(shape),
+        }
     }
 }
 
 impl TensorMapper for Resize {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
         let on = tensor.clone().without_autodiff();
-        Tensor::zeros(self.shape(on.dims()), (&on.device(), on.dtype()))
+        let zeros = |shape| Tensor::<D>::zeros(shape, (&on.device(), on.dtype()));
+        self.of_one(on.dims(), zeros)
     }
 
     fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
         let on = tensor.clone().without_autodiff();
-        Tensor::zeros(self.shape(on.dims()), (&on.device(), on.dtype()))
+        let zeros = |shape| Tensor::<D, Int>::zeros(shape, (&on.device(), on.dtype()));
+        self.of_one(on.dims(), zeros)
     }
 
     fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
         let on = tensor.clone().without_autodiff();
-        Tensor::<D, Int>::zeros(self.shape(on.dims()), (&on.device(), DType::I32)).bool()
+        let zeros = |shape| Tensor::<D, Int>::zeros(shape, (&on.device(), DType::I32)).bool();
+        self.of_one(on.dims(), zeros)
     }
 }
 
@@ -286,15 +299,7 @@ impl TensorMapper for Resize {
 pub(crate) fn without_autodiff<I: Tensors>(inputs: &I) -> I {
     struct Inner;
     impl TensorMapper for Inner {
-        fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-            tensor.clone().without_autodiff()
-        }
-        fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-            tensor.clone().without_autodiff()
-        }
-        fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-            tensor.clone().without_autodiff()
-        }
+        burn_lean_graph::every_kind!(|self, tensor| tensor.clone().without_autodiff());
     }
     inputs.map_tensors(&mut Inner)
 }

@@ -107,6 +107,23 @@ pub struct Exported {
     pub fixed_batch: Option<String>,
 }
 
+#[cfg(feature = "engine")]
+impl Exported {
+    /// What is said of the model, without its operations and constants.
+    pub(crate) fn without_constants(&self) -> Self {
+        Self {
+            model: OnnxModel {
+                nodes: Vec::new(),
+                initializers: Vec::new(),
+                inputs: self.model.inputs.clone(),
+                outputs: self.model.outputs.clone(),
+            },
+            layers: self.layers.clone(),
+            fixed_batch: self.fixed_batch.clone(),
+        }
+    }
+}
+
 impl<O: Tensors> Export<O> {
     /// Records what `forward` does with `model` and `inputs`, for inference.
     ///
@@ -115,7 +132,7 @@ impl<O: Tensors> Export<O> {
     /// and fake quantization are folded in. Its quantizers, wherever the recording shows them, become
     /// the [`Quantization`] of the export.
     ///
-    /// `forward` runs four times, with as many sizes of the first axis of all inputs, from one to twice
+    /// `forward` runs four times, once more for a quantized model, with four sizes of the first axis of all inputs, from one to twice
     /// the given one and 3, to see what depends on it: what does not compute with it is exported for any
     /// batch. A single example may be refused.
     ///
@@ -204,6 +221,7 @@ impl<O: Tensors> Export<O> {
         form: Form,
         limits: Limits,
     ) -> Result<Exported, DeployError> {
+        self.quantization.check()?;
         let batch = self.batch.as_ref().ok();
         let mut writer = self.writer(weights, form, limits);
         let graph = self.graph();

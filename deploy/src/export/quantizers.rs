@@ -70,7 +70,7 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
         }
     }
     for (node, operand, hook) in operands {
-        let Some(reader) = positions[node].and_then(|node| plain.nodes().nth(node)) else {
+        let Some(reader) = positions[node].map(|node| plain.node(node)) else {
             continue;
         };
         if let Some(floats) = shown.get_mut(path(hook))

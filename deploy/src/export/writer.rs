@@ -137,9 +137,9 @@ impl<'a> Writer<'a> {
         shape: &[usize],
         bytes: Vec<u8>,
     ) -> String {
-        let key = format!("{element:?} {shape:?} {bytes:?}");
-        let small = bytes.len() <= 64;
-        if let (true, Some(same)) = (small, self.once.get(&key)) {
+        let is_small = bytes.len() <= 64;
+        let key = is_small.then(|| format!("{element:?} {shape:?} {bytes:?}"));
+        if let Some(same) = key.as_ref().and_then(|key| self.once.get(key)) {
             return same.clone();
         }
         let path = name.to_string();
@@ -151,7 +151,7 @@ impl<'a> Writer<'a> {
             shape: shape.to_vec(),
             bytes,
         });
-        if small {
+        if let Some(key) = key {
             self.once.insert(key, name.clone());
         }
         name

@@ -14,9 +14,9 @@ mod value;
 use std::sync::Arc;
 
 use burn_lean_kernels::{CodeGrid, Storage};
-use rten::ThreadPool;
 use rten::Value as Foreign;
 
+use super::pools::Pools;
 use super::program::Program;
 use super::report::SparseLayer;
 use crate::{DeployError, OnnxModel};
@@ -48,7 +48,7 @@ pub(crate) struct Runner {
     has_many_rows: bool,
     /// Weights of which half is zero and that no product leaves out.
     dense_zeros: Vec<SparseLayer>,
-    pool: Option<rayon::ThreadPool>,
+    pool: Option<Arc<rayon::ThreadPool>>,
 }
 
 #[derive(Debug)]
@@ -75,20 +75,10 @@ enum Operation {
 }
 
 impl Runner {
-    /// Packs a model. `threads`: 0 for those of the caller's rayon pool.
-    pub(crate) fn new(
-        model: &OnnxModel,
-        keep: Keep,
-        threads: usize,
-        foreign: &Arc<ThreadPool>,
-    ) -> Result<Self, DeployError> {
-        let mut runner = plan::plan(model, keep, foreign)?;
-        if threads > 0 {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            runner.pool = Some(pool.map_err(|error| DeployError::Load {
-                reason: error.to_string(),
-            })?);
-        }
+    /// Packs a model.
+    pub(crate) fn new(model: &OnnxModel, keep: Keep, pools: &Pools) -> Result<Self, DeployError> {
+        let mut runner = plan::plan(model, keep, pools)?;
+        runner.pool = pools.own()?;
         Ok(runner)
     }
 

@@ -9,21 +9,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn_lean_kernels::KernelError;
-use rten::ThreadPool;
 
 use super::attributes::Constants;
 use super::between::Between;
 use super::convolution::Kernel;
 use super::linear::{Ends, Matrix};
 use super::{Keep, Operation, Program, Runner, Step};
+use crate::engine::pools::Pools;
 use crate::engine::report::SparseLayer;
 use crate::{DeployError, OnnxModel, OnnxNode};
 
-pub(super) fn plan(
-    model: &OnnxModel,
-    keep: Keep,
-    foreign: &Arc<ThreadPool>,
-) -> Result<Runner, DeployError> {
+pub(super) fn plan(model: &OnnxModel, keep: Keep, pools: &Pools) -> Result<Runner, DeployError> {
     let mut planner = Planner {
         model,
         keep,
@@ -38,7 +34,7 @@ pub(super) fn plan(
         ends: Shared::default(),
         between: Shared::default(),
         others: Vec::new(),
-        foreign,
+        pools,
         resident_bytes: 0,
         has_many_rows: false,
         dense_zeros: Vec::new(),
@@ -75,7 +71,7 @@ struct Planner<'a> {
     between: Shared<Between>,
     /// Nodes for rten, not yet a step.
     others: Vec<usize>,
-    foreign: &'a Arc<ThreadPool>,
+    pools: &'a Pools,
     resident_bytes: usize,
     has_many_rows: bool,
     dense_zeros: Vec<SparseLayer>,
@@ -210,13 +206,7 @@ impl<'a> Planner<'a> {
                 outputs.push(name.as_str());
             }
         }
-        let program = Program::part(
-            &nodes,
-            &initializers,
-            &inputs,
-            &outputs,
-            self.foreign.clone(),
-        )?;
+        let program = Program::part(&nodes, &initializers, &inputs, &outputs, self.pools.rten())?;
         let inputs = inputs.into_iter().map(|name| self.slot(name)).collect();
         let outputs = outputs.into_iter().map(|name| self.slot(name)).collect();
         self.push(Operation::Foreign(Box::new(program)), inputs, outputs);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_lean_kernels::{CodeGrid, axes_to_back, axes_to_front, dynamic_grid};
+use burn_lean_kernels::{CodeGrid, dynamic_grid, turn};
 use rten::Value as Foreign;
 use rten_tensor::prelude::*;
 
@@ -129,7 +129,7 @@ pub(super) fn ordered(x: Arc<Floats>) -> Arc<Floats> {
     }
     Arc::new(Floats {
         shape: x.shape.clone(),
-        data: axes_to_front(&x.data, batch, inner, channels),
+        data: turn(&x.data, batch, inner, channels),
         last: false,
     })
 }
@@ -147,7 +147,7 @@ pub(super) fn channels_last(x: Arc<Floats>) -> Arc<Floats> {
     }
     Arc::new(Floats {
         shape: x.shape.clone(),
-        data: axes_to_back(&x.data, batch, channels, inner),
+        data: turn(&x.data, batch, channels, inner),
         last: true,
     })
 }

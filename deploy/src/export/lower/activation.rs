@@ -43,8 +43,7 @@ impl Writer<'_> {
             Softmin(o) => {
                 let x = self.operand(&o.input)?;
                 let minus = self.emit("Neg", vec![x], "Neg", vec![]);
-                let axis = vec![Attribute::Int("axis", o.axis as i64)];
-                self.put("Softmax", vec![minus], &o.out, axis);
+                self.put("Softmax", vec![minus], &o.out, vec![axis(o)]);
                 Ok(())
             }
             ReluBackward(_) | GeluBackward(_) | SigmoidBackward(_) | LogSigmoidBackward(_) => {
@@ -55,8 +54,13 @@ impl Writer<'_> {
 
     fn softmax(&mut self, operator: &'static str, o: &DimOpIr) -> Written {
         let x = self.operand(&o.input)?;
-        let axis = vec![Attribute::Int("axis", o.axis as i64)];
-        self.put(operator, vec![x], &o.out, axis);
+        self.put(operator, vec![x], &o.out, vec![axis(o)]);
         Ok(())
     }
+}
+
+/// The last axis as the engine's own operations know it, -1.
+fn axis(o: &DimOpIr) -> Attribute {
+    let is_last = o.axis + 1 == o.input.shape.num_dims();
+    Attribute::Int("axis", if is_last { -1 } else { o.axis as i64 })
 }

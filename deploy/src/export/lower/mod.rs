@@ -75,8 +75,8 @@ impl<'a> Writer<'a> {
             OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
                 self.base(op, node)
             }
-            OperationIr::NumericFloat(_, op) => self.numeric(op, true, node),
-            OperationIr::NumericInt(_, op) => self.numeric(op, false, node),
+            OperationIr::NumericFloat(_, op) => self.numeric(op, node),
+            OperationIr::NumericInt(_, op) => self.numeric(op, node),
             OperationIr::Float(_, op) => self.float(op, node),
             OperationIr::Int(op) => self.int(op),
             OperationIr::Bool(op) => self.boolean(op),

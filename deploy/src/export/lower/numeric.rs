@@ -11,12 +11,7 @@ use crate::onnx::Attribute;
 use crate::{Dimension, ElementType};
 
 impl Writer<'_> {
-    pub(super) fn numeric(
-        &mut self,
-        op: &NumericOperationIr,
-        float: bool,
-        node: Node<'_>,
-    ) -> Written {
+    pub(super) fn numeric(&mut self, op: &NumericOperationIr, node: Node<'_>) -> Written {
         use NumericOperationIr::*;
         match op {
             Add(o) => {
@@ -34,13 +29,13 @@ impl Writer<'_> {
             DivScalar(o) => self.scalar_op("Div", o),
             Rem(o) => {
                 let (x, y) = (self.operand(&o.lhs)?, self.operand(&o.rhs)?);
-                let name = self.remainder(x, y, float);
+                let name = self.remainder(x, y, o.lhs.dtype)?;
                 self.set(&o.out, name);
                 Ok(())
             }
             RemScalar(o) => {
                 let (x, y) = (self.operand(&o.lhs)?, self.scalar(o.rhs, o.lhs.dtype)?);
-                let name = self.remainder(x, y, float);
+                let name = self.remainder(x, y, o.lhs.dtype)?;
                 self.set(&o.out, name);
                 Ok(())
             }
@@ -157,15 +152,29 @@ impl Writer<'_> {
         Ok(self.emit("Sub", signs, "Sign", vec![]))
     }
 
-    /// With the sign of the divisor. ONNX has that for integers alone.
-    fn remainder(&mut self, x: String, y: String, float: bool) -> String {
-        if !float {
-            return self.emit("Mod", vec![x, y], "Mod", vec![]);
+    /// With the sign of the divisor. ONNX has that for integers alone; of floats it has the exact
+    /// remainder with the sign of the dividend.
+    fn remainder(
+        &mut self,
+        x: String,
+        y: String,
+        dtype: DType,
+    ) -> Result<String, crate::DeployError> {
+        if !dtype.is_float() {
+            return Ok(self.emit("Mod", vec![x, y], "Mod", vec![]));
         }
-        let quotient = self.emit("Div", vec![x.clone(), y.clone()], "Div", vec![]);
-        let whole = self.emit("Floor", vec![quotient], "Floor", vec![]);
-        let multiple = self.emit("Mul", vec![whole, y], "Mul", vec![]);
-        self.emit("Sub", vec![x, multiple], "Sub", vec![])
+        let zero = self.number(0.0, dtype)?;
+        let truncated = vec![Attribute::Int("fmod", 1)];
+        let rest = self.emit("Mod", vec![x, y.clone()], "Mod", truncated);
+        // Of different signs, and none of them 0.
+        let signs = vec![
+            self.sign(rest.clone(), dtype)?,
+            self.sign(y.clone(), dtype)?,
+        ];
+        let product = self.emit("Mul", signs, "Mul", vec![]);
+        let differ = self.emit("Less", vec![product, zero], "Less", vec![]);
+        let moved = self.emit("Add", vec![rest.clone(), y], "Add", vec![]);
+        Ok(self.emit("Where", vec![differ, moved, rest], "Where", vec![]))
     }
 
     fn reduce_to(

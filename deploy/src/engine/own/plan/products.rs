@@ -191,13 +191,13 @@ impl<'a> Planner<'a> {
             let Some(codes) = constants.bytes(&weight.name) else {
                 return Ok(None);
             };
-            let groups = turned(&codes, [groups, outputs, per_group, taps]);
             let made = match depthwise {
                 true => {
                     let all = by_tap(&codes, to, taps);
                     Kernel::DepthwiseCodes(depthwise_of(&all, taps, to)?)
                 }
                 false => {
+                    let groups = turned(&codes, [groups, outputs, per_group, taps]);
                     let pack = |codes: &Vec<i8>| self.integers(codes, terms, outputs);
                     let packed = groups.iter().map(pack).collect::<Result<_, _>>();
                     Kernel::Codes(packed.map_err(refused)?)
@@ -219,7 +219,6 @@ impl<'a> Planner<'a> {
                     },
                 });
             }
-            let groups = turned(&values, [groups, outputs, per_group, taps]);
             let made = match depthwise {
                 true => {
                     let all = by_tap(&values, to, taps);
@@ -227,6 +226,7 @@ impl<'a> Planner<'a> {
                 }
                 false => {
                     let keep = self.keep.floats;
+                    let groups = turned(&values, [groups, outputs, per_group, taps]);
                     let pack = |values: &Vec<f32>| FloatMatrix::new(values, terms, outputs, keep);
                     let packed = groups.iter().map(pack).collect::<Result<_, _>>();
                     Kernel::Floats(packed.map_err(refused)?)
