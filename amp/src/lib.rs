@@ -65,8 +65,8 @@
 //!
 //! BF16 has 8 bits of precision, F16 has 11: where BF16 loses accuracy (statistics of norms,
 //! small differences), put that module in a [`full_precision`] region or use F16 with scaling.
-//! [`GradScalerConfig::for_dtype`] picks the loss scaling that the dtype needs: none for BF16, so
-//! the loop is the same. A CPU gains memory from half precision, not speed.
+//! [`GradScalerConfig::for_dtype`] picks the loss scaling that the dtype needs: for BF16 a
+//! look at the gradients alone, so the loop is the same. A CPU gains memory from half precision, not speed.
 //!
 //! # What it does
 //!

@@ -106,17 +106,18 @@ pub fn self_test(device: &Device, dtype: FloatDType) -> Result<SelfTest, AmpErro
 pub(crate) fn self_test_compute(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
     static DONE: Mutex<Vec<(Device, Compute, SelfTest)>> = Mutex::new(Vec::new());
 
-    // The lock is held while testing, so that two threads do not test the same device.
-    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, _, test)) = done
-        .iter()
-        .find(|(known, of, _)| known == device && *of == compute)
-    {
+    let done = || DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let of_this = |(known, of, _): &&(Device, Compute, SelfTest)| known == device && *of == compute;
+    if let Some((_, _, test)) = done().iter().find(of_this) {
         return Ok(test.clone());
     }
+    // Without the lock: a thread of rayon's that waits in it may take on another task that tests, too.
     let test = run(device, compute)?;
     tracing::debug!(device = %test.device, dtype = ?test.dtype, ?test, "self-test");
-    done.push((device.clone(), compute, test.clone()));
+    let mut done = done();
+    if !done.iter().any(|known| of_this(&known)) {
+        done.push((device.clone(), compute, test.clone()));
+    }
     Ok(test)
 }
 

@@ -1,6 +1,6 @@
 //! Attaching a reparameterization, with the check that Burn leaves out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
@@ -74,7 +74,7 @@ pub fn attach<M: Module, R: Reparameterizer>(
         existing: finder
             .attached
             .into_iter()
-            .map(|attached| (attached.id, attached.name))
+            .map(|attached| (attached.path, attached.name))
             .collect(),
         nested: finder.nested,
         conflict: &mut conflict,
@@ -90,8 +90,9 @@ pub fn attach<M: Module, R: Reparameterizer>(
 /// Runs the reparameterizer, but never on a parameter that would lose what it carries.
 struct Checked<'a, R> {
     inner: R,
-    existing: HashMap<ParamId, String>,
-    nested: Vec<ParamId>,
+    /// By path: copies in one model have the same identities.
+    existing: HashMap<String, String>,
+    nested: HashSet<ParamId>,
     conflict: &'a mut Option<AttachError>,
 }
 
@@ -106,10 +107,9 @@ impl<R: Reparameterizer> Reparameterizer for Checked<'_, R> {
         if self.conflict.is_some() || self.nested.contains(&param.id) {
             return (param, None);
         }
-        let id = param.id;
         let (base, reparameterization) = self.inner.reparameterize(path, param);
         if reparameterization.is_some()
-            && let Some(existing) = self.existing.get(&id)
+            && let Some(existing) = self.existing.get(path)
         {
             *self.conflict = Some(AttachError::AlreadyAttached {
                 path: path.to_string(),
@@ -129,7 +129,7 @@ struct AttachedFinder {
     last: Option<(String, ParamId)>,
     float_parameters: usize,
     attached: Vec<Attached>,
-    nested: Vec<ParamId>,
+    nested: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for AttachedFinder {
@@ -158,7 +158,7 @@ impl ModuleVisitor for AttachedFinder {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.depth > 0 {
-            self.nested.push(param.id);
+            self.nested.insert(param.id);
         } else {
             self.float_parameters += 1;
             self.last = Some((self.path.join("."), param.id));

@@ -491,3 +491,36 @@ fn a_record_in_half_precision_loads_as_f32_master_weights() {
         }
     });
 }
+
+/// A network and a copy of it have the same identities, and paths of their own.
+#[test]
+fn what_is_kept_in_full_precision_is_kept_at_its_path_alone() {
+    let device = Device::flex();
+    let mlp = Mlp::new(1, &device);
+    let config = AutocastConfig::new(FloatDType::BF16)
+        .with_full_precision(Some(ParamGroup::from_predicate("0.first")));
+    let (pair, autocast) = config.prepare((mlp.clone(), mlp.clone())).unwrap();
+    autocast.forward((), |()| {
+        let dtype = |mlp: &Mlp| mlp.first.weight.val().dtype();
+        assert_eq!([dtype(&pair.0), dtype(&pair.1)], [DType::F32, DType::BF16]);
+    });
+    let kept: Vec<String> = parameter_precision(&pair)
+        .unwrap()
+        .into_iter()
+        .filter(|one| one.kept.is_some())
+        .map(|one| one.path)
+        .collect();
+    assert_eq!(kept, ["0.first.weight", "0.first.bias"]);
+    let (half, _) = config.materialize_half((mlp.clone(), mlp)).unwrap();
+    let dtype = |mlp: &Mlp| mlp.first.weight.val().dtype();
+    assert_eq!([dtype(&half.0), dtype(&half.1)], [DType::F32, DType::BF16]);
+    // What one of them carries, the other does not.
+    let mlp = Mlp::new(1, &device);
+    let (prepared, _) = AutocastConfig::new(FloatDType::BF16)
+        .prepare(mlp.clone())
+        .unwrap();
+    let rest = AutocastConfig::new(FloatDType::BF16)
+        .with_full_precision(Some(ParamGroup::from_predicate("0")));
+    let again = rest.prepare((prepared, mlp));
+    assert!(again.is_ok(), "{}", again.unwrap_err());
+}

@@ -385,9 +385,7 @@ fn each_optimizer_skips_on_its_own_infinities_and_one_update_serves_all() {
 #[test]
 fn a_disabled_scaler_does_nothing() {
     let (model, autocast) = prepared(1, FloatDType::BF16, &Device::flex());
-    let mut scaler = GradScalerConfig::for_dtype(FloatDType::BF16)
-        .init()
-        .unwrap();
+    let mut scaler = GradScalerConfig::new(LossScale::None).init().unwrap();
     assert!(scaler.is_disabled());
     let plain = loss(&model, &autocast, 0, 1.0);
     let scaled = scaler.scale(plain.clone()).unwrap();
@@ -400,6 +398,22 @@ fn a_disabled_scaler_does_nothing() {
     assert_ne!(bits(&model), before);
     assert_eq!(scaler.loss_scale(), 1.0);
     assert_eq!(scaler.report().unwrap().loss, None);
+}
+
+/// With nothing chosen.
+#[test]
+fn bf16_trains_on_no_nan() {
+    let (model, autocast) = prepared(1, FloatDType::BF16, &Device::flex());
+    let config = GradScalerConfig::for_dtype(FloatDType::BF16);
+    assert_eq!(config.loss_scale, LossScale::Static(1.0));
+    let mut scaler = config.init().unwrap();
+    let before = bits(&model);
+    let loss = loss(&model, &autocast, 0, f32::NAN);
+    let grads = GradientsParams::from_grads(scaler.scale(loss).unwrap().backward(), &model);
+    let mut sgd = SgdConfig::new().init();
+    let model = scaler.step(&mut sgd, 0.1, model, grads).unwrap();
+    assert_eq!(bits(&model), before);
+    assert!(scaler.report().unwrap().skipped);
 }
 
 #[test]

@@ -150,7 +150,7 @@ impl<'a> Modules<'a> {
         let Some(index) = before.max() else {
             return (None, true);
         };
-        let Some(path) = self.graph.nodes().nth(*index).as_ref().and_then(path) else {
+        let Some(path) = path(&self.graph.node(*index)) else {
             return (None, true);
         };
         // Sums and products of a recurrent layer are a part of it.

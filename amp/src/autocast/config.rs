@@ -10,9 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::config::Config;
-use burn::module::{
-    Module, ModuleMapper, Param, ParamGroup, ParamId, Reparameterization, Reparameterizer,
-};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach};
 
@@ -257,7 +255,7 @@ impl Reparameterization for MasterWeight {
 }
 
 struct AttachMasterWeight {
-    kept: HashMap<ParamId, KeptBecause>,
+    kept: HashMap<String, KeptBecause>,
 }
 
 impl Reparameterizer for AttachMasterWeight {
@@ -268,7 +266,7 @@ impl Reparameterizer for AttachMasterWeight {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<MasterWeight>) {
-        if let Some(reason) = self.kept.get(&param.id) {
+        if let Some(reason) = self.kept.get(path) {
             tracing::debug!(parameter = path, ?reason, "kept in full precision");
             return (KeepDtype.map_float(param), None);
         }

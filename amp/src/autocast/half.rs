@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_lean_reparam::{FloatVisitor, Rejected, visit_floats};
+use burn_lean_reparam::{FloatVisitor, PathMapper, Rejected, Trail, map_with_path, visit_floats};
 
 use crate::autocast::config::{KeepDtype, resolve};
 use crate::autocast::precision::KeptParameters;
@@ -97,21 +97,21 @@ impl AutocastConfig {
             return Err(error);
         }
         let autocast = self.autocast(compute, devices);
-        Ok((plain.map(&mut cast), autocast))
+        Ok((map_with_path(plain, &mut cast), autocast))
     }
 }
 
 /// Casts what is not kept.
 struct ToHalf {
     compute: Compute,
-    kept: HashMap<ParamId, KeptBecause>,
+    kept: HashMap<String, KeptBecause>,
     error: Option<AmpError>,
 }
 
 impl FloatVisitor for ToHalf {
     /// Looks for numbers that F16 does not have.
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        let casts = self.compute.dtype == FloatDType::F16 && !self.kept.contains_key(&param.id);
+        let casts = self.compute.dtype == FloatDType::F16 && !self.kept.contains_key(path);
         let weight = param.base().without_autodiff();
         if self.error.is_some()
             || !casts
@@ -137,9 +137,9 @@ impl FloatVisitor for ToHalf {
     }
 }
 
-impl ModuleMapper for ToHalf {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let param = match self.kept.contains_key(&param.id) {
+impl PathMapper for ToHalf {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let param = match self.kept.contains_key(&at.path()) {
             true => param,
             false => param.map(|weight| self.compute.cast(weight)),
         };

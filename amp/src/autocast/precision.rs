@@ -51,8 +51,8 @@ pub fn parameter_precision<M: Module>(model: &M) -> Result<Vec<ParameterPrecisio
     let parameters = kept
         .all
         .into_iter()
-        .map(|(id, mut parameter)| {
-            if cast.contains(&id) {
+        .map(|mut parameter| {
+            if cast.contains(&parameter.path) {
                 parameter.kept = None;
             } else if parameter.kept.is_none() {
                 parameter.kept = Some(KeptBecause::NotPrepared);
@@ -63,17 +63,17 @@ pub fn parameter_precision<M: Module>(model: &M) -> Result<Vec<ParameterPrecisio
     Ok(parameters)
 }
 
-/// The parameters whose effective value is half inside of a region.
+/// The paths of the parameters whose effective value is half inside of a region.
 ///
 /// What a chain of reparameterizations holds is not visible from outside; what comes out of it is.
 /// In a recording asking for it computes nothing.
-fn cast_parameters<M: Module>(model: &M) -> Result<HashSet<ParamId>, AmpError> {
+fn cast_parameters<M: Module>(model: &M) -> Result<HashSet<String>, AmpError> {
     let mut cast = HashSet::new();
     let recorded = record(&model.valid(), &(), |model, ()| {
         let _region = Entered::enter(Some(Compute::native(FloatDType::F16)));
-        each_float(&model.clone().materialize(), |_, float| {
+        each_float(&model.clone().materialize(), |at, float| {
             if float.dtype() == DType::F16 {
-                cast.insert(float.id());
+                cast.insert(at.path());
             }
         });
     });
@@ -137,8 +137,9 @@ impl ModuleVisitor for BurnStructs {
 pub(crate) struct KeptParameters {
     requested: Option<ParamGroup>,
     structs: BurnStructs,
-    all: Vec<(ParamId, ParameterPrecision)>,
-    pub(crate) kept: HashMap<ParamId, KeptBecause>,
+    all: Vec<ParameterPrecision>,
+    /// By path: a copy of a network, a teacher say, has the same identities.
+    pub(crate) kept: HashMap<String, KeptBecause>,
     /// The parameters that are in half precision themselves.
     halves: Vec<(String, DType)>,
 }
@@ -192,15 +193,12 @@ impl PathVisitor for KeptParameters {
             _ => reason = reason.or(Some(KeptBecause::NotPrepared)),
         }
         if let Some(reason) = reason {
-            self.kept.insert(param.id, reason);
+            self.kept.insert(path.clone(), reason);
         }
-        self.all.push((
-            param.id,
-            ParameterPrecision {
-                path,
-                elements: param.lazy_shape().num_elements(),
-                kept: reason,
-            },
-        ));
+        self.all.push(ParameterPrecision {
+            path,
+            elements: param.lazy_shape().num_elements(),
+            kept: reason,
+        });
     }
 }

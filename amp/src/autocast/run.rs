@@ -290,15 +290,18 @@ impl Resolved {
         fallback: Fallback,
         devices: &[Device],
     ) -> Result<Compute, AmpError> {
-        let mut known = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = known
-            .iter()
-            .find(|(by, on, _)| *by == fallback && on == devices);
-        if let Some((_, _, compute)) = found {
+        let known = || self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_these =
+            |(by, on, _): &&(Fallback, Vec<Device>, Compute)| *by == fallback && on == devices;
+        if let Some((_, _, compute)) = known().iter().find(of_these) {
             return Ok(*compute);
         }
+        // Without the lock, since devices compute.
         let compute = resolve(dtype, fallback, devices)?;
-        known.push((fallback, devices.to_vec(), compute));
+        let mut known = known();
+        if !known.iter().any(|one| of_these(&one)) {
+            known.push((fallback, devices.to_vec(), compute));
+        }
         Ok(compute)
     }
 }

@@ -161,42 +161,46 @@ where
 {
     /// Whether both steps go backward from the same loss, found out once.
     fn compare(&self, item: &I) -> Result<(), AmpError> {
-        let mut compared = self
-            .compared
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        compared
-            .get_or_insert_with(|| {
-                // Clones share running statistics; `valid` copies them.
-                let copy = || Training::of(&self.model).restore(self.model.valid());
-                let by_training = || TrainStep::step(&copy(), cloned(item)).grads;
-                let by_inference = || {
-                    let model = copy();
-                    let loss = InferenceStep::step(&model, cloned(item)).loss();
-                    GradientsParams::from_grads(loss.backward(), &model)
-                };
-                let device = self.model.devices().into_iter().next();
-                let mut difference = None;
-                for attempt in 0..ATTEMPTS {
-                    // At first as they come: most steps draw no random numbers.
-                    let seeded = device.as_ref().filter(|_| attempt > 0);
-                    let seed = seeded.map(|device| (device, seed(device)));
-                    let begin = || seed.iter().for_each(|(device, seed)| device.seed(*seed));
-                    begin();
-                    let training = by_training();
-                    begin();
-                    difference = self.difference(&training, &by_inference())?;
-                    if difference.is_none() {
-                        break;
-                    }
-                }
-                match difference {
-                    None => Ok(()),
-                    Some(error) => Err(error),
-                }
-            })
-            .clone()
+        let compared = || {
+            let compared = self.compared.0.lock();
+            compared.unwrap_or_else(PoisonError::into_inner)
+        };
+        if let Some(known) = compared().clone() {
+            return known;
+        }
+        // Without the lock, since both steps compute.
+        let found = self.compare_now(item);
+        compared().get_or_insert(found).clone()
+    }
+
+    fn compare_now(&self, item: &I) -> Result<(), AmpError> {
+        // Clones share running statistics; `valid` copies them.
+        let copy = || Training::of(&self.model).restore(self.model.valid());
+        let by_training = || TrainStep::step(&copy(), cloned(item)).grads;
+        let by_inference = || {
+            let model = copy();
+            let loss = InferenceStep::step(&model, cloned(item)).loss();
+            GradientsParams::from_grads(loss.backward(), &model)
+        };
+        let device = self.model.devices().into_iter().next();
+        let mut difference = None;
+        for attempt in 0..ATTEMPTS {
+            // At first as they come: most steps draw no random numbers.
+            let seeded = device.as_ref().filter(|_| attempt > 0);
+            let seed = seeded.map(|device| (device, seed(device)));
+            let begin = || seed.iter().for_each(|(device, seed)| device.seed(*seed));
+            begin();
+            let training = by_training();
+            begin();
+            difference = self.difference(&training, &by_inference())?;
+            if difference.is_none() {
+                break;
+            }
+        }
+        match difference {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
     }
 
     /// The first parameter whose gradients are not the same.

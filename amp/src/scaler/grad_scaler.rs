@@ -32,7 +32,8 @@ pub struct GradScalerConfig {
 }
 
 impl GradScalerConfig {
-    /// What the compute dtype needs: dynamic scaling for F16, none for BF16 and F32.
+    /// What the compute dtype needs: dynamic scaling for F16, for BF16 the check of gradients alone, nothing for
+    /// F32.
     pub fn for_dtype(dtype: FloatDType) -> Self {
         Self::new(LossScale::for_dtype(dtype))
     }

@@ -12,7 +12,7 @@ use crate::AmpError;
 /// BF16 has the exponents of F32 and needs none.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum LossScale {
-    /// No scaling and no check; nothing is read from the device. For F32 and BF16.
+    /// No scaling and no check; nothing is read from the device.
     None,
     /// A fixed scale; steps with non-finite gradients are skipped. A scale of 1 is that check
     /// alone, for F32 and BF16.
@@ -22,10 +22,12 @@ pub enum LossScale {
 }
 
 impl LossScale {
-    /// The usual choice: [dynamic](DynamicLossScale) for F16, none for other dtypes.
+    /// The usual choice: [dynamic](DynamicLossScale) for F16; for BF16, which needs no scale, 1: steps whose
+    /// gradients are not finite are skipped and reported; none for other dtypes.
     pub fn for_dtype(dtype: burn::tensor::FloatDType) -> Self {
         match dtype {
             burn::tensor::FloatDType::F16 => Self::Dynamic(DynamicLossScale::default()),
+            burn::tensor::FloatDType::BF16 => Self::Static(1.0),
             _ => Self::None,
         }
     }
