@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::Module;
+use burn::nn::conv::Conv2dConfig;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
@@ -16,6 +17,7 @@ use burn_lean::amp::{
 use burn_lean::prune::{
     Budget, FisherConfig, GradientMatrix, PrunerConfig, RidgeChoice, SolverConfig,
 };
+use burn_lean::quant::{ForwardQ, QatConfig, module::LayerInputs};
 use burn_lean::{amp, quant};
 use peak_alloc::PeakAlloc;
 
@@ -271,4 +273,28 @@ fn training_through_storms_of_overflows_grows_in_no_memory() {
     assert_eq!(lowest, rule.min_scale);
     let y = model.forward(x).into_scalar::<f32>();
     assert!((y - 1.0).abs() < 0.1, "{y}");
+}
+
+/// The patches of a batch of images would take nine times its memory, and twice that in F64.
+#[test]
+fn calibration_unfolds_no_whole_batch() {
+    let _alone = alone();
+    const BYTES: usize = 4 * 64 * 16 * 64 * 64;
+    let device = Device::flex();
+    let conv = Conv2dConfig::new([16, 16], [3, 3]).init(&device);
+    let config = QatConfig::new().with_activation(None);
+    let conv = config.prepare(conv).unwrap();
+    let run = |images: usize| {
+        let x = Tensor::<4>::ones([images, 16, 64, 64], &device);
+        most_during(|| {
+            let inputs = LayerInputs::collect(&conv, |conv| drop(conv.forward_q(x.clone())));
+            let inputs = inputs.unwrap();
+            let seen = &inputs.of("weight").unwrap()[0];
+            assert_eq!((seen.samples(), seen.features()), (images * 62 * 62, 144));
+        })
+    };
+    run(1);
+    let most = run(64);
+    // What the convolution itself gives is as large as its input.
+    assert!(most < 4 * BYTES, "{most} of {BYTES}");
 }

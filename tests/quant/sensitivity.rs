@@ -1,7 +1,7 @@
 //! Which layer costs what, and which are kept.
 
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
@@ -421,4 +421,39 @@ fn a_schedule_that_does_not_quantize_yet_is_refused_with_the_model() {
 fn a_bound_that_is_no_number_is_refused_with_the_model() {
     let config = MixedPrecisionConfig::new(weights_only(2)).with_max_drop(f64::NAN);
     assert_eq!(refused(&config), "max_drop");
+}
+
+/// The forward pass of the gradients is one after training, of a copy.
+#[test]
+fn gradient_scores_leave_running_statistics_alone() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let linear = with_numbers(LinearConfig::new(6, 3).init(&device), 7);
+        let model = (linear, BatchNormConfig::new(3).init(&device));
+        type Model = (Linear, BatchNorm);
+        let x = tensor::<2>(9, [4, 6], &device) * 30.0;
+        let inner = x.clone().without_autodiff();
+        let forward = |model: &Model, x: Tensor<2>| {
+            let y = model.0.forward_q(x);
+            model.1.forward(y)
+        };
+        let prepared = weights_only(3).prepare(model).unwrap();
+        let statistics = |model: &Model| {
+            let mean = values(model.1.running_mean.value_sync());
+            (mean, values(model.1.running_var.value_sync()))
+        };
+        let before = statistics(&prepared);
+        let mut is_evaluation = false;
+        let found = sensitivity(&prepared, |model| forward(model, inner.clone()), |_| 0.0)
+            .unwrap()
+            .with_gradient_scores(&prepared, |model| {
+                // The old statistics normalize by nearly nothing.
+                let y = forward(model, x.clone());
+                is_evaluation = y.clone().abs().max().into_scalar::<f32>() > 10.0;
+                y.powi_scalar(2).mean()
+            });
+        assert!(found.unwrap().layers[0].first_order.is_some());
+        assert!(is_evaluation);
+        assert_eq!(statistics(&prepared), before);
+    });
 }

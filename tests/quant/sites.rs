@@ -2,7 +2,7 @@
 //! no edit reaches.
 
 use burn::module::Module;
-use burn::nn::{Embedding, EmbeddingConfig, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{Autocast, Fallback};
@@ -463,4 +463,33 @@ fn logits_of_a_tied_table_are_not_rounded_as_its_rows() {
             assert!((found - float).abs() < 0.05 * largest, "{found}, {float}");
         }
     });
+}
+
+/// What no forward pass comes by can be converted nevertheless.
+#[test]
+fn the_input_of_a_layer_that_is_not_called_gets_no_quantizer() {
+    let device = Device::flex().autodiff();
+    let model = [5, 4]
+        .map(|inputs| LinearConfig::new(inputs, 3).init(&device))
+        .to_vec();
+    let x = tensor::<2>(1, [6, 5], &device);
+    let forward = |model: &Vec<Linear>, x: Tensor<2>| model[0].forward(x);
+    let prepared = QatConfig::new()
+        .prepare_for(model.clone(), x.clone(), forward)
+        .unwrap();
+    let names: Vec<String> = quantizers(&prepared).iter().map(|one| one.name()).collect();
+    assert_eq!(names, ["0.weight", "input of `0`", "1.weight"]);
+    QuantizedForward::new()
+        .run(&prepared, x.clone(), forward)
+        .unwrap();
+    let (converted, _) = ConvertConfig::new().convert(prepared.valid()).unwrap();
+    assert_eq!(quantized_weights(&converted).unwrap().len(), 2);
+    let config = QatConfig::new()
+        .with_sites_of(&model, x.clone(), forward)
+        .unwrap();
+    let ptq = PtqConfig::new().with_quantize(config);
+    assert!(
+        ptq.quantize_for(model.valid(), || [x.clone().inner()], forward)
+            .is_ok()
+    );
 }

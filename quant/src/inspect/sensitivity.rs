@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn::module::Module;
+use burn::module::{Flag, Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{FloatDType, Tensor, Transaction};
+use burn::tensor::{Device, FloatDType, Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::health;
@@ -122,8 +122,8 @@ pub fn sensitivity<M: Module, R: TensorOutcome<D>, const D: usize>(
 impl Sensitivity {
     /// Adds what the gradient of one batch foretells, from one backward pass.
     ///
-    /// `loss` gets `model`, on its autodiff device and with all quantizers off. Of a model that is
-    /// trained to a minimum the first-order score is close to zero; the second-order one is not.
+    /// `loss` gets a copy of `model` on its autodiff device, as it is after training and with all quantizers
+    /// off; `model` is not touched, its running statistics neither. Of a model that is trained to a minimum the first-order score is close to zero; the second-order one is not.
     ///
     /// # Errors
     ///
@@ -134,7 +134,12 @@ impl Sensitivity {
         model: &M,
         loss: impl FnOnce(&M) -> Tensor<1>,
     ) -> Result<Self, QuantError> {
-        let float_model = quantized_only(model, |_| false);
+        if !model.devices().iter().any(Device::is_autodiff) {
+            return Err(QuantError::NoGradients);
+        }
+        // `train` sets what the flags allow: none of them.
+        let evaluated = quantized_only(model, |_| false).valid().map(&mut NoFlags);
+        let float_model = evaluated.train().map(&mut AllGradients);
         let loss = loss(&float_model);
         if !loss.is_autodiff() {
             return Err(QuantError::NoGradients);
@@ -161,6 +166,24 @@ impl Sensitivity {
             }
         }
         Ok(self)
+    }
+}
+
+/// Clears the flags by which layers know that they train.
+struct NoFlags;
+
+impl ModuleMapper for NoFlags {
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        flag.with_value(false)
+    }
+}
+
+/// Gradients of all weights, of frozen ones, too.
+struct AllGradients;
+
+impl ModuleMapper for AllGradients {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.set_require_grad(true)
     }
 }
 

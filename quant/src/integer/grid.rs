@@ -54,7 +54,7 @@ impl Grid {
     /// [`QuantError::NonFinite`] for NaN: there is no code for it. [`QuantError::InvalidScale`] and
     /// [`QuantError::InvalidConfig`] for a grid that is none.
     pub fn quantize(&self, value: f32) -> Result<i32, QuantError> {
-        self.check("grid", &[])?;
+        self.validate()?;
         if value.is_nan() {
             return Err(QuantError::NonFinite {
                 what: "value to quantize",
@@ -81,6 +81,15 @@ impl Grid {
     /// The code's distance from that of 0.0.
     pub(super) fn steps(&self, code: i32) -> i64 {
         i64::from(code) - i64::from(self.zero_point)
+    }
+
+    /// Whether it is a grid: a positive, finite scale, and 0.0 among its codes.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::InvalidScale`] and [`QuantError::InvalidConfig`].
+    pub fn validate(&self) -> Result<(), QuantError> {
+        self.check("grid", &[])
     }
 
     pub(super) fn check(&self, what: &str, codes: &[i32]) -> Result<(), QuantError> {

@@ -118,7 +118,8 @@ impl QatConfig {
     /// tensors outside of its attention (queries and keys after a rotation, say), and, if
     /// [`sums`](Self::sums) is set, sums and concatenations. `forward` is recorded as in
     /// [`QuantizedForward::run`](crate::QuantizedForward::run), which is how all of these
-    /// quantizers act; nothing is computed.
+    /// quantizers act; nothing is computed. Inputs of layers that it does not call get no quantizer, with a
+    /// warning of [`tracing`]: no value would ever come by.
     ///
     /// ```
     /// use burn::module::{Module, Param};
@@ -178,7 +179,7 @@ impl QatConfig {
         forward: impl FnOnce(&M, I) -> O,
     ) -> Result<Self, QuantError> {
         let recording = record(model, &input, forward)?;
-        let sites = FoundSites::of(recording.graph());
+        let sites = FoundSites::of(model, recording.graph());
         Ok(self.clone().with_sites(Some(sites)))
     }
 
@@ -314,7 +315,15 @@ impl QatConfig {
 
     /// The quantizers of one weight; none if it is left out.
     fn quantizer(&self, weight: &Weight) -> Result<Option<WeightQuantizer>, QuantError> {
-        let choices = Choices::of(self, &weight.path);
+        let mut choices = Choices::of(self, &weight.path);
+        let found = self.sites.as_ref();
+        if choices.activation.is_some() && found.is_some_and(|one| one.is_uncalled(&weight.path)) {
+            tracing::warn!(
+                path = weight.path,
+                "the forward pass does not call the layer of this weight: its input is not quantized"
+            );
+            choices.activation = None;
+        }
         let Some(axis) = choices.axis.or(weight.axis) else {
             return Ok(None);
         };

@@ -1,9 +1,12 @@
 //! What a recorded forward pass shows of places for quantizers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use burn::module::Module;
 use burn_lean_graph::{Graph, Place, Role};
 use serde::{Deserialize, Serialize};
+
+use crate::model::layers::Layers;
 
 /// The places for quantizers that only a forward pass shows: weights outside of Burn's layers, and
 /// operations without a weight. Of a [`QatConfig`](crate::QatConfig), by
@@ -15,11 +18,21 @@ pub struct FoundSites {
     /// What can be quantized after a layer, besides its input, by the path of its weight; and which
     /// of several.
     sites: BTreeMap<String, Vec<(Role, usize)>>,
+    /// Weights of layers that are not called, by path.
+    #[serde(default)]
+    uncalled: BTreeSet<String>,
 }
 
 impl FoundSites {
-    pub(crate) fn of(graph: &Graph) -> Self {
-        let mut found = Self::default();
+    pub(crate) fn of<M: Module>(model: &M, graph: &Graph) -> Self {
+        let read = graph.parameters().iter().map(|parameter| parameter.id);
+        let read: HashSet<_> = read.collect();
+        let weights = Layers::of(model).weights.into_iter();
+        let uncalled = weights.filter(|weight| !read.contains(&weight.id));
+        let mut found = Self {
+            uncalled: uncalled.map(|weight| weight.path).collect(),
+            ..Self::default()
+        };
         for one in graph.sites() {
             match (one.site.role, one.place) {
                 (Role::Weight, _) => {
@@ -39,6 +52,11 @@ impl FoundSites {
             }
         }
         found
+    }
+
+    /// Whether the forward pass does not come by the layer of this weight.
+    pub(crate) fn is_uncalled(&self, weight: &str) -> bool {
+        self.uncalled.contains(weight)
     }
 
     pub(crate) fn axis(&self, weight: &str) -> Option<usize> {

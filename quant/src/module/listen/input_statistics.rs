@@ -2,9 +2,13 @@
 
 use burn::tensor::{FloatDType, Tensor};
 use faer::linalg::matmul::matmul;
-use faer::{Accum, Mat, MatRef, Par};
+use faer::linalg::matmul::triangular::{self, BlockStructure};
+use faer::{Accum, Mat, MatRef, Par, get_global_parallelism};
 
 use crate::QuantError;
+
+/// Numbers in F64 at a time.
+const CHUNK: usize = 1 << 20;
 
 /// Samples `[n, features]`, read from the device.
 pub(crate) struct Samples {
@@ -75,7 +79,7 @@ impl InputStatistics {
         self.add(&Samples::read(samples)?)
     }
 
-    /// Adds samples that were read, on this thread alone.
+    /// Adds samples that were read.
     pub(crate) fn add(&mut self, samples: &Samples) -> Result<(), QuantError> {
         let Samples { features, values } = samples;
         let features = *features;
@@ -90,19 +94,40 @@ impl InputStatistics {
                 self.sum[feature] += f64::from(*value);
             }
         }
-        let count = values.len() / features;
-        let x = Mat::from_fn(count, features, |row, column| {
-            f64::from(values[row * features + column])
-        });
-        matmul(
-            self.gram.as_mut(),
-            Accum::Add,
-            x.transpose(),
-            x.as_ref(),
-            1.0,
-            Par::Seq,
-        );
-        self.samples += count;
+        let rows = (CHUNK / features).max(1);
+        for chunk in values.chunks(rows * features) {
+            let x: Vec<f64> = chunk.iter().copied().map(f64::from).collect();
+            let x = MatRef::from_row_major_slice(&x, chunk.len() / features, features);
+            triangular::matmul(
+                self.gram.as_mut(),
+                BlockStructure::TriangularLower,
+                Accum::Add,
+                x.transpose(),
+                BlockStructure::Rectangular,
+                x,
+                BlockStructure::Rectangular,
+                1.0,
+                get_global_parallelism(),
+            );
+        }
+        for row in 0..features {
+            for column in row + 1..features {
+                self.gram[(row, column)] = self.gram[(column, row)];
+            }
+        }
+        self.samples += values.len() / features;
+        Ok(())
+    }
+
+    /// Adds all samples of another one, of as many features.
+    pub(crate) fn merge(&mut self, other: &Self) -> Result<(), QuantError> {
+        let (features, found) = (self.features(), other.features());
+        QuantError::expect_len("features of a layer's input", features, found)?;
+        self.gram += &other.gram;
+        for (sum, other) in self.sum.iter_mut().zip(&other.sum) {
+            *sum += other;
+        }
+        self.samples += other.samples;
         Ok(())
     }
 

@@ -91,26 +91,51 @@ impl LayerInputs {
         self.layers.retain(|weight, _| keeps(weight));
     }
 
-    /// Takes the inputs of the layer with this weight, one matrix of samples for each group.
-    pub(crate) fn observe(collected: &Mutex<Self>, weight: &str, groups: Vec<Tensor<2>>) {
-        let read: Result<Vec<Samples>, _> = groups.into_iter().map(Samples::read).collect();
+    /// Takes the inputs of the layer with this weight, part by part: of each, a matrix of samples for each
+    /// group.
+    pub(crate) fn observe(
+        collected: &Mutex<Self>,
+        weight: &str,
+        parts: impl Iterator<Item = Vec<Tensor<2>>>,
+    ) {
+        // Read and multiplied before it locks.
+        let seen = statistics(parts);
         let mut collected = lock(collected);
         if collected.error.is_some() {
             return;
         }
-        if let Err(error) = read.and_then(|groups| collected.add(weight, &groups)) {
+        if let Err(error) = seen.and_then(|seen| collected.add(weight, seen)) {
             collected.error = Some(error.at(weight));
         }
     }
 
-    fn add(&mut self, weight: &str, groups: &[Samples]) -> Result<(), QuantError> {
-        let statistics = self.layers.entry(weight.to_string()).or_insert_with(|| {
-            let features = groups.iter().map(Samples::features);
-            features.map(InputStatistics::new).collect()
-        });
-        let mut pairs = statistics.iter_mut().zip(groups);
-        pairs.try_for_each(|(statistics, samples)| statistics.add(samples))
+    fn add(&mut self, weight: &str, seen: Vec<InputStatistics>) -> Result<(), QuantError> {
+        match self.layers.get_mut(weight) {
+            None => drop(self.layers.insert(weight.to_string(), seen)),
+            Some(before) => {
+                let mut pairs = before.iter_mut().zip(&seen);
+                pairs.try_for_each(|(before, seen)| before.merge(seen))?;
+            }
+        }
+        Ok(())
     }
+}
+
+/// Of each group.
+fn statistics(
+    parts: impl Iterator<Item = Vec<Tensor<2>>>,
+) -> Result<Vec<InputStatistics>, QuantError> {
+    let mut seen: Vec<InputStatistics> = Vec::new();
+    for groups in parts {
+        for (group, samples) in groups.into_iter().enumerate() {
+            let samples = Samples::read(samples)?;
+            if seen.len() == group {
+                seen.push(InputStatistics::new(samples.features()));
+            }
+            seen[group].add(&samples)?;
+        }
+    }
+    Ok(seen)
 }
 
 /// Called by `forward_q` with what a linear layer multiplies.
@@ -118,25 +143,46 @@ pub(crate) fn linear<const D: usize>(weight: &Param<Tensor<2>>, x: &Tensor<D>) {
     offer(weight, || {
         let features = x.dims()[D - 1];
         let rows = x.shape().num_elements() / features.max(1);
-        vec![x.clone().without_autodiff().reshape([rows, features])]
+        let samples = x.clone().without_autodiff().reshape([rows, features]);
+        std::iter::once(vec![samples])
     });
 }
 
 /// Called by `forward_q` with what a convolution slides over.
 pub(crate) fn conv1d(layer: &Conv1d, x: &Tensor<3>) {
     offer(&layer.weight, || {
-        patches_1d(layer, x.clone().without_autodiff())
+        parts(x, layer.kernel_size).map(|x| patches_1d(layer, x))
     });
 }
 
 /// As [`conv1d`].
 pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) {
+    let kernel = layer.kernel_size.iter().product();
     offer(&layer.weight, || {
-        patches(layer, x.clone().without_autodiff())
+        parts(x, kernel).map(|x| patches(layer, x))
     });
 }
 
-fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec<Tensor<2>>) {
+/// Numbers in the patches of a part of a batch, about.
+const PART: usize = 1 << 22;
+
+/// A batch in parts: its patches take as many times its memory as the kernel has elements.
+pub(crate) fn parts<const D: usize>(
+    x: &Tensor<D>,
+    kernel: usize,
+) -> impl Iterator<Item = Tensor<D>> + use<D> {
+    let x = x.clone().without_autodiff();
+    let examples = x.dims()[0];
+    let each = x.shape().num_elements() / examples.max(1) * kernel;
+    let step = (PART / each.max(1)).max(1);
+    let starts = (0..examples).step_by(step);
+    starts.map(move |start| x.clone().narrow(0, start, step.min(examples - start)))
+}
+
+fn offer<const W: usize, P: Iterator<Item = Vec<Tensor<2>>>>(
+    weight: &Param<Tensor<W>>,
+    parts: impl FnOnce() -> P,
+) {
     // In a recording there are no values; the execution shows them.
     if hooks::is_active() {
         return;
@@ -144,8 +190,7 @@ fn offer<const W: usize>(weight: &Param<Tensor<W>>, groups: impl FnOnce() -> Vec
     let quantizers = WeightQuantizer::of(weight);
     let listener = quantizers.and_then(|quantizers| quantizers.weight.listener());
     if let Some(Listener::Inputs { into, weight }) = listener {
-        let groups = groups();
-        LayerInputs::observe(into, weight, groups);
+        LayerInputs::observe(into, weight, parts());
     }
 }
 

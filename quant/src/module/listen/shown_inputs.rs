@@ -9,7 +9,7 @@ use burn_lean_graph::Role;
 use burn_lean_graph::hooks::{Hook, HookedAt};
 
 use crate::module::LayerInputs;
-use crate::module::listen::layer_inputs::Slide;
+use crate::module::listen::layer_inputs::{Slide, parts};
 
 /// Shows what the product with a weight multiplies it with, behind the layer's input quantizer.
 pub(crate) struct ShownInputs {
@@ -37,17 +37,19 @@ impl Hook for ShownInputs {
             let operation = reader.operation();
             // Of a product, the weight is on the right.
             let is_left = operation.inputs().next().map(|left| left.id) == shown.map(|one| one.id);
-            if let (true, Some(groups)) = (is_left, groups(tensor.clone(), operation)) {
-                LayerInputs::observe(&self.into, &self.weight, groups);
+            if let (true, Some(parts)) = (is_left, samples(tensor.clone(), operation)) {
+                LayerInputs::observe(&self.into, &self.weight, parts);
             }
         }
         Ok(tensor)
     }
 }
 
-/// For each group of channels what each output sees; `None` for other operations than linear
-/// layers and convolutions of one and two axes.
-fn groups(x: DispatchTensor, operation: &OperationIr) -> Option<Vec<Tensor<2>>> {
+/// What comes part by part: for each group of channels what each output sees.
+type Parts = Box<dyn Iterator<Item = Vec<Tensor<2>>>>;
+
+/// `None` for other operations than linear layers and convolutions of one and two axes.
+fn samples(x: DispatchTensor, operation: &OperationIr) -> Option<Parts> {
     use ModuleOperationIr as Op;
     match operation {
         OperationIr::Float(..) | OperationIr::Module(Op::Linear(_)) => {
@@ -55,14 +57,15 @@ fn groups(x: DispatchTensor, operation: &OperationIr) -> Option<Vec<Tensor<2>>> 
             let features = *shape.as_slice().last()?;
             let rows = shape.num_elements() / features.max(1);
             let rows = [rows, features];
-            Some(vec![match shape.num_dims() {
+            let samples = match shape.num_dims() {
                 1 => plain::<1>(x).reshape(rows),
                 2 => plain::<2>(x),
                 3 => plain::<3>(x).reshape(rows),
                 4 => plain::<4>(x).reshape(rows),
                 5 => plain::<5>(x).reshape(rows),
                 _ => return None,
-            }])
+            };
+            Some(Box::new(std::iter::once(vec![samples])))
         }
         OperationIr::Module(Op::Conv1d(op)) => {
             let [padding] = op.options.padding;
@@ -73,7 +76,7 @@ fn groups(x: DispatchTensor, operation: &OperationIr) -> Option<Vec<Tensor<2>>> 
                 groups: op.options.groups,
                 padding: [(0, 0), padding],
             };
-            Some(slide.patches(plain::<3>(x).unsqueeze_dim(2)))
+            Some(slide.all_patches(&plain::<3>(x).unsqueeze_dim(2)))
         }
         OperationIr::Module(Op::Conv2d(op)) => {
             let slide = Slide {
@@ -83,9 +86,16 @@ fn groups(x: DispatchTensor, operation: &OperationIr) -> Option<Vec<Tensor<2>>> 
                 groups: op.options.groups,
                 padding: op.options.padding,
             };
-            Some(slide.patches(plain::<4>(x)))
+            Some(slide.all_patches(&plain::<4>(x)))
         }
         _ => None,
+    }
+}
+
+impl Slide {
+    fn all_patches(self, x: &Tensor<4>) -> Parts {
+        let kernel = self.kernel.iter().product();
+        Box::new(parts(x, kernel).map(move |x| self.patches(x)))
     }
 }
 
