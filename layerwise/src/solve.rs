@@ -1,6 +1,6 @@
 //! From a problem to a support and the values on it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use faer::Mat;
 use rayon::prelude::*;
@@ -252,14 +252,31 @@ fn search(
         }
         takers.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         givers.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        for ((gain, taker, entering), (cost, giver, leaving)) in takers.into_iter().zip(givers) {
-            let is_taken = dirty.contains(&taker) || dirty.contains(&giver) || taker == giver;
-            if is_taken || gain <= cost * (1.0 + config.tolerance) {
+        let mut is_used = vec![false; rows.len()];
+        let mut givers = VecDeque::from(givers);
+        for (gain, taker, entering) in takers {
+            if is_used[taker] {
+                continue;
+            }
+            // The cheapest of the others; what is passed over is not this row's alone to give.
+            let free = |(_, giver, _): &(f64, usize, usize)| !is_used[*giver] && *giver != taker;
+            let Some(at) = givers.iter().position(free) else {
+                break;
+            };
+            let Some((cost, giver, leaving)) = givers.get(at).copied() else {
+                break;
+            };
+            if gain <= cost * (1.0 + config.tolerance) {
                 break;
             }
             support.row_mut(taker)[entering] = true;
             support.row_mut(giver)[leaving] = false;
+            is_used[taker] = true;
+            is_used[giver] = true;
             dirty.extend([taker, giver]);
+            while givers.front().is_some_and(|(_, giver, _)| is_used[*giver]) {
+                givers.pop_front();
+            }
         }
         if dirty.is_empty() {
             break;

@@ -483,6 +483,15 @@ pub enum PruneError {
         /// Its number, from 0, without those that hold no example.
         batch: usize,
     },
+    /// The losses that solutions are judged by are all NaN.
+    #[error(
+        "the loss on the examples that judge is NaN for all {candidates} solutions, and nothing can be chosen: \
+         look for an example whose loss is NaN, or fix the ridge"
+    )]
+    NaNLosses {
+        /// How many solutions were judged.
+        candidates: usize,
+    },
     /// New running statistics are not finite.
     #[error(
         "the new statistics of `{path}` are not finite: a batch holds NaN or infinities, or values \

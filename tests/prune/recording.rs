@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{FisherConfig, PruneError, Selection, flops};
@@ -63,4 +64,31 @@ fn a_loss_that_reads_a_number_says_where_and_prints_nothing() {
     let text = String::from_utf8_lossy(&child.stderr);
     assert!(child.status.success(), "{text}");
     assert!(!text.contains("panicked"), "{text}");
+}
+
+/// A weight that is changed before it is multiplied is counted; one that is added is not, whatever it is
+/// added to.
+#[test]
+fn what_is_added_to_an_input_multiplies_nothing() {
+    #[derive(Module, Debug)]
+    struct Net {
+        positions: Param<Tensor<2>>,
+        first: Linear,
+    }
+    let device = Device::flex();
+    let net = Net {
+        positions: Param::from_tensor(tensor::<2>(2, [4, 8], &device)),
+        first: LinearConfig::new(8, 3).init(&device),
+    };
+    let x = tensor::<2>(1, [4, 8], &device);
+    let loss = |net: &Net, x: &Tensor<2>| {
+        let x = x.clone() + net.positions.val();
+        let scaled = (net.first.weight.val() * 2.0).transpose().transpose();
+        (net.first.forward(x.clone()) + x.matmul(scaled)).mean()
+    };
+    let counted = flops(&net, loss, &x).unwrap();
+    // Two products, a multiplication and an addition each.
+    assert_eq!(counted["first.weight"], 4.0);
+    assert_eq!(counted["positions"], 0.0);
+    assert_eq!(counted["first.bias"], 0.0);
 }

@@ -230,3 +230,23 @@ fn statistics_that_are_not_finite_are_refused_by_magnitude_too() {
     assert_eq!(error, PruneError::NonFiniteStatistics { path });
     assert_eq!(net.statistics(), before);
 }
+
+/// Burn's copies of a model share running statistics: a dense teacher is one.
+#[test]
+fn copies_of_the_dense_model_keep_their_statistics() {
+    let device = Device::flex().autodiff();
+    let dense = Net::new(&device);
+    let teacher = dense.clone();
+    let before = teacher.statistics();
+    let solver = SolverConfig::new(Budget::Sparsity(0.5));
+    let config = PrunerConfig::new(solver, FisherConfig::new(24))
+        .with_ridge(RidgeChoice::Fixed(1e-2))
+        .with_running_statistics(RunningStatistics::Kept);
+    let loader = |seed| [images(seed, 1.0, &Device::flex())];
+    let pruned = config.prune_with(dense, Net::loss, loader, |model, _, _| {
+        model.forward(&pixels(7, 5.0, &device));
+        Ok(model)
+    });
+    assert_ne!(pruned.unwrap().model.statistics(), before);
+    assert_eq!(teacher.statistics(), before);
+}

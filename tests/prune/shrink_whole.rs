@@ -6,8 +6,8 @@ use burn::nn::{
     BatchNorm, BatchNormConfig, InstanceNorm, InstanceNormConfig, Linear, LinearConfig,
     PaddingConfig2d,
 };
-use burn::tensor::activation::{gelu, relu, sigmoid};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::activation::{elu, gelu, mish, relu, sigmoid};
+use burn::tensor::{Device, Distribution, Tensor};
 use burn_lean::prune::{Masks, PruneError, Selection, Shrink, shrink::Shrunk};
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -497,5 +497,52 @@ fn every_output_is_compared_in_its_own_scale() {
         let said = "their number is written into the model";
         assert!(shrunk.report.to_string().contains(said));
         assert_eq!(shrunk.model[0].weight.dims(), [4, 6]);
+    }
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused_with_the_reason() {
+    each_device(|target| {
+        let device = &target.device;
+        let refused = |model: Residual, forward: fn(&Residual, Tensor<4>) -> Tensor<2>| {
+            let shrunk = Shrink::to(0.6).shrink(model, forward, Residual::batch(device));
+            shrunk.map(drop).unwrap_err().to_string()
+        };
+        let mut broken = Residual::new(device);
+        broken.head.bias = broken
+            .head
+            .bias
+            .map(|bias| bias.map(|bias| bias * f32::NAN));
+        let error = refused(broken, Residual::forward);
+        assert!(error.contains("NaN"), "{error}");
+        let error = refused(Residual::new(device), |model, x| {
+            let noise = x.random_like(Distribution::Normal(0.0, 1.0));
+            model.forward(x + noise)
+        });
+        assert!(error.contains("random numbers"), "{error}");
+    });
+}
+
+/// Masks of comparisons have the places of what is compared.
+#[test]
+fn units_go_behind_activations_that_compare() {
+    let device = Device::flex();
+    let model = [[6, 16], [16, 3]].map(|[from, to]| LinearConfig::new(from, to).init(&device));
+    let model = with_numbers(model.to_vec(), 3);
+    let x = tensor::<2>(1, [5, 6], &device);
+    let activations: [fn(Tensor<2>) -> Tensor<2>; 4] = [
+        mish,
+        |x| elu(x, 1.0),
+        |x| x.clone().mask_fill(x.lower_elem(0.1), 0.0),
+        |x| {
+            let others = x.clone().neg();
+            x.clone().mask_where(x.greater(others.clone()), others)
+        },
+    ];
+    for activation in activations {
+        let forward = |model: &Vec<Linear>, x| model[1].forward(activation(model[0].forward(x)));
+        let shrunk = Shrink::to(0.5).shrink(model.clone(), forward, x.clone());
+        let shrunk = shrunk.map_err(|rejected| rejected.to_string()).unwrap();
+        assert_eq!(shrunk.model[0].weight.dims(), [6, 8]);
     }
 }

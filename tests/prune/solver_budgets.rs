@@ -252,6 +252,12 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
     assert_eq!(found.candidates.len(), 2);
     assert!(found.candidates[0].loss.is_nan() && found.candidates[0].objective.is_nan());
     assert_eq!(judged, 1);
+    // A loss that is NaN for all chooses nothing.
+    let unjudged = sweep(&[1e6, 1e7], &mut |_| Ok(f64::NAN)).map(|sweep| sweep.chosen);
+    assert!(
+        matches!(unjudged, Err(PruneError::NaNLosses { candidates: 2 })),
+        "{unjudged:?}"
+    );
     let none = sweep(&[1e-5, 1e-6], &mut |_| Ok(1.0)).map(|sweep| sweep.chosen);
     assert!(
         matches!(none, Err(PruneError::NotPositiveDefinite { .. })),

@@ -207,6 +207,7 @@ impl Pruner {
         let start = Instant::now();
         self.check()?;
         let selection = Selection::for_pattern(model, self.group.as_ref(), &self.pattern)?;
+        selection.warn_of_excluded();
         for carrier in attached(model) {
             if selection.ids().contains(&carrier.id) {
                 return Err(PruneError::CarriesReparameterization {

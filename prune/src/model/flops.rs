@@ -1,6 +1,6 @@
 //! Floating-point operations per weight, counted on a recorded forward pass.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn::module::Module;
@@ -53,22 +53,29 @@ pub fn flops<M: Module, B: Batch>(
     each_plain_float(model, |at, _| {
         zeros.insert(at.path(), 0.0);
     });
-    Ok(count(recording.graph(), zeros, examples))
+    // What the batch holds is among the constants.
+    Ok(count(recording.graph(), zeros, examples, HashSet::new()))
 }
 
-/// What one weight of each of these parameters costs per example.
+/// What one weight of each of these parameters costs per example. `fixed`: constants that are of no input.
 pub(crate) fn count(
     graph: &Graph,
     mut counted: HashMap<String, f64>,
     examples: f64,
+    mut fixed: HashSet<TensorId>,
 ) -> HashMap<String, f64> {
     let parameters = graph.parameters().iter();
     let mut origin: HashMap<TensorId, String> = parameters
         .filter(|parameter| counted.contains_key(&parameter.path))
         .map(|parameter| (parameter.tensor, parameter.path.clone()))
         .collect();
+    // What depends on no input.
+    fixed.extend(graph.parameters().iter().map(|parameter| parameter.tensor));
     for node in graph.nodes() {
         let operation = node.operation();
+        if operation.inputs().all(|input| fixed.contains(&input.id)) {
+            fixed.extend(operation.outputs().map(|output| output.id));
+        }
         if let Some(product) = Product::of(operation) {
             for weight in product.operands {
                 if let Some(path) = origin.get(&weight.id) {
@@ -77,7 +84,7 @@ pub(crate) fn count(
                 }
             }
         } else {
-            inherit(operation, &mut origin);
+            inherit(operation, &fixed, &mut origin);
         }
     }
     counted
@@ -127,8 +134,16 @@ impl<'a> Product<'a> {
     }
 }
 
-/// A tensor made of one parameter and of its size is that parameter transformed.
-fn inherit(operation: &OperationIr, origin: &mut HashMap<TensorId, String>) {
+/// A tensor made of one parameter, of nothing that depends on an input, and of its size is that parameter
+/// transformed.
+fn inherit(
+    operation: &OperationIr,
+    fixed: &HashSet<TensorId>,
+    origin: &mut HashMap<TensorId, String>,
+) {
+    if !operation.inputs().all(|input| fixed.contains(&input.id)) {
+        return;
+    }
     let mut sources = operation.inputs().filter_map(|input| {
         let path = origin.get(&input.id)?;
         Some((path.clone(), input.shape.num_elements()))

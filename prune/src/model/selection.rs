@@ -149,6 +149,28 @@ impl Selection {
         &self.layout
     }
 
+    /// Warns of what a user may expect to be pruned: weights that a pattern does not divide, and matrices of
+    /// modules of the user's own.
+    pub(crate) fn warn_of_excluded(&self) {
+        for SelectedParameter {
+            path,
+            shape,
+            excluded,
+        } in &self.parameters
+        {
+            let is_matrix = shape.iter().filter(|size| **size > 1).count() > 1;
+            match excluded {
+                Some(reason @ ExcludedBecause::PatternDoesNotDivide { .. }) => {
+                    tracing::warn!(path, %reason, "not pruned");
+                }
+                Some(reason @ ExcludedBecause::NoLayerWeight) if is_matrix => {
+                    tracing::warn!(path, ?shape, %reason, "not pruned; a parameter group can name it");
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Every floating-point parameter of the model, pruned or not, in module order.
     pub fn parameters(&self) -> &[SelectedParameter] {
         &self.parameters

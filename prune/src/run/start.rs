@@ -13,9 +13,7 @@ use crate::run::stage_budgets::stage_budgets;
 use crate::run::stage_store::StageStore;
 use crate::solver::check;
 use crate::solver::grid::levels::Levels;
-use crate::{
-    Batch, Budget, Layout, PruneError, PrunerConfig, RidgeChoice, Selection, model::ExcludedBecause,
-};
+use crate::{Batch, Budget, Layout, PruneError, PrunerConfig, RidgeChoice, Selection};
 
 /// A run that has not begun.
 pub(crate) struct Start {
@@ -97,12 +95,7 @@ impl PrunerConfig {
         loader: &mut impl FnMut(u64) -> I,
     ) -> Result<Selection, PruneError> {
         let selection = self.select(model)?;
-        for parameter in selection.parameters() {
-            if let Some(reason @ ExcludedBecause::PatternDoesNotDivide { .. }) = &parameter.excluded
-            {
-                tracing::warn!(path = parameter.path, %reason, "not pruned");
-            }
-        }
+        selection.warn_of_excluded();
         let counted = match (&self.flops, &self.solver.budget) {
             (Some(flops), _) => flops.clone(),
             (None, Budget::Flops { .. }) => {

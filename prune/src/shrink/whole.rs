@@ -158,6 +158,7 @@ impl Shrink {
         let device = dense.devices().into_iter().next();
         let batch = batch.map_tensors(&mut Plain(device.as_ref()));
         let recording = recorded(&dense, forward, &batch)?;
+        comparable(|| forward(&dense, cloned(&batch)))?;
         let mut groups = recording.graph().units();
         self.leave_alone(&mut groups)?;
         let weights = Weights::of(&dense, &groups)?;
@@ -166,6 +167,7 @@ impl Shrink {
             recording.graph(),
             axes.map(|axis| (axis.path.clone(), 0.0)).collect(),
             1.0,
+            recording.graph().constants().map(|(id, _)| id).collect(),
         );
         let readers = Readers::of(&dense, recording, &batch)?;
         let cuts = Cuts {
@@ -296,6 +298,29 @@ fn recorded<M: Module, I: Tensors, O: Tensors>(
 ) -> Result<Recording<O>, PruneError> {
     let recording = record(model, batch, |model, batch| forward(model, batch));
     recording.map_err(|source| PruneError::NotRecorded { source })
+}
+
+/// Refuses outputs that say nothing of a smaller model's: NaN is nobody's value, and random numbers are
+/// others each time.
+fn comparable<O: Tensors>(outputs: impl Fn() -> O) -> Result<(), PruneError> {
+    let first = outputs();
+    for output in floats(&first) {
+        if read(output)?.iter().any(|value| value.is_nan()) {
+            return Err(PruneError::CannotShrink {
+                reason: "the outputs of the given model hold NaN for this batch, by which nothing can be \
+                         compared: look at the batch and the weights"
+                    .into(),
+            });
+        }
+    }
+    agree(&first, &outputs()).map_err(|error| match floats(&first).is_empty() {
+        true => error,
+        false => PruneError::CannotShrink {
+            reason: "two forward passes of the given model differ, so that no smaller one can be compared \
+                     with it: the forward pass draws random numbers. Give one that does not, of the mean say"
+                .into(),
+        },
+    })
 }
 
 /// Refuses a smaller model with other outputs.

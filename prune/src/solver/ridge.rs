@@ -158,7 +158,8 @@ pub struct RidgeSweep {
 /// # Errors
 ///
 /// Those of [`solve`] and of `judge`; [`PruneError::InvalidConfig`] for a sweep over nothing.
-/// [`PruneError::NotPositiveDefinite`] only where no ridge of a sweep is large enough.
+/// [`PruneError::NotPositiveDefinite`] only where no ridge of a sweep is large enough,
+/// [`PruneError::NaNLosses`] where every loss is NaN.
 pub fn solve_with_ridge(
     problem: &Problem,
     config: &SolverConfig,
@@ -223,7 +224,7 @@ pub fn solve_with_ridge(
             loss,
             objective: solution.objective,
         });
-        // A NaN is neither below nor above; the first solution is taken whatever its loss.
+        // A NaN is neither below nor above.
         let wins = best
             .as_ref()
             .is_none_or(|(least, ..)| loss < *least || (least.is_nan() && !loss.is_nan()));
@@ -232,6 +233,9 @@ pub fn solve_with_ridge(
         }
     }
     match best {
+        Some((loss, ..)) if loss.is_nan() => Err(PruneError::NaNLosses {
+            candidates: judged.len(),
+        }),
         Some((_, chosen, solution)) => Ok(RidgeSweep {
             solution,
             chosen,

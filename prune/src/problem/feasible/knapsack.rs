@@ -69,15 +69,14 @@ pub(super) fn take(units: &[Unit], caps: &[usize], across: &Across, price: f64) 
         order.retain(|unit| room.admit(unit));
         return order;
     }
+    let mut pools: Vec<Vec<Unit>> = vec![Vec::new(); caps.len()];
+    for unit in units.iter().filter(worthwhile) {
+        if let Some(pool) = pools.get_mut(unit.pool as usize) {
+            pool.push(*unit);
+        }
+    }
     let mut chosen = Vec::new();
-    for (pool, cap) in caps.iter().enumerate() {
-        let own = |unit: &&Unit| unit.pool as usize == pool;
-        let mut members: Vec<Unit> = units
-            .iter()
-            .filter(own)
-            .filter(worthwhile)
-            .copied()
-            .collect();
+    for (mut members, cap) in pools.into_iter().zip(caps) {
         if *cap < members.len() {
             members.select_nth_unstable_by(*cap, |a, b| better(a, b, price));
             members.truncate(*cap);
