@@ -195,13 +195,14 @@ pub enum Order {
 }
 
 impl Preset {
-    /// 8-bit weights, one scale for each output, rounded to nearest.
+    /// 8-bit weights, one scale for each output, rounded to nearest: of calibration data nothing is asked.
     pub fn w8a16() -> Self {
-        Self::new().with_quantize(Some(
-            Quantize::new(8)
-                .with_search_range(false)
-                .with_rounding(Rounding::Nearest),
-        ))
+        let quantize = Quantize::new(8)
+            .with_search_range(false)
+            .with_rounding(Rounding::Nearest);
+        Self::new()
+            .with_quantize(Some(quantize))
+            .with_target(Target::OwnInputs)
     }
 
     /// 8-bit weights, one scale for each output, and 8-bit inputs, one scale for each token, with
@@ -387,10 +388,17 @@ impl FromStr for Preset {
                 if inputs == "8" {
                     preset = preset.with_8_bit_inputs();
                 }
-                preset.quantize = Some(match bits {
-                    8 => Self::w8a16().quantize.unwrap_or_else(|| Quantize::new(8)),
-                    _ => Quantize::new(bits.min(255) as u8),
-                });
+                match bits {
+                    8 => {
+                        let nearest = Self::w8a16();
+                        preset.quantize = nearest.quantize;
+                        // What is pruned, too, is fitted.
+                        if preset.prune.is_none() {
+                            preset.target = nearest.target;
+                        }
+                    }
+                    _ => preset.quantize = Some(Quantize::new(bits.min(255) as u8)),
+                }
             } else if let (Some(quantize), Some(group)) =
                 (&mut preset.quantize, number(part.strip_prefix('g')))
             {

@@ -200,7 +200,9 @@ fn solve_problem(
 
 /// How many weights a pattern keeps.
 fn keep(pattern: &Pattern, outputs: usize, inputs: usize) -> Keep {
-    let kept = |fraction: f64, of: usize| of - (fraction * of as f64) as usize;
+    // 0.29 · 100 is 28.999999999999996.
+    let removed = |fraction: f64, of: usize| (fraction * of as f64 * (1.0 + 1e-12)) as usize;
+    let kept = |fraction: f64, of: usize| of.saturating_sub(removed(fraction, of));
     match *pattern {
         Pattern::PerLayer(fraction) => Keep::Weights(kept(fraction, outputs * inputs)),
         Pattern::PerOutput(fraction) => Keep::PerRow(kept(fraction, inputs)),

@@ -190,7 +190,7 @@ impl State {
         self.folder.join(format!("block-{number:04}.safetensors"))
     }
 
-    pub(crate) fn store(&mut self, number: usize, done: &Finished) -> Result<(), OneShotError> {
+    pub(crate) fn store(&self, number: usize, done: &Finished) -> Result<(), OneShotError> {
         let file = self.file(number);
         let header = Header {
             block: done.block.clone(),

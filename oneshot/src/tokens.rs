@@ -3,13 +3,15 @@
 use burn::tensor::{DType, Tensor};
 
 /// Codes of `x`, whole numbers of `bits` bits from −(2ᵇ⁻¹ − 1) on, and the scale of each row along
-/// the last axis, `max|x| / (2ᵇ⁻¹ − 1)` in F32; 1 for a row of zeros.
+/// the last axis, `max|x| / (2ᵇ⁻¹ − 1)` in F32; 1 for a row of zeros, and of numbers so small that their scale
+/// is no normal number.
 pub(crate) fn codes<const D: usize>(x: Tensor<D>, bits: u8) -> (Tensor<D>, Tensor<D>) {
     let most = ((1u32 << (bits - 1)) - 1) as f32;
     let x = x.cast(DType::F32);
     let largest = x.clone().abs().max_dim(D - 1);
-    let zero = largest.clone().equal_elem(0.0);
-    let scales = (largest / most).mask_fill(zero, 1.0);
+    let scales = largest / most;
+    let nothing = scales.clone().lower_elem(f32::MIN_POSITIVE);
+    let scales = scales.mask_fill(nothing, 1.0);
     ((x / scales.clone()).round(), scales)
 }
 

@@ -21,7 +21,7 @@ impl<O: Tensors> Work<'_, O> {
     pub(crate) fn block(&mut self, block: &Block) -> Result<(), OneShotError> {
         if self.preset.is_blind() {
             for group in &block.groups {
-                self.solve(group, None, Pass::Replaced)?;
+                self.solve(group, None)?;
             }
             return Ok(());
         }
@@ -47,7 +47,7 @@ impl<O: Tensors> Work<'_, O> {
                 for group in &block.groups {
                     let sums = self.collect(group)?;
                     let from = self.done.weights.len();
-                    self.solve(group, Some(&sums), Pass::Replaced)?;
+                    self.solve(group, Some(&sums))?;
                     for (layer, weight) in group.layers.iter().zip(&self.done.weights[from..]) {
                         put_weight(self.walk, &layer.product, weight)?;
                     }
@@ -59,7 +59,7 @@ impl<O: Tensors> Work<'_, O> {
                     collected.push(self.collect(group)?);
                 }
                 for (group, sums) in block.groups.iter().zip(&collected) {
-                    self.solve(group, Some(sums), Pass::Replaced)?;
+                    self.solve(group, Some(sums))?;
                 }
                 mark.iter().for_each(|mark| self.walk.rewind(mark));
             }
@@ -95,16 +95,11 @@ impl<O: Tensors> Work<'_, O> {
         Ok(())
     }
 
-    fn solve(
-        &mut self,
-        group: &Group,
-        sums: Option<&Sums>,
-        pass: Pass,
-    ) -> Result<(), OneShotError> {
+    fn solve(&mut self, group: &Group, sums: Option<&Sums>) -> Result<(), OneShotError> {
         for (at, layer) in group.layers.iter().enumerate() {
             let product = &layer.product;
             let path = layer.path();
-            let dense = floats(self.walk.weight(product, pass)?);
+            let dense = floats(self.walk.weight(product, Pass::Replaced)?);
             let per_group = product.outputs_per_group();
             let mut weight = CompressedWeight {
                 path: path.into(),

@@ -120,7 +120,10 @@ pub fn greedy_soup<M: Module>(
     let mut order: Vec<usize> = (0..models.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     let mut taken = vec![order[0]];
-    let mut best = (models[order[0]].clone(), scores[order[0]]);
+    // A copy, of running statistics, too.
+    let first = &models[order[0]];
+    let first = Training::of(first).restore(first.valid());
+    let mut best = (first, scores[order[0]]);
     for candidate in &order[1..] {
         let with: Vec<M> = taken
             .iter()

@@ -243,3 +243,30 @@ fn layers_that_read_the_same_and_are_added_up_are_solved_as_each_alone() {
         near(&alone.weights[0].values, &together.values);
     }
 }
+
+/// To the nearest 8-bit number: a single row of calibration data is enough, and none is looked at.
+#[test]
+fn w8a16_rounds_to_nearest_and_asks_for_no_data() {
+    let device = Device::flex();
+    let model = with_numbers(LinearConfig::new(16, 8).init(&device), 3);
+    let x = tensor::<2>(2, [1, 16], &device);
+    let done =
+        OneShot::new(Preset::w8a16()).compress(model.clone(), [x], |model, x| model.forward(x));
+    let (before, after) = (
+        values(model.weight.val()),
+        values(done.unwrap().model.weight.val()),
+    );
+    for output in 0..8 {
+        let column =
+            |values: &[f32]| -> Vec<f32> { (0..16).map(|row| values[8 * row + output]).collect() };
+        let (before, after) = (column(&before), column(&after));
+        let scale = before.iter().fold(0f32, |most, w| most.max(w.abs())) / 127.0;
+        for (before, after) in before.iter().zip(&after) {
+            let nearest = (before / scale).round_ties_even() * scale;
+            assert!(
+                (after - nearest).abs() <= 1e-6 * scale * 127.0,
+                "{after} for {nearest}"
+            );
+        }
+    }
+}

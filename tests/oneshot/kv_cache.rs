@@ -110,3 +110,15 @@ fn generation_with_8_bits_is_the_uncached_pass_with_rounded_keys_and_values() {
         }
     });
 }
+
+/// Their scale is no normal number, or 0.
+#[test]
+fn numbers_near_nothing_are_zeros() {
+    each_device(|target| {
+        let sizes = Tensor::<1>::from_floats([1e-44, 1e-38, 1e-36, 1.0, 0.0], &target.device);
+        let x = tensor::<4>(3, SHAPE, &target.device) * sizes.reshape([1, 1, 5, 1]);
+        let mut cache = KvCache::new(KvFormat::Int8);
+        let (keys, _) = cache.extend(x.clone(), x);
+        assert!(values(keys).iter().all(|key| key.is_finite()));
+    });
+}

@@ -60,7 +60,9 @@ fn blocks_of_a_file_become_what_they_become_in_the_whole_model() {
                 .unwrap();
             let name = preset.name();
             assert_eq!(done.report.blocks.len(), 2, "{name}");
-            assert_eq!(done.report.rows, 8 * 16, "{name}");
+            // To the nearest codes: no data are asked.
+            let rows = if name == "w8a16" { 0 } else { 8 * 16 };
+            assert_eq!(done.report.rows, rows, "{name}");
             assert_eq!(
                 done.report.layers[7].path, "layers.1.block.attention.wq.weight",
                 "{name}"

@@ -195,3 +195,19 @@ fn models_in_half_precision_stay_in_it() {
     assert_eq!(soup.bias.unwrap().val().dtype(), DType::F16);
     assert_eq!(values(soup.weight.val()), [1.5; 4]);
 }
+
+/// Burn's copies of a model share running statistics.
+#[test]
+fn a_soup_of_one_is_a_copy() {
+    let device = Device::flex().autodiff();
+    let models = [Net::new(8, &device), with_numbers(Net::new(8, &device), 5)];
+    let mut scores = [1.0, 0.0, 0.0].into_iter();
+    let soup = greedy_soup(&models, |_| Ok(scores.next().unwrap())).unwrap();
+    assert_eq!(soup.taken, [0]);
+    let statistics = |net: &Net| values(net.norm.running_mean.value_sync());
+    let before = statistics(&models[0]);
+    let (x, _) = batches(3, &device).remove(0);
+    soup.model.forward(x);
+    assert_ne!(statistics(&soup.model), before);
+    assert_eq!(statistics(&models[0]), before);
+}
