@@ -59,6 +59,7 @@
 //!
 //! | you see | look at |
 //! |---|---|
+//! | `one_hot` in the error | Burn reads the indices: pass the one-hot tensor as an input, or compare the labels with `arange` |
 //! | an error about a value that is read, or `detach` | the forward pass cannot be recorded: [`AutocastConfig::prepare`](crate::amp::AutocastConfig::prepare) and a region do without |
 //! | in a region: mixed dtypes | [`audit`](crate::amp::audit()) names all calls that belong into [`full_precision`](crate::amp::full_precision()), in one run |
 //! | skipped steps | the [`StepReport`](crate::amp::StepReport) says which parameter overflowed; a few at the start are how the scale is found |
