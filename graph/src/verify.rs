@@ -73,10 +73,11 @@ impl<O: Tensors> Recording<O> {
     /// after the other: Burn's kernel fusion may get its numbers wrong. No training runs it.
     ///
     /// Takes the time of two training steps in F32, once for each kind of forward pass, of three where some
-    /// gradient is zero but for rounding, as that of a bias before a BatchNorm; and the memory of one, with a copy of the weights on the device and two sets of gradients on the host. Weights are
-    /// moved for it by up to a twentieth, those that are zero too, so that none hides a difference and none
-    /// changes its sign; of what is frozen no gradient is compared. The model is not touched, and no random
-    /// numbers of the device are used up.
+    /// gradient is zero but for rounding, as that of a bias before a BatchNorm; and the memory of one, with a
+    /// copy of the weights on the device and two or three sets of gradients on the host. Weights are moved for
+    /// it by up to a twentieth, those that are zero too, so that none hides a difference and none changes its
+    /// sign; of what is frozen no gradient is compared. The model is not touched, and no random numbers of the
+    /// device are used up.
     ///
     /// ```
     /// use burn::nn::LinearConfig;
