@@ -9,8 +9,9 @@
 //! momentum, the learning rate falls along half a cosine. Every row of training sees the same images in the
 //! same order; `FP32, tuned` is trained for as long. With `--first N` all rows, PTQ too, start from the
 //! checkpoint trained for N epochs in FP32, as one would do with a network that meets other images than its
-//! own; with `--distill` trained rows learn from that network, too. `PTQ` quantizes after training, with nothing chosen: BatchNorm folded, 512 training images. Settings
-//! are those of the literature: no image was looked at to choose them.
+//! own; with `--distill` trained rows learn from that network, too. `PTQ` quantizes after training, with
+//! nothing chosen: BatchNorm folded, 512 training images. Settings are those of the literature: no image was
+//! looked at to choose them.
 
 #[path = "../examples/support/mod.rs"]
 mod support;

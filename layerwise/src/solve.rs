@@ -1,6 +1,6 @@
 //! From a problem to a support and the values on it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use faer::Mat;
 use rayon::prelude::*;
@@ -253,17 +253,19 @@ fn search(
         takers.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         givers.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let mut is_used = vec![false; rows.len()];
-        let mut givers = VecDeque::from(givers);
+        let mut givers = &givers[..];
         for (gain, taker, entering) in takers {
             if is_used[taker] {
                 continue;
             }
-            // The cheapest of the others; what is passed over is not this row's alone to give.
-            let free = |(_, giver, _): &(f64, usize, usize)| !is_used[*giver] && *giver != taker;
-            let Some(at) = givers.iter().position(free) else {
-                break;
-            };
-            let Some((cost, giver, leaving)) = givers.get(at).copied() else {
+            while let [(_, giver, _), rest @ ..] = givers
+                && is_used[*giver]
+            {
+                givers = rest;
+            }
+            let is_free = |giver: usize| !is_used[giver] && giver != taker;
+            let mut cheapest = givers.iter().filter(|(_, giver, _)| is_free(*giver));
+            let Some(&(cost, giver, leaving)) = cheapest.next() else {
                 break;
             };
             if gain <= cost * (1.0 + config.tolerance) {
@@ -274,9 +276,6 @@ fn search(
             is_used[taker] = true;
             is_used[giver] = true;
             dirty.extend([taker, giver]);
-            while givers.front().is_some_and(|(_, giver, _)| is_used[*giver]) {
-                givers.pop_front();
-            }
         }
         if dirty.is_empty() {
             break;

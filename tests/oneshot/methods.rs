@@ -591,18 +591,3 @@ fn zeros_move_only_where_there_are_some_and_codes_are_searched() {
         assert!(error.contains("exchange_zeros"), "{error}");
     }
 }
-
-/// 0.29 · 100 is 28.999999999999996 in floats.
-#[test]
-fn a_fraction_that_is_a_whole_number_removes_as_many() {
-    let device = Device::flex();
-    let model = with_numbers(LinearConfig::new(100, 4).init(&device), 3);
-    let x = tensor::<2>(2, [120, 100], &device);
-    let preset: Preset = "sparse-0.29-per-output".parse().unwrap();
-    let done = OneShot::new(preset).compress(model, [x], |model: &Linear, x| model.forward(x));
-    let weight = values(done.unwrap().model.weight.val());
-    for output in 0..4 {
-        let zeros = weight.iter().skip(output).step_by(4).filter(|w| **w == 0.0);
-        assert_eq!(zeros.count(), 29);
-    }
-}

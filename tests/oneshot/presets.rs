@@ -8,7 +8,7 @@ use burn_lean::oneshot::{
     Scaling,
 };
 
-use crate::support::tensor;
+use crate::support::{tensor, values, with_numbers};
 
 #[test]
 fn names_come_back_as_the_preset_they_name() {
@@ -135,4 +135,19 @@ fn rounded_inputs_and_factors_need_what_fits_them() {
     assert!(with(Preset::w4a16(32), 8).validate().is_ok());
     let scaling = Some(Scaling::SmoothQuant { alpha: 1.5 });
     assert_eq!(field(Preset::w8a16().with_scaling(scaling)), "alpha");
+}
+
+/// 0.29 · 100 is 28.999999999999996 in floats.
+#[test]
+fn a_fraction_that_is_a_whole_number_removes_as_many() {
+    let device = Device::flex();
+    let model = with_numbers(LinearConfig::new(100, 4).init(&device), 3);
+    let x = tensor::<2>(2, [120, 100], &device);
+    let preset: Preset = "sparse-0.29-per-output".parse().unwrap();
+    let done = OneShot::new(preset).compress(model, [x], |model: &Linear, x| model.forward(x));
+    let weight = values(done.unwrap().model.weight.val());
+    for output in 0..4 {
+        let zeros = weight.iter().skip(output).step_by(4).filter(|w| **w == 0.0);
+        assert_eq!(zeros.count(), 29);
+    }
 }
