@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use burn_lean_reparam::{PathMapper, PathVisitor, Trail, Training, map_with_path, visit_with_path};
+use burn_lean_reparam::{
+    PathMapper, PathVisitor, Trail, Training, map_with_path, own_copy, visit_with_path,
+};
 
 use crate::RecipeError;
 
@@ -121,9 +123,7 @@ pub fn greedy_soup<M: Module>(
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     let mut taken = vec![order[0]];
     // A copy, of running statistics, too.
-    let first = &models[order[0]];
-    let first = Training::of(first).restore(first.valid());
-    let mut best = (first, scores[order[0]]);
+    let mut best = (own_copy(&models[order[0]]), scores[order[0]]);
     for candidate in &order[1..] {
         let with: Vec<M> = taken
             .iter()

@@ -66,5 +66,5 @@ pub use floats::{
 };
 pub use rejected::Rejected;
 pub use trail::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
-pub use training::{Training, settle};
+pub use training::{Training, evaluated_with_gradients, own_copy, settle};
 pub use unlink::unlink_before;

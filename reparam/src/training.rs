@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Flag, Module, Param};
+use burn::module::{Flag, Module, ModuleMapper, Param};
 
 use crate::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 
@@ -56,6 +56,24 @@ impl Training {
     fn is_evaluated(&self, at: &Trail) -> bool {
         self.tensors.get(&at.path()) == Some(&false)
     }
+}
+
+/// A copy with running statistics of its own, which Burn's copies share.
+pub fn own_copy<M: Module>(model: &M) -> M {
+    Training::of(model).restore(model.valid())
+}
+
+/// The model with gradients as it is after training: on an autodiff device, with no flag set by which layers
+/// know that they train. Running statistics are a copy.
+pub fn evaluated_with_gradients<M: Module>(model: &M) -> M {
+    struct NoFlags;
+    impl ModuleMapper for NoFlags {
+        fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+            flag.with_value(false)
+        }
+    }
+    // `train` sets what the flags allow.
+    model.valid().map(&mut NoFlags).train()
 }
 
 impl PathVisitor for Training {

@@ -11,7 +11,7 @@ use burn::train::{
     RegressionOutput, TrainStep,
 };
 use burn_lean_graph::{Tensors, cloned};
-use burn_lean_reparam::{FloatVisitor, Training, visit_floats};
+use burn_lean_reparam::{FloatVisitor, own_copy, visit_floats};
 
 use super::{AmpInferenceStep, AmpTrainStep};
 use crate::{AmpError, Autocast, gradients};
@@ -174,8 +174,7 @@ where
     }
 
     fn compare_now(&self, item: &I) -> Result<(), AmpError> {
-        // Clones share running statistics; `valid` copies them.
-        let copy = || Training::of(&self.model).restore(self.model.valid());
+        let copy = || own_copy(&self.model);
         let by_training = || TrainStep::step(&copy(), cloned(item)).grads;
         let by_inference = || {
             let model = copy();

@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use burn::module::{Flag, Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
+use burn_lean_reparam::evaluated_with_gradients;
 
 use crate::host::read;
 use crate::{Batch, PruneError, Selection};
@@ -25,20 +26,7 @@ pub(crate) fn gradient_model<M: Module>(
         .filter(|(layer, _)| layer.range().start < columns.end && columns.start < layer.range().end)
         .map(|(_, id)| *id)
         .collect();
-    model
-        .valid()
-        .map(&mut Evaluate)
-        .train()
-        .map(&mut GradientsOf { trained })
-}
-
-/// Clears every training flag, so that `train` does not set it.
-struct Evaluate;
-
-impl ModuleMapper for Evaluate {
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        flag.with_value(false)
-    }
+    evaluated_with_gradients(model).map(&mut GradientsOf { trained })
 }
 
 struct GradientsOf {

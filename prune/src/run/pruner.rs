@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use burn::config::Config;
 use burn::module::{Module, ParamGroup};
 use burn::tensor::Tensor;
-use burn_lean_reparam::{Rejected, Training};
+use burn_lean_reparam::{Rejected, own_copy};
 use serde::{Deserialize, Serialize};
 
 use crate::run::start::Start;
@@ -212,7 +212,7 @@ impl PrunerConfig {
         let (mut model, mut done) = match &store {
             Some(store) => store.resume(model)?,
             // A copy, of running statistics, too: clones of the caller's, a teacher say, share them.
-            None => (Training::of(&model).restore(model.valid()), None),
+            None => (own_copy(&model), None),
         };
         // A loaded model has the identities of its record.
         let selection = match self.selection(&model, &budgets, &loss, &mut loader) {

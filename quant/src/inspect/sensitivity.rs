@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn::module::{Flag, Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Tensor, Transaction};
+use burn_lean_reparam::evaluated_with_gradients;
 use serde::{Deserialize, Serialize};
 
 use crate::health;
@@ -137,9 +138,8 @@ impl Sensitivity {
         if !model.devices().iter().any(Device::is_autodiff) {
             return Err(QuantError::NoGradients);
         }
-        // `train` sets what the flags allow: none of them.
-        let evaluated = quantized_only(model, |_| false).valid().map(&mut NoFlags);
-        let float_model = evaluated.train().map(&mut AllGradients);
+        let float_model = quantized_only(model, |_| false);
+        let float_model = evaluated_with_gradients(&float_model).map(&mut AllGradients);
         let loss = loss(&float_model);
         if !loss.is_autodiff() {
             return Err(QuantError::NoGradients);
@@ -166,15 +166,6 @@ impl Sensitivity {
             }
         }
         Ok(self)
-    }
-}
-
-/// Clears the flags by which layers know that they train.
-struct NoFlags;
-
-impl ModuleMapper for NoFlags {
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        flag.with_value(false)
     }
 }
 
