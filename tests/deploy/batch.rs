@@ -65,6 +65,32 @@ fn a_linear_layer_of_sequences_has_any_batch_from_every_size() {
     });
 }
 
+/// Of a batch of one, what a layer computed has the shape of a weight with a leading axis.
+#[test]
+fn products_of_each_example_with_itself_have_any_batch() {
+    each_device(|target| {
+        let device = &target.device;
+        let layer: Linear = with_numbers(LinearConfig::new(16, 8).init(device), 4);
+        let forward = |layer: &Linear, x: Tensor<3>| {
+            let [batch, length, width] = x.dims();
+            let rows = layer.forward(x.reshape([batch * length, width]));
+            let rows = rows.reshape([batch, length, 8]);
+            rows.clone().swap_dims(1, 2).matmul(rows)
+        };
+        for size in [1, 4] {
+            let x = tensor::<3>(1, [size, 5, 16], device);
+            let export = Export::record(&layer, &x, forward).unwrap();
+            let exported = export.to_onnx(Form::Float).unwrap();
+            assert_eq!(exported.fixed_batch, None, "{size}");
+            let engine = EngineConfig::new().compile(export).unwrap();
+            for batch in [1, 3, 24] {
+                let x = tensor::<3>(2, [batch, 5, 16], device);
+                close(engine.run(&x).unwrap(), forward(&layer, x));
+            }
+        }
+    });
+}
+
 #[test]
 fn where_the_size_is_computed_with_it_is_fixed_and_said() {
     each_device(|target| {

@@ -128,15 +128,20 @@ impl Layers {
     fn of(graph: &Graph) -> Self {
         let mut views: HashMap<TensorId, &ShapeOpIr> = HashMap::new();
         let mut made: HashMap<TensorId, usize> = HashMap::new();
+        // What depends on the inputs is no weight, though a batch of one may give it the shape of one.
+        let mut computed: HashSet<TensorId> = graph.inputs.iter().copied().collect();
         for (index, operation) in graph.operations.iter().enumerate() {
             made.extend(operation.outputs().map(|tensor| (tensor.id, index)));
+            if operation.inputs().any(|tensor| computed.contains(&tensor.id)) {
+                computed.extend(operation.outputs().map(|tensor| tensor.id));
+            }
             if let OperationIr::BaseFloat(BaseOperationIr::Reshape(view)) = operation {
                 views.insert(view.out.id, view);
             }
         }
         // The tensor that a view leads with axes of 1.
         let led = |id: TensorId, rank: usize| {
-            let view = views.get(&id)?;
+            let view = views.get(&id).filter(|_| !computed.contains(&id))?;
             let (from, to) = (&view.input.shape, &view.out.shape);
             let leading = to.num_dims().checked_sub(from.num_dims())?;
             let leads = (0..leading).all(|axis| to[axis] == 1);
