@@ -20,6 +20,15 @@ pub enum PruneError {
          of a linear, convolution or embedding layer"
     )]
     NoPrunableParameter,
+    /// What could be pruned holds integers already.
+    #[error(
+        "`{path}` is quantized, and so is all that could be pruned: prune before the conversion; zeros \
+         stay zeros in symmetric codes"
+    )]
+    Quantized {
+        /// Path of the first such parameter.
+        path: String,
+    },
     /// There are no Fisher samples, or no batches to calibrate or to judge by.
     #[error(
         "no example was given: give a batch with at least one, and a gradient matrix at least one Fisher \

@@ -8,6 +8,7 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{Budget, LayerKind, PruneError, Pruner, Selection, model::ExcludedBecause};
+use burn_lean::quant::{ConvertConfig, QatConfig};
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
@@ -161,6 +162,20 @@ fn a_model_without_weights_is_refused() {
         Selection::of(&norm, None),
         Err(PruneError::NoPrunableParameter)
     ));
+}
+
+#[test]
+fn a_converted_model_is_refused_for_its_codes() {
+    let model = with_numbers(LinearConfig::new(4, 3).init(&Device::flex()), 2);
+    let model = QatConfig::new()
+        .with_activation(None)
+        .prepare(model)
+        .unwrap();
+    let (model, _) = ConvertConfig::new().convert(model).unwrap();
+    match Selection::of(&model, None) {
+        Err(PruneError::Quantized { path }) => assert_eq!(path, "weight"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

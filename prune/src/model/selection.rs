@@ -138,7 +138,12 @@ impl Selection {
         }
         let selection = choose.with_ties();
         if selection.ids.is_empty() {
-            return Err(PruneError::NoPrunableParameter);
+            let mut parameters = selection.parameters.into_iter();
+            let codes = |p: &SelectedParameter| p.excluded == Some(ExcludedBecause::NotFloat);
+            return Err(match parameters.find(codes) {
+                Some(SelectedParameter { path, .. }) => PruneError::Quantized { path },
+                None => PruneError::NoPrunableParameter,
+            });
         }
         selection.check_reparameterizations(model)?;
         Ok(selection)
