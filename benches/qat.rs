@@ -62,6 +62,9 @@ struct Arguments {
     /// Learn from the network in FP32 that training starts from, too: T = 4, nine tenths of the loss.
     #[arg(long)]
     distill: bool,
+    /// Leave out the row of FP32 trained for as long, which is the same for all bits.
+    #[arg(long)]
+    without_fp32: bool,
     /// Images of a step.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
     batch: usize,
@@ -159,11 +162,13 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         );
     }
     for seed in support::seeds(arguments.seed, arguments.seeds) {
-        let start = Instant::now();
         let train =
             |model, name: &str| study.train(model, teacher.as_ref(), seed, arguments.epochs, name);
-        let tuned = train(own(&model), "FP32")?;
-        row("FP32, tuned", Some(seed), study.accuracy(&tuned)?, start);
+        if !arguments.without_fp32 {
+            let start = Instant::now();
+            let tuned = train(own(&model), "FP32")?;
+            row("FP32, tuned", Some(seed), study.accuracy(&tuned)?, start);
+        }
         for bits in &arguments.bits {
             let start = Instant::now();
             // Eight steps collect ranges.

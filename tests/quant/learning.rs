@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn_lean::quant::{
-    FakeQuantizeConfig, ForwardQ, Learned, QatConfig, QuantizedForward, Schedule, WeightConfig,
-    WeightQuantizer, advance, calibrate, module::learned_parameters,
+    FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, QatConfig, QuantizedForward, Schedule,
+    Scheme, WeightConfig, WeightQuantizer, advance, calibrate, module::learned_parameters,
 };
 use burn_lean::reparam::{PathMapper, Trail, map_with_path};
 
@@ -121,6 +121,46 @@ fn scales_are_learned_around_frozen_weights_with_an_edit_and_without() {
                 let loss = loss.unwrap();
                 assert!(loss.is_tracked(), "{}", target.name);
                 assert_eq!(learned(&model, loss), expected, "{}", target.name);
+            }
+        }
+    });
+}
+
+/// Half a bell curve and one outlier: of the whole range two bits would have one level that is used.
+#[test]
+fn affine_scales_of_few_levels_start_where_the_error_is_small() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let bell = |i: usize| {
+            let [a, b] = [0.6180, 0.7548].map(|step: f32| (i as f32 * step).fract().max(1e-4));
+            ((-2.0 * a.ln()).sqrt() * (std::f32::consts::TAU * b).cos()).max(0.0)
+        };
+        let mut x: Vec<f32> = (0..1023).map(bell).collect();
+        x.push(9.0);
+        let error = |scale: f32| -> f64 {
+            let rounded = |x: f32| f64::from((x / scale).round().min(3.0) * scale);
+            x.iter().map(|&x| (f64::from(x) - rounded(x)).powi(2)).sum()
+        };
+        let best = (1..400)
+            .map(|i| error(i as f32 * 0.01))
+            .fold(f64::MAX, f64::min);
+        assert!(error(3.0) > 2.0 * best, "the whole range");
+        for learned in [Learned::Lsq, Learned::LsqPlus] {
+            for observed in [0, 2] {
+                let scheme = Scheme::affine(NumberFormat::uint(2));
+                let config = FakeQuantizeConfig::new(scheme).with_learned(learned);
+                let quantizer = config.init(&device).unwrap();
+                let quantizer =
+                    quantizer.with_schedule(Schedule::new().with_quantize_from(observed));
+                let data = Tensor::<1>::from_floats(x.as_slice(), &device);
+                let mut quantizer = quantizer;
+                for _ in 0..=observed {
+                    quantizer.forward(data.clone());
+                    quantizer = advance(quantizer);
+                }
+                let scale = values(quantizer.qparams().unwrap().scale)[0];
+                let share = error(scale) / best;
+                assert!(share < 1.02, "{learned:?}, {observed}: {scale}, {share}");
             }
         }
     });

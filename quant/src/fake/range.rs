@@ -11,7 +11,7 @@ use burn::tensor::{FloatDType, Tensor};
 use crate::fake::compiled;
 use crate::fake::kernel::Kernel;
 use crate::format::groups::{Groups, Padding};
-use crate::{QuantError, Scheme};
+use crate::{QuantError, QuantParams, Scheme};
 
 /// The lowest and the highest value of each group.
 ///
@@ -56,6 +56,42 @@ impl Range {
             min: Tensor::from_dispatch(min),
             max: Tensor::from_dispatch(max),
         })
+    }
+
+    /// For each group the share of this range with the least Σ (x − x̃)²; `x` is F32, without gradient.
+    pub(crate) fn least_squares<const D: usize>(
+        self,
+        x: &Tensor<D>,
+        groups: &Groups,
+        scheme: &Scheme,
+        shares: impl Iterator<Item = f32>,
+    ) -> Self {
+        let shape = x.dims();
+        let mut best: Option<(Tensor<1>, Self)> = None;
+        for share in shares {
+            let range = Self {
+                min: self.min.clone() * share,
+                max: self.max.clone() * share,
+            };
+            let qparams = QuantParams::from_range(range.clone(), scheme);
+            let scale = groups.expand(qparams.scale, shape);
+            let zero_point = groups.expand(qparams.zero_point, shape);
+            let codes = (x.clone() * scale.clone().recip()).round() + zero_point.clone();
+            let codes = codes.clamp(scheme.quant_min(), scheme.quant_max());
+            let error = groups.mean((x.clone() - (codes - zero_point) * scale).square());
+            best = Some(match best {
+                None => (error, range),
+                Some((least, chosen)) => {
+                    let better = error.clone().lower(least.clone());
+                    let chosen = Self {
+                        min: chosen.min.mask_where(better.clone(), range.min),
+                        max: chosen.max.mask_where(better.clone(), range.max),
+                    };
+                    (least.mask_where(better, error), chosen)
+                }
+            });
+        }
+        best.map_or(self, |(_, range)| range)
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::{FakeQuantize, State};
 use crate::fake::{fake_quantize_learned, to_codes};
 use crate::fake_quantize;
+use crate::format::groups::Groups;
 use crate::module::control::Mode;
 use crate::module::listen::listener::Listener;
 use crate::module::listen::tap;
@@ -17,6 +18,10 @@ use crate::{
     Learned, ObserverConfig, QuantError, QuantParams,
     fake::{LearnedGradient, Range},
 };
+
+/// Shares of the range that the first step of a learned affine scale may take: powers of this, down to 0.04.
+const FIRST_STEP: f32 = 0.9;
+const FIRST_SHARES: i32 = 30;
 
 /// How a tensor is quantized.
 enum Chosen {
@@ -211,16 +216,26 @@ impl FakeQuantize {
         }
     }
 
-    /// The first learned scale and zero point, from the values at hand or the range so far.
+    /// The first learned scale and zero point.
+    ///
+    /// Symmetric, those of LSQ for the values at hand; affine, of the range so far the share with the least
+    /// squared error for them: with few levels a step of the whole range rounds most values to zero, and
+    /// training gets over that slowly.
     fn first_scale<const D: usize>(&self, x: &Tensor<D>) -> Result<QuantParams, QuantError> {
         let scheme = &self.config.scheme;
         let state = self.snapshot();
-        let x = x.clone().without_autodiff();
-        match scheme.mapping.is_symmetric() {
-            true => QuantParams::lsq(&x, scheme),
-            false if state.control.observed => Ok(state.observed_qparams(scheme)),
-            false => QuantParams::of(&x, scheme),
+        let x = x.clone().without_autodiff().cast(FloatDType::F32);
+        if scheme.mapping.is_symmetric() {
+            return QuantParams::lsq(&x, scheme);
         }
+        let range = match state.control.observed {
+            true => state.observed_range(scheme),
+            false => Range::of(&x, scheme)?,
+        };
+        let groups = Groups::new(&scheme.granularity, &x.dims())?;
+        let shares = (0..=FIRST_SHARES).map(|step| FIRST_STEP.powi(step));
+        let range = range.least_squares(&x, &groups, scheme, shares);
+        Ok(QuantParams::from_range(range, scheme))
     }
 
     /// Of a learned scale: learned too, or that of the mapping, or of the range that was observed.
