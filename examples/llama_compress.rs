@@ -49,8 +49,6 @@ mod finetune;
 mod llama;
 #[path = "llama_compress/own.rs"]
 mod own;
-#[path = "llama_compress/rounded_inputs.rs"]
-mod rounded_inputs;
 #[path = "llama_compress/rows.rs"]
 mod rows;
 #[path = "llama_compress/streamed.rs"]
@@ -145,7 +143,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         }
         let in_use = match &preset.activations {
             None => done.model.clone(),
-            Some(activations) => rounded_inputs::prepare(&done, activations)?,
+            Some(rounded) => done.clone().prepare(Some(rounded))?.model,
         };
         let row = Row {
             compressed: measured(&name, &in_use, cli.kv.into()),

@@ -15,7 +15,7 @@ use super::evaluate::{batches, likelihoods, perplexity_of};
 use super::llama::{Llama, LoneBlock};
 use super::rows::{Measured, Row, Rows};
 use super::support::PeakMemory;
-use super::{one_shot, opened, rounded_inputs};
+use super::{one_shot, opened};
 
 /// What arrives at a block for each batch of windows.
 type Arriving = Vec<Tensor<3>>;
@@ -72,7 +72,7 @@ pub(crate) fn run(
         done.save(&file)?;
         let in_use = match &preset.activations {
             None => done.model.clone(),
-            Some(activations) => rounded_inputs::prepare(&done, activations)?,
+            Some(rounded) => done.clone().prepare(Some(rounded))?.model,
         };
         through(&in_use, &mut compressed.borrow_mut());
         let weights: usize = done.report.layers.iter().map(|layer| layer.weights).sum();

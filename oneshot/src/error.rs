@@ -2,6 +2,7 @@
 
 use burn_lean_graph::GraphError;
 use burn_lean_layerwise::LayerwiseError;
+use burn_lean_quant::QuantError;
 
 /// Why a model could not be compressed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -10,6 +11,9 @@ pub enum OneShotError {
     /// The forward pass cannot be followed.
     #[error(transparent)]
     Graph(#[from] GraphError),
+    /// Weights cannot be given quantizers ([`Compressed::prepare`](crate::Compressed::prepare)).
+    #[error(transparent)]
+    Quantization(#[from] QuantError),
     /// A layer cannot be solved.
     #[error("`{path}`: {source}")]
     Layer {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::collect::floats;
 use crate::sealed::{Sealed, seal};
 use crate::state::{FILES, Raw, failed};
-use crate::{Compressed, CompressedWeight, Grid, OneShotError};
+use crate::{Compressed, CompressedWeight, Grid, OneShotError, Report};
 
 /// Of a weight, what its tensors do not say.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,17 +58,19 @@ impl<M: Module> Compressed<M> {
             headers.push(header);
         }
         let headers = serde_json::to_string(&headers).map_err(|error| failed(file, error))?;
+        let report = serde_json::to_string(&self.report).map_err(|error| failed(file, error))?;
         let metadata = HashMap::from([
             ("format".to_string(), "burn-lean-oneshot 2".to_string()),
             ("weights".to_string(), headers),
+            ("report".to_string(), report),
         ]);
         let bytes = seal(tensors, metadata).map_err(|error| failed(file, error))?;
         FILES.write(file, &bytes)
     }
 }
 
-/// `model` with the parameters of a file that [`Compressed::save`] wrote: zeros and grid points as
-/// values.
+/// What [`Compressed::save`] wrote: `model` with the parameters of the file, zeros and grid points as
+/// values; codes, scales and the report.
 ///
 /// # Errors
 ///
@@ -77,13 +79,17 @@ impl<M: Module> Compressed<M> {
 pub fn load_compressed<M: Module>(
     model: M,
     file: impl AsRef<Path>,
-) -> Result<M, Rejected<M, OneShotError>> {
+) -> Result<Compressed<M>, Rejected<M, OneShotError>> {
     let file = file.as_ref();
     match read(&model, file) {
         // Into a copy: clones share running statistics, which are replaced in place.
-        Ok(values) => {
+        Ok((values, weights, report)) => {
             let loaded = map_with_path(model.valid(), &mut Put(values));
-            Ok(Training::of(&model).restore(loaded))
+            Ok(Compressed {
+                model: Training::of(&model).restore(loaded),
+                report,
+                weights,
+            })
         }
         Err(reason) => Err(Rejected::new(model, failed(file, reason))),
     }
@@ -92,17 +98,23 @@ pub fn load_compressed<M: Module>(
 /// The values of each parameter.
 type Values = HashMap<String, Vec<f32>>;
 
-fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
+fn read<M: Module>(
+    model: &M,
+    file: &Path,
+) -> Result<(Values, Vec<CompressedWeight>, Report), String> {
     let bytes = std::fs::read(file).map_err(|error| error.to_string())?;
     let sealed = Sealed::open(&bytes)?;
     let headers = sealed.said("weights");
     let headers = headers.ok_or("it is not a file of a compressed model")?;
     let headers: Vec<Header> = serde_json::from_str(headers).map_err(|error| error.to_string())?;
+    let report = sealed.said("report").map(serde_json::from_str);
+    let report = report.transpose().map_err(|error| error.to_string())?;
     let mut expected: Vec<(String, usize)> = Vec::new();
     each_float(model, |at, float| {
         expected.push((at.path(), float.shape().iter().product()));
     });
     let mut values: Values = HashMap::new();
+    let mut weights = Vec::with_capacity(headers.len());
     for header in &headers {
         // Before anything of that size is made.
         let Header {
@@ -118,7 +130,13 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
                 "the model has no `{path}` of {outputs} by {inputs} numbers"
             ));
         }
-        values.insert(header.path.clone(), unpacked(header, &sealed)?);
+        let weight = unpacked(header, &sealed)?;
+        let stored = match weight.transposed {
+            true => transposed(&weight.values, weight.inputs),
+            false => weight.values.clone(),
+        };
+        values.insert(path.clone(), stored);
+        weights.push(weight);
     }
     for name in sealed.names() {
         let is_part = headers.iter().any(|header| {
@@ -142,7 +160,7 @@ fn read<M: Module>(model: &M, file: &Path) -> Result<Values, String> {
         }
     }
     match values.len() == expected.len() {
-        true => Ok(values),
+        true => Ok((values, weights, report.unwrap_or_default())),
         false => Err("it has parameters that the model has not".into()),
     }
 }
@@ -187,8 +205,8 @@ fn packed(weight: &CompressedWeight) -> (Header, Vec<(&'static str, Raw)>) {
     (header, tensors)
 }
 
-/// The values of a weight, in the layout of its parameter.
-fn unpacked(header: &Header, sealed: &Sealed<'_>) -> Result<Vec<f32>, String> {
+/// A weight from its tensors.
+fn unpacked(header: &Header, sealed: &Sealed<'_>) -> Result<CompressedWeight, String> {
     let named = |what: &str| format!("{}.{what}", header.path);
     let bytes = |what: &str| sealed.bytes(&named(what));
     let floats = |what: &str| sealed.floats(&named(what));
@@ -204,7 +222,7 @@ fn unpacked(header: &Header, sealed: &Sealed<'_>) -> Result<Vec<f32>, String> {
     };
     let places: Vec<usize> = (0..count).filter(|at| kept[*at]).collect();
     let mut values = vec![0.0; count];
-    match &header.grid {
+    let grid = match &header.grid {
         None => {
             let stored = floats("values")?;
             if stored.len() != places.len() {
@@ -214,6 +232,7 @@ fn unpacked(header: &Header, sealed: &Sealed<'_>) -> Result<Vec<f32>, String> {
                 .iter()
                 .zip(stored)
                 .for_each(|(at, value)| values[*at] = value);
+            None
         }
         Some(of) => {
             if !(2..=8).contains(&of.bits) || of.group == 0 {
@@ -225,7 +244,9 @@ fn unpacked(header: &Header, sealed: &Sealed<'_>) -> Result<Vec<f32>, String> {
                 false => unpack(bytes("zero_points")?, of.bits, groups).ok_or_else(damaged)?,
             };
             let stored = unpack(bytes("codes")?, of.bits, places.len()).ok_or_else(damaged)?;
-            let mut codes = vec![0; count];
+            // What is left out is zero.
+            let zero = |at| zero_points[Grid::group_at(of.group, header.inputs, at)];
+            let mut codes: Vec<u8> = (0..count).map(zero).collect();
             places
                 .iter()
                 .zip(stored)
@@ -243,11 +264,16 @@ fn unpacked(header: &Header, sealed: &Sealed<'_>) -> Result<Vec<f32>, String> {
             }
             let all = grid.values(header.inputs);
             places.iter().for_each(|at| values[*at] = all[*at]);
+            Some(grid)
         }
-    }
-    Ok(match header.transposed {
-        true => transposed(&values, header.inputs),
-        false => values,
+    };
+    Ok(CompressedWeight {
+        path: header.path.clone(),
+        outputs: header.outputs,
+        inputs: header.inputs,
+        transposed: header.transposed,
+        values,
+        grid,
     })
 }
 

@@ -46,6 +46,7 @@ mod error;
 mod file;
 mod grid;
 mod kv_cache;
+mod prepared;
 mod preset;
 mod report;
 mod round;
@@ -64,6 +65,7 @@ pub use driver::{Compressed, OneShot};
 pub use error::OneShotError;
 pub use file::load_compressed;
 pub use kv_cache::{KvCache, KvFormat};
+pub use prepared::Prepared;
 pub use preset::{
     Activations, Order, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling, Target,
 };

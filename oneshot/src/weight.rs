@@ -47,12 +47,16 @@ impl Grid {
             && groups == Some(self.zero_points.len())
     }
 
+    /// The group of a place, for outputs of so many inputs.
+    pub(crate) fn group_at(group: usize, inputs: usize, at: usize) -> usize {
+        let group = group.max(1);
+        at / inputs * inputs.div_ceil(group) + at % inputs / group
+    }
+
     /// The values of the codes, for outputs of so many inputs.
     pub fn values(&self, inputs: usize) -> Vec<f32> {
-        let group = self.group.max(1);
-        let groups = inputs.div_ceil(group);
         let value = |(at, code): (usize, &u8)| {
-            let of = at / inputs * groups + at % inputs / group;
+            let of = Self::group_at(self.group, inputs, at);
             (f32::from(*code) - f32::from(self.zero_points[of])) * self.scales[of]
         };
         self.codes.iter().enumerate().map(value).collect()

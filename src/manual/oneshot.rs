@@ -40,7 +40,7 @@
 //! let folder = tempfile::tempdir()?;
 //! let file = folder.path().join("model.safetensors");
 //! done.save(&file)?;
-//! let loaded = load_compressed(Net::new(&device), &file)?;
+//! let loaded = load_compressed(Net::new(&device), &file)?.model;
 //! let [x, _] = batches;
 //! assert_eq!(loaded.forward(x.clone()).into_data(), done.model.forward(x).into_data());
 //! # Ok::<(), Box<dyn std::error::Error>>(())

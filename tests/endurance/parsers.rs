@@ -348,7 +348,7 @@ pub(crate) fn oneshot_file(bytes: &[u8]) -> Result<(), String> {
     let path = folder.path().join("model.safetensors");
     let device = Device::flex();
     let net = load_compressed(Net::new(&device), path).map_err(said)?;
-    net.forward(inputs(&device)).into_data();
+    net.model.forward(inputs(&device)).into_data();
     Ok(())
 }
 

@@ -16,8 +16,6 @@ mod finetune;
 #[path = "../../examples/llama_compress/llama.rs"]
 #[allow(dead_code)]
 mod llama;
-#[path = "../../examples/llama_compress/rounded_inputs.rs"]
-mod rounded_inputs;
 
 mod blocks;
 mod checkpoints;
@@ -27,6 +25,7 @@ mod file;
 mod folders;
 mod kv_cache;
 mod methods;
+mod prepared;
 mod presets;
 mod refuses;
 mod resume;

@@ -9,7 +9,7 @@ use burn_lean::quant::QuantizedForward;
 use crate::checkpoints::near;
 use crate::llama::{Cache, Llama};
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
-use crate::{logit_error, rounded_inputs, small_llama, tokens};
+use crate::{logit_error, small_llama, tokens};
 
 /// Each row at the nearest of 2·most + 1 multiples of its scale.
 fn rounded(x: &[f32], row: usize, most: f32) -> Vec<f32> {
@@ -58,7 +58,8 @@ fn prepared(device: &Device) -> (Compressed<Llama>, Llama) {
             model.forward(x)
         })
         .unwrap();
-    let model = rounded_inputs::prepare(&done, &Activations::new(8)).unwrap();
+    let prepared = done.clone().prepare(Some(&Activations::new(8)));
+    let model = prepared.unwrap().model;
     (done, model)
 }
 

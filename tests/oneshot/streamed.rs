@@ -15,7 +15,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoints::{near, write};
 use crate::llama::LoneBlock;
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
-use crate::{rounded_inputs, small_llama, tokens};
+use crate::{small_llama, tokens};
 
 /// The small model in a file.
 fn file() -> (TempDir, PathBuf) {
@@ -73,7 +73,8 @@ fn blocks_of_a_file_become_what_they_become_in_the_whole_model() {
                 let mut x = ends.embed(batch.clone());
                 for number in 0..2 {
                     let block = checkpoint.block(number, device).unwrap();
-                    x = load_compressed(block, stored(number)).unwrap().forward(x);
+                    let block = load_compressed(block, stored(number)).unwrap().model;
+                    x = block.forward(x);
                 }
                 near(&values(x.clone()), &values(output.clone()));
                 near(&values(whole.model.forward(batch)), &values(ends.head(x)));
@@ -95,7 +96,7 @@ fn blocks_that_round_their_inputs_are_those_of_the_whole_model() {
                 model.forward(x)
             })
             .unwrap();
-        let rounded = rounded_inputs::prepare(&whole, &rounds).unwrap();
+        let rounded = whole.clone().prepare(Some(&rounds)).unwrap().model;
         let embedded = tokens(device).into_iter().map(|x| ends.embed(x));
         let embedded: Vec<Tensor<3>> = embedded.collect();
         let mut arriving = embedded.clone();
@@ -109,7 +110,7 @@ fn blocks_that_round_their_inputs_are_those_of_the_whole_model() {
                 |block, x| block.forward(x),
                 |_, done: Compressed<LoneBlock>| -> Result<(), Box<dyn Error>> {
                     assert!(done.report.layers.iter().any(|layer| !layer.unscaled));
-                    let block = rounded_inputs::prepare(&done, &rounds)?;
+                    let block = done.clone().prepare(Some(&rounds))?.model;
                     for x in &mut arriving {
                         *x = block.forward(x.clone());
                     }

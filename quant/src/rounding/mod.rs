@@ -9,7 +9,7 @@ mod weight_scales;
 pub use adaround::{AdaRoundConfig, adaround};
 pub use gptq::{GptqConfig, gptq};
 pub use weight_grid::WeightGrid;
-pub use weight_scales::set_weight_scales;
+pub use weight_scales::{GroupParams, set_weight_qparams, set_weight_scales};
 
 use matrix_layout::{MatrixLayout, grid};
 

@@ -1,4 +1,4 @@
-//! Scales that were chosen elsewhere.
+//! Scales and zero points that were chosen elsewhere.
 
 use std::collections::HashMap;
 
@@ -43,12 +43,42 @@ use crate::{FakeQuantize, QuantError, QuantParams};
 /// lacks; of the parameter at fault [`QuantError::UnsupportedLayer`] for one that is not
 /// fake-quantized, [`QuantError::LengthMismatch`] for another number of groups,
 /// [`QuantError::InvalidScale`] unless all scales are above 0 and finite, and
-/// [`QuantError::UnsupportedScheme`] for an affine mapping, whose zero points are not known.
+/// [`QuantError::UnsupportedScheme`] for an affine mapping, which needs [`set_weight_qparams`].
 pub fn set_weight_scales<M: Module>(
     model: M,
     scales: &HashMap<String, Vec<f32>>,
 ) -> Result<M, Rejected<M, QuantError>> {
-    match replacements(&model, scales) {
+    let qparams = scales.iter().map(|(path, scales)| {
+        let qparams = GroupParams {
+            scales: scales.clone(),
+            zero_points: Vec::new(),
+        };
+        (path.clone(), qparams)
+    });
+    set_weight_qparams(model, &qparams.collect())
+}
+
+/// Scale and zero point of each group of a weight, in row-major order of
+/// [`Scheme::group_shape`](crate::Scheme::group_shape).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GroupParams {
+    /// Real values of one step, above 0.
+    pub scales: Vec<f32>,
+    /// Codes that stand for 0.0, as many; empty for a symmetric mapping.
+    pub zero_points: Vec<f32>,
+}
+
+/// As [`set_weight_scales`], with zero points for affine mappings.
+///
+/// # Errors
+///
+/// As [`set_weight_scales`]; [`QuantError::UnsupportedScheme`] for an affine mapping without zero points and
+/// a symmetric one with them, [`QuantError::InvalidConfig`] for a zero point that is no code.
+pub fn set_weight_qparams<M: Module>(
+    model: M,
+    qparams: &HashMap<String, GroupParams>,
+) -> Result<M, Rejected<M, QuantError>> {
+    match replacements(&model, qparams) {
         Ok(replacements) => Ok(walk::replace(model, replacements)),
         Err(error) => Err(Rejected::new(model, error)),
     }
@@ -56,7 +86,7 @@ pub fn set_weight_scales<M: Module>(
 
 fn replacements<M: Module>(
     model: &M,
-    scales: &HashMap<String, Vec<f32>>,
+    qparams: &HashMap<String, GroupParams>,
 ) -> Result<HashMap<String, FakeQuantize>, QuantError> {
     let parameters = float_parameters::list(model);
     let devices = model.devices();
@@ -67,7 +97,7 @@ fn replacements<M: Module>(
         .filter_map(|located| Some((located.parameter.clone()?, located)))
         .collect();
     let mut replacements = HashMap::new();
-    for (path, scales) in scales {
+    for (path, qparams) in qparams {
         let parameter = float_parameters::find(&parameters, path)?;
         let located = quantizers
             .remove(path)
@@ -75,7 +105,7 @@ fn replacements<M: Module>(
                 path: path.clone(),
                 reason: "it is not fake-quantized".into(),
             })?;
-        let replaced = replaced(located.quantizer, &parameter.shape, scales, &device);
+        let replaced = replaced(located.quantizer, &parameter.shape, qparams, &device);
         let replaced = replaced.map_err(|error| error.at(path))?;
         replacements.insert(located.path, replaced);
     }
@@ -85,15 +115,22 @@ fn replacements<M: Module>(
 fn replaced(
     quantizer: FakeQuantize,
     shape: &[usize],
-    scales: &[f32],
+    qparams: &GroupParams,
     device: &Device,
 ) -> Result<FakeQuantize, QuantError> {
+    let GroupParams {
+        scales,
+        zero_points,
+    } = qparams;
     let scheme = quantizer.scheme().clone();
-    if !scheme.mapping.is_symmetric() {
-        return Err(QuantError::UnsupportedScheme {
-            scheme: scheme.to_string(),
-            reason: "it has zero points, too; use a symmetric mapping",
-        });
+    let refused = |reason| QuantError::UnsupportedScheme {
+        scheme: scheme.to_string(),
+        reason,
+    };
+    match (scheme.mapping.is_symmetric(), zero_points.is_empty()) {
+        (false, true) => return Err(refused("it has zero points, too; use a symmetric mapping")),
+        (true, false) => return Err(refused("it has no zero points; use an affine mapping")),
+        _ => {}
     }
     let groups = scheme.group_count(shape)?;
     QuantError::expect_len("scales", groups, scales.len())?;
@@ -104,6 +141,21 @@ fn replaced(
         });
     }
     let device = device.clone().without_autodiff();
-    let scale = Tensor::from_data(scales, (&device, DType::F32));
-    Ok(quantizer.with_qparams(QuantParams::symmetric(scale, &scheme)))
+    let tensor = |numbers: &[f32]| Tensor::from_data(numbers, (&device, DType::F32));
+    let scale = tensor(scales);
+    if zero_points.is_empty() {
+        return Ok(quantizer.with_qparams(QuantParams::symmetric(scale, &scheme)));
+    }
+    QuantError::expect_len("zero points", groups, zero_points.len())?;
+    let codes = scheme.quant_min()..=scheme.quant_max();
+    let is_code = |zero: &&f32| codes.contains(*zero) && zero.fract() == 0.0;
+    if let Some(bad) = zero_points.iter().find(|zero| !is_code(zero)) {
+        return Err(QuantError::InvalidConfig {
+            field: "zero_points",
+            value: bad.to_string(),
+            expected: "codes of the format",
+        });
+    }
+    let zero_point = tensor(zero_points);
+    Ok(quantizer.with_qparams(QuantParams { scale, zero_point }))
 }
