@@ -1,18 +1,19 @@
 //! What is remembered of forward passes between steps.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use burn::backend::ir::OperationIr;
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Tensor};
 
 use crate::hooks::Carried;
 use crate::record::{Seeks, record_with, trains};
 use crate::tensors::Given;
-use crate::{Form, GraphError, Halves, Recording, Tensors, Verified, hooks};
+use crate::{Form, Graph, GraphError, Halves, Recording, Tensors, Verified, hooks};
 
 /// A forward pass: a closure at a place in the user's program, with the types and ranks that it uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,6 +41,10 @@ struct Known {
     varies: bool,
     /// Whether the gradients are those of the model.
     is_verified: bool,
+    /// What the recordings had whose gradients were compared; `None` where Burn cannot record them.
+    compared: Option<Arc<HashSet<u64>>>,
+    /// Whether a recording had more than that: the next one that has is compared, too.
+    watches: bool,
 }
 
 /// What a kept recording is used for.
@@ -99,11 +104,14 @@ struct Memory {
 /// that asks, by the types and ranks that it uses, by which parameters have gradients, and by how many
 /// hooks the model carries; a recording that is kept also by shapes, by what inputs [say of
 /// themselves](Tensors::describe), and by which parameters the model has, in which shapes and dtypes.
-/// Functions behind one pointer are one closure. Clones share what they remember.
+/// Functions behind one pointer, or boxed, are one closure, whose recordings are never kept. Clones share
+/// what they remember.
 ///
-/// What a forward pass detaches is that of its first training step. It may depend on a `bool` or a variant
-/// of an input, each of which is compared, but not on a number or on what the closure captures: that is
-/// not seen.
+/// Where a later step has operations that those before it lacked, or a number of another order of
+/// magnitude (the weight of a term of the loss that begins at 0), gradients are compared once more, in
+/// the step after it. What a forward pass detaches may depend on a `bool` or a variant of an input, each of
+/// which is compared, but not on a number or on what the closure captures where the operations are the
+/// same: that is not seen.
 #[derive(Debug, Clone)]
 pub struct Recordings {
     memory: Arc<Memory>,
@@ -171,7 +179,7 @@ impl Recordings {
             kind,
         };
         let verifies = self.verifies && (has_gradients || given.tracked.contains(&true));
-        if !self.caches {
+        if !self.caches || is_behind_a_pointer::<F>() {
             return Ok(Arc::new(
                 self.record(model, input, forward, pass, verifies)?,
             ));
@@ -218,33 +226,83 @@ impl Recordings {
         verifies: bool,
     ) -> Result<Recording<O>, GraphError> {
         let known = lock(&self.memory.passes).get(&pass).cloned();
-        let was_verified = known.as_ref().is_some_and(|known| known.is_verified);
-        let verifies = verifies && !was_verified;
+        let is_verified = known.as_ref().is_some_and(|known| known.is_verified);
+        let watches = known.as_ref().is_some_and(|known| known.watches);
         let seeks = match &known {
             _ if !pass.trains => Seeks::Nothing(&[]),
-            _ if verifies => Seeks::Backward,
+            _ if verifies && (watches || !is_verified) => Seeks::Backward,
             Some(known) if !known.varies => Seeks::Nothing(&known.tracked),
             _ => Seeks::Results,
         };
         let mut recording = record_with(model, input, forward, self.halves, seeks)?;
-        if matches!(seeks, Seeks::Nothing(_)) {
+        let compared = known.as_ref().and_then(|known| known.compared.clone());
+        let compared = compared.filter(|_| verifies);
+        let parts = match (verifies && !is_verified, &compared) {
+            (false, None) => HashSet::new(),
+            _ => parts(&recording.graph),
+        };
+        let is_new = compared.as_ref().is_some_and(|seen| !parts.is_subset(seen));
+        if matches!(seeks, Seeks::Nothing(_)) && !is_new {
             return Ok(recording);
         }
-        let mut is_verified = was_verified;
-        if verifies {
-            let verified = recording.verify_gradients(model, input)?;
-            is_verified = verified != Verified::NotFinite;
-            warn_of(verified, &pass);
-            recording.forget_backward();
-        }
-        let known = Known {
-            tracked: recording.tracked.clone(),
+        let mut now = Known {
+            tracked: match &known {
+                Some(known) if matches!(seeks, Seeks::Nothing(_)) => known.tracked.clone(),
+                _ => recording.tracked.clone(),
+            },
             varies: Form::of(&recording.form).0 != Form::of(&()).0,
             is_verified,
+            compared,
+            watches: is_new,
         };
-        lock(&self.memory.passes).insert(pass, known);
+        if matches!(seeks, Seeks::Backward) {
+            if !is_verified || is_new {
+                let verified = recording.verify_gradients(model, input)?;
+                warn_of(verified, &pass);
+                now.is_verified = verified != Verified::NotFinite;
+                now.watches = false;
+                if verified == Verified::Same {
+                    let mut all = parts;
+                    all.extend(now.compared.iter().flat_map(|seen| seen.iter()));
+                    now.compared = Some(Arc::new(all));
+                }
+            } else {
+                now.watches = watches;
+            }
+            recording.forget_backward();
+        }
+        lock(&self.memory.passes).insert(pass, now);
         Ok(recording)
     }
+}
+
+/// Whether values of one closure type may be several functions.
+fn is_behind_a_pointer<F>() -> bool {
+    let name = std::any::type_name::<F>();
+    let is_function = ["fn(", "for<", "unsafe ", "extern "];
+    is_function.iter().any(|start| name.starts_with(start)) || name.contains("dyn ")
+}
+
+/// What a recording consists of, however often: operations of modules, with the order of magnitude of their
+/// numbers.
+///
+/// A loop over time is the same for every length.
+fn parts(graph: &Graph) -> HashSet<u64> {
+    let magnitude = |number: f64| match number == 0.0 {
+        true => i32::MIN,
+        false => number.abs().log10().floor() as i32,
+    };
+    let parts = graph.nodes().map(|node| {
+        let numbers = match node.operation() {
+            OperationIr::NumericFloat(..) => node.scalars(),
+            _ => Vec::new(),
+        };
+        let numbers: Vec<i32> = numbers.into_iter().map(magnitude).collect();
+        let mut part = DefaultHasher::new();
+        (node.name(), node.module(), numbers).hash(&mut part);
+        part.finish()
+    });
+    parts.collect()
 }
 
 fn warn_of(verified: Verified, pass: &Pass) {

@@ -76,7 +76,7 @@ impl<O: Tensors> Recording<O> {
     /// gradient is zero but for rounding, as that of a bias before a BatchNorm; and the memory of one, with a
     /// copy of the weights on the device and two or three sets of gradients on the host. Weights are moved for
     /// it by up to a twentieth, those that are zero too, so that none hides a difference and none changes its
-    /// sign; of what is frozen no gradient is compared. The model is not touched, and no random numbers of the
+    /// sign; a float input that is zero everywhere, a mask of no example say, is 0.5 for it; of what is frozen no gradient is compared. The model is not touched, and no random numbers of the
     /// device are used up.
     ///
     /// ```
@@ -120,7 +120,7 @@ impl<O: Tensors> Recording<O> {
         let _ = inputs.map_tensors(&mut given);
         let inputs = given.tensors.into_iter().zip(&self.graph.inputs);
         let inputs: Vec<_> = inputs
-            .map(|(value, id)| self.graph.as_recorded(without_autodiff(value), *id))
+            .map(|(value, id)| visible(self.graph.as_recorded(without_autodiff(value), *id)))
             .collect();
         let values = Values::of(model);
         let device = model_device(model).ok_or(GraphError::NoDevice)?;
@@ -420,6 +420,25 @@ fn host(tensor: DispatchTensor) -> Vec<f32> {
         .into_data()
         .iter::<f32>()
         .collect()
+}
+
+/// An input that is zero everywhere hides what it is a factor of.
+fn visible(input: DispatchTensor) -> DispatchTensor {
+    let shape = input.shape();
+    if !input.dtype().is_float() || shape.num_elements() == 0 {
+        return input;
+    }
+    let dtype = FloatDType::from(input.dtype());
+    let flat = Shape::new([shape.num_elements()]);
+    let values = Tensor::<1>::from_dispatch(Dispatch::float_reshape(input.clone(), flat));
+    let largest = values.clone().abs().max().cast(FloatDType::F32);
+    match largest.into_scalar::<f32>() == 0.0 {
+        true => {
+            let filled = values.full_like(0.5).cast(dtype);
+            Dispatch::float_reshape(filled.into_dispatch(), shape)
+        }
+        false => input,
+    }
 }
 
 /// A weight that is moved by up to a twentieth of each of its numbers, and of 1 where one is zero.

@@ -132,7 +132,10 @@ impl Layers {
         let mut computed: HashSet<TensorId> = graph.inputs.iter().copied().collect();
         for (index, operation) in graph.operations.iter().enumerate() {
             made.extend(operation.outputs().map(|tensor| (tensor.id, index)));
-            if operation.inputs().any(|tensor| computed.contains(&tensor.id)) {
+            if operation
+                .inputs()
+                .any(|tensor| computed.contains(&tensor.id))
+            {
                 computed.extend(operation.outputs().map(|tensor| tensor.id));
             }
             if let OperationIr::BaseFloat(BaseOperationIr::Reshape(view)) = operation {
