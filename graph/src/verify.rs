@@ -143,8 +143,11 @@ impl<O: Tensors> Recording<O> {
                 found: "parameters of other shapes".into(),
             });
         };
-        let plain = device.clone().inner();
-        let executed = backward.executed_gradients(self, &weights, &inputs, device)?;
+        let plain = device.inner();
+        // Whatever the checkpointing strategy of the model: that of its leaves is none.
+        let autodiff = Device::new(plain.clone()).autodiff();
+        let autodiff = autodiff.as_dispatch().clone();
+        let executed = backward.executed_gradients(self, &weights, &inputs, autodiff)?;
         let recorded = |look: &mut dyn FnMut(&Node<'_>, &mut Observed<'_, '_>)| {
             backward.recorded_gradients(self, &weights, &inputs, plain.clone(), Looks(look))
         };

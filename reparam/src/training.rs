@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 
 use burn::module::{Flag, Module, ModuleMapper, Param};
+use burn::tensor::GradientCheckpointingStrategy;
 
 use crate::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 
 /// Which tensors of a model are on a device with autodiff, and which of its flags are on: what
-/// [`Module::valid`] takes from all of its parts.
+/// [`Module::valid`] takes from all of its parts. With the strategy of gradient checkpointing, which
+/// [`Module::train`] does not give back.
 ///
 /// A model may have parts for evaluation beside others that train, a teacher beside its student.
 /// [`Module::train`] sets them all to training.
@@ -27,8 +29,8 @@ use crate::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Training {
-    /// Whether each tensor is on a device with autodiff, by path.
-    tensors: HashMap<String, bool>,
+    /// For each tensor on a device with autodiff its strategy, `None` for others; by path.
+    tensors: HashMap<String, Option<GradientCheckpointingStrategy>>,
     /// Whether each flag is on, by path.
     flags: HashMap<String, bool>,
 }
@@ -46,7 +48,7 @@ impl Training {
     /// Parameters are trained again if they were before [`Module::valid`]. A part that was not there, and
     /// tensors that Burn shows to no walk, train if anything does.
     pub fn restore<M: Module>(&self, model: M) -> M {
-        let model = match self.tensors.values().any(|trains| *trains) {
+        let model = match self.tensors.values().any(Option::is_some) {
             true => model.train(),
             false => model,
         };
@@ -54,7 +56,11 @@ impl Training {
     }
 
     fn is_evaluated(&self, at: &Trail) -> bool {
-        self.tensors.get(&at.path()) == Some(&false)
+        self.tensors.get(&at.path()) == Some(&None)
+    }
+
+    fn strategy(&self, at: &Trail) -> Option<GradientCheckpointingStrategy> {
+        self.tensors.get(&at.path()).copied().flatten()
     }
 }
 
@@ -73,13 +79,14 @@ pub fn evaluated_with_gradients<M: Module>(model: &M) -> M {
         }
     }
     // `train` sets what the flags allow.
-    model.valid().map(&mut NoFlags).train()
+    let evaluated = model.valid().map(&mut NoFlags).train();
+    map_with_path(evaluated, &mut Strategies(&Training::of(model)))
 }
 
 impl PathVisitor for Training {
     crate::visit_kinds!(float, int, bool: |self, at, param| {
-        let trains = param.lazy_device().is_autodiff();
-        self.tensors.insert(at.path(), trains);
+        let strategy = param.lazy_device().gradient_checkpointing_strategy();
+        self.tensors.insert(at.path(), strategy);
     });
 
     fn flag(&mut self, at: &Trail, flag: &Param<Flag>) {
@@ -87,12 +94,32 @@ impl PathVisitor for Training {
     }
 }
 
+/// The parameter with the strategy that it had.
+macro_rules! with_strategy {
+    ($training:expr, $at:ident, $param:ident) => {{
+        let now = $param.lazy_device().gradient_checkpointing_strategy();
+        match $training.strategy($at) {
+            Some(strategy) if now.is_some_and(|now| now != strategy) => {
+                $param.map(|tensor| tensor.with_gradient_checkpointing_strategy(strategy))
+            }
+            _ => $param,
+        }
+    }};
+}
+
+/// Gives tensors that are on an autodiff device the strategies that they had.
+struct Strategies<'a>(&'a Training);
+
+impl PathMapper for Strategies<'_> {
+    crate::map_kinds!(float, int, bool: |self, at, param| with_strategy!(self.0, at, param));
+}
+
 struct Restore<'a>(&'a Training);
 
 impl PathMapper for Restore<'_> {
     crate::map_kinds!(float, int, bool: |self, at, param| match self.0.is_evaluated(at) {
         true => param.valid(),
-        false => param,
+        false => with_strategy!(self.0, at, param),
     });
 
     fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {

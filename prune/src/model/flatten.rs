@@ -176,11 +176,12 @@ impl PathMapper for Scatter<'_> {
 
 /// `new` with the dtype, device and trainability of `old`, as a leaf of the graph.
 fn like<const D: usize>(new: Tensor<D>, old: &Tensor<D>) -> Tensor<D> {
-    let device = old.device();
-    let new = new.to_device(&device.clone().inner()).cast(old.dtype());
-    match device.is_autodiff() {
-        true => Tensor::from_inner(new).set_require_grad(old.is_require_grad()),
-        false => new,
+    let new = new.to_device(&old.device().inner()).cast(old.dtype());
+    match old.gradient_checkpointing_strategy() {
+        Some(strategy) => Tensor::from_inner(new)
+            .with_gradient_checkpointing_strategy(strategy)
+            .set_require_grad(old.is_require_grad()),
+        None => new,
     }
 }
 
