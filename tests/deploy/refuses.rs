@@ -6,14 +6,15 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::deploy::{
     ActivationQuantization, Backend, DeployError, ElementType, EngineConfig, Export, Form,
-    Quantization,
+    Quantization, integer_kernels,
 };
 use burn_lean::quant::{
-    Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme, integer::Grid,
+    Granularity, NumberFormat, PtqConfig, QuantParams, QuantizedForward, QuantizedTensor, Scheme,
+    integer::Grid,
 };
 
 use crate::judge::Nothing;
-use crate::support::{cast, each_device, tensor};
+use crate::support::{cast, each_device, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Patches {
@@ -254,7 +255,8 @@ fn files_are_written_whole_and_broken_ones_refused() {
     let file = config.open(&path).unwrap();
     let y = file.run(vec![x.clone().into_data()]).unwrap();
     let expected: TensorData = linear.forward(x).into_data();
-    y[0].assert_approx_eq::<f32>(&expected, burn::tensor::Tolerance::default());
+    // Sums of 5 terms, of at most 2.5 together.
+    y[0].assert_approx_eq::<f32>(&expected, burn::tensor::Tolerance::absolute(2e-6));
     assert!(matches!(
         file.run(vec![]).unwrap_err(),
         DeployError::Mismatch { .. }
@@ -277,6 +279,52 @@ fn files_are_written_whole_and_broken_ones_refused() {
         .save(folder.path().join("no/folder/x.onnx"))
         .unwrap_err();
     assert!(matches!(nowhere, DeployError::File { .. }), "{nowhere}");
+}
+
+/// Convolutions of codes in a file, which not every machine computes right.
+#[test]
+fn files_of_integer_convolutions_are_right_or_refused() {
+    let device = Device::flex();
+    let conv: Conv2d = Conv2dConfig::new([3, 4], [3, 3]).init(&device);
+    let x = tensor::<4>(4, [2, 3, 6, 6], &device);
+    let forward = |conv: &Conv2d, x: Tensor<4>| conv.forward(x);
+    let ptq = PtqConfig::new().with_progress(false);
+    let (model, _) = ptq
+        .quantize_for(with_numbers(conv, 3), || [x.clone()], forward)
+        .unwrap();
+    let export = Export::record(&model, &x, forward).unwrap();
+    let written = export.to_onnx(Form::Integer).unwrap().model;
+    assert!(
+        written
+            .nodes()
+            .iter()
+            .any(|node| node.operator() == "ConvInteger")
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("conv.onnx");
+    written.save(&path).unwrap();
+    let opened = EngineConfig::new().open(&path);
+    match (integer_kernels().exact_convolutions, opened) {
+        (false, Err(DeployError::Load { reason })) => {
+            assert!(
+                reason.contains("`ConvInteger`") && reason.contains("Form::Qdq"),
+                "{reason}"
+            );
+        }
+        (true, Ok(file)) => {
+            let found = file.run(vec![x.clone().into_data()]).unwrap().remove(0);
+            let expected = QuantizedForward::new().run(&model, x, forward).unwrap();
+            let expected = values(expected);
+            let largest = expected.iter().fold(0.0f32, |most, y| most.max(y.abs()));
+            for (found, expected) in found.iter::<f32>().zip(expected) {
+                assert!(
+                    (found - expected).abs() <= 1e-2 * largest,
+                    "{found} {expected}"
+                );
+            }
+        }
+        (exact, other) => panic!("{exact}: {other:?}"),
+    }
 }
 
 #[test]
@@ -303,4 +351,27 @@ fn a_grid_that_no_byte_holds_is_refused_with_its_path() {
     assert!(written(grid(7, 0, 6)).is_err());
     assert!(written(grid(3, 0, 15)).is_ok());
     assert!(written(grid(-3, -8, 7)).is_ok());
+}
+
+#[test]
+fn names_that_do_not_fit_are_refused() {
+    let device = Device::flex();
+    let layer: Linear = LinearConfig::new(4, 2).init(&device);
+    let x = Tensor::<2>::ones([3, 4], &device);
+    let export = Export::record(&layer, &x, |layer: &Linear, x| layer.forward(x)).unwrap();
+    let onnx = export.to_onnx(Form::Float).unwrap().model;
+    let refused = |names: &[&str]| match onnx.clone().with_input_names(names.iter().copied()) {
+        Err(DeployError::InvalidConfig { value, .. }) => value,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(&[]), "0 names for 1");
+    assert_eq!(refused(&[""]), "``");
+    assert_eq!(refused(&["weight"]), "`weight`");
+    assert_eq!(refused(&["output"]), "`output`");
+    // Its own name, and another one.
+    let same = onnx.clone().with_input_names(["input"]).unwrap();
+    assert_eq!(same, onnx);
+    let other = onnx.with_input_names(["tokens"]).unwrap();
+    assert_eq!(other.inputs()[0].name, "tokens");
+    assert_eq!(other.nodes()[0].inputs()[0], "tokens");
 }

@@ -8,6 +8,7 @@ use burn_lean_reparam::catch_quietly;
 use super::EngineConfig;
 use super::pools::Pools;
 use super::program::Program;
+use super::self_test::{IntegerKernels, integer_kernels};
 use super::values::{to_data, to_value};
 use crate::DeployError;
 use crate::onnx::lengths;
@@ -24,7 +25,8 @@ impl EngineConfig {
     /// # Errors
     ///
     /// [`DeployError::File`] where it cannot be read, [`DeployError::Load`] for a file that is no
-    /// ONNX, or that has operators or dtypes that the engine lacks; [`DeployError::InvalidConfig`] for
+    /// ONNX, or that has operators or dtypes that the engine lacks or computes wrongly on this CPU
+    /// ([`integer_kernels`](crate::integer_kernels)); [`DeployError::InvalidConfig`] for
     /// [`threads`](Self::threads).
     pub fn open(&self, path: impl AsRef<Path>) -> Result<OnnxFile, DeployError> {
         let path = path.as_ref();
@@ -33,7 +35,22 @@ impl EngineConfig {
             reason: error.to_string(),
         })?;
         let load = |reason| DeployError::Load { reason };
-        lengths::check(&bytes).map_err(load)?;
+        let operators = lengths::check(&bytes).map_err(load)?;
+        let IntegerKernels {
+            products_saturate,
+            exact_convolutions,
+        } = integer_kernels();
+        for (operator, wrong) in [
+            ("ConvInteger", !exact_convolutions),
+            ("MatMulInteger", products_saturate),
+        ] {
+            if wrong && operators.contains(operator.as_bytes()) {
+                return Err(load(format!(
+                    "it has `{operator}`, whose results are wrong on this CPU (`integer_kernels`): write the \
+                     model with `QuantizeLinear` and `DequantizeLinear` (`Form::Qdq`), or compile it from Burn"
+                )));
+            }
+        }
         let pool = Pools::new(self.threads)?.rten();
         // Of what nobody wrote on purpose the loader says so, or panics.
         let program = catch_quietly(|| Program::from_bytes(bytes, pool));

@@ -3,6 +3,8 @@
 //! A reader that makes room for as many bytes as a damaged length says ends the process; so the fields
 //! are walked through first, as far as their messages are known here.
 
+use std::collections::HashSet;
+
 /// Messages within messages, at most: a graph in an attribute of a node of a graph, and so on.
 const DEEPEST: usize = 64;
 
@@ -41,14 +43,23 @@ impl Kind {
     }
 }
 
+/// The operators of the file.
+///
 /// # Errors
 ///
 /// What is wrong, for a message.
-pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
-    fields(bytes, Kind::Model, 0)
+pub(crate) fn check(bytes: &[u8]) -> Result<HashSet<&[u8]>, String> {
+    let mut operators = HashSet::new();
+    fields(bytes, Kind::Model, 0, &mut operators)?;
+    Ok(operators)
 }
 
-fn fields(mut bytes: &[u8], kind: Kind, depth: usize) -> Result<(), String> {
+fn fields<'a>(
+    mut bytes: &'a [u8],
+    kind: Kind,
+    depth: usize,
+    operators: &mut HashSet<&'a [u8]>,
+) -> Result<(), String> {
     if depth > DEEPEST {
         return Err(format!(
             "it has more than {DEEPEST} graphs within one another"
@@ -73,7 +84,10 @@ fn fields(mut bytes: &[u8], kind: Kind, depth: usize) -> Result<(), String> {
             format!("a field says that it has {length} bytes, of which {left} are there")
         })?;
         if let (2, Some(kind)) = (key & 7, kind.of(key >> 3)) {
-            fields(field, kind, depth + 1)?;
+            fields(field, kind, depth + 1, operators)?;
+        }
+        if let (Kind::Node, 2, 4) = (kind, key & 7, key >> 3) {
+            operators.insert(field);
         }
         bytes = rest;
     }
@@ -109,7 +123,7 @@ mod tests {
         model.int(1, 10);
         model.message(7, &graph);
         let sound = model.into_bytes();
-        assert_eq!(check(&sound), Ok(()));
+        assert_eq!(check(&sound), Ok([&b"Relu"[..]].into()));
         // The lengths of the graph, the node and the text.
         for at in [3, 5, 7] {
             let mut damaged = sound.clone();
