@@ -4,10 +4,10 @@ use std::error::Error;
 
 use burn::module::{Module, ParamGroup};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::oneshot::Compressed;
 use burn_lean::prune::Masks;
+use burn_lean::recipe::Distillation;
 use burn_lean::reparam::each_float;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -19,14 +19,6 @@ use super::llama::Llama;
 const BATCH: usize = 4;
 /// Learning rate at its highest, after the first tenth of the steps; it falls towards zero.
 const RATE: f64 = 2e-3;
-
-/// Mean over positions of KL(teacher ‖ student), for logits `[batch, positions, vocabulary]`
-/// ([Hinton et al., 2015](https://arxiv.org/abs/1503.02531), at temperature 1).
-pub(crate) fn divergence(student: Tensor<3>, teacher: Tensor<3>) -> Tensor<1> {
-    let [batch, positions, _] = student.dims();
-    let difference = log_softmax(teacher.clone(), 2) - log_softmax(student, 2);
-    (softmax(teacher, 2) * difference).sum() / (batch * positions) as f64
-}
 
 /// How long, and from which seed.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +54,7 @@ pub(crate) fn finetune(
         let tokens = TensorData::new(tokens, [BATCH, inputs]);
         let teacher = original.forward(Tensor::<2, Int>::from_data(tokens.clone(), device));
         let student = model.forward(Tensor::from_data(tokens, &training));
-        let loss = divergence(student, teacher.autodiff());
+        let loss = Distillation::new(1.0, 1.0).logits(student, teacher.autodiff());
         each(loss.clone().detach());
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(rate(step, steps), model, grads);

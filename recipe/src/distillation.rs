@@ -61,19 +61,23 @@ impl Distillation {
         self
     }
 
-    /// T² · mean KL(teacher ‖ student) of logits `[examples, classes]`; `[1]`.
+    /// T² · mean KL(teacher ‖ student) of logits `[examples, classes]`, or `[…, classes]` of sequences, in
+    /// which each position is an example; `[1]`.
     ///
     /// Gradients go to both; a teacher without autodiff gets none.
-    pub fn logits(&self, student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
-        let examples = student.dims()[0].max(1) as f64;
+    pub fn logits<const D: usize>(&self, student: Tensor<D>, teacher: Tensor<D>) -> Tensor<1> {
+        let classes = D - 1;
+        let examples: usize = student.dims()[..classes].iter().product();
         let t = self.temperature;
         let teacher = teacher.div_scalar(t);
-        let (p, log_p) = (softmax(teacher.clone(), 1), log_softmax(teacher, 1));
-        let log_q = log_softmax(student.div_scalar(t), 1);
+        let log_p = log_softmax(teacher.clone(), classes);
+        let p = softmax(teacher, classes);
+        let log_q = log_softmax(student.div_scalar(t), classes);
         // p ln p is 0 at 0, where its logarithm is -inf and its product NaN.
         let impossible = p.clone().equal_elem(0.0);
         let log_ratio = (log_p - log_q).mask_fill(impossible, 0.0);
-        (p * log_ratio).sum().mul_scalar(t * t / examples)
+        let sum = (p * log_ratio).sum();
+        sum.mul_scalar(t * t / examples.max(1) as f64)
     }
 
     /// The mean over the pairs of their mean squared error; `[1]`, `None` without a pair. Tensors of
@@ -109,7 +113,7 @@ impl Distillation {
     }
 
     /// The loss of a student in a training loop of one's own, from its loss at the targets `[1]` and the
-    /// logits of both, `[examples, classes]`, without features; `[1]`.
+    /// logits of both, `[…, classes]`, without features; `[1]`.
     ///
     /// The teacher's logits come from a copy of the dense model without autodiff, made before it is
     /// pruned (`model.valid()`), on the student's device:
@@ -132,7 +136,12 @@ impl Distillation {
     /// let [loss, at_targets] = [loss, at_targets].map(|loss| loss.into_scalar::<f32>());
     /// assert!((loss - 0.1 * at_targets).abs() < 1e-5);
     /// ```
-    pub fn loss(&self, at_targets: Tensor<1>, student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
+    pub fn loss<const D: usize>(
+        &self,
+        at_targets: Tensor<1>,
+        student: Tensor<D>,
+        teacher: Tensor<D>,
+    ) -> Tensor<1> {
         at_targets.mul_scalar(1.0 - self.weight)
             + self.logits(student, teacher).mul_scalar(self.weight)
     }
