@@ -1,12 +1,13 @@
 //! Activations that no value came by: told before the training, refused or left float at the end,
 //! and recovered without training again.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
+use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, QuantError, Scheme, Site, WeightConfig, audit, calibrate,
+    PtqMode, QatConfig, QuantError, QuantizedForward, Scheme, Site, WeightConfig, audit, calibrate,
     model::Unobserved, qat::calibrate_unobserved, quantizers,
 };
 
@@ -293,4 +294,56 @@ fn a_gated_unit_quantizes_the_inputs_of_both_of_its_layers() {
     for (found, expected) in found.iter().zip(&expected) {
         assert!((found - expected).abs() < 0.05, "{found} {expected}");
     }
+}
+
+/// Queries that are learned, as those of a decoder of detections: `q` multiplies parameters alone.
+#[derive(Module, Debug)]
+struct Queries {
+    latents: Param<Tensor<2>>,
+    q: Linear,
+    k: Linear,
+    head: Linear,
+}
+
+impl Queries {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let queries = self.q.forward(self.latents.val().unsqueeze::<3>());
+        let keys = self.k.forward(x);
+        let scores = softmax(keys.clone().matmul(queries.swap_dims(1, 2)), 1);
+        self.head.forward(scores.swap_dims(1, 2).matmul(keys))
+    }
+}
+
+#[test]
+fn layers_of_parameters_alone_have_no_range_to_wait_for() {
+    let device = Device::flex();
+    let layer = |outputs| LinearConfig::new(6, outputs).init(&device);
+    let model = Queries {
+        latents: Param::from_tensor(Tensor::zeros([5, 6], &device)),
+        q: layer(6),
+        k: layer(6),
+        head: layer(3),
+    };
+    let model = with_numbers(model, 3);
+    let x = tensor::<3>(4, [2, 7, 6], &device);
+    let ptq = PtqConfig::new().with_progress(false);
+    let (quantized, _) = ptq
+        .quantize_for(model.clone(), || [x.clone()], Queries::forward)
+        .unwrap();
+    let all = quantizers(&quantized);
+    let has = |name: &str| all.iter().any(|located| located.name() == name);
+    assert!(has("q.weight") && has("input of `k.weight`") && has("input of `head.weight`"));
+    assert!(!has("input of `q.weight`"));
+    let (converted, _) = ConvertConfig::new().convert(quantized.clone()).unwrap();
+    let run = |model: &Queries| {
+        let quantized = QuantizedForward::new();
+        values(quantized.run(model, x.clone(), Queries::forward).unwrap())
+    };
+    assert_eq!(run(&converted), run(&quantized));
+    let plain = values(model.forward(x.clone()));
+    let found = run(&quantized);
+    let off = plain.iter().zip(&found).map(|(a, b)| (a - b).abs());
+    let largest = plain.iter().fold(0.0f32, |most, a| most.max(a.abs()));
+    // Eight bits, three rounded products.
+    assert!(off.fold(0.0f32, f32::max) < 0.1 * largest);
 }

@@ -118,8 +118,8 @@ impl QatConfig {
     /// tensors outside of its attention (queries and keys after a rotation, say), and, if
     /// [`sums`](Self::sums) is set, sums and concatenations. `forward` is recorded as in
     /// [`QuantizedForward::run`](crate::QuantizedForward::run), which is how all of these
-    /// quantizers act; nothing is computed. Inputs of layers that it does not call get no quantizer, with a
-    /// warning of [`tracing`]: no value would ever come by.
+    /// quantizers act; nothing is computed. Inputs of layers that it does not call, or calls with parameters
+    /// alone, get no quantizer, with a warning of [`tracing`]: no value would ever come by.
     ///
     /// ```
     /// use burn::module::{Module, Param};
@@ -320,7 +320,8 @@ impl QatConfig {
         if choices.activation.is_some() && found.is_some_and(|one| one.is_uncalled(&weight.path)) {
             tracing::warn!(
                 path = weight.path,
-                "the forward pass does not call the layer of this weight: its input is not quantized"
+                "the forward pass multiplies nothing that depends on its inputs with this weight: the input \
+                 of the layer is not quantized"
             );
             choices.activation = None;
         }

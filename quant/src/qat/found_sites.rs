@@ -18,22 +18,27 @@ pub struct FoundSites {
     /// What can be quantized after a layer, besides its input, by the path of its weight; and which
     /// of several.
     sites: BTreeMap<String, Vec<(Role, usize)>>,
-    /// Weights of layers that are not called, by path.
+    /// Weights of layers that are not called, or with parameters alone (the queries of a decoder that learns
+    /// them), by path.
     #[serde(default)]
     uncalled: BTreeSet<String>,
 }
 
 impl FoundSites {
     pub(crate) fn of<M: Module>(model: &M, graph: &Graph) -> Self {
-        let read = graph.parameters().iter().map(|parameter| parameter.id);
-        let read: HashSet<_> = read.collect();
+        let sites = graph.sites();
+        let used = sites.iter().filter(|one| one.site.role == Role::Weight);
+        let used: HashSet<&str> = used.map(|one| one.site.path.as_str()).collect();
+        let parameters = graph.parameters().iter();
+        let called = parameters.filter(|parameter| used.contains(parameter.path.as_str()));
+        let called: HashSet<_> = called.map(|parameter| parameter.id).collect();
         let weights = Layers::of(model).weights.into_iter();
-        let uncalled = weights.filter(|weight| !read.contains(&weight.id));
+        let uncalled = weights.filter(|weight| !called.contains(&weight.id));
         let mut found = Self {
             uncalled: uncalled.map(|weight| weight.path).collect(),
             ..Self::default()
         };
-        for one in graph.sites() {
+        for one in sites {
             match (one.site.role, one.place) {
                 (Role::Weight, _) => {
                     if let Some(axis) = graph.output_channels(&one) {
@@ -42,6 +47,8 @@ impl FoundSites {
                 }
                 // The output of a layer as such, and its input, need no recording.
                 (Role::Input, _) | (Role::Output, Place::Result) => {}
+                // The state that a recurrence starts from has no range.
+                _ if one.is_zero => {}
                 (role, _) => {
                     let of_path = found.sites.entry(one.site.path).or_default();
                     let site = (role, one.site.ordinal);

@@ -91,7 +91,7 @@ impl QuantizedForward {
     /// Records each forward pass once for the shapes of its inputs, not in every step.
     ///
     /// Numbers that the forward pass makes on the host stay as they were recorded. The 64 recordings that
-    /// were used last are kept.
+    /// were used last are kept. Functions behind a pointer (`fn`, `dyn Fn`) are recorded in every step.
     pub fn cached(mut self) -> Self {
         self.recordings.caches = true;
         self

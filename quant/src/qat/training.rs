@@ -31,8 +31,9 @@ pub fn advance<M: Module>(model: M) -> M {
     });
     if !uncalled.is_empty() {
         tracing::warn!(
-            "no value came by the quantizers of {} in the first step: call these layers with \
-             `forward_q`, or leave them out with an override",
+            "no value came by the quantizers of {} in the first step: run the model \
+             with `QuantizedForward::run`, call these layers with `forward_q` in a forward pass of your \
+             own, or leave them out with an override",
             uncalled.join(", ")
         );
     }
