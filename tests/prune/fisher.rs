@@ -328,6 +328,17 @@ fn a_loss_without_gradient_is_refused() {
         Err(PruneError::Loss { reason }) => assert!(reason.contains("3 elements"), "{reason}"),
         other => panic!("{other:?}"),
     }
+    // The layers do not take such an input.
+    let wrong = config.collect(
+        &net,
+        &selection,
+        |net: &Net, batch: &Images| net.forward(batch.0.clone().repeat_dim(1, 2)).mean(),
+        loader(1, 1, &device),
+    );
+    match wrong {
+        Err(PruneError::Loss { reason }) => assert!(reason.contains("panics"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// A first batch of one Fisher sample has nothing to mix; the second one has.

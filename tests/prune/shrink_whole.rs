@@ -521,6 +521,18 @@ fn what_cannot_be_compared_is_refused_with_the_reason() {
         });
         assert!(error.contains("random numbers"), "{error}");
     });
+    let device = Device::flex();
+    let layers: Vec<Linear> = vec![
+        LinearConfig::new(4, 6).init(&device),
+        LinearConfig::new(6, 2).init(&device),
+    ];
+    let nothing = Tensor::<2>::zeros([0, 4], &device);
+    let shrunk = Shrink::to(0.6).shrink(
+        layers,
+        |layers, x| layers.iter().fold(x, |x, layer| layer.forward(relu(x))),
+        nothing,
+    );
+    assert_eq!(*shrunk.unwrap_err().error(), PruneError::NoSamples);
 }
 
 /// Masks of comparisons have the places of what is compared.

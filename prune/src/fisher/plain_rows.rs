@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Tensor};
+use burn_lean_reparam::catch_quietly;
 
 use crate::fisher::collection::{CHUNK_EXAMPLES, Put};
 use crate::model::evaluation::gradient_model;
@@ -61,7 +62,11 @@ impl<'a, M: Module, B: Batch> PlainRows<'a, M, B> {
 
     /// Puts the gradient of the mean loss over `batch` into a row, and returns that loss.
     fn row(&mut self, batch: &B, row: usize, put: Put<'_>) -> Result<Tensor<1>, PruneError> {
-        let loss = (self.loss)(&self.model, batch);
+        // What the graph could not record comes here, too.
+        let loss = catch_quietly(|| (self.loss)(&self.model, batch));
+        let loss = loss.map_err(|message| PruneError::Loss {
+            reason: format!("it panics ({message}): check the shapes of the batch"),
+        })?;
         if !self.reaches_columns(&loss, batch)? {
             return Ok(loss.without_autodiff());
         }

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use burn_lean_graph::{UnitGroup, UnitRole};
+use serde::{Deserialize, Serialize};
 
 /// What [`Shrink`](crate::Shrink) did.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShrinkReport {
     /// The groups of units, in the order of the parameters.
     pub groups: Vec<ShrunkGroup>,
@@ -16,7 +17,7 @@ pub struct ShrinkReport {
 }
 
 /// What became of one group of units.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShrunkGroup {
     /// Paths of the parameters that make its units, or read them where none does.
     pub paths: Vec<String>,

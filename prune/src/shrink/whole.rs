@@ -304,7 +304,15 @@ fn recorded<M: Module, I: Tensors, O: Tensors>(
 /// others each time.
 fn comparable<O: Tensors>(outputs: impl Fn() -> O) -> Result<(), PruneError> {
     let first = outputs();
-    for output in floats(&first) {
+    let outputs_of_it = floats(&first);
+    if !outputs_of_it.is_empty()
+        && outputs_of_it
+            .iter()
+            .all(|one| one.shape().num_elements() == 0)
+    {
+        return Err(PruneError::NoSamples);
+    }
+    for output in outputs_of_it {
         if read(output)?.iter().any(|value| value.is_nan()) {
             return Err(PruneError::CannotShrink {
                 reason: "the outputs of the given model hold NaN for this batch, by which nothing can be \
