@@ -36,6 +36,12 @@ pub enum RecipeError {
         /// What is accepted.
         expected: String,
     },
+    /// A text names no numbers.
+    #[error("`{text}` is no number format: int2 to int8, uint2 to uint8, e4m3, e5m2, e2m1 or none")]
+    Numbers {
+        /// The text.
+        text: String,
+    },
     /// A stage needs something that the task does not say.
     #[error("`{stage}` needs {what} of the task: call `{method}`")]
     TaskLacks {
@@ -57,6 +63,20 @@ pub enum RecipeError {
     EmptyBatch {
         /// The stage.
         stage: String,
+    },
+    /// A training epoch ended with a loss that is infinite or NaN, or all of its steps were skipped for
+    /// such gradients. With a state folder the last checkpoint is kept.
+    #[error(
+        "`{stage}`, epoch {epoch}: the training has diverged, its last loss is {loss}: lower \
+         `learning_rate`, set `max_norm`, and look for NaN in the batches"
+    )]
+    Diverged {
+        /// The stage.
+        stage: String,
+        /// Its epoch, as progress shows it.
+        epoch: usize,
+        /// The last loss.
+        loss: f32,
     },
     /// A closure of the task failed.
     #[error("{reason}")]
@@ -139,6 +159,20 @@ pub enum RecipeError {
         /// Each of them.
         broken: Vec<BrokenBound>,
     },
+    /// A counter of energy is not there, or cannot be read.
+    #[error("{counter}: {reason}")]
+    EnergyCounter {
+        /// `RAPL (CPU)`, `NVML (GPU)`, or the name of a counter of one's own.
+        counter: String,
+        /// Why.
+        reason: String,
+    },
+    /// What tasks on a device take is not known.
+    #[error("not measurable here: {reason}")]
+    Energy {
+        /// Why, for each kind of counter.
+        reason: String,
+    },
     /// Of mixed precision.
     #[error(transparent)]
     Amp(#[from] AmpError),
@@ -160,6 +194,14 @@ impl RecipeError {
     /// An error of a closure of the task, an evaluation for example.
     pub fn task(reason: impl Display) -> Self {
         Self::Task {
+            reason: reason.to_string(),
+        }
+    }
+
+    /// Of a counter of energy.
+    pub(crate) fn counter(counter: &str, reason: impl Display) -> Self {
+        Self::EnergyCounter {
+            counter: counter.into(),
             reason: reason.to_string(),
         }
     }

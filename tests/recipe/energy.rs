@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use burn::tensor::Device;
-use burn_lean::recipe::{Energy, EnergyCounter, EnergyMeter};
+use burn_lean::recipe::{Energy, EnergyCounter, EnergyMeter, RecipeError};
 
 /// A counter in units of so many joules that says one number after the other.
 fn counter(name: &str, unit: f64, values: &[u64]) -> EnergyCounter {
@@ -11,6 +11,13 @@ fn counter(name: &str, unit: f64, values: &[u64]) -> EnergyCounter {
     let values = RefCell::new(values.into_iter());
     let read = move || values.borrow_mut().next().ok_or("it is gone".to_string());
     EnergyCounter::new(name, unit, None, read)
+}
+
+fn missing_counter(counter: &str, reason: &str) -> RecipeError {
+    RecipeError::EnergyCounter {
+        counter: counter.into(),
+        reason: reason.into(),
+    }
 }
 
 fn parts(energy: &Energy) -> Vec<(&str, f64)> {
@@ -35,7 +42,10 @@ fn energy_of_a_cpu_is_what_the_counters_of_all_packages_say() {
     let folder = tempfile::tempdir().unwrap();
     let meter = || EnergyMeter::on_cpu(EnergyCounter::rapl_in(folder.path()));
     let error = meter().unwrap_err();
-    assert!(error.starts_with("not measurable here: RAPL"), "{error}");
+    let RecipeError::Energy { reason } = &error else {
+        panic!("{error}");
+    };
+    assert!(reason.starts_with("RAPL (CPU): "), "{reason}");
     let write = |package: &str, file: &str, text: &str| {
         let package = folder.path().join(package);
         std::fs::create_dir_all(&package).unwrap();
@@ -68,7 +78,7 @@ fn energy_of_a_cpu_is_what_the_counters_of_all_packages_say() {
     assert!((joules - 100e-6).abs() < 1e-15, "{joules}");
     // A number that cannot be read is none.
     write("intel-rapl:1", "energy_uj", "secret");
-    assert!(meter().unwrap_err().contains("energy_uj"));
+    assert!(meter().unwrap_err().to_string().contains("energy_uj"));
 }
 
 /// 30 J of the GPU, 6 J of the CPU.
@@ -95,7 +105,7 @@ fn energy_of_a_gpu_is_its_own_and_that_of_the_packages() {
     assert!(uncounted.is_empty());
 
     // Without the packages it is that of the GPU alone, and says so.
-    let locked = || Err("RAPL (CPU): permission denied".to_string());
+    let locked = || Err(missing_counter("RAPL (CPU)", "permission denied"));
     let energy = EnergyMeter::on_gpu(Ok(gpu()), locked()).unwrap();
     let energy = energy.energy(|| 12);
     assert_eq!(parts(&energy), [("NVML (GPU)", 2.5)]);
@@ -105,22 +115,24 @@ fn energy_of_a_gpu_is_its_own_and_that_of_the_packages() {
     assert_eq!(uncounted, ["RAPL (CPU): permission denied"]);
 
     // Without the GPU it is not known, whatever the packages say.
-    let missing = || Err("NVML (GPU): no driver".to_string());
+    let missing = || Err(missing_counter("NVML (GPU)", "no driver"));
     let error = EnergyMeter::on_gpu(missing(), Ok(vec![cpu()])).unwrap_err();
-    assert!(error.contains("not measurable here: NVML (GPU): no driver; RAPL"));
+    let expected = "not measurable here: NVML (GPU): no driver; RAPL";
+    assert!(error.to_string().starts_with(expected), "{error}");
     let error = EnergyMeter::on_gpu(missing(), locked()).unwrap_err();
     let both = "NVML (GPU): no driver; RAPL (CPU): permission denied";
-    assert_eq!(error, format!("not measurable here: {both}"));
+    assert_eq!(error.to_string(), format!("not measurable here: {both}"));
 }
 
 #[test]
 fn energy_of_no_task_and_of_counters_that_fail_is_not_measurable() {
     let meter = |values: &[u64]| {
         let gpu = counter("NVML (GPU)", 1e-3, values);
-        EnergyMeter::on_gpu(Ok(gpu), Err("RAPL (CPU): none".into())).unwrap()
+        EnergyMeter::on_gpu(Ok(gpu), Err(missing_counter("RAPL (CPU)", "none"))).unwrap()
     };
     let said = |values: &[u64], tasks| reason(&meter(values).energy(|| tasks)).to_string();
-    assert!(said(&[1, 9], 0).contains("no task was done"));
+    let no_task = "not measurable here: no task was done in the time that was given";
+    assert_eq!(said(&[1, 9], 0), no_task);
     assert!(said(&[7, 7], 5).contains("NVML (GPU): it did not move"));
     // The driver was loaded anew.
     assert!(said(&[9, 2], 5).contains("NVML (GPU): it went back from 9 to 2"));
@@ -133,9 +145,13 @@ fn energy_of_no_task_and_of_counters_that_fail_is_not_measurable() {
 #[test]
 fn a_gpu_that_is_not_there_has_no_counter() {
     let error = EnergyCounter::nvml("ffff:ff:1f.7").unwrap_err();
-    assert!(error.starts_with("NVML (GPU): "), "{error}");
+    let RecipeError::EnergyCounter { counter, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(counter, "NVML (GPU)");
     // A CPU has nothing to do with it.
-    if let Err(reason) = EnergyMeter::open(&Device::flex()) {
+    if let Err(error) = EnergyMeter::open(&Device::flex()) {
+        let reason = error.to_string();
         assert!(
             reason.contains("RAPL") && !reason.contains("NVML"),
             "{reason}"

@@ -1,8 +1,8 @@
 //! Recipes as files and from the builder; what cannot work is refused before anything runs.
 
 use burn_lean::recipe::{
-    ComputeDtype, Distillation, Format, PruneMethod, PruneStage, QuantizeStage, RateSchedule,
-    Recipe, RecipeError, RoundingMethod, TrainStage,
+    ComputeDtype, Distillation, Format, Numbers, PruneMethod, PruneStage, QuantizeStage,
+    RateSchedule, Recipe, RecipeError, RoundingMethod, TrainStage,
 };
 
 const WHOLE: &str = r#"
@@ -330,4 +330,24 @@ fn the_recipes_of_the_example_are_valid() {
     }
     names.sort();
     assert_eq!(names, ["digits", "mnist", "resnet20", "resnet20_small"]);
+}
+
+#[test]
+fn numbers_are_parsed_and_others_refused_by_name() {
+    for name in ["int2", "int8", "uint4", "e4m3", "e5m2", "e2m1", "none"] {
+        assert_eq!(name.parse::<Numbers>().unwrap().to_string(), name);
+    }
+    for name in ["int1", "int9", "uint", "fp8", ""] {
+        let error = name.parse::<Numbers>().unwrap_err();
+        assert!(
+            matches!(&error, RecipeError::Numbers { text } if text == name),
+            "{error}"
+        );
+    }
+    // A file says where.
+    let error = Recipe::from_toml("[[quantize]]\nweights = \"int9\"").unwrap_err();
+    assert!(
+        error.to_string().contains("`int9` is no number format"),
+        "{error}"
+    );
 }

@@ -1,5 +1,6 @@
 //! What a recipe is refused for before anything is trained.
 
+use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::recipe::{
     ComputeDtype, Format, Latency, PruneMethod, PruneStage, QuantizeStage, Recipe, RecipeError,
@@ -142,4 +143,52 @@ fn blocks_that_do_not_divide_a_layer_are_refused_before_training_for_the_fisher(
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// Why a training fails, by the batches, the learning rate and the model.
+fn failed(
+    dtype: ComputeDtype,
+    rate: f64,
+    change: impl Fn(Tensor<4>) -> Tensor<4>,
+    model: impl FnOnce(Net) -> Net,
+) -> RecipeError {
+    let device = Device::flex();
+    let task = Task::new(
+        |model: &Net, x: Tensor<4>| model.forward(x),
+        |logits: Tensor<2>, _: Tensor<1, Int>| logits.square().mean(),
+        |seed| {
+            let all = batches(seed, &device).into_iter();
+            all.map(|(x, labels)| (change(x), labels))
+                .collect::<Vec<_>>()
+        },
+    );
+    let recipe = Recipe::new()
+        .with_dtype(dtype)
+        .with_train(TrainStage::new(2, rate));
+    let net = model(Net::new(16, &device.clone().autodiff()));
+    let rejected = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(net, &task)
+        .unwrap_err();
+    let mut error = rejected.into_error();
+    while let RecipeError::Stage { error: inner, .. } = error {
+        error = *inner;
+    }
+    error
+}
+
+#[test]
+fn a_training_that_gets_nowhere_is_an_error_that_says_why() {
+    for dtype in [ComputeDtype::F32, ComputeDtype::Bf16, ComputeDtype::F16] {
+        let error = failed(dtype, 0.01, |x| x * f32::NAN, |net| net);
+        match error {
+            RecipeError::Diverged { epoch, .. } => assert!(epoch <= 1, "{dtype:?}: {epoch}"),
+            other => panic!("{dtype:?}: {other}"),
+        }
+    }
+    let narrow = |x: Tensor<4>| x.slice_dim(3, 0..2);
+    let error = failed(ComputeDtype::F32, 0.01, narrow, |net| net).to_string();
+    assert!(error.contains("look at the shapes"), "{error}");
+    let error = failed(ComputeDtype::F32, 0.01, |x| x, |net| net.no_grad()).to_string();
+    assert!(error.contains("the loss has no gradient"), "{error}");
 }

@@ -493,3 +493,19 @@ fn inputs_in_half_precision_stay_in_it() {
         assert_eq!(found.dtype(), DType::F16, "{perturbation:?}");
     }
 }
+
+#[test]
+fn a_config_reads_back_from_json_and_what_it_does_not_say_is_the_default() {
+    let bounds = Bounds {
+        max_bytes: Some(10),
+        ..Bounds::default()
+    };
+    let config = TrustConfig::new()
+        .with_perturbations(vec![Perturbation::Shift(-2)])
+        .with_bounds(bounds);
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<TrustConfig>(&json).unwrap(), config);
+    let read: TrustConfig = serde_json::from_str(r#"{"bounds": {"max_bytes": 10}}"#).unwrap();
+    assert_eq!(read, TrustConfig::new().with_bounds(bounds));
+    assert!(serde_json::from_str::<TrustConfig>(r#"{"bound": {}}"#).is_err());
+}

@@ -7,6 +7,8 @@ use burn_lean_amp::Fallback;
 use burn_lean_quant::NumberFormat;
 use serde::{Deserialize, Serialize};
 
+use crate::RecipeError;
+
 /// In what the products of a training are computed; parameters stay F32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -55,7 +57,7 @@ pub(crate) enum FallbackName {
 /// assert_eq!(numbers.format(), Some(NumberFormat::int(4)));
 /// assert_eq!("none".parse::<Numbers>()?.format(), None);
 /// assert!("int9".parse::<Numbers>().is_err());
-/// # Ok::<(), String>(())
+/// # Ok::<(), burn_lean_recipe::RecipeError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -102,14 +104,10 @@ impl fmt::Display for Numbers {
 }
 
 impl std::str::FromStr for Numbers {
-    type Err = String;
+    type Err = RecipeError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let unknown = || {
-            format!(
-                "`{text}` is no number format: int2 to int8, uint2 to uint8, e4m3, e5m2, e2m1 or none"
-            )
-        };
+    fn from_str(text: &str) -> Result<Self, RecipeError> {
+        let unknown = || RecipeError::Numbers { text: text.into() };
         let format = match text {
             "none" => return Ok(Self(None)),
             "e4m3" => NumberFormat::E4M3,
@@ -134,9 +132,9 @@ impl std::str::FromStr for Numbers {
 }
 
 impl TryFrom<String> for Numbers {
-    type Error = String;
+    type Error = RecipeError;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn try_from(text: String) -> Result<Self, RecipeError> {
         text.parse()
     }
 }

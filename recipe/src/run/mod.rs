@@ -48,7 +48,8 @@ pub struct Row {
 }
 
 /// Where the latency of a model is measured, with one example.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Latency {
     /// Nowhere.

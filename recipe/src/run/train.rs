@@ -7,6 +7,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_amp::{Autocast, Checkpoints, GradScaler, GradScalerConfig};
 use burn_lean_quant::{QuantizedForward, advance, quantizers};
+use burn_lean_reparam::catch_quietly;
 
 use super::session::{Examples, Outputs, Session};
 use super::tensors::on_device;
@@ -61,6 +62,8 @@ pub(crate) struct Trainer<'t, 's, 'r, 'a, M, I, T, O> {
     optim: ModuleOptimizer,
     scaler: GradScaler,
     position: Position,
+    /// Of the last step, without autodiff.
+    loss: Option<Tensor<1>>,
 }
 
 impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
@@ -92,6 +95,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             optim: session.task.optimizer(&session.device),
             scaler,
             position: Position::start_of(0),
+            loss: None,
         })
     }
 
@@ -144,7 +148,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             true => most,
             false => self.rate_moves.then(|| self.count_batches()),
         };
-        let mut seen = 0;
+        let (mut seen, mut steps, mut skipped) = (0, 0, 0);
         for (index, (inputs, targets)) in batches.enumerate() {
             seen = index + 1;
             if (index as u64) < self.position.batch {
@@ -163,6 +167,8 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             let progress = progress.min(1.0);
             model = self.step(model, inputs, targets, rate(progress))?;
             self.position.batch = index as u64 + 1;
+            steps += 1;
+            skipped += usize::from(self.scaler.report().is_some_and(|report| report.skipped));
             session.listener().tell(&Progress::Step {
                 stage: self.stage.clone(),
                 epoch: of,
@@ -178,9 +184,37 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
                 stage: self.stage.clone(),
             });
         }
+        self.check_progress(steps, skipped, of.0)?;
         self.position = Position::start_of(epoch + 1);
         self.save(&model)?;
         Ok(model)
+    }
+
+    /// Refuses an epoch that left NaN in the weights, or that took no step at all.
+    fn check_progress(
+        &mut self,
+        steps: usize,
+        skipped: usize,
+        epoch: usize,
+    ) -> Result<(), RecipeError> {
+        let Some(loss) = self.loss.take() else {
+            return Ok(());
+        };
+        let read = loss.try_into_scalar::<f32>();
+        let loss = read.map_err(|error| RecipeError::task(error.to_string()))?;
+        // What is not finite is skipped, where anybody looks at it.
+        let failed = match self.scaler.is_disabled() {
+            true => !loss.is_finite(),
+            false => skipped == steps,
+        };
+        match failed {
+            true => Err(RecipeError::Diverged {
+                stage: self.stage.clone(),
+                epoch,
+                loss,
+            }),
+            false => Ok(()),
+        }
     }
 
     /// The batches of a pass over the first epoch: the same number before a restart and after it.
@@ -235,13 +269,26 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         };
         let input = (inputs, targets, taught);
         // In F32 autocast runs the model as it is, past the quantizers of its activations.
-        let loss = match self.dtype == FloatDType::F32 && self.quantizes {
-            true => self.quantized.run(&model, input, loss)?,
-            false => self.autocast.run(&model, input, loss)?,
-        };
+        let loss = catch_quietly(|| -> Result<Tensor<1>, RecipeError> {
+            Ok(match self.dtype == FloatDType::F32 && self.quantizes {
+                true => self.quantized.run(&model, input, loss)?,
+                false => self.autocast.run(&model, input, loss)?,
+            })
+        });
+        let loss = loss.map_err(|panic| {
+            RecipeError::task(format!(
+                "the forward pass or the loss panics ({panic}): look at the shapes that the loader gives"
+            ))
+        })??;
         if let Some(error) = refused.into_inner() {
             return Err(error);
         }
+        if !loss.is_tracked() {
+            let reason = "the loss has no gradient: parameters that train, a model on a device with \
+                          autodiff, and a loss without `detach` are needed";
+            return Err(RecipeError::task(reason));
+        }
+        self.loss = Some(loss.clone().without_autodiff());
         let grads = self.scaler.scale(loss)?.backward();
         let grads = GradientsParams::from_grads(grads, &model);
         Ok(advance(self.scaler.step(

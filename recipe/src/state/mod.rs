@@ -205,6 +205,8 @@ impl State {
         FILES.write_plain(&path, text.as_bytes())?;
         FILES.flush(&partial)?;
         before()?;
+        // One that was damaged, or of other settings, does not count as done and is in the way.
+        FILES.remove_folder(&folder.join(name))?;
         FILES.rename(&partial, &folder.join(name))
     }
 

@@ -31,7 +31,8 @@ use crate::state::files::{FILES, create_folder};
 use crate::{RecipeError, StageOutcome, Task};
 
 /// How two models are compared.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct TrustConfig {
     /// Confidence of intervals, above 0 and below 1. Default: 0.95.
     pub confidence: f64,
@@ -293,7 +294,9 @@ impl TrustConfig {
     {
         let device = device_of(model)?;
         let energy = match EnergyMeter::open(&device) {
-            Err(reason) => Energy::NotMeasurable { reason },
+            Err(error) => Energy::NotMeasurable {
+                reason: error.to_string(),
+            },
             Ok(meter) => {
                 let predict = predictor(task, model, &device);
                 let example = example(&test, &device);

@@ -3,11 +3,13 @@
 mod nvml;
 mod rapl;
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::path::Path;
 
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
+
+use crate::RecipeError;
 
 /// Energy of an inference in Burn, on the device of the model, or why it is not known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,7 +52,7 @@ pub struct EnergyCounter {
     name: String,
     unit: f64,
     last: Option<u64>,
-    read: Box<dyn Fn() -> Result<u64, String>>,
+    read: Box<dyn Fn() -> Result<u64, RecipeError>>,
 }
 
 impl fmt::Debug for EnergyCounter {
@@ -63,17 +65,21 @@ impl fmt::Debug for EnergyCounter {
 impl EnergyCounter {
     /// A counter whose number is in units of so many joules and only grows; after `last` it begins again
     /// at 0. Those of one name are one part of a sum.
-    pub fn new(
+    ///
+    /// What `read` fails with is [`RecipeError::EnergyCounter`] with this name.
+    pub fn new<E: Display>(
         name: impl Into<String>,
         unit: f64,
         last: Option<u64>,
-        read: impl Fn() -> Result<u64, String> + 'static,
+        read: impl Fn() -> Result<u64, E> + 'static,
     ) -> Self {
+        let name = name.into();
+        let counter = name.clone();
         Self {
-            name: name.into(),
+            name,
             unit,
             last,
-            read: Box::new(read),
+            read: Box::new(move || read().map_err(|reason| RecipeError::counter(&counter, reason))),
         }
     }
 
@@ -82,8 +88,8 @@ impl EnergyCounter {
     ///
     /// # Errors
     ///
-    /// Why there are none.
-    pub fn rapl() -> Result<Vec<Self>, String> {
+    /// [`RecipeError::EnergyCounter`]: why there are none.
+    pub fn rapl() -> Result<Vec<Self>, RecipeError> {
         Self::rapl_in(Path::new("/sys/class/powercap"))
     }
 
@@ -91,33 +97,29 @@ impl EnergyCounter {
     ///
     /// # Errors
     ///
-    /// Why there are none.
-    pub fn rapl_in(folder: &Path) -> Result<Vec<Self>, String> {
-        rapl::packages(folder).map_err(|reason| format!("{}: {reason}", rapl::NAME))
+    /// [`RecipeError::EnergyCounter`]: why there are none.
+    pub fn rapl_in(folder: &Path) -> Result<Vec<Self>, RecipeError> {
+        rapl::packages(folder).map_err(|reason| RecipeError::counter(rapl::NAME, reason))
     }
 
     /// That of NVIDIA's GPU (NVML) at this PCI address, such as `0000:07:00.0`; Volta and later have one.
     ///
     /// # Errors
     ///
-    /// Why there is none: no library of NVIDIA's on this machine, no such GPU, no counter in it, a build
-    /// without the feature `nvml`.
-    pub fn nvml(address: &str) -> Result<Self, String> {
-        nvml::gpu(address).map_err(|reason| format!("{}: {reason}", nvml::NAME))
+    /// [`RecipeError::EnergyCounter`]: why there is none. No library of NVIDIA's on this machine, no such
+    /// GPU, no counter in it, a build without the feature `nvml`.
+    pub fn nvml(address: &str) -> Result<Self, RecipeError> {
+        nvml::gpu(address).map_err(|reason| RecipeError::counter(nvml::NAME, reason))
     }
 
-    fn value(&self) -> Result<u64, String> {
-        (self.read)().map_err(|reason| format!("{}: {reason}", self.name))
-    }
-
-    fn joules(&self, before: u64, after: u64) -> Result<f64, String> {
+    fn joules(&self, before: u64, after: u64) -> Result<f64, RecipeError> {
         let units = match (after.checked_sub(before), self.last) {
             (Some(units), _) => units,
             // It has begun again.
             (None, Some(last)) => last.saturating_sub(before).saturating_add(after),
             (None, None) => {
-                let name = &self.name;
-                return Err(format!("{name}: it went back from {before} to {after}"));
+                let reason = format!("it went back from {before} to {after}");
+                return Err(RecipeError::counter(&self.name, reason));
             }
         };
         Ok(self.unit * units as f64)
@@ -137,7 +139,7 @@ impl EnergyMeter {
     /// # Errors
     ///
     /// As [`on_cpu`](Self::on_cpu) and [`on_gpu`](Self::on_gpu).
-    pub fn open(device: &Device) -> Result<Self, String> {
+    pub fn open(device: &Device) -> Result<Self, RecipeError> {
         match card(device) {
             None => Self::on_cpu(EnergyCounter::rapl()),
             Some(address) => {
@@ -151,8 +153,8 @@ impl EnergyMeter {
     ///
     /// # Errors
     ///
-    /// Why it is not measurable: what is wrong with the packages.
-    pub fn on_cpu(packages: Result<Vec<EnergyCounter>, String>) -> Result<Self, String> {
+    /// [`RecipeError::Energy`]: what is wrong with the packages.
+    pub fn on_cpu(packages: Result<Vec<EnergyCounter>, RecipeError>) -> Result<Self, RecipeError> {
         let counters = packages.map_err(not_measurable)?;
         Ok(Self {
             counters,
@@ -164,20 +166,20 @@ impl EnergyMeter {
     ///
     /// # Errors
     ///
-    /// Why it is not measurable: what is wrong with the GPU, and with the packages. Those alone would leave
+    /// [`RecipeError::Energy`]: what is wrong with the GPU, and with the packages. Those alone would leave
     /// out most of a task.
     pub fn on_gpu(
-        gpu: Result<EnergyCounter, String>,
-        packages: Result<Vec<EnergyCounter>, String>,
-    ) -> Result<Self, String> {
+        gpu: Result<EnergyCounter, RecipeError>,
+        packages: Result<Vec<EnergyCounter>, RecipeError>,
+    ) -> Result<Self, RecipeError> {
         match (gpu, packages) {
             (Ok(gpu), Ok(packages)) => Ok(Self {
                 counters: [gpu].into_iter().chain(packages).collect(),
                 uncounted: Vec::new(),
             }),
-            (Ok(gpu), Err(reason)) => Ok(Self {
+            (Ok(gpu), Err(error)) => Ok(Self {
                 counters: vec![gpu],
-                uncounted: vec![reason],
+                uncounted: vec![error.to_string()],
             }),
             (Err(gpu), Ok(_)) => Err(not_measurable(format!(
                 "{gpu}; {} alone is no measure of it",
@@ -190,24 +192,29 @@ impl EnergyMeter {
     /// Runs tasks and says what they took; `run` gives their number.
     pub fn energy(&self, run: impl FnOnce() -> usize) -> Energy {
         self.measure(run)
-            .unwrap_or_else(|reason| Energy::NotMeasurable {
-                reason: not_measurable(reason),
+            .unwrap_or_else(|error| Energy::NotMeasurable {
+                reason: error.to_string(),
             })
     }
 
-    fn measure(&self, run: impl FnOnce() -> usize) -> Result<Energy, String> {
-        let read = || -> Result<Vec<u64>, String> {
-            self.counters.iter().map(EnergyCounter::value).collect()
+    fn measure(&self, run: impl FnOnce() -> usize) -> Result<Energy, RecipeError> {
+        let read = || -> Result<Vec<u64>, RecipeError> {
+            let read = self.counters.iter().map(|counter| (counter.read)());
+            read.collect::<Result<Vec<u64>, RecipeError>>()
+                .map_err(not_measurable)
         };
         let before = read()?;
         let tasks = run();
         let after = read()?;
         if tasks == 0 {
-            return Err("no task was done in the time that was given".into());
+            return Err(not_measurable(
+                "no task was done in the time that was given",
+            ));
         }
         let mut parts: Vec<EnergyPart> = Vec::new();
         for (counter, (before, after)) in self.counters.iter().zip(before.iter().zip(&after)) {
-            let joules_per_task = counter.joules(*before, *after)? / tasks as f64;
+            let joules = counter.joules(*before, *after).map_err(not_measurable)?;
+            let joules_per_task = joules / tasks as f64;
             match parts.iter_mut().find(|part| part.counter == counter.name) {
                 Some(part) => part.joules_per_task += joules_per_task,
                 None => parts.push(EnergyPart {
@@ -218,12 +225,12 @@ impl EnergyMeter {
         }
         let is_still = |part: &&EnergyPart| !(part.joules_per_task > 0.0);
         if let Some(still) = parts.iter().find(is_still) {
-            let counter = &still.counter;
-            return Err(format!("{counter}: it did not move in so short a time"));
+            let reason = "it did not move in so short a time";
+            return Err(not_measurable(RecipeError::counter(&still.counter, reason)));
         }
         let joules_per_task: f64 = parts.iter().map(|part| part.joules_per_task).sum();
         if !(joules_per_task > 0.0) {
-            return Err("there is no counter".into());
+            return Err(not_measurable("there is no counter"));
         }
         Ok(Energy::Measured {
             joules_per_task,
@@ -235,8 +242,10 @@ impl EnergyMeter {
     }
 }
 
-fn not_measurable(reason: String) -> String {
-    format!("not measurable here: {reason}")
+fn not_measurable(reason: impl Display) -> RecipeError {
+    RecipeError::Energy {
+        reason: reason.to_string(),
+    }
 }
 
 /// The PCI address of the card that a device is, or why NVML does not count it; `None` for a CPU.
@@ -247,7 +256,7 @@ fn not_measurable(reason: String) -> String {
     feature = "vulkan",
     feature = "wgpu"
 ))]
-fn card(device: &Device) -> Option<Result<String, String>> {
+fn card(device: &Device) -> Option<Result<String, RecipeError>> {
     let card = device.identity()?.physical?;
     let reason = match (card.vendor, card.pci_address) {
         (Some(vendor), _) if vendor != burn::tensor::PciVendor::Nvidia => {
@@ -256,7 +265,7 @@ fn card(device: &Device) -> Option<Result<String, String>> {
         (_, Some(address)) => return Some(Ok(address.to_string())),
         (_, None) => "the device does not say its PCI address".into(),
     };
-    Some(Err(format!("{}: {reason}", nvml::NAME)))
+    Some(Err(RecipeError::counter(nvml::NAME, reason)))
 }
 
 /// There is no device but the CPU.
@@ -267,6 +276,6 @@ fn card(device: &Device) -> Option<Result<String, String>> {
     feature = "vulkan",
     feature = "wgpu"
 )))]
-fn card(_: &Device) -> Option<Result<String, String>> {
+fn card(_: &Device) -> Option<Result<String, RecipeError>> {
     None
 }
