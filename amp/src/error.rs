@@ -1,6 +1,7 @@
 //! What can go wrong, with what to do about it.
 
 use burn::tensor::{DType, FloatDType};
+use burn_lean_graph::GraphError;
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::scaler::report::SkipCause;
@@ -15,7 +16,7 @@ pub enum AmpError {
     /// The device cannot compute in the requested dtype.
     #[error(
         "{device} cannot compute in {dtype:?}; it can in {}. Choose one of these, or a fallback \
-         (`AutocastConfig::with_fallback`): F32, or emulation{}",
+         (`with_fallback` of `Autocast` and `AutocastConfig`): F32, or emulation{}",
         list(.supported),
         if *.emulation { "" } else { " (not available for this device in this build)" }
     )]
@@ -78,14 +79,14 @@ pub enum AmpError {
         largest: f32,
     },
     /// The forward pass could not be recorded, or not executed from its recording.
-    #[error("{0}; `AutocastConfig::prepare` and `Autocast::forward` do without a recording")]
-    Graph(#[from] burn_lean_graph::GraphError),
+    #[error("{}{}", .0, region_instead(.0))]
+    Graph(#[from] GraphError),
     /// What reparameterizations make of the weights could not be recorded.
     #[error(
         "in which precision the weights compute cannot be told, as what their reparameterizations \
          make of them cannot be recorded: {0}"
     )]
-    EffectiveWeights(#[source] burn_lean_graph::GraphError),
+    EffectiveWeights(#[source] GraphError),
     /// The loss handed to `scale` is not FP32.
     #[error(
         "the loss is {dtype:?}, but it must be F32 to be scaled (65536 is infinite in F16): cast \
@@ -120,6 +121,15 @@ pub enum AmpError {
          that the loss depends on it, and that the gradients were made from this very model"
     )]
     NoGradients,
+    /// The crate was built without the kernels for a backend.
+    #[error(
+        "burn-lean-amp was built without the feature of the backend of {device}: turn it on (`flex`, \
+         `ndarray`, `wgpu`, `vulkan`, `metal`, `cuda` or `cpu`), as in Burn"
+    )]
+    MissingFeature {
+        /// The device.
+        device: String,
+    },
     /// The gradients to apply are those of another model.
     #[error(
         "there is an unscaled gradient of `{path}`, which is no parameter of the model to step: \
@@ -251,6 +261,20 @@ pub enum AmpError {
 impl<M> From<Rejected<M, AmpError>> for AmpError {
     fn from(rejected: Rejected<M, AmpError>) -> Self {
         rejected.into_error()
+    }
+}
+
+/// What to do where the forward pass cannot be recorded; nothing where a region would not help.
+fn region_instead(error: &GraphError) -> &'static str {
+    match error {
+        GraphError::Forward { .. }
+        | GraphError::RunningState { .. }
+        | GraphError::Capture { .. }
+        | GraphError::Operation { .. }
+        | GraphError::StopsGradients { .. } => {
+            "; `AutocastConfig::prepare` and `Autocast::forward` do without a recording"
+        }
+        _ => "",
     }
 }
 

@@ -188,6 +188,10 @@ fn advice(reason: &str) -> &'static str {
          `classes = Tensor::<1, Int>::arange(0..count, &device).unsqueeze()`"
     } else if reason.contains("DTypeMismatch") {
         "The dtype of an input is not that of the weights that it meets: cast the input, or the model"
+    } else if reason.contains("capture device with autodiff") {
+        "A BatchNorm that is called twice in training reads what its first call has left: call it once, on \
+         both batches joined (`Tensor::cat`), or give each its own. A module of the closure's own is \
+         built outside of it and made a part of the model; `to_device` and `backward` are called outside"
     } else if ["no concrete value", "autodiff", "apture"]
         .iter()
         .any(|said| reason.contains(said))

@@ -59,5 +59,16 @@ fn a_function_without_parameters_runs_where_its_input_is() {
         // Nothing says where.
         let nothing = autocast.run(&dropout, (), |_, ()| ()).unwrap_err();
         assert_eq!(nothing, AmpError::Graph(GraphError::NoDevice));
+        // A region has no device either; it helps where a value is read.
+        assert!(!nothing.to_string().contains("AutocastConfig::prepare"));
+        let reads = autocast
+            .run(
+                &dropout,
+                Tensor::<2>::ones([2, 2], &target.device),
+                |_, x| x.into_scalar::<f32>().to_string(),
+            )
+            .unwrap_err();
+        let region = "`AutocastConfig::prepare` and `Autocast::forward` do without a recording";
+        assert!(reads.to_string().ends_with(region), "{reads}");
     });
 }

@@ -3,7 +3,8 @@
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType};
 use burn_lean::amp::{
-    AmpError, DynamicLossScale, GradScaler, GradScalerConfig, LossScale, scaler::GradScalerRecord,
+    AmpError, DynamicLossScale, GradScaler, GradScalerConfig, LossScale,
+    scaler::{GradScalerRecord, LossScaleState},
 };
 
 use crate::model::{one_gradient, prepared};
@@ -78,6 +79,39 @@ fn the_state_of_another_kind_of_loss_scale_is_refused() {
     let mut disabled = GradScalerConfig::new(none).init().unwrap();
     disabled.load_state(skipped(dynamic)).unwrap();
     assert_eq!(disabled.state(), none.init());
+}
+
+#[test]
+fn a_run_in_bf16_goes_on_from_the_state_of_one_in_f16() {
+    let f16 = LossScale::for_dtype(FloatDType::F16);
+    let bf16 = LossScale::for_dtype(FloatDType::BF16);
+    // Three steps, of which the last two were skipped: the scale is 16384.
+    let state = [false, true, true]
+        .into_iter()
+        .fold(f16.init(), |state, found_inf| f16.update(state, found_inf));
+    assert_eq!((state.scale, state.consecutive_skips), (16384.0, 2));
+
+    let mut scaler = GradScalerConfig::new(bf16).init().unwrap();
+    scaler.load_state(state).unwrap();
+    let resumed = scaler.state();
+    assert_eq!((resumed.scale, resumed.consecutive_skips), (1.0, 0));
+    assert_eq!((resumed.steps, resumed.skipped_steps), (3, 2));
+    // What it writes then, it reads.
+    let record = GradScaler::from_record(scaler.to_record()).unwrap();
+    assert_eq!(record.state(), resumed);
+
+    // No scaler is in such a state, and a record whose scale is not that of its configuration is damaged.
+    let nonsense = LossScaleState {
+        skipped_steps: 9,
+        ..state
+    };
+    let error = scaler.load_state(nonsense).unwrap_err();
+    assert!(matches!(error, AmpError::Record { .. }), "{error}");
+    assert_eq!(scaler.state(), resumed);
+    let mut damaged = scaler.to_record();
+    damaged.state.scale = 2.0;
+    let error = GradScaler::from_record(damaged).unwrap_err();
+    assert!(matches!(error, AmpError::Record { .. }), "{error}");
 }
 
 #[test]

@@ -116,6 +116,7 @@ fn a_batch_norm_that_is_called_twice_is_refused_and_of_both_views_at_once_goes()
     });
     let error = twice.map(|_| ()).unwrap_err();
     assert!(matches!(error, GraphError::Forward { .. }), "{error}");
+    assert!(error.to_string().contains("both batches joined"), "{error}");
     let once = record(&norm, &views, |norm, [a, b]| {
         let y = norm.forward(Tensor::cat(vec![a, b], 0));
         y.clone().slice([0..2]) + y.slice([2..4])

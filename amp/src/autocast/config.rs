@@ -200,6 +200,15 @@ pub(crate) fn resolve(
     if !matches!(dtype, FloatDType::F16 | FloatDType::BF16 | FloatDType::F32) {
         return Err(AmpError::NotAComputeDtype { dtype });
     }
+    let is_half = dtype != FloatDType::F32;
+    let not_compiled = |device: &&Device| is_half && !emulation::is_available(device);
+    if let Some(device) = devices.iter().find(not_compiled)
+        && device.supports_dtype(dtype)
+    {
+        return Err(AmpError::MissingFeature {
+            device: format!("{device:?}"),
+        });
+    }
     let Some(lacking) = devices.iter().find(|device| !device.supports_dtype(dtype)) else {
         return checked(Compute::native(dtype), devices);
     };

@@ -114,12 +114,6 @@ pub struct Autocast {
     pub(crate) recordings: Recordings,
 }
 
-impl PartialEq for Autocast {
-    fn eq(&self, other: &Self) -> bool {
-        self.compute == other.compute
-    }
-}
-
 impl Autocast {
     /// For whatever device, which is not looked at.
     fn everywhere(compute: Compute) -> Self {

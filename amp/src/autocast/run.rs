@@ -87,7 +87,8 @@ impl Autocast {
     /// were recorded. A recording belongs to the closure, to the place in the program that calls
     /// [`run`](Self::run), to what inputs [say of themselves](Tensors::describe), and to a model with
     /// these parameters, of these shapes and dtypes, frozen and not. The 64 that were used last are kept: where shapes or numbers
-    /// of the input change in each step, they are of no use.
+    /// of the input change in each step, they are of no use. Functions behind a pointer (`fn`, `dyn Fn`) are
+    /// recorded in every step, since one place may call several of them.
     pub fn cached(mut self) -> Self {
         self.recordings.caches = true;
         self

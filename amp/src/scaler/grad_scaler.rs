@@ -273,6 +273,9 @@ impl GradScaler {
 
     /// Unscales, clips if configured, steps or skips, and updates: the usual iteration.
     ///
+    /// Gradients are divided by the loss scale, whoever multiplied the loss by it; where that was not
+    /// [`scale`](Self::scale), a warning of [`tracing`] says so.
+    ///
     /// # Errors
     ///
     /// As [`unscale`](Self::unscale), [`apply`](Self::apply) and [`update`](Self::update). The
@@ -285,6 +288,14 @@ impl GradScaler {
         model: M,
         grads: GradientsParams,
     ) -> Result<M, Rejected<M, AmpError>> {
+        if self.pending_losses.is_empty() && self.state.scale != 1.0 && !self.is_disabled() {
+            tracing::warn!(
+                step = self.state.steps,
+                loss_scale = self.state.scale,
+                "`scale` was not called since the last step: if these are gradients of the loss itself, they \
+                 become so many times too small; call `scaler.scale(loss)?.backward()`"
+            );
+        }
         let inverse = self.inverse_scale();
         let unscaled = match self.unscale_and_clip(&model, grads, inverse) {
             Ok(unscaled) => unscaled,

@@ -274,6 +274,7 @@ impl LossScaleState {
     ///
     /// A state does not say which rule it followed. One that fits by chance is let through: that of
     /// a static scale after a skipped step looks as if a dynamic one had just backed off to it.
+    /// [`continued`](Self::continued) says what a scale of 1 makes of one that does not fit.
     pub(crate) fn validate_for(&self, rule: &LossScale) -> Result<(), AmpError> {
         self.validate()?;
         match rule {
@@ -293,8 +294,19 @@ impl LossScaleState {
         }
     }
 
+    /// Where a scaler with this rule goes on from the state: a static scale of 1 is a check alone, which
+    /// has no scale to be wrong about, so it keeps of another run's state the steps counted so far.
+    pub(crate) fn continued(self, rule: &LossScale) -> Result<Self, AmpError> {
+        match rule {
+            LossScale::Static(scale) if *scale == 1.0 && self.scale != 1.0 => {
+                self.validate()?;
+                Ok(self.restarted(rule))
+            }
+            _ => self.validate_for(rule).map(|()| self),
+        }
+    }
+
     /// The first state of `rule`, with the steps counted so far.
-    #[cfg(feature = "train")]
     pub(crate) fn restarted(&self, rule: &LossScale) -> Self {
         Self {
             skipped_steps: self.skipped_steps,

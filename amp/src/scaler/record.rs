@@ -61,21 +61,25 @@ impl GradScaler {
             });
         }
         let mut scaler = record.config.init()?;
+        record.state.validate_for(&scaler.config.loss_scale)?;
         scaler.load_state(record.state)?;
         Ok(scaler)
     }
 
     /// Replaces the state and keeps the configuration.
     ///
-    /// A disabled scaler ignores it, so that a run can be resumed in BF16. The other way round, the
-    /// state of a run without loss scale is refused: begin with the first scale instead.
+    /// An F16 run can be resumed in BF16: a static scale of 1, which [`LossScale::for_dtype`] gives for it,
+    /// takes the state of a run with any other scale. Its own scale stays 1, `steps` and `skipped_steps` go
+    /// on, and `consecutive_skips` is 0. [`LossScale::None`] ignores the state. The other way
+    /// round, the state of a run without loss scale is refused: begin with the first scale instead.
     ///
     /// # Errors
     ///
-    /// [`AmpError::Record`] for a state that no scaler of this configuration can be in: that of
-    /// another kind of loss scale, of another static scale, or outside of floor and ceiling.
+    /// [`AmpError::Record`] for a state that no scaler can be in, and, but for the two above, for one that
+    /// no scaler of this configuration can be in: that of another kind of loss scale, of another static
+    /// scale, or outside of floor and ceiling.
     pub fn load_state(&mut self, state: LossScaleState) -> Result<(), AmpError> {
-        state.validate_for(&self.config.loss_scale)?;
+        let state = state.continued(&self.config.loss_scale)?;
         if self.config.loss_scale != LossScale::None {
             self.state = state;
         }
