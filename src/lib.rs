@@ -2,7 +2,8 @@
 //!
 //! - [`amp`]: automatic mixed precision, F16 and BF16 compute over FP32 master weights;
 //! - [`quant`]: fake quantization, quantization-aware training, calibration, conversion;
-//! - [`prune`]: CHITA, pruning as best-subset selection over a low-rank empirical Fisher;
+//! - [`prune`]: layer by layer from inputs (where to begin), by magnitude in stages, or CHITA from gradients;
+//!   masks that hold, and smaller networks;
 //! - [`deploy`]: ONNX files, and a CPU engine with integer kernels;
 //! - [`recipe`]: the extensions in one order, from a file, resumable; the report on what came out;
 //! - [`layerwise`]: which weights of one layer to keep, from XᵀX of its inputs;
@@ -12,6 +13,17 @@
 //!
 //! Where to begin: [`manual`], a chapter for each task; [`prelude`], the names that most programs need;
 //! [`LeanModule`], the verbs as methods of a model.
+//!
+//! # Feature flags
+//!
+//! None is on by default.
+//!
+//! - `flex`, `ndarray`, `wgpu`, `vulkan`, `metal`, `cuda`, `cpu`: Burn's backends, forwarded to it; each also
+//!   compiles fake quantization and emulated half precision for the backend. Name those that `burn` has.
+//!   `cuda`, `vulkan` and `wgpu` also read the energy of NVIDIA's GPUs, for the report of a [`recipe`];
+//! - `fusion`: Burn's kernel fusion;
+//! - `train`: mixed precision in Burn's Learner;
+//! - `engine`: `Engine` of [`deploy`], on the CPU, and latencies of it in a [`recipe`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -150,10 +150,10 @@ impl Rounding {
 /// How the inputs of linear layers are rounded in use: symmetrically, with a scale for each token that
 /// comes from the values at hand.
 ///
-/// The weights that [`compress`](crate::OneShot::compress) returns are solved for such inputs; the
-/// model that it returns still gives its layers the inputs themselves. A model that rounds them is
-/// made by `PtqConfig` of burn-lean-quant in its dynamic mode, with the granularity
-/// `PerToken` (the example `llama_compress` does).
+/// [`Rounding::Compensated`] solves weights for such inputs; with [`Rounding::Nearest`], as in
+/// [`Preset::w8a8`], the errors in the report are those with them, and no code depends on them. The model that
+/// [`compress`](crate::OneShot::compress) returns still gives its layers the inputs themselves;
+/// [`Compressed::prepare`](crate::Compressed::prepare) makes one that rounds them.
 #[derive(Config, Debug, PartialEq)]
 pub struct Activations {
     /// Bits of an input, 2 to 8.
@@ -205,8 +205,8 @@ impl Preset {
             .with_target(Target::OwnInputs)
     }
 
-    /// 8-bit weights, one scale for each output, and 8-bit inputs, one scale for each token, with
-    /// SmoothQuant's factors between them (α = 0.5).
+    /// 8-bit weights, one scale for each output, rounded to nearest, and 8-bit inputs, one scale for each
+    /// token, with SmoothQuant's factors between them (α = 0.5). `w4a8-g32` solves for such inputs.
     pub fn w8a8() -> Self {
         Self::w8a16().with_8_bit_inputs()
     }

@@ -1,5 +1,8 @@
-//! Pruning for [Burn](https://burn.dev): which weights to remove at the least loss, from the
-//! gradients of a trained model.
+//! Pruning for [Burn](https://burn.dev): layer by layer from inputs alone ([`Pruner`], where to begin), by
+//! magnitude in stages, or CHITA, the best subset of weights under the gradients of a loss; masks that hold
+//! the zeros, and networks without them.
+//!
+//! CHITA:
 //!
 //! ```
 //! use burn::module::Module;

@@ -44,7 +44,7 @@
 //!
 //! # Rooms
 //!
-//! Here are the names that most programs need; [`prelude`] has the ten that every program needs. What
+//! Here are the names that most programs need; [`prelude`] has the few that every program needs. What
 //! belongs to one subject alone lives in its module, as the report of an audit in [`inspect`].
 //!
 //! # Feature flags

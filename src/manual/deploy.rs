@@ -10,16 +10,30 @@
 //! | fast on this CPU | `EngineConfig::compile` (feature `engine`); of a pruned model, too: it finds out which matrices are faster without their zeros |
 //!
 //! ```
-//! use burn::nn::LinearConfig;
-//! use burn::tensor::{Device, Tensor};
-//! use burn_lean::deploy::Form;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn_lean::deploy::{EngineConfig, Form}; // `EngineConfig` with the feature `engine`
 //! use burn_lean::prelude::*;
 //!
 //! let device = Device::flex();
-//! let model = LinearConfig::new(8, 4).init(&device);
-//! let x = Tensor::<2>::ones([1, 8], &device);
-//! let export = Export::record(&model, &x, |model, x| model.forward(x))?;
-//! let exported = export.to_onnx(Form::Float)?;
-//! assert!(!exported.model.to_bytes()?.is_empty());
+//! let model: Linear = LinearConfig::new(8, 4).init(&device);
+//! let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
+//! let config = PtqConfig::new().with_progress(false);
+//! let (model, _) = config.quantize_for(model, || [x.clone()], |model, x| model.forward(x))?;
+//!
+//! let export = Export::record(&model, &x, |model: &Linear, x| model.forward(x))?;
+//! let exported = export.to_onnx(Form::Qdq)?;
+//! let count = |operator: &str| {
+//!     let nodes = exported.model.nodes().iter();
+//!     nodes.filter(|node| node.operator() == operator).count()
+//! };
+//! // The input becomes codes; it and the weight, which is codes in the file, become floats.
+//! assert_eq!((count("QuantizeLinear"), count("DequantizeLinear")), (1, 2));
+//!
+//! let engine = EngineConfig::new().compile(export)?;
+//! let outputs = engine.run(&x)?;
+//! let prepared = QuantizedForward::new().run(&model, x, |model, x| model.forward(x))?;
+//! // An input between two codes may go to the other one: 1/255 times a weight of at most 0.36.
+//! assert!((outputs - prepared).abs().max().into_scalar::<f32>() < 2e-3);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

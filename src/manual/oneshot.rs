@@ -9,6 +9,7 @@
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::tensor::{Device, Distribution, Tensor, activation::relu};
 //! use burn_lean::oneshot::{OneShot, load_compressed};
+//! use burn_lean::quant::deploy::save_compressed_tensors;
 //!
 //! #[derive(Module, Debug)]
 //! struct Net {
@@ -43,6 +44,13 @@
 //! let loaded = load_compressed(Net::new(&device), &file)?.model;
 //! let [x, _] = batches;
 //! assert_eq!(loaded.forward(x.clone()).into_data(), done.model.forward(x).into_data());
+//!
+//! // Codes, scales and zero points as quantizers of `quant`: a file for vLLM; an ONNX file and the engine
+//! // of `deploy` take this model, too.
+//! let prepared = done.prepare(None)?;
+//! assert_eq!(prepared.left_float, []);
+//! let report = save_compressed_tensors(&prepared.model, folder.path().join("vllm.safetensors"))?;
+//! assert_eq!(report.quantized, ["body.weight", "head.weight"]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -54,7 +62,11 @@
 //! | `w4a16-g32` | 4 bits, a scale for 32 inputs: GPTQ with searched ranges and refined codes |
 //! | `sparse-2:4`, `sparse-0.5` | zeros, chosen as best subsets |
 //! | `sparse-2:4-w4a16-g32` | both in one solve |
-//! | `w8a8` | weights for inputs that are rounded, too; `PtqConfig` prepares the layers to round them |
+//! | `w8a8` | 8-bit weights, rounded to nearest after SmoothQuant, and 8-bit inputs: errors are reported for rounded inputs |
+//! | `w4a8-g32` | the same with 4-bit weights that are solved for rounded inputs |
+//!
+//! With the last two, [`Compressed::prepare`](crate::oneshot::Compressed::prepare) with the preset's activations
+//! makes the layers round their inputs.
 //!
 //! A [`Preset`](crate::oneshot::Preset) is also built field by field: AWQ, SmoothQuant, SparseGPT, Wanda,
 //! magnitude; [`as_published`](crate::oneshot::Preset::as_published) is the method of the paper alone.

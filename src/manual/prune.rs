@@ -40,6 +40,37 @@
 //! empirical Fisher, in one stage or several; it takes a loss and labelled batches, budgets per layer
 //! or in operations, and N:M patterns. Take the first to begin with.
 //!
+//! Its gradient matrix has a row for each of n samples and a column for each weight. Where that is beyond
+//! memory, it can be in a file, or a sketch of more samples can take its place:
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn_lean::prelude::*;
+//! use burn_lean::prune::SketchConfig;
+//!
+//! let device = Device::flex();
+//! let inputs = Tensor::<2>::random([96, 16], Distribution::Default, &device);
+//! let prune = |fisher: FisherConfig| {
+//!     PrunerConfig::new(SolverConfig::new(Budget::Sparsity(0.75)), fisher).prune(
+//!         LinearConfig::new(16, 8).init(&device),
+//!         |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
+//!         |_seed| [inputs.clone()],
+//!     )
+//! };
+//! // 64 rows of 128 numbers; 8 KiB of them may be in memory, the others are in an unnamed file.
+//! let on_disk = FisherConfig::new(64)
+//!     .with_memory_bound(8 << 10)
+//!     .with_on_disk(Some(std::env::temp_dir()));
+//! let pruned = prune(on_disk)?;
+//! assert!(pruned.stages[0].gradients.on_disk);
+//! assert_eq!(pruned.stages[0].gradients.bytes, 32 << 10);
+//! // The same 64 samples in the bytes of 16.
+//! let pruned = prune(FisherConfig::new(64).with_sketch(Some(SketchConfig::new(16))))?;
+//! assert_eq!(pruned.stages[0].gradients.bytes, 8 << 10);
+//! # Ok::<(), burn_lean::prune::PruneError>(())
+//! ```
+//!
 //! # In stages, with training between them
 //!
 //! Most zeros for the accuracy: prune a part, train with the zeros held, prune further. What prunes is
@@ -107,37 +138,6 @@
 //! [`StageTraining`](crate::prune::run::StageTraining). BatchNorm statistics are measured anew in every stage.
 //! What comes of it, beside the dense network trained for as long: `cargo bench --features train --bench
 //! gradual`.
-//!
-//! Its gradient matrix has a row for each of n samples and a column for each weight. Where that is beyond
-//! memory, it can be in a file, or a sketch of more samples can take its place:
-//!
-//! ```
-//! use burn::nn::LinearConfig;
-//! use burn::tensor::{Device, Distribution, Tensor};
-//! use burn_lean::prelude::*;
-//! use burn_lean::prune::SketchConfig;
-//!
-//! let device = Device::flex();
-//! let inputs = Tensor::<2>::random([96, 16], Distribution::Default, &device);
-//! let prune = |fisher: FisherConfig| {
-//!     PrunerConfig::new(SolverConfig::new(Budget::Sparsity(0.75)), fisher).prune(
-//!         LinearConfig::new(16, 8).init(&device),
-//!         |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
-//!         |_seed| [inputs.clone()],
-//!     )
-//! };
-//! // 64 rows of 128 numbers; 8 KiB of them may be in memory, the others are in an unnamed file.
-//! let on_disk = FisherConfig::new(64)
-//!     .with_memory_bound(8 << 10)
-//!     .with_on_disk(Some(std::env::temp_dir()));
-//! let pruned = prune(on_disk)?;
-//! assert!(pruned.stages[0].gradients.on_disk);
-//! assert_eq!(pruned.stages[0].gradients.bytes, 32 << 10);
-//! // The same 64 samples in the bytes of 16.
-//! let pruned = prune(FisherConfig::new(64).with_sketch(Some(SketchConfig::new(16))))?;
-//! assert_eq!(pruned.stages[0].gradients.bytes, 8 << 10);
-//! # Ok::<(), burn_lean::prune::PruneError>(())
-//! ```
 //!
 //! # Afterwards
 //!

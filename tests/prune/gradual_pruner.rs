@@ -6,9 +6,9 @@ use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, GradualConfig, GradualPruner, Masks, PruneError, Pruner, Schedule, Selection,
+    Budget, Effort, GradualConfig, GradualPruner, Masks, PruneError, Pruner, Schedule, Selection,
     SparsityPattern, StageMethod,
-    layerwise::{Candidate, Refitted},
+    layerwise::{Candidate, Refitted, SupportMethod},
     recompute_batch_norm,
     run::{Epoch, GradualPruned, StageTraining},
 };
@@ -402,4 +402,22 @@ fn a_run_that_was_killed_goes_on_after_the_newest_finished_stage_with_the_same_n
             assert!(other, "{error}");
         }
     });
+}
+
+#[test]
+fn settings_read_back_from_json() {
+    let mut gradual = GradualPruner::new(Budget::Sparsity(0.875), 3, 2, 4);
+    gradual.method = StageMethod::Layerwise;
+    gradual.schedule = Schedule::Constant;
+    gradual.pruner = Pruner::new(Budget::Sparsity(0.875)).with_effort(Effort::Quick);
+    let json = serde_json::to_value(&gradual).unwrap();
+    let read: GradualPruner = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&read).unwrap(), json);
+    assert_eq!((read.stages, read.epochs, read.last_epochs), (3, 2, 4));
+    assert_eq!(read.method, StageMethod::Layerwise);
+    assert_eq!(read.pruner.effort, Effort::Quick);
+    assert_eq!(read.pruner.support, SupportMethod::Obs);
+    // What is no setting of a run is as by default.
+    assert!(read.pruner.progress);
+    assert_eq!(read.state, None);
 }

@@ -5,7 +5,10 @@ use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfi
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::prune::{
-    FisherConfig, Masks, PruneError, PruneReport, Selection, fisher::GradientMethod, flops,
+    FisherConfig, Masks, PruneError, PruneReport, Selection,
+    fisher::GradientMethod,
+    flops,
+    shrink::{ShrinkReport, ShrunkGroup},
 };
 
 #[derive(Module, Debug)]
@@ -173,4 +176,22 @@ fn a_forward_pass_that_reads_numbers_cannot_be_recorded() {
         matches!(reading, Err(PruneError::Trace { .. })),
         "{reading:?}"
     );
+}
+
+#[test]
+fn a_report_of_smaller_layers_survives_serialization() {
+    let report = ShrinkReport {
+        groups: vec![ShrunkGroup {
+            paths: vec!["first.weight".into()],
+            units: 8,
+            removed: 3,
+            fixed: None,
+        }],
+        multiplications_before: 64.0,
+        multiplications_after: 40.0,
+    };
+    let json = serde_json::to_string(&report).unwrap();
+    let read: ShrinkReport = serde_json::from_str(&json).unwrap();
+    assert_eq!(read, report);
+    assert_eq!(read.removed(), 3);
 }

@@ -62,6 +62,11 @@ fn a_quantized_tensor_reads_back_from_json_and_a_damaged_one_is_refused() {
     let json = serde_json::to_value(&whole).unwrap();
     let read: QuantizedTensor = serde_json::from_value(json.clone()).unwrap();
     assert_eq!(read, whole);
+    let rank = whole.dequantize::<3>(&Device::flex()).unwrap_err();
+    assert!(
+        matches!(rank, QuantError::UnsupportedRank { rank: 2, .. }),
+        "{rank}"
+    );
 
     for (field, value, message) in [
         ("codes", json!([7, -7, 0]), "expected 4 numbers, found 3"),

@@ -36,10 +36,13 @@ use values::{check_numbers, given, results};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Arithmetic {
-    /// Integers where they are faster, measured when the engine is compiled.
+    /// Integers where they are faster, measured when the engine is compiled. A layer that stays float neither
+    /// rounds nor clips its activations: beyond the calibrated range its numbers are not those of the
+    /// converted model, and which layers these are differs between machines.
     #[default]
     Fastest,
-    /// Integers wherever there is a kernel.
+    /// Integers wherever there is a kernel: there the numbers of the converted model, up to rounding, on every
+    /// machine.
     Integer,
     /// Floats: weights are dequantized once, activations stay as they are.
     Float,
@@ -130,7 +133,8 @@ impl Default for EngineConfig {
 /// let export = Export::record(&model, &x, |model, x| model.forward(x))?;
 /// let engine = EngineConfig::new().compile(export)?;
 /// let y = engine.run(&x)?;
-/// y.into_data().assert_approx_eq::<f32>(&model.forward(x).into_data(), Tolerance::default());
+/// // Sums of 5 terms, of at most 2.5 together.
+/// y.into_data().assert_approx_eq::<f32>(&model.forward(x).into_data(), Tolerance::absolute(2e-6));
 /// # Ok::<(), burn_lean_deploy::DeployError>(())
 /// ```
 #[derive(Debug)]

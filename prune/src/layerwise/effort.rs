@@ -1,7 +1,7 @@
 //! How much a pruner does.
 
 use burn_lean_graph::{Tensors, Walk};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Passes that tuning is worth beginning for.
 const LEAST: usize = 4;
@@ -22,7 +22,7 @@ const LEAST: usize = 4;
 /// Fewer than four passes gain nothing: a network of which the bound affords fewer is not tuned. A
 /// quarter of the passes, and at least 24 steps, come first: where they harm, the others are left out.
 /// Where that were half of all, all passes are one course.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effort {
     /// Without gradients.

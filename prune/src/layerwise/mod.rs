@@ -28,7 +28,7 @@ use burn::module::{Module, ParamGroup};
 use burn::tensor::{Device, Tensor};
 use burn_lean_graph::{GraphError, Tensors, Walk, cloned};
 use burn_lean_reparam::{Rejected, Training, attached};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::layerwise::attempt::Setting;
 use crate::layerwise::candidates::Tried;
@@ -73,7 +73,7 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 ///
 /// Every model that can be recorded ([`Walk`]) will do. [`PrunerConfig`](crate::PrunerConfig) prunes
 /// the others, from the gradients of a loss (CHITA); it also knows groups and budgets of operations.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Pruner {
     /// How many weights remain.
     pub budget: Budget,
@@ -112,8 +112,12 @@ pub struct Pruner {
     /// The parameters to prune. Default: see [`Selection::of`].
     pub group: Option<ParamGroup>,
     /// Show progress bars, where standard error is a terminal. Default: yes.
-    #[serde(skip)]
+    #[serde(skip, default = "shown")]
     pub progress: bool,
+}
+
+fn shown() -> bool {
+    true
 }
 
 impl Pruner {

@@ -1,10 +1,10 @@
 //! Which weights of a layer stay.
 
 use burn_lean_layerwise::{Method, SearchConfig};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How the weights of a layer that stay are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SupportMethod {

@@ -116,7 +116,7 @@ impl PruneReport {
     }
 
     /// Fraction of all parameters that pruning set to zero.
-    pub fn model_sparsity(&self) -> f64 {
+    fn model_sparsity(&self) -> f64 {
         (self.weights - self.nonzeros) as f64 / self.parameters.max(1) as f64
     }
 }

@@ -67,7 +67,7 @@ use crate::{
 /// assert_eq!(kept, [16, 8]);
 /// # Ok::<(), burn_lean_prune::PruneError>(())
 /// ```
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GradualPruner {
     /// What prunes in a stage. Default: magnitude, which nothing was better than that needs no labels, once
     /// there is training (`benches/RESULTS.md`).
@@ -107,7 +107,7 @@ struct Start {
 }
 
 /// What prunes in a stage of [`GradualPruner`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StageMethod {

@@ -101,8 +101,9 @@ impl MixedPrecisionConfig {
     /// Prepares `model`, calibrates it, and keeps layers until the bound is met.
     ///
     /// `model` is a trained float model. `run` shows it calibration data; `output` and `evaluate`
-    /// are those of [`sensitivity`]. All must call its layers with `forward_q`. Quantizers of the
-    /// model's own stay as they are.
+    /// are those of [`sensitivity`]. All run it by
+    /// [`QuantizedForward::run`](crate::QuantizedForward::run), or by a forward pass that calls its layers
+    /// with `forward_q`. Quantizers of the model's own stay as they are.
     ///
     /// # Errors
     ///

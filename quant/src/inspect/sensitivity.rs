@@ -64,13 +64,16 @@ pub struct LayerSensitivity {
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_quant::{ForwardQ, QatConfig, WeightConfig, sensitivity};
+/// use burn_lean_quant::{QatConfig, QuantizedForward, WeightConfig, sensitivity};
 ///
 /// let device = Device::flex();
 /// let config = QatConfig::new().with_weight(WeightConfig::int(2)).with_activation(None);
 /// let model = config.prepare(LinearConfig::new(8, 4).init(&device))?;
 /// let x = Tensor::<2>::ones([2, 8], &device);
-/// let output = |model: &burn::nn::Linear| model.forward_q(x.clone());
+/// let quantized = QuantizedForward::new();
+/// let output = |model: &burn::nn::Linear| {
+///     quantized.run(model, x.clone(), |model, x| model.forward(x))
+/// };
 /// let sensitivity = sensitivity(&model, output, |_| 90.0)?;
 /// // Two bits are coarse: the noise is less than 30 dB below the signal.
 /// assert!(sensitivity.layers[0].output_sqnr < 30.0);

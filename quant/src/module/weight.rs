@@ -10,9 +10,9 @@ use crate::module::sites::SiteQuantizers;
 /// The quantizers of a layer, carried by its weight.
 ///
 /// [`Param::val`] gives the fake-quantized weight; of a [converted](crate::ConvertConfig) one, the
-/// values that its codes stand for, in the dtype that it had before. The other quantizers wait for the layer to be
-/// called with [`forward_q`](crate::ForwardQ::forward_q), which finds them here: the layer's own
-/// type, and with it the model's, does not change.
+/// values that its codes stand for, in the dtype that it had before. [`QuantizedForward::run`](crate::QuantizedForward::run)
+/// finds the other quantizers here, and so does [`forward_q`](crate::ForwardQ::forward_q) in a forward pass
+/// of your own: the layer's own type, and with it the model's, does not change.
 ///
 /// Its state is visited under `weight.quant.weight…`, `weight.quant.input…` and so on.
 #[derive(Module, Debug)]

@@ -8,6 +8,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 use burn_lean_reparam::{PathVisitor, Trail, settle, visit_with_path};
 use safetensors::tensor::Dtype;
+use serde::{Deserialize, Serialize};
 
 use super::codes::{Codes, Input};
 use super::config::SparsityConfig;
@@ -20,7 +21,7 @@ use crate::module::walk::{Located, Site, quantizers};
 use crate::{QuantError, QuantizedTensor};
 
 /// What a file in the layout of compressed-tensors holds, and what it does not.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CompressedReport {
     /// Bytes of the file.

@@ -30,8 +30,9 @@ pub struct LayerInputs {
 
 impl LayerInputs {
     /// The inputs of every prepared [`Linear`](burn::nn::Linear), [`Conv1d`] and [`Conv2d`] of
-    /// `model` that `run` calls with [`forward_q`](crate::ForwardQ::forward_q), also those of
-    /// attentions, transformers and recurrent layers. Reads each from the device.
+    /// `model` that `run` calls: by [`QuantizedForward::run`](crate::QuantizedForward::run), or with
+    /// [`forward_q`](crate::ForwardQ::forward_q) in a forward pass of its own. Those of attentions,
+    /// transformers and recurrent layers are among them. Reads each from the device.
     ///
     /// `run` gets a copy of the model as it is after training ([`valid`](Module::valid)), and may
     /// call it, or clones of it, on any thread.
@@ -44,13 +45,15 @@ impl LayerInputs {
     /// ```
     /// use burn::nn::LinearConfig;
     /// use burn::tensor::{Device, Tensor};
-    /// use burn_lean_quant::{ForwardQ, QatConfig, module::LayerInputs};
+    /// use burn_lean_quant::{QatConfig, QuantizedForward, module::LayerInputs};
     ///
     /// let device = Device::flex();
     /// let model = LinearConfig::new(2, 3).init(&device);
     /// let model = QatConfig::new().with_activation(None).prepare(model)?;
+    /// let x = Tensor::<2>::from_data([[1.0, -3.0], [3.0, 1.0]], &device);
+    /// let quantized = QuantizedForward::new();
     /// let inputs = LayerInputs::collect(&model, |model| {
-    ///     model.forward_q(Tensor::<2>::from_data([[1.0, -3.0], [3.0, 1.0]], &device));
+    ///     quantized.run(model, x, |model, x| model.forward(x))
     /// })?;
     /// assert_eq!(inputs.of("weight").unwrap()[0].mean(), [2.0, -1.0]);
     /// # Ok::<(), burn_lean_quant::QuantError>(())
