@@ -1,6 +1,6 @@
 //! What was done to a model.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// What was done to a model, layer by layer.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -23,6 +23,7 @@ pub struct LayerReport {
     /// Inputs that are zero in every row: their weights cost nothing.
     pub dead_inputs: usize,
     /// Squared error of the outputs against the target, as a fraction of the target's squares.
+    #[serde(deserialize_with = "or_nan")]
     pub relative_error: f64,
     /// Weights that are zero.
     pub zeros: usize,
@@ -34,6 +35,11 @@ pub struct LayerReport {
     /// reads: something else reads it, too, or it is no norm, product or gate. It is rounded as it is.
     #[serde(default)]
     pub unscaled: bool,
+}
+
+/// JSON has no NaN and no infinity, and writes `null`.
+fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 /// What a block took.

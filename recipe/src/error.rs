@@ -64,8 +64,8 @@ pub enum RecipeError {
         /// The stage.
         stage: String,
     },
-    /// A training epoch ended with a loss that is infinite or NaN, or all of its steps were skipped for
-    /// such gradients. With a state folder the last checkpoint is kept.
+    /// A training epoch ended with a loss that is infinite or NaN, in mixed precision after steps that were
+    /// all skipped. With a state folder the last checkpoint is kept.
     #[error(
         "`{stage}`, epoch {epoch}: the training has diverged, its last loss is {loss}: lower \
          `learning_rate`, set `max_norm`, and look for NaN in the batches"

@@ -44,7 +44,7 @@ pub enum RoundingMethod {
 /// let int4 = QuantizeStage::new("int4".parse()?, "uint8".parse()?)
 ///     .with_train(TrainStage::new(5, 1e-4));
 /// assert_eq!(int4.name(), "W4A8");
-/// # Ok::<(), String>(())
+/// # Ok::<(), burn_lean_recipe::RecipeError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -190,7 +190,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         Ok(model)
     }
 
-    /// Refuses an epoch that left NaN in the weights, or that took no step at all.
+    /// Refuses an epoch that left NaN in the weights, or took no step for such losses.
     fn check_progress(
         &mut self,
         steps: usize,
@@ -202,11 +202,8 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         };
         let read = loss.try_into_scalar::<f32>();
         let loss = read.map_err(|error| RecipeError::task(error.to_string()))?;
-        // What is not finite is skipped, where anybody looks at it.
-        let failed = match self.scaler.is_disabled() {
-            true => !loss.is_finite(),
-            false => skipped == steps,
-        };
+        // Where anybody looks, what is not finite is skipped; a loss scale that is too high skips, too.
+        let failed = !loss.is_finite() && (self.scaler.is_disabled() || skipped == steps);
         match failed {
             true => Err(RecipeError::Diverged {
                 stage: self.stage.clone(),
