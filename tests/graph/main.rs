@@ -7,6 +7,7 @@ mod follows;
 mod lean;
 mod models;
 mod observer;
+mod recordings;
 mod refuses;
 mod rules;
 mod sites;
