@@ -236,12 +236,10 @@ impl Recordings {
         };
         let mut recording = record_with(model, input, forward, self.halves, seeks)?;
         let compared = known.as_ref().and_then(|known| known.compared.clone());
-        let compared = compared.filter(|_| verifies);
-        let parts = match (verifies && !is_verified, &compared) {
-            (false, None) => HashSet::new(),
-            _ => parts(&recording.graph),
-        };
-        let is_new = compared.as_ref().is_some_and(|seen| !parts.is_subset(seen));
+        let is_new = verifies
+            && compared
+                .as_ref()
+                .is_some_and(|seen| parts(&recording.graph).any(|part| !seen.contains(&part)));
         if matches!(seeks, Seeks::Nothing(_)) && !is_new {
             return Ok(recording);
         }
@@ -253,7 +251,7 @@ impl Recordings {
             varies: Form::of(&recording.form).0 != Form::of(&()).0,
             is_verified,
             compared,
-            watches: is_new,
+            watches: watches || is_new,
         };
         if matches!(seeks, Seeks::Backward) {
             if !is_verified || is_new {
@@ -262,12 +260,9 @@ impl Recordings {
                 now.is_verified = verified != Verified::NotFinite;
                 now.watches = false;
                 if verified == Verified::Same {
-                    let mut all = parts;
-                    all.extend(now.compared.iter().flat_map(|seen| seen.iter()));
-                    now.compared = Some(Arc::new(all));
+                    let seen = now.compared.iter().flat_map(|seen| seen.iter().copied());
+                    now.compared = Some(Arc::new(seen.chain(parts(&recording.graph)).collect()));
                 }
-            } else {
-                now.watches = watches;
             }
             recording.forget_backward();
         }
@@ -287,12 +282,12 @@ fn is_behind_a_pointer<F>() -> bool {
 /// numbers.
 ///
 /// A loop over time is the same for every length.
-fn parts(graph: &Graph) -> HashSet<u64> {
+fn parts(graph: &Graph) -> impl Iterator<Item = u64> + '_ {
     let magnitude = |number: f64| match number == 0.0 {
         true => i32::MIN,
         false => number.abs().log10().floor() as i32,
     };
-    let parts = graph.nodes().map(|node| {
+    graph.nodes().map(move |node| {
         let numbers = match node.operation() {
             OperationIr::NumericFloat(..) => node.scalars(),
             _ => Vec::new(),
@@ -301,8 +296,7 @@ fn parts(graph: &Graph) -> HashSet<u64> {
         let mut part = DefaultHasher::new();
         (node.name(), node.module(), numbers).hash(&mut part);
         part.finish()
-    });
-    parts.collect()
+    })
 }
 
 fn warn_of(verified: Verified, pass: &Pass) {

@@ -76,8 +76,8 @@ impl<O: Tensors> Recording<O> {
     /// gradient is zero but for rounding, as that of a bias before a BatchNorm; and the memory of one, with a
     /// copy of the weights on the device and two or three sets of gradients on the host. Weights are moved for
     /// it by up to a twentieth, those that are zero too, so that none hides a difference and none changes its
-    /// sign; a float input that is zero everywhere, a mask of no example say, is 0.5 for it; of what is frozen no gradient is compared. The model is not touched, and no random numbers of the
-    /// device are used up.
+    /// sign; a float input that is zero everywhere, a mask of no example say, is 0.5 for it; of what is frozen
+    /// no gradient is compared. The model is not touched, and no random numbers of the device are used up.
     ///
     /// ```
     /// use burn::nn::LinearConfig;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use burn::module::{Module, ParamGroup};
 use burn_lean_quant::rounding::{GroupParams, set_weight_qparams};
 use burn_lean_quant::{
-    FakeQuantizeConfig, Granularity, Mapping, NumberFormat, ObserverConfig, Override, PtqConfig,
-    PtqMode, QatConfig, QuantError, Scheme, WeightConfig, WeightGranularity,
+    FakeQuantizeConfig, Granularity, Mapping, NumberFormat, ObserverConfig, Override, QatConfig,
+    QuantError, Scheme, WeightConfig, WeightGranularity,
 };
 use burn_lean_reparam::{Rejected, each_float};
 
@@ -88,18 +88,7 @@ impl<M: Module> Compressed<M> {
                 qparams.keys().cloned().collect(),
             )))
             .with_overrides(overrides);
-        let model = match activations {
-            None => config.prepare(self.model).map_err(rejected)?,
-            // Ranges come from the values at hand: there is nothing to run.
-            Some(_) => {
-                let config = PtqConfig::new()
-                    .with_quantize(config)
-                    .with_mode(PtqMode::Dynamic)
-                    .with_progress(false);
-                let prepared = config.quantize(self.model, Vec::<()>::new, |_, ()| {});
-                prepared.map_err(rejected)?.0
-            }
-        };
+        let model = config.prepare(self.model).map_err(rejected)?;
         Ok(Prepared {
             model: set_weight_qparams(model, &qparams).map_err(rejected)?,
             left_float,
