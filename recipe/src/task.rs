@@ -19,6 +19,7 @@ type Forward<'a, M, I, O> = Box<dyn Fn(&M, I) -> O + 'a>;
 type Evaluate<'a, I, O> = Box<dyn Fn(&Predict<'_, I, O>) -> Result<f64, RecipeError> + 'a>;
 type Logits<'a, O> = Box<dyn Fn(&O) -> Tensor<2> + 'a>;
 type Features<'a, O> = Box<dyn Fn(&O) -> Vec<Tensor<2>> + 'a>;
+type Resize<'a, M> = Box<dyn Fn(&mut M) + 'a>;
 
 /// What a recipe acts on, in the words of the program that has it: closures.
 ///
@@ -63,6 +64,7 @@ pub struct Task<'a, M, I, T, O> {
     optimizer: Box<dyn Fn(&Device) -> ModuleOptimizer + 'a>,
     pub(crate) logits: Option<Logits<'a, O>>,
     pub(crate) features: Option<Features<'a, O>>,
+    pub(crate) resize: Option<Resize<'a, M>>,
 }
 
 impl<M, I, T, O> fmt::Debug for Task<'_, M, I, T, O> {
@@ -71,6 +73,7 @@ impl<M, I, T, O> fmt::Debug for Task<'_, M, I, T, O> {
             .field("evaluates", &self.evaluate.is_some())
             .field("has_logits", &self.logits.is_some())
             .field("has_features", &self.features.is_some())
+            .field("resizes", &self.resize.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -96,6 +99,7 @@ impl<'a, M, I, T, O> Task<'a, M, I, T, O> {
             }),
             logits: None,
             features: None,
+            resize: None,
         }
     }
 
@@ -133,6 +137,14 @@ impl<'a, M, I, T, O> Task<'a, M, I, T, O> {
     /// [`Distillation`](crate::Distillation) that weighs them.
     pub fn with_features(mut self, features: impl Fn(&O) -> Vec<Tensor<2>> + 'a) -> Self {
         self.features = Some(Box::new(features));
+        self
+    }
+
+    /// With what sets the numbers of a model that follow the sizes of its parameters, for
+    /// [`ShrinkStage`](crate::ShrinkStage): see
+    /// [`Shrink::shrink_resizing`](burn_lean_prune::Shrink::shrink_resizing).
+    pub fn with_resizing(mut self, resize: impl Fn(&mut M) + 'a) -> Self {
+        self.resize = Some(Box::new(resize));
         self
     }
 

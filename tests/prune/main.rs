@@ -33,6 +33,7 @@ mod running_statistics;
 mod schedule;
 mod selection;
 mod shrink_record;
+mod shrink_resizing;
 mod shrink_whole;
 mod sketch;
 mod solver_brute_force;

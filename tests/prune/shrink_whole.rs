@@ -61,7 +61,7 @@ impl Residual {
 }
 
 /// The weight with zeros at some places of an axis.
-fn without<const D: usize>(
+pub(crate) fn without<const D: usize>(
     weight: Param<Tensor<D>>,
     axis: usize,
     places: &[usize],

@@ -493,3 +493,45 @@ fn the_input_of_a_layer_that_is_not_called_gets_no_quantizer() {
             .is_ok()
     );
 }
+
+/// What is multiplied with a table, as in the head of a language model, is an input as that of a layer.
+#[test]
+fn the_input_of_a_tied_head_is_quantized_and_indices_are_not() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let table = EmbeddingConfig::new(12, 8).init(&device);
+        let table = with_numbers(table, 3);
+        let forward = |table: &Embedding, ids: Tensor<2, Int>| {
+            let rows = table.forward(ids).tanh();
+            rows.matmul(table.weight.val().transpose().unsqueeze())
+        };
+        let rows = |table: &Embedding, ids: Tensor<2, Int>| table.forward(ids);
+        let ids = Tensor::<2, Int>::from_ints([[0, 5, 11], [3, 3, 7]], &device);
+        let names = |model: &Embedding| -> Vec<String> {
+            quantizers(model).iter().map(|one| one.name()).collect()
+        };
+        let looked_up = QatConfig::new()
+            .prepare_for(table.clone(), ids.clone(), rows)
+            .unwrap();
+        assert_eq!(names(&looked_up), ["weight"]);
+        let model = QatConfig::new()
+            .prepare_for(table.clone(), ids.clone(), forward)
+            .unwrap();
+        assert_eq!(names(&model), ["weight", "input of `weight`"]);
+        let found = QuantizedForward::new()
+            .run(&model, ids.clone(), forward)
+            .unwrap();
+        let float = forward(&table, ids.clone());
+        let largest = float.clone().abs().max().into_scalar::<f32>();
+        let off = (found.clone() - float).abs().max().into_scalar::<f32>();
+        assert!(off > 0.0 && off < 0.02 * largest, "{off} of {largest}");
+        let (converted, _) = ConvertConfig::new().convert(model.valid()).unwrap();
+        let run = QuantizedForward::new().run(&converted, ids.inner(), forward);
+        assert_eq!(
+            values(run.unwrap()),
+            values(found.inner()),
+            "{}",
+            target.name
+        );
+    });
+}

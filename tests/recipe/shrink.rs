@@ -1,6 +1,9 @@
 //! Recipes that make layers smaller.
 
 use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{Int, Tensor};
@@ -127,4 +130,62 @@ fn what_cannot_be_is_refused_before_anything_is_computed() {
         assert!(error.to_string().contains(field), "{error}");
     }
     assert!(Recipe::from_toml("[shrink]\nexclude = [\"head\"]").is_err());
+}
+
+/// Channels are made, filtered one by one, and put together.
+#[derive(Module, Debug)]
+struct Separable {
+    make: Conv2d,
+    filter: Conv2d,
+    head: Linear,
+}
+
+#[test]
+fn depthwise_convolutions_get_smaller_with_their_groups_and_a_restart_has_them() {
+    let device = burn::tensor::Device::flex();
+    let task = Task::new(
+        |model: &Separable, x: Tensor<4>| {
+            let x = relu(model.filter.forward(relu(model.make.forward(x))));
+            let [examples, channels, ..] = x.dims();
+            let x = x.mean_dim(3).mean_dim(2).reshape([examples, channels]);
+            model.head.forward(x)
+        },
+        |logits: Tensor<2>, labels: Tensor<1, Int>| {
+            CrossEntropyLossConfig::new()
+                .init(&logits.device())
+                .forward(logits, labels)
+        },
+        |seed| batches(seed, &device),
+    )
+    .with_resizing(|model: &mut Separable| model.filter.groups = model.filter.weight.dims()[0]);
+    let trains = device.clone().autodiff();
+    let given = Separable {
+        make: Conv2dConfig::new([1, 12], [3, 3]).init(&trains),
+        filter: Conv2dConfig::new([12, 12], [3, 3])
+            .with_groups(12)
+            .init(&trains),
+        head: LinearConfig::new(12, 3).init(&trains),
+    };
+    let state = tempfile::tempdir().unwrap();
+    let run = || {
+        let shrink = ShrinkStage::new(0.5).with_tune(TrainStage::new(1, 1e-3));
+        let recipe = Recipe::new()
+            .with_dtype(ComputeDtype::F32)
+            .with_shrink(shrink);
+        let run = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .with_state(state.path());
+        run.run(given.clone(), &task).unwrap()
+    };
+    let [first, again] = [run(), run()];
+    let small = &first.last().model;
+    assert!(small.filter.groups <= 6);
+    assert_eq!(small.filter.weight.dims(), [small.filter.groups, 1, 3, 3]);
+    assert_eq!(again.last().model.filter.groups, small.filter.groups);
+    let (x, _) = batches(0, &device).remove(0);
+    let of = |model: &Separable| {
+        let x = model.filter.forward(model.make.forward(x.clone()));
+        values(x)
+    };
+    assert_eq!(of(&again.last().model.valid()), of(&small.valid()));
 }

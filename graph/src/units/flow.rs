@@ -8,7 +8,7 @@ use burn::backend::ir::{
 };
 
 use super::classes::Classes;
-use super::reshape::reshaped;
+use super::reshape::{Splits, reshaped};
 use super::{FixedBy, UnitRole};
 use crate::graph::describe::operands;
 use crate::{Graph, operation_name};
@@ -25,11 +25,18 @@ pub(super) struct Flow<'a> {
     weights: HashSet<TensorId>,
     /// What is computed from parameters and constants alone.
     derived: HashSet<TensorId>,
+    /// Where numbers that are written into the model may become smaller, too.
+    splits: Option<&'a mut Splits>,
 }
 
 impl<'a> Flow<'a> {
     /// `own` are the places of the parameters.
-    pub(super) fn new(graph: &'a Graph, own: &[Axes], classes: &'a mut Classes) -> Self {
+    pub(super) fn new(
+        graph: &'a Graph,
+        own: &[Axes],
+        classes: &'a mut Classes,
+        splits: Option<&'a mut Splits>,
+    ) -> Self {
         let parameters = graph.parameters().iter().map(|one| one.tensor);
         Self {
             graph,
@@ -40,6 +47,7 @@ impl<'a> Flow<'a> {
                 .chain(graph.constants.keys().copied())
                 .collect(),
             axes: parameters.zip(own.iter().cloned()).collect(),
+            splits,
         }
     }
 
@@ -210,11 +218,9 @@ impl<'a> Flow<'a> {
         let (input, out, axes) = match base {
             Base::Reshape(op) => {
                 let axes = self.of(&op.input);
-                (
-                    &op.input,
-                    &op.out,
-                    reshaped(&axes, &op.out.shape, self.classes),
-                )
+                let to = (op.out.id, &op.out.shape[..]);
+                let axes = reshaped(&axes, to, self.classes, self.splits.as_deref_mut());
+                (&op.input, &op.out, axes)
             }
             Base::Expand(op) => {
                 let mut axes = self.of(&op.input);
@@ -328,6 +334,10 @@ impl<'a> Flow<'a> {
             let (a, b) = (&left[axis], &right[axis]);
             if a.len() == b.len() {
                 self.classes.join_all(a, b);
+                // A head, of what is weighted by something that depends on the inputs.
+                if are_weights == [false, false] {
+                    self.classes.vary(a);
+                }
                 continue;
             }
             let (long, spread) = match a.len() < b.len() {
@@ -355,17 +365,15 @@ impl<'a> Flow<'a> {
         groups: usize,
     ) -> Option<()> {
         let (mut axes, own) = (self.of(x), self.of(weight));
-        self.classes.play(&own[reads], UnitRole::Reads);
-        self.classes.play(&own[makes], UnitRole::Makes);
-        let mut made = own[makes].clone();
-        if groups == 1 {
-            self.classes.join_all(&axes[axis], &own[reads]);
-        } else {
-            for places in [&axes[axis], &own[reads], &own[makes]] {
-                self.classes.fix(places, &FixedBy::Groups);
+        let made = match groups {
+            1 => {
+                self.classes.play(&own[reads], UnitRole::Reads);
+                self.classes.play(&own[makes], UnitRole::Makes);
+                self.classes.join_all(&axes[axis], &own[reads]);
+                own[makes].clone()
             }
-            made = self.classes.pinned(out.shape[axis], FixedBy::Groups);
-        }
+            _ => self.grouped(&axes[axis], &own[reads], &own[makes], groups),
+        };
         if let Some(bias) = bias {
             let places = self.of(bias);
             self.classes.join_all(&made, &places[0]);
@@ -380,6 +388,60 @@ impl<'a> Flow<'a> {
         }
         self.set(out, axes);
         Some(())
+    }
+
+    /// A convolution with groups: of the two axes of its weight one has the channels of all groups, the
+    /// other those of one. Returns the places of what is made.
+    fn grouped(&mut self, x: &[u32], reads: &[u32], makes: &[u32], groups: usize) -> Vec<u32> {
+        let spread_over = |one: &[u32]| one.repeat(groups);
+        // Those of a transposed convolution are read by the long axis.
+        let is_transposed = reads.len() == x.len();
+        let (long, short) = match is_transposed {
+            true => (reads, makes),
+            false => (makes, reads),
+        };
+        let made = match is_transposed {
+            true => spread_over(makes),
+            false => makes.to_vec(),
+        };
+        if short.len() > 1 {
+            // The same places of all groups go: their number stays.
+            let of_group = long.len() / groups;
+            for (place, id) in long.iter().enumerate() {
+                self.classes.join(*id, long[place % of_group]);
+            }
+            self.classes.play(reads, UnitRole::Reads);
+            self.classes.play(makes, UnitRole::Makes);
+            let read = match is_transposed {
+                true => reads.to_vec(),
+                false => spread_over(reads),
+            };
+            self.classes.join_all(x, &read);
+            return made;
+        }
+        if self.splits.is_none() {
+            for places in [x, reads, makes] {
+                self.classes.fix(places, &FixedBy::Groups);
+            }
+            return made;
+        }
+        // Depthwise: a channel is a group, and the weight has a slice for it, as a norm has.
+        let (inputs, outputs) = (x.len() / groups, made.len() / groups);
+        let channel = |group: usize| match is_transposed {
+            true => long[group * inputs],
+            false => long[group * outputs],
+        };
+        let made = (0..groups * outputs)
+            .map(|place| channel(place / outputs))
+            .collect();
+        for (place, id) in x.iter().enumerate() {
+            self.classes.join(*id, channel(place / inputs));
+        }
+        let of_group = long.len() / groups;
+        for (place, id) in long.iter().enumerate() {
+            self.classes.join(*id, long[place / of_group * of_group]);
+        }
+        made
     }
 
     /// What keeps examples and channels, and looks at windows of the rest.
@@ -464,15 +526,21 @@ impl<'a> Flow<'a> {
             Module::MaxPool2d(op) => self.windows(&op.x, &op.out),
             Module::Interpolate(op) => self.windows(&op.x, &op.out),
             Module::Attention(op) => {
+                let heads = self.of(&op.query)[1].clone();
                 let operands = [&op.query, &op.key, &op.value];
                 for operand in operands.into_iter().chain(&op.mask).chain(&op.attn_bias) {
-                    for places in self.of(operand) {
-                        self.classes.fix(&places, &FixedBy::Attention);
+                    for (axis, places) in self.of(operand).iter().enumerate() {
+                        match axis == 1 && places.len() == heads.len() {
+                            true => self.classes.join_all(&heads, places),
+                            false => self.classes.fix(places, &FixedBy::Attention),
+                        }
                     }
                 }
+                self.classes.vary(&heads);
                 let sizes = op.out.shape.iter();
                 let axes = sizes.map(|n| self.classes.pinned(*n, FixedBy::Attention));
-                let axes = axes.collect();
+                let mut axes: Axes = axes.collect();
+                axes[1] = heads;
                 self.set(&op.out, axes);
                 Some(())
             }

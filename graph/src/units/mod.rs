@@ -9,13 +9,14 @@ mod classes;
 mod flow;
 mod reshape;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::module::ParamId;
 
 use crate::Graph;
 use classes::Classes;
 use flow::Flow;
+use reshape::Splits;
 
 /// What a parameter has to do with a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -158,12 +159,58 @@ impl Graph {
     /// ```
     pub fn units(&self) -> Vec<UnitGroup> {
         let mut classes = Classes::default();
+        let own = self.followed(&mut classes, None);
+        grouped(self, &own, &mut classes)
+    }
+
+    /// The units where numbers that are written into the model become smaller with its parameters.
+    ///
+    /// [`units`](Self::units) has those that can go while the forward pass stays as it is. Heads of an
+    /// attention, channels of a depthwise convolution and groups of a norm can go, too, where the
+    /// model's number of heads or groups follows: a head is a unit of several places on the axis of
+    /// each projection.
+    ///
+    /// ```
+    /// use burn::nn::conv::{Conv2d, Conv2dConfig};
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_graph::record;
+    ///
+    /// let device = Device::flex();
+    /// let model: Vec<Conv2d> = [(3, 8, 1), (8, 8, 8), (8, 2, 1)]
+    ///     .map(|(i, o, groups)| Conv2dConfig::new([i, o], [1, 1]).with_groups(groups).init(&device))
+    ///     .to_vec();
+    /// let forward = |model: &Vec<Conv2d>, x| model.iter().fold(x, |x, layer| layer.forward(x));
+    /// let recording = record(&model, &Tensor::<4>::zeros([1, 3, 4, 4], &device), forward)?;
+    /// let free = |one: &burn_lean_graph::UnitGroup| one.fixed.is_none();
+    /// assert!(!recording.graph().units().iter().any(free));
+    /// let groups = recording.graph().units_resized();
+    /// assert_eq!(groups.iter().find(|group| free(group)).unwrap().units, 8);
+    /// # Ok::<(), burn_lean_graph::GraphError>(())
+    /// ```
+    pub fn units_resized(&self) -> Vec<UnitGroup> {
+        let mut splits = Splits::default();
+        loop {
+            let mut classes = Classes::default();
+            let own = self.followed(&mut classes, Some(&mut splits));
+            let places = own.iter().flatten().flatten();
+            let read = places.filter(|id| classes.role(**id).reads());
+            let read: Vec<u32> = read.copied().collect();
+            let read: HashSet<u32> = read.into_iter().map(|id| classes.root(id)).collect();
+            let is_useful = |id| classes.fixed(id).is_none() && read.contains(&classes.root(id));
+            if !splits.advance(is_useful) {
+                return grouped(self, &own, &mut classes);
+            }
+        }
+    }
+
+    /// Follows all places; returns those of the parameters.
+    fn followed(&self, classes: &mut Classes, splits: Option<&mut Splits>) -> Vec<Vec<Vec<u32>>> {
         let own: Vec<Vec<Vec<u32>>> = self
             .parameters()
             .iter()
             .map(|parameter| parameter.shape.iter().map(|n| classes.fresh(*n)).collect())
             .collect();
-        Flow::new(self, &own, &mut classes).run();
+        Flow::new(self, &own, classes, splits).run();
         // One parameter may be shown at several paths.
         let mut seen = HashMap::new();
         for (index, parameter) in self.parameters().iter().enumerate() {
@@ -174,7 +221,7 @@ impl Graph {
                 classes.join_all(ours, theirs);
             }
         }
-        grouped(self, &own, &mut classes)
+        own
     }
 }
 

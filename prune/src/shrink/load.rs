@@ -10,7 +10,8 @@ use burn_lean_reparam::{PathMapper, Rejected, Trail, Training, map_with_path};
 use crate::PruneError;
 
 /// Loads the record of a shrunk model into a new model of the original sizes, whose parameters become
-/// as small as those of the record; Burn's own `load_record` refuses other shapes.
+/// as small as those of the record; Burn's own `load_record` refuses other shapes. Numbers that
+/// [`Shrink::shrink_resizing`](crate::Shrink::shrink_resizing) set are in no record: set them again.
 ///
 /// ```
 /// use burn::module::Module;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Module, ParamGroup, ParamId, Reparameterization};
 use burn::tensor::{DType, Tensor};
 use burn_lean_graph::{FixedBy, Recording, TensorMapper, Tensors, UnitGroup, cloned, record};
-use burn_lean_reparam::{Rejected, Training, attached};
+use burn_lean_reparam::{Rejected, Training, attached, catch_quietly};
 
 use super::cut::{Weights, cut, silence};
 use super::readers::Readers;
@@ -53,9 +53,11 @@ use crate::{Mask, PruneError};
 /// # Ok::<(), burn_lean_prune::PruneError>(())
 /// ```
 ///
-/// Units stay where the model writes their number down: heads of an attention, groups of a
-/// convolution, channels of Burn's `GroupNorm` and `InstanceNorm`, sizes in a `reshape`; and what a norm
-/// over features or the output takes whole. The [`report`](ShrinkReport) says which, and why.
+/// Units stay where the model writes their number down: channels of a depthwise convolution, heads of an
+/// attention, channels of Burn's `GroupNorm` and `InstanceNorm`, sizes in a `reshape`, unless
+/// [`shrink_resizing`](Self::shrink_resizing) can write another one; and what a norm over features or the
+/// output takes whole. Of a convolution with groups of several channels the same ones of all groups go.
+/// The [`report`](ShrinkReport) says which stay, and why.
 #[derive(Debug, Clone)]
 pub struct Shrink {
     /// Share of the multiplications that is left at most, above 0 to 1; `None` removes only what has
@@ -120,16 +122,53 @@ impl Shrink {
         forward: impl Fn(&M, I) -> O,
         batch: I,
     ) -> Result<Shrunk<M>, Rejected<M, PruneError>> {
-        match self.shrunk(&model, &forward, batch) {
-            Ok(Shrunk {
-                model: small,
-                report,
-            }) => Ok(Shrunk {
-                model: Training::of(&model).restore(small),
-                report,
-            }),
-            Err(error) => Err(Rejected::new(model, error)),
-        }
+        let shrunk = self.shrunk(&model, &forward, batch, None);
+        returned(model, shrunk)
+    }
+
+    /// Shrinks `model` where numbers that are written into it have to follow its parameters.
+    ///
+    /// As [`shrink`](Self::shrink); `resize` sets those numbers in a model whose parameters have become
+    /// smaller: groups of a convolution, heads of an attention of your own (Burn's takes the heads to
+    /// fill `d_model`), channels of a norm. With it go channels of depthwise convolutions, whole heads (where
+    /// several heads share keys and values, they go together), groups of channels that a norm takes
+    /// together. Numbers that `resize` leaves as they are keep their units, as without it.
+    ///
+    /// ```
+    /// use burn::nn::conv::{Conv2d, Conv2dConfig};
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_prune::Shrink;
+    ///
+    /// let device = Device::flex();
+    /// // Channels are made, filtered one by one, and put together.
+    /// let model: Vec<Conv2d> = [(3, 32, 1), (32, 32, 32), (32, 8, 1)]
+    ///     .map(|(i, o, groups)| Conv2dConfig::new([i, o], [3, 3]).with_groups(groups).init(&device))
+    ///     .to_vec();
+    /// let forward = |model: &Vec<Conv2d>, x| model.iter().fold(x, |x, layer| layer.forward(x));
+    /// let images = Tensor::<4>::ones([2, 3, 8, 8], &device);
+    /// let shrunk = Shrink::to(0.5).shrink_resizing(model, forward, images, |model| {
+    ///     model[1].groups = model[1].weight.dims()[0];
+    /// })?;
+    /// assert_eq!(shrunk.model[1].groups, shrunk.model[0].weight.dims()[0]);
+    /// assert!(shrunk.model[1].groups <= 16);
+    /// # Ok::<(), burn_lean_prune::PruneError>(())
+    /// ```
+    ///
+    /// Numbers are in no record: after [`load_shrunk`](crate::load_shrunk) call `resize` on the model.
+    ///
+    /// # Errors
+    ///
+    /// As [`shrink`](Self::shrink), and [`PruneError::CannotShrink`] where `resize` panics for the whole
+    /// model, or changes its outputs.
+    pub fn shrink_resizing<M: Module, I: Tensors, O: Tensors>(
+        &self,
+        model: M,
+        forward: impl Fn(&M, I) -> O,
+        batch: I,
+        resize: impl Fn(&mut M),
+    ) -> Result<Shrunk<M>, Rejected<M, PruneError>> {
+        let shrunk = self.shrunk(&model, &forward, batch, Some(&resize));
+        returned(model, shrunk)
     }
 
     fn shrunk<M: Module, I: Tensors, O: Tensors>(
@@ -137,6 +176,7 @@ impl Shrink {
         model: &M,
         forward: &impl Fn(&M, I) -> O,
         batch: I,
+        resize: Option<&dyn Fn(&mut M)>,
     ) -> Result<Shrunk<M>, PruneError> {
         let share = self.share.unwrap_or(1.0);
         checks::accept(
@@ -159,7 +199,20 @@ impl Shrink {
         let batch = batch.map_tensors(&mut Plain(device.as_ref()));
         let recording = recorded(&dense, forward, &batch)?;
         comparable(|| forward(&dense, cloned(&batch)))?;
-        let mut groups = recording.graph().units();
+        if let Some(resize) = resize {
+            let resized = resized(dense.valid(), resize)?;
+            let outputs = [&dense, &resized].map(|model| forward(model, cloned(&batch)));
+            agree(&outputs[0], &outputs[1]).map_err(|_| PruneError::CannotShrink {
+                reason:
+                    "`resize` changes the outputs of a model of which nothing is gone: set what \
+                         follows from the sizes of parameters alone"
+                        .into(),
+            })?;
+        }
+        let mut groups = match resize {
+            None => recording.graph().units(),
+            Some(_) => recording.graph().units_resized(),
+        };
         self.leave_alone(&mut groups)?;
         let weights = Weights::of(&dense, &groups)?;
         let axes = groups.iter().flat_map(|group| &group.axes);
@@ -174,6 +227,7 @@ impl Shrink {
             dense: &dense,
             forward,
             batch: &batch,
+            resize,
             // Units without weights go without a trace.
             silences: self.share.is_some(),
         };
@@ -223,11 +277,27 @@ impl Shrink {
     }
 }
 
+/// The smaller model as the given one was, or that one in the error.
+fn returned<M: Module>(
+    model: M,
+    shrunk: Result<Shrunk<M>, PruneError>,
+) -> Result<Shrunk<M>, Rejected<M, PruneError>> {
+    match shrunk {
+        Ok(shrunk) => Ok(Shrunk {
+            model: Training::of(&model).restore(shrunk.model),
+            ..shrunk
+        }),
+        Err(error) => Err(Rejected::new(model, error)),
+    }
+}
+
 /// A model that parts are cut out of.
 struct Cuts<'a, M, I, F> {
     dense: &'a M,
     forward: &'a F,
     batch: &'a I,
+    /// Sets the numbers that follow the sizes of parameters.
+    resize: Option<&'a dyn Fn(&mut M)>,
     /// Whether the units that go have weights.
     silences: bool,
 }
@@ -248,7 +318,10 @@ impl<M: Module, I: Tensors, O: Tensors, F: Fn(&M, I) -> O> Cuts<'_, M, I, F> {
                 forward(&silent, cloned(self.batch))
             }
         };
-        let small = cut(self.dense.valid(), groups, gone, moved);
+        let mut small = cut(self.dense.valid(), groups, gone, moved);
+        if let Some(resize) = self.resize {
+            small = resized(small, resize)?;
+        }
         // Recorded first: a forward pass that does not fit panics.
         let fits = record(&small, self.batch, |small, batch| forward(small, batch));
         fits.map_err(|source| PruneError::CannotShrink {
@@ -289,6 +362,14 @@ impl<M: Module, I: Tensors, O: Tensors, F: Fn(&M, I) -> O> Cuts<'_, M, I, F> {
         }
         Ok(written)
     }
+}
+
+/// The model after `resize`.
+fn resized<M>(mut model: M, resize: &dyn Fn(&mut M)) -> Result<M, PruneError> {
+    catch_quietly(|| resize(&mut model)).map_err(|message| PruneError::CannotShrink {
+        reason: format!("`resize` panics: {message}"),
+    })?;
+    Ok(model)
 }
 
 fn recorded<M: Module, I: Tensors, O: Tensors>(

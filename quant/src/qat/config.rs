@@ -376,7 +376,9 @@ impl QatConfig {
             }
         }
         let of_weight = of_weight.with_enabled(!choices.skip_weight);
-        let input = weight.float_input;
+        let multiplied = self.sites.as_ref();
+        let multiplied = multiplied.is_some_and(|found| found.is_multiplied(&weight.path));
+        let input = weight.float_input || multiplied;
         Ok(Some(WeightQuantizer {
             weight: named(of_weight, "weight", Role::Weight, 0),
             input: activation("input", input, Role::Input, 0)?,

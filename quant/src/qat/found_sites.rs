@@ -22,6 +22,10 @@ pub struct FoundSites {
     /// them), by path.
     #[serde(default)]
     uncalled: BTreeSet<String>,
+    /// Weights that numbers are multiplied with, by path: of a table, too, that is also the head of a
+    /// language model.
+    #[serde(default)]
+    multiplied: BTreeSet<String>,
 }
 
 impl FoundSites {
@@ -45,8 +49,11 @@ impl FoundSites {
                         found.axes.insert(one.site.path, axis);
                     }
                 }
-                // The output of a layer as such, and its input, need no recording.
-                (Role::Input, _) | (Role::Output, Place::Result) => {}
+                (Role::Input, _) => {
+                    found.multiplied.insert(one.site.path);
+                }
+                // The output of a layer as such needs no recording.
+                (Role::Output, Place::Result) => {}
                 // The state that a recurrence starts from has no range.
                 _ if one.is_zero => {}
                 (role, _) => {
@@ -64,6 +71,11 @@ impl FoundSites {
     /// Whether the forward pass does not come by the layer of this weight.
     pub(crate) fn is_uncalled(&self, weight: &str) -> bool {
         self.uncalled.contains(weight)
+    }
+
+    /// Whether the forward pass multiplies numbers with this weight.
+    pub(crate) fn is_multiplied(&self, weight: &str) -> bool {
+        self.multiplied.contains(weight)
     }
 
     pub(crate) fn axis(&self, weight: &str) -> Option<usize> {

@@ -22,7 +22,13 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         dense: &M,
     ) -> Result<StageOutcome<M>, RecipeError> {
         let name = plan.name();
-        let load = |record: ModuleRecord| Ok(load_shrunk(own(dense), record)?);
+        let load = |record: ModuleRecord| {
+            let mut small = load_shrunk(own(dense), record)?;
+            if let Some(resize) = &self.task.resize {
+                resize(&mut small);
+            }
+            Ok(small)
+        };
         self.stage(
             KEY,
             &name,
@@ -50,7 +56,11 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
             .ok_or(RecipeError::NoBatch { stage: plan.name() })?;
         let batch = on_device(&batch, &self.inner);
         let shrink = plan.shrink(&paths(dense));
-        let small = shrink.shrink(own(dense), forward, batch)?.model;
+        let shrunk = match &self.task.resize {
+            Some(resize) => shrink.shrink_resizing(own(dense), forward, batch, resize),
+            None => shrink.shrink(own(dense), forward, batch),
+        };
+        let small = shrunk?.model;
         // Training goes on from checkpoints of this very model.
         let kept = Kept {
             row: None,
