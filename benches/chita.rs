@@ -39,8 +39,8 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, Masks, Method, Problem, PruneError, PruneReport, Pruner, PrunerConfig,
-    RidgeChoice, RunningStatistics, Selection, SolverConfig, SparsityPattern, activation_norms,
-    flops, mean_loss, run::StageReport, solve_with_ridge,
+    RidgeChoice, RunningStatistics, Selection, SolverConfig, SparsityPattern, flops, mean_loss,
+    run::StageReport, solve_with_ridge,
 };
 use clap::Parser;
 use network::loss;
@@ -272,7 +272,7 @@ impl<'a, M: Network> Run<'a, M> {
             layout,
         )?;
         let fresh = self.fresh_problem()?;
-        for (name, method) in self.with_choices(methods)? {
+        for (name, method) in self.with_choices(methods) {
             for sparsity in self.cli.sparsities() {
                 memory.forget_peak();
                 let config = SolverConfig::new(Budget::Sparsity(sparsity))
@@ -327,10 +327,7 @@ impl<'a, M: Network> Run<'a, M> {
     }
 
     /// The methods, CHITA once for each of its configs.
-    fn with_choices(
-        &self,
-        methods: &[MethodName],
-    ) -> Result<Vec<(MethodName, Method)>, PruneError> {
+    fn with_choices(&self, methods: &[MethodName]) -> Vec<(MethodName, Method)> {
         let mut all = Vec::new();
         for name in methods {
             match name {
@@ -338,10 +335,10 @@ impl<'a, M: Network> Run<'a, M> {
                     let configs = self.cli.chita().into_iter();
                     all.extend(configs.map(|config| (*name, Method::Chita(config))));
                 }
-                _ => all.push((*name, self.method(*name)?)),
+                _ => all.push((*name, self.method(*name))),
             }
         }
-        Ok(all)
+        all
     }
 
     /// The same problem over another draw of samples.
@@ -367,7 +364,7 @@ impl<'a, M: Network> Run<'a, M> {
             // A stage that an earlier run has finished is not among them, but for the last.
             let mut measured = HashMap::new();
             let targets = self.cli.schedule().targets(sparsity, self.cli.stages)?;
-            let pruned = self.pruner(sparsity)?.prune_with(
+            let pruned = self.pruner(sparsity).prune_with(
                 self.model.clone(),
                 loss::<M>,
                 |seed| self.loader(seed),
@@ -445,24 +442,24 @@ impl<'a, M: Network> Run<'a, M> {
         }
     }
 
-    fn pruner(&self, sparsity: f64) -> Result<PrunerConfig, PruneError> {
+    fn pruner(&self, sparsity: f64) -> PrunerConfig {
         let solver = SolverConfig::new(Budget::Sparsity(sparsity))
             .with_pattern(self.cli.pattern())
-            .with_method(self.method(self.cli.stage_method)?)
+            .with_method(self.method(self.cli.stage_method))
             .with_dead_columns(Some(self.cli.dead_columns()))
             .with_seed(self.cli.seed);
-        Ok(PrunerConfig::new(solver, self.cli.fisher())
+        PrunerConfig::new(solver, self.cli.fisher())
             .with_stages(self.cli.stages)
             .with_schedule(self.cli.schedule())
             .with_ridge(self.cli.ridge())
             .with_held_out(self.cli.held_out)
             .with_running_statistics(self.cli.running_statistics())
             .with_seed(self.cli.seed)
-            .with_group(self.cli.group(&self.selection)))
+            .with_group(self.cli.group(&self.selection))
     }
 
-    fn method(&self, name: MethodName) -> Result<Method, PruneError> {
-        Ok(match name {
+    fn method(&self, name: MethodName) -> Method {
+        match name {
             MethodName::Random => Method::Random,
             MethodName::Magnitude | MethodName::Default => Method::Magnitude,
             MethodName::Obd => Method::DiagonalFisher,
@@ -472,14 +469,7 @@ impl<'a, M: Network> Run<'a, M> {
                 let configs = self.cli.chita();
                 Method::Chita(configs.into_iter().next().unwrap_or_else(ChitaConfig::new))
             }
-            MethodName::Wanda => {
-                let batches = self.loader(self.cli.seed).take(1);
-                let norms = activation_norms(&self.model, &self.selection, loss::<M>, batches)?;
-                Method::Wanda {
-                    activation_norms: norms,
-                }
-            }
-        })
+        }
     }
 
     /// Test accuracy [%].

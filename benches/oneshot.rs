@@ -54,7 +54,7 @@ struct Cli {
     /// The methods as they were published.
     #[arg(long)]
     as_published: bool,
-    /// Zeros by SparseGPT: the default, best subsets, takes d³/3 operations for each output of d inputs.
+    /// Zeros by SparseGPT, not by best subsets.
     #[arg(long)]
     sparsegpt: bool,
     /// Windows of calibration.

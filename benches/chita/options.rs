@@ -166,8 +166,6 @@ pub(crate) enum MethodName {
     /// Inverted blocks of the Fisher.
     #[value(name = "woodfisher")]
     WoodFisher,
-    /// Magnitude times the norm of the activation that meets the weight.
-    Wanda,
     /// Magnitude, then the exact regression on the kept weights.
     BackSolve,
     /// One stage of CHITA.
@@ -191,10 +189,7 @@ impl MethodName {
 impl MethodName {
     /// Whether its solution depends on a ridge.
     pub(crate) fn has_ridge(self) -> bool {
-        !matches!(
-            self,
-            Self::Random | Self::Magnitude | Self::Wanda | Self::Default
-        )
+        !matches!(self, Self::Random | Self::Magnitude | Self::Default)
     }
 }
 

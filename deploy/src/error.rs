@@ -28,6 +28,17 @@ pub enum DeployError {
         /// What is missing.
         why: String,
     },
+    /// An axis that was to stay open, and what keeps it from that.
+    #[error(
+        "the axis `{name}` cannot stay open: {reason}. Compute what depends on its size from tensors \
+         that have it, or leave it out of the open axes"
+    )]
+    OpenAxis {
+        /// Its name; of several that cannot be open together, all of them.
+        name: String,
+        /// Which operation depends on its size, and how.
+        reason: String,
+    },
     /// A dtype that ONNX, or this crate, does not know.
     #[error("`{what}` has the dtype {dtype}, which cannot be exported: cast it to another one")]
     Dtype {

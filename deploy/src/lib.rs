@@ -20,7 +20,7 @@ pub use engine::{
     OnnxFile, SparseLayer, SparseOutcome, Timed, integer_kernels,
 };
 pub use error::DeployError;
-pub use export::{Execution, Export, Exported, Form, LayerReport};
+pub use export::{Execution, Export, Exported, Form, LayerReport, OpenAxis};
 pub use onnx::{Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};
 pub(crate) use quantization::Edge;
 pub use quantization::{ActivationQuantization, Quantization};

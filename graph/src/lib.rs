@@ -72,4 +72,4 @@ pub use tensors::plain;
 pub use tensors::{Form, TensorMapper, Tensors, cloned, input_device, shapes, signature};
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};
-pub use walk::{Mark, Pass, Product, Residual, ResidualNorm, Step, Walk};
+pub use walk::{Kernel, Mark, Pass, Product, Residual, ResidualNorm, Step, Walk};

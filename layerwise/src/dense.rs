@@ -28,15 +28,8 @@ impl Factor {
         places: &[usize],
         damping: f64,
     ) -> Result<Self, LayerwiseError> {
-        Self::new(principal(matrix, places).as_ref(), damping).map_err(|error| match error {
-            LayerwiseError::NotPositiveDefinite { feature, damping } => {
-                LayerwiseError::NotPositiveDefinite {
-                    feature: places.get(feature).copied().unwrap_or(feature),
-                    damping,
-                }
-            }
-            other => other,
-        })
+        let factor = Self::new(principal(matrix, places).as_ref(), damping);
+        factor.map_err(|error| error.at_places(places))
     }
 
     /// L.

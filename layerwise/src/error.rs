@@ -64,6 +64,19 @@ pub enum LayerwiseError {
     },
 }
 
+impl LayerwiseError {
+    /// The same, of features that are at these places of the whole layer.
+    pub(crate) fn at_places(self, places: &[usize]) -> Self {
+        match self {
+            Self::NotPositiveDefinite { feature, damping } => Self::NotPositiveDefinite {
+                feature: places.get(feature).copied().unwrap_or(feature),
+                damping,
+            },
+            other => other,
+        }
+    }
+}
+
 /// Refuses what is not finite.
 pub(crate) fn finite(what: &'static str, values: &[f32]) -> Result<(), LayerwiseError> {
     match values.iter().position(|value| !value.is_finite()) {

@@ -57,7 +57,11 @@ impl Keep {
         let mut kept = vec![false; scores.len()];
         let mut top = |places: std::ops::Range<usize>, count: usize| {
             let mut order: Vec<usize> = places.collect();
-            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+            if count < order.len() {
+                order.select_nth_unstable_by(count, |a, b| {
+                    scores[*b].total_cmp(&scores[*a]).then(a.cmp(b))
+                });
+            }
             order.into_iter().take(count).for_each(|at| kept[at] = true);
         };
         match *self {

@@ -41,6 +41,8 @@
 //! Products of up to 1,024 rows are summed in F32, everything else in F64. Rows are solved in parallel
 //! on rayon's pool; the result does not depend on the number of threads.
 
+mod compensation;
+mod conjugate;
 mod dense;
 mod elimination;
 mod error;
@@ -51,9 +53,11 @@ mod scores;
 mod search;
 mod solve;
 mod sparse_gpt;
+mod splitting;
 mod support;
 mod tableau;
 
+pub use compensation::Compensation;
 pub use error::LayerwiseError;
 pub use gram::Gram;
 pub use keep::Keep;

@@ -21,6 +21,9 @@ pub struct SearchConfig {
     pub transfers: usize,
     /// Moves count that lower the objective of a row by this fraction. Default 1e-5.
     pub tolerance: f64,
+    /// Operations of optimal brain surgeon, o·d³/3, up to which a layer is searched; of a larger one
+    /// [`Method::Splitting`](crate::Method::Splitting) is taken. Default 1e12: some minutes.
+    pub max_operations: f64,
 }
 
 impl SearchConfig {
@@ -31,6 +34,7 @@ impl SearchConfig {
             splice: 8,
             transfers: 3,
             tolerance: 1e-5,
+            max_operations: 1e12,
         }
     }
 

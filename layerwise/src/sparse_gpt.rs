@@ -2,11 +2,12 @@
 //!
 //! ([Frantar & Alistarh, 2023](https://arxiv.org/abs/2301.00774)). With U the upper Cholesky factor
 //! of H⁻¹, column by column: what is pruned of column j leaves an error w_j/U_jj, which the columns to
-//! its right make good, w ← w − e U_j,>j. Which weights go is decided a block of columns at a time, by
+//! its right make good (`compensation.rs`). Which weights go is decided a block of columns at a time, by
 //! w_j²/U_jj², with the weights as they are by then.
 
 use rayon::prelude::*;
 
+use crate::compensation::Compensation;
 use crate::error::LayerwiseError;
 use crate::{Keep, LayerProblem, Support};
 
@@ -17,7 +18,8 @@ pub(crate) fn sparse_gpt(
     block: usize,
 ) -> Result<(Vec<f64>, Support), LayerwiseError> {
     let (o, d) = (problem.outputs(), problem.features());
-    let upper = inverse_root(problem)?;
+    let inverse = problem.factor().inverse();
+    let compensation = Compensation::of_inverse(inverse, (0..d).collect(), problem.damping())?;
     // Where H is that of the weights themselves, this is w₀.
     let mut weights = problem.optimum();
     let mut kept = vec![false; o * d];
@@ -34,7 +36,7 @@ pub(crate) fn sparse_gpt(
         let scores: Vec<f64> = (0..o * width)
             .map(|at| {
                 let (row, j) = (at / width, first + at % width);
-                let error = weights[row * d + j] / upper[j][j];
+                let error = weights[row * d + j] / compensation.diagonal(j);
                 problem.importance(row) * error * error
             })
             .collect();
@@ -60,28 +62,10 @@ pub(crate) fn sparse_gpt(
                     if kept[j] {
                         continue;
                     }
-                    let error = weights[j] / upper[j][j];
-                    let rest = weights[j..].iter_mut().zip(&upper[j][j..]);
-                    rest.for_each(|(w, u)| *w -= error * u);
-                    weights[j] = 0.0;
+                    let off = std::mem::take(&mut weights[j]);
+                    compensation.make_good(j, off, &mut weights[j + 1..]);
                 }
             });
     }
     Ok((weights, Support::of(d, kept)))
-}
-
-/// The upper Cholesky factor of H⁻¹, row by row.
-fn inverse_root(problem: &LayerProblem) -> Result<Vec<Vec<f64>>, LayerwiseError> {
-    let inverse = problem.factor().inverse();
-    let d = problem.features();
-    let lower = crate::dense::Factor::new(inverse.as_ref(), problem.damping())?;
-    let lower = lower.lower();
-    // H⁻¹ = L Lᵀ = Uᵀ U.
-    Ok((0..d)
-        .map(|i| {
-            (0..d)
-                .map(|j| if j < i { 0.0 } else { lower[(j, i)] })
-                .collect()
-        })
-        .collect())
 }

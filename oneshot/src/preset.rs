@@ -95,7 +95,9 @@ pub enum PruneMethod {
     /// One pass over the inputs, others make good
     /// ([Frantar & Alistarh, 2023](https://arxiv.org/abs/2301.00774)).
     SparseGpt,
-    /// The best subset that a local search finds, with exact values.
+    /// The best subset that a local search finds, with exact values; of layers beyond
+    /// [`max_operations`](burn_lean_layerwise::SearchConfig::max_operations), of some thousand inputs, by
+    /// splitting ([ALPS](https://arxiv.org/abs/2406.07831)).
     BestSubset,
 }
 

@@ -1,14 +1,13 @@
 //! Weights on a grid, close to the optimum of a layer's quadratic.
 //!
 //! f(q) = ½ (q − w)ᵀ H (q − w) for each output, over codes and, in the refinement, scales. GPTQ goes
-//! over the inputs once: with U the upper Cholesky factor of H⁻¹, rounding input j leaves an error
-//! (w_j − q_j)/U_jj, which the inputs after it make good, w ← w − e U_j,>j. Coordinate descent then
-//! sets every code to the best one given all others, and the scales of an output to the solution of
+//! over the inputs once, each of which those after it make up for ([`Compensation`]). Coordinate descent
+//! then sets every code to the best one given all others, and the scales of an output to the solution of
 //! the small system (BᵀHB) s = BᵀHw, with one column of multiples for each group in B; neither can
 //! make f larger.
 
-use burn_lean_layerwise::LayerwiseError;
-use faer::linalg::solvers::{DenseSolveCore, LltError, Solve};
+use burn_lean_layerwise::{Compensation, LayerwiseError};
+use faer::linalg::solvers::Solve;
 use faer::{Mat, Side};
 use rayon::prelude::*;
 
@@ -62,20 +61,13 @@ pub(crate) fn group_size(inputs: usize, quantize: &Quantize) -> usize {
     quantize.group.unwrap_or(inputs).clamp(1, inputs.max(1))
 }
 
-/// The order of the inputs, and U for it.
-struct Compensation {
-    order: Vec<usize>,
-    /// Rows of U, each from its diagonal on.
-    upper: Vec<Vec<f64>>,
-}
-
 impl RoundingProblem<'_> {
     pub(crate) fn round(&self) -> Result<Rounded, LayerwiseError> {
         let d = self.inputs;
         let outputs = self.optimum.len() / d.max(1);
         let shared = match self.quantize.rounding {
             Rounding::Nearest => None,
-            Rounding::Compensated { .. } => Some(self.compensation(&self.order(0..d))?),
+            Rounding::Compensated { .. } => Some(self.compensation(0..d)?),
         };
         let rows: Result<Vec<_>, LayerwiseError> = (0..outputs)
             .into_par_iter()
@@ -105,8 +97,7 @@ impl RoundingProblem<'_> {
             .map_or(&all[..], |kept| &kept[row * d..(row + 1) * d]);
         let own = match shared {
             Some(_) if d <= OWN_FACTOR && kept.contains(&false) => {
-                let places = (0..d).filter(|at| kept[*at]);
-                Some(self.compensation(&self.order(places))?)
+                Some(self.compensation((0..d).filter(|at| kept[*at]))?)
             }
             _ => None,
         };
@@ -163,9 +154,12 @@ impl RoundingProblem<'_> {
             .collect()
     }
 
-    /// These inputs in the order of rounding.
-    fn order(&self, places: impl Iterator<Item = usize>) -> Vec<usize> {
-        let mut order: Vec<usize> = places.collect();
+    /// For these inputs in the order of rounding.
+    fn compensation(
+        &self,
+        inputs: impl Iterator<Item = usize>,
+    ) -> Result<Compensation, LayerwiseError> {
+        let mut order: Vec<usize> = inputs.collect();
         if let Rounding::Compensated {
             activation_order: true,
             ..
@@ -173,31 +167,8 @@ impl RoundingProblem<'_> {
         {
             order.sort_by(|a, b| self.diagonal[*b].total_cmp(&self.diagonal[*a]));
         }
-        order
-    }
-
-    fn compensation(&self, order: &[usize]) -> Result<Compensation, LayerwiseError> {
-        let size = order.len();
-        let failed = |LltError::NonPositivePivot { index }| LayerwiseError::NotPositiveDefinite {
-            feature: order.get(index).copied().unwrap_or(index),
-            damping: self.damping,
-        };
-        // Of a large layer each of these matrices takes gigabytes: none outlives its use.
-        let inverse = {
-            let matrix = Mat::from_fn(size, size, |i, j| {
-                self.hessian[order[i] * self.inputs + order[j]]
-            });
-            let factor = matrix.llt(Side::Lower).map_err(failed)?;
-            drop(matrix);
-            factor.inverse()
-        };
-        let factor = inverse.llt(Side::Lower).map_err(failed)?;
-        drop(inverse);
-        let lower = factor.L();
-        let upper = |i: usize| (i..size).map(|j| lower[(j, i)]).collect();
-        Ok(Compensation {
-            order: order.to_vec(),
-            upper: (0..size).map(upper).collect(),
+        Compensation::new(order, self.damping, |i, j| {
+            self.hessian[i * self.inputs + j]
         })
     }
 
@@ -212,31 +183,29 @@ impl RoundingProblem<'_> {
         codes: &mut [u8],
         ranges: &mut [Range],
     ) {
-        let Compensation { order, upper } = compensation;
+        let order = compensation.order();
         let group = self.group();
-        let mut left: Vec<f64> = order.iter().map(|at| optimum[*at]).collect();
         let mut reached = None;
-        for (step, at) in order.iter().enumerate() {
+        compensation.pass(optimum, |step, left| {
+            let at = order[step];
             let of_group = at / group;
             if !activation_order && reached != Some(of_group) {
                 reached = Some(of_group);
-                let own = order.iter().enumerate().skip(step);
-                let own = own.take_while(|(_, other)| *other / group == of_group);
+                let own = order[step..].iter().zip(left);
+                let own = own.take_while(|(other, _)| *other / group == of_group);
                 let (values, by): (Vec<f64>, Vec<f64>) = own
-                    .filter(|(_, other)| kept[**other])
-                    .map(|(step, other)| (left[step], self.diagonal[*other]))
+                    .filter(|(other, _)| kept[**other])
+                    .map(|(other, value)| (*value, self.diagonal[*other]))
                     .unzip();
                 ranges[of_group] = Range::of(&values, &by, self.quantize);
             }
             let range = &ranges[of_group];
-            codes[*at] = match kept[*at] {
-                true => range.code(left[step]),
+            codes[at] = match kept[at] {
+                true => range.code(left[0]),
                 false => range.zero,
             };
-            let error = (left[step] - range.value(codes[*at])) / upper[step][0];
-            let rest = left[step + 1..].iter_mut().zip(&upper[step][1..]);
-            rest.for_each(|(value, by)| *value -= error * by);
-        }
+            range.value(codes[at])
+        });
     }
 
     /// Coordinate descent over codes, and the best scales for them, in turns.

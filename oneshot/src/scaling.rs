@@ -47,7 +47,7 @@ pub(crate) fn scale<O: Tensors>(
         walk.replace_weight(&layer.product, scaled)?;
     }
     for path in &producer.vectors {
-        walk.divide_vector(path, &factors)?;
+        divide_vector(walk, path, &factors)?;
     }
     if let Some(product) = &producer.matrix {
         let old = walk.weight(product, Pass::Replaced)?;
@@ -170,19 +170,17 @@ fn output_error(off: &[f64], hessian: &[f64], inputs: usize) -> f64 {
     .sum()
 }
 
-/// What a walk can do with vectors of any shape.
-trait DivideVector {
-    fn divide_vector(&mut self, path: &str, factors: &[f64]) -> Result<(), OneShotError>;
-}
-
-impl<O: Tensors> DivideVector for Walk<O> {
-    fn divide_vector(&mut self, path: &str, factors: &[f64]) -> Result<(), OneShotError> {
-        let old = self.parameter::<1>(path, Pass::Replaced)?;
-        let by: Vec<f32> = factors.iter().map(|f| *f as f32).collect();
-        let by = Tensor::<1>::from_data(
-            TensorData::from(by.as_slice()),
-            (&old.device(), old.dtype()),
-        );
-        Ok(self.replace(path, old / by)?)
-    }
+/// Divides a vector that the walk carries.
+fn divide_vector<O: Tensors>(
+    walk: &mut Walk<O>,
+    path: &str,
+    factors: &[f64],
+) -> Result<(), OneShotError> {
+    let old = walk.parameter::<1>(path, Pass::Replaced)?;
+    let by: Vec<f32> = factors.iter().map(|f| *f as f32).collect();
+    let by = Tensor::<1>::from_data(
+        TensorData::from(by.as_slice()),
+        (&old.device(), old.dtype()),
+    );
+    Ok(walk.replace(path, old / by)?)
 }

@@ -103,4 +103,4 @@ pub use solver::{
     solve_with_ridge,
 };
 pub use sparse::SparseRecord;
-pub use statistics::{RunningStatistics, activation_norms, recompute_batch_norm};
+pub use statistics::{RunningStatistics, recompute_batch_norm};

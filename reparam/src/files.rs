@@ -70,6 +70,17 @@ impl<E> Files<E> {
         self.flush(to.parent().unwrap_or(Path::new(".")))
     }
 
+    /// Names in a folder, which need not be there.
+    pub fn names(&self, folder: &Path) -> Result<Vec<String>, E> {
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(self.failed("cannot read", folder)(error)),
+        };
+        let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+        Ok(entries.filter_map(name).collect())
+    }
+
     /// Removes a folder that need not be there.
     pub fn remove_folder(&self, path: &Path) -> Result<(), E> {
         match fs::remove_dir_all(path) {

@@ -18,6 +18,7 @@ mod judge;
 mod layers;
 mod left_float;
 mod movement;
+mod open_axes;
 mod pruned;
 mod quantized;
 mod refuses;

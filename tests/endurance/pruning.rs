@@ -70,9 +70,6 @@ fn method() -> impl Strategy<Value = Method> {
         1 => Just(Method::Magnitude),
         1 => Just(Method::DiagonalFisher),
         1 => (0usize..60).prop_map(|block_size| Method::WoodFisher { block_size }),
-        1 => (kind(), 0usize..60).prop_map(|(kind, count)| Method::Wanda {
-            activation_norms: kind.values(5, count),
-        }),
         1 => Just(Method::BackSolve),
         4 => chita,
     ]

@@ -7,3 +7,4 @@ mod naive;
 mod refusals;
 mod search;
 mod solve;
+mod splitting;

@@ -6,16 +6,18 @@ use burn_lean::layerwise::{
 
 use crate::naive::{Layer, close, dot, gauss, times};
 
-pub(crate) const METHODS: [Method; 5] = [
+pub(crate) const METHODS: [Method; 6] = [
     Method::Magnitude,
     Method::Wanda,
     Method::SparseGpt { block: 4 },
     Method::Obs,
+    Method::Splitting,
     Method::BestSubset(SearchConfig {
         max_exchanges: 1000,
         splice: 8,
         transfers: 3,
         tolerance: 1e-5,
+        max_operations: f64::INFINITY,
     }),
 ];
 

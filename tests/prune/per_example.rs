@@ -9,7 +9,7 @@ use burn::nn::{PaddingConfig1d, PaddingConfig2d, loss::CrossEntropyLossConfig};
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::prune::{
-    Batch, FisherConfig, Masks, PruneError, Selection, activation_norms,
+    Batch, FisherConfig, Masks, Selection,
     fisher::{FisherReport, GradientMethod},
 };
 
@@ -250,11 +250,6 @@ fn embeddings_and_convolutions_over_time_do_too() {
             assert_eq!(report.fallback, None, "{}", target.name);
             close(&batched, &plain);
         }
-
-        // Row 3 of the table is looked up twice, in every column of it.
-        let selection = Selection::of(&words, None).unwrap();
-        let norms = activation_norms(&words, &selection, loss, [x]).unwrap();
-        assert_eq!(norms[9..12], [2f32.sqrt(); 3]);
     });
 }
 
@@ -273,63 +268,4 @@ fn masked_weights_take_plain_passes() {
     assert!(report.fallback.is_some());
     // Pruned weights have no gradient.
     assert_eq!(report.zero_columns, [("weight".to_string(), 4)]);
-}
-
-#[test]
-fn activation_norms_are_those_of_the_inputs_of_every_weight() {
-    each_device(|target| {
-        let net = Images::new(&target.device);
-        let selection = Selection::of(&net, None).unwrap();
-        let batches = [images(4, &target.device), images(2, &target.device)];
-        let norms = activation_norms(&net, &selection, Images::loss, batches.clone()).unwrap();
-        assert_eq!(norms.len(), selection.layout().len());
-
-        // The first kernel meets the pixels at (2·row + i, 2·column + j) for 4 × 4 outputs.
-        let mut expected = [0f64; 18];
-        for (pixels, _) in &batches {
-            let data: Vec<f32> = pixels.clone().into_data().iter::<f32>().collect();
-            for (index, sum) in expected.iter_mut().enumerate() {
-                let (channel, i, j) = (index / 9, index / 3 % 3, index % 3);
-                for image in 0..pixels.dims()[0] {
-                    for (row, column) in (0..16).map(|at| (at / 4, at % 4)) {
-                        let at = ((image * 2 + channel) * 9 + 2 * row + i) * 9 + 2 * column + j;
-                        *sum += f64::from(data[at]).powi(2);
-                    }
-                }
-            }
-        }
-        for (index, norm) in norms[..72].iter().enumerate() {
-            let expected = expected[index % 18].sqrt();
-            // Sums of a hundred squares.
-            assert!(
-                (f64::from(*norm) - expected).abs() < 1e-5 * expected,
-                "{index}"
-            );
-        }
-        // A linear layer has one norm for each input, repeated over its outputs.
-        let head = &norms[144..];
-        assert!(
-            head.chunks(3)
-                .all(|row| row[0] == row[1] && row[1] == row[2])
-        );
-    });
-}
-
-#[test]
-fn activation_norms_need_examples_and_known_uses() {
-    let device = Device::flex();
-    let linear = LinearConfig::new(3, 2).init(&device);
-    let selection = Selection::of(&linear, None).unwrap();
-    let loss = |model: &Linear, x: &Tensor<2>| {
-        model.forward(x.clone()).mean() + model.weight.val().exp().sum()
-    };
-    assert_eq!(
-        activation_norms(&linear, &selection, loss, Vec::new()),
-        Err(PruneError::NoSamples)
-    );
-    let x = tensor::<2>(1, [2, 3], &device);
-    assert!(matches!(
-        activation_norms(&linear, &selection, loss, [x]),
-        Err(PruneError::Trace { .. })
-    ));
 }

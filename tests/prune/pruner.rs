@@ -90,9 +90,6 @@ fn every_method_prunes_through_the_same_interface() {
         Method::Magnitude,
         Method::DiagonalFisher,
         Method::WoodFisher { block_size: 8 },
-        Method::Wanda {
-            activation_norms: vec![1.0; 40],
-        },
         Method::BackSolve,
     ] {
         let mut config = config(0.5);

@@ -186,18 +186,9 @@ fn budgets_by_layer_and_by_operation_hold_inside_of_a_block() {
 }
 
 #[test]
-fn norms_and_groups_of_single_weights_find_their_block() {
+fn groups_of_single_weights_find_their_block() {
     let device = Device::flex();
-    let width = 30;
-    let budget = || Budget::Sparsity(0.5);
-    let wanda = Method::Wanda {
-        activation_norms: vec![1.0; 46],
-    };
-    let wanda = run(&config(budget(), wanda, width), Net::new(&device)).unwrap();
-    let magnitude = config(budget(), Method::Magnitude, width);
-    let magnitude_masks = run(&magnitude, Net::new(&device)).unwrap().masks;
-    assert_eq!(wanda.masks, magnitude_masks);
-
+    let magnitude = config(Budget::Sparsity(0.5), Method::Magnitude, 30);
     let groups = vec![vec![0, 29], vec![44, 30, 45]];
     let with = |groups: Vec<Vec<usize>>| {
         let mut config = magnitude.clone();

@@ -6,9 +6,9 @@ pub(crate) mod resumable_optimizer;
 
 pub use resumable_optimizer::ResumableOptimizer;
 
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
@@ -84,20 +84,13 @@ impl Checkpoints {
     ///
     /// [`AmpError::Io`] when the folder exists but cannot be read.
     pub fn steps(&self) -> Result<Vec<u64>, AmpError> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
+        let step = |name: String| {
+            let step = name.strip_prefix(STEP);
+            let step = step.or_else(|| name.strip_prefix(REPLACEMENT))?;
+            step.parse::<u64>().ok()
         };
-        let mut steps: Vec<u64> = entries
-            .filter_map(|entry| {
-                let name = entry.ok()?.file_name();
-                let name = name.to_str()?;
-                let step = name
-                    .strip_prefix(STEP)
-                    .or_else(|| name.strip_prefix(REPLACEMENT))?;
-                step.parse().ok()
-            })
+        let steps = FILES.names(&self.folder)?.into_iter().filter_map(step);
+        let mut steps: Vec<u64> = steps
             .filter(|step| is_complete(&self.path(*step)))
             .collect();
         steps.sort_unstable();
@@ -208,22 +201,16 @@ impl Checkpoints {
 
     /// Ends what a save or a removal left behind that was cut short.
     fn tidy(&self) -> Result<(), AmpError> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
-        };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let name = name.to_str().unwrap_or_default();
+        for name in FILES.names(&self.folder)? {
+            let path = self.folder.join(&name);
             if name.starts_with(PARTIAL) {
-                FILES.remove_folder(&entry.path())?;
+                FILES.remove_folder(&path)?;
             } else if let Some(step) = name.strip_prefix(REPLACEMENT)
                 && let Ok(step) = step.parse()
             {
-                match is_complete(&entry.path()) {
+                match is_complete(&path) {
                     true => self.replace(step)?,
-                    false => FILES.remove_folder(&entry.path())?,
+                    false => FILES.remove_folder(&path)?,
                 }
             }
         }

@@ -4,7 +4,7 @@ use burn::backend::{DispatchDevice, DispatchTensor};
 use rten::Value;
 
 use super::values::{read, results};
-use crate::{DeployError, Dimension, ElementType, Export, ValueInfo};
+use crate::{DeployError, ElementType, Export, ValueInfo};
 
 /// Inputs of the recorded shapes.
 pub(super) struct Example {
@@ -16,9 +16,9 @@ pub(super) struct Example {
 
 impl Example {
     pub(super) fn of<O>(export: &Export<O>, infos: &[ValueInfo]) -> Result<Self, DeployError> {
-        let shape = export.inputs.first().map(|(shape, _)| shape.as_slice());
-        let batch = shape.and_then(|shape| shape.first().copied()).unwrap_or(1);
-        let values: Vec<Value> = infos.iter().map(|info| numbers(info, batch)).collect();
+        let shapes = export.inputs.iter().map(|(shape, _)| shape);
+        let values = infos.iter().zip(shapes);
+        let values: Vec<Value> = values.map(|(info, shape)| numbers(info, shape)).collect();
         let device = export.device.clone();
         let tensors = match &device {
             Some(device) => results(values.clone(), infos, device)?,
@@ -41,21 +41,13 @@ impl Example {
 }
 
 /// Numbers for an input: between -1 and 1, or 0 where they are integers, which may be indices.
-fn numbers(info: &ValueInfo, batch: usize) -> Value {
-    let shape: Vec<usize> = info
-        .shape
-        .iter()
-        .map(|dimension| match dimension {
-            Dimension::Fixed(size) => *size,
-            Dimension::Batch(times) => times * batch,
-        })
-        .collect();
+fn numbers(info: &ValueInfo, shape: &[usize]) -> Value {
     let count = shape.iter().product();
     match info.element {
         ElementType::F32 => {
             let numbers = (0..count).map(|i: usize| (i * 7919 % 2003) as f32 / 1001.5 - 1.0);
-            rten_tensor::Tensor::from_data(&shape, numbers.collect::<Vec<_>>()).into()
+            rten_tensor::Tensor::from_data(shape, numbers.collect::<Vec<_>>()).into()
         }
-        _ => rten_tensor::Tensor::from_data(&shape, vec![0_i32; count]).into(),
+        _ => rten_tensor::Tensor::from_data(shape, vec![0_i32; count]).into(),
     }
 }

@@ -12,6 +12,7 @@ mod report;
 mod self_test;
 mod values;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -169,7 +170,7 @@ impl EngineConfig {
     /// Unless [`backend`](Self::backend) and [`arithmetic`](Self::arithmetic) leave one way alone, this
     /// takes the time of some runs of each: all products in integers, all in floats, without the zeros
     /// of pruned matrices, rten, and Burn. The fastest for the recorded shapes stays; Burn, unless
-    /// another one is faster by 10 %. Where Burn stays, other sizes of the batch are run by the fastest
+    /// another one is faster by 10 %. Where Burn stays, other sizes of open axes are run by the fastest
     /// other way; of a model that is not quantized it is made when the first of them comes.
     ///
     /// Integers of 64 bits are computed in 32, unless Burn runs the model: an input that does not fit is
@@ -252,7 +253,7 @@ impl<O: Tensors> Compiled<O> {
     /// Whether inputs of these shapes and dtypes can be run.
     fn takes(&self, found: &[(Vec<usize>, DType)]) -> bool {
         let model = &self.chosen.best.exported.model;
-        let mut batch = None;
+        let mut sizes: HashMap<&str, usize> = HashMap::new();
         let inputs = &self.export.inputs;
         found.len() == inputs.len()
             && found.iter().zip(inputs).zip(&model.inputs).all(
@@ -264,7 +265,9 @@ impl<O: Tensors> Compiled<O> {
                             .zip(&info.shape)
                             .all(|(size, known)| match known {
                                 Dimension::Fixed(fixed) => size == fixed,
-                                Dimension::Batch(_) => *batch.get_or_insert(*size) == *size,
+                                Dimension::Open(name) => {
+                                    *sizes.entry(name).or_insert(*size) == *size
+                                }
                             })
                 },
             )
@@ -273,7 +276,7 @@ impl<O: Tensors> Compiled<O> {
 
 impl<O: Tensors> Engine<O> {
     /// Compiles the model for inputs of another shape, too. A batch of another size needs none where
-    /// [`EngineReport::fixed_batch`] is `None`.
+    /// [`EngineReport::fixed_batch`] is `None`, nor do other sizes along an [`OpenAxis`](crate::OpenAxis).
     ///
     /// # Errors
     ///
@@ -298,7 +301,7 @@ impl<O: Tensors> Engine<O> {
     /// integers.
     pub fn run<I: Tensors>(&self, inputs: &I) -> Result<O, DeployError> {
         let shapes = signature(inputs);
-        // One of these very shapes before one that takes any batch.
+        // One of these very shapes before one that takes any size.
         let mut compiled = self.compiled.iter();
         let made_for = compiled.find(|one| one.export.inputs == shapes);
         let takes = || self.compiled.iter().find(|one| one.takes(&shapes));

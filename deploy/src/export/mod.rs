@@ -1,10 +1,10 @@
 //! From a recorded forward pass to ONNX.
 
-mod batch;
 pub(crate) mod data;
 #[cfg(feature = "engine")]
 pub(crate) mod handles;
 mod lower;
+mod open;
 mod products;
 mod quantizers;
 mod weights;
@@ -18,9 +18,10 @@ use burn::module::Module;
 use burn::tensor::DType;
 use burn_lean_graph::{Graph, Recording, Tensors, record, signature};
 
-use crate::{DeployError, Dimension, ElementType, OnnxModel, Quantization, ValueInfo};
-use batch::Batch;
+use crate::{DeployError, ElementType, OnnxModel, Quantization, ValueInfo};
 use data::HostTensor;
+pub use open::OpenAxis;
+use open::{Open, Size};
 pub use products::{Execution, LayerReport};
 pub(crate) use weights::Weights;
 use writer::Writer;
@@ -79,7 +80,7 @@ impl Limits {
 /// let operators: Vec<_> = onnx.nodes().iter().map(|node| node.operator()).collect();
 /// assert_eq!(operators, ["MatMul", "Add"]);
 /// // The batch was 3, and may be any other.
-/// assert_eq!(onnx.outputs()[0].shape, [Dimension::Batch(1), Dimension::Fixed(2)]);
+/// assert_eq!(onnx.outputs()[0].shape, [Dimension::Open("batch".into()), Dimension::Fixed(2)]);
 /// assert!(onnx.to_bytes()?.len() > 40);
 /// # Ok::<(), burn_lean_deploy::DeployError>(())
 /// ```
@@ -92,7 +93,7 @@ pub struct Export<O> {
     /// That of the parameters, or else of the inputs.
     #[cfg(feature = "engine")]
     pub(crate) device: Option<burn::backend::DispatchDevice>,
-    batch: Result<Batch, String>,
+    open: Open,
     quantization: Quantization,
 }
 
@@ -134,7 +135,7 @@ impl<O: Tensors> Export<O> {
     ///
     /// `forward` runs four times, once more for a quantized model, with four sizes of the first axis of all inputs, from one to twice
     /// the given one and 3, to see what depends on it: what does not compute with it is exported for any
-    /// batch. A single example may be refused.
+    /// batch. A size that `forward` refuses is left out. [`record_open`](Self::record_open) opens other axes.
     ///
     /// # Errors
     ///
@@ -145,13 +146,66 @@ impl<O: Tensors> Export<O> {
         inputs: &I,
         forward: impl Fn(&M, I) -> O,
     ) -> Result<Self, DeployError> {
+        Self::record_open(model, inputs, &[], forward)
+    }
+
+    /// [`record`](Self::record) for inputs of any size along these axes, too: the length of a sequence, the
+    /// height and width of an image. It is the `dynamic_axes` of PyTorch's exporter.
+    ///
+    /// `forward` runs up to ten times more for each of them, with sizes from one to twice the recorded one and
+    /// 3, and up to four times with all of them changed. Whatever follows from the sizes is computed in the
+    /// file: shapes, the ends of slices (of a table of positions, say), counts
+    /// ([`Tensor::arange`](burn::tensor::Tensor::arange)) and masks that compare them. A size that `forward`
+    /// refuses is left out, and the file fails with it: more positions than a table has. An axis named `batch`
+    /// has to stay open; without that name the first axes do where they can.
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::nn::{Embedding, EmbeddingConfig, PositionalEncoding, PositionalEncodingConfig};
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use burn_lean_deploy::{Dimension, Export, Form, OpenAxis};
+    ///
+    /// #[derive(Module, Debug)]
+    /// struct Encoder {
+    ///     words: Embedding,
+    ///     places: PositionalEncoding,
+    /// }
+    ///
+    /// let device = Device::flex();
+    /// let encoder = Encoder {
+    ///     words: EmbeddingConfig::new(100, 8).init(&device),
+    ///     places: PositionalEncodingConfig::new(8).with_max_sequence_size(64).init(&device),
+    /// };
+    /// let ids = Tensor::<2, Int>::zeros([2, 16], &device);
+    /// let sequence = OpenAxis::new("sequence", [(0, 1)]);
+    /// let export = Export::record_open(&encoder, &ids, &[sequence], |encoder: &Encoder, ids| {
+    ///     encoder.places.forward(encoder.words.forward(ids))
+    /// })?;
+    /// let onnx = export.to_onnx(Form::Float)?.model;
+    /// let [batch, sequence] = ["batch", "sequence"].map(|name| Dimension::Open(name.into()));
+    /// assert_eq!(onnx.outputs()[0].shape, [batch, sequence, Dimension::Fixed(8)]);
+    /// # Ok::<(), burn_lean_deploy::DeployError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`record`](Self::record); [`DeployError::OpenAxis`] for an axis whose size the forward pass computes
+    /// with: numbers that the host makes of it, a loop over it (a recurrent layer), parts of it that are
+    /// neither a multiple nor a sum; [`DeployError::InvalidConfig`] for axes that the inputs do not have, and
+    /// names that are empty or given twice.
+    pub fn record_open<M: Module, I: Tensors>(
+        model: &M,
+        inputs: &I,
+        open_axes: &[OpenAxis],
+        forward: impl Fn(&M, I) -> O,
+    ) -> Result<Self, DeployError> {
         let model = model.valid();
-        let given = batch::without_autodiff(inputs);
+        let given = open::without_autodiff(inputs);
         // On this copy alone: what hangs on the weights is folded into them.
         let plain = model.clone().materialize();
         let recording = record(&plain, &given, &forward)?.fold_rows();
         let quantization = quantizers::quantization(&model, &given, &forward, recording.graph())?;
-        let batch = Batch::find(&plain, inputs, &forward, recording.graph());
+        let open = Open::find(&plain, inputs, open_axes, &forward, recording.graph())?;
         let parameters = recording.graph().parameter_values(&plain)?;
         Ok(Self {
             #[cfg(feature = "engine")]
@@ -160,7 +214,7 @@ impl<O: Tensors> Export<O> {
             inputs: signature(inputs),
             recording,
             parameters,
-            batch,
+            open,
             quantization,
         })
     }
@@ -198,7 +252,7 @@ impl<O: Tensors> Export<O> {
     /// The constants, and the codes of the quantized weights, as the operations read them.
     pub(crate) fn weights(&self) -> Result<Weights, DeployError> {
         let graph = self.graph();
-        let constants = constants(graph, &self.parameters, self.batch.as_ref().ok())?;
+        let constants = constants(graph, &self.parameters, &self.open)?;
         Weights::of(graph, &self.parameters, &self.quantization, constants)
     }
 
@@ -222,61 +276,54 @@ impl<O: Tensors> Export<O> {
         limits: Limits,
     ) -> Result<Exported, DeployError> {
         self.quantization.check()?;
-        let batch = self.batch.as_ref().ok();
         let mut writer = self.writer(weights, form, limits);
         let graph = self.graph();
         for (id, (shape, dtype)) in graph.inputs().iter().zip(&self.inputs) {
             let name = writer.name_input(*id);
-            let sizes = batch.map(|batch| batch.input(shape));
-            let fixed = || shape.iter().map(|size| Dimension::Fixed(*size)).collect();
+            let sizes = self.open.sizes(*id, shape);
             writer.inputs.push(ValueInfo {
                 element: element(*dtype, &name)?,
                 name,
-                shape: sizes.unwrap_or_else(fixed),
+                shape: self.open.dimensions(&sizes),
             });
         }
         for node in graph.nodes() {
             writer.lower(node)?;
         }
-        writer.finish(graph.outputs(), self.batch.as_ref().err().cloned())
+        writer.finish(graph.outputs())
     }
 
     fn writer<'a>(&'a self, weights: &'a Weights, form: Form, limits: Limits) -> Writer<'a> {
-        let mut writer = Writer::new(
-            self.graph(),
-            self.batch.as_ref().ok(),
-            &self.quantization,
-            weights,
-            form,
-        );
+        let mut writer = Writer::new(self.graph(), &self.open, &self.quantization, weights, form);
         writer.limits = limits;
         writer
     }
 }
 
-/// The values of what does not depend on an input, nor on the size of the batch.
+/// The values of what does not depend on an input, nor on an open size.
 fn constants(
     graph: &Graph,
     parameters: &[DispatchTensor],
-    batch: Option<&Batch>,
+    open: &Open,
 ) -> Result<HashMap<TensorId, HostTensor>, DeployError> {
     if parameters.is_empty() {
-        let constants = graph.constants();
+        let constants = graph.constants().filter(|(id, _)| !open.depends(*id));
         return Ok(constants
             .map(|(id, data)| (id, HostTensor::from_data(data.clone())))
             .collect());
     }
     let values = graph.constant_values(parameters)?;
     let read = read_by_others(graph, &values);
-    // Also what was counted up over the batch, whose shape does not show it.
-    let mut dependent: HashSet<TensorId> = HashSet::new();
-    for node in graph.nodes().filter(|_| batch.is_some()) {
+    let ids = graph.constants().map(|(id, _)| id);
+    let mut dependent: HashSet<TensorId> = ids.filter(|id| open.depends(*id)).collect();
+    // Also what was added up over an open axis, or taken at its end, whose shape does not show it.
+    for node in graph.nodes() {
         let operation = node.operation();
-        let by_shape = |id: TensorId| batch.is_some_and(|batch| batch.depends(id));
         let mut inputs = operation.inputs();
-        let reads = inputs.any(|one| dependent.contains(&one.id) || by_shape(one.id));
+        let reads = inputs.any(|one| dependent.contains(&one.id))
+            || open.numbers(node.index()).iter().any(Size::is_open);
         let outputs = operation.outputs().map(|one| one.id);
-        dependent.extend(outputs.filter(|id| reads || by_shape(*id)));
+        dependent.extend(outputs.filter(|id| reads || open.depends(*id)));
     }
     let mut found = HashMap::new();
     for (id, value) in values {
@@ -291,7 +338,7 @@ fn constants(
 /// Constants that something reads which is none, or that are results.
 fn read_by_others(graph: &Graph, values: &HashMap<TensorId, DispatchTensor>) -> HashSet<TensorId> {
     let mut read: HashSet<TensorId> = graph.outputs().iter().copied().collect();
-    // Everything: what depends on the batch reads constants, too, and is computed in the file.
+    // Everything: what depends on an open size reads constants, too, and is computed in the file.
     for node in graph.nodes() {
         read.extend(node.operation().inputs().map(|input| input.id));
     }

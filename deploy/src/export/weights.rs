@@ -68,7 +68,7 @@ pub(crate) struct Weights {
     /// Quantized ones whose codes ONNX cannot say: path, and why. Their constants are what the codes
     /// stand for.
     left_float: HashMap<TensorId, (String, String)>,
-    /// The values of what does not depend on an input, nor on the size of the batch.
+    /// The values of what does not depend on an input, nor on an open size.
     pub(crate) constants: HashMap<TensorId, HostTensor>,
 }
 
@@ -79,7 +79,8 @@ impl Weights {
         quantization: &Quantization,
         constants: HashMap<TensorId, HostTensor>,
     ) -> Result<Self, DeployError> {
-        let origins = origins(graph);
+        let mut origins = origins(graph);
+        origins.retain(|id, _| constants.contains_key(id));
         let mut found = Self {
             codes: HashMap::new(),
             left_float: HashMap::new(),

@@ -6,15 +6,13 @@ use burn::backend::ir::{ScalarIr, TensorId, TensorIr};
 use burn::tensor::DType;
 use burn_lean_graph::{Graph, Node};
 
-use super::batch::Batch;
 use super::data::HostTensor;
+use super::open::{Known, Open, Size};
 use super::products::LayerReport;
 use super::weights::Weights;
 use super::{Exported, Form, Limits, element};
 use crate::onnx::Attribute;
-use crate::{
-    DeployError, Dimension, ElementType, Initializer, OnnxModel, OnnxNode, Quantization, ValueInfo,
-};
+use crate::{DeployError, ElementType, Initializer, OnnxModel, OnnxNode, Quantization, ValueInfo};
 
 /// A model that is being written.
 pub(crate) struct Writer<'a> {
@@ -27,7 +25,7 @@ pub(crate) struct Writer<'a> {
     /// Results of batch normalizations that are part of the convolution before them.
     pub(crate) folded: HashSet<TensorId>,
     pub(crate) limits: Limits,
-    batch: Option<&'a Batch>,
+    pub(crate) open: &'a Open,
     nodes: Vec<OnnxNode>,
     initializers: Vec<Initializer>,
     /// Names that are taken.
@@ -41,7 +39,7 @@ pub(crate) struct Writer<'a> {
 impl<'a> Writer<'a> {
     pub(crate) fn new(
         graph: &'a Graph,
-        batch: Option<&'a Batch>,
+        open: &'a Open,
         quantization: &'a Quantization,
         weights: &'a Weights,
         form: Form,
@@ -55,7 +53,7 @@ impl<'a> Writer<'a> {
             layers: Vec::new(),
             folded: HashSet::new(),
             limits: Limits::default(),
-            batch,
+            open,
             nodes: Vec::new(),
             initializers: Vec::new(),
             names: HashSet::new(),
@@ -90,6 +88,11 @@ impl<'a> Writer<'a> {
     pub(crate) fn operand(&mut self, tensor: &TensorIr) -> Result<String, DeployError> {
         if let Some(name) = self.of.get(&tensor.id) {
             return Ok(name.clone());
+        }
+        if let Some(counted) = self.open.counted(tensor.id) {
+            let name = self.counted(tensor, counted)?;
+            self.set(tensor, name.clone());
+            return Ok(name);
         }
         let Some(value) = self.constant(tensor) else {
             return Err(DeployError::Operator {
@@ -180,83 +183,144 @@ impl<'a> Writer<'a> {
         self.scalar(ScalarIr::Float(value), dtype)
     }
 
-    /// The sizes of a tensor, those of the batch left open.
-    pub(crate) fn dimensions(&self, tensor: &TensorIr) -> Vec<Dimension> {
-        match self.batch {
-            Some(batch) => batch.dimensions(tensor),
-            None => tensor
-                .shape
-                .iter()
-                .map(|size| Dimension::Fixed(*size))
-                .collect(),
-        }
+    /// The sizes of a tensor.
+    pub(crate) fn sizes(&self, tensor: &TensorIr) -> Vec<Size> {
+        self.open.sizes(tensor.id, &tensor.shape.to_vec())
     }
 
-    /// A shape as an operand: a constant, or computed from the size of the batch.
+    /// A shape as an operand: a constant, or computed from open sizes.
     pub(crate) fn shape(&mut self, tensor: &TensorIr) -> String {
-        let dimensions = self.dimensions(tensor);
-        self.shape_of(&dimensions)
+        let sizes = self.sizes(tensor);
+        self.list(&sizes, None)
     }
 
-    pub(crate) fn shape_of(&mut self, dimensions: &[Dimension]) -> String {
-        let fixed: Option<Vec<i64>> = dimensions
-            .iter()
-            .map(|dimension| match dimension {
-                Dimension::Fixed(size) => Some(*size as i64),
-                Dimension::Batch(_) => None,
-            })
-            .collect();
-        if let Some(fixed) = fixed {
-            return self.ints(&fixed);
-        }
+    /// Sizes as a list; the one at `found` is -1.
+    pub(crate) fn list(&mut self, sizes: &[Size], found: Option<usize>) -> String {
         let mut parts = Vec::new();
         let mut run = Vec::new();
-        for dimension in dimensions {
-            match dimension {
-                Dimension::Fixed(size) => run.push(*size as i64),
-                Dimension::Batch(times) => {
+        for (place, size) in sizes.iter().enumerate() {
+            match size {
+                _ if found == Some(place) => run.push(-1),
+                Size::Fixed(size) => run.push(*size as i64),
+                Size::Open(..) => {
                     if !run.is_empty() {
                         parts.push(self.ints(&std::mem::take(&mut run)));
                     }
-                    parts.push(self.batch_size(*times));
+                    parts.push(self.size(size));
                 }
             }
         }
-        if !run.is_empty() {
+        if !run.is_empty() || parts.is_empty() {
             parts.push(self.ints(&run));
         }
         if let [part] = &parts[..] {
             return part.clone();
         }
         let key = format!("shape {parts:?}");
-        if let Some(same) = self.once.get(&key) {
-            return same.clone();
-        }
-        let name = self.emit("Concat", parts, "shape", vec![Attribute::Int("axis", 0)]);
-        self.once.insert(key, name.clone());
-        name
+        self.written_once(key, |writer| {
+            let axis = vec![Attribute::Int("axis", 0)];
+            writer.emit("Concat", parts, "shape", axis)
+        })
     }
 
-    /// A multiple of the size of the batch, as a list of one number.
-    fn batch_size(&mut self, times: usize) -> String {
-        let key = format!("batch {times}");
-        if let Some(same) = self.once.get(&key) {
-            return same.clone();
-        }
-        let name = match times {
-            1 => {
-                let input = self.inputs[0].name.clone();
-                let ends = vec![Attribute::Int("start", 0), Attribute::Int("end", 1)];
-                self.emit("Shape", vec![input], "batch", ends)
-            }
-            _ => {
-                let one = self.batch_size(1);
-                let times = self.ints(&[times as i64]);
-                self.emit("Mul", vec![one, times], "batch", vec![])
-            }
+    /// A size, as a list of one number.
+    pub(crate) fn size(&mut self, size: &Size) -> String {
+        let (times, factors) = match size {
+            Size::Fixed(size) => return self.ints(&[*size as i64]),
+            Size::Open(times, factors) => (*times as i64, factors),
         };
-        self.once.insert(key, name.clone());
-        name
+        self.written_once(format!("size {size:?}"), |writer| {
+            let known = factors.iter().map(|at| writer.known(*at));
+            let known: Vec<String> = known.collect();
+            let product = known
+                .into_iter()
+                .reduce(|a, b| writer.sizes_of("Mul", a, b));
+            writer.times(product.unwrap_or_default(), times)
+        })
+    }
+
+    /// A size that is known, as a list of one number.
+    fn known(&mut self, at: usize) -> String {
+        let name = self.open.text(&Size::Open(1, vec![at]));
+        self.written_once(format!("known {at}"), |writer| {
+            match writer.open.known(at) {
+                Known::Axis(tensor, axis) => {
+                    let of = writer.of.get(tensor).cloned();
+                    let of = of.expect("a tensor is written before what needs its size");
+                    let (start, end) = (*axis as i64, *axis as i64 + 1);
+                    let ends = vec![Attribute::Int("start", start), Attribute::Int("end", end)];
+                    writer.emit("Shape", vec![of], &name, ends)
+                }
+                Known::Sum(parts, plus) => {
+                    let mut sum = None;
+                    for (times, at) in parts {
+                        let known = writer.known(*at);
+                        let part = writer.times(known, *times);
+                        sum = Some(match sum {
+                            None => part,
+                            Some(before) => writer.sizes_of("Add", before, part),
+                        });
+                    }
+                    let sum = sum.unwrap_or_default();
+                    match plus {
+                        0 => sum,
+                        plus => {
+                            let plus = writer.ints(&[*plus]);
+                            writer.sizes_of("Add", sum, plus)
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    fn times(&mut self, size: String, times: i64) -> String {
+        match times {
+            1 => size,
+            times => {
+                let times = self.ints(&[times]);
+                self.sizes_of("Mul", size, times)
+            }
+        }
+    }
+
+    fn sizes_of(&mut self, operator: &'static str, a: String, b: String) -> String {
+        self.emit(operator, vec![a, b], "size", vec![])
+    }
+
+    /// The numbers from 0 on, as many as a size, as I64.
+    pub(crate) fn count(&mut self, size: &Size) -> String {
+        self.written_once(format!("count {size:?}"), |writer| {
+            let size = writer.size(size);
+            let end = writer.emit("Squeeze", vec![size], "size", vec![]);
+            let [zero, one] = [0_i64, 1].map(|number| {
+                let bytes = number.to_le_bytes().to_vec();
+                writer.initializer("number", ElementType::I64, &[], bytes)
+            });
+            writer.emit("Range", vec![zero, end, one], "Range", vec![])
+        })
+    }
+
+    /// A constant that is a count of an open length: its first number and its step.
+    fn counted(
+        &mut self,
+        tensor: &TensorIr,
+        (start, step): (i64, i64),
+    ) -> Result<String, DeployError> {
+        let sizes = self.sizes(tensor);
+        let mut name = self.count(&sizes[0]);
+        if step != 1 {
+            let step = self.scalar(ScalarIr::Int(step), DType::I64)?;
+            name = self.emit("Mul", vec![name, step], "Mul", vec![]);
+        }
+        if start != 0 {
+            let start = self.scalar(ScalarIr::Int(start), DType::I64)?;
+            name = self.emit("Add", vec![name, start], "Add", vec![]);
+        }
+        Ok(match element(tensor.dtype, "a count")? {
+            ElementType::I64 => name,
+            other => self.cast_to(name, other),
+        })
     }
 
     /// A node with one result that has a name of its own.
@@ -340,11 +404,7 @@ impl<'a> Writer<'a> {
     }
 
     /// The model, with its outputs.
-    pub(crate) fn finish(
-        mut self,
-        results: &[TensorId],
-        fixed_batch: Option<String>,
-    ) -> Result<Exported, DeployError> {
+    pub(crate) fn finish(mut self, results: &[TensorId]) -> Result<Exported, DeployError> {
         let mut outputs = Vec::new();
         let tensors: HashMap<TensorId, TensorIr> = self
             .graph
@@ -369,7 +429,7 @@ impl<'a> Writer<'a> {
             let name = self.emit("Identity", vec![from], "output", vec![]);
             outputs.push(ValueInfo {
                 element: element(tensor.dtype, &name)?,
-                shape: self.dimensions(&tensor),
+                shape: self.open.dimensions(&self.sizes(&tensor)),
                 name,
             });
         }
@@ -383,7 +443,7 @@ impl<'a> Writer<'a> {
         Ok(Exported {
             model,
             layers: self.layers,
-            fixed_batch,
+            fixed_batch: self.open.fixed_batch.clone(),
         })
     }
 }

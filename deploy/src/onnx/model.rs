@@ -123,12 +123,14 @@ impl Initializer {
 }
 
 /// A size along an axis of an input or output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dimension {
     /// Always this one.
     Fixed(usize),
-    /// The batch's, or this multiple of it.
-    Batch(usize),
+    /// Any, as it is written in the file: `batch`, the name of an [`OpenAxis`](crate::OpenAxis), or what is
+    /// computed from them, as `4*batch*sequence` or `sequence + 1`. A size of another kind, as that behind a
+    /// convolution with a stride, is `open_` and a number.
+    Open(String),
 }
 
 /// An input or output of an [`OnnxModel`].
@@ -459,8 +461,7 @@ impl ValueInfo {
             let mut size = Message::default();
             match dimension {
                 Dimension::Fixed(fixed) => size.int(1, *fixed as i64),
-                Dimension::Batch(1) => size.text(2, "batch"),
-                Dimension::Batch(times) => size.text(2, &format!("{times}*batch")),
+                Dimension::Open(name) => size.text(2, name),
             }
             shape.message(1, &size);
         }

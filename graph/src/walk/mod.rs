@@ -27,7 +27,7 @@ use lane::Lane;
 use operation::compute_one;
 use script::{Script, Weights};
 
-pub use product::Product;
+pub use product::{Kernel, Product};
 pub use residual::{Residual, ResidualNorm};
 pub use step::{Mark, Step};
 

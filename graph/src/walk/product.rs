@@ -46,13 +46,17 @@ pub(super) enum Kind {
     OneHot,
 }
 
-/// The geometry of a convolution in one to three dimensions.
-#[derive(Debug, Clone)]
-pub(super) struct Kernel {
-    pub(super) size: Vec<usize>,
-    pub(super) stride: Vec<usize>,
-    pub(super) padding: Vec<(usize, usize)>,
-    pub(super) dilation: Vec<usize>,
+/// The geometry of a convolution in one to three dimensions, a number for each of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    /// Elements.
+    pub size: Vec<usize>,
+    /// Steps between the places of the kernel.
+    pub stride: Vec<usize>,
+    /// Zeros before and after.
+    pub padding: Vec<(usize, usize)>,
+    /// Steps between the elements.
+    pub dilation: Vec<usize>,
 }
 
 impl Product {

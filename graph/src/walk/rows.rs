@@ -56,47 +56,59 @@ fn patches(
     each: &mut impl FnMut(Tensor<2>),
 ) {
     let shape = x.shape().to_vec();
-    let places: usize = kernel.size.iter().product();
-    let channels = product.inputs / places;
-    let of_group = group * channels..(group + 1) * channels;
-    let out = positions(kernel, &x.shape());
-    let positions: usize = out.iter().product();
+    let channels = product.inputs / kernel.size.iter().product::<usize>();
+    let positions: usize = positions(kernel, &x.shape()).iter().product();
     let examples = (chunk / positions.max(1)).max(1);
-    let padding: Vec<(usize, usize)> = [(0, 0), (0, 0)]
-        .into_iter()
-        .chain(kernel.padding.iter().copied())
-        .collect();
     for start in (0..shape[0]).step_by(examples) {
         let count = examples.min(shape[0] - start);
-        let mut ranges = vec![slice(start, count, 1), slice(of_group.start, channels, 1)];
+        let mut ranges = vec![slice(start, count, 1), slice(group * channels, channels, 1)];
         ranges.extend(shape[2..].iter().map(|size| slice(0, *size, 1)));
-        let some = Dispatch::float_slice(x.clone(), &ranges);
-        let some = match kernel.padding.iter().all(|pad| *pad == (0, 0)) {
-            true => some,
-            false => Dispatch::float_pad(some, &padding, PadMode::Constant(0.0)),
+        each(kernel.patches(Dispatch::float_slice(x.clone(), &ranges)));
+    }
+}
+
+impl Kernel {
+    /// What it sees of the float tensor `x`, `[batch, channels, …]`, at each of its places:
+    /// `[batch · places, channels · elements]`.
+    ///
+    /// # Panics
+    ///
+    /// Unless `x` has two axes more than the kernel, and room for it.
+    pub fn patches(&self, x: DispatchTensor) -> Tensor<2> {
+        let shape = x.shape();
+        let (count, channels) = (shape[0], shape[1]);
+        let out = positions(self, &shape);
+        let positions: usize = out.iter().product();
+        let elements: usize = self.size.iter().product();
+        let x = match self.padding.iter().all(|pad| *pad == (0, 0)) {
+            true => x,
+            false => {
+                let padding = [(0, 0), (0, 0)].into_iter();
+                let padding: Vec<(usize, usize)> =
+                    padding.chain(self.padding.iter().copied()).collect();
+                Dispatch::float_pad(x, &padding, PadMode::Constant(0.0))
+            }
         };
-        let shown: Vec<DispatchTensor> = (0..places)
-            .map(|place| {
+        let seen: Vec<DispatchTensor> = (0..elements)
+            .map(|element| {
                 let mut ranges = vec![slice(0, count, 1), slice(0, channels, 1)];
-                let mut rest = place;
+                let mut rest = element;
                 let mut starts = vec![0; out.len()];
                 for d in (0..out.len()).rev() {
-                    starts[d] = (rest % kernel.size[d]) * kernel.dilation[d];
-                    rest /= kernel.size[d];
+                    starts[d] = (rest % self.size[d]) * self.dilation[d];
+                    rest /= self.size[d];
                 }
                 for (d, start) in starts.into_iter().enumerate() {
-                    ranges.push(slice(start, out[d], kernel.stride[d]));
+                    ranges.push(slice(start, out[d], self.stride[d]));
                 }
-                let seen = Dispatch::float_slice(some.clone(), &ranges);
+                let seen = Dispatch::float_slice(x.clone(), &ranges);
                 Dispatch::float_reshape(seen, Shape::new([count, channels, 1, positions]))
             })
             .collect();
-        let patches = Dispatch::float_cat(shown, 2);
+        let patches = Dispatch::float_cat(seen, 2);
         let patches = Dispatch::float_permute(patches, &[0, 3, 1, 2]);
-        let shape = Shape::new([count * positions, product.inputs]);
-        each(Tensor::from_dispatch(Dispatch::float_reshape(
-            patches, shape,
-        )));
+        let shape = Shape::new([count * positions, channels * elements]);
+        Tensor::from_dispatch(Dispatch::float_reshape(patches, shape))
     }
 }
 

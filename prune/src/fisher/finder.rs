@@ -171,23 +171,23 @@ fn module<'a>(operation: &'a ModuleOperationIr, weight: &TensorIr) -> Option<(&'
             let o = &op.options;
             let padding = o.padding.map(|(before, _)| before);
             let options = UnfoldOptions::new(o.stride, padding, o.dilation);
-            (&op.x, kernel(weight, &op.out, options, o.groups, false))
+            (&op.x, kernel(weight, options, o.groups, false))
         }
         Conv1d(op) if is(&op.weight) => {
             let o = &op.options;
             let padding = o.padding.map(|(before, _)| before);
             let options = over_width(o.stride, padding, o.dilation);
-            (&op.x, kernel(weight, &op.out, options, o.groups, false))
+            (&op.x, kernel(weight, options, o.groups, false))
         }
         ConvTranspose2d(op) if is(&op.weight) => {
             let o = &op.options;
             let options = UnfoldOptions::new(o.stride, o.padding, o.dilation);
-            (&op.x, kernel(weight, &op.out, options, o.groups, true))
+            (&op.x, kernel(weight, options, o.groups, true))
         }
         ConvTranspose1d(op) if is(&op.weight) => {
             let o = &op.options;
             let options = over_width(o.stride, o.padding, o.dilation);
-            (&op.x, kernel(weight, &op.out, options, o.groups, true))
+            (&op.x, kernel(weight, options, o.groups, true))
         }
         _ => return None,
     })
@@ -202,24 +202,17 @@ fn over_width(
     UnfoldOptions::new([1, stride], [0, padding], [1, dilation])
 }
 
-fn kernel(
-    weight: &TensorIr,
-    out: &TensorIr,
-    options: UnfoldOptions,
-    groups: usize,
-    transposed: bool,
-) -> Kind {
+fn kernel(weight: &TensorIr, options: UnfoldOptions, groups: usize, transposed: bool) -> Kind {
     // Of 1-d tensors the height is left out.
-    let height = |tensor: &TensorIr| match tensor.shape.num_dims() {
+    let rank = weight.shape.num_dims();
+    let height = match rank {
         3 => 1,
-        _ => tensor.shape[2],
+        _ => weight.shape[2],
     };
-    let width = |tensor: &TensorIr| tensor.shape[tensor.shape.num_dims() - 1];
     Kind::Kernel {
-        kernel: [height(weight), width(weight)],
+        kernel: [height, weight.shape[rank - 1]],
         options,
         groups,
-        output: [out.shape[0], out.shape[1], height(out), width(out)],
         transposed,
     }
 }

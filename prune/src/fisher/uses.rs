@@ -38,8 +38,6 @@ pub(crate) enum Kind {
         kernel: [usize; 2],
         options: UnfoldOptions,
         groups: usize,
-        /// Shape of what comes out.
-        output: [usize; 4],
         /// The operand is what a convolution of the result would give.
         transposed: bool,
     },
@@ -84,7 +82,6 @@ impl Use {
                 ref options,
                 groups: split,
                 transposed,
-                ..
             } => {
                 let (operand, delta) = (images(operand), images(delta));
                 let shape = KernelShape {
@@ -111,46 +108,6 @@ impl Use {
         }
     }
 
-    /// For each weight of the parameter the sum of the squares that it meets, over examples and
-    /// positions, `[weights]` in F32.
-    pub(crate) fn squares(&self, operand: DispatchTensor, weights: usize) -> Tensor<1> {
-        // The gradient of a weight whose inputs are squared, in a sum of results.
-        let with_ones = |operand: DispatchTensor, ones: DispatchTensor| {
-            let factors = self.factors(operand, ones, 1);
-            factors.rows(0..1, 0..weights).reshape([weights])
-        };
-        match self.kind {
-            Kind::Product {
-                input,
-                output,
-                transposed,
-                columns,
-            } => {
-                let rows = vectors(operand, input, 1, columns).cast(FloatDType::F32);
-                let squares = rows.square().sum_dim(1);
-                let squares: Tensor<2> = match transposed {
-                    false => squares.reshape([input, 1]).expand([input, output]),
-                    true => squares.reshape([1, input]).expand([output, input]),
-                };
-                let squares = squares.reshape([1, input * output]);
-                self.view.back(squares).reshape([weights])
-            }
-            Kind::Lookup { width, .. } => {
-                let found = indices(operand.clone());
-                let shape = [found.dims()[0], width];
-                let ones = Tensor::<2>::ones(shape, (&found.device(), DType::F32));
-                with_ones(operand, ones.into_dispatch())
-            }
-            Kind::Kernel { output, .. } => {
-                let squares = images(operand).cast(FloatDType::F32).square();
-                let ones = Tensor::<4>::ones(output, (&squares.device(), DType::F32));
-                with_ones(squares.into_dispatch(), ones.into_dispatch())
-            }
-        }
-    }
-}
-
-impl Use {
     /// A product with a transposed matrix is one of the matrix, with the factors in another order.
     pub(crate) fn turn(&mut self) {
         if let Kind::Product {

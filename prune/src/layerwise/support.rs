@@ -17,7 +17,9 @@ pub enum SupportMethod {
     SparseGpt,
     /// Optimal brain surgeon, one weight after the other.
     Obs,
-    /// The best of those as a start, then exchanges and splicing.
+    /// The best of those and of a splitting ([ALPS](https://arxiv.org/abs/2406.07831)) as a start, then
+    /// exchanges and splicing; of large layers the splitting alone
+    /// ([`max_operations`](SearchConfig::max_operations)).
     BestSubset,
 }
 

@@ -12,8 +12,8 @@ use crate::problem::feasible::Feasible;
 use crate::run::stage::Solved;
 use crate::solver::{Dead, Shared, solve_within};
 use crate::{
-    Batch, Budget, DeadColumns, Groups, LayerKind, Layout, Method, Problem, PruneError,
-    PrunerConfig, Ridge, Selection, Solution, SolverConfig, SparsityPattern,
+    Batch, Budget, DeadColumns, Groups, LayerKind, Layout, Problem, PruneError, PrunerConfig,
+    Ridge, Selection, Solution, SolverConfig, SparsityPattern,
     fisher::FisherReport,
     problem::{Objective, Termination},
 };
@@ -142,9 +142,6 @@ fn part_of_solver(
     columns: &Range<usize>,
 ) -> Result<SolverConfig, PruneError> {
     let mut part = solver.clone();
-    if let Method::Wanda { activation_norms } = &mut part.method {
-        *activation_norms = activation_norms[columns.clone()].to_vec();
-    }
     if let SparsityPattern::Groups(Groups::Custom(groups)) = &mut part.pattern {
         groups.retain(|group| group.iter().any(|index| columns.contains(index)));
         for index in groups.iter_mut().flatten() {

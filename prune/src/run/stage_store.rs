@@ -1,7 +1,6 @@
 //! Finished stages on disk, so that an interrupted run goes on after the last of them.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -203,16 +202,9 @@ impl StageStore {
 
     /// Numbers of the finished stages that are there.
     fn stages(&self) -> Result<Vec<usize>, PruneError> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(io_error("cannot read", &self.folder, &error)),
-        };
-        let number = |entry: io::Result<fs::DirEntry>| {
-            let name = entry.ok()?.file_name();
-            name.to_str()?.strip_prefix("stage-")?.parse().ok()
-        };
-        Ok(entries.filter_map(number).collect())
+        let names = FILES.names(&self.folder)?;
+        let number = |name: String| name.strip_prefix("stage-")?.parse().ok();
+        Ok(names.into_iter().filter_map(number).collect())
     }
 }
 

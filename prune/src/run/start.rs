@@ -36,7 +36,7 @@ impl PrunerConfig {
             (&self.schedule, self.stages),
             selection.layout().len(),
         )?;
-        check(&self.solver, selection.layout().len())?;
+        check(&self.solver)?;
         self.check_budgets(&budgets, selection.layout())?;
         if let Some(grid) = &self.solver.grid {
             Levels::new(grid, selection.layout())?;

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 /// | `Magnitude` | \|w₀\| | dense |
 /// | `DiagonalFisher` | w₀²·(Σᵢ gᵢⱼ² / n + l2) | dense |
 /// | `WoodFisher` | w₀² / \[F_b⁻¹\]ⱼⱼ, F_b a block of the Fisher | back-solved, block by block |
-/// | `Wanda` | \|w₀\| · ‖activation‖ | dense |
 /// | `BackSolve` | \|w₀\| | back-solved |
 /// | `Chita` | the objective: OBS score over a shrinking support, then splicing and exchanges | back-solved |
 ///
@@ -32,12 +31,6 @@ pub enum Method {
     WoodFisher {
         /// Consecutive weights in a block; blocks do not cross parameters.
         block_size: usize,
-    },
-    /// Magnitude times the norm of the activation that meets the weight
-    /// ([Wanda, Sun et al., 2023](https://arxiv.org/abs/2306.11695)).
-    Wanda {
-        /// For each weight, the L2 norm of its input over calibration data, `[p]`.
-        activation_norms: Vec<f32>,
     },
     /// The support of `Magnitude`, its values from the exact regression on it.
     BackSolve,

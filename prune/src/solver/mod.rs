@@ -37,7 +37,6 @@ use back_solve::{back_solve, scatter};
 use blockwise::{Shrinking, blockwise};
 use clock::Clock;
 pub(crate) use dead::Dead;
-use scores::check_norms;
 use serde::{Deserialize, Serialize};
 pub(crate) use working_set::Shared;
 
@@ -109,7 +108,7 @@ pub(crate) fn solve_within(
     shared: &mut Shared,
 ) -> Result<Solution, PruneError> {
     let mut clock = Clock::start();
-    check(config, problem.parameters())?;
+    check(config)?;
     let dead = Dead::new(problem, config.dead_columns.unwrap_or(DeadColumns::Priced));
     let by_score = |scores: Vec<f64>| {
         let all: Vec<usize> = (0..problem.parameters()).collect();
@@ -124,9 +123,6 @@ pub(crate) fn solve_within(
         Method::Random => dense(problem, by_score(scores::random(problem, config.seed))?),
         Method::Magnitude => dense(problem, by_score(scores::magnitude(problem))?),
         Method::DiagonalFisher => dense(problem, by_score(scores::diagonal_fisher(problem)?)?),
-        Method::Wanda { activation_norms } => {
-            dense(problem, by_score(scores::wanda(problem, activation_norms))?)
-        }
         Method::WoodFisher { block_size } => in_blocks(Shrinking {
             block_size: *block_size,
             expansion: f64::INFINITY,
@@ -191,7 +187,7 @@ fn dense(problem: &Problem, support: Vec<usize>) -> (Vec<f32>, Vec<usize>, Step,
 }
 
 /// Refuses numbers outside of their range, and what a method would ignore.
-pub(crate) fn check(config: &SolverConfig, parameters: usize) -> Result<(), PruneError> {
+pub(crate) fn check(config: &SolverConfig) -> Result<(), PruneError> {
     let at_least_one = |size: usize| accept(size > 0, "block_size", size, "at least 1");
     match &config.method {
         Method::Chita(chita) => {
@@ -205,7 +201,6 @@ pub(crate) fn check(config: &SolverConfig, parameters: usize) -> Result<(), Prun
             let fits = single || chita.max_exchanges == Some(0);
             accept(fits, "max_exchanges", value, expected)?;
         }
-        Method::Wanda { activation_norms } => check_norms(activation_norms, parameters)?,
         Method::WoodFisher { block_size } => at_least_one(*block_size)?,
         _ => {}
     }

@@ -4,8 +4,6 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::error::PruneError;
-use crate::host::mismatch;
-use crate::model::checks::accept;
 use crate::problem::Problem;
 
 /// |w₀|
@@ -27,22 +25,4 @@ pub(crate) fn diagonal_fisher(problem: &Problem) -> Result<Vec<f64>, PruneError>
     let score =
         |(weight, norm): (&f32, f64)| f64::from(*weight).powi(2) * (norm / samples + problem.l2());
     Ok(problem.dense().iter().zip(norms).map(score).collect())
-}
-
-/// |w₀|·‖activation‖
-pub(crate) fn wanda(problem: &Problem, activation_norms: &[f32]) -> Vec<f64> {
-    let pairs = magnitude(problem).into_iter().zip(activation_norms);
-    pairs
-        .map(|(weight, norm)| weight * f64::from(*norm))
-        .collect()
-}
-
-/// Refuses activation norms that are not one for each weight, finite and not negative.
-pub(crate) fn check_norms(norms: &[f32], parameters: usize) -> Result<(), PruneError> {
-    mismatch("activation norms", parameters, norms.len())?;
-    let expected = "finite and not negative";
-    norms.iter().try_for_each(|norm| {
-        let fits = norm.is_finite() && *norm >= 0.0;
-        accept(fits, "activation_norms", norm, expected)
-    })
 }

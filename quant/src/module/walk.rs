@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
 
-use crate::FakeQuantize;
+use crate::{FakeQuantize, Scheme};
 
 /// Where a quantizer sits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -86,6 +86,15 @@ pub fn quantizers<M: Module>(model: &M) -> Vec<Located> {
         Task::Find(found) => found,
         _ => Vec::new(),
     }
+}
+
+/// The schemes of the weights that a model quantizes, by their paths.
+pub(crate) fn weight_schemes<M: Module>(model: &M) -> HashMap<String, Scheme> {
+    quantizers(model)
+        .into_iter()
+        .filter(|located| located.site == Site::Weight && located.quantizer.is_enabled())
+        .filter_map(|located| Some((located.parameter?, located.quantizer.scheme().clone())))
+        .collect()
 }
 
 /// The quantizers of a model themselves: what is done to them reaches the model.

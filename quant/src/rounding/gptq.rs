@@ -1,8 +1,8 @@
 //! Rounding one input feature at a time, and letting the others make up for it.
 
 use burn::config::Config;
-use faer::linalg::matmul::matmul;
-use faer::{Accum, Mat, Par, Side};
+use burn_lean_layerwise::{Compensation, LayerwiseError};
+use rayon::prelude::*;
 
 use crate::QuantError;
 use crate::module::listen::input_statistics::InputStatistics;
@@ -78,79 +78,51 @@ pub fn gptq(
         });
     }
     let [outputs, features] = grid.shape();
-    let moments: Vec<f64> = (0..features).map(|j| inputs.gram()[(j, j)]).collect();
-    let order = order(&moments, config.activation_order);
-    let compensation = compensation(inputs, &order, config.damping)?;
-
-    // Column `step` of `remaining` is feature `order[step]`, with what the earlier ones left.
-    let mut remaining = Mat::from_fn(outputs, features, |row, step| {
-        grid.weight(row * features + order[step])
-    });
-    let mut codes = vec![0; outputs * features];
-    for (step, &feature) in order.iter().enumerate() {
-        let mut error = Mat::<f64>::zeros(outputs, 1);
-        for row in 0..outputs {
-            let index = row * features + feature;
-            codes[index] = match grid.is_zero(index) {
+    let compensation = compensation(inputs, config)?;
+    let row = |row: usize| {
+        let start = row * features;
+        let weights: Vec<f64> = (0..features).map(|j| grid.weight(start + j)).collect();
+        let mut codes = vec![0; features];
+        compensation.pass(&weights, |step, left| {
+            let feature = compensation.order()[step];
+            let index = start + feature;
+            codes[feature] = match grid.is_zero(index) {
                 true => grid.nearest_code(index, 0.0),
-                false => grid.nearest_code(index, remaining[(row, step)]),
+                false => grid.nearest_code(index, left[0]),
             };
-            let off = remaining[(row, step)] - grid.value(index, codes[index]);
-            error[(row, 0)] = off / compensation[(step, step)];
-        }
-        let later = features - step - 1;
-        matmul(
-            remaining.as_mut().subcols_mut(step + 1, later),
-            Accum::Add,
-            error.as_ref(),
-            compensation.as_ref().submatrix(step, step + 1, 1, later),
-            -1.0,
-            Par::Seq,
-        );
-    }
-    Ok(codes)
-}
-
-/// The features in the order of rounding.
-fn order(moments: &[f64], by_moment: bool) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..moments.len()).collect();
-    if by_moment {
-        order.sort_by(|a, b| moments[*b].total_cmp(&moments[*a]));
-    }
-    order
-}
-
-/// `U`: the upper Cholesky factor of the inverse of the damped Hessian, in rounding order.
-fn compensation(
-    inputs: &InputStatistics,
-    order: &[usize],
-    damping: f64,
-) -> Result<Mat<f64>, QuantError> {
-    let features = order.len();
-    let per_sample = 2.0 / inputs.samples() as f64;
-    let mut hessian = Mat::from_fn(features, features, |row, column| {
-        inputs.gram()[(order[row], order[column])] * per_sample
-    });
-    let mean_diagonal =
-        (0..features).map(|j| hessian[(j, j)]).sum::<f64>() / features.max(1) as f64;
-    for j in 0..features {
-        // A dead feature has no correlation with any other: alone on its diagonal, it neither
-        // gives nor takes compensation.
-        let dead = hessian[(j, j)] == 0.0;
-        hessian[(j, j)] += damping * mean_diagonal;
-        if dead {
-            hessian[(j, j)] = 1.0;
-        }
-    }
-    let not_positive = |error: faer::linalg::solvers::LltError| {
-        let faer::linalg::solvers::LltError::NonPositivePivot { index } = error;
-        QuantError::NotPositiveDefinite {
-            index: order.get(index).copied().unwrap_or(index),
-            damping,
-        }
+            grid.value(index, codes[feature])
+        });
+        codes
     };
-    use faer::linalg::solvers::DenseSolveCore;
-    let inverse = hessian.llt(Side::Lower).map_err(not_positive)?.inverse();
-    let lower = inverse.llt(Side::Lower).map_err(not_positive)?;
-    Ok(lower.L().transpose().to_owned())
+    let codes: Vec<Vec<i32>> = (0..outputs).into_par_iter().map(row).collect();
+    Ok(codes.concat())
+}
+
+/// The features in the order of rounding, and `U` of the damped Hessian in it.
+fn compensation(inputs: &InputStatistics, config: &GptqConfig) -> Result<Compensation, QuantError> {
+    let gram = inputs.gram();
+    let per_sample = 2.0 / inputs.samples() as f64;
+    let hessian = |i: usize, j: usize| gram[(i, j)] * per_sample;
+    let mut order: Vec<usize> = (0..inputs.features()).collect();
+    if config.activation_order {
+        order.sort_by(|a, b| gram[(*b, *b)].total_cmp(&gram[(*a, *a)]));
+    }
+    let diagonal: f64 = order.iter().map(|j| hessian(*j, *j)).sum();
+    let damping = config.damping * (diagonal / order.len().max(1) as f64);
+    let damped = |i: usize, j: usize| match hessian(i, j) {
+        // A dead feature has no correlation with any other: alone on its diagonal, it neither gives
+        // nor takes compensation.
+        sum if i == j && sum == 0.0 => 1.0,
+        sum if i == j => sum + damping,
+        sum => sum,
+    };
+    Compensation::new(order, config.damping, damped).map_err(|error| match error {
+        LayerwiseError::NotPositiveDefinite { feature, damping } => {
+            QuantError::NotPositiveDefinite {
+                index: feature,
+                damping,
+            }
+        }
+        other => unreachable!("a factor fails in one way: {other}"),
+    })
 }

@@ -193,15 +193,7 @@ impl Recipe {
     /// [`RecipeError::Io`]; [`RecipeError::File`] for what is no recipe, unknown fields among it;
     /// and as [`validate`](Self::validate).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, RecipeError> {
-        let path = path.as_ref();
-        let text = fs::read_to_string(path)
-            .map_err(|error| RecipeError::io("cannot read", path, error))?;
-        let parsed = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("toml") => Self::from_toml(&text),
-            Some("json") => Self::from_json(&text),
-            _ => Err(file_error("its name must end in `.toml` or `.json`")),
-        };
-        parsed.map_err(|error| error.in_file(path))
+        read(path.as_ref(), Self::from_toml, Self::from_json)
     }
 
     /// As [`open`](Self::open), of a file that also holds a table for the program itself: its data,
@@ -214,18 +206,9 @@ impl Recipe {
         path: impl AsRef<Path>,
         table: &str,
     ) -> Result<(Self, T), RecipeError> {
-        let path = path.as_ref();
-        let text = fs::read_to_string(path)
-            .map_err(|error| RecipeError::io("cannot read", path, error))?;
-        let parsed = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("toml") => Self::from_toml_with(&text, table),
-            Some("json") => {
-                let value = serde_json::from_str(&text).map_err(file_error);
-                value.and_then(|value| Self::with_table(value, table))
-            }
-            _ => Err(file_error("its name must end in `.toml` or `.json`")),
-        };
-        parsed.map_err(|error| error.in_file(path))
+        let from_toml = |text: &str| Self::from_toml_with(text, table);
+        let from_json = |text: &str| Self::from_json_with(text, table);
+        read(path.as_ref(), from_toml, from_json)
     }
 
     /// As [`from_toml`](Self::from_toml), with a table for the program itself.
@@ -260,10 +243,11 @@ impl Recipe {
         Ok((recipe, own))
     }
 
-    fn with_table<T: DeserializeOwned + Default>(
-        mut value: serde_json::Value,
+    fn from_json_with<T: DeserializeOwned + Default>(
+        text: &str,
         table: &str,
     ) -> Result<(Self, T), RecipeError> {
+        let mut value: serde_json::Value = serde_json::from_str(text).map_err(file_error)?;
         let own = value.as_object_mut().and_then(|map| map.remove(table));
         let own = match own {
             None => T::default(),
@@ -348,6 +332,22 @@ impl Recipe {
         }
         Ok(())
     }
+}
+
+/// Reads a file by its extension.
+fn read<R>(
+    path: &Path,
+    from_toml: impl FnOnce(&str) -> Result<R, RecipeError>,
+    from_json: impl FnOnce(&str) -> Result<R, RecipeError>,
+) -> Result<R, RecipeError> {
+    let text =
+        fs::read_to_string(path).map_err(|error| RecipeError::io("cannot read", path, error))?;
+    let parsed = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => from_toml(&text),
+        Some("json") => from_json(&text),
+        _ => Err(file_error("its name must end in `.toml` or `.json`")),
+    };
+    parsed.map_err(|error| error.in_file(path))
 }
 
 fn file_error(reason: impl std::fmt::Display) -> RecipeError {

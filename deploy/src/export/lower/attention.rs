@@ -6,6 +6,7 @@ use burn_lean_graph::Node;
 use super::Written;
 use crate::ElementType;
 use crate::export::Writer;
+use crate::export::open::Size;
 use crate::onnx::Attribute;
 
 impl Writer<'_> {
@@ -42,12 +43,18 @@ impl Writer<'_> {
         }
         if o.options.is_causal {
             let rank = o.query.shape.num_dims();
-            let (rows, columns) = (o.query.shape[rank - 2], o.key.shape[rank - 2]);
-            // The last query sees every key.
-            let later = |row: usize, column: usize| column + rows > row + columns;
-            let mask = (0..rows * columns).map(|i| u8::from(later(i / columns, i % columns)));
-            let mask = mask.collect();
-            let mask = self.initializer("later", ElementType::Bool, &[rows, columns], mask);
+            let sizes = [&o.query, &o.key].map(|tensor| self.sizes(tensor).remove(rank - 2));
+            let mask = match sizes {
+                // The last query sees every key.
+                [Size::Fixed(rows), Size::Fixed(columns)] => {
+                    let later = |row: usize, column: usize| column + rows > row + columns;
+                    let mask =
+                        (0..rows * columns).map(|i| u8::from(later(i / columns, i % columns)));
+                    let mask = mask.collect();
+                    self.initializer("later", ElementType::Bool, &[rows, columns], mask)
+                }
+                sizes => self.later(&sizes),
+            };
             scores = self.emit("Where", vec![mask, never, scores], "scores", vec![]);
         }
         if let Some(bias) = &o.attn_bias {
@@ -75,5 +82,16 @@ impl Writer<'_> {
         };
         self.put("MatMul", vec![weights, value], &o.out, vec![]);
         Ok(())
+    }
+
+    /// Which keys come after which queries, of open lengths: both are counted from the last one back.
+    fn later(&mut self, sizes: &[Size; 2]) -> String {
+        let [rows, columns] = sizes.each_ref().map(|size| {
+            let (count, size) = (self.count(size), self.size(size));
+            self.emit("Sub", vec![count, size], "Sub", vec![])
+        });
+        let upright = self.ints(&[-1, 1]);
+        let rows = self.emit("Reshape", vec![rows, upright], "Reshape", vec![]);
+        self.emit("Greater", vec![columns, rows], "later", vec![])
     }
 }

@@ -1,16 +1,16 @@
 //! How elements are moved, chosen and compared.
 
-use burn::backend::ir::{BaseOperationIr, ScalarIr, TensorIr};
-use burn::tensor::{DType, IndexingUpdateOp, Slice};
+use burn::backend::ir::{BaseOperationIr, ScalarIr, SliceOpIr, TensorIr};
+use burn::tensor::{DType, IndexingUpdateOp};
 
 use burn_lean_graph::Node;
 
 use super::{Unwritten, Written, to_ints};
-use crate::export::batch::is_whole;
+use crate::export::open::Size;
 use crate::export::writer::scalar_bytes;
 use crate::export::{Writer, element};
 use crate::onnx::Attribute;
-use crate::{DeployError, Dimension, ElementType};
+use crate::{DeployError, ElementType};
 
 impl Writer<'_> {
     pub(super) fn base(&mut self, op: &BaseOperationIr, node: Node<'_>) -> Written {
@@ -47,23 +47,22 @@ impl Writer<'_> {
             }
             Slice(o) => {
                 let x = self.operand(&o.tensor)?;
-                let name = self.slice_ranges(x, &o.ranges, &o.tensor);
+                let name = self.slice_ranges(x, o, node);
                 self.set(&o.out, name);
             }
             SliceAssign(o) => {
                 let (x, value) = (self.operand(&o.tensor)?, self.operand(&o.value)?);
-                let shape: Vec<usize> = o.tensor.shape.to_vec();
-                let dimensions = self.dimensions(&o.tensor);
                 let mut partial = Vec::new();
-                for (axis, (range, size)) in o.ranges.iter().zip(&shape).enumerate() {
+                for (axis, (range, size)) in o.ranges.iter().zip(o.tensor.shape.iter()).enumerate()
+                {
                     if range.step != 1 {
                         return Err("it assigns with a step".into());
                     }
-                    if !is_whole(range, *size) {
+                    if !self.is_whole(&o.tensor, axis, node) {
                         let range = range.to_range(*size);
-                        let size = match dimensions[axis] {
-                            Dimension::Fixed(size) => size as i64,
-                            Dimension::Batch(_) => i64::MAX,
+                        let size = match self.sizes(&o.tensor)[axis] {
+                            Size::Fixed(size) => size as i64,
+                            Size::Open(..) => i64::MAX,
                         };
                         partial.push((axis, range.start as i64, range.end as i64, size));
                     }
@@ -111,9 +110,9 @@ impl Writer<'_> {
                 self.put("Where", inputs, &o.out, vec![]);
             }
             RepeatDim(o) => {
-                let mut times = vec![1; o.tensor.shape.num_dims()];
-                times[o.dim] = o.times as i64;
-                let inputs = vec![self.operand(&o.tensor)?, self.ints(&times)];
+                let mut times = vec![Size::Fixed(1); o.tensor.shape.num_dims()];
+                times[o.dim] = self.open.numbers(node.index())[0].clone();
+                let inputs = vec![self.operand(&o.tensor)?, self.list(&times, None)];
                 self.put("Tile", inputs, &o.out, vec![]);
             }
             Cat(o) => {
@@ -181,27 +180,18 @@ impl Writer<'_> {
             .collect()
     }
 
-    /// To the shape of `out`; at most one axis of the batch is found by itself.
+    /// To the shape of `out`; one open axis is found by itself.
     pub(crate) fn reshape(&mut self, x: String, out: &TensorIr) -> String {
-        let dimensions = self.dimensions(out);
-        let open = dimensions
-            .iter()
-            .filter(|d| matches!(d, Dimension::Batch(_)));
-        let open = open.count();
-        let has_zero = dimensions.contains(&Dimension::Fixed(0));
-        let shape = match open {
-            1 if !has_zero => {
-                let sizes: Vec<i64> = dimensions
-                    .iter()
-                    .map(|dimension| match dimension {
-                        Dimension::Fixed(size) => *size as i64,
-                        Dimension::Batch(_) => -1,
-                    })
-                    .collect();
-                self.ints(&sizes)
-            }
-            _ => self.shape_of(&dimensions),
+        let sizes = self.sizes(out);
+        let open = sizes.iter().filter(|size| size.is_open()).count();
+        let has_zero = sizes.contains(&Size::Fixed(0));
+        // The only one, and one that nothing tells before.
+        let is_found = |size: &Size| match open {
+            1 if !has_zero => size.is_open(),
+            _ => self.open.is_of(size, out.id),
         };
+        let found = sizes.iter().position(is_found);
+        let shape = self.list(&sizes, found);
         // Else 0 is the size that an axis had, also that of an empty batch.
         let attributes = match has_zero || open > 1 {
             true => vec![Attribute::Int("allowzero", 1)],
@@ -234,20 +224,37 @@ impl Writer<'_> {
         self.emit("Slice", inputs, "Slice", vec![])
     }
 
+    /// Whether the range of a node along an axis of `tensor` takes all of it.
+    fn is_whole(&self, tensor: &TensorIr, axis: usize, node: Node<'_>) -> bool {
+        let (bounds, _) = self.open.numbers(node.index()).as_chunks::<2>();
+        let [start, end] = &bounds[axis];
+        *start == Size::Fixed(0) && *end == self.sizes(tensor)[axis]
+    }
+
     /// What Burn's ranges take; those of all of an axis are left out.
-    fn slice_ranges(&mut self, x: String, ranges: &[Slice], tensor: &TensorIr) -> String {
+    fn slice_ranges(&mut self, x: String, o: &SliceOpIr, node: Node<'_>) -> String {
         let mut bounds: [Vec<i64>; 4] = Default::default();
-        for (axis, (range, size)) in ranges.iter().zip(tensor.shape.iter()).enumerate() {
-            if is_whole(range, *size) {
+        let (mut starts, mut ends) = (Vec::new(), Vec::new());
+        let (mut axes, mut steps) = (Vec::new(), Vec::new());
+        let (taken, _) = self.open.numbers(node.index()).as_chunks::<2>();
+        for (axis, (range, taken)) in o.ranges.iter().zip(taken).enumerate() {
+            if range.step == 1 && self.is_whole(&o.tensor, axis, node) {
                 continue;
             }
-            let taken = range.to_range(*size);
+            let [Size::Fixed(start), Size::Fixed(end)] = *taken else {
+                let [start, end] = taken.clone();
+                starts.push(start);
+                ends.push(end);
+                axes.push(axis as i64);
+                steps.push(range.step as i64);
+                continue;
+            };
             let (start, end) = match range.step > 0 {
-                true => (taken.start as i64, taken.end as i64),
+                true => (start as i64, end as i64),
                 // From the last one down; what is before the first has no number.
-                false => match taken.start {
-                    0 => (taken.end as i64 - 1, i64::MIN + 1),
-                    start => (taken.end as i64 - 1, start as i64 - 1),
+                false => match start {
+                    0 => (end as i64 - 1, i64::MIN + 1),
+                    start => (end as i64 - 1, start as i64 - 1),
                 },
             };
             let bound = [start, end, axis as i64, range.step as i64];
@@ -255,10 +262,27 @@ impl Writer<'_> {
                 list.push(value);
             }
         }
-        let [starts, ends, axes, steps] = &bounds;
-        match axes.is_empty() {
-            true => x,
-            false => self.slice(x, starts, ends, axes, steps),
+        let mut name = x;
+        if !bounds[0].is_empty() {
+            let [starts, ends, axes, steps] = &bounds;
+            name = self.slice(name, starts, ends, axes, steps);
+        }
+        if axes.is_empty() {
+            return name;
+        }
+        let ends = [self.list(&starts, None), self.list(&ends, None)];
+        let along = [self.ints(&axes), self.ints(&steps)];
+        let inputs = std::iter::once(name).chain(ends).chain(along).collect();
+        let name = self.emit("Slice", inputs, "Slice", vec![]);
+        // A runtime cuts off what is beyond the tensor; Burn refuses it, and so does this shape.
+        let sizes = self.sizes(&o.out);
+        match sizes.iter().any(|size| self.open.is_of(size, o.out.id)) {
+            true => name,
+            false => {
+                let shape = self.list(&sizes, None);
+                let zeros = vec![Attribute::Int("allowzero", 1)];
+                self.emit("Reshape", vec![name, shape], "Reshape", zeros)
+            }
         }
     }
 

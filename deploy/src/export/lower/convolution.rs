@@ -145,7 +145,11 @@ impl<'a> Writer<'a> {
         let values = self.floats(&path, &weight.shape.to_vec(), &values);
         let of = path.strip_suffix("weight").unwrap_or("folded.").to_string();
         let bias = self.floats(&format!("{of}bias"), &[bias.len()], &bias);
-        self.put("Conv", vec![x, values, bias], &norm.out, attributes);
+        let name = self.emit("Conv", vec![x, values, bias], "Conv", attributes);
+        // The convolution alone has the same shape, for what computes with it.
+        for out in node.operation().outputs().chain([&norm.out]) {
+            self.set(out, name.clone());
+        }
         self.folded.insert(norm.out.id);
         self.layers.push(LayerReport {
             node: node.index(),

@@ -14,11 +14,12 @@ use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
     ScalarIr, TensorIr,
 };
-use burn_lean_graph::Node;
+use burn_lean_graph::{Graph, Node};
 
 use super::Writer;
 use crate::onnx::Attribute;
 use crate::{DeployError, Edge};
+pub(crate) use resize::is_exact;
 
 /// Why an operation has no operator.
 pub(crate) enum Unwritten {
@@ -64,7 +65,7 @@ impl<'a> Writer<'a> {
             Unwritten::Error(error) => error,
             Unwritten::Operator(why) => DeployError::Operator {
                 operation: node.name(),
-                module: self.module_of(node),
+                module: module_of(self.graph, node),
                 why,
             },
         })
@@ -108,25 +109,6 @@ impl<'a> Writer<'a> {
             plain.push((tensor.clone(), name));
         }
         Ok(plain)
-    }
-
-    /// The module of an operation; of one that reads no parameter, what it comes after.
-    fn module_of(&self, node: Node<'_>) -> String {
-        let named = |node: Node<'_>| match node.module() {
-            "?" => None,
-            "" => Some("the model".to_string()),
-            module => Some(format!("`{module}`")),
-        };
-        let before = || {
-            self.graph
-                .nodes()
-                .take(node.index())
-                .filter_map(named)
-                .last()
-        };
-        named(node)
-            .or_else(|| Some(format!("what follows {}", before()?)))
-            .unwrap_or_else(|| "a module that is not known".into())
     }
 
     fn module(&mut self, op: &'a ModuleOperationIr, node: Node<'a>) -> Written {
@@ -207,6 +189,19 @@ impl<'a> Writer<'a> {
         self.put(operator, inputs, out, vec![]);
         Ok(())
     }
+}
+
+/// The module of an operation; of one that reads no parameter, what it comes after.
+pub(crate) fn module_of(graph: &Graph, node: Node<'_>) -> String {
+    let named = |node: Node<'_>| match node.module() {
+        "?" => None,
+        "" => Some("the model".to_string()),
+        module => Some(format!("`{module}`")),
+    };
+    let before = || graph.nodes().take(node.index()).filter_map(named).last();
+    named(node)
+        .or_else(|| Some(format!("what follows {}", before()?)))
+        .unwrap_or_else(|| "a module that is not known".into())
 }
 
 /// Whether an operation is written with each operand as its quantizer has it; other operations have

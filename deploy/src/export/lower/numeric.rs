@@ -6,9 +6,10 @@ use burn::tensor::DType;
 use burn_lean_graph::Node;
 
 use super::Written;
+use crate::ElementType;
+use crate::export::open::Size;
 use crate::export::{Writer, element};
 use crate::onnx::Attribute;
-use crate::{Dimension, ElementType};
 
 impl Writer<'_> {
     pub(super) fn numeric(&mut self, op: &NumericOperationIr, node: Node<'_>) -> Written {
@@ -87,15 +88,15 @@ impl Writer<'_> {
                 self.top(&o.tensor, o.dim, count, true, values, indices)
             }
             Sort(o) => {
-                let size = self.size(&o.input, o.dim);
+                let size = self.size_along(&o.input, o.dim);
                 self.top(&o.input, o.dim, size, o.descending, Some(&o.out), None)
             }
             ArgSort(o) => {
-                let size = self.size(&o.input, o.dim);
+                let size = self.size_along(&o.input, o.dim);
                 self.top(&o.input, o.dim, size, o.descending, None, Some(&o.out))
             }
             SortWithIndices(o) => {
-                let size = self.size(&o.input, o.dim);
+                let size = self.size_along(&o.input, o.dim);
                 let (values, indices) = (Some(&o.out), Some(&o.out_indices));
                 self.top(&o.input, o.dim, size, o.descending, values, indices)
             }
@@ -213,13 +214,13 @@ impl Writer<'_> {
         x: &TensorIr,
         axis: usize,
     ) -> Result<String, crate::DeployError> {
-        let size = self.dimensions(x)[axis];
+        let size = self.sizes(x).swap_remove(axis);
         let rank = x.shape.num_dims();
         let x = self.operand(x)?;
         let extreme = self.reduce(reduce, x.clone(), Some(&[axis]));
         let is_there = self.emit("Equal", vec![x, extreme], "Equal", vec![]);
         let (places, last) = match size {
-            Dimension::Fixed(size) => {
+            Size::Fixed(size) => {
                 let mut shape = vec![1; rank];
                 shape[axis] = size;
                 let places = (0..size as i64).flat_map(i64::to_le_bytes).collect();
@@ -229,7 +230,7 @@ impl Writer<'_> {
                     self.initializer("places", ElementType::I64, &[], last),
                 )
             }
-            Dimension::Batch(_) => {
+            Size::Open(..) => {
                 let is_not = self.emit("Not", vec![is_there.clone()], "Not", vec![]);
                 let both = vec![is_there.clone(), is_not];
                 let all = self.emit("Or", both, "Or", vec![]);
@@ -255,9 +256,9 @@ impl Writer<'_> {
     }
 
     /// How many numbers there are along an axis, as a list of one.
-    fn size(&mut self, x: &TensorIr, axis: usize) -> String {
-        let size = self.dimensions(x)[axis];
-        self.shape_of(&[size])
+    fn size_along(&mut self, x: &TensorIr, axis: usize) -> String {
+        let size = self.sizes(x).swap_remove(axis);
+        self.size(&size)
     }
 
     fn top(

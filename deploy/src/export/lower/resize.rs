@@ -30,9 +30,6 @@ impl Writer<'_> {
     /// is another one for some sizes (14 → 46): there the pixels are listed.
     fn nearest(&mut self, x: &TensorIr, out: &TensorIr) -> Written {
         let sizes = |axis: usize| (x.shape[axis], out.shape[axis]);
-        let is_exact = |(from, to): (usize, usize)| {
-            from % to == 0 || (to % from == 0 && (to / from).is_power_of_two())
-        };
         if [2, 3].map(sizes).into_iter().all(is_exact) {
             let sizes = self.shape(out);
             let inputs = vec![self.operand(x)?, String::new(), String::new(), sizes];
@@ -59,4 +56,9 @@ impl Writer<'_> {
         self.set(out, name);
         Ok(())
     }
+}
+
+/// Whether engines take the nearest pixels of one size for another that Burn takes.
+pub(crate) fn is_exact((from, to): (usize, usize)) -> bool {
+    from % to == 0 || (to % from == 0 && (to / from).is_power_of_two())
 }

@@ -13,7 +13,7 @@ use super::contents::{Contents, data, plain_dtype};
 use super::layout::{Place, turn};
 use super::sparse::decompress;
 use crate::deploy::safetensors_file::{FileError, fitting};
-use crate::module::walk::{Site, map_quantizers, quantizers};
+use crate::module::walk::{Site, map_quantizers, weight_schemes};
 use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
 /// Loads a file in the layout of [compressed-tensors](https://github.com/vllm-project/compressed-tensors)
@@ -59,16 +59,6 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
         )));
     }
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;
-    let mut schemes: HashMap<String, Scheme> = HashMap::new();
-    for located in quantizers(model) {
-        if let (Site::Weight, Some(path), true) = (
-            located.site,
-            located.parameter,
-            located.quantizer.is_enabled(),
-        ) {
-            schemes.insert(path, located.quantizer.scheme().clone());
-        }
-    }
     let contents = Contents {
         plain: plain_dtype(&tensors),
         tensors,
@@ -77,7 +67,7 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
     };
     let mut loader = Loader {
         contents: &contents,
-        schemes,
+        schemes: weight_schemes(model),
         weights: BTreeMap::new(),
         used: HashSet::new(),
         error: None,

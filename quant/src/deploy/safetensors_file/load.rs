@@ -22,7 +22,7 @@ use crate::deploy::convert::OtherBytes;
 use crate::model::record::check_schemes;
 use crate::model::unobserved::rounding;
 use crate::module::effective::{FileNames, chained};
-use crate::module::walk::{Site, map_quantizers, quantizers};
+use crate::module::walk::{Site, map_quantizers, quantizers, weight_schemes};
 use crate::range::observer::read;
 use crate::{Dequantize, QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
@@ -61,11 +61,7 @@ pub(super) fn try_load<M: Module>(
         let weight = read_weight(&tensors, &name, entry, &file)?;
         quantized.insert(name, (weight, dtype));
     }
-    let schemes: HashMap<String, Scheme> = quantizers(model)
-        .into_iter()
-        .filter(|located| located.site == Site::Weight && located.quantizer.is_enabled())
-        .filter_map(|located| Some((located.parameter?, located.quantizer.scheme().clone())))
-        .collect();
+    let schemes = weight_schemes(model);
     let is_prepared = !schemes.is_empty();
     let file_names = FileNames::of(model, |path| quantized.contains_key(path));
     let mut of_activations = HashMap::new();

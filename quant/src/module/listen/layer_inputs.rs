@@ -7,9 +7,7 @@ use burn::module::{Module, Param};
 use burn::nn::conv::{Conv1d, Conv2d};
 use burn::nn::{PaddingConfig1d, PaddingConfig2d};
 use burn::tensor::Tensor;
-use burn::tensor::module::unfold4d;
-use burn::tensor::ops::{PadMode, UnfoldOptions};
-use burn_lean_graph::hooks;
+use burn_lean_graph::{Kernel, hooks};
 
 use crate::module::listen::input_statistics::Samples;
 use crate::module::listen::listener::{Listener, collecting, lock};
@@ -202,69 +200,43 @@ fn offer<const W: usize, P: Iterator<Item = Vec<Tensor<2>>>>(
 pub fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
     let [_, _, height, width] = x.dims();
     let (top, bottom, left, right) = padding(layer, height, width);
-    let slide = Slide {
-        kernel: layer.kernel_size,
-        stride: layer.stride,
-        dilation: layer.dilation,
-        groups: layer.groups,
-        padding: [(top, bottom), (left, right)],
+    let kernel = Kernel {
+        size: layer.kernel_size.to_vec(),
+        stride: layer.stride.to_vec(),
+        padding: vec![(top, bottom), (left, right)],
+        dilation: layer.dilation.to_vec(),
     };
-    slide.patches(x)
-}
-
-/// How a convolution slides over an image.
-pub(crate) struct Slide {
-    pub(crate) kernel: [usize; 2],
-    pub(crate) stride: [usize; 2],
-    pub(crate) dilation: [usize; 2],
-    pub(crate) groups: usize,
-    /// Zeros before and after rows and columns.
-    pub(crate) padding: [(usize, usize); 2],
-}
-
-impl Slide {
-    /// As [`patches`].
-    pub(crate) fn patches(&self, x: Tensor<4>) -> Vec<Tensor<2>> {
-        let [(top, bottom), (left, right)] = self.padding;
-        let x = x.pad((left, right, top, bottom), PadMode::Constant(0.0));
-        let options = UnfoldOptions::new(self.stride, [0, 0], self.dilation);
-        of_groups(unfold4d(x, self.kernel, options), self.groups)
-    }
+    of_groups(&kernel, layer.groups, x)
 }
 
 /// As [`patches`]: for each group of channels
 /// `[batch · positions, channels_in / groups · length]`.
 pub fn patches_1d(layer: &Conv1d, x: Tensor<3>) -> Vec<Tensor<2>> {
     let [_, _, length] = x.dims();
-    let (left, right) = match layer.padding {
+    let padding = match layer.padding {
         PaddingConfig1d::Valid => (0, 0),
         PaddingConfig1d::Explicit(left, right) => (left, right),
         PaddingConfig1d::Same => same_padding(length, layer.kernel_size, layer.stride),
     };
-    // A sequence is an image of one row.
-    let slide = Slide {
-        kernel: [1, layer.kernel_size],
-        stride: [1, layer.stride],
-        dilation: [1, layer.dilation],
-        groups: layer.groups,
-        padding: [(0, 0), (left, right)],
+    let kernel = Kernel {
+        size: vec![layer.kernel_size],
+        stride: vec![layer.stride],
+        padding: vec![padding],
+        dilation: vec![layer.dilation],
     };
-    slide.patches(x.unsqueeze_dim(2))
+    of_groups(&kernel, layer.groups, x)
 }
 
-/// `[batch, features, positions]`, the features of a group side by side, as one matrix for each
-/// group.
-fn of_groups(unfolded: Tensor<3>, groups: usize) -> Vec<Tensor<2>> {
-    let [batch, features, positions] = unfolded.dims();
-    let per_group = features / groups.max(1);
-    (0..groups)
-        .map(|group| {
-            let of_group = unfolded.clone().narrow(1, group * per_group, per_group);
-            of_group
-                .swap_dims(1, 2)
-                .reshape([batch * positions, per_group])
-        })
-        .collect()
+/// What a kernel sees, as one matrix for each group of channels.
+pub(crate) fn of_groups<const D: usize>(
+    kernel: &Kernel,
+    groups: usize,
+    x: Tensor<D>,
+) -> Vec<Tensor<2>> {
+    let seen = kernel.patches(x.into_dispatch());
+    let per_group = seen.dims()[1] / groups.max(1);
+    let of_group = |group: usize| seen.clone().narrow(1, group * per_group, per_group);
+    (0..groups).map(of_group).collect()
 }
 
 /// Zeros at the top, bottom, left and right, as the layer itself counts them.

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::backend::ir::{ModuleOperationIr, OperationIr};
+use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-use burn_lean_graph::Role;
 use burn_lean_graph::hooks::{Hook, HookedAt};
+use burn_lean_graph::{Kernel, Role};
 
 use crate::module::LayerInputs;
-use crate::module::listen::layer_inputs::{Slide, parts};
+use crate::module::listen::layer_inputs::{of_groups, parts};
 
 /// Shows what the product with a weight multiplies it with, behind the layer's input quantizer.
 pub(crate) struct ShownInputs {
@@ -68,35 +68,36 @@ fn samples(x: DispatchTensor, operation: &OperationIr) -> Option<Parts> {
             Some(Box::new(std::iter::once(vec![samples])))
         }
         OperationIr::Module(Op::Conv1d(op)) => {
-            let [padding] = op.options.padding;
-            let slide = Slide {
-                kernel: [1, op.weight.shape[2]],
-                stride: [1, op.options.stride[0]],
-                dilation: [1, op.options.dilation[0]],
-                groups: op.options.groups,
-                padding: [(0, 0), padding],
-            };
-            Some(slide.all_patches(&plain::<3>(x).unsqueeze_dim(2)))
+            let o = &op.options;
+            let kernel = kernel(&op.weight, &o.stride, &o.padding, &o.dilation);
+            Some(all_patches(kernel, o.groups, &plain::<3>(x)))
         }
         OperationIr::Module(Op::Conv2d(op)) => {
-            let slide = Slide {
-                kernel: [op.weight.shape[2], op.weight.shape[3]],
-                stride: op.options.stride,
-                dilation: op.options.dilation,
-                groups: op.options.groups,
-                padding: op.options.padding,
-            };
-            Some(slide.all_patches(&plain::<4>(x)))
+            let o = &op.options;
+            let kernel = kernel(&op.weight, &o.stride, &o.padding, &o.dilation);
+            Some(all_patches(kernel, o.groups, &plain::<4>(x)))
         }
         _ => None,
     }
 }
 
-impl Slide {
-    fn all_patches(self, x: &Tensor<4>) -> Parts {
-        let kernel = self.kernel.iter().product();
-        Box::new(parts(x, kernel).map(move |x| self.patches(x)))
+fn kernel(
+    weight: &TensorIr,
+    stride: &[usize],
+    padding: &[(usize, usize)],
+    dilation: &[usize],
+) -> Kernel {
+    Kernel {
+        size: weight.shape.to_vec()[2..].to_vec(),
+        stride: stride.to_vec(),
+        padding: padding.to_vec(),
+        dilation: dilation.to_vec(),
     }
+}
+
+fn all_patches<const D: usize>(kernel: Kernel, groups: usize, x: &Tensor<D>) -> Parts {
+    let parts = parts(x, kernel.size.iter().product());
+    Box::new(parts.map(move |x| of_groups(&kernel, groups, x)))
 }
 
 fn plain<const D: usize>(tensor: DispatchTensor) -> Tensor<D> {

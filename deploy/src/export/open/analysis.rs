@@ -1,0 +1,251 @@
+//! From recordings with other sizes to what each size is, operation by operation.
+
+
+use burn::backend::ir::{
+    BaseOperationIr, InterpolateModeIr, ModuleOperationIr, NumericOperationIr, OperationIr,
+    SliceOpIr, TensorId, TensorIr,
+};
+use burn_lean_graph::{Graph, Node};
+
+use super::probe::{Sample, made_on_the_host, whole_numbers};
+use super::sizes::Size;
+use super::{Open, OpenAxis};
+use crate::export::lower::{is_exact, module_of};
+
+const COMPUTES: &str = "computes with its size";
+
+/// What all sizes are, in terms of these axes. The first of the samples is the exported recording.
+///
+/// The error says which operation needs a size that nothing tells.
+pub(super) fn analyse(
+    graph: &Graph,
+    axes: &[&OpenAxis],
+    samples: &[&Sample],
+) -> Result<Open, String> {
+    let mut analysis = Analysis {
+        graph,
+        samples,
+        open: Open::default(),
+    };
+    for axis in axes {
+        let (input, along) = axis.axes[0];
+        let id = graph.inputs()[input];
+        let values = analysis.values(id, along);
+        let known = &mut analysis.open.known;
+        known.name(axis.name.clone(), values, id, along);
+    }
+    for id in graph.inputs() {
+        analysis.given(*id)?;
+    }
+    for node in graph.nodes() {
+        analysis.node(node)?;
+    }
+    Ok(analysis.open)
+}
+
+struct Analysis<'a> {
+    graph: &'a Graph,
+    samples: &'a [&'a Sample],
+    open: Open,
+}
+
+impl Analysis<'_> {
+    /// The size of a tensor along an axis, in each sample.
+    fn values(&self, id: TensorId, axis: usize) -> Vec<usize> {
+        let own = &self.samples[0].shapes[&id];
+        let of = |sample: &&Sample| sample.shapes.get(&id).unwrap_or(own)[axis];
+        self.samples.iter().map(of).collect()
+    }
+
+    fn explained(&mut self, id: TensorId, axis: usize) -> Option<Size> {
+        let values = self.values(id, axis);
+        self.open.known.explain(&values)
+    }
+
+    /// How many sizes of a tensor nothing before it tells.
+    fn unexplained(&mut self, tensor: &TensorIr) -> usize {
+        let axes = 0..tensor.shape.num_dims();
+        axes.filter(|axis| self.explained(tensor.id, *axis).is_none())
+            .count()
+    }
+
+    /// An input, a parameter or a constant.
+    fn given(&mut self, id: TensorId) -> Result<(), String> {
+        let graph = self.graph;
+        let constant = graph.constants().find(|(other, _)| *other == id);
+        let samples = self.samples.iter();
+        let mut lists: Vec<Vec<i64>> = samples
+            .filter_map(|sample| sample.counted.get(&id).cloned())
+            .collect();
+        if let (false, Some((_, data))) = (lists.is_empty(), constant) {
+            lists.extend(whole_numbers(data));
+            let counted = progression(&lists);
+            let counted = counted.ok_or_else(|| made_on_the_host(graph, id, data))?;
+            self.open.counted.insert(id, counted);
+        }
+        let rank = self.samples[0].shapes[&id].len();
+        let sizes: Option<Vec<Size>> = (0..rank).map(|axis| self.explained(id, axis)).collect();
+        let why = || match constant {
+            Some((_, data)) => made_on_the_host(graph, id, data),
+            None => "a parameter has another shape".into(),
+        };
+        self.open.sizes.insert(id, sizes.ok_or_else(why)?);
+        Ok(())
+    }
+
+    fn node(&mut self, node: Node<'_>) -> Result<(), String> {
+        let operation = node.operation();
+        for input in operation.inputs() {
+            if !self.open.sizes.contains_key(&input.id) {
+                self.given(input.id)?;
+            }
+        }
+        self.needs(node).map_err(|why| {
+            let module = module_of(self.graph, node);
+            format!("`{}` of {module} {why}", node.name())
+        })?;
+        for out in operation.outputs() {
+            let mut sizes = Vec::with_capacity(out.shape.num_dims());
+            for axis in 0..out.shape.num_dims() {
+                let values = self.values(out.id, axis);
+                let known = &mut self.open.known;
+                sizes.push(match known.explain(&values) {
+                    Some(size) => size,
+                    None => known.computed(values, out.id, axis),
+                });
+            }
+            self.open.sizes.insert(out.id, sizes);
+        }
+        Ok(())
+    }
+
+    /// Whether a file can tell the sizes that it has to give this operation.
+    fn needs(&mut self, node: Node<'_>) -> Result<(), &'static str> {
+        use BaseOperationIr::*;
+        match node.operation() {
+            OperationIr::BaseFloat(base)
+            | OperationIr::BaseInt(base)
+            | OperationIr::BaseBool(base) => match base {
+                // One is found by itself.
+                Reshape(o) => self.at_most(&o.out, 1),
+                Expand(o) => self.at_most(&o.out, 0),
+                Empty(o) | Zeros(o) | Ones(o) => self.at_most(&o.out, 0),
+                RepeatDim(_) => self.numbers(node).map(drop),
+                Slice(o) => self.slice(node, o),
+                SliceAssign(o) => {
+                    let numbers = self.numbers(node)?;
+                    let sizes = &self.open.sizes[&o.tensor.id];
+                    let mut bounds = numbers.as_chunks::<2>().0.iter().zip(sizes);
+                    let is_known = bounds.all(|([start, end], size)| {
+                        let is_whole = *start == Size::Fixed(0) && end == size;
+                        is_whole || !(start.is_open() || end.is_open())
+                    });
+                    is_known.then_some(()).ok_or(COMPUTES)
+                }
+                _ => Ok(()),
+            },
+            OperationIr::NumericFloat(_, NumericOperationIr::Full(o))
+            | OperationIr::NumericInt(_, NumericOperationIr::Full(o)) => self.at_most(&o.out, 0),
+            OperationIr::Module(module) => self.module(module),
+            _ => Ok(()),
+        }
+    }
+
+    fn at_most(&mut self, out: &TensorIr, unexplained: usize) -> Result<(), &'static str> {
+        match self.unexplained(out) <= unexplained {
+            true => Ok(()),
+            false => Err(COMPUTES),
+        }
+    }
+
+    /// The sizes that an operation has as numbers.
+    fn numbers(&mut self, node: Node<'_>) -> Result<Vec<Size>, &'static str> {
+        let at = node.index();
+        let own = &self.samples[0].numbers[&at];
+        let mut sizes = Vec::with_capacity(own.len());
+        for place in 0..own.len() {
+            let of = |sample: &&Sample| sample.numbers.get(&at).unwrap_or(own)[place];
+            let values: Vec<usize> = self.samples.iter().map(of).collect();
+            sizes.push(self.open.known.explain(&values).ok_or(COMPUTES)?);
+        }
+        self.open.numbers.insert(at, sizes.clone());
+        Ok(sizes)
+    }
+
+    fn slice(&mut self, node: Node<'_>, o: &SliceOpIr) -> Result<(), &'static str> {
+        let numbers = self.numbers(node)?;
+        let mut bounds = o.ranges.iter().zip(numbers.as_chunks::<2>().0);
+        let goes_back =
+            bounds.any(|(range, bounds)| range.step < 0 && bounds.iter().any(Size::is_open));
+        match goes_back {
+            true => Err("goes back along it: flip it instead"),
+            false => Ok(()),
+        }
+    }
+
+    fn module(&mut self, module: &ModuleOperationIr) -> Result<(), &'static str> {
+        use ModuleOperationIr::*;
+        match module {
+            // The rows of a quantized table are given their shape.
+            Embedding(o) => self.at_most(&o.out, 1),
+            AdaptiveAvgPool1d(o) => self.windows(&o.x, &[o.output_size]),
+            AdaptiveAvgPool2d(o) => self.windows(&o.x, &o.output_size),
+            AdaptiveAvgPool3d(o) => self.windows(&o.x, &o.output_size),
+            Interpolate(o) => {
+                self.at_most(&o.out, 0)?;
+                let pairs = |axis| self.values(o.x.id, axis).into_iter();
+                let both = |axis| pairs(axis).zip(self.values(o.out.id, axis));
+                let is_open = |axis: usize| self.open.sizes[&o.x.id][axis].is_open();
+                let nearest = o.options.mode == InterpolateModeIr::Nearest;
+                let exact = || [2, 3].into_iter().flat_map(both).all(is_exact);
+                match nearest && [2, 3].into_iter().any(is_open) && !exact() {
+                    true => Err("takes the nearest of sizes that are no power of two apart"),
+                    false => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The file has the sizes of the windows of an adaptive pooling.
+    fn windows(&self, x: &TensorIr, size: &[usize]) -> Result<(), &'static str> {
+        let are_windows = size.iter().any(|size| *size != 1);
+        let sizes = self.open.sizes[&x.id].iter();
+        match are_windows && sizes.skip(2).any(Size::is_open) {
+            true => Err("has windows of a part of it"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// First number and step of a count that is as long in each recording as it likes.
+fn progression(lists: &[Vec<i64>]) -> Option<(i64, i64)> {
+    let start = lists.iter().find_map(|list| list.first())?;
+    let step = lists.iter().find_map(|list| match &list[..] {
+        [first, second, ..] => second.checked_sub(*first),
+        _ => None,
+    })?;
+    let is_counted = |list: &Vec<i64>| {
+        let mut numbers = list.iter().enumerate();
+        numbers
+            .all(|(place, number)| *number == start.wrapping_add(step.wrapping_mul(place as i64)))
+    };
+    lists.iter().all(is_counted).then_some((*start, step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::progression;
+
+    #[test]
+    fn counts_of_other_lengths_have_one_start_and_step() {
+        let count = |a: &[i64], b: &[i64]| progression(&[a.to_vec(), b.to_vec()]);
+        assert_eq!(count(&[0], &[0, 1, 2]), Some((0, 1)));
+        assert_eq!(count(&[3, 1], &[3, 1, -1]), Some((3, -2)));
+        assert_eq!(count(&[], &[5, 7]), Some((5, 2)));
+        assert_eq!(count(&[0], &[1, 2]), None);
+        assert_eq!(count(&[1, 0], &[2, 1, 0]), None);
+        // Another start alone: nothing tells the step.
+        assert_eq!(count(&[4], &[6]), None);
+    }
+}

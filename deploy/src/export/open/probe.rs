@@ -1,0 +1,278 @@
+//! The forward pass recorded with other sizes, and compared with the one that is exported.
+
+use std::collections::HashMap;
+
+use burn::backend::ir::{
+    BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
+};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, DType, Int, Shape, Slice, Tensor, TensorData};
+use burn_lean_graph::{Graph, Node, TensorMapper, Tensors};
+
+use crate::export::lower::module_of;
+
+/// What a recording has for the tensors and operations of the exported one.
+#[derive(Debug, Default)]
+pub(super) struct Sample {
+    pub(super) shapes: HashMap<TensorId, Vec<usize>>,
+    /// The sizes that operations have as numbers, by their positions.
+    pub(super) numbers: HashMap<usize, Vec<usize>>,
+    /// Lists of whole numbers that the forward pass makes on the host, where they are other ones.
+    pub(super) counted: HashMap<TensorId, Vec<i64>>,
+}
+
+impl Sample {
+    /// The exported recording itself.
+    pub(super) fn of(graph: &Graph, inputs: &[Vec<usize>]) -> Self {
+        let mut found = Self::default();
+        found.note_inputs(graph, inputs);
+        for node in graph.nodes() {
+            let operation = node.operation();
+            found.note_numbers(node, operation);
+            for tensor in operation.inputs().chain(operation.outputs()) {
+                found.shapes.insert(tensor.id, tensor.shape.to_vec());
+            }
+        }
+        found
+    }
+
+    /// A recording with inputs of other shapes: from the results back, each tensor has to come of the
+    /// same operation. Several tensors may be one in it: equal views of a constant are shared.
+    ///
+    /// The error says what it does otherwise.
+    pub(super) fn compare(
+        graph: &Graph,
+        other: &Graph,
+        inputs: &[Vec<usize>],
+    ) -> Result<Self, String> {
+        let mut found = Self::default();
+        found.note_inputs(graph, inputs);
+        let mut twins = given(graph, other).ok_or("it reads other parameters")?;
+        let (makers, others) = (makers(graph), makers(other));
+        if graph.outputs().len() != other.outputs().len() {
+            return Err("it has other results".into());
+        }
+        let results = graph.outputs().iter().zip(other.outputs());
+        let mut pairs: Vec<(TensorId, TensorId)> = results.map(|(a, b)| (*a, *b)).collect();
+        while let Some((id, twin)) = pairs.pop() {
+            if let Some(known) = twins.get(&id) {
+                match *known == twin {
+                    true => continue,
+                    false => return Err("operations read other tensors".into()),
+                }
+            }
+            let (node, same) = match (makers.get(&id), others.get(&twin)) {
+                (Some(node), Some(same)) => (*node, same.operation()),
+                (None, None) => {
+                    twins.insert(id, twin);
+                    continue;
+                }
+                _ => return Err("operations read other tensors".into()),
+            };
+            let operation = node.operation();
+            if without_sizes(operation) != without_sizes(same) {
+                let (name, module) = (node.name(), module_of(graph, node));
+                return Err(format!("`{name}` of {module} computes with its size"));
+            }
+            found.note_numbers(node, same);
+            for (tensor, twin) in operation.outputs().zip(same.outputs()) {
+                twins.insert(tensor.id, twin.id);
+                found.shapes.insert(tensor.id, twin.shape.to_vec());
+            }
+            for (tensor, twin) in operation.inputs().zip(same.inputs()) {
+                found.shapes.insert(tensor.id, twin.shape.to_vec());
+                pairs.push((tensor.id, twin.id));
+            }
+        }
+        let constants: HashMap<TensorId, &TensorData> = other.constants().collect();
+        for (id, data) in graph.constants() {
+            let twin = twins.get(&id).and_then(|twin| constants.get(twin));
+            if twin.is_some_and(|twin| is_same(data, twin)) {
+                continue;
+            }
+            let numbers = whole_numbers(data).and(twin.and_then(|twin| whole_numbers(twin)));
+            let numbers = numbers.ok_or_else(|| made_on_the_host(graph, id, data))?;
+            found.counted.insert(id, numbers);
+        }
+        Ok(found)
+    }
+
+    /// Whether no size has run below 0: Burn counts windows without a look at it, and does not panic in
+    /// every build.
+    pub(super) fn is_possible(&self) -> bool {
+        let mut sizes = self.shapes.values().flatten();
+        sizes.all(|size| u32::try_from(*size).is_ok())
+    }
+
+    fn note_inputs(&mut self, graph: &Graph, inputs: &[Vec<usize>]) {
+        let ids = graph.inputs().iter().copied();
+        self.shapes.extend(ids.zip(inputs.iter().cloned()));
+    }
+
+    fn note_numbers(&mut self, node: Node<'_>, operation: &OperationIr) {
+        let (OperationIr::BaseFloat(base)
+        | OperationIr::BaseInt(base)
+        | OperationIr::BaseBool(base)) = operation
+        else {
+            return;
+        };
+        let numbers = match base {
+            BaseOperationIr::Slice(o) => bounds(&o.ranges, &o.tensor),
+            BaseOperationIr::SliceAssign(o) => bounds(&o.ranges, &o.tensor),
+            BaseOperationIr::RepeatDim(o) => vec![o.times],
+            _ => return,
+        };
+        self.numbers.insert(node.index(), numbers);
+    }
+}
+
+/// Where each range starts and ends.
+fn bounds(ranges: &[Slice], tensor: &TensorIr) -> Vec<usize> {
+    let taken = ranges.iter().zip(tensor.shape.iter());
+    let taken = taken.map(|(range, size)| range.to_range(*size));
+    taken.flat_map(|range| [range.start, range.end]).collect()
+}
+
+/// The inputs and parameters of another recording; `None` where it reads other ones.
+fn given(graph: &Graph, other: &Graph) -> Option<HashMap<TensorId, TensorId>> {
+    let (ours, theirs) = (graph.parameters(), other.parameters());
+    let same = graph.inputs().len() == other.inputs().len()
+        && ours.len() == theirs.len()
+        && ours.iter().zip(theirs).all(|(a, b)| a.path == b.path);
+    let inputs = graph.inputs().iter().copied();
+    let inputs = inputs.zip(other.inputs().iter().copied());
+    let parameters = ours.iter().zip(theirs).map(|(a, b)| (a.tensor, b.tensor));
+    same.then(|| inputs.chain(parameters).collect())
+}
+
+/// Which operation makes which tensor.
+fn makers(graph: &Graph) -> HashMap<TensorId, Node<'_>> {
+    let makes = |node: Node<'_>| -> Vec<TensorId> {
+        let outputs = node.operation().outputs();
+        outputs.map(|tensor| tensor.id).collect()
+    };
+    let nodes = graph.nodes();
+    let made = nodes.flat_map(|node| makes(node).into_iter().map(move |id| (id, node)));
+    made.collect()
+}
+
+/// What is said of a recording that does something else, with how many operations it has.
+pub(super) fn with_counts(why: String, graph: &Graph, other: &Graph) -> String {
+    let (ours, theirs) = (graph.nodes().len(), other.nodes().len());
+    match ours == theirs {
+        true => why,
+        false => format!(
+            "{why}; there are {theirs} operations instead of {ours}, as a loop over it makes them"
+        ),
+    }
+}
+
+/// What is said of a constant that another size changes.
+pub(super) fn made_on_the_host(graph: &Graph, id: TensorId, data: &TensorData) -> String {
+    let reads = |node: &Node<'_>| node.operation().inputs().any(|input| input.id == id);
+    let read = graph.nodes().find(reads).map(|node| {
+        let (name, module) = (node.name(), module_of(graph, node));
+        format!(", read by `{name}` of {module}")
+    });
+    format!(
+        "a constant of shape {:?} that the forward pass makes on the host depends on it{}",
+        data.shape(),
+        read.unwrap_or_default()
+    )
+}
+
+fn is_same(data: &TensorData, other: &TensorData) -> bool {
+    data.shape() == other.shape()
+        && data.dtype() == other.dtype()
+        && data.as_bytes() == other.as_bytes()
+}
+
+/// The numbers of a list of integers.
+pub(super) fn whole_numbers(data: &TensorData) -> Option<Vec<i64>> {
+    let is_whole = data.dtype().is_int() || data.dtype().is_uint();
+    (is_whole && data.shape().num_dims() == 1).then(|| data.iter::<i64>().collect())
+}
+
+/// What an operation does, whatever the names and sizes of its tensors.
+fn without_sizes(operation: &OperationIr) -> OperationIr {
+    struct Anonymous;
+    impl IrVisitorMut for Anonymous {
+        fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
+            tensor.id = TensorId::new(0);
+            tensor.shape = Shape::from(vec![1; tensor.shape.num_dims()]);
+            tensor.status = TensorStatus::ReadOnly;
+        }
+
+        fn visit_range_mut(&mut self, range: &mut Slice) {
+            *range = Slice::new(0, None, range.step);
+        }
+    }
+    let mut operation = operation.clone();
+    match &mut operation {
+        OperationIr::BaseFloat(BaseOperationIr::RepeatDim(o))
+        | OperationIr::BaseInt(BaseOperationIr::RepeatDim(o))
+        | OperationIr::BaseBool(BaseOperationIr::RepeatDim(o)) => o.times = 1,
+        // It is that of the result.
+        OperationIr::Module(ModuleOperationIr::Interpolate(o)) => o.output_size = [1, 1],
+        _ => {}
+    }
+    operation.visit_mut(&mut Anonymous);
+    operation
+}
+
+/// Inputs of other shapes, without values of interest.
+pub(super) fn resized<I: Tensors>(inputs: &I, shapes: &[Vec<usize>]) -> I {
+    inputs.map_tensors(&mut Resize {
+        shapes: shapes.to_vec().into_iter(),
+    })
+}
+
+struct Resize {
+    shapes: std::vec::IntoIter<Vec<usize>>,
+}
+
+impl Resize {
+    /// One number in the next shape: the recorder looks at shape and dtype alone.
+    fn of_one<const D: usize, K: Basic>(
+        &mut self,
+        shape: [usize; D],
+        zeros: impl Fn([usize; D]) -> Tensor<D, K>,
+    ) -> Tensor<D, K> {
+        let next = self.shapes.next();
+        let shape = next.and_then(|next| next.try_into().ok()).unwrap_or(shape);
+        match shape.contains(&0) {
+            // Burn does not expand to nothing.
+            true => zeros(shape),
+            false => zeros([1; D]).expand(shape),
+        }
+    }
+}
+
+impl TensorMapper for Resize {
+    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        let on = tensor.clone().without_autodiff();
+        let zeros = |shape| Tensor::<D>::zeros(shape, (&on.device(), on.dtype()));
+        self.of_one(on.dims(), zeros)
+    }
+
+    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+        let on = tensor.clone().without_autodiff();
+        let zeros = |shape| Tensor::<D, Int>::zeros(shape, (&on.device(), on.dtype()));
+        self.of_one(on.dims(), zeros)
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
+        let on = tensor.clone().without_autodiff();
+        let zeros = |shape| Tensor::<D, Int>::zeros(shape, (&on.device(), DType::I32)).bool();
+        self.of_one(on.dims(), zeros)
+    }
+}
+
+/// The inputs on devices without autodiff, so that evaluation is recorded.
+pub(crate) fn without_autodiff<I: Tensors>(inputs: &I) -> I {
+    struct Inner;
+    impl TensorMapper for Inner {
+        burn_lean_graph::every_kind!(|self, tensor| tensor.clone().without_autodiff());
+    }
+    inputs.map_tensors(&mut Inner)
+}
