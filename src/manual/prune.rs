@@ -144,4 +144,6 @@
 //! Fine-tune with the masks attached. [`Masks::from_zeros`](crate::prune::Masks::from_zeros) recovers
 //! them from a checkpoint. Zeros make files smaller, and nothing faster by themselves:
 //! [`Shrink`](crate::prune::Shrink) makes a whole model's layers smaller in one call, where units are
-//! gone, or down to a share of the multiplications.
+//! gone, or down to a share of the multiplications; with
+//! [`shrink_resizing`](crate::prune::Shrink::shrink_resizing) through depthwise convolutions and the heads of
+//! an attention of your own, too.

@@ -124,7 +124,8 @@ pub(crate) fn for_the_judge<const D: usize>(
         std::fs::write(folder.join(format!("{name}.input{index}.npy")), npy(data)).unwrap();
     }
     let largest = values(expected.clone());
-    let largest = largest.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+    let largest = largest.iter().filter(|x| x.is_finite());
+    let largest = largest.fold(1.0f32, |most, x| most.max(x.abs()));
     let expected = npy(expected.clone().into_data());
     std::fs::write(folder.join(format!("{name}.expected.npy")), expected).unwrap();
     let about = serde_json::json!({
@@ -151,6 +152,7 @@ fn npy(data: TensorData) -> Vec<u8> {
         DType::F32 => ("<f4", data.as_bytes().to_vec()),
         DType::I64 => ("<i8", data.as_bytes().to_vec()),
         DType::I32 => ("<i4", data.as_bytes().to_vec()),
+        DType::U8 => ("|u1", data.as_bytes().to_vec()),
         DType::Bool(_) => ("|b1", data.iter::<bool>().map(u8::from).collect()),
         other => panic!("{other:?} has no letter here"),
     };

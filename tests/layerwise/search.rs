@@ -25,8 +25,7 @@ proptest! {
         let problem = layer.problem();
         let keep = shapes(kept)[shape];
         let best = solve(&problem, &keep, &Method::best_subset()).unwrap();
-        // That a quicker splitting may be worse is told.
-        for method in METHODS.into_iter().filter(|one| *one != Method::Splitting) {
+        for method in METHODS {
             let method = match method {
                 Method::SparseGpt { .. } => Method::SparseGpt { block: 128 },
                 method => method,
