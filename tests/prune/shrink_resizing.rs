@@ -381,7 +381,8 @@ fn a_closure_that_does_something_else_is_an_error_with_the_model() {
     let device = Device::flex();
     let x: Tensor<3> = tensor(3, [2, 4, 8], &device);
     let forward = |model: &Mixed, x| model.forward(x);
-    let cases: [(fn(&mut Mixed), &str); 2] = [
+    type Resize = fn(&mut Mixed);
+    let cases: [(Resize, &str); 2] = [
         (
             |model| model.up.weight = model.up.weight.clone().map(|weight| weight * 2.0),
             "changes the outputs",

@@ -1,6 +1,5 @@
 //! From recordings with other sizes to what each size is, operation by operation.
 
-
 use burn::backend::ir::{
     BaseOperationIr, InterpolateModeIr, ModuleOperationIr, NumericOperationIr, OperationIr,
     SliceOpIr, TensorId, TensorIr,

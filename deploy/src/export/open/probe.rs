@@ -223,15 +223,15 @@ fn without_sizes(operation: &OperationIr) -> OperationIr {
 /// Inputs of other shapes, without values of interest.
 pub(super) fn resized<I: Tensors>(inputs: &I, shapes: &[Vec<usize>]) -> I {
     inputs.map_tensors(&mut Resize {
-        shapes: shapes.to_vec().into_iter(),
+        shapes: shapes.iter(),
     })
 }
 
-struct Resize {
-    shapes: std::vec::IntoIter<Vec<usize>>,
+struct Resize<'a> {
+    shapes: std::slice::Iter<'a, Vec<usize>>,
 }
 
-impl Resize {
+impl Resize<'_> {
     /// One number in the next shape: the recorder looks at shape and dtype alone.
     fn of_one<const D: usize, K: Basic>(
         &mut self,
@@ -239,7 +239,9 @@ impl Resize {
         zeros: impl Fn([usize; D]) -> Tensor<D, K>,
     ) -> Tensor<D, K> {
         let next = self.shapes.next();
-        let shape = next.and_then(|next| next.try_into().ok()).unwrap_or(shape);
+        let shape = next
+            .and_then(|next| next[..].try_into().ok())
+            .unwrap_or(shape);
         match shape.contains(&0) {
             // Burn does not expand to nothing.
             true => zeros(shape),
@@ -248,7 +250,7 @@ impl Resize {
     }
 }
 
-impl TensorMapper for Resize {
+impl TensorMapper for Resize<'_> {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
         let on = tensor.clone().without_autodiff();
         let zeros = |shape| Tensor::<D>::zeros(shape, (&on.device(), on.dtype()));
