@@ -22,7 +22,7 @@ pub struct SearchConfig {
     /// Moves count that lower the objective of a row by this fraction. Default 1e-5.
     pub tolerance: f64,
     /// Operations of optimal brain surgeon, o·d³/3, up to which a layer is searched; of a larger one
-    /// [`Method::Splitting`](crate::Method::Splitting) is taken. Default 1e12: some minutes.
+    /// [`Method::Splitting`](crate::Method::Splitting) is taken. Default 1e11: half a minute.
     pub max_operations: f64,
 }
 
@@ -34,7 +34,7 @@ impl SearchConfig {
             splice: 8,
             transfers: 3,
             tolerance: 1e-5,
-            max_operations: 1e12,
+            max_operations: 1e11,
         }
     }
 
