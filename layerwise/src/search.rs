@@ -22,7 +22,7 @@ pub struct SearchConfig {
     /// Moves count that lower the objective of a row by this fraction. Default 1e-5.
     pub tolerance: f64,
     /// Operations of optimal brain surgeon, o·d³/3, up to which a layer is searched; of a larger one
-    /// [`Method::Splitting`](crate::Method::Splitting) is taken. Default 1e11: half a minute.
+    /// [`Method::Splitting`](crate::Method::Splitting) is taken. Default 1e11.
     pub max_operations: f64,
 }
 

@@ -426,22 +426,19 @@ impl<'a> Flow<'a> {
             return made;
         }
         // Depthwise: a channel is a group, and the weight has a slice for it, as a norm has.
-        let (inputs, outputs) = (x.len() / groups, made.len() / groups);
-        let channel = |group: usize| match is_transposed {
-            true => long[group * inputs],
-            false => long[group * outputs],
-        };
-        let made = (0..groups * outputs)
-            .map(|place| channel(place / outputs))
-            .collect();
+        let of_group = long.len() / groups;
+        let channel = |group: usize| long[group * of_group];
+        for (place, id) in long.iter().enumerate() {
+            self.classes.join(*id, channel(place / of_group));
+        }
+        let inputs = x.len() / groups;
         for (place, id) in x.iter().enumerate() {
             self.classes.join(*id, channel(place / inputs));
         }
-        let of_group = long.len() / groups;
-        for (place, id) in long.iter().enumerate() {
-            self.classes.join(*id, long[place / of_group * of_group]);
-        }
-        made
+        let outputs = made.len() / groups;
+        (0..made.len())
+            .map(|place| channel(place / outputs))
+            .collect()
     }
 
     /// What keeps examples and channels, and looks at windows of the rest.

@@ -198,11 +198,11 @@ impl Shrink {
         let device = dense.devices().into_iter().next();
         let batch = batch.map_tensors(&mut Plain(device.as_ref()));
         let recording = recorded(&dense, forward, &batch)?;
-        comparable(|| forward(&dense, cloned(&batch)))?;
+        let outputs = comparable(|| forward(&dense, cloned(&batch)))?;
         if let Some(resize) = resize {
             let resized = resized(dense.valid(), resize)?;
-            let outputs = [&dense, &resized].map(|model| forward(model, cloned(&batch)));
-            agree(&outputs[0], &outputs[1]).map_err(|_| PruneError::CannotShrink {
+            let found = forward(&resized, cloned(&batch));
+            agree(&outputs, &found).map_err(|_| PruneError::CannotShrink {
                 reason:
                     "`resize` changes the outputs of a model of which nothing is gone: set what \
                          follows from the sizes of parameters alone"
@@ -382,8 +382,8 @@ fn recorded<M: Module, I: Tensors, O: Tensors>(
 }
 
 /// Refuses outputs that say nothing of a smaller model's: NaN is nobody's value, and random numbers are
-/// others each time.
-fn comparable<O: Tensors>(outputs: impl Fn() -> O) -> Result<(), PruneError> {
+/// others each time. Returns them.
+fn comparable<O: Tensors>(outputs: impl Fn() -> O) -> Result<O, PruneError> {
     let first = outputs();
     let outputs_of_it = floats(&first);
     if !outputs_of_it.is_empty()
@@ -409,7 +409,8 @@ fn comparable<O: Tensors>(outputs: impl Fn() -> O) -> Result<(), PruneError> {
                      with it: the forward pass draws random numbers. Give one that does not, of the mean say"
                 .into(),
         },
-    })
+    })?;
+    Ok(first)
 }
 
 /// Refuses a smaller model with other outputs.
