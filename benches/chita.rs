@@ -141,7 +141,7 @@ impl<'a, M: Network> Run<'a, M> {
                 "gradient_seconds",
                 "solve_seconds",
                 "peak_bytes",
-                "l2",
+                "ridge",
                 "tempering",
                 "held_out_loss",
                 "fresh_objective",
@@ -283,7 +283,7 @@ impl<'a, M: Network> Run<'a, M> {
                 let start = Instant::now();
                 let ridge = match name.has_ridge() {
                     true => self.cli.ridge(),
-                    false => RidgeChoice::Fixed(self.cli.l2.unwrap_or(Problem::DEFAULT_L2)),
+                    false => RidgeChoice::Fixed(self.cli.ridge.unwrap_or(Problem::DEFAULT_RIDGE)),
                 };
                 let sweep = solve_with_ridge(&problem, &config, &ridge, &mut |solution| {
                     let weights = solution.weights.clone();
@@ -295,7 +295,7 @@ impl<'a, M: Network> Run<'a, M> {
                 let peak = memory.bytes();
                 let fresh = match &fresh {
                     Some(problem) => {
-                        let problem = problem.clone().with_l2(sweep.chosen.l2)?;
+                        let problem = problem.clone().with_ridge(sweep.chosen.value)?;
                         Some(problem.objective(solution.weights.clone())?.total())
                     }
                     None => None,
@@ -315,7 +315,7 @@ impl<'a, M: Network> Run<'a, M> {
                     Cell::Number(report.seconds, 2),
                     Cell::Number(seconds, 3),
                     Cell::optional_integer(peak),
-                    Cell::Number(sweep.chosen.l2, 5),
+                    Cell::Number(sweep.chosen.value, 5),
                     Cell::Number(sweep.chosen.tempering.unwrap_or(0.0), 1),
                     Cell::Number(held_out_loss, 4),
                     Cell::optional(fresh, 4),
@@ -433,7 +433,7 @@ impl<'a, M: Network> Run<'a, M> {
                 Cell::Number(gradient_seconds, 2),
                 Cell::Number(solve_seconds, 3),
                 Cell::optional_integer(peak),
-                Cell::Number(stage.ridge.l2, 5),
+                Cell::Number(stage.ridge.value, 5),
                 Cell::Number(stage.ridge.tempering.unwrap_or(0.0), 1),
                 Cell::Empty,
                 Cell::Empty,

@@ -55,7 +55,7 @@ struct Cli {
     candidates: bool,
     /// Ridge of a layer.
     #[arg(long)]
-    damping: Option<f64>,
+    ridge: Option<f64>,
     /// Passes of tuning.
     #[arg(long, default_value_t = 0)]
     tuning: usize,
@@ -152,7 +152,7 @@ fn study<M: Module + 'static>(
                 pruner.recalibrate = *recalibrate;
                 pruner.shares = *shares;
                 pruner.candidates = cli.candidates;
-                pruner.damping = cli.damping.unwrap_or(pruner.damping);
+                pruner.ridge = cli.ridge.unwrap_or(pruner.ridge);
                 pruner.tuning = Some(cli.tuning);
                 pruner.held_out = cli.held_out.unwrap_or(pruner.held_out);
                 pruner.examples = cli.examples.unwrap_or(pruner.examples);

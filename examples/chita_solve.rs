@@ -125,7 +125,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         Problem::new(gradients, weights, layout)?.with_first_order(cli.first_order)?;
     problem = problem.with_tempering(cli.tempering)?;
     if let Some(lambda2) = cli.lambda2 {
-        problem = problem.with_l2(2.0 * lambda2 / samples)?;
+        problem = problem.with_ridge(2.0 * lambda2 / samples)?;
     }
 
     let config = config(cli)?;

@@ -122,7 +122,7 @@ fn prunes(device: &Device) {
             .with_dead_columns(Some(DeadColumns::Priced))
             .with_method(method);
         let [found, expected] = [&found, &expected].map(|problem| {
-            let problem = problem.clone().with_l2(1e-3).unwrap();
+            let problem = problem.clone().with_ridge(1e-3).unwrap();
             solve(&problem, &config).unwrap()
         });
         assert_eq!(found.weights.dtype(), DType::F32);

@@ -116,7 +116,7 @@ impl<M: Network> Run<'_, M> {
                     "held_out_loss",
                     "accuracy",
                     "nonzeros",
-                    "l2",
+                    "ridge",
                     "tempering",
                     "seconds",
                 ],
@@ -238,7 +238,7 @@ impl<M: Network> Study<'_, M> {
             Cell::Number(loss, 4),
             Cell::Number(accuracy, 2),
             Cell::Integer(nonzeros.into_scalar::<i64>() as u64),
-            Cell::optional(found.ridge.map(|ridge| ridge.l2), 5),
+            Cell::optional(found.ridge.map(|ridge| ridge.value), 5),
             Cell::optional(found.ridge.and_then(|ridge| ridge.tempering), 1),
             Cell::Number(seconds, 1),
         ]);

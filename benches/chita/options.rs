@@ -82,7 +82,7 @@ pub(crate) struct Cli {
     sketch: Option<usize>,
     /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
     #[arg(long, value_parser = support::positive)]
-    pub(crate) l2: Option<f64>,
+    pub(crate) ridge: Option<f64>,
     /// Try every ridge with gradients that are made equally long, too: those of the few images that
     /// the network gets wrong are the longest by far.
     #[arg(long)]
@@ -258,11 +258,11 @@ impl Cli {
 
     pub(crate) fn ridge(&self) -> RidgeChoice {
         let swept = [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
-        match (self.l2, self.temper) {
+        match (self.ridge, self.temper) {
             (None, false) => RidgeChoice::sweep(),
-            (Some(l2), false) => RidgeChoice::Fixed(l2),
+            (Some(ridge), false) => RidgeChoice::Fixed(ridge),
             (None, true) => RidgeChoice::with_and_without_tempering(swept),
-            (Some(l2), true) => RidgeChoice::with_and_without_tempering([l2]),
+            (Some(ridge), true) => RidgeChoice::with_and_without_tempering([ridge]),
         }
     }
 
@@ -446,7 +446,7 @@ pub(crate) fn gradients(report: &FisherReport) -> String {
 pub(crate) fn stage(stage: &StageReport) -> String {
     format!(
         "stage {:>2}/{}: sparsity {:.4}, objective {:.4}, loss before {:.4}, gradients {:.1} s, \
-         solver {:.1} s, l2 {:e}",
+         solver {:.1} s, ridge {:e}",
         stage.stage + 1,
         stage.stages,
         stage.target,
@@ -454,6 +454,6 @@ pub(crate) fn stage(stage: &StageReport) -> String {
         stage.gradients.loss,
         stage.gradients.seconds,
         stage.solve_seconds,
-        stage.ridge.l2
+        stage.ridge.value
     )
 }

@@ -123,7 +123,7 @@ pub(crate) fn blocks(device: &Device) -> Result<Table, Box<dyn Error>> {
         let pruner = PrunerConfig::new(solver, fisher)
             .with_stages(1)
             .with_in_blocks(true)
-            .with_ridge(RidgeChoice::Fixed(Problem::DEFAULT_L2));
+            .with_ridge(RidgeChoice::Fixed(Problem::DEFAULT_RIDGE));
         // The rows of the gradient differ: outputs are weighed by their squares.
         let loss =
             |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().mean() * side as f64;
@@ -269,7 +269,7 @@ pub(crate) fn disk(device: &Device, folder: &Path) -> Result<Table, Box<dyn Erro
             false => fisher,
         };
         let solver = SolverConfig::new(Budget::Sparsity(SPARSITY));
-        let ridge = RidgeChoice::Fixed(Problem::DEFAULT_L2);
+        let ridge = RidgeChoice::Fixed(Problem::DEFAULT_RIDGE);
         let pruner = PrunerConfig::new(solver, fisher).with_ridge(ridge);
         let memory = PeakMemory::start();
         let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()])?;

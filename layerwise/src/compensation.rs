@@ -34,35 +34,35 @@ pub struct Compensation {
 }
 
 impl Compensation {
-    /// For features in this order, with H_ij from `hessian`. `damping` is for the error only.
+    /// For features in this order, with H_ij from `hessian`. `ridge` is for the error only.
     ///
     /// # Errors
     ///
     /// [`LayerwiseError::NotPositiveDefinite`].
     pub fn new(
         order: Vec<usize>,
-        damping: f64,
+        ridge: f64,
         hessian: impl Fn(usize, usize) -> f64,
     ) -> Result<Self, LayerwiseError> {
         let size = order.len();
         // Of a large layer each of these matrices takes gigabytes: none outlives its use.
         let factor = {
             let matrix = Mat::from_fn(size, size, |i, j| hessian(order[i], order[j]));
-            Factor::new(matrix.as_ref(), damping).map_err(|error| error.at_places(&order))?
+            Factor::new(matrix.as_ref(), ridge).map_err(|error| error.at_places(&order))?
         };
         let inverse = factor.inverse();
         drop(factor);
-        Self::of_inverse(inverse, order, damping)
+        Self::of_inverse(inverse, order, ridge)
     }
 
     /// From H⁻¹, its rows and columns in this order.
     pub(crate) fn of_inverse(
         inverse: Mat<f64>,
         order: Vec<usize>,
-        damping: f64,
+        ridge: f64,
     ) -> Result<Self, LayerwiseError> {
         let factor =
-            Factor::new(inverse.as_ref(), damping).map_err(|error| error.at_places(&order))?;
+            Factor::new(inverse.as_ref(), ridge).map_err(|error| error.at_places(&order))?;
         drop(inverse);
         // H⁻¹ = L Lᵀ = Uᵀ U.
         let lower = factor.lower();

@@ -11,13 +11,13 @@ use crate::error::LayerwiseError;
 pub(crate) struct Factor(Llt<f64>);
 
 impl Factor {
-    /// `damping` is for the error only.
-    pub(crate) fn new(matrix: MatRef<'_, f64>, damping: f64) -> Result<Self, LayerwiseError> {
+    /// `ridge` is for the error only.
+    pub(crate) fn new(matrix: MatRef<'_, f64>, ridge: f64) -> Result<Self, LayerwiseError> {
         match Llt::new(matrix, Side::Lower) {
             Ok(factor) => Ok(Self(factor)),
             Err(LltError::NonPositivePivot { index }) => Err(LayerwiseError::NotPositiveDefinite {
                 feature: index,
-                damping,
+                ridge,
             }),
         }
     }
@@ -26,9 +26,9 @@ impl Factor {
     pub(crate) fn of_part(
         matrix: MatRef<'_, f64>,
         places: &[usize],
-        damping: f64,
+        ridge: f64,
     ) -> Result<Self, LayerwiseError> {
-        let factor = Self::new(principal(matrix, places).as_ref(), damping);
+        let factor = Self::new(principal(matrix, places).as_ref(), ridge);
         factor.map_err(|error| error.at_places(places))
     }
 
@@ -65,7 +65,7 @@ mod tests {
         let refused = Factor::of_part(matrix.as_ref(), &[1, 3], 0.25).map(|_| ());
         let expected = LayerwiseError::NotPositiveDefinite {
             feature: 3,
-            damping: 0.25,
+            ridge: 0.25,
         };
         assert_eq!(refused, Err(expected));
         assert!(Factor::of_part(matrix.as_ref(), &[0, 2], 0.25).is_ok());

@@ -27,14 +27,14 @@ pub enum LayerwiseError {
     },
     /// The system of a row has no Cholesky factor.
     #[error(
-        "the Gram matrix is not positive definite at feature {feature} with damping {damping:e}: \
-         raise the damping, or calibrate with more rows"
+        "the Gram matrix is not positive definite at feature {feature} with ridge {ridge:e}: \
+         raise the ridge, or calibrate with more rows"
     )]
     NotPositiveDefinite {
         /// The feature at which factoring stopped.
         feature: usize,
         /// What was added to the diagonal.
-        damping: f64,
+        ridge: f64,
     },
     /// A value of a config is out of range.
     #[error("{field} is {value}, expected {expected}")]
@@ -68,9 +68,9 @@ impl LayerwiseError {
     /// The same, of features that are at these places of the whole layer.
     pub(crate) fn at_places(self, places: &[usize]) -> Self {
         match self {
-            Self::NotPositiveDefinite { feature, damping } => Self::NotPositiveDefinite {
+            Self::NotPositiveDefinite { feature, ridge } => Self::NotPositiveDefinite {
                 feature: places.get(feature).copied().unwrap_or(feature),
-                damping,
+                ridge,
             },
             other => other,
         }

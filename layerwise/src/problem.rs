@@ -15,7 +15,7 @@ use crate::error::{LayerwiseError, finite, same};
 pub struct ProblemConfig {
     /// λ as a fraction of the mean of the diagonal of XᵀX/n over features that are not dead; at least
     /// 0. Default 0.01.
-    pub damping: f64,
+    pub ridge: f64,
     /// Whether means are free: the layer has a bias, or a batch normalization that is calibrated anew
     /// follows. Then X and Y count about their means. Default: no.
     pub centered: bool,
@@ -38,7 +38,7 @@ impl ProblemConfig {
     /// The defaults.
     pub fn new() -> Self {
         Self {
-            damping: 0.01,
+            ridge: 0.01,
             centered: false,
             pull: Pull::Dense,
             importance: None,
@@ -91,7 +91,7 @@ impl LayerProblem {
     /// # Errors
     ///
     /// [`LayerwiseError::Mismatch`], [`LayerwiseError::NotFinite`], [`LayerwiseError::Invalid`];
-    /// [`LayerwiseError::NoRows`]; [`LayerwiseError::NotPositiveDefinite`] with too little damping.
+    /// [`LayerwiseError::NoRows`]; [`LayerwiseError::NotPositiveDefinite`] with too little ridge.
     pub fn new(gram: &Gram, dense: &[f32], config: &ProblemConfig) -> Result<Self, LayerwiseError> {
         let d = gram.features();
         let o = dense.len() / d.max(1);
@@ -110,8 +110,8 @@ impl LayerProblem {
                 expected,
             })
         };
-        if !(config.damping >= 0.0 && config.damping.is_finite()) {
-            return refuse("damping", config.damping, "finite and at least 0");
+        if !(config.ridge >= 0.0 && config.ridge.is_finite()) {
+            return refuse("ridge", config.ridge, "finite and at least 0");
         }
         let importance = config.importance.clone().unwrap_or_else(|| vec![1.0; o]);
         same("importances of outputs", o, importance.len())?;
@@ -126,7 +126,7 @@ impl LayerProblem {
             .filter(|j| dead.binary_search(j).is_err())
             .map(|j| moments.xx[(j, j)])
             .sum();
-        let lambda = config.damping * diagonal / live;
+        let lambda = config.ridge * diagonal / live;
         for at in &dead {
             for j in 0..d {
                 moments.xx[(*at, j)] = 0.0;
@@ -178,7 +178,7 @@ impl LayerProblem {
         }
         let mut weighted = constant.iter().zip(&importance);
         if let Some(index) = weighted.position(|(c, weight)| !(c * weight).is_finite()) {
-            let what = "the square of the outputs, with damping and importance,";
+            let what = "the square of the outputs, with ridge and importance,";
             return Err(LayerwiseError::NotFinite { what, index });
         }
         // Products of a chunk of rows are summed in F32.
@@ -215,7 +215,7 @@ impl LayerProblem {
     }
 
     /// λ, what was added to the diagonal.
-    pub fn damping(&self) -> f64 {
+    pub fn ridge(&self) -> f64 {
         self.lambda
     }
 
@@ -263,7 +263,7 @@ impl LayerProblem {
     /// As [`objective`](Self::objective).
     pub fn error(&self, weights: &[f32]) -> Result<f64, LayerwiseError> {
         let whole = self.objective(weights)?;
-        let ridge = self.ridge(|at| f64::from(weights[at]));
+        let ridge = self.ridge_share(|at| f64::from(weights[at]));
         // Of nearly the same the difference may be below 0.
         Ok(if whole < ridge { 0.0 } else { whole - ridge })
     }
@@ -273,11 +273,11 @@ impl LayerProblem {
     pub fn scale(&self) -> f64 {
         let rows = self.constant.iter().zip(&self.importance);
         let whole: f64 = rows.map(|(c, weight)| 0.5 * weight * c).sum();
-        whole - self.ridge(|_| 0.0)
+        whole - self.ridge_share(|_| 0.0)
     }
 
     /// The ridge's share of f: ½ λ‖w − p‖² of each output, with p what it pulls to.
-    fn ridge(&self, weight: impl Fn(usize) -> f64) -> f64 {
+    fn ridge_share(&self, weight: impl Fn(usize) -> f64) -> f64 {
         let d = self.features;
         let live = |j: &usize| self.dead.binary_search(j).is_err();
         let row = |row: usize| {

@@ -22,7 +22,7 @@ fn scores(problem: &LayerProblem, score: impl Fn(f64, f64) -> f64) -> Vec<f64> {
             Ok(_) => 0.0,
             Err(_) => score(
                 f64::from(w.abs()),
-                (squares[at % d] - problem.damping()).max(0.0),
+                (squares[at % d] - problem.ridge()).max(0.0),
             ),
         },
     );

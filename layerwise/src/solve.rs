@@ -166,9 +166,7 @@ pub fn back_solve(
             });
             let solved = match places.len() == d {
                 true => problem.factor().solve(&right),
-                false => {
-                    Factor::of_part(problem.matrix(), &places, problem.damping())?.solve(&right)
-                }
+                false => Factor::of_part(problem.matrix(), &places, problem.ridge())?.solve(&right),
             };
             let rows = rows.into_iter().enumerate();
             let rows =
@@ -336,7 +334,7 @@ mod tests {
         let error = back_solve(&problem, &support).unwrap_err();
         let expected = LayerwiseError::NotPositiveDefinite {
             feature: D - 1,
-            damping: problem.damping(),
+            ridge: problem.ridge(),
         };
         assert_eq!(error, expected);
     }

@@ -19,7 +19,7 @@ pub(crate) fn sparse_gpt(
 ) -> Result<(Vec<f64>, Support), LayerwiseError> {
     let (o, d) = (problem.outputs(), problem.features());
     let inverse = problem.factor().inverse();
-    let compensation = Compensation::of_inverse(inverse, (0..d).collect(), problem.damping())?;
+    let compensation = Compensation::of_inverse(inverse, (0..d).collect(), problem.ridge())?;
     // Where H is that of the weights themselves, this is w₀.
     let mut weights = problem.optimum();
     let mut kept = vec![false; o * d];

@@ -52,7 +52,7 @@ impl Tableau {
         let outside: Vec<usize> = (0..size).filter(|at| !kept[*at]).collect();
         let h = problem.matrix();
         let g = problem.linear(row);
-        let factor = Factor::of_part(h, &inside, problem.damping())?;
+        let factor = Factor::of_part(h, &inside, problem.ridge())?;
         let m = factor.inverse();
         let cross = Mat::from_fn(inside.len(), outside.len(), |i, j| {
             h[(inside[i], outside[j])]

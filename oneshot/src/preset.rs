@@ -41,7 +41,7 @@ pub struct Preset {
     pub activations: Option<Activations>,
     /// Added to the diagonal of XᵀX, as a fraction of its mean; at least 0. Default 0.01.
     #[config(default = 0.01)]
-    pub damping: f64,
+    pub ridge: f64,
     /// What a compressed layer is to reproduce; with [`scaling`](Self::scaling) always
     /// [`Target::OwnInputs`]. Default: what the original model computes there.
     #[config(default = "Target::Original")]
@@ -281,8 +281,8 @@ impl Preset {
     ///
     /// [`OneShotError::Invalid`].
     pub fn validate(&self) -> Result<(), OneShotError> {
-        if !(self.damping >= 0.0 && self.damping.is_finite()) {
-            return invalid("damping", self.damping, "a finite number, at least 0");
+        if !(self.ridge >= 0.0 && self.ridge.is_finite()) {
+            return invalid("ridge", self.ridge, "a finite number, at least 0");
         }
         if let Some(quantize) = &self.quantize {
             if !(2..=8).contains(&quantize.bits) {

@@ -28,7 +28,7 @@ pub(crate) struct Rounded {
 
 /// What is rounded.
 pub(crate) struct RoundingProblem<'a> {
-    /// `[inputs, inputs]`, damped; to the nearest codes nobody asks for it.
+    /// `[inputs, inputs]`, with the ridge; to the nearest codes nobody asks for it.
     pub(crate) hessian: &'a [f64],
     /// How much each input counts, `[inputs]`: the diagonal of that.
     pub(crate) diagonal: &'a [f64],
@@ -39,7 +39,7 @@ pub(crate) struct RoundingProblem<'a> {
     /// Where there are some, whether and where zeros may move.
     pub(crate) zeros: Option<Zeros<'a>>,
     pub(crate) inputs: usize,
-    pub(crate) damping: f64,
+    pub(crate) ridge: f64,
     pub(crate) quantize: &'a Quantize,
 }
 
@@ -167,9 +167,7 @@ impl RoundingProblem<'_> {
         {
             order.sort_by(|a, b| self.diagonal[*b].total_cmp(&self.diagonal[*a]));
         }
-        Compensation::new(order, self.damping, |i, j| {
-            self.hessian[i * self.inputs + j]
-        })
+        Compensation::new(order, self.ridge, |i, j| self.hessian[i * self.inputs + j])
     }
 
     /// GPTQ. Ranges of a group are those of its weights when it is reached, or, in another order

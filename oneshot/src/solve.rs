@@ -25,7 +25,7 @@ pub(crate) fn compress(
 ) -> Result<Solved, OneShotError> {
     let of_path = |source| failed(path, source);
     let mut config = ProblemConfig::new();
-    config.damping = preset.damping;
+    config.ridge = preset.ridge;
     let problem = LayerProblem::new(&gram, dense, &config).map_err(of_path)?;
     drop(gram);
     let (values, grid) = solve_problem(&problem, dense, preset).map_err(of_path)?;
@@ -75,7 +75,7 @@ pub(crate) fn compress_blindly(
             kept: kept.as_ref().map(|support| support.kept()),
             zeros: None,
             inputs,
-            damping: 0.0,
+            ridge: 0.0,
             quantize,
         };
         let rounded = rounded.round().map_err(of_path)?;
@@ -190,7 +190,7 @@ fn solve_problem(
         kept: kept.as_deref(),
         zeros: optimum.as_deref().map(|optimum| Zeros { optimum, group }),
         inputs,
-        damping: problem.damping(),
+        ridge: problem.ridge(),
         quantize,
     }
     .round()?;
@@ -225,7 +225,7 @@ pub(crate) fn nearest(
         kept: None,
         zeros: None,
         inputs,
-        damping: 0.0,
+        ridge: 0.0,
         quantize: &quantize,
     }
     .round()?;

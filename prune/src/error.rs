@@ -318,7 +318,7 @@ pub enum PruneError {
     /// A system of equations is singular to working precision.
     #[error(
         "the {size} x {size} system of the back-solve is not positive definite at pivot {pivot}: \
-         the ridge (l2 = {l2}) is too small for these gradients"
+         the ridge {ridge} is too small for these gradients"
     )]
     NotPositiveDefinite {
         /// Its size.
@@ -326,7 +326,7 @@ pub enum PruneError {
         /// Where the factorization broke down.
         pivot: usize,
         /// The ridge.
-        l2: f64,
+        ridge: f64,
     },
     /// Two masks are for one parameter.
     #[error("there are two masks for `{path}`")]

@@ -180,13 +180,13 @@ pub enum QuantError {
     /// The Hessian of a layer's inputs has no Cholesky factor.
     #[error(
         "the Hessian of the layer inputs is not positive definite at input {index}: use more \
-         calibration data or a larger damping (now {damping})"
+         calibration data or a larger ridge (now {ridge})"
     )]
     NotPositiveDefinite {
         /// Index of the input feature.
         index: usize,
-        /// The damping in use.
-        damping: f64,
+        /// The ridge in use.
+        ridge: f64,
     },
     /// Nothing was observed.
     #[error("{what} has seen no data: run the model on calibration data first")]

@@ -65,24 +65,24 @@ fn preset() -> impl Strategy<Value = Preset> {
         Just(Scaling::Awq),
         share().prop_map(|alpha| Scaling::SmoothQuant { alpha }),
     ];
-    let damping = prop_oneof![4 => 0f64..0.1, 1 => Just(f64::NAN), 1 => Just(1e300)];
+    let ridge = prop_oneof![4 => 0f64..0.1, 1 => Just(f64::NAN), 1 => Just(1e300)];
     (
         proptest::option::of(prune()),
         proptest::option::weighted(0.8, quantize()),
         proptest::option::weighted(0.3, scaling),
         proptest::option::weighted(0.2, (1u8..10).prop_map(Activations::new)),
-        damping,
+        ridge,
         any::<bool>(),
         any::<bool>(),
     )
         .prop_map(
-            |(prune, quantize, scaling, activations, damping, own, block)| {
+            |(prune, quantize, scaling, activations, ridge, own, block)| {
                 Preset::new()
                     .with_prune(prune)
                     .with_quantize(quantize)
                     .with_scaling(scaling)
                     .with_activations(activations)
-                    .with_damping(damping)
+                    .with_ridge(ridge)
                     .with_target(if own {
                         Target::OwnInputs
                     } else {

@@ -109,7 +109,7 @@ proptest! {
     fn solvers(
         shapes in proptest::collection::vec((proptest::array::uniform2(length(7)), 0u8..3), 1..4),
         n in length(9), gradients in kind(), dense in kind(), seed in 0u64..10_000,
-        l2 in prop_oneof![15 => 1e-6f64..1.0, 1 => Just(0.0), 1 => Just(f64::NAN), 1 => Just(1e-300),
+        ridge in prop_oneof![15 => 1e-6f64..1.0, 1 => Just(0.0), 1 => Just(f64::NAN), 1 => Just(1e-300),
             1 => Just(1e300), 1 => Just(-1.0)],
         first_order in prop_oneof![9 => Just(0.0), 6 => -1f64..1.0, 1 => Just(f64::INFINITY)],
         tempering in prop_oneof![9 => Just(0.0), 3 => 0f64..=1.0, 1 => Just(f64::NAN)],
@@ -123,7 +123,7 @@ proptest! {
         let w = dense.tensor(seed + 1, [p], &device);
         let problem = g.and_then(|g| Problem::new(g, w, layout));
         let problem = problem
-            .and_then(|problem| problem.with_l2(l2))
+            .and_then(|problem| problem.with_ridge(ridge))
             .and_then(|problem| problem.with_first_order(first_order))
             .and_then(|problem| problem.with_tempering(tempering));
         let Ok(problem) = problem else { return Ok(()) };
@@ -154,7 +154,7 @@ proptest! {
 
     fn layers(
         o in length(5), d in length(9), rows in length(12), x in kind(), w in kind(),
-        seed in 0u64..10_000, damping in prop_oneof![15 => 0f64..0.1, 1 => Just(f64::NAN), 1 => Just(1e300)],
+        seed in 0u64..10_000, ridge in prop_oneof![15 => 0f64..0.1, 1 => Just(f64::NAN), 1 => Just(1e300)],
         centered in any::<bool>(), zero in any::<bool>(), targets in any::<bool>(),
         keep in (0..3, 0usize..40, 0usize..6), method in 0..5, block in 0usize..10,
         importance in proptest::option::of(kind()),
@@ -171,7 +171,7 @@ proptest! {
             return Ok(());
         }
         let config = ProblemConfig {
-            damping,
+            ridge,
             centered,
             pull: if zero { Pull::Zero } else { Pull::Dense },
             importance: importance.map(|kind| {
@@ -297,7 +297,7 @@ proptest! {
         place in 0usize..3,
     ) {
         let solver = SolverConfig::new(budget).with_pattern(pattern).with_method(method);
-        let ridge = |l2| Ridge { l2, first_order: None, tempering: None };
+        let ridge = |value| Ridge { value, first_order: None, tempering: None };
         let fisher = FisherConfig::new(samples).with_progress(false);
         let fisher = match place {
             0 => fisher.with_memory_bound(1 << 9).with_on_disk(Some(std::env::temp_dir())),
@@ -322,7 +322,7 @@ proptest! {
     fn any_pruning_layer_by_layer_gives_finite_weights_or_an_error(
         budget in budget(), pattern in pattern(), support in 0usize..5, refit in any::<bool>(),
         shares in 0usize..3, x in kind(), w in kind(), seed in 0u64..10_000, held_out in 0usize..9,
-        examples in 0usize..20, damping in prop_oneof![3 => 0f64..0.1, 1 => Just(f64::NAN)],
+        examples in 0usize..20, ridge in prop_oneof![3 => 0f64..0.1, 1 => Just(f64::NAN)],
         quick in any::<bool>(),
     ) {
         let mut pruner = Pruner::new(budget);
@@ -338,7 +338,7 @@ proptest! {
         pruner.shares = [Shares::Magnitude, Shares::Lamp, Shares::Auto][shares];
         pruner.held_out = held_out;
         pruner.examples = examples;
-        pruner.damping = damping;
+        pruner.ridge = ridge;
         pruner.tuning = Some(usize::from(!quick));
         pruner.effort = if quick { Effort::Quick } else { Effort::Standard };
         prunes_layers(&pruner, x, w, seed)?;

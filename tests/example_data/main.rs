@@ -289,9 +289,9 @@ fn pruning(options: &[&str]) -> Result<options::Cli, clap::Error> {
 #[test]
 fn options_that_pruning_would_refuse_are_refused_before_training() {
     for options in [
-        "--l2=-1",
-        "--l2=0",
-        "--l2=NaN",
+        "--ridge=-1",
+        "--ridge=0",
+        "--ridge=NaN",
         "--sparsity=1",
         "--stages=0",
     ] {

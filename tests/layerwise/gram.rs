@@ -121,7 +121,7 @@ fn the_objective_is_the_error_of_the_outputs() {
         }
         for j in 0..6 {
             let change = f64::from(weights[row * 6 + j]) - f64::from(layer.w[row * 6 + j]);
-            expected += importance * 0.5 * problem.damping() * change * change;
+            expected += importance * 0.5 * problem.ridge() * change * change;
         }
     }
     let found = problem.objective(&weights).unwrap();
@@ -135,7 +135,7 @@ fn the_objective_is_the_error_of_the_outputs() {
     let square: f64 = layer.w.iter().map(|w| f64::from(*w) * f64::from(*w)).sum();
     let found = problem.objective(&layer.w).unwrap();
     assert!(
-        close(found, 0.5 * problem.damping() * square, 1e-5),
+        close(found, 0.5 * problem.ridge() * square, 1e-5),
         "{found}"
     );
 }
@@ -188,7 +188,7 @@ fn dead_features_are_found_and_go_first() {
     assert_eq!(gram.dead_features(true), [2, 4]);
     for centered in [false, true] {
         let config = ProblemConfig {
-            damping: 0.0,
+            ridge: 0.0,
             centered,
             ..ProblemConfig::new()
         };

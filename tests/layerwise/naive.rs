@@ -40,7 +40,7 @@ impl Layer {
         LayerProblem::new(&self.gram(), &self.w, &ProblemConfig::new()).unwrap()
     }
 
-    /// H with the damping of the defaults.
+    /// H with the ridge of the defaults.
     pub(crate) fn hessian(&self) -> Vec<Vec<f64>> {
         let mut h = second_moments(&self.x, self.n, self.d);
         let mean = (0..self.d).map(|j| h[j][j]).sum::<f64>() / self.d as f64;

@@ -49,22 +49,22 @@ fn a_gram_matrix_without_rows_is_no_problem() {
     assert_eq!(error, LayerwiseError::NoRows);
 }
 
-/// Two equal features without damping.
+/// Two equal features without ridge.
 #[test]
-fn a_singular_system_names_feature_and_damping() {
+fn a_singular_system_names_feature_and_ridge() {
     let mut gram = Gram::new(2);
     gram.add(&[1.0, 1.0, 2.0, 2.0]).unwrap();
     let config = ProblemConfig {
-        damping: 0.0,
+        ridge: 0.0,
         ..ProblemConfig::new()
     };
     let error = LayerProblem::new(&gram, &[1.0, 1.0], &config).unwrap_err();
     let expected = LayerwiseError::NotPositiveDefinite {
         feature: 1,
-        damping: 0.0,
+        ridge: 0.0,
     };
     assert_eq!(error, expected);
-    assert!(error.to_string().contains("raise the damping"), "{error}");
+    assert!(error.to_string().contains("raise the ridge"), "{error}");
     assert!(LayerProblem::new(&gram, &[1.0, 1.0], &ProblemConfig::new()).is_ok());
 }
 
@@ -107,17 +107,14 @@ fn configs_out_of_range_are_refused() {
     let layer = Layer::random(20, 4, 2, 41);
     let gram = layer.gram();
     let refused = |config: ProblemConfig| LayerProblem::new(&gram, &layer.w, &config).unwrap_err();
-    for damping in [-1.0, f64::NAN, f64::INFINITY] {
+    for ridge in [-1.0, f64::NAN, f64::INFINITY] {
         let error = refused(ProblemConfig {
-            damping,
+            ridge,
             ..ProblemConfig::new()
         });
         assert!(matches!(
             error,
-            LayerwiseError::Invalid {
-                field: "damping",
-                ..
-            }
+            LayerwiseError::Invalid { field: "ridge", .. }
         ));
     }
     let importance = |values: &[f64]| ProblemConfig {
@@ -203,12 +200,12 @@ fn an_objective_beyond_f64_is_refused() {
     let mut gram = Gram::new(2);
     gram.add(&[1.0, 1.0, 2.0, 3.0]).unwrap();
     let config = ProblemConfig {
-        damping: 1e300,
+        ridge: 1e300,
         ..ProblemConfig::new()
     };
     let error = LayerProblem::new(&gram, &[1.0, 1e20, 1.0, 1.0], &config).unwrap_err();
     let LayerwiseError::NotFinite { what, index: 0 } = error else {
         panic!("{error}");
     };
-    assert!(what.contains("damping"), "{what}");
+    assert!(what.contains("ridge"), "{what}");
 }

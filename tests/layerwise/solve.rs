@@ -172,7 +172,7 @@ fn scale_is_the_error_of_nothing() {
     let squares: f64 = (0..2)
         .map(|row| dot(&layer.dense(row), &layer.dense(row)))
         .sum();
-    let without = none - 0.5 * problem.damping() * squares;
+    let without = none - 0.5 * problem.ridge() * squares;
     assert!(close(problem.scale(), without, 1e-4));
     assert!(close(problem.objective(&[0.0; 12]).unwrap(), none, 1e-4));
     assert!(close(problem.error(&[0.0; 12]).unwrap(), without, 1e-4));
@@ -190,7 +190,7 @@ fn an_error_has_no_ridge_in_it() {
     gram.add_with_targets(&[1.0, -1.0], &[1.0, -1.0]).unwrap();
     for (pull, fitted, objective) in [(Pull::Zero, 0.5_f32, 0.25), (Pull::Dense, 1.0, 0.0)] {
         let config = ProblemConfig {
-            damping: 1.0,
+            ridge: 1.0,
             pull,
             ..ProblemConfig::new()
         };

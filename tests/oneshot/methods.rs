@@ -263,10 +263,10 @@ fn sweeps_and_searched_ranges_lower_the_error_and_the_report_says_it() {
         let quantize = grid(3, Some(4), false, rounding).with_search_range(search);
         let mut preset = Preset::new().with_quantize(Some(quantize));
         preset.target = Target::OwnInputs;
-        preset.damping = 0.0;
+        preset.ridge = 0.0;
         let done = compressed(&device, preset);
         let error = output_error(&done.model);
-        // Without damping the objective is this error, as a part of what the dense layer gives.
+        // Without ridge the objective is this error, as a part of what the dense layer gives.
         let (gram, mut whole) = (gram(), 0.0);
         for w in rows(&layer(&device)) {
             for i in 0..INPUTS {

@@ -179,11 +179,11 @@ fn a_weight_of_a_recurrence() {
 }
 
 #[test]
-fn duplicate_inputs_need_damping_which_the_error_names() {
+fn duplicate_inputs_need_a_ridge_which_the_error_names() {
     let device = Device::flex();
     let half = tensor::<2>(1, [20, 4], &device);
     let x = Tensor::cat(vec![half.clone(), half], 1);
-    let preset = Preset::sparse(0.5).with_damping(0.0);
+    let preset = Preset::sparse(0.5).with_ridge(0.0);
     let error = refused(Net::new(&device), preset, x.clone(), Net::forward);
     let OneShotError::Layer { path, source } = &error else {
         panic!("{error}");

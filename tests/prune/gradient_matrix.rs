@@ -49,7 +49,7 @@ fn half_storage_solves_the_problem_of_the_rounded_gradients() {
         }
         let dense = vector(&plain.dense, &target.device);
         let problem = Problem::new(gradients, dense, Layout::anonymous(20)).unwrap();
-        let problem = problem.with_l2(plain.l2).unwrap();
+        let problem = problem.with_ridge(plain.ridge).unwrap();
         let config = SolverConfig::new(Budget::Keep(8));
         let found = solve(&problem, &config).unwrap();
         let expected = solve(&plain.problem(&Device::flex()), &config).unwrap();

@@ -75,7 +75,7 @@ fn zeros_and_codes_together_are_mostly_the_best_of_all() {
     for seed in 0..problems {
         let p = 4 + seed as usize % 4;
         let plain = Plain {
-            l2: [1e-2, 0.1, 1.0][seed as usize % 3],
+            ridge: [1e-2, 0.1, 1.0][seed as usize % 3],
             first_order: if seed % 5 == 0 { 0.1 } else { 0.0 },
             ..Plain::random(7000 + seed, 3 + seed as usize % 9, p)
         };
@@ -118,9 +118,9 @@ fn zeros_and_codes_together_are_mostly_the_best_of_all() {
 /// The rule written out: H over what is left is solved anew for every weight.
 #[test]
 fn compensation_is_the_best_values_of_what_is_left_weight_by_weight() {
-    for (n, p, l2) in [(20, 80, 0.05), (12, 70, 1e-3), (90, 40, 0.05)] {
+    for (n, p, ridge) in [(20, 80, 0.05), (12, 70, 1e-3), (90, 40, 0.05)] {
         let plain = Plain {
-            l2,
+            ridge,
             ..Plain::random(42, n, p)
         };
         let scale = 0.25f32;

@@ -98,7 +98,7 @@ fn the_values_of_a_layer_are_least_squares() {
         let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(device), 5);
         let inputs = features(2, 50, 6, device);
         let mut pruner = Pruner::new(Budget::Sparsity(0.5)).with_effort(Effort::Quick);
-        pruner.damping = 1e-6;
+        pruner.ridge = 1e-6;
         let pruned = pruner
             .prune(layer.clone(), |m, x| m.forward(x), inputs.clone())
             .unwrap();
@@ -514,15 +514,12 @@ fn what_cannot_be_pruned_so_is_refused_with_the_way_that_is_left() {
     let error = refused(Pruner::new(Budget::Sparsity(1.5)));
     assert!(matches!(error, PruneError::Sparsity { .. }));
     let mut pruner = Pruner::new(Budget::Sparsity(0.5));
-    pruner.damping = f64::NAN;
+    pruner.ridge = f64::NAN;
     assert!(matches!(
         refused(pruner.clone()),
-        PruneError::InvalidConfig {
-            field: "damping",
-            ..
-        }
+        PruneError::InvalidConfig { field: "ridge", .. }
     ));
-    pruner.damping = 0.01;
+    pruner.ridge = 0.01;
     pruner.examples = 0;
     assert!(matches!(
         refused(pruner),

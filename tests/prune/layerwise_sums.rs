@@ -15,7 +15,7 @@ const INNER: [[f32; 3]; 3] = [[0.5, -0.7, 0.9], [0.3, 0.8, -0.4], [0.1, 0.1, 0.1
 
 fn pruner() -> Pruner {
     let mut pruner = Pruner::new(Budget::Keep(13)).with_effort(Effort::Quick);
-    pruner.damping = 1e-7;
+    pruner.ridge = 1e-7;
     pruner.recalibrate = false;
     pruner
 }

@@ -54,8 +54,8 @@ fn ridge_and_tempering_are_those_of_the_problem() {
     let problem = plain(2).problem(&Device::flex());
     let config = SolverConfig::new(Budget::Keep(5));
     let mut objectives = Vec::new();
-    for (l2, exponent) in [(0.05, 0.0), (1.0, 0.0), (0.05, 1.0), (0.05, 0.0)] {
-        let problem = problem.clone().with_l2(l2).unwrap();
+    for (ridge, exponent) in [(0.05, 0.0), (1.0, 0.0), (0.05, 1.0), (0.05, 0.0)] {
+        let problem = problem.clone().with_ridge(ridge).unwrap();
         let problem = problem.with_tempering(exponent).unwrap();
         let solution = solve(&problem, &config).unwrap();
         // From the gradient of the objective over all samples.
@@ -73,10 +73,10 @@ fn a_sweep_solves_what_each_of_its_problems_says() {
     for plain in [plain(3), Plain::random(4, 30, 200)] {
         let problem = plain.problem(&Device::flex());
         let config = SolverConfig::new(Budget::Sparsity(0.6));
-        let ridges = [1e-3, 1e-1, 10.0].into_iter().flat_map(|l2| {
+        let ridges = [1e-3, 1e-1, 10.0].into_iter().flat_map(|value| {
             let term = [(None, 0.0), (Some(0.2), 0.0), (None, 0.7)];
             term.map(|(first_order, exponent)| Ridge {
-                l2,
+                value,
                 first_order,
                 tempering: Some(exponent),
             })
@@ -87,7 +87,7 @@ fn a_sweep_solves_what_each_of_its_problems_says() {
         let mut judge = |solution: &Solution| {
             let ridge = ridges[judged];
             judged += 1;
-            let problem = problem.clone().with_l2(ridge.l2).unwrap();
+            let problem = problem.clone().with_ridge(ridge.value).unwrap();
             let a = ridge.first_order.unwrap_or(problem.first_order());
             let problem = problem.with_first_order(a).unwrap();
             let problem = problem.with_tempering(ridge.tempering.unwrap()).unwrap();
@@ -117,7 +117,7 @@ fn forty_thousand_samples_of_two_weights_are_solved() {
     let config = SolverConfig::new(Budget::Keep(1));
     let whole = solve(&problem, &config).unwrap();
     assert_eq!(whole.support, [1]);
-    // The ridge counts all samples: (1 + l2)·d = 1 for the change d of the kept weight.
+    // The ridge counts all samples: (1 + ridge)·d = 1 for the change d of the kept weight.
     let kept = values(whole.weights)[1];
     assert!(
         (f64::from(kept) - (2.0 + 1.0 / 1.01)).abs() < 1e-5,

@@ -457,7 +457,7 @@ fn bad_configs_give_the_model_back() {
     ));
     assert!(matches!(
         refused(config(0.5).with_ridge(RidgeChoice::Fixed(0.0))),
-        PruneError::InvalidConfig { field: "l2", .. }
+        PruneError::InvalidConfig { field: "ridge", .. }
     ));
     assert!(matches!(
         refused(config(0.5).with_stages(0)),

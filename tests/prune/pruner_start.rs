@@ -49,9 +49,12 @@ fn a_bad_config_costs_no_gradients() {
         matches!(error, PruneError::PatternDoesNotDivide { .. }),
         "{error}"
     );
-    assert_eq!(field(&|c| c.ridge = RidgeChoice::Fixed(0.0)), "l2");
+    assert_eq!(field(&|c| c.ridge = RidgeChoice::Fixed(0.0)), "ridge");
     assert_eq!(field(&|c| c.ridge = RidgeChoice::over([])), "ridge");
-    assert_eq!(field(&|c| c.ridge = RidgeChoice::over([1.0, -1.0])), "l2");
+    assert_eq!(
+        field(&|c| c.ridge = RidgeChoice::over([1.0, -1.0])),
+        "ridge"
+    );
     assert_eq!(
         field(&|c| {
             c.ridge = RidgeChoice::sweep();

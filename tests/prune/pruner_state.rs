@@ -94,7 +94,7 @@ fn a_loss_that_is_no_number_can_be_kept() {
     for loss in [f64::NAN, f64::INFINITY, 0.25] {
         let judged = JudgedRidge {
             ridge: Ridge {
-                l2: 0.5,
+                value: 0.5,
                 first_order: None,
                 tempering: None,
             },

@@ -11,7 +11,7 @@ pub(crate) struct Plain {
     /// Rows of G.
     pub(crate) gradients: Vec<Vec<f64>>,
     pub(crate) dense: Vec<f64>,
-    pub(crate) l2: f64,
+    pub(crate) ridge: f64,
     pub(crate) first_order: f64,
 }
 
@@ -37,7 +37,7 @@ impl Plain {
         Self {
             gradients: rows.collect(),
             dense: dense.iter().map(|weight| f64::from(*weight)).collect(),
-            l2: 0.05,
+            ridge: 0.05,
             first_order: 0.0,
         }
     }
@@ -51,7 +51,7 @@ impl Plain {
     }
 
     pub(crate) fn lambda(&self) -> f64 {
-        self.l2 * self.n() as f64 / 2.0
+        self.ridge * self.n() as f64 / 2.0
     }
 
     /// The same problem for the crate.
@@ -65,7 +65,7 @@ impl Plain {
         let gradients = GradientMatrix::from_tensor(Tensor::from_data(gradients, device)).unwrap();
         Problem::new(gradients, vector(&self.dense, device), layout)
             .unwrap()
-            .with_l2(self.l2)
+            .with_ridge(self.ridge)
             .unwrap()
             .with_first_order(self.first_order)
             .unwrap()

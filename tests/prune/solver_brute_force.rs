@@ -23,7 +23,7 @@ fn the_search_finds_the_best_of_all_supports_in_nearly_every_small_problem() {
         let n = 3 + (seed % 17) as usize;
         let k = 1 + (seed as usize * 7) % (p - 1);
         let plain = Plain {
-            l2: [1e-3, 1e-2, 0.1, 1.0][(seed % 4) as usize],
+            ridge: [1e-3, 1e-2, 0.1, 1.0][(seed % 4) as usize],
             first_order: if seed % 5 == 0 { 0.1 } else { 0.0 },
             ..Plain::random(seed, n, p)
         };

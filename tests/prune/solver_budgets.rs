@@ -233,7 +233,7 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
         Layout::anonymous(2),
     );
     let config = SolverConfig::new(Budget::Keep(1));
-    let small = solve(&problem.clone().with_l2(1e-5).unwrap(), &config);
+    let small = solve(&problem.clone().with_ridge(1e-5).unwrap(), &config);
     assert!(
         matches!(small, Err(PruneError::NotPositiveDefinite { size: 2, .. })),
         "{small:?}"
@@ -248,7 +248,7 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
         solve_with_ridge(&problem, &config, &choice, judge)
     };
     let found = sweep(&[1e-5, 1e6], &mut judge).unwrap();
-    assert_eq!(found.chosen.l2, 1e6);
+    assert_eq!(found.chosen.value, 1e6);
     assert_eq!(found.candidates.len(), 2);
     assert!(found.candidates[0].loss.is_nan() && found.candidates[0].objective.is_nan());
     assert_eq!(judged, 1);
@@ -268,13 +268,13 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
 #[test]
 fn a_sweep_with_a_number_out_of_its_range_is_refused() {
     let problem = Plain::random(1, 3, 4).problem(&Device::flex());
-    let ridge = |l2, first_order, tempering| Ridge {
-        l2,
+    let ridge = |value, first_order, tempering| Ridge {
+        value,
         first_order,
         tempering,
     };
     for (name, ridge) in [
-        ("l2", ridge(0.0, None, None)),
+        ("ridge", ridge(0.0, None, None)),
         ("first_order", ridge(1.0, Some(-1.0), None)),
         ("tempering", ridge(1.0, None, Some(2.0))),
     ] {

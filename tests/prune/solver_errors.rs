@@ -188,11 +188,11 @@ fn a_group_that_does_not_fit_is_infeasible() {
 #[test]
 fn ridge_and_first_order_are_checked() {
     let problem = Plain::random(1, 3, 4).problem(&Device::flex());
-    for l2 in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let error = problem.clone().with_l2(l2).unwrap_err();
+    for ridge in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let error = problem.clone().with_ridge(ridge).unwrap_err();
         assert!(matches!(
             error,
-            PruneError::InvalidConfig { field: "l2", .. }
+            PruneError::InvalidConfig { field: "ridge", .. }
         ));
     }
     for exponent in [-0.1, 1.1, f64::NAN] {

@@ -8,9 +8,9 @@ use crate::reference::Plain;
 use crate::support::{each_device, values};
 
 /// n samples and p weights with a ridge.
-fn plain(n: usize, p: usize, l2: f64) -> Plain {
+fn plain(n: usize, p: usize, ridge: f64) -> Plain {
     Plain {
-        l2,
+        ridge,
         ..Plain::random(7, n, p)
     }
 }
@@ -27,12 +27,12 @@ fn excess(plain: &Plain, solution: &Solution) -> f64 {
 fn a_small_ridge_is_not_lost_where_there_are_more_samples_than_kept_weights() {
     each_device(|target| {
         for (n, p, k) in [(60, 40, 20), (60, 40, 8), (300, 40, 20)] {
-            for l2 in [1e-2, 1e-6, 1e-8, 1e-10] {
-                let plain = plain(n, p, l2);
+            for ridge in [1e-2, 1e-6, 1e-8, 1e-10] {
+                let plain = plain(n, p, ridge);
                 let problem = plain.problem(&target.device);
                 let config = SolverConfig::new(Budget::Keep(k)).with_method(Method::BackSolve);
                 let excess = excess(&plain, &solve(&problem, &config).unwrap());
-                assert!(excess < 1e-9, "n {n}, k {k}, l2 {l2}: {excess:e}");
+                assert!(excess < 1e-9, "n {n}, k {k}, ridge {ridge}: {excess:e}");
             }
         }
     });
@@ -41,14 +41,14 @@ fn a_small_ridge_is_not_lost_where_there_are_more_samples_than_kept_weights() {
 #[test]
 fn a_small_ridge_is_not_lost_where_there_are_fewer_samples_than_kept_weights() {
     each_device(|target| {
-        for l2 in [1e-2, 1e-4, 1e-6] {
-            let plain = plain(40, 200, l2);
+        for ridge in [1e-2, 1e-4, 1e-6] {
+            let plain = plain(40, 200, ridge);
             let problem = plain.problem(&target.device);
             for method in [Method::BackSolve, Method::Chita(ChitaConfig::new())] {
                 let config = SolverConfig::new(Budget::Keep(100)).with_method(method);
                 let excess = excess(&plain, &solve(&problem, &config).unwrap());
                 // Of an objective of λ, what the rounding of the weights to F32 leaves.
-                assert!(excess < 1e-6 + 1e-10 / l2, "l2 {l2}: {excess:e}");
+                assert!(excess < 1e-6 + 1e-10 / ridge, "ridge {ridge}: {excess:e}");
             }
         }
     });
@@ -59,8 +59,8 @@ fn nothing_is_claimed_where_the_ridge_is_lost_in_rounding() {
     each_device(|target| {
         let exchanges = ChitaConfig::new().with_max_exchanges(None);
         let config = SolverConfig::new(Budget::Keep(60)).with_method(Method::Chita(exchanges));
-        let solved = |l2| {
-            let problem = plain(30, 100, l2).problem(&target.device);
+        let solved = |ridge| {
+            let problem = plain(30, 100, ridge).problem(&target.device);
             solve(&problem, &config).unwrap()
         };
         let proven = solved(1e-2);

@@ -63,7 +63,7 @@ fn both_forms_of_the_back_solve_reach_the_minimum_on_both_sides_of_k_equal_n() {
 #[test]
 fn a_tiny_ridge_does_not_hurt_the_back_solve() {
     let plain = Plain {
-        l2: 1e-6,
+        ridge: 1e-6,
         ..Plain::random(3, 12, 40)
     };
     each_device(|target| {
@@ -119,7 +119,7 @@ fn leaving_out_negligible_samples_does_not_change_the_minimum() {
 fn samples_that_matter_together_are_not_left_out() {
     let mut plain = Plain::random(8, 200, 60);
     let directions: Vec<Vec<f64>> = plain.gradients[5..9].to_vec();
-    let bound = 0.05 * plain.l2 * 200.0;
+    let bound = 0.05 * plain.ridge * 200.0;
     for (index, row) in plain.gradients[5..].iter_mut().enumerate() {
         let direction = &directions[index % 4];
         let length = (0.9 * bound / dot(direction, direction)).sqrt();
@@ -239,7 +239,7 @@ fn tempering_sees_gradients_whose_squares_underflow() {
     let plain = Plain {
         gradients: vec![vec![2e-23, 0.0], vec![0.0, 1.0]],
         dense: vec![1.0, 1.0],
-        l2: 0.05,
+        ridge: 0.05,
         first_order: 0.0,
     };
     each_device(|target| {

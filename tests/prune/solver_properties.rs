@@ -108,11 +108,11 @@ proptest! {
     fn powers_of_two_scale_the_objective_and_nothing_else(
         seed in 0u64..10_000, n in 2usize..15, p in 5usize..25, exponent in -3i32..4,
     ) {
-        // c·G with c²·l2 is the same regression times c².
+        // c·G with c²·ridge is the same regression times c².
         let plain = Plain::random(seed, n, p);
         let factor = 2f64.powi(exponent);
         let mut scaled = plain.clone();
-        scaled.l2 *= factor * factor;
+        scaled.ridge *= factor * factor;
         scaled.gradients.iter_mut().flatten().for_each(|g| *g *= factor);
         let config = SolverConfig::new(Budget::Keep(p / 2));
         let own = solve(&plain.problem(&Device::flex()), &config).unwrap();
@@ -198,19 +198,19 @@ fn the_ridge_that_is_judged_best_is_chosen_and_all_are_reported() {
         let weights = values(solution.weights.clone());
         weights.iter().map(|w| f64::from(*w).powi(2)).sum()
     };
-    let middle = solve(&problem.clone().with_l2(0.1).unwrap(), &config).unwrap();
+    let middle = solve(&problem.clone().with_ridge(0.1).unwrap(), &config).unwrap();
     let wanted = length(&middle);
     let mut judge = |solution: &Solution| Ok((length(solution) - wanted).abs());
     let sweep = solve_with_ridge(&problem, &config, &choice, &mut judge).unwrap();
-    assert_eq!(sweep.chosen.l2, 0.1);
+    assert_eq!(sweep.chosen.value, 0.1);
     assert_eq!(sweep.solution.support, middle.support);
-    let l2: Vec<f64> = sweep.candidates.iter().map(|at| at.ridge.l2).collect();
-    assert_eq!(l2, [1.0, 0.1, 0.01]);
+    let ridges: Vec<f64> = sweep.candidates.iter().map(|at| at.ridge.value).collect();
+    assert_eq!(ridges, [1.0, 0.1, 0.01]);
     assert_eq!(sweep.candidates[1].loss, 0.0);
 
     // A loss that is not a number never wins; the first-order term can be swept, too.
-    let ridge = |l2, first_order| Ridge {
-        l2,
+    let ridge = |value, first_order| Ridge {
+        value,
         first_order,
         tempering: None,
     };

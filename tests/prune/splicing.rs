@@ -55,7 +55,7 @@ fn the_objective_is_never_above_the_one_without() {
     let mut lower = 0;
     for seed in 0..60 {
         let plain = Plain {
-            l2: [1e-3, 1e-2, 0.1][(seed % 3) as usize],
+            ridge: [1e-3, 1e-2, 0.1][(seed % 3) as usize],
             first_order: if seed % 4 == 0 { 0.1 } else { 0.0 },
             ..Plain::random(seed, 5 + (seed % 40) as usize, layout.len())
         };
@@ -133,7 +133,7 @@ fn the_best_of_all_supports_is_found_more_often_than_without() {
     for seed in 0..problems {
         let p = 6 + (seed % 7) as usize;
         let plain = Plain {
-            l2: [1e-3, 1e-2, 0.1][(seed % 3) as usize],
+            ridge: [1e-3, 1e-2, 0.1][(seed % 3) as usize],
             ..Plain::random(5000 + seed, 3 + (seed % 17) as usize, p)
         };
         let k = 1 + (seed as usize * 7) % (p - 1);
@@ -162,7 +162,7 @@ fn the_best_of_all_supports_of_a_pattern_is_found_more_often_than_without() {
     let mut found = [0; 2];
     for seed in 0..100 {
         let plain = Plain {
-            l2: [1e-3, 1e-2, 0.1][(seed % 3) as usize],
+            ridge: [1e-3, 1e-2, 0.1][(seed % 3) as usize],
             ..Plain::random(7000 + seed, 4 + (seed % 15) as usize, 12)
         };
         let mut best = f64::INFINITY;
@@ -270,7 +270,7 @@ fn weights_without_gradients_that_went_first_do_not_come_back() {
 fn samples_that_the_search_leaves_out_do_not_raise_the_objective() {
     for seed in 0..40 {
         let mut plain = Plain::random(seed, 60, 96);
-        plain.l2 = 0.02;
+        plain.ridge = 0.02;
         for (row, gradients) in plain.gradients.iter_mut().enumerate() {
             if row % 10 != 0 {
                 gradients

@@ -429,7 +429,7 @@ fn a_schedule_that_does_not_quantize_from_the_start_is_refused() {
 fn a_config_reads_back_from_json() {
     use burn::config::Config;
     let config = weights_only(4)
-        .with_rounding(of(Rounding::Gptq(GptqConfig::new().with_damping(0.05))))
+        .with_rounding(of(Rounding::Gptq(GptqConfig::new().with_ridge(0.05))))
         .with_quantize(
             QatConfig::new()
                 .with_weight(WeightConfig::new().with_format(NumberFormat::int(5).narrow())),

@@ -485,18 +485,15 @@ fn bad_inputs_of_every_method_are_refused() {
     let other = statistics(16);
     let mismatch = gptq(&grid, &other, &GptqConfig::new());
     assert!(matches!(mismatch, Err(QuantError::LengthMismatch { .. })));
-    let negative = GptqConfig::new().with_damping(-1.0);
+    let negative = GptqConfig::new().with_ridge(-1.0);
     let error = gptq(&grid, &inputs, &negative);
     assert!(matches!(
         error,
-        Err(QuantError::InvalidConfig {
-            field: "damping",
-            ..
-        })
+        Err(QuantError::InvalidConfig { field: "ridge", .. })
     ));
-    // Two samples span two of four directions; without damping the Hessian is singular.
-    let undamped = GptqConfig::new().with_damping(0.0);
-    let error = gptq(&grid, &inputs, &undamped);
+    // Two samples span two of four directions; without ridge the Hessian is singular.
+    let without_ridge = GptqConfig::new().with_ridge(0.0);
+    let error = gptq(&grid, &inputs, &without_ridge);
     assert!(
         matches!(error, Err(QuantError::NotPositiveDefinite { .. })),
         "{error:?}"

@@ -264,7 +264,7 @@ impl Setting<'_> {
             if let (Some(all), Some(own)) = (&mut layer.intercept, solved.intercept) {
                 all.extend(own);
             }
-            layer.report.damping = layer.report.damping.max(solved.damping);
+            layer.report.ridge = layer.report.ridge.max(solved.ridge);
             layer.report.dead_features += gram.dead_features(is_centered(self.pruner, site)).len();
             layer.report.rows += gram.rows();
         }
@@ -349,7 +349,7 @@ impl Setting<'_> {
             intercept,
             error: problem.error(&solution.weights)?,
             scale: problem.scale(),
-            damping: problem.damping(),
+            ridge: problem.ridge(),
         })
     }
 
@@ -406,7 +406,7 @@ pub(crate) fn problem_config(pruner: &Pruner, site: &Site, gram: &Gram) -> Probl
     let importance = (site.is_normalized && mean > 0.0)
         .then(|| variances.iter().map(|v| 1.0 / (v + 1e-3 * mean)).collect());
     ProblemConfig {
-        damping: pruner.damping,
+        ridge: pruner.ridge,
         centered,
         pull: Pull::Zero,
         importance,
@@ -429,7 +429,7 @@ struct Solved {
     intercept: Option<Vec<f32>>,
     error: f64,
     scale: f64,
-    damping: f64,
+    ridge: f64,
 }
 
 fn unfitted(path: &str, weights: usize, kept: usize, refitted: Refitted) -> LayerwiseLayer {
@@ -439,7 +439,7 @@ fn unfitted(path: &str, weights: usize, kept: usize, refitted: Refitted) -> Laye
         kept,
         refitted,
         error: None,
-        damping: 0.0,
+        ridge: 0.0,
         dead_features: 0,
         rows: 0,
     }

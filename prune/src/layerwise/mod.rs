@@ -108,7 +108,7 @@ pub struct Pruner {
     /// Default 131,072.
     pub rows: usize,
     /// Ridge of a layer, as a fraction of the mean of the diagonal of XᵀX. Default 0.01.
-    pub damping: f64,
+    pub ridge: f64,
     /// The parameters to prune. Default: see [`Selection::of`].
     pub group: Option<ParamGroup>,
     /// Show progress bars, where standard error is a terminal. Default: yes.
@@ -137,7 +137,7 @@ impl Pruner {
             examples: 1024,
             held_out: 512,
             rows: 131_072,
-            damping: 0.01,
+            ridge: 0.01,
             group: None,
             progress: true,
         }
@@ -425,8 +425,8 @@ impl Pruner {
         shares::check(&self.pattern, &self.budget, self.shares)?;
         checks::accept(self.examples > 0, "examples", self.examples, "at least 1")?;
         checks::accept(self.rows > 0, "rows", self.rows, "at least 1")?;
-        let fits = self.damping >= 0.0 && self.damping.is_finite();
-        checks::accept(fits, "damping", self.damping, "finite and at least 0")
+        let fits = self.ridge >= 0.0 && self.ridge.is_finite();
+        checks::accept(fits, "ridge", self.ridge, "finite and at least 0")
     }
 
     /// The batches without autodiff on the model's device; how many of them are for fitting, with how

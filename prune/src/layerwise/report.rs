@@ -94,7 +94,7 @@ pub struct LayerwiseLayer {
     /// (without the ridge); `None` where it was not fitted.
     pub error: Option<f64>,
     /// λ, what was added to the diagonal of XᵀX/n.
-    pub damping: f64,
+    pub ridge: f64,
     /// Features that are 0 (or constant, where a bias can take them over) in all examples.
     pub dead_features: usize,
     /// Rows that XᵀX was summed over.

@@ -3,9 +3,9 @@
 use crate::PruneError;
 
 /// A ridge on the normalised Fisher.
-pub(crate) fn l2(l2: f64) -> Result<(), PruneError> {
+pub(crate) fn ridge(ridge: f64) -> Result<(), PruneError> {
     let expected = "finite and above 0: the ridge holds what no gradient determines";
-    accept(l2.is_finite() && l2 > 0.0, "l2", l2, expected)
+    accept(ridge.is_finite() && ridge > 0.0, "ridge", ridge, expected)
 }
 
 /// The factor of a first-order term.

@@ -1,11 +1,11 @@
 //! The regression that pruning solves: value, residual and gradient; nothing iterative.
 //!
 //! ```text
-//! f(w) = ½‖y − G w‖² + λ‖w − w₀‖² + αᵀw      y = G w₀,  λ = l2·n/2,  α = a·Gᵀ1
+//! f(w) = ½‖y − G w‖² + λ‖w − w₀‖² + αᵀw      y = G w₀,  λ = ridge·n/2,  α = a·Gᵀ1
 //! ```
 //!
 //! n times the local quadratic model of the loss around the dense weights w₀, with the empirical
-//! Fisher GᵀG/n + l2·I for the Hessian. Everything is computed from the change d = w − w₀, since
+//! Fisher GᵀG/n + ridge·I for the Hessian. Everything is computed from the change d = w − w₀, since
 //! y − G w = −G d: the difference of two nearly equal vectors never appears.
 //!
 //! Reference: [Fast as CHITA: Neural Network Pruning with Combinatorial Optimization, Benbaki et
@@ -51,7 +51,7 @@ use crate::problem::reduced::Reduced;
 ///     dense,
 ///     Layout::anonymous(2),
 /// )?
-/// .with_l2(0.5)?;
+/// .with_ridge(0.5)?;
 /// // n = 2, so λ = 0.5; pruning the second weight costs ½·(2·1)² + 0.5·1².
 /// let pruned = Tensor::from_floats([3., 0.], &device);
 /// assert_eq!(problem.objective(pruned)?.total(), 2.5);
@@ -70,7 +70,7 @@ pub struct Problem {
     counted: usize,
     /// Weights that no gradient depends on, ascending.
     dead: Vec<usize>,
-    l2: f64,
+    ridge: f64,
     first_order: f64,
     tempering: f64,
     /// The same problem over fewer rows, once it was asked for; clones share it.
@@ -79,11 +79,11 @@ pub struct Problem {
 
 impl Problem {
     /// The ridge of a problem that was not given another one.
-    pub const DEFAULT_L2: f64 = 1e-2;
+    pub const DEFAULT_RIDGE: f64 = 1e-2;
 
     /// Pairs gradients `[n, p]` with the dense weights `[p]` at which they were taken.
     ///
-    /// The ridge starts at [`DEFAULT_L2`](Self::DEFAULT_L2), without first-order term. Looks at
+    /// The ridge starts at [`DEFAULT_RIDGE`](Self::DEFAULT_RIDGE), without first-order term. Looks at
     /// every gradient twice: for NaN and for weights that no gradient depends on.
     ///
     /// # Errors
@@ -127,20 +127,20 @@ impl Problem {
             dense,
             target,
             dead,
-            l2: Self::DEFAULT_L2,
+            ridge: Self::DEFAULT_RIDGE,
             first_order: 0.0,
             tempering: 0.0,
         })
     }
 
-    /// Sets the ridge on the normalised Fisher: λ = l2·n/2. Above 0.
+    /// Sets the ridge on the normalised Fisher: λ = ridge·n/2. Above 0.
     ///
     /// # Errors
     ///
     /// [`PruneError::InvalidConfig`].
-    pub fn with_l2(mut self, l2: f64) -> Result<Self, PruneError> {
-        checks::l2(l2)?;
-        self.l2 = l2;
+    pub fn with_ridge(mut self, ridge: f64) -> Result<Self, PruneError> {
+        checks::ridge(ridge)?;
+        self.ridge = ridge;
         Ok(self)
     }
 
@@ -242,13 +242,13 @@ impl Problem {
     }
 
     /// The ridge on the normalised Fisher.
-    pub fn l2(&self) -> f64 {
-        self.l2
+    pub fn ridge(&self) -> f64 {
+        self.ridge
     }
 
-    /// The factor λ = l2·n/2 of ‖w − w₀‖².
+    /// The factor λ = ridge·n/2 of ‖w − w₀‖².
     pub fn lambda(&self) -> f64 {
-        self.l2 * self.counted as f64 / 2.0
+        self.ridge * self.counted as f64 / 2.0
     }
 
     /// The factor a of the first-order term.

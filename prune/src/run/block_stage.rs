@@ -28,7 +28,7 @@ use crate::{
 pub(crate) fn solve_blocks<M: Module, B: Batch>(
     config: &PrunerConfig,
     solver: &SolverConfig,
-    l2: f64,
+    ridge: f64,
     first_order: f64,
     selection: &Selection,
     model: &M,
@@ -62,7 +62,7 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
         let pools = pools(&solver.budget, &layout, columns.start, &kept);
         let start = Instant::now();
         let problem = Problem::new(fisher.gradients, weights.clone(), layout)?
-            .with_l2(l2)?
+            .with_ridge(ridge)?
             .with_first_order(first_order)?;
         let solution = match pools.iter().map(|pool| pool.k).sum() {
             0 => unsolved(&problem, weights.zeros_like(), Vec::new())?,
@@ -79,7 +79,7 @@ pub(crate) fn solve_blocks<M: Module, B: Batch>(
         whole.add(columns.start, solution);
         whole.report(fisher.report);
     }
-    whole.finish(l2)
+    whole.finish(ridge)
 }
 
 /// How many weights of a block are kept, of `kept` over all: in total, or in each of its layers
@@ -275,7 +275,7 @@ impl Whole {
         }
     }
 
-    fn finish(self, l2: f64) -> Result<Solved, PruneError> {
+    fn finish(self, ridge: f64) -> Result<Solved, PruneError> {
         let report = self.report.ok_or(PruneError::NoPrunableParameter)?;
         Ok(Solved {
             solution: Solution {
@@ -291,7 +291,7 @@ impl Whole {
             },
             gradients: report,
             ridge: Ridge {
-                l2,
+                value: ridge,
                 first_order: None,
                 tempering: None,
             },

@@ -126,7 +126,7 @@ impl PrunerConfig {
     /// The ridge where there is no choice.
     pub(crate) fn fixed_ridge(&self) -> Result<f64, PruneError> {
         match self.ridge {
-            RidgeChoice::Fixed(l2) => Ok(l2),
+            RidgeChoice::Fixed(ridge) => Ok(ridge),
             _ => Err(PruneError::InvalidConfig {
                 field: "ridge",
                 value: "a sweep".into(),

@@ -65,9 +65,9 @@ impl Clock {
         let squares = (terms.fit + terms.ridge).max(f64::MIN_POSITIVE);
         let relative_gap = gap.min(most) / squares;
         if step == Step::BackSolve && gap >= most && most > 0.0 {
-            let l2 = problem.l2();
+            let ridge = problem.ridge();
             tracing::warn!(
-                l2,
+                ridge,
                 "the ridge is too small for F32: how good the values are is not known"
             );
         }

@@ -74,7 +74,7 @@ impl Exact {
                 kept.push(columns);
             }
         }
-        let factor = system.factor(problem.l2())?;
+        let factor = system.factor(problem.ridge())?;
         let dual = factor.solve(target);
         let mut exact = Self {
             change: Vec::with_capacity(support.len()),
@@ -124,7 +124,7 @@ impl Exact {
                 *sum += dot(rows.col_as_slice(at), &target[first..last]);
             }
         }
-        let factor = system.factor(problem.l2())?;
+        let factor = system.factor(problem.ridge())?;
         let change = factor.solve(&right);
         Ok(Self {
             value: 0.5 * (dot(target, target) - dot(&right, &change)),

@@ -176,14 +176,14 @@ impl Symmetric {
     }
 
     /// Its Cholesky factor.
-    pub(crate) fn factor(&self, l2: f64) -> Result<Factor, PruneError> {
+    pub(crate) fn factor(&self, ridge: f64) -> Result<Factor, PruneError> {
         match self.0.llt(Side::Lower) {
             Ok(llt) => Ok(Factor(llt)),
             Err(faer::linalg::cholesky::llt::factor::LltError::NonPositivePivot { index }) => {
                 Err(PruneError::NotPositiveDefinite {
                     size: self.size(),
                     pivot: index,
-                    l2,
+                    ridge,
                 })
             }
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// |---|---|---|
 /// | `Random` | a random number | dense |
 /// | `Magnitude` | \|w₀\| | dense |
-/// | `DiagonalFisher` | w₀²·(Σᵢ gᵢⱼ² / n + l2) | dense |
+/// | `DiagonalFisher` | w₀²·(Σᵢ gᵢⱼ² / n + ridge) | dense |
 /// | `WoodFisher` | w₀² / \[F_b⁻¹\]ⱼⱼ, F_b a block of the Fisher | back-solved, block by block |
 /// | `BackSolve` | \|w₀\| | back-solved |
 /// | `Chita` | the objective: OBS score over a shrinking support, then splicing and exchanges | back-solved |

@@ -29,7 +29,7 @@ pub enum RidgeChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ridge {
     /// Ridge on the normalised Fisher, above 0.
-    pub l2: f64,
+    pub value: f64,
     /// Factor of the first-order term; `None` for that of the problem.
     pub first_order: Option<f64>,
     /// Exponent of [`Problem::with_tempering`]; `None` for that of the problem.
@@ -60,9 +60,9 @@ impl RidgeChoice {
     /// A sweep over these ridges, each with gradients as they are and with all of them equally
     /// long ([`Problem::with_tempering`] 0 and 1).
     pub fn with_and_without_tempering(candidates: impl IntoIterator<Item = f64>) -> Self {
-        let both = |l2| {
+        let both = |value| {
             [0.0, 1.0].map(|exponent| Ridge {
-                l2,
+                value,
                 first_order: None,
                 tempering: Some(exponent),
             })
@@ -73,13 +73,13 @@ impl RidgeChoice {
     /// Refuses a sweep over nothing, and numbers out of their range.
     pub(crate) fn check(&self) -> Result<(), PruneError> {
         let candidates = match self {
-            Self::Fixed(l2) => return checks::l2(*l2),
+            Self::Fixed(value) => return checks::ridge(*value),
             Self::Sweep(candidates) => candidates,
         };
         let expected = "at least one candidate";
         checks::accept(!candidates.is_empty(), "ridge", "an empty sweep", expected)?;
         candidates.iter().try_for_each(|ridge| {
-            checks::l2(ridge.l2)?;
+            checks::ridge(ridge.value)?;
             ridge.first_order.map_or(Ok(()), checks::first_order)?;
             ridge.tempering.map_or(Ok(()), checks::tempering)
         })
@@ -99,8 +99,8 @@ impl RidgeChoice {
 
     /// A sweep over these ridges, with the first-order term of the problem.
     pub fn over(candidates: impl IntoIterator<Item = f64>) -> Self {
-        let candidates = candidates.into_iter().map(|l2| Ridge {
-            l2,
+        let candidates = candidates.into_iter().map(|value| Ridge {
+            value,
             first_order: None,
             tempering: None,
         });
@@ -150,7 +150,7 @@ pub struct RidgeSweep {
 /// let sweep = solve_with_ridge(&problem, &config, &choice, &mut |solution| {
 ///     Ok((solution.weights.clone().sum().into_scalar::<f32>() as f64 - 3.0).abs())
 /// })?;
-/// assert_eq!(sweep.chosen.l2, 0.001);
+/// assert_eq!(sweep.chosen.value, 0.001);
 /// assert_eq!(sweep.candidates.len(), 2);
 /// # Ok::<(), burn_lean_prune::PruneError>(())
 /// ```
@@ -168,9 +168,9 @@ pub fn solve_with_ridge(
 ) -> Result<RidgeSweep, PruneError> {
     choice.check()?;
     let candidates = match choice {
-        RidgeChoice::Fixed(l2) => {
+        RidgeChoice::Fixed(value) => {
             let chosen = Ridge {
-                l2: *l2,
+                value: *value,
                 first_order: None,
                 tempering: None,
             };
@@ -206,7 +206,7 @@ pub fn solve_with_ridge(
         let solution = match solve_within(&problem, config, &feasible, shared) {
             Ok(solution) => solution,
             Err(error @ PruneError::NotPositiveDefinite { .. }) => {
-                tracing::debug!(l2 = ridge.l2, %error, "ridge");
+                tracing::debug!(ridge = ridge.value, %error, "ridge");
                 judged.push(JudgedRidge {
                     ridge: *ridge,
                     loss: f64::NAN,
@@ -218,7 +218,7 @@ pub fn solve_with_ridge(
             Err(error) => return Err(error),
         };
         let loss = judge(&solution)?;
-        tracing::debug!(l2 = ridge.l2, loss, "ridge");
+        tracing::debug!(ridge = ridge.value, loss, "ridge");
         judged.push(JudgedRidge {
             ridge: *ridge,
             loss,
@@ -248,7 +248,7 @@ pub fn solve_with_ridge(
 
 /// The problem with another ridge and first-order term; the gradients are shared.
 fn with_ridge(problem: &Problem, ridge: Ridge) -> Result<Problem, PruneError> {
-    let problem = problem.clone().with_l2(ridge.l2)?;
+    let problem = problem.clone().with_ridge(ridge.value)?;
     match ridge.first_order {
         Some(a) => problem.with_first_order(a),
         None => Ok(problem),

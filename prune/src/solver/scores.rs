@@ -18,11 +18,12 @@ pub(crate) fn random(problem: &Problem, seed: u64) -> Vec<f64> {
     (0..problem.parameters()).map(|_| random.random()).collect()
 }
 
-/// w₀²·(Σᵢ gᵢⱼ²/n + l2): what removing a weight costs where the Fisher is diagonal.
+/// w₀²·(Σᵢ gᵢⱼ²/n + ridge): what removing a weight costs where the Fisher is diagonal.
 pub(crate) fn diagonal_fisher(problem: &Problem) -> Result<Vec<f64>, PruneError> {
     let samples = problem.counted() as f64;
     let norms = problem.gradients().square_norms()?;
-    let score =
-        |(weight, norm): (&f32, f64)| f64::from(*weight).powi(2) * (norm / samples + problem.l2());
+    let score = |(weight, norm): (&f32, f64)| {
+        f64::from(*weight).powi(2) * (norm / samples + problem.ridge())
+    };
     Ok(problem.dense().iter().zip(norms).map(score).collect())
 }

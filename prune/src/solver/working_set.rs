@@ -120,7 +120,7 @@ impl<'a> WorkingSet<'a> {
 
     /// The exact minimum on the support.
     pub(crate) fn solve(&self) -> Result<Solved, PruneError> {
-        let factor = self.kernel.factor(self.problem.l2())?;
+        let factor = self.kernel.factor(self.problem.ridge())?;
         let dual = factor.solve(&self.target);
         let change = self.transpose_multiply(&self.support, &dual)?;
         let dense = self.problem.dense();

@@ -11,10 +11,10 @@ use crate::rounding::weight_grid::WeightGrid;
 /// Settings of [`gptq`].
 #[derive(Config, Debug, PartialEq)]
 pub struct GptqConfig {
-    /// Added to the Hessian's diagonal, as a fraction of its mean. Larger values compensate less
+    /// Added to the Hessian's diagonal, as a fraction of its mean (`percdamp` of the reference). Larger values compensate less
     /// and are more robust to little data. Default 0.01.
     #[config(default = 0.01)]
-    pub damping: f64,
+    pub ridge: f64,
     /// Rounds the features with the largest second moment first ("act-order"), while the most
     /// others are left to make up for them. Default: no, in their order.
     #[config(default = false)]
@@ -30,7 +30,7 @@ impl Default for GptqConfig {
 /// Codes `[outputs, inputs]` that keep the outputs over `inputs` close to the unquantized ones.
 ///
 /// ```text
-/// H = 2 · Σ x xᵀ / n + damping · mean(diag H) · I
+/// H = 2 · Σ x xᵀ / n + ridge · mean(diag H) · I
 /// U = upper Cholesky factor of H⁻¹
 /// for each input feature j:
 ///     q_j = round(w_j / s_j)                      all outputs at once
@@ -47,7 +47,7 @@ impl Default for GptqConfig {
 /// # Errors
 ///
 /// [`QuantError::NoData`], [`QuantError::LengthMismatch`] for inputs of another layer,
-/// [`QuantError::InvalidConfig`] for a negative damping, [`QuantError::NotPositiveDefinite`].
+/// [`QuantError::InvalidConfig`] for a negative ridge, [`QuantError::NotPositiveDefinite`].
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -70,10 +70,10 @@ pub fn gptq(
     config: &GptqConfig,
 ) -> Result<Vec<i32>, QuantError> {
     grid.expect_inputs(inputs)?;
-    if !(config.damping >= 0.0 && config.damping.is_finite()) {
+    if !(config.ridge >= 0.0 && config.ridge.is_finite()) {
         return Err(QuantError::InvalidConfig {
-            field: "damping",
-            value: config.damping.to_string(),
+            field: "ridge",
+            value: config.ridge.to_string(),
             expected: "a finite number, at least 0",
         });
     }
@@ -98,7 +98,7 @@ pub fn gptq(
     Ok(codes.concat())
 }
 
-/// The features in the order of rounding, and `U` of the damped Hessian in it.
+/// The features in the order of rounding, and `U` of the Hessian with the ridge in it.
 fn compensation(inputs: &InputStatistics, config: &GptqConfig) -> Result<Compensation, QuantError> {
     let gram = inputs.gram();
     let per_sample = 2.0 / inputs.samples() as f64;
@@ -108,21 +108,19 @@ fn compensation(inputs: &InputStatistics, config: &GptqConfig) -> Result<Compens
         order.sort_by(|a, b| gram[(*b, *b)].total_cmp(&gram[(*a, *a)]));
     }
     let diagonal: f64 = order.iter().map(|j| hessian(*j, *j)).sum();
-    let damping = config.damping * (diagonal / order.len().max(1) as f64);
-    let damped = |i: usize, j: usize| match hessian(i, j) {
+    let ridge = config.ridge * (diagonal / order.len().max(1) as f64);
+    let with_ridge = |i: usize, j: usize| match hessian(i, j) {
         // A dead feature has no correlation with any other: alone on its diagonal, it neither gives
         // nor takes compensation.
         sum if i == j && sum == 0.0 => 1.0,
-        sum if i == j => sum + damping,
+        sum if i == j => sum + ridge,
         sum => sum,
     };
-    Compensation::new(order, config.damping, damped).map_err(|error| match error {
-        LayerwiseError::NotPositiveDefinite { feature, damping } => {
-            QuantError::NotPositiveDefinite {
-                index: feature,
-                damping,
-            }
-        }
+    Compensation::new(order, config.ridge, with_ridge).map_err(|error| match error {
+        LayerwiseError::NotPositiveDefinite { feature, ridge } => QuantError::NotPositiveDefinite {
+            index: feature,
+            ridge,
+        },
         other => unreachable!("a factor fails in one way: {other}"),
     })
 }

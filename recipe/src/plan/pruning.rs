@@ -223,7 +223,7 @@ impl PruneStage {
         let bytes = GradientMatrix::bytes_needed(fisher.samples, weights, fisher.dtype);
         let ridge = match bytes > fisher.memory_bound {
             // No sweep is over blocks.
-            true => RidgeChoice::Fixed(Problem::DEFAULT_L2),
+            true => RidgeChoice::Fixed(Problem::DEFAULT_RIDGE),
             false => RidgeChoice::sweep(),
         };
         PrunerConfig::new(solver, fisher)

@@ -68,15 +68,15 @@ fn round(
     columns: &Mat<f64>,
     kernel: &Symmetric,
 ) -> Result<(), PruneError> {
-    let l2 = state.problem.l2();
-    let factor = kernel.factor(l2)?;
+    let ridge = state.problem.ridge();
+    let factor = kernel.factor(ridge)?;
     let projected = factor.half_solve(columns);
     let residual = Mat::from_fn(columns.nrows(), 1, |row, _| state.residual[row]);
     let right = projected.transpose() * factor.half_solve(&residual);
     // 2λI at λ = ½ is the identity.
     let mut system = Symmetric::ridge(reversed.len(), 0.5)?;
     system.add_exact_gram(1.0, projected.transpose());
-    let system = system.factor(l2)?;
+    let system = system.factor(ridge)?;
     let best = system.solve(right.col_as_slice(0));
     let lower = system.lower();
     // d − d* of the weights that are decided.

@@ -142,17 +142,17 @@ impl Sums {
                 .map(|column| column.iter().zip(vector).map(|(a, b)| a * b).sum())
                 .collect()
         };
-        let l2 = state.problem.l2();
+        let ridge = state.problem.ridge();
         let solved = match count <= right.len() {
             true => {
                 let mut system = Symmetric::ridge(count, lambda)?;
                 system.add_exact_gram(1.0, columns.transpose());
-                system.factor(l2)?.solve(&product(&right))
+                system.factor(ridge)?.solve(&product(&right))
             }
             false => {
                 let mut system = Symmetric::ridge(right.len(), lambda)?;
                 system.add_exact_gram(1.0, columns.as_ref());
-                product(&system.factor(l2)?.solve(&right))
+                product(&system.factor(ridge)?.solve(&right))
             }
         };
         let scale = |at: usize| (centers[at] + solved[at] / self.squares[at].sqrt()) as f32;
