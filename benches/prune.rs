@@ -21,6 +21,8 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_lean::prune::{FisherConfig, Selection, fisher::GradientMethod};
 use clap::Parser;
@@ -89,6 +91,27 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Layers whose gradients of one example are far larger than what they are made of.
+#[derive(Module, Debug)]
+struct WideMlp {
+    layers: [Linear; 3],
+}
+
+impl WideMlp {
+    fn new(device: &Device) -> Self {
+        let sizes = [(784, 1024), (1024, 1024), (1024, 10)];
+        Self {
+            layers: sizes.map(|(from, to)| LinearConfig::new(from, to).init(device)),
+        }
+    }
+
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let [first, second, third] = &self.layers;
+        let x = relu(first.forward(images.flatten(1, 3)));
+        third.forward(relu(second.forward(x)))
+    }
+}
+
 type Images = (Tensor<4>, Tensor<1, Int>);
 
 fn gradients(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
@@ -107,6 +130,7 @@ fn gradients(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error
         ],
     );
     let mlp = MlpNet::new(28, &device.clone().autodiff());
+    let wide = WideMlp::new(&device.clone().autodiff());
     let small = ConvNet::new(false, &device.clone().autodiff());
     let residual = ResNet20::new(&device.clone().autodiff());
     let runs = arguments.samples;
@@ -115,6 +139,11 @@ fn gradients(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error
     for size in [[1000, 1], [1000, 16]].into_iter().filter(|_| wanted(name)) {
         let forward = |model: &MlpNet, x| model.forward(x);
         table.push(row(name, &mlp, forward, [1, 28], size, runs)?);
+    }
+    let name = "mlp 784-1024-1024-10";
+    for size in [[100, 1], [50, 4]].into_iter().filter(|_| wanted(name)) {
+        let forward = |model: &WideMlp, x| model.forward(x);
+        table.push(row(name, &wide, forward, [1, 28], size, runs)?);
     }
     let name = "two convolutions";
     for size in [[200, 1], [50, 16]].into_iter().filter(|_| wanted(name)) {

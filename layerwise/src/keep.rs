@@ -1,5 +1,7 @@
 //! How many weights of a layer are kept, and in which shape.
 
+use rayon::prelude::*;
+
 use crate::Support;
 use crate::error::{LayerwiseError, same};
 
@@ -53,26 +55,33 @@ impl Keep {
 
     /// [`highest`](Self::highest) where it fits.
     pub(crate) fn select(&self, scores: &[f64], features: usize) -> Support {
-        let outputs = scores.len() / features.max(1);
         let mut kept = vec![false; scores.len()];
-        let mut top = |places: std::ops::Range<usize>, count: usize| {
-            let mut order: Vec<usize> = places.collect();
-            if count < order.len() {
-                order.select_nth_unstable_by(count, |a, b| {
-                    scores[*b].total_cmp(&scores[*a]).then(a.cmp(b))
-                });
-            }
-            order.into_iter().take(count).for_each(|at| kept[at] = true);
+        // Parts, each of which keeps so many.
+        let (part, count) = match *self {
+            Self::Weights(count) => (scores.len(), count),
+            Self::PerRow(count) => (features, count),
+            Self::NOfM { n, m } => (m, n),
         };
-        match *self {
-            Self::Weights(count) => top(0..scores.len(), count),
-            Self::PerRow(count) => {
-                (0..outputs).for_each(|row| top(row * features..(row + 1) * features, count));
-            }
-            Self::NOfM { n, m } => {
-                (0..scores.len() / m).for_each(|group| top(group * m..(group + 1) * m, n));
-            }
+        if part > 0 {
+            kept.par_chunks_mut(part)
+                .zip(scores.par_chunks(part))
+                .with_min_len((1 << 12) / part.min(1 << 12))
+                .for_each_init(Vec::new, |order, (kept, scores)| {
+                    highest_of(scores, count, order, kept);
+                });
         }
         Support::of(features, kept)
     }
+}
+
+/// Marks the `count` highest scores; of equal ones the first. `order` is room to sort in.
+fn highest_of(scores: &[f64], count: usize, order: &mut Vec<usize>, kept: &mut [bool]) {
+    order.clear();
+    order.extend(0..scores.len());
+    if count < order.len() {
+        order.select_nth_unstable_by(count, |a, b| {
+            scores[*b].total_cmp(&scores[*a]).then(a.cmp(b))
+        });
+    }
+    order.iter().take(count).for_each(|at| kept[*at] = true);
 }

@@ -10,16 +10,17 @@
 //! with a ρ that grows the slower, the less the support changes, until it no longer does
 //! ([ALPS, Meng et al., 2024](https://arxiv.org/abs/2406.07831)). One decomposition serves all rows and
 //! iterations: some 10 d³ operations, and 4 d² for each row in each iteration, where optimal brain
-//! surgeon takes d³/3 for each row.
+//! surgeon takes d³/3 for each row. The decomposition is in F64; iterations, which only look for a
+//! support, in F32: W is at most 1/ρ times the right side, whatever the condition of H.
 
 use faer::linalg::matmul::matmul;
-use faer::{Accum, Mat, MatRef, Side, get_global_parallelism};
+use faer::{Accum, Mat, MatMut, MatRef, Side, get_global_parallelism};
 use rayon::prelude::*;
 
 use crate::{Keep, LayerProblem, Support};
 
 /// ρ to begin with; the mean of H's eigenvalues is 1. ALPS begins with ten times as much.
-const FIRST_RHO: f64 = 0.01;
+const FIRST_RHO: f32 = 0.01;
 /// Iterations between two looks at the support.
 const LOOK_EVERY: usize = 3;
 /// Iterations at most; some 150 are usual, 50 where ρ grows fast.
@@ -34,7 +35,7 @@ pub(crate) enum Pace {
 
 impl Pace {
     /// The factor of ρ after this share of the support has changed; `None` where none has.
-    fn growth(self, changed: f64) -> Option<f64> {
+    fn growth(self, changed: f64) -> Option<f32> {
         let [much, some, little] = match self {
             Self::Slow => [1.1, 1.07, 1.03],
             Self::Fast => [1.3, 1.2, 1.1],
@@ -59,29 +60,34 @@ pub(crate) fn splitting(
     let h = problem.matrix();
     let scaled = Mat::from_fn(d, d, |i, j| h[(i, j)] / (scale[i] * scale[j]));
     let eigen = scaled.self_adjoint_eigen(Side::Lower).ok()?;
-    let basis = eigen.U();
-    let values: Vec<f64> = (0..d).map(|at| eigen.S()[at]).collect();
-    // Rows of more importance are longer: the largest of all rows are kept.
-    let rescaled = |mut rows: Vec<f64>, by: &dyn Fn(f64, f64) -> f64| {
-        for (row, values) in rows.chunks_exact_mut(d).enumerate() {
-            let weight = problem.importance(row).sqrt();
-            let pairs = values.iter_mut().zip(&scale);
-            pairs.for_each(|(value, scale)| *value *= by(weight, *scale));
-        }
-        rows
-    };
-    let linear = (0..o)
-        .flat_map(|row| problem.linear(row).to_vec())
-        .collect();
-    let linear = rescaled(linear, &|weight, scale| weight / scale);
-    let weights = rescaled(problem.optimum(), &|weight, scale| weight * scale);
+    drop(scaled);
+    let basis = Mat::from_fn(d, d, |i, j| eigen.U()[(i, j)] as f32);
+    let values = (0..d).map(|at| eigen.S()[at] as f32).collect::<Vec<f32>>();
+    drop(eigen);
+    let optimum = problem.optimum();
+    // Rows of more importance are longer, the longest weight has the length 1: F32 holds them all.
+    let mut length: Vec<f64> = (0..o).map(|row| problem.importance(row).sqrt()).collect();
+    let sizes = optimum.iter().enumerate();
+    let sizes = sizes.map(|(at, w)| (length[at / d] * w * scale[at % d]).abs());
+    let longest = sizes.fold(0.0, f64::max);
+    if longest > 0.0 {
+        length.iter_mut().for_each(|length| *length /= longest);
+    }
+    let linear = (0..o).flat_map(|row| {
+        let length = length[row];
+        let pairs = problem.linear(row).iter().zip(&scale);
+        pairs.map(move |(g, scale)| (length * g / scale) as f32)
+    });
+    let weights = optimum.iter().enumerate();
+    let weights = weights.map(|(at, w)| (length[at / d] * w * scale[at % d]) as f32);
     let mut split = Split {
         basis,
         values,
-        linear,
-        weights,
-        kept: Vec::new(),
+        linear: linear.collect(),
+        weights: weights.collect(),
+        kept: vec![0.0; o * d],
         dual: vec![0.0; o * d],
+        sizes: vec![0.0; o * d],
         support: Support::full(o, d),
         rho: FIRST_RHO,
         turned: Mat::zeros(d, o),
@@ -103,31 +109,34 @@ pub(crate) fn splitting(
             before = split.support.clone();
         }
     }
-    let weights = rescaled(split.kept, &|weight, scale| 1.0 / (weight * scale));
-    Some((weights, split.support))
+    let weights = split.kept.iter().enumerate();
+    let weights = weights.map(|(at, w)| f64::from(*w) / (length[at / d] * scale[at % d]));
+    Some((weights.collect(), split.support))
 }
 
 /// An iteration's numbers; matrices are `[o, d]` row by row.
-struct Split<'a> {
+struct Split {
     /// Q.
-    basis: MatRef<'a, f64>,
+    basis: Mat<f32>,
     /// Λ.
-    values: Vec<f64>,
+    values: Vec<f32>,
     /// G.
-    linear: Vec<f64>,
+    linear: Vec<f32>,
     /// W.
-    weights: Vec<f64>,
+    weights: Vec<f32>,
     /// D.
-    kept: Vec<f64>,
+    kept: Vec<f32>,
     /// V.
-    dual: Vec<f64>,
+    dual: Vec<f32>,
+    /// What the projection compares.
+    sizes: Vec<f64>,
     support: Support,
-    rho: f64,
+    rho: f32,
     /// Qᵀ times what W is solved from, `[d, o]`.
-    turned: Mat<f64>,
+    turned: Mat<f32>,
 }
 
-impl Split<'_> {
+impl Split {
     /// W ← (H + ρI)⁻¹ (G − V + ρD).
     fn solve(&mut self) {
         let (d, rho) = (self.values.len(), self.rho);
@@ -140,46 +149,36 @@ impl Split<'_> {
             .for_each(|(((right, g), v), kept)| *right = g - v + rho * kept);
         let right = MatRef::from_column_major_slice(&self.weights, d, o);
         let parallel = get_global_parallelism();
+        let basis = self.basis.as_ref();
         let turned = self.turned.as_mut();
-        let basis = self.basis;
-        matmul(
-            turned,
-            Accum::Replace,
-            basis.transpose(),
-            right,
-            1.0,
-            parallel,
-        );
+        let across = basis.transpose();
+        matmul(turned, Accum::Replace, across, right, 1.0, parallel);
         for column in 0..o {
             let column = self.turned.col_as_slice_mut(column).iter_mut();
             column
                 .zip(&self.values)
                 .for_each(|(turned, value)| *turned /= value + rho);
         }
-        let weights = faer::MatMut::from_column_major_slice_mut(&mut self.weights, d, o);
-        matmul(
-            weights,
-            Accum::Replace,
-            basis,
-            self.turned.as_ref(),
-            1.0,
-            parallel,
-        );
+        let weights = MatMut::from_column_major_slice_mut(&mut self.weights, d, o);
+        let turned = self.turned.as_ref();
+        matmul(weights, Accum::Replace, basis, turned, 1.0, parallel);
     }
 
     /// D ← P(W + V/ρ).
     fn project(&mut self, keep: &Keep) {
         let rho = self.rho;
         let pairs = self.weights.par_iter().zip(&self.dual);
-        self.kept = pairs.map(|(w, v)| w + v / rho).collect();
-        let sizes: Vec<f64> = self.kept.par_iter().map(|one| one.abs()).collect();
-        self.support = keep.select(&sizes, self.values.len());
+        pairs
+            .zip(self.kept.par_iter_mut().zip(&mut self.sizes))
+            .for_each(|((w, v), (kept, size))| {
+                *kept = w + v / rho;
+                *size = f64::from(kept.abs());
+            });
+        self.support = keep.select(&self.sizes, self.values.len());
         let pairs = self.kept.par_iter_mut().zip(self.support.kept());
-        pairs.for_each(|(one, kept)| {
-            if !kept {
-                *one = 0.0;
-            }
-        });
+        pairs
+            .filter(|(_, kept)| !**kept)
+            .for_each(|(one, _)| *one = 0.0);
     }
 
     /// V ← V + ρ (W − D).

@@ -9,6 +9,7 @@ use crate::tokens::codes;
 
 /// How keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum KvFormat {
     /// As they come.
     #[default]

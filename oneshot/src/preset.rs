@@ -86,6 +86,7 @@ pub enum Pattern {
 
 /// How zeros are chosen.
 #[derive(Config, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum PruneMethod {
     /// The smallest weights; the others stay as they are.
     Magnitude,
@@ -125,6 +126,7 @@ pub struct Quantize {
 
 /// How values become codes.
 #[derive(Config, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Rounding {
     /// Each to its nearest.
     Nearest,
@@ -164,6 +166,7 @@ pub struct Activations {
 
 /// Factors between a layer and those that read from it.
 #[derive(Config, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Scaling {
     /// Searched for the smallest error of the quantized layer
     /// ([AWQ, Lin et al., 2024](https://arxiv.org/abs/2306.00978)).
@@ -178,6 +181,7 @@ pub enum Scaling {
 
 /// What a compressed layer is to reproduce.
 #[derive(Config, Debug, PartialEq, Copy)]
+#[non_exhaustive]
 pub enum Target {
     /// What the original weights give on the inputs of the compressed model, as published methods
     /// have it.
@@ -189,6 +193,7 @@ pub enum Target {
 
 /// What a layer's calibration inputs come from.
 #[derive(Config, Debug, PartialEq, Copy)]
+#[non_exhaustive]
 pub enum Order {
     /// Compressed blocks, and the original layers of its own block.
     Block,

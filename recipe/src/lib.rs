@@ -55,7 +55,7 @@ pub use error::RecipeError;
 pub use joint::{Joint, JointOutcome};
 pub use plan::{
     ComputeDtype, Format, Numbers, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe,
-    RoundingMethod, ShrinkStage, TrainStage,
+    RoundingMethod, ShrinkStage, Sparsity, TrainStage,
 };
 pub use run::{Latency, Outcome, Progress, Row, Run, StageOutcome};
 pub use soup::{GreedySoup, greedy_soup, uniform_soup};

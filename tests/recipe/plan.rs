@@ -107,6 +107,8 @@ fn unknown_fields_are_refused_in_every_table() {
         "sead = 1",
         "[train]\nepochs = 1\nlearning_rate = 0.1\nlr = 1",
         "[prune]\nsparsity = 0.5\nsparcity = 0.5",
+        "[prune]\nsparsity = '2 of 4'",
+        "[prune]\nsparsity = true",
         "[prune]\nsparsity = 0.5\ntune = { epochs = 1, learning_rate = 0.1, steps = 2 }",
         "[[quantize]]\nbits = 4",
         "[prune]\nsparsity = 0.5\n[prune.tune]\nepochs = 1\nlearning_rate = 0.1\n\
@@ -190,6 +192,13 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
         ),
         ("[prune]\nsparsity = 0.0", "prune", "sparsity"),
         ("[prune]\nsparsity = 1.0", "prune", "sparsity"),
+        ("[prune]\nsparsity = '4:4'", "prune", "sparsity"),
+        ("[prune]\nsparsity = '0:4'", "prune", "sparsity"),
+        (
+            "[prune]\nsparsity = '2:4'\nmethod = 'chita'\nstages = 2",
+            "prune",
+            "sparsity",
+        ),
         ("[prune]\nsparsity = 0.5\nstages = 3", "prune", "stages"),
         ("[prune]\nsparsity = 0.5\nsamples = 3", "prune", "samples"),
         (

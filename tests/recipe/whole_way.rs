@@ -9,7 +9,7 @@ use burn_lean::prune::SparseRecord;
 use burn_lean::quant::{QatConfig, load_safetensors, quantizers};
 use burn_lean::recipe::{
     ComputeDtype, Format, Latency, Progress, PruneMethod, PruneStage, QuantizeStage, RateSchedule,
-    Recipe, RecipeError, Run, ShrinkStage, Task, TrainStage,
+    Recipe, RecipeError, Run, ShrinkStage, Sparsity, Task, TrainStage,
 };
 use burn_lean::reparam::each_float;
 use std::cell::Cell;
@@ -209,6 +209,36 @@ fn every_way_to_prune_and_to_learn_from_the_dense_model_runs() {
         assert!((masks.sparsity() - 0.7).abs() < 0.01, "{method:?}");
         assert!(masks.get("conv.weight").is_none(), "{method:?}");
         assert!(masks.get("body.weight").is_some(), "{method:?}");
+    }
+}
+
+/// Half of every four weights along the inputs of an output, also after training and in codes.
+#[test]
+fn a_pattern_holds_to_the_end() {
+    let device = Device::flex();
+    let task = task(&device);
+    for method in [PruneMethod::Layerwise, PruneMethod::Chita] {
+        let prune = PruneStage::new(Sparsity::NOfM { n: 2, m: 4 })
+            .with_method(method)
+            .with_tune(TrainStage::new(1, 3e-3));
+        let recipe = Recipe::new()
+            .with_train(TrainStage::new(2, 0.01))
+            .with_prune(prune)
+            .with_quantize(int8());
+        let outcome = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .run(Net::new(16, &device.clone().autodiff()), &task)
+            .unwrap();
+        let names: Vec<&str> = outcome.rows().map(|row| row.stage.as_str()).collect();
+        assert_eq!(names[1..], ["pruned 2:4", "pruned 2:4, W8A8"]);
+        for stage in &outcome.stages[1..] {
+            let weight = stage.model.body.weight.val();
+            let [inputs, outputs] = weight.dims();
+            // Inputs are the first axis of a linear layer.
+            let blocks = weight.swap_dims(0, 1).reshape([outputs * inputs / 4, 4]);
+            let nonzeros = blocks.not_equal_elem(0.0).int().sum_dim(1);
+            assert!(nonzeros.max().into_scalar::<i64>() <= 2, "{method:?}");
+        }
     }
 }
 

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::engine::Backend;
 use crate::{Execution, LayerReport};
 
 /// A way to run the model, and how long a run took when the engine was compiled.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Timed {
     /// What ran it.
     pub way: String,
@@ -16,7 +18,7 @@ pub struct Timed {
 }
 
 /// A float weight of which half or more is zero, in the engine.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SparseLayer {
     /// Path of the weight.
     pub path: String,
@@ -29,7 +31,7 @@ pub struct SparseLayer {
 }
 
 /// What became of the zeros of a weight.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub enum SparseOutcome {
     /// They are left out: faster here, or as fast in fewer bytes.
@@ -88,7 +90,7 @@ impl fmt::Display for SparseLayer {
 /// What became of a model in an [`Engine`](crate::Engine).
 ///
 /// Prints as a table.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EngineReport {
     /// What runs the model.
     pub backend: Backend,

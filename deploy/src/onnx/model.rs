@@ -124,6 +124,7 @@ impl Initializer {
 
 /// A size along an axis of an input or output.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Dimension {
     /// Always this one.
     Fixed(usize),

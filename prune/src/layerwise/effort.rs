@@ -24,6 +24,7 @@ const LEAST: usize = 4;
 /// Where that were half of all, all passes are one course.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Effort {
     /// Without gradients.
     Quick,

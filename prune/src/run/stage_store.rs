@@ -17,7 +17,7 @@ use crate::{Masks, PruneError};
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.json";
 const CHECKSUMS: &str = "checksums.json";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// A folder with the newest finished stage of one run.
 ///
@@ -40,6 +40,12 @@ pub(crate) struct Done<R> {
     pub(crate) masks: Masks,
     /// One for each stage.
     pub(crate) reports: Vec<R>,
+}
+
+/// What all versions have in common.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
 }
 
 /// A model, and what is known of the stages that it went through.
@@ -180,10 +186,13 @@ impl StageStore {
         if crc32fast::hash(&json) != checksums.stage {
             return Err(damaged(format!("the checksum of {STAGE} is wrong")));
         }
-        let done: Done<R> = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
-        if done.version != VERSION {
-            return Err(damaged(format!("version {}, not {VERSION}", done.version)));
+        // Before what only this version has.
+        let Versioned { version } =
+            serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
+        if version != VERSION {
+            return Err(damaged(format!("version {version}, not {VERSION}")));
         }
+        let done: Done<R> = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
         let run = as_read(&self.run).map_err(|e| damaged(e.to_string()))?;
         if let Some(field) = differing(&done.run, &run) {
             return Err(PruneError::StagesOfAnotherRun {

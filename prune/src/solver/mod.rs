@@ -75,6 +75,7 @@ pub struct SolverConfig {
 /// on them, so that pruning them is free; the objective charges λw₀² all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum DeadColumns {
     /// They go before any other weight.
     PrunedFirst,

@@ -25,6 +25,7 @@ use crate::{Dequantize, QuantError, QuantParams, QuantizedTensor, Site, Storage,
 
 /// What to do with a weight that Burn, or the device, cannot hold quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Unsupported {
     /// [`QuantError::UnsupportedStorage`].
     #[default]

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// How scales are stored; the scale that is used is always the stored one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum ScaleFormat {
     /// F32.
     #[default]

@@ -36,6 +36,7 @@ impl Mapping {
 
 /// Which elements of a tensor share a scale.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Granularity {
     /// All.
     #[default]

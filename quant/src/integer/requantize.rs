@@ -12,6 +12,7 @@ use crate::QuantError;
 
 /// How accumulators become output codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Requantization {
     /// `round(M · acc) + z` in 64-bit floating point, ties to even: what the fake-quantized
     /// forward pass does, up to its F32 rounding.

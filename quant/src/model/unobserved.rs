@@ -25,6 +25,7 @@ pub enum Unobserved {
 /// Burn multiplies floats: rounding activations on the way costs time that no integers win back. Where
 /// integers compute (`Engine` of `burn-lean-deploy`, an ONNX file), they need the ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Activations {
     /// They round in every call, as in training: the outputs are those of integers, and a forward pass
     /// takes longer than that of the float model.

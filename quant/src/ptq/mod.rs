@@ -29,6 +29,7 @@ pub use report::{ActivationRange, PtqReport};
 
 /// Which numbers are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum PtqMode {
     /// Weights. Needs calibration data for better rounding only.
     WeightOnly,
@@ -42,6 +43,7 @@ pub enum PtqMode {
 
 /// How the range of a weight is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum WeightRange {
     /// [`LeastSquares`](Self::LeastSquares) for integers of 4 bits and less, [`MinMax`](Self::MinMax)
     /// for others.

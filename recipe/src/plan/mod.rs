@@ -5,6 +5,7 @@ mod numbers;
 mod pruning;
 mod quantization;
 mod shrinking;
+mod sparsity;
 mod training;
 
 use std::fs;
@@ -21,6 +22,7 @@ pub use numbers::{ComputeDtype, Numbers};
 pub use pruning::{PruneMethod, PruneStage};
 pub use quantization::{QuantizeStage, RoundingMethod};
 pub use shrinking::ShrinkStage;
+pub use sparsity::Sparsity;
 pub use training::{RateSchedule, TrainStage};
 
 /// A file that is written for the models at the end of a recipe, beside their records.

@@ -12,6 +12,7 @@ use crate::RecipeError;
 /// In what the products of a training are computed; parameters stay F32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum ComputeDtype {
     /// BF16 where the device computes in it, else F16 where it does, else F32. A dtype whose
     /// [self-test](burn_lean_amp::self_test()) fails is named in the log, with the check.

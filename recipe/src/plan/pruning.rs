@@ -4,13 +4,14 @@ use std::collections::HashSet;
 
 use burn::module::ParamGroup;
 use burn_lean_prune::{
-    Budget, FisherConfig, GradientMatrix, GradualConfig, Problem, Pruner, PrunerConfig,
-    RidgeChoice, Schedule, Selection, SolverConfig,
+    FisherConfig, GradientMatrix, GradualConfig, Problem, Pruner, PrunerConfig, RidgeChoice,
+    Schedule, Selection, SolverConfig,
     model::{ExcludedBecause, Layer},
 };
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, contains, percent};
+use super::check::{Check, contains};
+use super::sparsity::Sparsity;
 use super::training::{RateSchedule, TrainStage};
 use crate::RecipeError;
 
@@ -32,18 +33,19 @@ pub enum PruneMethod {
 /// Pruning, and fine-tuning with the zeros held.
 ///
 /// ```
-/// use burn_lean_recipe::{PruneMethod, PruneStage, TrainStage};
+/// use burn_lean_recipe::{PruneMethod, PruneStage, Sparsity, TrainStage};
 ///
 /// let prune = PruneStage::new(0.9)
 ///     .with_method(PruneMethod::Chita)
 ///     .with_tune(TrainStage::new(5, 1e-3));
-/// assert_eq!(prune.sparsity, 0.9);
+/// assert_eq!(prune.sparsity, Sparsity::Fraction(0.9));
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PruneStage {
-    /// Fraction of the prunable weights that becomes zero, above 0 and below 1.
-    pub sparsity: f64,
+    /// What becomes zero: a fraction of the prunable weights, above 0 and below 1, or `"2:4"`, which
+    /// `gradual` and several stages do not know.
+    pub sparsity: Sparsity,
     /// How weights are removed. Default: layer by layer.
     #[serde(default)]
     pub method: PruneMethod,
@@ -75,9 +77,9 @@ pub struct PruneStage {
 
 impl PruneStage {
     /// With the defaults.
-    pub fn new(sparsity: f64) -> Self {
+    pub fn new(sparsity: impl Into<Sparsity>) -> Self {
         Self {
-            sparsity,
+            sparsity: sparsity.into(),
             method: PruneMethod::Layerwise,
             stages: None,
             base: None,
@@ -121,7 +123,7 @@ impl PruneStage {
 
     /// As a row is named.
     pub(crate) fn name(&self) -> String {
-        format!("pruned {} %", percent(self.sparsity))
+        format!("pruned {}", self.sparsity.name())
     }
 
     /// Stages, where the method has some.
@@ -135,12 +137,13 @@ impl PruneStage {
 
     pub(crate) fn validate(&self) -> Result<(), RecipeError> {
         let check = Check("prune");
-        let inside = |share: f64| share > 0.0 && share < 1.0;
+        self.sparsity.validate(&check)?;
+        let in_stages = self.method == PruneMethod::Gradual || self.stage_count() > 1;
         check.accept(
-            inside(self.sparsity),
+            !(in_stages && matches!(self.sparsity, Sparsity::NOfM { .. })),
             "sparsity",
             self.sparsity,
-            "above 0 and below 1",
+            "a fraction where there are several stages: a pattern is reached in one",
         )?;
         let of_gradients = "left out: it belongs to the methods `chita` and `gradual`";
         let given = [
@@ -158,7 +161,7 @@ impl PruneStage {
             let fits = self.method != PruneMethod::Layerwise;
             check.accept(fits, "base", base, of_gradients)?;
             check.accept(
-                inside(base) && base <= self.sparsity,
+                base > 0.0 && base <= self.sparsity.fraction(),
                 "base",
                 base,
                 "above 0 and at most `sparsity`",
@@ -199,7 +202,8 @@ impl PruneStage {
 
     /// The pruner of the method `layerwise`.
     pub(crate) fn pruner(&self, selection: &Selection) -> Pruner {
-        let mut pruner = Pruner::new(Budget::Sparsity(self.sparsity));
+        let mut pruner = Pruner::new(self.sparsity.budget());
+        pruner.pattern = self.sparsity.pattern();
         pruner.group = self.group(selection);
         pruner.progress = false;
         pruner
@@ -207,16 +211,17 @@ impl PruneStage {
 
     /// The pruner of the method `chita`.
     pub(crate) fn chita(&self, selection: &Selection, seed: u64) -> PrunerConfig {
-        let solver = SolverConfig::new(Budget::Sparsity(self.sparsity));
+        let solver =
+            SolverConfig::new(self.sparsity.budget()).with_pattern(self.sparsity.pattern());
         let fisher = FisherConfig::new(self.samples.unwrap_or(500))
             .with_batch_size(self.batch_size.unwrap_or(1))
             .with_progress(false);
         let schedule = match (self.method, self.base) {
             (PruneMethod::Gradual, base) => Schedule::Polynomial {
-                base: base.unwrap_or(0.5 * self.sparsity),
+                base: base.unwrap_or(0.5 * self.sparsity.fraction()),
             },
             (_, base) => Schedule::Exponential {
-                base: base.unwrap_or(0.1).min(self.sparsity),
+                base: base.unwrap_or(0.1).min(self.sparsity.fraction()),
             },
         };
         let weights = self.kept(selection).map(Layer::len).sum();

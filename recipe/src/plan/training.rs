@@ -9,6 +9,7 @@ use crate::{Distillation, RecipeError};
 /// How the learning rate moves over the steps of a training, after its warmup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum RateSchedule {
     /// It stays.
     #[default]

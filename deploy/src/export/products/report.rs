@@ -1,7 +1,9 @@
 //! What became of products.
 
+use serde::Serialize;
+
 /// How a layer is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum Execution {
     /// Codes times codes, summed in I32.
@@ -34,7 +36,7 @@ impl std::fmt::Display for Execution {
 }
 
 /// What became of a matrix product or convolution, or of a quantized table of embeddings.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LayerReport {
     /// Position of its operation in the graph.
     pub node: usize,
