@@ -145,6 +145,9 @@ pub(crate) fn seeds(first: u64, count: usize) -> impl Iterator<Item = u64> {
 /// A file that is written at the end: its folder must be there at the beginning.
 pub(crate) fn output_file(text: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(text);
+    if file.is_dir() {
+        return Err(format!("{text} is a folder"));
+    }
     let folder = file.parent().unwrap_or(Path::new(""));
     match folder == Path::new("") || folder.is_dir() {
         true => Ok(file),

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::backend::ir::OperationIr;
+use burn::backend::ir::{OperationIr, TensorId};
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Tensor};
 
@@ -37,6 +37,8 @@ struct Pass {
 struct Known {
     /// Which results have gradients.
     tracked: Vec<bool>,
+    /// To which results something that trains has led: of the others, constants so far, nobody knows.
+    reached: Vec<bool>,
     /// Whether another step may have more or fewer results, of a `Vec` say.
     varies: bool,
     /// Whether the gradients are those of the model.
@@ -45,6 +47,27 @@ struct Known {
     compared: Option<Arc<HashSet<u64>>>,
     /// Whether a recording had more than that: the next one that has is compared, too.
     watches: bool,
+}
+
+impl Known {
+    /// Which results something that trains leads to for the first time.
+    fn appearing(&self, reached: &[bool]) -> Vec<bool> {
+        let both = reached.iter().zip(&self.reached);
+        both.map(|(now, before)| *now && !before).collect()
+    }
+
+    /// What is known with another recording: of what is a constant in that, as before.
+    fn joined(&self, tracked: &[bool], reached: &[bool]) -> (Vec<bool>, Vec<bool>) {
+        let before = self
+            .tracked
+            .iter()
+            .copied()
+            .zip(self.reached.iter().copied());
+        let now = tracked.iter().copied().zip(reached.iter().copied());
+        let both = before.zip(now);
+        both.map(|(before, now)| if now.1 { now } else { before })
+            .unzip()
+    }
 }
 
 /// What a kept recording is used for.
@@ -180,9 +203,9 @@ impl Recordings {
         };
         let verifies = self.verifies && (has_gradients || given.tracked.contains(&true));
         if !self.caches || is_behind_a_pointer::<F>() {
-            return Ok(Arc::new(
-                self.record(model, input, forward, pass, verifies)?,
-            ));
+            let sources = (&state.sources, &given.tracked[..]);
+            let recording = self.record(model, input, forward, pass, verifies, sources)?;
+            return Ok(Arc::new(recording));
         }
         let kept = Kept {
             pass: pass.clone(),
@@ -199,7 +222,9 @@ impl Recordings {
         if let Some(known) = self.kept::<O>(&kept, &carried) {
             return Ok(known);
         }
-        let recording = Arc::new(self.record(model, input, forward, pass, verifies)?);
+        let sources = (&state.sources, &given.tracked[..]);
+        let recording = self.record(model, input, forward, pass, verifies, sources)?;
+        let recording = Arc::new(recording);
         lock(&self.memory.recordings).insert(kept, Box::new(recording.clone()));
         Ok(recording)
     }
@@ -224,6 +249,7 @@ impl Recordings {
         forward: impl FnOnce(&M, I) -> O,
         pass: Pass,
         verifies: bool,
+        sources: (&HashSet<ParamId>, &[bool]),
     ) -> Result<Recording<O>, GraphError> {
         let known = lock(&self.memory.passes).get(&pass).cloned();
         let is_verified = known.as_ref().is_some_and(|known| known.is_verified);
@@ -231,27 +257,43 @@ impl Recordings {
         let seeks = match &known {
             _ if !pass.trains => Seeks::Nothing(&[]),
             _ if verifies && (watches || !is_verified) => Seeks::Backward,
-            Some(known) if !known.varies => Seeks::Nothing(&known.tracked),
+            Some(known) if !known.varies && !watches => Seeks::Nothing(&known.tracked),
             _ => Seeks::Results,
         };
         let mut recording = record_with(model, input, forward, self.halves, seeks)?;
         let compared = known.as_ref().and_then(|known| known.compared.clone());
-        let is_new = verifies
-            && compared
-                .as_ref()
-                .is_some_and(|seen| parts(&recording.graph).any(|part| !seen.contains(&part)));
-        if matches!(seeks, Seeks::Nothing(_)) && !is_new {
-            return Ok(recording);
+        let reached = reached(&recording.graph, sources);
+        let fixed = known.as_ref().filter(|known| !known.varies);
+        // A result that was a constant so far, a term of the loss that begins later say.
+        let appears = fixed.map_or(Vec::new(), |known| known.appearing(&reached));
+        let is_new = appears.contains(&true)
+            || verifies
+                && compared
+                    .as_ref()
+                    .is_some_and(|seen| parts(&recording.graph).any(|part| !seen.contains(&part)));
+        if matches!(seeks, Seeks::Nothing(_)) {
+            for (tracked, appears) in recording.tracked.iter_mut().zip(&appears) {
+                *tracked |= appears;
+            }
+            if !is_new {
+                return Ok(recording);
+            }
         }
+        let (tracked, reached) = match (fixed, seeks) {
+            (Some(known), Seeks::Nothing(_)) => (known.tracked.clone(), known.reached.clone()),
+            (Some(known), _) => known.joined(&recording.tracked, &reached),
+            (None, _) => (recording.tracked.clone(), reached),
+        };
         let mut now = Known {
-            tracked: match &known {
-                Some(known) if matches!(seeks, Seeks::Nothing(_)) => known.tracked.clone(),
-                _ => recording.tracked.clone(),
-            },
+            tracked,
+            reached,
             varies: Form::of(&recording.form).0 != Form::of(&()).0,
             is_verified,
             compared,
-            watches: watches || is_new,
+            watches: match seeks {
+                Seeks::Results => watches && !is_new,
+                Seeks::Nothing(_) | Seeks::Backward => watches || is_new,
+            },
         };
         if matches!(seeks, Seeks::Backward) {
             if !is_verified || is_new {
@@ -276,6 +318,23 @@ fn is_behind_a_pointer<F>() -> bool {
     let name = std::any::type_name::<F>();
     let is_function = ["fn(", "for<", "unsafe ", "extern "];
     is_function.iter().any(|start| name.starts_with(start)) || name.contains("dyn ")
+}
+
+/// To which results something that has a gradient leads.
+fn reached(graph: &Graph, (trained, tracked): (&HashSet<ParamId>, &[bool])) -> Vec<bool> {
+    let parameters = graph.parameters.iter();
+    let parameters = parameters.filter(|one| trained.contains(&one.id));
+    let inputs = graph.inputs.iter().zip(tracked).filter(|(_, is)| **is);
+    let sources = parameters.map(|one| one.tensor);
+    let mut leads: HashSet<TensorId> = sources.chain(inputs.map(|(id, _)| *id)).collect();
+    for node in graph.nodes() {
+        // A hook may have parameters of its own.
+        if node.hook().is_some() || node.operands().any(|one| leads.contains(&one.id)) {
+            let made = node.operation().outputs();
+            leads.extend(made.filter(|one| one.dtype.is_float()).map(|one| one.id));
+        }
+    }
+    graph.outputs.iter().map(|id| leads.contains(id)).collect()
 }
 
 /// What a recording consists of, however often: operations of modules, with the order of magnitude of their
@@ -324,6 +383,8 @@ struct State {
     all: DefaultHasher,
     /// Which of its parameters have gradients, whoever they are.
     trained: DefaultHasher,
+    /// Those.
+    sources: HashSet<ParamId>,
 }
 
 impl State {
@@ -342,6 +403,7 @@ impl ModuleVisitor for State {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let has_gradient = param.is_tracked();
         has_gradient.hash(&mut self.trained);
+        self.sources.extend(has_gradient.then_some(param.id));
         let value = param.base();
         self.note(param.id, (has_gradient, value.dims(), value.dtype()));
     }

@@ -154,8 +154,8 @@ impl Graph {
         }
     }
 
-    /// Whether it gives a softmax, computed in F32, that products in half read, also behind a dropout:
-    /// of its results the rounded ones are kept for them, and enough for its own gradient.
+    /// Whether it gives a softmax, computed in F32, that products in half alone read, also behind a
+    /// dropout: of its results the rounded ones are kept for them, and enough for its own gradient.
     fn gives_probabilities(
         &self,
         node: Node<'_>,
@@ -169,12 +169,19 @@ impl Graph {
             let mut made = self.operations[*index].outputs();
             made.all(|tensor| dtypes.get(&tensor.id) == Some(&DType::F32))
         };
+        let is_product = |reader: &Node<'_>| precisions[reader.index()] == Precision::Half;
+        // A dropout is a mask and a factor.
+        let is_dropout = |reader: &Node<'_>| {
+            reader.masked().is_some()
+                && self.is_read_by(*reader, |next| {
+                    is_product(next)
+                        || next.name() == "mul_scalar" && self.is_read_by(*next, is_product)
+                })
+        };
         matches!(composite.kind, CompositeKind::Softmax { .. })
             && precisions[node.index()] == Precision::Full
             && composite.inner.iter().all(is_f32)
-            && self.is_read_by(node, |reader| {
-                precisions[reader.index()] == Precision::Half || reader.masked().is_some()
-            })
+            && self.is_read_by(node, |reader| is_product(reader) || is_dropout(reader))
     }
 
     /// Whether something reads the results of an operation, and all that does is of a kind.

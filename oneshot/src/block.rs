@@ -1,6 +1,6 @@
 //! Blocks of layers, and the layers of a block that read the same.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::TensorId;
 use burn::module::Module;
@@ -194,6 +194,47 @@ pub(crate) fn blocks<O: Tensors>(
         true => Err(OneShotError::NothingToCompress),
         false => Ok(blocks),
     }
+}
+
+/// Paths of weights that products read, but not as a matrix of their own.
+pub(crate) fn left<O: Tensors>(walk: &Walk<O>, preset: &Preset) -> Vec<String> {
+    let graph = walk.graph();
+    let products = walk.products();
+    // What follows from parameters and constants alone, with those parameters.
+    let mut fixed: HashMap<TensorId, Vec<&str>> = HashMap::new();
+    fixed.extend(graph.constants().map(|(id, _)| (id, Vec::new())));
+    for one in graph.parameters() {
+        let paths = match one.shape.len() >= 2 {
+            true => vec![one.path.as_str()],
+            // Biases, and scales of a norm of weights.
+            false => Vec::new(),
+        };
+        fixed.insert(one.tensor, paths);
+    }
+    let mut read = Vec::new();
+    for node in graph.nodes() {
+        let inputs: Vec<_> = node.operation().inputs().map(|one| one.id).collect();
+        let of = || inputs.iter().filter_map(|id| fixed.get(id)).flatten();
+        if inputs.iter().all(|id| fixed.contains_key(id)) {
+            let paths: Vec<&str> = of().copied().collect();
+            let outputs = node.operation().outputs();
+            fixed.extend(outputs.map(|one| (one.id, paths.clone())));
+        } else if ["matmul", "linear"].contains(&node.name())
+            || ["conv", "deform_conv"]
+                .iter()
+                .any(|name| node.name().starts_with(name))
+        {
+            read.extend(of().map(|path| path.to_string()));
+        }
+    }
+    let is_left = |path: &String| {
+        !products
+            .iter()
+            .any(|product| product.parameter.path == *path)
+            && !preset.skip.iter().any(|skipped| is_under(path, skipped))
+            && block_of(path, preset).is_some()
+    };
+    distinct(read.into_iter().filter(is_left))
 }
 
 /// Refuses a model of which the forward pass leaves out a block of a list with blocks that were found.

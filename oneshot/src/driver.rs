@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn_lean_graph::{Tensors, Walk};
 use burn_lean_reparam::Rejected;
 
-use crate::block::{Block, blocks, check_called};
+use crate::block::{Block, blocks, check_called, left};
 use crate::state::{Finished, State, checksum, fingerprint};
 use crate::work::{Work, put};
 use crate::{BlockReport, CompressedWeight, OneShotError, Preset, Report, Target};
@@ -178,7 +178,16 @@ impl<'a> OneShot<'a> {
             }
         }
         let of = part.of.unwrap_or(blocks.len());
-        let mut report = Report::default();
+        let mut report = Report {
+            left: left(&walk, &self.preset),
+            ..Report::default()
+        };
+        if !report.left.is_empty() {
+            tracing::warn!(
+                weights = report.left.join(", "),
+                "no matrices of their own: they stay as they are"
+            );
+        }
         let mut weights = Vec::new();
         for (number, block) in blocks.iter().enumerate() {
             let start = Instant::now();

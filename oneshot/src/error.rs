@@ -34,7 +34,8 @@ pub enum OneShotError {
     /// No weight is left to compress.
     #[error(
         "the forward pass has no product with a weight to compress: every one is an embedding, \
-         shared with an embedding, or under a path of `skip`. A weight that carries a \
+         shared with an embedding, under a path of `skip`, or no matrix of its own (several in one \
+         parameter, a part of one). A weight that carries a \
          reparameterization has to be materialized first (`Module::materialize`)"
     )]
     NothingToCompress,

@@ -28,7 +28,8 @@
 //!
 //! Every weight that a `matmul`, `linear` or convolution reads, but for embeddings and what is
 //! shared with one (a tied head), and what [`Preset::skip`] names. A weight that several products
-//! read is refused with its paths, unless all of them are skipped.
+//! read is refused with its paths, unless all of them are skipped. What is no matrix of its own
+//! (the experts of a mixture in one parameter, a part of a matrix) stays, and is in [`Report::left`].
 //!
 //! # Beyond the published methods
 //!

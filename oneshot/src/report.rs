@@ -11,6 +11,11 @@ pub struct Report {
     pub blocks: Vec<BlockReport>,
     /// Calibration rows of the first layer: tokens, or positions.
     pub rows: usize,
+    /// Paths of weights that products read and that stay as they are without being asked to: several
+    /// matrices in one parameter, a part of a matrix, a matrix computed from parameters, kernels of
+    /// transposed convolutions.
+    #[serde(default)]
+    pub left: Vec<String>,
 }
 
 /// What was done to a weight.
@@ -72,6 +77,8 @@ impl Report {
                 ..layer.clone()
             }));
         self.blocks.extend(block.blocks.iter().cloned());
+        self.left
+            .extend(block.left.iter().map(|path| format!("{name}.{path}")));
         if self.rows == 0 {
             self.rows = block.rows;
         }

@@ -43,7 +43,7 @@ pub enum RecipeError {
         text: String,
     },
     /// A stage needs something that the task does not say.
-    #[error("`{stage}` needs {what} of the task: call `{method}`")]
+    #[error("`{stage}` needs {what}: call `{method}`")]
     TaskLacks {
         /// The stage.
         stage: String,
@@ -250,6 +250,7 @@ impl RecipeError {
             | Self::TaskLacks { .. }
             | Self::NoBatch { .. }
             | Self::EmptyBatch { .. }
+            | Self::Diverged { .. }
             | Self::Interrupted { .. }
             | Self::StateOfAnotherRun { .. }
             | Self::State { .. }

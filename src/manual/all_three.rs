@@ -34,6 +34,17 @@
 //! let (model, _) = ConvertConfig::new().convert(model)?;
 //! let zeros = model.weight.val().equal_elem(0.0).int().sum().into_scalar::<i64>();
 //! assert!(zeros >= 64);
+//!
+//! // Codes of the weights that are left, in one file. The masks are in the codes, and their place in the
+//! // chain is empty: so it is in the model that loads them.
+//! let file = SparseRecord::from_module(&model)?.to_bytes()?;
+//! let fresh = LinearConfig::new(16, 8).init(&device);
+//! let chain = ChainReparameterizer::new(
+//!     Masks::new(Vec::new())?.reparameterizer(&fresh)?,
+//!     QatConfig::new().reparameterizer(&fresh)?,
+//! );
+//! let loaded = SparseRecord::from_bytes(&file)?.load_into(attach(fresh, chain)?.valid())?;
+//! assert_eq!(loaded.weight.val().into_data(), model.weight.val().into_data());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -83,5 +94,5 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `SparseRecord` is then the one file: codes of the weights that are left, and where they are.
+//! A file of [`save_safetensors`](crate::quant::save_safetensors) loads into quantizers without a chain, too.
 //! The example `combined` does this on images, in a plain loop and in the Learner.

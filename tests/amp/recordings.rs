@@ -104,6 +104,41 @@ fn results_that_are_detached_stay_so_where_their_number_changes() {
     }
 }
 
+/// A second loss that begins after some steps, with operations that are known by then.
+#[test]
+fn a_result_that_begins_as_a_constant_has_its_gradient_later() {
+    let device = Device::flex().autodiff();
+    let model = Mlp::new(1, &device);
+    let ways = [(false, true), (true, true), (false, false), (true, false)];
+    for (cached, verified) in ways {
+        let mut autocast = Autocast::new(FloatDType::BF16);
+        if cached {
+            autocast = autocast.cached();
+        }
+        if !verified {
+            autocast = autocast.without_verification();
+        }
+        for step in [0, 0, 1, 2, 0, 3, 0] {
+            let x = tensor::<2>(5, [7, 6], &device);
+            let losses = autocast.run(&model, (x, step), |model, (x, step)| {
+                let first = model.forward(x.clone()).square().mean();
+                let second = match step {
+                    0 => Tensor::<1>::zeros([1], &x.device()),
+                    _ => model.forward(x.neg()).square().mean(),
+                };
+                (first.clone(), second, first.detach())
+            });
+            let (first, second, shown) = losses.unwrap();
+            let tracked = [&first, &second, &shown].map(Tensor::is_tracked);
+            let expected = [true, step > 0, false];
+            assert_eq!(
+                tracked, expected,
+                "step {step}, cached {cached}, verified {verified}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_frozen_target_may_be_detached_until_it_trains() {
     each_device(|target| {

@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 
-use burn::module::{Module, ParamGroup, Quantizer};
+use burn::module::{Module, Param, ParamGroup, Quantizer};
 use burn::nn::{BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{
@@ -367,6 +368,27 @@ fn numbers_that_f16_does_not_have_do_not_become_infinities() {
                 "{probability} on {}",
                 target.name
             );
+        }
+    });
+}
+
+/// The derivative of `σ` vanishes as that of the logarithm grows: both of the same operand.
+#[test]
+fn a_logarithm_of_what_saturates_has_its_gradient() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let mut model = LinearConfig::new(1, 64).with_bias(false).init(&device);
+            model.weight = Param::from_tensor(tensor::<2>(3, [1, 64], &device) * 10.0 - 60.0);
+            let x = Tensor::<2>::ones([1, 64], &device);
+            // Not a matrix product, which would round the operand of both.
+            let loss = emulating(dtype).run(&model, x, |model, x| {
+                sigmoid(model.weight.val() * x).log().sum()
+            });
+            let grads = loss.unwrap().backward();
+            for found in values(model.weight.grad(&grads).unwrap()) {
+                assert!((found - 1.0).abs() < 1e-4, "{found} on {}", target.name);
+            }
         }
     });
 }

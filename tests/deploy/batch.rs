@@ -5,6 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::module::adaptive_avg_pool1d;
 use burn::tensor::{Device, Tensor, s};
 use burn_lean::deploy::{Backend, DeployError, Dimension, EngineConfig, Export, Form};
+use burn_lean::quant::PtqConfig;
 
 use crate::judge::{Nothing, close};
 use crate::support::{each_device, tensor, with_numbers};
@@ -88,6 +89,53 @@ fn products_of_each_example_with_itself_have_any_batch() {
                 let x = tensor::<3>(2, [batch, 5, 16], device);
                 close(engine.run(&x).unwrap(), forward(&layer, x));
             }
+        }
+    });
+}
+
+/// Burn swaps the axes of one vector of each example where the matrices are one, as those of a batch of one are.
+#[test]
+fn a_vector_of_each_example_times_its_matrix_has_any_batch() {
+    each_device(|target| {
+        let device = &target.device;
+        let layer: Linear = with_numbers(LinearConfig::new(6, 24).init(device), 4);
+        // The weights of a layer are those that another one gives.
+        let forward = |layer: &Linear, x: Tensor<2>| {
+            let [batch, _] = x.dims();
+            let matrices = layer.forward(x.clone()).reshape([batch, 6, 4]);
+            x.unsqueeze_dim::<3>(1).matmul(matrices).reshape([batch, 4])
+        };
+        for size in [1, 4] {
+            let x = tensor::<2>(1, [size, 6], device);
+            let export = Export::record(&layer, &x, forward).unwrap();
+            assert_eq!(
+                export.to_onnx(Form::Float).unwrap().fixed_batch,
+                None,
+                "{size}"
+            );
+            for backend in [Backend::Own, Backend::Rten] {
+                let export = Export::record(&layer, &x, forward).unwrap();
+                let config = EngineConfig::new().with_backend(Some(backend));
+                let engine = config.compile(export).unwrap();
+                for batch in [1, 3, 24] {
+                    let x = tensor::<2>(2, [batch, 6], device);
+                    close(engine.run(&x).unwrap(), forward(&layer, x));
+                }
+            }
+        }
+        // With its quantizers: of the input of the layer, and of the matrices that it gives.
+        let config = PtqConfig::new().with_progress(false);
+        for size in [1, 4] {
+            let x = tensor::<2>(1, [size, 6], device);
+            let (layer, _) = config
+                .quantize_for(layer.clone(), || [x.clone()], forward)
+                .unwrap();
+            let exported = Export::record(&layer, &x, forward).unwrap();
+            let exported = exported.to_onnx(Form::Qdq).unwrap();
+            assert_eq!(exported.fixed_batch, None, "{size}");
+            let nodes = exported.model.nodes().iter();
+            let rounded = nodes.filter(|node| node.operator() == "QuantizeLinear");
+            assert_eq!(rounded.count(), 2, "{size}");
         }
     });
 }

@@ -360,6 +360,14 @@ fn a_convolution_along_three_axes_is_floats_and_the_report_says_why() {
                 .contains("`weight` is of a convolution along three axes")
         );
     }
+    // Nor where a configuration leaves Burn out by itself: its threads are those of the pool that calls.
+    let export = Export::record(&conv, &x, forward).unwrap();
+    let error = EngineConfig::new().with_threads(2).compile(export);
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("`weight` is of a convolution along three axes"),
+        "{error}"
+    );
 }
 
 #[test]

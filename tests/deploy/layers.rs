@@ -51,6 +51,19 @@ fn constants_have_the_paths_of_the_parameters() {
     });
 }
 
+#[test]
+fn a_constant_of_no_path_has_a_name() {
+    each_device(|target| {
+        let matrix = tensor::<2>(1, [5, 3], &target.device);
+        let x = tensor::<2>(2, [4, 5], &target.device);
+        let model = Param::from_tensor(matrix);
+        let exported = same(&model, x, |model: &Param<Tensor<2>>, x| {
+            x.matmul(model.val())
+        });
+        assert_eq!(exported.model.initializers()[0].name(), "parameter");
+    });
+}
+
 #[derive(Module, Debug)]
 struct ConvNet {
     stem: Conv2d,

@@ -173,6 +173,21 @@ fn rotary_positions_are_as_many_as_the_sequence_is_long() {
     });
 }
 
+/// The matrix of its embedding is that of its output, too: one token is a vector of each example.
+#[test]
+fn a_tied_head_takes_sequences_of_one() {
+    each_device(|target| {
+        let device = &target.device;
+        let table: Embedding = with_numbers(EmbeddingConfig::new(11, 6).init(device), 2);
+        let forward = |table: &Embedding, ids: Tensor<2, Int>| {
+            let matrix = table.weight.val().transpose().unsqueeze::<3>();
+            table.forward(ids).tanh().matmul(matrix)
+        };
+        let inputs = [[2, 5], [1, 1], [3, 1], [1, 9]].map(|shape| ids(shape, device));
+        runs(&table, &[sequence()], &inputs, forward);
+    });
+}
+
 /// As long as its table: only shorter sequences tell what depends on the length.
 #[test]
 fn more_positions_than_a_table_has_are_an_error() {

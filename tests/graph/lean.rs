@@ -499,4 +499,12 @@ fn probabilities_are_half_where_products_alone_read_them() {
         }),
         half
     );
+    // A rounded probability is zero where its logarithm is not infinite.
+    assert_ne!(
+        softmax_of(|model, _| {
+            let p = model.dropout.forward(softmax(model.scores.val(), 1));
+            vec![(p + 1e-9).log()]
+        }),
+        half
+    );
 }

@@ -1,6 +1,6 @@
 //! What cannot be compressed: typed, with the path, and with the model.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::graph::GraphError;
@@ -26,6 +26,51 @@ impl Net {
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         self.layers.iter().fold(x, |x, layer| layer.forward(x))
     }
+}
+
+/// Experts in one parameter, halves of a fused matrix, a matrix of two factors.
+#[derive(Module, Debug)]
+struct Unusual {
+    experts: Param<Tensor<3>>,
+    fused: Param<Tensor<2>>,
+    low: Param<Tensor<2>>,
+    high: Param<Tensor<2>>,
+    head: Linear,
+}
+
+#[test]
+fn weights_that_are_no_matrix_of_their_own_are_named() {
+    let device = Device::flex();
+    let model = Unusual {
+        experts: Param::from_tensor(tensor(1, [2, 8, 8], &device)),
+        fused: Param::from_tensor(tensor(2, [8, 16], &device)),
+        low: Param::from_tensor(tensor(3, [8, 2], &device)),
+        high: Param::from_tensor(tensor(4, [2, 8], &device)),
+        head: LinearConfig::new(8, 8).init(&device),
+    };
+    let forward = |model: &Unusual, x: Tensor<2>| {
+        let [rows, _] = x.dims();
+        let both = x.unsqueeze::<3>().expand([2, rows, 8]);
+        let x = both
+            .matmul(model.experts.val())
+            .sum_dim(0)
+            .reshape([rows, 8]);
+        let [left, right] = [0..8, 8..16].map(|part| model.fused.val().slice_dim(1, part));
+        let x = x.clone().matmul(left) * x.matmul(right);
+        let x = x.matmul(model.low.val().matmul(model.high.val()));
+        model.head.forward(x)
+    };
+    let mut preset = Preset::w4a16(8);
+    let done = OneShot::new(preset.clone())
+        .compress(model.clone(), [tensor(5, [32, 8], &device)], forward)
+        .unwrap();
+    assert_eq!(done.report.left, ["experts", "fused", "low", "high"]);
+    assert_eq!(done.report.layers.len(), 1);
+    preset.skip = vec!["experts".into()];
+    let done = OneShot::new(preset)
+        .compress(model, [tensor(5, [32, 8], &device)], forward)
+        .unwrap();
+    assert_eq!(done.report.left, ["fused", "low", "high"]);
 }
 
 /// The error, after a look at the model that comes with it.

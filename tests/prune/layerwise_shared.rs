@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::module::{Module, Param};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::prune::{Budget, Effort, PruneError, Pruner, Shares, layerwise::Candidate};
 
 use crate::layerwise::features;
@@ -139,24 +139,87 @@ struct Reused {
 }
 
 #[test]
-fn what_cannot_be_fitted_has_no_part_in_shares() {
+fn what_cannot_be_fitted_shares_as_all_layers_do() {
     let device = Device::flex();
     let reused = Reused {
         layer: LinearConfig::new(6, 6).init(&device),
         head: LinearConfig::new(6, 4).init(&device),
     };
-    let mut reused = with_numbers(reused, 9);
-    // Magnitude leaves it more than its half.
-    reused.layer.weight = reused.layer.weight.map(|weight| weight * 2.0);
+    let reused = with_numbers(reused, 9);
     let forward = |m: &Reused, x: Tensor<2>| {
         let x = relu(m.layer.forward(x));
         m.head.forward(relu(m.layer.forward(x)))
     };
-    let pruned = pruner(Budget::Keep(30), Shares::Lamp)
-        .prune(reused, forward, features(3, 40, 6, &device))
+    let kept = |scale: f32, shares: Shares| {
+        let mut scaled = reused.clone();
+        scaled.layer.weight = scaled.layer.weight.map(|weight| weight * scale);
+        let pruned =
+            pruner(Budget::Keep(30), shares).prune(scaled, forward, features(3, 40, 6, &device));
+        let masks = pruned.unwrap().masks;
+        ["layer.weight", "head.weight"].map(|path| masks.get(path).unwrap().nonzeros())
+    };
+    let adaptive = kept(1.0, Shares::Lamp);
+    assert_eq!(adaptive.iter().sum::<usize>(), 30);
+    assert!(adaptive.iter().all(|kept| *kept > 0));
+    assert_eq!(kept(100.0, Shares::Lamp), adaptive);
+    assert_eq!(kept(100.0, Shares::Magnitude), [30, 0]);
+}
+
+/// Factors of a recommender are far larger than weights, which magnitude would leave nothing.
+#[test]
+fn large_embeddings_leave_the_layers_behind_them_their_weights() {
+    let device = Device::flex();
+    let embedding: Embedding = with_numbers(EmbeddingConfig::new(20, 4).init(&device), 1);
+    let head: Linear = with_numbers(LinearConfig::new(4, 3).init(&device), 2);
+    let mut model = (embedding, head);
+    model.0.weight = model.0.weight.map(|weight| weight * 30.0);
+    let ids = (0..4).map(|batch| {
+        let ids = (0..32)
+            .map(|at| (at * 7 + batch * 3) % 20)
+            .collect::<Vec<i64>>();
+        Tensor::<2, Int>::from_data(TensorData::new(ids, [32, 1]), &device)
+    });
+    let pruned = pruner(Budget::Sparsity(0.3), Shares::Auto)
+        .prune(
+            model,
+            |m: &(Embedding, Linear), ids| m.1.forward(m.0.forward(ids)),
+            ids,
+        )
         .unwrap();
-    let kept = |path: &str| pruned.masks.get(path).unwrap().nonzeros();
-    assert_eq!((kept("layer.weight"), kept("head.weight")), (20, 10));
+    assert_eq!(pruned.report.shares, Shares::Lamp);
+    assert!(pruned.masks.get("1.weight").unwrap().nonzeros() > 4);
+}
+
+/// Layers by magnitude: one of a hundredth of the others' weights gets nothing, which is right where nothing
+/// is computed with it.
+#[test]
+fn magnitude_may_empty_what_is_not_needed_alone() {
+    #[derive(Module, Debug)]
+    struct Three {
+        small: Linear,
+        first: Linear,
+        last: Linear,
+    }
+    let device = Device::flex();
+    let three = Three {
+        small: LinearConfig::new(6, 6).init(&device),
+        first: LinearConfig::new(6, 8).init(&device),
+        last: LinearConfig::new(8, 3).init(&device),
+    };
+    let mut three = with_numbers(three, 4);
+    three.small.weight = three.small.weight.map(|weight| weight * 0.01);
+    let pruned = |reads: bool| {
+        let forward = |m: &Three, x: Tensor<2>| {
+            let x = if reads { m.small.forward(x) * 100.0 } else { x };
+            m.last.forward(relu(m.first.forward(x)))
+        };
+        let inputs = features(6, 64, 6, &device);
+        let pruner = pruner(Budget::Sparsity(0.6), Shares::Auto);
+        pruner.prune(three.clone(), forward, inputs).unwrap()
+    };
+    let kept = |reads: bool| pruned(reads).masks.get("small.weight").unwrap().nonzeros();
+    assert!(kept(true) > 4);
+    assert_eq!(kept(false), 0);
 }
 
 #[test]
@@ -197,6 +260,52 @@ fn uneven(device: &Device) -> (Linear, Linear) {
         layer
     };
     (layer(1, 3, 1.0), layer(3, 1, 0.01))
+}
+
+#[test]
+fn layer_adaptive_magnitude_compares_squares_with_those_of_the_larger_weights() {
+    let device = Device::flex();
+    let inputs = features(2, 20, 1, &device);
+    let counts = |shares, sparsity| {
+        let pruner = pruner(Budget::Sparsity(sparsity), shares);
+        let forward = |m: &(Linear, Linear), x: Tensor<2>| m.1.forward(m.0.forward(x));
+        let pruned = pruner.prune(uneven(&device), forward, inputs.clone());
+        let masks = pruned.unwrap().masks;
+        ["0.weight", "1.weight"].map(|path| masks.get(path).unwrap().nonzeros())
+    };
+    // 1, 4/13 and 1/14 in both layers.
+    assert_eq!(counts(Shares::Lamp, 1.0 / 3.0), [2, 2]);
+    assert_eq!(counts(Shares::Lamp, 2.0 / 3.0), [1, 1]);
+    assert_eq!(counts(Shares::Magnitude, 1.0 / 3.0), [3, 1]);
+    // Nothing comes through, and the outputs say so.
+    assert_eq!(counts(Shares::Magnitude, 2.0 / 3.0), [2, 0]);
+    assert_eq!(counts(Shares::Auto, 2.0 / 3.0), [1, 1]);
+}
+
+/// A constant diverges less than a layer of which half a difference is left, until that is fitted.
+#[test]
+fn no_layer_is_emptied_where_other_values_make_up_for_what_goes() {
+    let device = Device::flex();
+    let layer = |shape: [usize; 2], weights: Vec<f32>| {
+        let config = LinearConfig::new(shape[0], shape[1]).with_bias(false);
+        let mut layer: Linear = config.init(&device);
+        layer.weight = Param::from_data(TensorData::new(weights, shape), &device);
+        layer
+    };
+    let small = layer([2, 1], vec![0.04, -0.035]);
+    let large = layer([1, 3], vec![10.0, -20.0, 15.0]);
+    // Two features that are the same.
+    let inputs = features(2, 40, 1, &device).into_iter();
+    let inputs = inputs.map(|x| Tensor::cat(vec![x.clone(), x], 1));
+    let pruned = pruner(Budget::Keep(2), Shares::Auto)
+        .prune(
+            (small, large),
+            |m: &(Linear, Linear), x: Tensor<2>| m.1.forward(m.0.forward(x)),
+            inputs,
+        )
+        .unwrap();
+    assert_eq!(pruned.report.shares, Shares::Lamp);
+    assert_eq!(pruned.masks.get("0.weight").unwrap().nonzeros(), 1);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use burn::nn::{
     PaddingConfig2d,
 };
 use burn::tensor::activation::{elu, gelu, mish, relu, sigmoid};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Bool, Device, Distribution, Tensor};
 use burn_lean::prune::{Masks, PruneError, Selection, Shrink, shrink::Shrunk};
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -408,6 +408,48 @@ fn a_unit_under_a_gate_is_no_constant_of_one_example() {
     let one = tensor(4, [1, 3], &device);
     let shrunk = Shrink::dead().shrink(model, forward, one).unwrap();
     assert_eq!(shrunk.report.removed(), 0);
+}
+
+#[test]
+fn a_unit_under_a_mask_or_in_a_sum_is_no_constant_of_one_batch() {
+    #[derive(Module, Debug)]
+    struct Pooled {
+        up: Linear,
+        down: Linear,
+    }
+    let device = Device::flex();
+    let model = Pooled {
+        up: LinearConfig::new(3, 4).init(&device),
+        down: LinearConfig::new(4, 2).init(&device),
+    };
+    let mut model = with_numbers(model, 3);
+    model.up.weight = without(model.up.weight, 1, &[1]);
+    model.up.bias = Some(Param::from_data([0.5_f32; 4], &device));
+
+    // Nothing is padding in the batch that is looked at.
+    let masked = |model: &Pooled, (x, padding): (Tensor<3>, Tensor<2, Bool>)| {
+        let hidden = relu(model.up.forward(x));
+        let padding = padding.unsqueeze_dim::<3>(2).expand(hidden.dims());
+        model.down.forward(hidden.mask_fill(padding, 0.0))
+    };
+    let x = tensor(4, [2, 5, 3], &device);
+    let none = Tensor::<2, Bool>::from_data([[false; 5]; 2], &device);
+    let some = Tensor::<2, Bool>::from_data([[false, true, false, true, true]; 2], &device);
+    let expected = masked(&model, (x.clone(), some.clone()));
+    let shrunk = Shrink::dead().shrink(model.clone(), masked, (x.clone(), none));
+    let off = (masked(&shrunk.unwrap().model, (x.clone(), some)) - expected).abs();
+    assert!(off.max().into_scalar::<f32>() < 1e-5);
+
+    // A sum over sequences of another length.
+    let summed = |model: &Pooled, x: Tensor<3>| {
+        let hidden = relu(model.up.forward(x));
+        model.down.forward(hidden.sum_dim(1))
+    };
+    let longer = tensor(5, [2, 9, 3], &device);
+    let expected = summed(&model, longer.clone());
+    let shrunk = Shrink::dead().shrink(model, summed, x).unwrap();
+    let off = (summed(&shrunk.model, longer) - expected).abs();
+    assert!(off.max().into_scalar::<f32>() < 1e-5);
 }
 
 #[test]

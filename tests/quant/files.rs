@@ -4,10 +4,10 @@ use crate::compressed_tensors::{halves, rewritten};
 use crate::convert::{Net, full, prepared, samples, weight_only};
 use crate::support::{each_device, values};
 use burn::module::{Module, Param, ParamId};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_lean::quant::{
-    ConvertConfig, Learned, Mapping, NumberFormat, ObserverConfig, QuantError, Storage,
+    ConvertConfig, Learned, Mapping, NumberFormat, ObserverConfig, QatConfig, QuantError, Storage,
     WeightConfig, WeightGranularity, WeightQuantizer, calibrate, load_safetensors,
     quantized_weights, save_safetensors,
 };
@@ -46,6 +46,26 @@ fn files_hold_as_many_bits_as_the_codes_have() {
                 again.tensor("fc1.weight.codes").unwrap().data(),
                 codes.data()
             );
+        }
+    });
+}
+
+/// Burn panics in a debug build when a GPU gives back 36 bytes of codes and 36 of scales.
+#[test]
+fn codes_that_do_not_come_back_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("table.safetensors");
+    each_device(|target| {
+        let table: Embedding = EmbeddingConfig::new(9, 8).init(&target.device);
+        let config = QatConfig::new().with_weight(WeightConfig::int(4));
+        let table = config.with_activation(None).prepare(table).unwrap();
+        let (table, _) = ConvertConfig::new().convert(table).unwrap();
+        match save_safetensors(&table, &path) {
+            Ok(_) => {}
+            Err(error) => {
+                assert_eq!(target.name, "wgpu", "{error}");
+                assert!(error.to_string().contains("`weight`"), "{error}");
+            }
         }
     });
 }

@@ -383,6 +383,11 @@ fn patterns_and_groups_that_match_nothing_are_errors() {
     let config = QatConfig::new().with_overrides(vec![all]);
     let error = config.prepare(net()).unwrap_err().into_error();
     assert_eq!(error, QuantError::NothingToQuantize);
+
+    // No group was given that could match nothing.
+    let norm = burn::nn::BatchNormConfig::new(3).init(&Device::flex());
+    let error = QatConfig::new().prepare(norm).unwrap_err().into_error();
+    assert_eq!(error, QuantError::NothingToQuantize);
 }
 
 #[test]

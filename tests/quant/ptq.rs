@@ -321,7 +321,7 @@ fn a_model_without_a_layer_that_is_rounded_by_data_is_rounded_to_nearest() {
             Rounding::AdaRound(AdaRoundConfig::new()),
         ] {
             let error = quantize(of(rounding)).unwrap_err().into_error();
-            assert!(matches!(error, QuantError::NoData { .. }), "{error}");
+            assert!(error.to_string().contains("no linear layer"), "{error}");
         }
     });
 }

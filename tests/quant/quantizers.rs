@@ -370,6 +370,9 @@ fn dynamic_quantization_takes_each_token_by_itself() {
             inner(quantizer.qparams().unwrap_err()),
             QuantError::NoStaticRange
         );
+        // The memoryless observer is chosen already.
+        let learned = config.with_learned(Learned::Lsq).validate().unwrap_err();
+        assert!(learned.to_string().contains("`Learned::None`"), "{learned}");
         let other = Tensor::<3>::from_floats([[[2.0]], [[-4.0]]], &target.device);
         assert_eq!(values(quantizer.forward(other)), [2.0, -4.0]);
     });

@@ -102,13 +102,27 @@ fn files_are_told_apart_by_their_ending() {
 }
 
 #[test]
+fn one_way_to_quantize_may_be_a_table() {
+    let one = Recipe::from_toml("[quantize]\nweights = 'int4'").unwrap();
+    assert_eq!(
+        one,
+        Recipe::from_toml("[[quantize]]\nweights = 'int4'").unwrap()
+    );
+    let error = Recipe::from_toml("[quantize]\nbits = 4").unwrap_err();
+    assert!(
+        error.to_string().contains("unknown field `bits`"),
+        "{error}"
+    );
+    let error = Recipe::from_toml("quantize = 4").unwrap_err();
+    assert!(error.to_string().contains("[[quantize]]"), "{error}");
+}
+
+#[test]
 fn unknown_fields_are_refused_in_every_table() {
     for text in [
         "sead = 1",
         "[train]\nepochs = 1\nlearning_rate = 0.1\nlr = 1",
         "[prune]\nsparsity = 0.5\nsparcity = 0.5",
-        "[prune]\nsparsity = '2 of 4'",
-        "[prune]\nsparsity = true",
         "[prune]\nsparsity = 0.5\ntune = { epochs = 1, learning_rate = 0.1, steps = 2 }",
         "[[quantize]]\nbits = 4",
         "[prune]\nsparsity = 0.5\n[prune.tune]\nepochs = 1\nlearning_rate = 0.1\n\

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::recipe::{
     ComputeDtype, Format, Latency, PruneMethod, PruneStage, QuantizeStage, Recipe, RecipeError,
-    RoundingMethod, Run, ShrinkStage, Task, TrainStage,
+    RoundingMethod, Run, ShrinkStage, Sparsity, Task, TrainStage,
 };
 use std::ops::ControlFlow;
 
@@ -98,6 +98,45 @@ fn paths_and_sizes_that_do_not_fit_are_refused_before_training() {
             } => assert_eq!((at.as_str(), found), (stage, field)),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+#[test]
+fn pruning_that_finds_no_weight_is_refused_before_training() {
+    let device = Device::flex();
+    let train = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    for method in [PruneMethod::Layerwise, PruneMethod::Chita] {
+        let prune = PruneStage::new(0.5)
+            .with_method(method)
+            .with_exclude("weight");
+        let error = refused(&train.clone().with_prune(prune), &device).to_string();
+        assert!(error.contains("`prune.exclude` is weight"), "{error}");
+        assert!(error.contains("no weight is left"), "{error}");
+        // No layer has a multiple of 7 inputs.
+        let prune = PruneStage::new(Sparsity::NOfM { n: 3, m: 7 }).with_method(method);
+        let error = refused(&train.clone().with_prune(prune), &device).to_string();
+        assert!(
+            error.contains("`prune`") && error.contains("3:7"),
+            "{error}"
+        );
+    }
+}
+
+/// The convolution has one input channel.
+#[test]
+fn layers_that_a_pattern_does_not_divide_stay_dense_beside_excluded_ones() {
+    let device = Device::flex();
+    for method in [PruneMethod::Layerwise, PruneMethod::Chita] {
+        let prune = PruneStage::new(Sparsity::NOfM { n: 2, m: 4 });
+        let prune = prune.with_method(method).with_exclude("head");
+        let recipe = Recipe::new().with_prune(prune);
+        let outcome = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .run(Net::new(16, &device.clone().autodiff()), &task(&device))
+            .unwrap();
+        let masks = outcome.masks.unwrap();
+        let paths: Vec<&str> = masks.parameters().iter().map(|one| one.path()).collect();
+        assert_eq!(paths, ["body.weight"], "{method:?}");
     }
 }
 

@@ -367,7 +367,10 @@ fn candidates<O: Tensors>(
     if config.backend != Some(Backend::Burn) {
         check_integers(&float.model)?;
     }
-    if matches!(config.backend, Some(Backend::Own | Backend::Rten)) {
+    // Burn's threads are those of the pool that calls.
+    let has_threads = config.threads == 0 || config.backend.is_some();
+    let burn = floats && allowed(Backend::Burn) && has_threads;
+    if !burn && config.backend != Some(Backend::Burn) {
         check_volumes(&float.model)?;
     }
     let mut all = Vec::new();
@@ -460,8 +463,7 @@ fn candidates<O: Tensors>(
             all.push(load(&float, ""));
         }
     }
-    // Burn's threads are those of the pool that calls.
-    if floats && allowed(Backend::Burn) && (config.threads == 0 || config.backend.is_some()) {
+    if burn {
         let way = Way::Burn(export.rounded_parameters()?);
         all.push(Ok(Candidate::new(Backend::Burn, &float, way, "")));
     }

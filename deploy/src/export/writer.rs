@@ -70,6 +70,8 @@ impl<'a> Writer<'a> {
 
     /// `name`, or with a number where it is taken.
     pub(crate) fn unique(&mut self, name: &str) -> String {
+        // Of a model that is a parameter itself, whose path is empty; ONNX takes no such name.
+        let name = if name.is_empty() { "parameter" } else { name };
         let mut unique = name.to_string();
         let mut count = 1;
         while !self.names.insert(unique.clone()) {

@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{
-    BaseOperationIr, FloatOperationIr, IrVisitorMut, OperationIr, TensorId, TensorIr, TensorStatus,
+    BaseOperationIr, FloatOperationIr, IrVisitorMut, NumericOperationIr, OperationIr, TensorId,
+    TensorIr, TensorStatus,
 };
 use burn::tensor::Distribution;
 
@@ -17,6 +18,7 @@ pub(crate) fn describe(graph: &mut Graph) {
     graph.reads = reads(graph);
     graph.lifetimes = lifetimes(graph);
     graph.masks = masks(graph);
+    graph.magnified = magnified(graph);
     graph.readers.clear();
     for (index, operation) in graph.operations.iter().enumerate() {
         for id in operands(graph, operation) {
@@ -105,6 +107,50 @@ fn masks(graph: &Graph) -> HashSet<TensorId> {
             _ => None,
         });
     drawn.collect()
+}
+
+/// What goes into a logarithm, a denominator, a root or a power, also behind arithmetic element by
+/// element: `log σ(x)`, `log(1 − tanh² x)`.
+///
+/// There a derivative that vanishes is multiplied with one that grows as fast, so that its relative error
+/// counts.
+fn magnified(graph: &Graph) -> HashSet<TensorId> {
+    use FloatOperationIr as Float;
+    use NumericOperationIr as Numeric;
+    let mut found = HashSet::new();
+    for operation in graph.operations.iter().rev() {
+        let leads = operation.outputs().any(|made| found.contains(&made.id));
+        let reads = match operation {
+            OperationIr::Float(
+                _,
+                Float::Log(_)
+                | Float::Log1p(_)
+                | Float::Recip(_)
+                | Float::Sqrt(_)
+                | Float::Powf(_)
+                | Float::PowfScalar(_)
+                | Float::ArcTanh(_),
+            ) => true,
+            OperationIr::NumericFloat(_, Numeric::Div(div)) => {
+                found.insert(div.rhs.id);
+                leads
+            }
+            OperationIr::NumericFloat(
+                _,
+                Numeric::Sum(_)
+                | Numeric::SumDim(_)
+                | Numeric::SumDims(_)
+                | Numeric::Mean(_)
+                | Numeric::MeanDim(_),
+            ) => false,
+            OperationIr::NumericFloat(..) | OperationIr::BaseFloat(_) => leads,
+            _ => false,
+        };
+        if reads {
+            found.extend(operation.inputs().map(|read| read.id));
+        }
+    }
+    found
 }
 
 /// When each tensor is read for the last time.

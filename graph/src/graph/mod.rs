@@ -40,6 +40,8 @@ pub struct Graph {
     pub(crate) composites: Composites,
     /// Tensors of zeros and ones that are drawn.
     pub(crate) masks: HashSet<TensorId>,
+    /// Tensors that a derivative as large as they are small is multiplied with.
+    pub(crate) magnified: HashSet<TensorId>,
     /// The hooks of the recorded model.
     pub(crate) hooks: Vec<HookInfo>,
     /// The tensors that hooks make, with the positions of the hooks.
@@ -81,6 +83,7 @@ impl Graph {
             lifetimes: Vec::new(),
             composites: Composites::default(),
             masks: HashSet::new(),
+            magnified: HashSet::new(),
             hooks: Vec::new(),
             hooked: HashMap::new(),
             noted_casts: HashMap::new(),

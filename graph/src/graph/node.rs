@@ -190,16 +190,19 @@ impl<'a> Node<'a> {
     }
 
     /// Whether its derivative, times its operand, changes little where the operand changes by a
-    /// small fraction: the backward pass can read the operand in half precision.
+    /// small fraction, and that is what counts: the backward pass can read the operand in half precision.
     pub(crate) fn is_smooth(&self) -> bool {
-        matches!(
-            self.operation(),
-            OperationIr::Activation(
-                ActivationOperationIr::Gelu(_)
-                    | ActivationOperationIr::Sigmoid(_)
-                    | ActivationOperationIr::LogSigmoid(_)
-            ) | OperationIr::Float(_, FloatOperationIr::Tanh(_) | FloatOperationIr::Erf(_))
-        )
+        let mut made = self.operation().outputs();
+        let is_magnified = made.any(|tensor| self.graph.magnified.contains(&tensor.id));
+        !is_magnified
+            && matches!(
+                self.operation(),
+                OperationIr::Activation(
+                    ActivationOperationIr::Gelu(_)
+                        | ActivationOperationIr::Sigmoid(_)
+                        | ActivationOperationIr::LogSigmoid(_)
+                ) | OperationIr::Float(_, FloatOperationIr::Tanh(_) | FloatOperationIr::Erf(_))
+            )
     }
 
     /// The operand that it gives another shape.

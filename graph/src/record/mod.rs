@@ -307,8 +307,8 @@ impl<O> Recording<O> {
     /// With all linear layers in the form in which the leading axes of the input are folded into its rows.
     ///
     /// Burn computes a linear layer of an input with three and more axes so or with a broadcast weight, as
-    /// the sizes have it, and records what it computes. In one form, recordings of batches of different
-    /// sizes have the same operations.
+    /// the sizes have it, and records what it computes; likewise a product of a vector of each example, with
+    /// its axes swapped. In one form, recordings of batches of different sizes have the same operations.
     ///
     /// ```
     /// use burn::nn::LinearConfig;

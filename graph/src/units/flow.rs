@@ -112,11 +112,11 @@ impl<'a> Flow<'a> {
             OperationIr::BaseFloat(base) => self.base(base),
             OperationIr::Float(_, Float::Matmul(op)) => self.matmul(&op.lhs, &op.rhs, &op.out),
             OperationIr::NumericFloat(_, numeric) => match numeric {
-                Numeric::MeanDim(op)
-                | Numeric::SumDim(op)
-                | Numeric::MaxDim(op)
-                | Numeric::MinDim(op) => self.reduce(&op.input, &[op.axis], &op.out),
-                Numeric::SumDims(op) => self.reduce(&op.input, &op.axes, &op.out),
+                Numeric::MeanDim(op) | Numeric::MaxDim(op) | Numeric::MinDim(op) => {
+                    self.reduce(&op.input, &[op.axis], &op.out)
+                }
+                Numeric::SumDim(op) => self.sum(&op.input, &[op.axis], &op.out),
+                Numeric::SumDims(op) => self.sum(&op.input, &op.axes, &op.out),
                 numeric if is_elementwise(numeric) => self.elementwise(operation),
                 _ => None,
             },
@@ -174,6 +174,10 @@ impl<'a> Flow<'a> {
             .inputs()
             .filter(|one| !self.is_derived(one))
             .collect();
+        // One that is given, or was spread before: which places it treats alike is not known.
+        let unfollowed =
+            |one: &&TensorIr| !one.dtype.is_float() && !self.axes.contains_key(&one.id);
+        let is_masked = computed.iter().any(unfollowed);
         let axes = (0..out.shape.num_dims()).map(|axis| {
             let size = out.shape[axis];
             let mut known: Option<Vec<u32>> = None;
@@ -187,7 +191,7 @@ impl<'a> Flow<'a> {
             }
             let known = known.unwrap_or_else(|| self.positions(size));
             let is_spread = |one: &&TensorIr| one.shape.get(axis).is_some_and(|n| *n != size);
-            if computed.iter().any(is_spread) {
+            if is_masked || computed.iter().any(is_spread) {
                 self.classes.vary(&known);
             }
             known
@@ -202,6 +206,18 @@ impl<'a> Flow<'a> {
         }
         self.set(out, axes);
         Some(())
+    }
+
+    /// A sum of constants is another one where there are more of them: examples, places of a sequence.
+    fn sum(&mut self, input: &TensorIr, over: &[usize], out: &TensorIr) -> Option<()> {
+        if !self.is_derived(input) {
+            for (axis, places) in self.of(input).iter().enumerate() {
+                if !over.contains(&axis) {
+                    self.classes.vary(places);
+                }
+            }
+        }
+        self.reduce(input, over, out)
     }
 
     fn reduce(&mut self, input: &TensorIr, over: &[usize], out: &TensorIr) -> Option<()> {

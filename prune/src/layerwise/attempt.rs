@@ -17,7 +17,7 @@ use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};
 use crate::model::carried::zero_pruned;
 use crate::{
-    PruneError, Pruner, Selection, Shares, SparsityPattern,
+    PruneError, Pruner, Selection, SparsityPattern,
     layerwise::{Candidate, LayerwiseLayer, Refitted},
 };
 
@@ -26,10 +26,8 @@ use crate::{
 pub(crate) struct Setting<'a> {
     pub(crate) pruner: &'a Pruner,
     pub(crate) selection: &'a Selection,
-    /// By magnitude, in the order of the layout.
+    /// By magnitude, in the order of the layout: as many as each layer, and each of its groups, keeps.
     pub(crate) magnitude: &'a [bool],
-    /// Weights that each layer keeps.
-    pub(crate) counts: &'a HashMap<String, usize>,
     pub(crate) sampling: Sampling,
     /// BatchNorm layers that do no more than shift.
     pub(crate) folded: &'a HashSet<String>,
@@ -247,7 +245,6 @@ impl Setting<'_> {
                     &dense[flat.clone()],
                     &magnitude[flat],
                     order,
-                    group,
                 )
                 .map_err(located)?;
             tracing::debug!(
@@ -283,7 +280,6 @@ impl Setting<'_> {
         dense: &[f32],
         magnitude: &[bool],
         order: Option<&[usize]>,
-        group: usize,
     ) -> Result<Solved, LayerwiseError> {
         let product = &site.product;
         let d = product.inputs;
@@ -307,15 +303,7 @@ impl Setting<'_> {
                 back_solve(&problem, &Support::new(d, in_order(magnitude))?)?
             }
             _ => {
-                let whole = magnitude.iter().filter(|kept| **kept).count();
-                let path = &self.selection.layout().layers()[site.layer].path;
-                let count = match self.counts.get(path) {
-                    Some(count) if product.groups == 1 => *count,
-                    Some(count) if self.pruner.shares == Shares::Lamp => {
-                        count * (group + 1) / product.groups - count * group / product.groups
-                    }
-                    _ => whole,
-                };
+                let count = magnitude.iter().filter(|kept| **kept).count();
                 let keep = shares::keep(&self.pruner.pattern, count);
                 let method = self.pruner.support.method();
                 let found = solve(&problem, &keep, &method)?;

@@ -21,7 +21,6 @@ pub use report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
 pub use shares::Shares;
 pub use support::SupportMethod;
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, ParamGroup};
@@ -250,17 +249,17 @@ impl Pruner {
         let is_global =
             first == Candidate::Configured && shares::is_global(&self.pattern, &self.budget);
         let mut shares = match self.shares {
-            Shares::Auto if !is_global => Shares::Magnitude,
+            _ if !is_global => Shares::Magnitude,
             shares => shares,
         };
-        let mut counts: HashMap<String, usize> = match shares {
-            Shares::Magnitude => shares::counts(&magnitude, layout),
-            Shares::Auto | Shares::Lamp => {
-                let walk = record(&dense, &everything[..1])?;
-                let fitted = stops::fitted(&walk, &selection, &folded);
-                shares::lamp(&weights, &magnitude, layout, &fitted)
-            }
+        let keep = magnitude.iter().filter(|kept| **kept).count();
+        let adaptive = match shares {
+            Shares::Magnitude => None,
+            _ => Some(shares::lamp(&weights, keep, layout)),
         };
+        if let (Shares::Lamp, Some(adaptive)) = (shares, &adaptive) {
+            magnitude.clone_from(adaptive);
+        }
         // The first batch, and those that judge.
         let few: Vec<usize> = match held_out {
             0 => everything.clone(),
@@ -276,20 +275,24 @@ impl Pruner {
         };
         // How magnitude does on them, once it is known.
         let mut screened = None;
-        if shares == Shares::Auto {
-            let adaptive = shares::largest(&weights, &counts, layout);
+        if let (Shares::Auto, Some(adaptive)) = (shares, adaptive) {
+            // Behind a layer without a weight everything is constant, which diverges less than what only
+            // needs other values: those are fitted before it is compared.
+            let how = match shares::empties_any(&magnitude, layout) {
+                true => Candidate::Configured,
+                false => Candidate::Magnitude,
+            };
             let seen = |kept: &[bool], outputs: Option<&[Tensor<2>]>| {
                 let setting = Setting {
                     pruner: self,
                     selection: &selection,
                     magnitude: kept,
-                    counts: &counts,
                     sampling: first_batch,
                     folded: &folded,
                     judges: judges_few.clone(),
                 };
                 let walk = record(&dense, &few)?;
-                setting.attempt(dense.valid(), walk, Candidate::Magnitude, outputs)
+                setting.attempt(dense.valid(), walk, how, outputs)
             };
             shares = Shares::Magnitude;
             // What is wrong with the inputs, the walk through all of them says of its layer or batch.
@@ -298,20 +301,19 @@ impl Pruner {
                 && let Ok(by_layer) = seen(&adaptive, Some(&whole.dense))
             {
                 let is_below = by_layer.divergences.are_below(&whole.divergences);
-                screened = Some(whole.divergences);
+                let mut least = whole.divergences;
                 if is_below {
                     shares = Shares::Lamp;
                     magnitude = adaptive;
-                    screened = Some(by_layer.divergences);
+                    least = by_layer.divergences;
                 }
+                screened = (how == Candidate::Magnitude).then_some(least);
             }
-            counts = shares::counts(&magnitude, layout);
         }
         let setting = Setting {
             pruner: self,
             selection: &selection,
             magnitude: &magnitude,
-            counts: &counts,
             sampling,
             folded: &folded,
             judges,

@@ -1,24 +1,21 @@
 //! How many weights each layer keeps.
 
-use std::collections::{HashMap, HashSet};
-
 use burn_lean_layerwise::Keep;
 use serde::{Deserialize, Serialize};
 
 use crate::model::checks;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
-/// How a budget over all layers is shared. What cannot be fitted (a weight that several operations read,
-/// an embedding) keeps what magnitude leaves it, and has no part in the other way. The same fraction in each is
-/// [`Budget::PerLayer`].
+/// How a budget over all layers is shared, embeddings and what else cannot be fitted among them. The same
+/// fraction in each is [`Budget::PerLayer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Shares {
     /// [`Magnitude`](Self::Magnitude) or [`Lamp`](Self::Lamp): the one by which the network diverges less
-    /// from the dense one where each layer keeps its largest weights as they are, with new statistics of
-    /// BatchNorm from the first batch, by the examples that judge. Magnitude where each layer's number is
-    /// given.
+    /// from the dense one where each layer keeps its largest weights as they are (fitted to the first batch,
+    /// where magnitude leaves a layer nothing), with new statistics of BatchNorm from the first batch, by the
+    /// examples that judge. Magnitude where each layer's number is given.
     Auto,
     /// As many as pruning by magnitude over all layers together leaves in each.
     Magnitude,
@@ -28,65 +25,30 @@ pub enum Shares {
     Lamp,
 }
 
-/// Weights to keep, by path.
-pub(crate) fn counts(kept: &[bool], layout: &Layout) -> HashMap<String, usize> {
-    let layers = layout.layers().iter();
-    layers
-        .map(|layer| {
-            let kept = kept[layer.range()].iter().filter(|kept| **kept).count();
-            (layer.path.clone(), kept)
-        })
-        .collect()
+/// Whether a layer keeps nothing.
+pub(crate) fn empties_any(kept: &[bool], layout: &Layout) -> bool {
+    let mut layers = layout.layers().iter();
+    layers.any(|layer| !kept[layer.range()].contains(&true))
 }
 
-/// By layer-adaptive magnitude, as many in all as magnitude leaves the fitted layers together.
-pub(crate) fn lamp(
-    weights: &[f32],
-    kept: &[bool],
-    layout: &Layout,
-    fitted: &HashSet<usize>,
-) -> HashMap<String, usize> {
-    let mut counts = counts(kept, layout);
-    let layers = layout.layers().iter().enumerate();
-    let layers: Vec<_> = layers.filter(|(at, _)| fitted.contains(at)).collect();
-    let keep = layers
-        .iter()
-        .map(|(_, layer)| counts[&layer.path])
-        .sum::<usize>();
+/// By layer-adaptive magnitude, so many in all.
+pub(crate) fn lamp(weights: &[f32], keep: usize, layout: &Layout) -> Vec<bool> {
     let mut scores = Vec::new();
-    for (at, layer) in layers {
-        let own = weights[layer.range()].iter();
-        let mut squares: Vec<f64> = own.map(|w| f64::from(*w).powi(2)).collect();
-        squares.sort_unstable_by(|a, b| b.total_cmp(a));
-        let mut sum = 0.0;
-        scores.extend(squares.into_iter().map(|square| {
-            sum += square;
-            (if sum > 0.0 { square / sum } else { 0.0 }, at)
-        }));
-        counts.insert(layer.path.clone(), 0);
-    }
-    // Stable: of a layer, the larger weights come first.
-    scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    for (_, at) in &scores[..keep] {
-        let path = &layout.layers()[*at].path;
-        *counts.get_mut(path).expect("it is a layer") += 1;
-    }
-    counts
-}
-
-/// The largest weights of each layer, as many as it is to keep.
-pub(crate) fn largest(
-    weights: &[f32],
-    counts: &HashMap<String, usize>,
-    layout: &Layout,
-) -> Vec<bool> {
-    let mut kept = vec![false; weights.len()];
     for layer in layout.layers() {
         let mut order: Vec<usize> = layer.range().collect();
         order.sort_by(|a, b| weights[*b].abs().total_cmp(&weights[*a].abs()));
-        for at in &order[..counts[&layer.path]] {
-            kept[*at] = true;
-        }
+        let mut sum = 0.0;
+        scores.extend(order.into_iter().map(|at| {
+            let square = f64::from(weights[at]).powi(2);
+            sum += square;
+            (if sum > 0.0 { square / sum } else { 0.0 }, at)
+        }));
+    }
+    // Stable: of a layer, the larger weights come first.
+    scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    let mut kept = vec![false; weights.len()];
+    for (_, at) in &scores[..keep] {
+        kept[*at] = true;
     }
     kept
 }

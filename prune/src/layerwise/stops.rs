@@ -34,12 +34,6 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Whether its values can be fitted: other readers of the weight would get them, too, and a table
-    /// has no rows.
-    pub(crate) fn is_fitted(&self) -> bool {
-        !self.is_shared && !self.product.is_embedding()
-    }
-
     /// Whether a pattern along the reduction axis counts what is summed over: not where a parameter of
     /// one's own, or a layer's, is multiplied from another side.
     pub(crate) fn is_along(&self, selection: &Selection) -> bool {
@@ -123,20 +117,6 @@ pub(crate) fn stops<O: Tensors>(
         stops.insert(site.product.node, Stop::Product(Box::new(site)));
     }
     stops
-}
-
-/// Positions among the layers of the layout of those that can be fitted.
-pub(crate) fn fitted<O: Tensors>(
-    walk: &Walk<O>,
-    selection: &Selection,
-    folded: &HashSet<String>,
-) -> HashSet<usize> {
-    let stops = stops(walk, selection, folded);
-    let fitted = stops.values().filter_map(|stop| match stop {
-        Stop::Product(site) if site.is_fitted() => Some(site.layer),
-        _ => None,
-    });
-    fitted.collect()
 }
 
 /// The bias of a product: its own operand, or what its only reader adds.

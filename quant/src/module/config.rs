@@ -101,9 +101,11 @@ impl FakeQuantizeConfig {
             return unsupported("a histogram is of the whole tensor; use another observer");
         }
         let per_token = self.scheme.granularity == Granularity::PerToken;
-        let remembers = self.observer.has_memory() || self.learned != Learned::None;
-        if per_token && remembers {
+        if per_token && self.observer.has_memory() {
             return unsupported("tokens have no range to remember; use the memoryless observer");
+        }
+        if per_token && self.learned != Learned::None {
+            return unsupported("tokens have no scale to learn; use `Learned::None`");
         }
         if self.learned != Learned::None && !self.scheme.format.is_int() {
             return unsupported("scales are learned for integers only");

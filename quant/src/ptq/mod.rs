@@ -167,8 +167,8 @@ impl PtqConfig {
     /// Each with the model inside, as it was: [`QuantError::NoData`] where calibration data is
     /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`](crate::calibrate) and
     /// [`RoundingConfig::apply`];
-    /// [`QuantError::InvalidConfig`] in static mode without observers or with the memoryless one,
-    /// and for a schedule that does not quantize from step 0 on. In dynamic mode, where there is data,
+    /// [`QuantError::InvalidConfig`] in static mode without observers or with the memoryless one, for a
+    /// rounding by inputs where no layer can be rounded so, and for a schedule that does not quantize from step 0 on. In dynamic mode, where there is data,
     /// [`QuantError::NeverCalled`] for an activation that the first batch did not come by.
     pub fn quantize<M: Module, I: IntoIterator, R: RunOutcome>(
         &self,
@@ -237,8 +237,17 @@ impl PtqConfig {
                 // Nobody asked for it: there is no data, or no layer that is rounded by it.
                 Err(QuantError::NoData { .. }) if !asked => (prepared, rounding),
                 Ok(Err(QuantError::NoData { .. }))
-                    if !asked && !Layers::of(model).are_rounded_by_inputs() =>
+                    if !Layers::of(model).are_rounded_by_inputs() =>
                 {
+                    if asked {
+                        return Err(QuantError::InvalidConfig {
+                            field: "rounding",
+                            value: format!("{:?}", self.rounding.rounding),
+                            expected: "`Rounding::Nearest`: the model has no linear layer and no \
+                                       convolution along one or two axes, which alone are rounded \
+                                       by their inputs",
+                        });
+                    }
                     (prepared, rounding)
                 }
                 Ok(Err(error)) | Err(error) => return Err(error),

@@ -266,11 +266,11 @@ impl QatConfig {
             }
         }
         match (in_group, quantizers.is_empty()) {
-            (false, _) => Err(QuantError::NothingInGroup {
+            (false, _) if self.group.is_some() => Err(QuantError::NothingInGroup {
                 known: layers.paths(),
             }),
-            (true, true) => Err(QuantError::NothingToQuantize),
-            (true, false) => Ok(AttachQuantizers { quantizers }),
+            (_, true) => Err(QuantError::NothingToQuantize),
+            (_, false) => Ok(AttachQuantizers { quantizers }),
         }
     }
 

@@ -103,8 +103,11 @@ pub struct Recipe {
     /// Pruning. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prune: Option<PruneStage>,
-    /// Ways to quantize what pruning left. Default: none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Ways to quantize what pruning left; a file may have one as `[quantize]`. Default: none.
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "quantization::one_or_several"
+    )]
     pub quantize: Vec<QuantizeStage>,
     /// Files of the last models: of all ways to quantize, or of the last stage before. Default: none
     /// beside the records.

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use burn::module::ParamGroup;
+use burn::module::{Module, ParamGroup};
 use burn_lean_prune::{
     FisherConfig, GradientMatrix, GradualConfig, Problem, Pruner, PrunerConfig, RidgeChoice,
-    Schedule, Selection, SolverConfig,
+    Schedule, Selection, SolverConfig, SparsityPattern,
     model::{ExcludedBecause, Layer},
 };
 use serde::{Deserialize, Serialize};
@@ -198,6 +198,19 @@ impl PruneStage {
                 )
             }
         }
+    }
+
+    /// Refuses a model in which nothing can be pruned, or nothing but what is excluded.
+    pub(crate) fn check<M: Module>(
+        &self,
+        model: &M,
+        pattern: &SparsityPattern,
+    ) -> Result<(), RecipeError> {
+        let selection = Selection::for_pattern(model, None, pattern);
+        let selection = selection.map_err(|error| RecipeError::from(error).at("prune"))?;
+        let is_left = self.kept(&selection).next().is_some();
+        let expected = "fewer parts of paths: no weight is left to prune";
+        Check("prune").accept(is_left, "exclude", self.exclude.join(", "), expected)
     }
 
     /// The pruner of the method `layerwise`.

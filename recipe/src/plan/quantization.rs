@@ -1,5 +1,7 @@
 //! A stage that quantizes.
 
+use std::fmt;
+
 use burn::module::Module;
 use burn_lean_prune::{
     Budget, DeadColumns, FisherConfig, Method, PruneError, PrunerConfig, Selection, SolverConfig,
@@ -9,7 +11,9 @@ use burn_lean_quant::{
     QuantError, Rounding, RoundingConfig, Scheme, WeightConfig, WeightGranularity, WeightRange,
     rounding::AdaRoundConfig,
 };
-use serde::{Deserialize, Serialize};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::check::{Check, anywhere};
 use super::numbers::Numbers;
@@ -310,4 +314,27 @@ impl QuantizeStage {
         }
         ptq
     }
+}
+
+/// A table, or a list of them.
+pub(super) fn one_or_several<'de, D: Deserializer<'de>>(
+    file: D,
+) -> Result<Vec<QuantizeStage>, D::Error> {
+    struct OneOrSeveral;
+    impl<'de> Visitor<'de> for OneOrSeveral {
+        type Value = Vec<QuantizeStage>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a table, or several as `[[quantize]]`")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, one: A) -> Result<Self::Value, A::Error> {
+            QuantizeStage::deserialize(MapAccessDeserializer::new(one)).map(|one| vec![one])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, several: A) -> Result<Self::Value, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(several))
+        }
+    }
+    file.deserialize_any(OneOrSeveral)
 }

@@ -1,6 +1,7 @@
 //! What a run refuses of a model and its data before anything is computed.
 
 use burn::module::Module;
+use burn_lean_prune::SparsityPattern;
 use burn_lean_reparam::each_plain_float;
 
 use super::prune;
@@ -29,6 +30,12 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         };
         let check = Check("prune");
         check.found(&plan.exclude, &paths)?;
+        let pattern = match self.recipe.shrink {
+            None => plan.sparsity.pattern(),
+            // What it divides then is not known yet.
+            Some(_) => SparsityPattern::Unstructured,
+        };
+        plan.check(model, &pattern)?;
         let Some(size) = plan.batch_size else {
             return Ok(());
         };

@@ -172,6 +172,13 @@ impl<'a> Run<'a> {
     }
 
     /// Writes the record of each stage, and what the recipe exports, into this folder.
+    ///
+    /// A `.model` is Burn's record of a dense or smaller model, and a
+    /// [`SparseRecord`](burn_lean_prune::SparseRecord) of others. What was quantized loads into a model with
+    /// the same quantizers
+    /// ([`QatConfig::prepare`](burn_lean_quant::QatConfig::prepare)); its record, where it was pruned and then
+    /// trained with fake quantization, into a chain of no masks (`Masks::new(vec![])`) and these, its
+    /// `.safetensors` into either.
     pub fn with_output(mut self, folder: impl AsRef<Path>) -> Self {
         self.output = Some(folder.as_ref().into());
         self

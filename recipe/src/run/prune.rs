@@ -102,7 +102,8 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         teacher: &M,
         name: &str,
     ) -> Result<(M, Masks), RecipeError> {
-        let selection = Selection::of(dense, None)?;
+        // A group has to fit the pattern: without what that does not divide.
+        let selection = Selection::for_pattern(dense, None, &plan.sparsity.pattern())?;
         let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
         if plan.method == PruneMethod::Layerwise {
             let pruner = plan.pruner(&selection);
