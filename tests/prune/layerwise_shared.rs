@@ -6,7 +6,10 @@ use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_lean::prune::{Budget, Effort, PruneError, Pruner, Shares, layerwise::Candidate};
+use burn_lean::prune::{
+    Budget, Effort, GradualPruner, PruneError, Pruner, Shares, SparsityPattern,
+    layerwise::Candidate,
+};
 
 use crate::layerwise::features;
 use crate::support::{parameters, values, with_numbers};
@@ -263,6 +266,42 @@ fn uneven(device: &Device) -> (Linear, Linear) {
 }
 
 #[test]
+fn layer_adaptive_shares_leave_patterns_and_magnitude_as_they_are() {
+    let device = Device::flex();
+    let reused = Reused {
+        layer: LinearConfig::new(8, 8).init(&device),
+        head: LinearConfig::new(8, 4).init(&device),
+    };
+    let mut reused = with_numbers(reused, 9);
+    reused.head.weight = reused.head.weight.map(|weight| weight * 0.1);
+    let forward = |m: &Reused, x: Tensor<2>| {
+        let x = relu(m.layer.forward(x));
+        m.head.forward(relu(m.layer.forward(x)))
+    };
+    let inputs = features(3, 40, 8, &device);
+    // What is read twice is not fitted, and keeps what magnitude leaves it of the pattern.
+    let mut by_pattern = pruner(Budget::Pattern, Shares::Lamp);
+    by_pattern.pattern = SparsityPattern::NM { n: 2, m: 4 };
+    let pruned = by_pattern.prune(reused.clone(), forward, inputs.clone());
+    let masks = pruned.unwrap().masks;
+    let kept = masks.get("layer.weight").unwrap().kept();
+    for output in 0..8 {
+        for first in [0, 4] {
+            let block = (first..first + 4).filter(|input| kept[input * 8 + output]);
+            assert_eq!(block.count(), 2);
+        }
+    }
+    // Of a pruner that is to be by magnitude in stages, shares are not looked at.
+    let by_magnitude = |shares| {
+        let mut gradual = GradualPruner::new(Budget::Keep(30), 1, 0, 0);
+        gradual.pruner.shares = shares;
+        let pruned = gradual.prune(reused.clone(), forward, |_| inputs.clone(), |m, _| Ok(m));
+        pruned.unwrap().masks
+    };
+    assert_eq!(by_magnitude(Shares::Lamp), by_magnitude(Shares::Auto));
+}
+
+#[test]
 fn layer_adaptive_magnitude_compares_squares_with_those_of_the_larger_weights() {
     let device = Device::flex();
     let inputs = features(2, 20, 1, &device);
@@ -306,24 +345,4 @@ fn no_layer_is_emptied_where_other_values_make_up_for_what_goes() {
         .unwrap();
     assert_eq!(pruned.report.shares, Shares::Lamp);
     assert_eq!(pruned.masks.get("0.weight").unwrap().nonzeros(), 1);
-}
-
-#[test]
-fn layer_adaptive_magnitude_compares_squares_with_those_of_the_larger_weights() {
-    let device = Device::flex();
-    let inputs = features(2, 20, 1, &device);
-    let counts = |shares, sparsity| {
-        let pruner = pruner(Budget::Sparsity(sparsity), shares);
-        let forward = |m: &(Linear, Linear), x: Tensor<2>| m.1.forward(m.0.forward(x));
-        let pruned = pruner.prune(uneven(&device), forward, inputs.clone());
-        let masks = pruned.unwrap().masks;
-        ["0.weight", "1.weight"].map(|path| masks.get(path).unwrap().nonzeros())
-    };
-    // 1, 4/13 and 1/14 in both layers.
-    assert_eq!(counts(Shares::Lamp, 1.0 / 3.0), [2, 2]);
-    assert_eq!(counts(Shares::Lamp, 2.0 / 3.0), [1, 1]);
-    assert_eq!(counts(Shares::Magnitude, 1.0 / 3.0), [3, 1]);
-    // Nothing comes through, and the outputs say so.
-    assert_eq!(counts(Shares::Magnitude, 2.0 / 3.0), [2, 0]);
-    assert_eq!(counts(Shares::Auto, 2.0 / 3.0), [1, 1]);
 }
