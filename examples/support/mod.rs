@@ -169,11 +169,8 @@ pub(crate) fn not_negative(text: &str) -> Result<f64, String> {
 
 /// Reads `N:M`.
 pub(crate) fn pattern(text: &str) -> Result<SparsityPattern, String> {
-    let numbers = text.split_once(':').map(|(n, m)| (n.parse(), m.parse()));
-    match numbers {
-        Some((Ok(n), Ok(m))) => Ok(SparsityPattern::NM { n, m }),
-        _ => Err("expected two numbers, for example 2:4".into()),
-    }
+    let expected = |_| "expected two numbers, for example 2:4".to_string();
+    text.parse().map_err(expected)
 }
 
 /// The median time of a call in milliseconds: of at least 31 calls, and of as many as fit in a fifth of a

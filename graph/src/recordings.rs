@@ -261,6 +261,9 @@ impl Recordings {
             _ => Seeks::Results,
         };
         let mut recording = record_with(model, input, forward, self.halves, seeks)?;
+        if !pass.trains {
+            return Ok(recording);
+        }
         let compared = known.as_ref().and_then(|known| known.compared.clone());
         let reached = reached(&recording.graph, sources);
         let fixed = known.as_ref().filter(|known| !known.varies);

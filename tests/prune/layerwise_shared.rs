@@ -141,18 +141,26 @@ struct Reused {
     head: Linear,
 }
 
+impl Reused {
+    fn new(width: usize, device: &Device) -> Self {
+        let reused = Self {
+            layer: LinearConfig::new(width, width).init(device),
+            head: LinearConfig::new(width, 4).init(device),
+        };
+        with_numbers(reused, 9)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = relu(self.layer.forward(x));
+        self.head.forward(relu(self.layer.forward(x)))
+    }
+}
+
 #[test]
 fn what_cannot_be_fitted_shares_as_all_layers_do() {
     let device = Device::flex();
-    let reused = Reused {
-        layer: LinearConfig::new(6, 6).init(&device),
-        head: LinearConfig::new(6, 4).init(&device),
-    };
-    let reused = with_numbers(reused, 9);
-    let forward = |m: &Reused, x: Tensor<2>| {
-        let x = relu(m.layer.forward(x));
-        m.head.forward(relu(m.layer.forward(x)))
-    };
+    let reused = Reused::new(6, &device);
+    let forward = |m: &Reused, x| m.forward(x);
     let kept = |scale: f32, shares: Shares| {
         let mut scaled = reused.clone();
         scaled.layer.weight = scaled.layer.weight.map(|weight| weight * scale);
@@ -268,16 +276,9 @@ fn uneven(device: &Device) -> (Linear, Linear) {
 #[test]
 fn layer_adaptive_shares_leave_patterns_and_magnitude_as_they_are() {
     let device = Device::flex();
-    let reused = Reused {
-        layer: LinearConfig::new(8, 8).init(&device),
-        head: LinearConfig::new(8, 4).init(&device),
-    };
-    let mut reused = with_numbers(reused, 9);
+    let mut reused = Reused::new(8, &device);
     reused.head.weight = reused.head.weight.map(|weight| weight * 0.1);
-    let forward = |m: &Reused, x: Tensor<2>| {
-        let x = relu(m.layer.forward(x));
-        m.head.forward(relu(m.layer.forward(x)))
-    };
+    let forward = |m: &Reused, x| m.forward(x);
     let inputs = features(3, 40, 8, &device);
     // What is read twice is not fitted, and keeps what magnitude leaves it of the pattern.
     let mut by_pattern = pruner(Budget::Pattern, Shares::Lamp);

@@ -32,6 +32,7 @@ mod report;
 mod running_statistics;
 mod schedule;
 mod selection;
+mod shrink_constants;
 mod shrink_record;
 mod shrink_resizing;
 mod shrink_whole;

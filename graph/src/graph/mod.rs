@@ -6,6 +6,7 @@ mod node;
 mod parameter;
 pub(crate) mod rows;
 mod site;
+pub(crate) mod vectors;
 pub(crate) mod views;
 
 use std::collections::{HashMap, HashSet};

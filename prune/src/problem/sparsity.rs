@@ -1,6 +1,7 @@
 //! Sparsity patterns: what shape the zeros must have.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -146,6 +147,22 @@ impl fmt::Display for SparsityPattern {
             Self::Groups(Groups::Heads(heads)) => write!(f, "{heads} heads"),
             Self::Groups(Groups::Custom(groups)) => write!(f, "{} groups", groups.len()),
         }
+    }
+}
+
+/// Reads `N:M`.
+impl FromStr for SparsityPattern {
+    type Err = PruneError;
+
+    fn from_str(text: &str) -> Result<Self, PruneError> {
+        let numbers = text.split_once(':');
+        let numbers = numbers.and_then(|(n, m)| n.parse().ok().zip(m.parse().ok()));
+        let (n, m) = numbers.ok_or_else(|| PruneError::InvalidConfig {
+            field: "pattern",
+            value: format!("`{text}`"),
+            expected: "two numbers, for example 2:4",
+        })?;
+        Ok(Self::NM { n, m })
     }
 }
 

@@ -86,7 +86,7 @@ impl fmt::Display for Sparsity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fraction(fraction) => fraction.fmt(f),
-            Self::NOfM { n, m } => write!(f, "{n}:{m}"),
+            Self::NOfM { .. } => self.pattern().fmt(f),
         }
     }
 }
@@ -110,15 +110,12 @@ impl TryFrom<Spelled> for Sparsity {
             Spelled::Fraction(fraction) => return Ok(Self::Fraction(fraction)),
             Spelled::Pattern(text) => text,
         };
-        let numbers = text.split_once(':');
-        numbers
-            .and_then(|(n, m)| n.parse().ok().zip(m.parse().ok()))
-            .map(|(n, m)| Self::NOfM { n, m })
-            .ok_or_else(|| {
-                format!(
-                    "sparsity `{text}` is neither a fraction of zeros nor a pattern such as `2:4`"
-                )
-            })
+        match text.parse() {
+            Ok(SparsityPattern::NM { n, m }) => Ok(Self::NOfM { n, m }),
+            _ => Err(format!(
+                "sparsity `{text}` is neither a fraction of zeros nor a pattern such as `2:4`"
+            )),
+        }
     }
 }
 
