@@ -185,6 +185,20 @@ fn an_integer_layer_with_a_bias_is_the_integer_reference_to_the_bit() {
 }
 
 #[test]
+fn integers_that_divide_are_measured_with_ones() {
+    let device = Device::flex();
+    let linear: Linear = with_numbers(LinearConfig::new(1, 2).init(&device), 3);
+    let forward = |linear: &Linear, (x, counts): (Tensor<2, Int>, Tensor<2, Int>)| {
+        linear.forward((x / counts).float())
+    };
+    let numbers = |numbers: [[i32; 1]; 2]| Tensor::<2, Int>::from_ints(numbers, &device);
+    let x = (numbers([[7], [9]]), numbers([[2], [3]]));
+    let export = Export::record(&linear, &x, forward).unwrap();
+    let engine = EngineConfig::new().compile(export).unwrap();
+    close(engine.run(&x).unwrap(), forward(&linear, x));
+}
+
+#[test]
 fn a_wide_integer_layer_is_the_reference_however_it_is_packed() {
     let device = Device::flex();
     let linear: Linear = with_numbers(LinearConfig::new(70, 160).init(&device), 3);

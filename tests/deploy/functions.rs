@@ -144,6 +144,18 @@ fn integers_and_casts() {
 }
 
 #[test]
+fn means_of_integers_are_quotients() {
+    each_device(|target| {
+        let x = tensor::<2>(8, [3, 4], &target.device) * 9.0;
+        same(&Nothing {}, x, |_, x: Tensor<2>| {
+            let n = x.int();
+            let rows = n.clone().mean_dim(1);
+            (rows + n.mean_dim(0)).float().cast(FloatDType::F32)
+        });
+    });
+}
+
+#[test]
 fn unsigned_numbers_are_written_whole() {
     let device = Device::flex();
     let bytes = |data: TensorData, number: u64| {

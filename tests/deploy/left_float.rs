@@ -9,8 +9,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::deploy::{Arithmetic, Backend, EngineConfig, Execution, Export, Form};
 use burn_lean::quant::{
-    ForwardQ, NumberFormat, Override, QatConfig, Schedule, WeightConfig, WeightGranularity,
-    calibrate, quantized_weights,
+    FakeQuantizeConfig, ForwardQ, NumberFormat, Override, QatConfig, Schedule, Scheme,
+    WeightConfig, WeightGranularity, calibrate, quantized_weights,
 };
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
@@ -132,6 +132,58 @@ fn outputs_are_rounded_before_what_reads_them() {
         .collect();
     assert!(steps.len() <= fake.len() + 1, "results are on their grid");
     within_steps(found, run(&model, x), 2.0);
+}
+
+#[test]
+fn a_bias_is_not_rounded_to_the_steps_of_few_bits() {
+    let device = Device::flex();
+    let few = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint(2)));
+    let config = QatConfig::new()
+        .with_weight(WeightConfig::int(2))
+        .with_activation(Some(few));
+    let linear: Linear = with_numbers(LinearConfig::new(6, 4).init(&device), 3);
+    let linear = config.prepare(linear).unwrap();
+    let run = |linear: &Linear, x: Tensor<2>| linear.forward_q(x);
+    let x = tensor::<2>(5, [4, 6], &device);
+    let linear = calibrate(linear, |linear| drop(run(linear, x.clone()))).unwrap();
+    let export = Export::record(&linear, &x, run).unwrap();
+    let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+    let engine = integer.with_backend(Some(Backend::Own)).compile(export);
+    let engine = engine.unwrap();
+    assert!(engine.report().is_integer());
+    close(engine.run(&x).unwrap(), run(&linear, x));
+
+    let conv: Conv2d = with_numbers(Conv2dConfig::new([3, 4], [3, 3]).init(&device), 3);
+    let conv = config.prepare(conv).unwrap();
+    let run = |conv: &Conv2d, x: Tensor<4>| conv.forward_q(x);
+    let x = images(2, &device);
+    let conv = calibrate(conv, |conv| drop(run(conv, x.clone()))).unwrap();
+    let exported = Export::record(&conv, &x, run).unwrap().to_onnx(Form::Qdq);
+    let exported = exported.unwrap();
+    let names = operators(&exported);
+    let floats = names.iter().filter(|name| **name == "DequantizeLinear");
+    assert_eq!(floats.count(), 2, "{names:?}");
+}
+
+#[test]
+fn an_output_that_a_quantizer_rounds_again_is_said_to_stay_float() {
+    let device = Device::flex();
+    let model = with_numbers(
+        [LinearConfig::new(6, 5), LinearConfig::new(5, 5)].map(|layer| layer.init(&device)),
+        3,
+    );
+    let config = QatConfig::new().with_outputs(true);
+    let model = config.prepare(model).unwrap();
+    let run = |model: &[Linear; 2], x: Tensor<2>| {
+        let x = model[0].forward_q(x);
+        model[1].forward_q(x.clone()) + relu(x)
+    };
+    let x = tensor::<2>(5, [4, 6], &device);
+    let model = calibrate(model, |model| drop(run(model, x.clone()))).unwrap();
+    let export = Export::record(&model, &x, run).unwrap();
+    let left: Vec<&str> = export.quantization().left_float().collect();
+    let why = "output of `0`: `another quantizer` reads it as it is, too";
+    assert_eq!(left, [why]);
 }
 
 #[test]

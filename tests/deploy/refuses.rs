@@ -212,7 +212,7 @@ fn sums_beyond_32_bits_do_not_panic_where_zeros_are_measured() {
     assert!(matches!(made, Ok(_) | Err(DeployError::Run { .. })));
 }
 
-/// Burn panics at it. The integers that ways are measured with are 0.
+/// Burn panics at it.
 #[test]
 fn a_division_by_integers_of_zero_is_an_error_in_every_way() {
     let device = Device::flex();
@@ -226,10 +226,9 @@ fn a_division_by_integers_of_zero_is_an_error_in_every_way() {
         };
         Export::record(&linear, &inputs, forward).unwrap()
     };
-    let refused = EngineConfig::new().compile(record()).unwrap_err();
-    assert!(matches!(refused, DeployError::Run { .. }), "{refused}");
-    for backend in [Backend::Own, Backend::Rten, Backend::Burn] {
-        let config = EngineConfig::new().with_backend(Some(backend));
+    let all = [Backend::Own, Backend::Rten, Backend::Burn].map(Some);
+    for backend in all.into_iter().chain([None]) {
+        let config = EngineConfig::new().with_backend(backend);
         let engine = config.compile(record()).unwrap();
         let (found, _) = engine.run(&inputs).unwrap();
         let found: Vec<i64> = found.into_data().iter().collect();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
-use burn_lean_graph::{Recording, Tensors};
+use burn_lean_graph::{GraphError, Recording, Tensors};
 use burn_lean_kernels::Storage;
 use burn_lean_reparam::catch_quietly;
 use rten::Value;
@@ -136,7 +136,13 @@ pub(super) fn evaluate<O: Tensors>(
     inputs: &[DispatchTensor],
 ) -> Result<O, DeployError> {
     let made = catch_quietly(|| recording.evaluate(parameters, inputs));
-    Ok(made.map_err(|reason| DeployError::Run { reason })??)
+    let made = made.map_err(|reason| DeployError::Run { reason })?;
+    made.map_err(|error| match error {
+        GraphError::Panics { .. } => DeployError::Run {
+            reason: error.to_string(),
+        },
+        error => error.into(),
+    })
 }
 
 /// rten reads convolutions along three axes, and does not run them.
@@ -217,7 +223,7 @@ pub(super) fn choose<O: Tensors>(
 ) -> Result<Chosen, DeployError> {
     let Candidates {
         all,
-        example,
+        mut example,
         zeros,
     } = candidates(export, config, pools)?;
     let mut first_error = None;
@@ -238,19 +244,33 @@ pub(super) fn choose<O: Tensors>(
         });
     }
     let mut runs = Vec::new();
-    for candidate in running {
-        // The first run packs and allocates, and shows whether it runs at all; the second one how long
-        // a sample must be.
-        let timed = || -> Result<Duration, DeployError> {
-            candidate.run(&export.recording, &example)?;
-            let start = Instant::now();
-            candidate.run(&export.recording, &example)?;
-            Ok(start.elapsed())
-        };
-        match timed() {
-            Ok(time) => runs.push((time, candidate)),
-            Err(error) => first_error = first_error.or(Some(error)),
+    // Integers may be indices, for which 0 will do, or divisors, for which it will not.
+    for integer in [0, 1] {
+        if integer > 0 {
+            example = Example::of(export, &running[0].exported.model.inputs, integer)?;
         }
+        let mut failed = Vec::new();
+        for candidate in running {
+            // The first run packs and allocates, and shows whether it runs at all; the second one how
+            // long a sample must be.
+            let timed = || -> Result<Duration, DeployError> {
+                candidate.run(&export.recording, &example)?;
+                let start = Instant::now();
+                candidate.run(&export.recording, &example)?;
+                Ok(start.elapsed())
+            };
+            match timed() {
+                Ok(time) => runs.push((time, candidate)),
+                Err(error) => {
+                    first_error = first_error.or(Some(error));
+                    failed.push(candidate);
+                }
+            }
+        }
+        if !runs.is_empty() {
+            break;
+        }
+        running = failed;
     }
     if config.arithmetic == Arithmetic::Integer {
         // Wherever there is a kernel: the fastest of those that have the most layers so.
@@ -375,7 +395,7 @@ fn candidates<O: Tensors>(
     }
     let mut all = Vec::new();
     let mut zeros = Vec::new();
-    let example = Example::of(export, &float.model.inputs)?;
+    let example = Example::of(export, &float.model.inputs, 0)?;
     if allowed(Backend::Own) {
         let own = |exported: &Exported, keep, note| {
             let runner = Runner::new(&exported.model, keep, pools)?;

@@ -15,10 +15,16 @@ pub(super) struct Example {
 }
 
 impl Example {
-    pub(super) fn of<O>(export: &Export<O>, infos: &[ValueInfo]) -> Result<Self, DeployError> {
+    /// With this number where they are integers.
+    pub(super) fn of<O>(
+        export: &Export<O>,
+        infos: &[ValueInfo],
+        integer: i32,
+    ) -> Result<Self, DeployError> {
         let shapes = export.inputs.iter().map(|(shape, _)| shape);
         let values = infos.iter().zip(shapes);
-        let values: Vec<Value> = values.map(|(info, shape)| numbers(info, shape)).collect();
+        let values = values.map(|(info, shape)| numbers(info, shape, integer));
+        let values: Vec<Value> = values.collect();
         let device = export.device.clone();
         let tensors = match &device {
             Some(device) => results(values.clone(), infos, device)?,
@@ -40,14 +46,14 @@ impl Example {
     }
 }
 
-/// Numbers for an input: between -1 and 1, or 0 where they are integers, which may be indices.
-fn numbers(info: &ValueInfo, shape: &[usize]) -> Value {
+/// Numbers for an input: between -1 and 1, or one where they are integers.
+fn numbers(info: &ValueInfo, shape: &[usize], integer: i32) -> Value {
     let count = shape.iter().product();
     match info.element {
         ElementType::F32 => {
             let numbers = (0..count).map(|i: usize| (i * 7919 % 2003) as f32 / 1001.5 - 1.0);
             rten_tensor::Tensor::from_data(shape, numbers.collect::<Vec<_>>()).into()
         }
-        _ => rten_tensor::Tensor::from_data(shape, vec![0_i32; count]).into(),
+        _ => rten_tensor::Tensor::from_data(shape, vec![integer; count]).into(),
     }
 }

@@ -184,7 +184,7 @@ impl EngineConfig {
     ///
     /// Those of [`Export::to_onnx`], and [`DeployError::Load`] for operators and dtypes that the
     /// engine lacks, and for integers in the model that 32 bits do not hold; [`DeployError::Run`] where no
-    /// way runs the inputs that several are measured with, numbers between -1 and 1 and integers of 0;
+    /// way runs the inputs that several are measured with, numbers between -1 and 1 and integers of 0, or of 1;
     /// [`DeployError::InvalidConfig`] for [`threads`](Self::threads).
     pub fn compile<O: Tensors>(&self, export: Export<O>) -> Result<Engine<O>, DeployError> {
         let pools = Pools::new(self.threads)?;
@@ -297,8 +297,8 @@ impl<O: Tensors> Engine<O> {
     /// # Errors
     ///
     /// [`DeployError::Mismatch`] for inputs of shapes or dtypes that it was not compiled for,
-    /// [`DeployError::Run`] where the engine fails, and for NaN in an input where rten computes in
-    /// integers.
+    /// [`DeployError::Run`] where the engine fails, and for NaN and infinities in an input where rten
+    /// computes in integers.
     pub fn run<I: Tensors>(&self, inputs: &I) -> Result<O, DeployError> {
         let shapes = signature(inputs);
         // One of these very shapes before one that takes any size.

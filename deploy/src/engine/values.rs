@@ -101,16 +101,18 @@ where
 
 /// To rten's integer kernels NaN is a number.
 pub(crate) fn check_numbers(values: &[Value]) -> Result<(), DeployError> {
-    let has_nan = |value: &Value| match value {
-        Value::FloatTensor(x) => x.iter().any(|x| x.is_nan()),
+    // An infinity it takes for the lowest code.
+    let has_no_code = |value: &Value| match value {
+        Value::FloatTensor(x) => x.iter().any(|x| !x.is_finite()),
         _ => false,
     };
-    match values.iter().any(has_nan) {
+    match values.iter().any(has_no_code) {
         false => Ok(()),
         true => Err(DeployError::Run {
-            reason: "an input has NaN, for which rten's integers have no code: compile with \
-                     `Backend::Own`, where it stays NaN, or with `Arithmetic::Float`"
-                .into(),
+            reason:
+                "an input has NaN or an infinity, for which rten's integers have no code: compile \
+                     with `Backend::Own`, or with `Arithmetic::Float`"
+                    .into(),
         }),
     }
 }

@@ -81,6 +81,11 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
             floats.get_or_insert(reader.name());
         }
     }
+    // Rounding twice is not written: the second quantizer gets what the first one did not round.
+    for hook in graph.hooked_hooks() {
+        let floats = shown.entry(path(hook)).or_default();
+        floats.get_or_insert("another quantizer");
+    }
     found
         .left_float
         .retain_mut(|(path, why)| match shown.get(path.as_str()) {

@@ -39,6 +39,16 @@ impl Graph {
             .collect()
     }
 
+    /// The hooks whose result another one reads, through views at most: positions in
+    /// [`hooks`](Self::hooks).
+    pub fn hooked_hooks(&self) -> Vec<usize> {
+        let made = self.made_by_hooks();
+        let hooks = self.nodes().filter(|node| node.hook().is_some());
+        let read = hooks.flat_map(|node| node.operation().inputs());
+        read.filter_map(|tensor| made.get(&tensor.id).copied())
+            .collect()
+    }
+
     /// The hook that made a tensor, by views of it, too.
     fn made_by_hooks(&self) -> HashMap<TensorId, usize> {
         let mut made = HashMap::new();

@@ -54,8 +54,8 @@ impl Writer<'_> {
             Sum(o) => self.reduce_to("ReduceSum", &o.input, None, &o.out),
             SumDim(o) => self.reduce_to("ReduceSum", &o.input, Some(&[o.axis]), &o.out),
             SumDims(o) => self.reduce_to("ReduceSum", &o.input, Some(&o.axes), &o.out),
-            Mean(o) => self.reduce_to("ReduceMean", &o.input, None, &o.out),
-            MeanDim(o) => self.reduce_to("ReduceMean", &o.input, Some(&[o.axis]), &o.out),
+            Mean(o) => self.mean(&o.input, None, &o.out),
+            MeanDim(o) => self.mean(&o.input, Some(&[o.axis]), &o.out),
             Prod(o) => self.reduce_to("ReduceProd", &o.input, None, &o.out),
             ProdDim(o) => self.reduce_to("ReduceProd", &o.input, Some(&[o.axis]), &o.out),
             Max(o) => self.reduce_to("ReduceMax", &o.input, None, &o.out),
@@ -187,6 +187,32 @@ impl Writer<'_> {
     ) -> Written {
         let x = self.operand(x)?;
         let name = self.reduce(operator, x, axes);
+        self.set(out, name);
+        Ok(())
+    }
+
+    /// Of integers the sum, divided: rten has their means not.
+    fn mean(&mut self, x: &TensorIr, axes: Option<&[usize]>, out: &TensorIr) -> Written {
+        if x.dtype.is_float() {
+            return self.reduce_to("ReduceMean", x, axes, out);
+        }
+        let sizes = self.sizes(x);
+        let along = match axes {
+            Some(axes) => axes.iter().map(|axis| sizes[*axis].clone()).collect(),
+            None => sizes,
+        };
+        let name = self.operand(x)?;
+        let mut name = self.reduce("ReduceSum", name, axes);
+        for size in along {
+            let count = match size {
+                Size::Fixed(size) => self.number(size as f64, x.dtype)?,
+                Size::Open(..) => {
+                    let count = self.size(&size);
+                    self.cast_to(count, element(x.dtype, "a count")?)
+                }
+            };
+            name = self.emit("Div", vec![name, count], "Div", vec![]);
+        }
         self.set(out, name);
         Ok(())
     }

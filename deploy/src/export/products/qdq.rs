@@ -23,7 +23,10 @@ impl Writer<'_> {
         let mut scale = None;
         if let Some(how) = activation {
             let quantized = self.quantize(x, how, Reader::Floats);
-            scale = quantized.known_scale;
+            // Of fewer bits a bias is too fine for the steps of the products.
+            let is_whole = matches!(how, ActivationQuantization::Static(grid)
+                if grid.quant_max - grid.quant_min >= 254);
+            scale = quantized.known_scale.filter(|_| is_whole);
             x = self.dequantize(quantized);
         }
         let mut weight = match codes {
