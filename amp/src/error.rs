@@ -223,6 +223,19 @@ pub enum AmpError {
         /// The newest step.
         latest: u64,
     },
+    /// There is no complete checkpoint of a step.
+    #[error(
+        "there is no checkpoint of step {step} in {folder}, but {}",
+        known(.steps)
+    )]
+    NoCheckpoint {
+        /// The step that was asked for.
+        step: u64,
+        /// Where.
+        folder: String,
+        /// Steps of those that are there, ascending.
+        steps: Vec<u64>,
+    },
     /// A file could not be read or written.
     #[error("{action} {path}: {reason}")]
     Io {
@@ -281,4 +294,15 @@ fn region_instead(error: &GraphError) -> &'static str {
 fn list(dtypes: &[FloatDType]) -> String {
     let names: Vec<String> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();
     names.join(", ")
+}
+
+/// The steps that checkpoints are there of.
+fn known(steps: &[u64]) -> String {
+    match steps {
+        [] => "none of any other".into(),
+        steps => {
+            let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
+            format!("of {}", steps.join(", "))
+        }
+    }
 }

@@ -80,6 +80,19 @@ pub enum GraphError {
         /// What is missing.
         why: String,
     },
+    /// Burn panics in an operation.
+    #[error(
+        "operation `{operation}` of {module} panics: {reason}. Look at the values that arrive there, indices \
+         beyond the end for example, and at the memory of the device"
+    )]
+    Panics {
+        /// Name of the operation.
+        operation: &'static str,
+        /// The module it belongs to, as far as it is known.
+        module: String,
+        /// What Burn said, and where.
+        reason: String,
+    },
     /// An operation that the model carries, a fake quantizer say, refused a tensor.
     #[error("`{path}` cannot be applied: {why}")]
     Hook {

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
-use burn::module::{Module, ModuleVisitor};
+use burn::module::{Flag, Module, ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean_reparam::{PathMapper, Trail, map_with_path};
 
 use crate::capture::id;
 use crate::{Node, Role};
@@ -35,6 +36,12 @@ pub trait Hook: Send + Sync {
     /// Whether it acts on the zeros that a recurrence starts from, too. Default: no, since they
     /// are on every grid and say nothing of a range.
     fn takes_zeros(&self) -> bool {
+        false
+    }
+
+    /// Whether BatchNorms of the model are to use their running statistics in training, too, and leave
+    /// them as they are. Default: no.
+    fn freezes_batch_norm(&self) -> bool {
         false
     }
 
@@ -312,6 +319,32 @@ pub(crate) fn recording<T>(carried: Vec<Carried>, run: impl FnOnce() -> T) -> (T
 pub fn sharing<T>(work: impl FnOnce() -> T) -> T {
     let _scope = Scope::enter(Task::Share);
     work()
+}
+
+/// A copy of the model with frozen BatchNorms, which shares its statistics and hooks, where one of these
+/// [asks for it](Hook::freezes_batch_norm).
+///
+/// Burn records no flags: of a model that was loaded, its hooks alone know.
+pub fn frozen<M: Module>(model: &M) -> Option<M> {
+    let mut carried = offered(model).into_iter();
+    let asks = carried.any(|one| one.hook.freezes_batch_norm());
+    asks.then(|| sharing(|| freeze_batch_norm(model.clone())))
+}
+
+/// The model with the training flags of its BatchNorms off.
+pub fn freeze_batch_norm<M: Module>(model: M) -> M {
+    map_with_path(model, &mut FreezeBatchNorm)
+}
+
+struct FreezeBatchNorm;
+
+impl PathMapper for FreezeBatchNorm {
+    fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
+        match at.container() {
+            "Struct:BatchNorm" => flag.with_value(false),
+            _ => flag,
+        }
+    }
 }
 
 /// Ends the task when it is dropped, also by a panic of the model's.

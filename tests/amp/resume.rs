@@ -120,6 +120,13 @@ fn a_half_written_checkpoint_is_never_seen() {
     // And the next save of that step is not disturbed by it.
     checkpoints.save(2, &model, &optim, &scaler).unwrap();
     assert_eq!(checkpoints.steps().unwrap(), [1, 2]);
+    let refused = checkpoints.load(7, model, optim.clone()).err().unwrap();
+    let (model, error) = refused.into_parts();
+    assert!(
+        error.to_string().contains("no checkpoint of step 7"),
+        "{error}"
+    );
+    assert!(error.to_string().ends_with("but of 1, 2"), "{error}");
     assert!(checkpoints.load(2, model, optim).is_ok());
 }
 
@@ -212,14 +219,14 @@ fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model(
         (2, "optimizer.bpk"),
         (3, "version 7"),
         (4, "scaler.json"),
-        (6, "step-6"),
+        (6, "of step 6 in"),
     ] {
         let rejected = checkpoints.load(step, model, optim()).err().unwrap();
         let text = rejected.to_string();
         assert!(text.contains(expected), "{text}");
         assert!(matches!(
             rejected.error(),
-            AmpError::Record { .. } | AmpError::Io { .. }
+            AmpError::Record { .. } | AmpError::Io { .. } | AmpError::NoCheckpoint { step: 6, .. }
         ));
         model = rejected.into_value();
         assert_eq!(bits(&model), before);

@@ -1,6 +1,6 @@
 //! No-wait mode against the plain mode.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{
@@ -8,7 +8,7 @@ use burn_lean::amp::{
     Speculative,
 };
 
-use crate::model::{Normalized, bits, gradients, prepared};
+use crate::model::{Mlp, Normalized, bits, gradients, prepared};
 use crate::support::{each_device, tensor};
 
 /// Overflows at the start, in a row, alone, and at the end.
@@ -202,4 +202,33 @@ fn a_training_that_is_given_up_leaves_the_device_usable() {
             assert!(!bits(&model).is_empty());
         }
     });
+}
+
+/// Once for each batch, as in a plain loop: quantizers and masks follow a schedule of steps.
+#[test]
+fn what_a_loop_does_after_each_step_is_done_after_those_that_are_taken_back_too() {
+    struct Smaller;
+    impl ModuleMapper for Smaller {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|weight| weight.mul_scalar(0.875).detach().require_grad())
+        }
+    }
+    let after = |model: Mlp| model.map(&mut Smaller);
+    let (mut model, autocast) = prepared(1, FloatDType::F16, &Device::flex());
+    let mut training =
+        Speculative::new(model.clone(), AdamWConfig::new().init(), scaler()).with_after_step(after);
+    let mut plain = scaler();
+    let mut optim = AdamWConfig::new().init();
+    for (step, factor) in FACTORS.into_iter().enumerate() {
+        let grads = gradients(&model, &autocast, &mut plain, step as u64, factor).unwrap();
+        model = after(plain.step(&mut optim, 0.05, model, grads).unwrap());
+        training
+            .step(0.05, |model, scaler| {
+                gradients(model, &autocast, scaler, step as u64, factor)
+            })
+            .unwrap();
+    }
+    let (found, ..) = training.finish().unwrap();
+    assert_eq!(plain.state().skipped_steps, 5);
+    assert_eq!(bits(&found), bits(&model));
 }

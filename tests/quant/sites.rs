@@ -14,6 +14,7 @@ use burn_lean::quant::{
     module::{LayerInputs, map_quantizers},
     quantized_weights, quantizers,
 };
+use burn_lean::reparam::attach;
 
 use crate::sites_models::{ConvNet, Decoder, Encoder, Net, Recurrent};
 use crate::support::{each_device, gradients, parameters, tensor, values, with_numbers};
@@ -533,5 +534,52 @@ fn the_input_of_a_tied_head_is_quantized_and_indices_are_not() {
             "{}",
             target.name
         );
+    });
+}
+
+#[test]
+fn mixed_precision_freezes_batch_norm_from_its_step_on_also_in_a_model_that_was_loaded() {
+    let autocast = Autocast::new(FloatDType::BF16).with_fallback(Fallback::Emulate);
+    let frozen_from = |step| {
+        let schedule = Schedule::new().with_freeze_batch_norm_at(Some(step));
+        QatConfig::new().with_schedule(schedule)
+    };
+    let statistics = |model: &ConvNet| {
+        let mut all = parameters(&model.valid());
+        all.retain(|one| one.path.contains("running"));
+        all
+    };
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let new = || with_numbers(ConvNet::new(&device), 7);
+        let loss = |model: &ConvNet, step| {
+            let batch = ConvNet::batch(step, &device);
+            let loss = autocast.run(model, batch, |model, batch| model.loss(batch));
+            loss.unwrap()
+        };
+
+        // From the first step on, also where no `prepare` has seen the schedule.
+        let model = new();
+        let quantizers = frozen_from(0).reparameterizer(&model).unwrap();
+        let model = attach(model, quantizers).unwrap();
+        let before = statistics(&model);
+        loss(&model, 0);
+        assert_eq!(statistics(&model), before, "{}", target.name);
+        let prepared = frozen_from(0).prepare(new()).unwrap();
+        assert!(!prepared.first_norm.training.is_enabled());
+
+        // Burn's records say nothing of it.
+        let mut model = frozen_from(2).prepare(new()).unwrap();
+        let mut optim = SgdConfig::new().init();
+        for step in 0..2 {
+            let grads = GradientsParams::from_grads(loss(&model, step).backward(), &model);
+            model = advance(optim.step(0.05, model, grads));
+        }
+        let before = statistics(&model);
+        let fresh = frozen_from(2).prepare(new()).unwrap();
+        let loaded = fresh.try_load_record(model.clone().into_record()).unwrap();
+        let [expected, found] = [&model, &loaded].map(|model| values(loss(model, 2)));
+        assert_eq!(found, expected, "{}", target.name);
+        assert_eq!(statistics(&loaded), before, "{}", target.name);
     });
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
-use burn_lean_graph::hooks::acts_in_recordings;
+use burn_lean_graph::hooks::{acts_in_recordings, frozen};
 use burn_lean_graph::{
     Arithmetic, AsRecorded, GraphError, Halves, Precision, Tensors, input_device, record_halves,
 };
@@ -201,9 +201,16 @@ impl Autocast {
         if !compute.is_half() && !acts_in_recordings(model) {
             return Ok(forward(model, input));
         }
+        let frozen = match device.is_autodiff() {
+            true => frozen(model),
+            false => None,
+        };
+        let variant = u64::from(frozen.is_some());
+        let model = frozen.as_ref().unwrap_or(model);
         let mut recordings = self.recordings.clone();
         recordings.halves = halves(compute);
-        let recording = recordings.recording(model, &input, forward, Location::caller(), 0)?;
+        let recording =
+            recordings.recording(model, &input, forward, Location::caller(), variant)?;
         Ok(match compute.is_half() {
             true => recording.execute(model, &input, &self.rules(compute, device))?,
             false => recording.execute(model, &input, &AsRecorded)?,

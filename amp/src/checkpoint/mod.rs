@@ -236,8 +236,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// [`AmpError::Io`] for a file that cannot be read, [`AmpError::Record`] for one that is
-    /// damaged, of another version, of another model or another kind of optimizer, and
+    /// [`AmpError::NoCheckpoint`] for a step without one; [`AmpError::Io`] for a file that cannot be read,
+    /// [`AmpError::Record`] for one that is damaged, of another version, of another model or another kind of optimizer, and
     /// [`AmpError::OptimizerState`]. The model comes back in the error, unchanged.
     pub fn load<M: Module>(
         &self,
@@ -262,6 +262,13 @@ impl Checkpoints {
 
     fn read(&self, step: u64) -> Result<(ModuleRecord, OptimizerRecord, GradScaler), AmpError> {
         let folder = self.path(step);
+        if !is_complete(&folder) {
+            return Err(AmpError::NoCheckpoint {
+                step,
+                folder: self.folder.display().to_string(),
+                steps: self.steps()?,
+            });
+        }
         let path = folder.join(MANIFEST);
         let manifest: Manifest =
             serde_json::from_slice(&FILES.read(&path)?).map_err(|error| damaged(&path, &error))?;

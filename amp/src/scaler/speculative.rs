@@ -69,6 +69,7 @@ pub struct Speculative<M: Module> {
     optim: ModuleOptimizer,
     scaler: GradScaler,
     pending: Option<Pending<M>>,
+    after_step: Box<dyn FnMut(M) -> M>,
 }
 
 /// A step that was taken, with what is needed to take it back.
@@ -100,7 +101,18 @@ impl<M: Module> Speculative<M> {
             optim,
             scaler,
             pending: None,
+            after_step: Box::new(|model| model),
         }
+    }
+
+    /// What a loop does with its model after each step: quantizers move on, masks follow their schedule.
+    /// Default: nothing.
+    ///
+    /// As in a loop around [`GradScaler::step`] it is called once for each batch, also after a step that
+    /// is taken back: then with the model of before that step.
+    pub fn with_after_step(mut self, after_step: impl FnMut(M) -> M + 'static) -> Self {
+        self.after_step = Box::new(after_step);
+        self
     }
 
     /// One iteration: `gradients` computes the scaled gradients of this batch for the given model.
@@ -214,7 +226,8 @@ impl<M: Module> Speculative<M> {
         }
         let updated = scaler.update();
         self.restore(model, buffers, optim, scaler);
-        self.model = self.scaler.statistics.mend(&statistics, self.model.clone());
+        let mended = self.scaler.statistics.mend(&statistics, self.model.clone());
+        self.model = (self.after_step)(mended);
         updated.map(|()| true)
     }
 
@@ -240,7 +253,8 @@ impl<M: Module> Speculative<M> {
                 scaler: self.scaler.clone(),
             });
         }
-        self.model = self.optim.step(lr, self.model.clone(), unscaled.grads);
+        let stepped = self.optim.step(lr, self.model.clone(), unscaled.grads);
+        self.model = (self.after_step)(stepped);
         // Go on as if the step were sound; `resolve` puts the true scaler in its place.
         self.scaler.record_verdict(Verdict::default());
         self.scaler.update()

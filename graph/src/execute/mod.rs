@@ -14,6 +14,7 @@ use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean_reparam::catch_quietly;
 
 use crate::capture::signature;
 use crate::hooks::{self, Carried, ForwardPass, HookedAt};
@@ -43,11 +44,8 @@ impl<O: Tensors> Recording<O> {
     /// # Errors
     ///
     /// [`GraphError::Mismatch`] where model or inputs are not shaped as the recorded ones,
-    /// [`GraphError::SeveralDevices`], [`GraphError::Operation`] for an operation that cannot be executed.
-    ///
-    /// # Panics
-    ///
-    /// Where Burn does.
+    /// [`GraphError::SeveralDevices`], [`GraphError::Operation`] for an operation that cannot be executed,
+    /// [`GraphError::Panics`] where Burn panics in one.
     pub fn execute<M: Module, I: Tensors>(
         &self,
         model: &M,
@@ -60,10 +58,6 @@ impl<O: Tensors> Recording<O> {
     /// [`execute`](Self::execute), with somebody who looks at each operation.
     ///
     /// # Errors
-    ///
-    /// As [`execute`](Self::execute).
-    ///
-    /// # Panics
     ///
     /// As [`execute`](Self::execute).
     pub fn execute_observed<M: Module, I: Tensors>(
@@ -114,14 +108,22 @@ pub(crate) fn fill<O: Tensors>(form: &O, tensors: Vec<DispatchTensor>) -> O {
 
 /// Runs an operation; a failure says of which module.
 pub(crate) fn compute(node: Node<'_>, operands: &mut impl Operands) -> Result<(), GraphError> {
-    run(node.operation(), operands).map_err(|unsupported| GraphError::Operation {
-        operation: unsupported.name,
-        module: match node.module() {
-            "?" => "a module that is not known".into(),
-            module => format!("`{module}`"),
-        },
-        why: unsupported.why.into(),
-    })
+    let module = || match node.module() {
+        "?" => "a module that is not known".into(),
+        module => format!("`{module}`"),
+    };
+    match catch_quietly(|| run(node.operation(), operands)) {
+        Ok(done) => done.map_err(|unsupported| GraphError::Operation {
+            operation: unsupported.name,
+            module: module(),
+            why: unsupported.why.into(),
+        }),
+        Err(reason) => Err(GraphError::Panics {
+            operation: node.name(),
+            module: module(),
+            reason,
+        }),
+    }
 }
 
 impl Graph {

@@ -157,8 +157,10 @@ fn matrix(
     let [leading @ .., row_axis, column_axis] = &view.axes[..] else {
         return None;
     };
-    // Leading dimensions of its own make it several products; all of the parameter takes part.
-    if leading.iter().any(Option::is_some) || rows * columns != elements(&parameter) {
+    // Leading dimensions of its own make it several products; all of the parameter takes part. Without an
+    // element there is nothing to sum over.
+    let size = rows * columns;
+    if leading.iter().any(Option::is_some) || size == 0 || size != elements(&parameter) {
         return None;
     }
     let (inputs, outputs, input_axis, output_axis) = match kind {
@@ -192,7 +194,7 @@ fn convolution(
     let shape = weight.shape.to_vec();
     let inputs = shape[1..].iter().product();
     let whole = shape.iter().product::<usize>() == elements(&parameter);
-    (order.is_sorted() && whole).then(|| Product {
+    (order.is_sorted() && whole && elements(&parameter) > 0).then(|| Product {
         parameter,
         node,
         outputs: shape[0],

@@ -55,6 +55,10 @@ impl Hook for Hooked {
         self.0.role().filter(|(role, _)| *role != Role::Weight)
     }
 
+    fn freezes_batch_norm(&self) -> bool {
+        self.0.schedule().freezes_batch_norm(self.0.step())
+    }
+
     fn apply(&self, tensor: DispatchTensor, at: &HookedAt<'_>) -> Result<DispatchTensor, String> {
         let quantized = match tensor.shape().num_dims() {
             1 => self.quantize::<1>(tensor, &at.device),

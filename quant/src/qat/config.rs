@@ -8,6 +8,7 @@ use burn::tensor::Device;
 use burn_lean_graph::{Role, Tensors, record};
 use burn_lean_reparam::{Rejected, attach};
 
+use crate::model::batch_norm::apply_schedule;
 use crate::model::called::uncalled;
 use crate::model::layers::{Layers, Weight};
 use crate::model::unobserved::{Unobserved, without_range};
@@ -101,10 +102,10 @@ impl QatConfig {
             Err(error) => return Err(Rejected::new(model, error)),
         };
         match attach(model, quantizers) {
-            Ok(model) => Ok(map_quantizers(model, |located| {
+            Ok(model) => Ok(apply_schedule(map_quantizers(model, |located| {
                 let quantizer = located.quantizer.with_schedule(self.schedule);
                 quantizer.with_path(located.path)
-            })),
+            }))),
             Err(rejected) => {
                 let (model, error) = rejected.into_parts();
                 Err(Rejected::new(model, error.into()))

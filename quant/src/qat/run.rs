@@ -6,7 +6,6 @@ use burn::module::Module;
 use burn_lean_graph::{AsRecorded, GraphError, Recordings, Tensors, hooks, model_device};
 use burn_lean_reparam::Rejected;
 
-use crate::model::batch_norm::{freeze_batch_norm, freezes_batch_norm};
 use crate::module::walk::own_quantizers;
 use crate::qat::training::calibrated;
 use crate::{QuantError, model::Unobserved};
@@ -139,9 +138,7 @@ impl QuantizedForward {
         let caller = Location::caller();
         let device = model_device(model);
         let trains = device.is_some_and(|device| device.is_autodiff());
-        if trains && freezes_batch_norm(model) {
-            // A copy that shares statistics and quantizers with the model.
-            let frozen = hooks::sharing(|| freeze_batch_norm(model.clone()));
+        if trains && let Some(frozen) = hooks::frozen(model) {
             return self.run_recorded((model, &frozen), input, forward, caller, true);
         }
         self.run_recorded((model, model), input, forward, caller, false)
