@@ -39,6 +39,16 @@ pub enum OneShotError {
          reparameterization has to be materialized first (`Module::materialize`)"
     )]
     NothingToCompress,
+    /// No compressed weight is on a grid that a quantizer has ([`Compressed::prepare`](crate::Compressed::prepare)).
+    #[error(
+        "no weight is on a grid that a quantizer has{}: what is pruned alone stays float, ready for \
+         `Export::record`; save it with `Compressed::save`",
+        .first.as_ref().map(|(path, why)| format!(" (`{path}`: {why})")).unwrap_or_default()
+    )]
+    NothingOnAGrid {
+        /// The first that is on another grid, and why no quantizer has it.
+        first: Option<(String, String)>,
+    },
     /// A weight is read by several products: what suits one does not suit the other.
     #[error(
         "{} is one weight that {products} products read, in {blocks}. {}, or name all of its paths in \

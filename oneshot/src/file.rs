@@ -6,13 +6,14 @@ use std::path::Path;
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use burn_lean_reparam::bits::{pack, unpack};
+use burn_lean_reparam::sealed::seal;
 use burn_lean_reparam::{
     FloatVisitor, PathMapper, Rejected, Trail, Training, each_float, map_with_path, visit_floats,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::collect::floats;
-use crate::sealed::{Sealed, seal};
+use crate::sealed::Sealed;
 use crate::state::{FILES, Raw, failed};
 use crate::{Compressed, CompressedWeight, Grid, OneShotError, Report};
 

@@ -97,8 +97,11 @@ impl KvCache {
     ///
     /// # Panics
     ///
-    /// If batch, heads or features are not those of the positions so far.
+    /// If batch, heads or features are not those of the positions so far, or the values are of other
+    /// positions than the keys.
     pub fn extend(&mut self, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+        let [positions, found] = [&keys, &values].map(|one| one.dims()[2]);
+        assert_eq!(positions, found, "keys and values of as many positions");
         let extend = |kept: &mut Option<Kept>, new: Tensor<4>| {
             let new = Kept::new(new, self.format);
             let all = match kept.take() {

@@ -52,7 +52,7 @@ impl<M: Module> Compressed<M> {
     /// # Errors
     ///
     /// With the model inside: [`OneShotError::Quantization`], of a weight that carries a reparameterization
-    /// for example; [`OneShotError::NothingToCompress`] where no weight is on a grid that a quantizer has.
+    /// for example; [`OneShotError::NothingOnAGrid`] where no weight is on a grid that a quantizer has.
     pub fn prepare(
         self,
         activations: Option<&Activations>,
@@ -75,7 +75,11 @@ impl<M: Module> Compressed<M> {
             }
         }
         if qparams.is_empty() {
-            return Err(Rejected::new(self.model, OneShotError::NothingToCompress));
+            let first = left_float.into_iter().next();
+            return Err(Rejected::new(
+                self.model,
+                OneShotError::NothingOnAGrid { first },
+            ));
         }
         let rejected = |rejected: Rejected<M, QuantError>| {
             let (model, error) = rejected.into_parts();

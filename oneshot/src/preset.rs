@@ -373,10 +373,16 @@ impl FromStr for Preset {
     fn from_str(text: &str) -> Result<Self, OneShotError> {
         let expected = "sparse-S, wBa16 or wBa16-gN (a8 for 8-bit inputs), or both";
         let mut preset = Self::new();
+        let mut chooses_symmetry = false;
+        let once = |is_first: bool, part| match is_first {
+            true => Ok(()),
+            false => invalid("preset", text, part),
+        };
         let mut parts = text.split('-');
         while let Some(part) = parts.next() {
             let number = |text: Option<&str>| text.and_then(|text| text.parse::<usize>().ok());
             if part == "sparse" {
+                once(preset.prune.is_none(), "`sparse` once")?;
                 let mut pattern: Pattern = parts.next().unwrap_or("").parse()?;
                 let mut rest = parts.clone();
                 if let (Pattern::PerLayer(fraction), Some("per"), Some("output")) =
@@ -392,30 +398,33 @@ impl FromStr for Preset {
                 let Some(bits) = number(Some(bits)) else {
                     return invalid("preset", text, expected);
                 };
+                once(preset.quantize.is_none(), "one number of bits")?;
                 if inputs == "8" {
                     preset = preset.with_8_bit_inputs();
                 }
-                match bits {
-                    8 => {
-                        let nearest = Self::w8a16();
-                        preset.quantize = nearest.quantize;
-                        // What is pruned, too, is fitted.
-                        if preset.prune.is_none() {
-                            preset.target = nearest.target;
-                        }
-                    }
-                    _ => preset.quantize = Some(Quantize::new(bits.min(255) as u8)),
-                }
+                preset.quantize = match (bits, bits.try_into()) {
+                    (8, _) => Self::w8a16().quantize,
+                    (_, Ok(bits)) => Some(Quantize::new(bits)),
+                    (_, Err(_)) => return invalid("bits", bits, "2 to 8"),
+                };
             } else if let (Some(quantize), Some(group)) =
                 (&mut preset.quantize, number(part.strip_prefix('g')))
             {
+                once(quantize.group.is_none(), "one size of groups")?;
                 quantize.group = Some(group);
-                quantize.symmetric = false;
+                quantize.symmetric = chooses_symmetry && quantize.symmetric;
             } else if let (Some(quantize), "sym" | "asym") = (&mut preset.quantize, part) {
+                once(!chooses_symmetry, "`sym` or `asym` once")?;
+                chooses_symmetry = true;
                 quantize.symmetric = part == "sym";
             } else {
                 return invalid("preset", text, expected);
             }
+        }
+        // What is pruned, too, is fitted.
+        let mut rounding = preset.quantize.iter().map(|one| &one.rounding);
+        if preset.prune.is_none() && rounding.any(|one| *one == Rounding::Nearest) {
+            preset.target = Target::OwnInputs;
         }
         preset.validate()?;
         Ok(preset)

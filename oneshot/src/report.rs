@@ -23,11 +23,13 @@ pub struct Report {
 pub struct LayerReport {
     /// Path of the parameter.
     pub path: String,
-    /// Calibration rows.
+    /// Calibration rows; 0 where nothing is asked of them.
     pub rows: usize,
     /// Inputs that are zero in every row: their weights cost nothing.
     pub dead_inputs: usize,
-    /// Squared error of the outputs against the target, as a fraction of the target's squares.
+    /// Squared error of the outputs against the target, as a fraction of the target's squares. Where inputs
+    /// are rounded, the target is of rounded ones, too: what rounding them costs is not in it. Where nothing
+    /// is asked of calibration data ([`w8a16`](crate::Preset::w8a16)), it is that of the weights themselves.
     #[serde(deserialize_with = "or_nan")]
     pub relative_error: f64,
     /// Weights that are zero.

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::tensor::TensorData;
 use burn_lean_graph::{Graph, TensorMapper, Tensors};
+use burn_lean_reparam::sealed::seal;
 use burn_lean_reparam::{Files, each_float};
 use safetensors::tensor::{Dtype, View};
 use serde::{Deserialize, Serialize};
 
-use crate::sealed::{Sealed, seal};
+use crate::sealed::Sealed;
 use crate::{BlockReport, CompressedWeight, Grid, LayerReport, OneShotError, Preset};
 
 /// What a block has become.

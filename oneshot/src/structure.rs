@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId};
+use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn_lean_graph::{Graph, Node, Product};
 
 use crate::block::{Group, Producer};
@@ -143,33 +143,29 @@ impl<'a> Structure<'a> {
             let next = match at.name() {
                 "reshape" | "relu" => first,
                 "layer_norm" => {
+                    // Rows may have been put together since.
                     vectors.extend(
                         inputs
-                            .map(|one| self.weights.get(&one.id).map(|p| p.to_string()))
+                            .map(|one| self.vector(one, features))
                             .collect::<Option<Vec<_>>>()?,
                     );
-                    // Rows may have been put together since.
-                    let fits = vectors.iter().all(|path| self.size(path) == features);
-                    return fits.then(|| Producer {
+                    return Some(Producer {
                         vectors,
                         matrix: None,
                         first: at.index(),
                     });
                 }
                 "mul" | "add" => {
-                    let second = inputs.next()?.id;
-                    let (weight, other) =
-                        match (self.weights.get(&first), self.weights.get(&second)) {
-                            (Some(path), None) => (Some(path), second),
-                            (None, Some(path)) => (Some(path), first),
-                            _ => (None, first),
-                        };
+                    let (first, second) = (at.operation().inputs().next()?, inputs.next()?);
+                    let is_weight = |one: &TensorIr| self.weights.contains_key(&one.id);
+                    let (weight, other) = match (is_weight(first), is_weight(second)) {
+                        (true, false) => (Some(first), second.id),
+                        (false, true) => (Some(second), first.id),
+                        _ => (None, first.id),
+                    };
                     match weight {
-                        Some(path) => {
-                            if self.size(path) != features {
-                                return None;
-                            }
-                            vectors.push(path.to_string());
+                        Some(weight) => {
+                            vectors.push(self.vector(weight, features)?);
                             if at.name() == "mul" {
                                 return Some(Producer {
                                     vectors,
@@ -181,9 +177,8 @@ impl<'a> Structure<'a> {
                         }
                         // A gate: one of the factors comes straight from a product.
                         None if at.name() == "mul" => {
-                            let straight =
-                                [second, first].into_iter().find(|id| self.is_straight(*id));
-                            straight?
+                            let straight = [second.id, first.id];
+                            straight.into_iter().find(|id| self.is_straight(*id))?
                         }
                         None => return None,
                     }
@@ -227,13 +222,24 @@ impl<'a> Structure<'a> {
         reads.count() == 1
     }
 
-    fn size(&self, path: &str) -> usize {
-        let mut found = self
-            .graph
-            .parameters()
-            .iter()
-            .filter(|one| one.path == path);
-        found.next().map_or(0, |one| one.shape.iter().product())
+    /// The path of the parameter that an operand is, if that is a vector with one number for each of so
+    /// many features, along the last axis and in their order: a gain for each place of a sequence may be as
+    /// long.
+    fn vector(&self, operand: &TensorIr, features: usize) -> Option<String> {
+        let path = *self.weights.get(&operand.id)?;
+        let mut parameters = self.graph.parameters().iter();
+        let parameter = parameters.find(|one| one.path == path)?;
+        let mut id = operand.id;
+        while let Some(maker) = self.makers.get(&id) {
+            let node = self.node(*maker);
+            if node.name() != "reshape" {
+                return None;
+            }
+            id = node.operation().inputs().next()?.id;
+        }
+        let is_along_features =
+            operand.shape.last() == Some(&features) && operand.shape.num_elements() == features;
+        (parameter.shape.len() == 1 && is_along_features).then(|| path.to_string())
     }
 }
 

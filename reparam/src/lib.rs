@@ -15,6 +15,7 @@
 //! - [`visit_with_path`], [`map_with_path`]: Burn's visitors and mappers, told where they are;
 //! - [`attached`]: which parameters already carry one, and its name;
 //! - [`Training`]: which parts of a model train;
+//! - [`join_copies`]: one tensor in all copies of a parameter;
 //! - [`Rejected`]: an error that gives the caller's model back;
 //! - [`Files`]: files that are complete or not there.
 //!
@@ -52,6 +53,9 @@ mod files;
 mod find;
 mod floats;
 mod rejected;
+#[doc(hidden)]
+pub mod sealed;
+mod ties;
 mod trail;
 mod training;
 mod unlink;
@@ -65,6 +69,7 @@ pub use floats::{
     AnyFloat, FloatVisitor, each_float, each_plain_float, visit_floats, visit_plain_floats,
 };
 pub use rejected::Rejected;
+pub use ties::join_copies;
 pub use trail::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 pub use training::{Training, evaluated_with_gradients, own_copy, settle};
 pub use unlink::unlink_before;

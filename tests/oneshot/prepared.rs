@@ -178,6 +178,6 @@ fn what_is_on_no_grid_is_refused_with_the_model() {
     let expected = parameters(&done.model);
     let refused = done.prepare(Some(&Activations::new(8))).unwrap_err();
     let (model, error) = refused.into_parts();
-    assert_eq!(error, OneShotError::NothingToCompress);
+    assert_eq!(error, OneShotError::NothingOnAGrid { first: None });
     assert_eq!(parameters(&model), expected);
 }

@@ -38,9 +38,18 @@ fn names_come_back_as_the_preset_they_name() {
         (three.bits, three.group, three.symmetric),
         (3, Some(64), false)
     );
+    let either = ["w4a16-sym-g64", "w4a16-g64-sym"].map(|name| name.parse::<Preset>().unwrap());
+    assert_eq!(either[0], either[1]);
     let wanda: Preset = "sparse-0.5-per-output".parse().unwrap();
     assert_eq!(wanda.prune.unwrap().pattern, Pattern::PerOutput(0.5));
     assert_eq!("sparse-0.7".parse::<Preset>().unwrap(), Preset::sparse(0.7));
+    for (name, other) in [
+        ("sparse-0.5-w8a16", "w8a16-sparse-0.5"),
+        ("sparse-2:4-w4a8-g32", "w4a8-g32-sparse-2:4"),
+    ] {
+        let preset: Preset = name.parse().unwrap();
+        assert_eq!(other.parse::<Preset>().unwrap(), preset);
+    }
 }
 
 #[test]
@@ -113,6 +122,11 @@ fn what_is_no_preset_is_refused() {
         "w4a16-g0",
         "g32",
         "w4a16-g32-x",
+        "w300a16",
+        "sparse-0.5-sparse-0.7",
+        "w4a16-w8a16",
+        "w4a16-g32-g64",
+        "w4a16-sym-asym",
     ] {
         let error = text.parse::<Preset>().unwrap_err();
         assert!(

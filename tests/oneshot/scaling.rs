@@ -1,6 +1,6 @@
 //! Factors between layers: where they move, and where there is no place for them.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::oneshot::{Compressed, OneShot, Preset, Quantize, Rounding, Scaling};
@@ -154,6 +154,44 @@ fn a_norm_of_fewer_features_has_no_place_for_factors() {
         assert!(done.report.layers[0].unscaled);
         let (before, after) = (&model.norm.gamma, &done.model.norm.gamma);
         assert_eq!(values(before.val()), values(after.val()));
+    }
+}
+
+/// A gain before a layer, in whatever place.
+#[derive(Module, Debug)]
+struct Gained {
+    gain: Param<Tensor<1>>,
+    row: Param<Tensor<2>>,
+    layer: Linear,
+}
+
+#[test]
+fn a_gain_that_is_no_vector_of_the_features_has_no_place_for_factors() {
+    type Gain = fn(&Gained) -> Tensor<3>;
+    let device = Device::flex();
+    let model = Gained {
+        gain: Param::from_tensor(tensor(1, [8], &device) + 2.0),
+        row: Param::from_tensor(tensor(2, [1, 8], &device) + 2.0),
+        layer: with_numbers(LinearConfig::new(8, 16).init(&device), 3),
+    };
+    // As many places as features.
+    let x = tensor::<3>(7, [32, 8, 8], &device) * spread(&device).unsqueeze();
+    let gains: [(Gain, bool); 5] = [
+        (|model| model.gain.val().unsqueeze(), false),
+        (|model| model.gain.val().reshape([1, 8, 1]), true),
+        (
+            |model| model.gain.val().reshape([1, 8, 1]).expand([1, 8, 8]),
+            true,
+        ),
+        (|model| model.gain.val().flip([0]).unsqueeze(), true),
+        (|model| model.row.val().unsqueeze(), true),
+    ];
+    for (gain, unscaled) in gains {
+        for scaling in [Scaling::SmoothQuant { alpha: 0.5 }, Scaling::Awq] {
+            let forward = |model: &Gained, x: Tensor<3>| model.layer.forward(x * gain(model));
+            let done = scaled(&model, &scaling, x.clone(), forward);
+            assert_eq!(done.report.layers[0].unscaled, unscaled);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use burn_lean::quant::{
     FakeQuantizeConfig, Learned, NumberFormat, ObserverConfig, QatConfig, QuantError, Scheme, Site,
     Storage, load_safetensors, quantizers, save_safetensors,
 };
+use burn_lean::reparam::sealed::seal;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -33,7 +34,7 @@ fn metadata(bytes: &[u8]) -> (HashMap<String, String>, BTreeMap<String, Value>) 
 /// The file with other metadata.
 fn with(bytes: &[u8], metadata: HashMap<String, String>) -> Vec<u8> {
     let found = SafeTensors::deserialize(bytes).unwrap();
-    safetensors::serialize(found.tensors(), Some(metadata)).unwrap()
+    seal(found.tensors(), metadata).unwrap()
 }
 
 fn load(config: &QatConfig, path: &Path, device: &Device) -> Result<Net, QuantError> {
@@ -64,7 +65,7 @@ fn the_metadata_says_scheme_scale_and_zero_point_and_nothing_observed_is_stored(
                 assert!(!is_state, "{name}");
             }
             let (metadata, mut activations) = metadata(&bytes);
-            assert_eq!(metadata["version"], "3");
+            assert_eq!(metadata["version"], "4");
             let of_inputs = quantizers(&net).into_iter();
             let of_inputs = of_inputs.filter(|located| located.site != Site::Weight);
             for located in of_inputs {

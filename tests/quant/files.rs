@@ -11,6 +11,7 @@ use burn_lean::quant::{
     WeightConfig, WeightGranularity, WeightQuantizer, calibrate, load_safetensors,
     quantized_weights, save_safetensors,
 };
+use burn_lean::reparam::sealed::seal;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use std::path::Path;
@@ -84,6 +85,13 @@ fn a_file_of_quantized_weights_loads_into_a_plain_model() {
     });
 }
 
+/// The file with the checksum of what is in it.
+fn resealed(bytes: &[u8]) -> Vec<u8> {
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    let found = SafeTensors::deserialize(bytes).unwrap();
+    seal(found.tensors(), header.metadata().clone().unwrap()).unwrap()
+}
+
 fn load(path: &Path) -> QuantError {
     let net = full(4).prepare(Net::new(&Device::flex())).unwrap();
     let rejected = load_safetensors(net, path, Storage::Auto).unwrap_err();
@@ -117,6 +125,8 @@ fn damaged_and_foreign_files_are_refused() {
     let mut bad = good.clone();
     bad[start..start + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     std::fs::write(&path, &bad).unwrap();
+    assert!(reason(load(&path)).contains("its checksum is wrong"));
+    std::fs::write(&path, resealed(&bad)).unwrap();
     assert!(reason(load(&path)).contains("`fc1.weight`: the scale"));
 
     // More elements than can be counted.
@@ -126,7 +136,7 @@ fn damaged_and_foreign_files_are_refused() {
     quantized["fc1.weight"]["shape"] = serde_json::json!([1_u64 << 40, 1_u64 << 40]);
     quantized["fc1.weight"]["scheme"]["granularity"] = "PerTensor".into();
     metadata.insert("quantized".into(), quantized.to_string());
-    let bad = safetensors::serialize(tensors.tensors(), Some(metadata)).unwrap();
+    let bad = seal(tensors.tensors(), metadata).unwrap();
     std::fs::write(&path, &bad).unwrap();
     assert!(reason(load(&path)).contains("can be counted"));
 
@@ -135,7 +145,7 @@ fn damaged_and_foreign_files_are_refused() {
     let start = codes.as_ptr() as usize - good.as_ptr() as usize;
     let mut bad = good.clone();
     bad[start] = 0x88;
-    std::fs::write(&path, &bad).unwrap();
+    std::fs::write(&path, resealed(&bad)).unwrap();
     assert!(reason(load(&path)).contains("-8"));
 
     let replaced = |from: &str, to: &str| {
@@ -146,14 +156,14 @@ fn damaged_and_foreign_files_are_refused() {
             .unwrap();
         let mut bad = good.clone();
         bad[at..at + to.len()].copy_from_slice(to.as_bytes());
-        std::fs::write(&path, bad).unwrap();
+        std::fs::write(&path, resealed(&bad)).unwrap();
         reason(load(&path))
     };
     assert!(replaced("burn-lean-quant", "burn-lean-other").contains("no file of a quantized"));
     for other in ["2", "7"] {
         let version = format!("\"version\":\"{other}\"");
         let expected = format!("version {other}");
-        assert!(replaced("\"version\":\"3\"", &version).contains(&expected));
+        assert!(replaced("\"version\":\"4\"", &version).contains(&expected));
     }
     assert!(replaced("\"fc1.bias\"", "\"fc1.bios\"").contains("`fc1.bias` is missing"));
 
@@ -212,7 +222,7 @@ fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
             ("fc.bias", Dtype::I32, "`fc.bias` is I32"),
             ("steps", Dtype::F32, "`steps` is F32"),
         ] {
-            std::fs::write(&path, retyped(name, dtype)).unwrap();
+            std::fs::write(&path, resealed(&retyped(name, dtype))).unwrap();
             let rejected = load_safetensors(counted.clone(), &path, Storage::Auto).unwrap_err();
             assert_eq!(rejected.value().steps.val().dtype(), DType::I32);
             let error = rejected.into_error();
@@ -227,7 +237,7 @@ fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
         *entries = entries.replace(r#""dtype":"F32""#, r#""dtype":"BF16""#);
         assert!(entries.contains("BF16"), "{entries}");
         let found = SafeTensors::deserialize(&bytes).unwrap();
-        let bytes = safetensors::serialize(found.iter(), Some(metadata)).unwrap();
+        let bytes = seal(found.tensors(), metadata).unwrap();
         std::fs::write(&path, bytes).unwrap();
         let has_halves = device.supports_dtype(DType::BF16);
         let expected = if has_halves { DType::BF16 } else { DType::F32 };

@@ -333,11 +333,11 @@ fn choices_that_contradict_each_other_are_refused() {
         let config = symmetric.clone().with_observer(average(constant));
         invalid(config, "averaging_constant");
     }
-    let bins = ObserverConfig::Histogram {
-        bins: 1,
-        range: RangeMethod::Search,
-    };
-    invalid(symmetric.clone().with_observer(bins), "bins");
+    for bins in [1, (1 << 20) + 1, usize::MAX] {
+        let range = RangeMethod::Search;
+        let bins = ObserverConfig::Histogram { bins, range };
+        invalid(symmetric.clone().with_observer(bins), "bins");
+    }
     let percent = ObserverConfig::histogram(RangeMethod::Percentile { percent: 0.0 });
     invalid(symmetric.with_observer(percent), "percent");
 

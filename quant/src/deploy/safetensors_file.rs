@@ -18,7 +18,8 @@
 //! and the zero point, and of activations the metadata says them. An activation that has no range yet has
 //! what it observed in the file.
 //!
-//! The metadata has the keys `format` (`burn-lean-quant`), `version` (`3`), `quantized`: JSON
+//! The metadata has the keys `format` (`burn-lean-quant`), `version` (`4`), `crc32`: eight
+//! hexadecimal digits, the checksum of the file with zeros in their place, `quantized`: JSON
 //! of the shape, the scheme and the dtype of the values of each quantized weight, and `activations`: JSON
 //! of each quantizer of an activation, by path, with its scheme, and with one scale and one zero point for
 //! each group of it, or none where they are those of the values at hand:
@@ -46,7 +47,7 @@ pub use save::save_safetensors;
 pub(crate) use save::{Stored, write};
 
 const FORMAT: &str = "burn-lean-quant";
-const VERSION: &str = "3";
+const VERSION: &str = "4";
 
 /// What the file's metadata says about a quantized weight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -45,7 +45,7 @@ pub enum ObserverConfig {
     /// Outside of a calibration the range stays as it is; a quantizer that has none takes the
     /// lowest and the highest value of the first batch.
     Histogram {
-        /// Number of bins, at least 2; 2048 is usual.
+        /// Number of bins, at least 2 and at most 2²⁰; 2048 is usual.
         bins: usize,
         /// How the range is chosen from it.
         range: RangeMethod,
@@ -82,11 +82,11 @@ impl ObserverConfig {
                 })
             }
             Self::Histogram { bins, range } => {
-                if *bins < 2 {
+                if !(2..=1 << 20).contains(bins) {
                     return Err(QuantError::InvalidConfig {
                         field: "bins",
                         value: bins.to_string(),
-                        expected: "at least 2",
+                        expected: "2 to 1048576",
                     });
                 }
                 range.validate()

@@ -6,6 +6,7 @@ use std::path::Path;
 use burn::module::{Module, Param};
 use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_lean_reparam::sealed::unseal;
 use burn_lean_reparam::{
     FloatVisitor, PathMapper, Trail, map_with_path, unlink_before, visit_floats,
 };
@@ -45,11 +46,11 @@ pub(super) fn try_load<M: Module>(
             "it is of version {version}, but this version reads version {VERSION}"
         )));
     }
+    let (tensors, _) = unseal(&bytes).map_err(|error| file.read(error))?;
     let mut activations: BTreeMap<String, Activation> =
         serde_json::from_str(of("activations")).map_err(|error| file.read(error))?;
     let entries: BTreeMap<String, Entry> =
         serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;
     let mut quantized = HashMap::new();
     // Of a quantized weight, the codes and scales are all that a model without quantizers needs.
     let of_weights: Vec<String> = entries

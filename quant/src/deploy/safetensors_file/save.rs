@@ -6,6 +6,7 @@ use std::path::Path;
 use burn::backend::ExecutionError;
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
+use burn_lean_reparam::sealed::seal;
 use burn_lean_reparam::{Files, PathVisitor, Trail, each_float, settle, visit_with_path};
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -93,7 +94,7 @@ pub(crate) fn write(
         .map(|(name, stored)| Ok((name.clone(), stored.view()?)))
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
         .map_err(|error| file.write(error))?;
-    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| file.write(error))?;
+    let bytes = seal(views, metadata).map_err(|error| file.write(error))?;
     const FILES: Files<QuantError> =
         Files(|action, path, error| FileError::new(path).error(action, error));
     FILES.write(path, &bytes)?;
