@@ -17,8 +17,17 @@ pub enum LayerwiseError {
     /// No row was added to a Gram matrix.
     #[error("the Gram matrix has no rows: add calibration inputs before solving")]
     NoRows,
+    /// Every input is the same in all rows, and a bias takes all of it over.
+    #[error(
+        "its inputs are the same in every row (of {rows}), so that any weights would do: calibrate with more \
+         examples, that differ"
+    )]
+    NothingVaries {
+        /// Rows there are.
+        rows: usize,
+    },
     /// A NaN or an infinity.
-    #[error("{what} has a value that is not finite, at index {index}")]
+    #[error("not a finite number in {what}, at index {index}")]
     NotFinite {
         /// Where.
         what: &'static str,

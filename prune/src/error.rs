@@ -222,6 +222,14 @@ pub enum PruneError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A closure that only computes panics.
+    #[error("the {closure} panics ({reason}): look at the shapes that the loader gives")]
+    Panics {
+        /// `forward pass` or `loss`.
+        closure: &'static str,
+        /// What it said, and where.
+        reason: String,
+    },
     /// The operations of the loss cannot be known.
     #[error("the operations of the loss cannot be known: {reason}")]
     Trace {
@@ -318,7 +326,7 @@ pub enum PruneError {
     /// A system of equations is singular to working precision.
     #[error(
         "the {size} x {size} system of the back-solve is not positive definite at pivot {pivot}: \
-         the ridge {ridge} is too small for these gradients"
+         the ridge {ridge} is too small for these gradients: raise it, or scale the loss down"
     )]
     NotPositiveDefinite {
         /// Its size.
@@ -361,6 +369,17 @@ pub enum PruneError {
     NotMasked {
         /// Path of the parameter.
         path: String,
+    },
+    /// A model came back from the training between stages without the masks that it was given with.
+    #[error(
+        "`{path}` came back from training after stage {stage} without its mask, so that pruned weights \
+         are not held at zero: return the model that was given, trained, with what it carries"
+    )]
+    MasksLost {
+        /// Path of the first such parameter.
+        path: String,
+        /// The stage, from 0.
+        stage: usize,
     },
     /// A model to prune gradually carries something, but no masks.
     #[error(

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::tensor::{Device, Tensor};
-use burn_lean::prune::{PruneError, recompute_batch_norm};
+use burn_lean::prune::{PruneError, mean_loss, recompute_batch_norm};
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
@@ -154,4 +154,35 @@ fn a_batch_without_examples_counts_for_nothing_and_one_of_nan_is_an_error() {
             assert_eq!(parameters(rejected.value()), before);
         }
     }
+}
+
+/// The second batch has other channels than the model.
+#[test]
+fn a_forward_pass_that_panics_costs_no_model() {
+    let device = Device::flex();
+    let net = Net::new(&device);
+    let batches = [2, 5].map(|channels| tensor::<4>(1, [3, channels, 4, 4], &device));
+    let refused = recompute_batch_norm(net, Net::forward, batches.clone()).unwrap_err();
+    let (net, error) = refused.into_parts();
+    assert!(
+        matches!(
+            error,
+            PruneError::Panics {
+                closure: "forward pass",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = mean_loss(&net, |net, x| net.forward(x).mean(), &batches).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            PruneError::Panics {
+                closure: "loss",
+                ..
+            }
+        ),
+        "{error}"
+    );
 }

@@ -421,3 +421,37 @@ fn settings_read_back_from_json() {
     assert!(read.pruner.progress);
     assert_eq!(read.state, None);
 }
+
+/// Pruned weights would grow again, and the report would still speak of zeros.
+#[test]
+fn a_model_that_comes_back_without_its_masks_is_refused_with_it() {
+    let device = Device::flex().autodiff();
+    let folded = |net: Perceptron| Ok(net.valid().materialize().train());
+    let refused = run(
+        &gradual(StageMethod::Magnitude, 0, 1),
+        net(&device),
+        |net, _| folded(net),
+    );
+    let (model, error) = refused.unwrap_err().into_parts();
+    assert!(
+        matches!(error, PruneError::MasksLost { stage: 2, .. }),
+        "{error}"
+    );
+    assert!(attached(&model).is_empty());
+
+    let (net, folded) = (pruner::net(&device), |net: Perceptron| {
+        Ok(net.valid().materialize().train())
+    });
+    let config = GradualConfig::new(config(0.875).with_stages(2), 1, 1);
+    let refused = config.prune(
+        net,
+        pruner::loss,
+        |_| pairs(1, &device),
+        |net, _| folded(net),
+    );
+    let error = refused.unwrap_err().into_error();
+    assert!(
+        matches!(error, PruneError::MasksLost { stage: 0, .. }),
+        "{error}"
+    );
+}

@@ -4,10 +4,10 @@ use burn::module::{Module, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::prune::{
-    Budget, Effort, PruneError, Pruner, SparseRecord, SparsityPattern,
-    layerwise::{Candidate, JudgedCandidate, Refitted, SupportMethod},
+    Budget, Effort, PruneError, Pruner, Shrink, SparseRecord, SparsityPattern,
+    layerwise::{Candidate, JudgedCandidate, Outputs, Refitted, SupportMethod},
 };
 
 use crate::layerwise::features;
@@ -253,4 +253,151 @@ fn what_is_pruned_is_a_positive_zero() {
         // And the bias.
         assert_eq!(nonzeros, pruned.masks.nonzeros() + 6);
     }
+}
+
+/// Burn's `reshape` takes an extent of 0 for the old one, and a product without an input has no rows.
+#[test]
+fn parameters_without_an_element_are_left_alone() {
+    let device = Device::flex();
+    let empty = |shape: [usize; 2]| Param::from_tensor(Tensor::<2>::zeros(shape, &device));
+    let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
+    let model = (layer, (empty([6, 0]), empty([0, 3])));
+    type Model = (Linear, (Param<Tensor<2>>, Param<Tensor<2>>));
+    let forward = |model: &Model, x: Tensor<2>| {
+        let nothing = x.clone().matmul(model.1.0.val()).matmul(model.1.1.val());
+        model.0.forward(x) + nothing
+    };
+    let batches = features(3, 40, 6, &device);
+    let batch = batches[0].clone();
+    let pruned = Pruner::new(Budget::Sparsity(0.5)).prune(model, forward, batches);
+    let pruned = pruned.unwrap();
+    assert_eq!((pruned.masks.nonzeros(), pruned.masks.weights()), (9, 18));
+    let shrunk = Shrink::dead().shrink(pruned.model, forward, batch).unwrap();
+    assert_eq!(shrunk.model.1.0.val().dims(), [6, 0]);
+}
+
+/// A head that is trained elsewhere, over frozen features.
+#[test]
+fn what_trains_but_is_not_read_is_not_tuned() {
+    let device = Device::flex().autodiff();
+    let model: (Linear, Linear) = (
+        LinearConfig::new(6, 5).init(&device),
+        LinearConfig::new(5, 3).init(&device),
+    );
+    let model = with_numbers(model, 5);
+    let model = (model.0.no_grad(), model.1);
+    let forward = |model: &(Linear, Linear), x| model.0.forward(x);
+    let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+    pruner.tuning = Some(2);
+    let pruned = pruner.prune(model, forward, features(3, 40, 6, &device.inner()));
+    assert_eq!(pruned.unwrap().masks.nonzeros(), 22);
+}
+
+/// Squares of its gradients, and the optimizer's epsilon, are 0 there.
+#[test]
+fn weights_in_half_precision_are_not_tuned_to_nan() {
+    let device = Device::flex().autodiff();
+    let layer: Linear = with_numbers(LinearConfig::new(6, 3).with_bias(false).init(&device), 5);
+    let half = |w: Tensor<2>| w.cast(FloatDType::F16).detach().require_grad();
+    let layer = Linear {
+        weight: layer.weight.map(half),
+        ..layer
+    };
+    let forward = |layer: &Linear, x: Tensor<2>| layer.forward(x.cast(FloatDType::F16));
+    let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+    pruner.tuning = Some(2);
+    let pruned = pruner.prune(layer, forward, features(3, 40, 6, &device.inner()));
+    let judged = pruned.unwrap().report.candidates;
+    assert!(
+        judged.iter().all(|one| one.divergence.is_finite()),
+        "{judged:?}"
+    );
+}
+
+/// Every weight would do, and all of them would be zero.
+#[test]
+fn examples_that_are_all_the_same_are_refused() {
+    let device = Device::flex();
+    let new = || -> Vec<Linear> {
+        let layers = [(6, 5), (5, 3)].map(|(i, o)| LinearConfig::new(i, o).init(&device));
+        with_numbers(layers.to_vec(), 5)
+    };
+    let forward = |model: &Vec<Linear>, x| model[1].forward(relu(model[0].forward(x)));
+    let one = features(1, 1, 6, &device);
+    let same = vec![one[0].clone().repeat_dim(0, 8)];
+    for batches in [one, same, vec![Tensor::ones([4, 6], &device)]] {
+        let refused = Pruner::new(Budget::Sparsity(0.5)).prune(new(), forward, batches);
+        let error = refused.unwrap_err().into_error().to_string();
+        assert!(
+            error.starts_with("`0.weight`: its inputs are the same"),
+            "{error}"
+        );
+    }
+    let two = features(1, 2, 6, &device);
+    assert!(
+        Pruner::new(Budget::Sparsity(0.5))
+            .prune(new(), forward, two)
+            .is_ok()
+    );
+}
+
+/// Otherwise the examples that layers were fitted to would judge them.
+#[test]
+fn of_a_single_batch_the_last_quarter_judges_where_it_can_be_divided() {
+    let device = Device::flex();
+    let prune = |forward: fn(&Linear, Tensor<2>) -> Tensor<2>, rows| {
+        let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
+        let pruner = Pruner::new(Budget::Sparsity(0.5));
+        let pruned = pruner.prune(layer, forward, features(1, rows, 6, &device));
+        let report = pruned.unwrap().report;
+        (report.calibration_examples, report.held_out_examples)
+    };
+    let alone: fn(&Linear, Tensor<2>) -> Tensor<2> = |layer, x| layer.forward(x);
+    assert_eq!(prune(alone, 40), (30, 10));
+    assert_eq!(prune(alone, 5), (4, 1));
+    // One row says nothing of what varies.
+    assert_eq!(prune(alone, 2), (2, 0));
+    // Examples of a graph meet.
+    let mixed: fn(&Linear, Tensor<2>) -> Tensor<2> = |layer, x| {
+        let mean = x.clone().mean_dim(0);
+        layer.forward(x - mean)
+    };
+    assert_eq!(prune(mixed, 40), (40, 0));
+}
+
+/// To a softmax, two numbers that are off by the same amount are the same.
+#[test]
+fn outputs_that_are_no_logits_are_judged_by_their_distance() {
+    let device = Device::flex();
+    let model = || -> Linear {
+        let layer: Linear = with_numbers(LinearConfig::new(6, 1).init(&device), 5);
+        layer
+    };
+    // One score, with two thresholds.
+    let forward = |layer: &Linear, x: Tensor<2>| {
+        let score = layer.forward(x);
+        Tensor::cat(vec![score.clone(), score - 1.0], 1)
+    };
+    let pruned = |outputs| {
+        let pruner = Pruner::new(Budget::Sparsity(0.5)).with_outputs(outputs);
+        let pruned = pruner.prune(model(), forward, features(2, 40, 6, &device));
+        pruned.unwrap().report
+    };
+    let logits = pruned(Outputs::Logits);
+    assert!(
+        logits.candidates.iter().all(|one| one.divergence < 1e-9),
+        "{logits}"
+    );
+    let values = pruned(Outputs::Values);
+    let of = |candidate| {
+        let mut all = values.candidates.iter();
+        all.find(|one| one.candidate == candidate)
+            .unwrap()
+            .divergence
+    };
+    assert_ne!(values.chosen, Candidate::Magnitude);
+    assert!(
+        of(Candidate::Configured) < 0.5 * of(Candidate::Magnitude),
+        "{values}"
+    );
 }

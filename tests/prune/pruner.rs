@@ -498,6 +498,26 @@ fn masks_that_a_model_carries_hold_while_it_is_pruned_further() {
 }
 
 #[test]
+fn of_several_stages_the_judge_says_whether_the_gradient_counts() {
+    let device = Device::flex();
+    let mut sweep = config(0.6)
+        .with_stages(2)
+        .with_ridge(RidgeChoice::over([1e-3, 1e-1]));
+    sweep.fisher.samples = 8;
+    for (first_order, factors) in [
+        (None, vec![None, None, Some(0.0), Some(0.0)]),
+        (Some(true), vec![None, None]),
+        (Some(false), vec![None, None]),
+    ] {
+        let pruned = prune(&sweep.clone().with_first_order(first_order), &device).unwrap();
+        for stage in &pruned.stages {
+            let judged = stage.ridges.iter().map(|judged| judged.ridge.first_order);
+            assert_eq!(judged.collect::<Vec<_>>(), factors);
+        }
+    }
+}
+
+#[test]
 fn the_ridge_is_the_one_that_held_out_examples_like_best() {
     let device = Device::flex();
     let mut sweep = config(0.6).with_ridge(RidgeChoice::over([1e-3, 1e-1, 10.0]));

@@ -53,6 +53,8 @@ struct Layer {
     weights: Vec<f32>,
     kept: Vec<bool>,
     intercept: Option<Vec<f32>>,
+    /// Whether it was fitted to inputs that are the same in every row.
+    is_dead: bool,
     report: LayerwiseLayer,
 }
 
@@ -78,7 +80,7 @@ impl Setting<'_> {
         let mut layers = Vec::new();
         let mut replaced = HashSet::new();
         let mut measured = HashSet::new();
-        let mut recalibrated = 0;
+        let (mut recalibrated, mut dead) = (0, 0);
         let mut differs = self.mask_what_no_product_reads(&mut walk, &stops, &mut replaced)?;
         while let Some(mut step) = walk
             .advance(|node| stops.contains_key(&node.index()))
@@ -97,11 +99,22 @@ impl Setting<'_> {
                     self.replace(&mut step, site, &layer)?;
                     replaced.insert(site.product.parameter.path.clone());
                     replaced.extend(site.bias.clone());
+                    dead += usize::from(layer.is_dead);
                     layers.push(layer.report);
                     bar.inc(1);
                     differs = true;
                 }
             }
+        }
+        // One whose inputs came to be constant is judged with the others; where all are, the examples are.
+        let mut fitted = layers
+            .iter()
+            .filter(|one| one.refitted == Refitted::Fitted)
+            .peekable();
+        if let Some(first) = fitted.peek().copied()
+            && fitted.count() == dead
+        {
+            return Err(nothing_varies(first));
         }
         let dense = match dense {
             Some(dense) => dense.to_vec(),
@@ -210,6 +223,7 @@ impl Setting<'_> {
                 report: unfitted(path, dense.len(), count, how),
                 kept: magnitude,
                 intercept: None,
+                is_dead: false,
             });
         }
         let order = match is_pattern {
@@ -221,6 +235,7 @@ impl Setting<'_> {
             weights: Vec::with_capacity(dense.len()),
             kept: Vec::with_capacity(dense.len()),
             intercept: site.bias.is_some().then(Vec::new),
+            is_dead: false,
             report: unfitted(path, dense.len(), 0, how),
         };
         let (mut errors, mut scales) = (0.0, 0.0);
@@ -264,6 +279,10 @@ impl Setting<'_> {
             layer.report.ridge = layer.report.ridge.max(solved.ridge);
             layer.report.dead_features += gram.dead_features(is_centered(self.pruner, site)).len();
             layer.report.rows += gram.rows();
+        }
+        layer.is_dead = layer.report.dead_features == product.groups * product.inputs;
+        if layer.is_dead && layer.report.rows < 2 {
+            return Err(nothing_varies(&layer.report));
         }
         layer.report.kept = layer.kept.iter().filter(|kept| **kept).count();
         layer.report.error = Some(errors / f64::max(scales, f64::MIN_POSITIVE));
@@ -418,6 +437,13 @@ struct Solved {
     error: f64,
     scale: f64,
     ridge: f64,
+}
+
+fn nothing_varies(layer: &LayerwiseLayer) -> PruneError {
+    PruneError::LayerSystem {
+        path: layer.path.clone(),
+        source: LayerwiseError::NothingVaries { rows: layer.rows },
+    }
 }
 
 fn unfitted(path: &str, weights: usize, kept: usize, refitted: Refitted) -> LayerwiseLayer {

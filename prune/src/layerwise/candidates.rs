@@ -9,6 +9,21 @@ use serde::{Deserialize, Serialize};
 use crate::PruneError;
 use crate::host::read;
 
+/// What an output stands for, and so how far two are from each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Outputs {
+    /// Logits of classes along the last axis: the Kullback–Leibler divergence of their softmax, to which a
+    /// number that is added to all of them is nothing. Where that axis has one place, as
+    /// [`Values`](Self::Values).
+    #[default]
+    Logits,
+    /// Numbers that count each by itself, those of a regression, an autoencoder, logits of several labels, or
+    /// logits of classes along another axis: half the squared distance, the sum along the last axis.
+    Values,
+}
+
 /// A way to prune a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -43,8 +58,9 @@ impl Candidate {
 pub struct JudgedCandidate {
     /// Which.
     pub candidate: Candidate,
-    /// Mean divergence from the dense network: of the softmax over the last axis of the first output
-    /// (Kullback–Leibler, nats), or half the squared distance where that axis has one place.
+    /// Mean divergence of the first output from that of the dense network, over all places but the last axis,
+    /// along which [`Outputs`] says what it is: of the softmax (Kullback–Leibler, nats), or half the squared
+    /// distance.
     #[serde(with = "crate::host::not_finite")]
     pub divergence: f64,
     /// Standard error of it.
@@ -138,6 +154,7 @@ impl Divergences {
     /// Adds the outputs of one batch, as [`logits`] has them.
     pub(crate) fn add(
         &mut self,
+        kind: Outputs,
         batch: usize,
         dense: &Tensor<2>,
         pruned: &Tensor<2>,
@@ -148,11 +165,11 @@ impl Divergences {
             return Err(PruneError::NaNOutputs { batch });
         }
         for (p, q) in dense.chunks_exact(width).zip(pruned.chunks_exact(width)) {
-            self.each.push(match width {
+            self.each.push(match kind {
                 // Infinite ones, too.
                 _ if p == q => 0.0,
-                1 => 0.5 * f64::from(p[0] - q[0]).powi(2),
-                _ => kullback_leibler(p, q),
+                Outputs::Logits if width > 1 => kullback_leibler(p, q),
+                _ => half_squares(p, q),
             });
             self.disagree += usize::from(largest(p) != largest(q));
         }
@@ -178,6 +195,15 @@ impl Divergences {
         let (own, other) = (self.mean(), other.mean());
         own < other || (other.is_nan() && !own.is_nan())
     }
+}
+
+fn half_squares(p: &[f32], q: &[f32]) -> f64 {
+    let pairs = p.iter().zip(q);
+    let distance = |(p, q): (&f32, &f32)| match p == q {
+        true => 0.0,
+        false => 0.5 * (f64::from(*p) - f64::from(*q)).powi(2),
+    };
+    pairs.map(distance).sum()
 }
 
 /// KL of the softmax of `q` from that of `p`.

@@ -2,6 +2,7 @@
 
 mod attempt;
 pub(crate) mod candidates;
+mod division;
 pub(crate) mod effort;
 pub(crate) mod inputs;
 mod norm;
@@ -15,7 +16,7 @@ pub(crate) mod support;
 mod ties;
 mod tuning;
 
-pub use candidates::{Candidate, JudgedCandidate};
+pub use candidates::{Candidate, JudgedCandidate, Outputs};
 pub use effort::Effort;
 pub use report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
 pub use shares::Shares;
@@ -51,7 +52,8 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 ///
 /// At the end, where the [`Effort`] affords it, the values of all layers are tuned together towards the
 /// dense network's outputs. Magnitude is a candidate, too. Held-out examples judge: who diverges least
-/// from the dense network's outputs is taken.
+/// from the dense network's outputs is taken; they are logits, unless [`outputs`](Self::outputs) says
+/// otherwise.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -87,6 +89,10 @@ pub struct Pruner {
     pub recalibrate: bool,
     /// How many weights each layer keeps. Default: [`Shares::Auto`].
     pub shares: Shares,
+    /// What the network's outputs are, for those who judge candidates by them. Default:
+    /// [`Outputs::Logits`].
+    #[serde(default)]
+    pub outputs: Outputs,
     /// Whether magnitude is a candidate beside what is configured, with [`Effort::Thorough`] also with
     /// fitted values. Default: yes.
     pub candidates: bool,
@@ -129,6 +135,7 @@ impl Pruner {
             refit: true,
             recalibrate: true,
             shares: Shares::Auto,
+            outputs: Outputs::Logits,
             candidates: true,
             effort: Effort::Standard,
             tuning: None,
@@ -153,12 +160,18 @@ impl Pruner {
         self
     }
 
+    /// With outputs that are no logits of classes along their last axis.
+    pub fn with_outputs(mut self, outputs: Outputs) -> Self {
+        self.outputs = outputs;
+        self
+    }
+
     /// Prunes `model`.
     ///
     /// `forward` gives the outputs, logits for example, of a batch of inputs; `batches` are inputs like
     /// those of training: the first ones for the layers, until [`examples`](Self::examples) are
-    /// reached, then [`held_out`](Self::held_out) to judge by; of a single batch, both. One without an
-    /// example is left out. The model is taken as it is deployed (evaluation mode) and comes back on its
+    /// reached, then [`held_out`](Self::held_out) to judge by; of a single batch the last quarter judges, where
+    /// its parts give what the whole gives, otherwise all of it does both. One without an example is left out. The model is taken as it is deployed (evaluation mode) and comes back on its
     /// devices.
     ///
     /// # Errors
@@ -167,8 +180,8 @@ impl Pruner {
     /// - [`PruneError::NotRecorded`] where the forward pass cannot be recorded,
     ///   [`PruneError::NotLayerwise`] for patterns and budgets that mean nothing layer by layer: both
     ///   name the way that is left.
-    /// - [`PruneError::LayerSystem`] with the path of a layer whose inputs are not finite, or whose
-    ///   system is singular; [`PruneError::CarriesReparameterization`].
+    /// - [`PruneError::LayerSystem`] with the path of a layer whose inputs are not finite, or the same in all
+    ///   examples, or whose system is singular; [`PruneError::CarriesReparameterization`].
     /// - [`PruneError::NaNOutputs`] where the dense network gives NaN for inputs that judge.
     /// - [`PruneError::NoSamples`] without an example, [`PruneError::InvalidConfig`], and what
     ///   [`Selection::of`] and the budget refuse.
@@ -229,7 +242,21 @@ impl Pruner {
         let dense = model.valid();
         let folded = batch_norm::folded(&dense)?;
         let device = dense.devices().into_iter().next();
-        let (batches, fitted, examples, held_out) = self.split(batches, device.as_ref())?;
+        let (mut batches, fitted, mut examples, mut held_out) =
+            self.split(batches, device.as_ref())?;
+        // By magnitude alone nothing is fitted, nor chosen.
+        let is_judged = self.held_out > 0 && first != Candidate::Magnitude;
+        if let ([only], true) = (&batches[..], is_judged) {
+            match division::to_fit_and_to_judge(&dense, &forward, only)? {
+                Some(parts) => {
+                    (examples, held_out) = (count(&parts[0]), count(&parts[1]));
+                    batches = parts.into();
+                }
+                None => tracing::warn!(
+                    "layers are fitted to the only batch, which judges them, too: give another one"
+                ),
+            }
+        }
         let judges = match held_out {
             0 => 0..fitted,
             _ => fitted..batches.len(),
@@ -379,7 +406,7 @@ impl Pruner {
                 passes,
                 progress: self.progress,
                 deadline,
-                steps: tuning::steps(&dense, &forward, &batches[..fitted], &outputs)?,
+                steps: division::steps(&dense, &forward, &batches[..fitted], &outputs)?,
             };
             let judge = |tuned: M| {
                 let walk = record(&tuned, &everything)?;

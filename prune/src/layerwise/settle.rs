@@ -54,7 +54,7 @@ impl Setting<'_> {
         let mut divergences = Divergences::default();
         for batch in self.judges.clone() {
             let pruned = walk.result(batch, Pass::Replaced).map_err(failed)?;
-            divergences.add(batch, &dense[batch], &logits(&pruned)?)?;
+            divergences.add(self.pruner.outputs, batch, &dense[batch], &logits(&pruned)?)?;
         }
         Ok(divergences)
     }

@@ -1,9 +1,8 @@
 //! Values of parameters that several modules hold.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn_lean_reparam::{FloatVisitor, PathMapper, Trail, map_with_path, visit_plain_floats};
 
@@ -46,31 +45,6 @@ impl PathMapper for Spread<'_> {
         match self.measured.contains(&at.path()) {
             true => param,
             false => self.values.map_float(param),
-        }
-    }
-}
-
-/// `model` with one tensor in all copies of a parameter that trains: its gradient is that of all of them,
-/// and what an optimizer gave the first one alone, the others have, too.
-pub(crate) fn join<M: Module>(model: M) -> M {
-    model.map(&mut Join::default())
-}
-
-/// The tensors of parameters that were met.
-#[derive(Default)]
-struct Join(HashMap<ParamId, DispatchTensor>);
-
-impl ModuleMapper for Join {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_require_grad() {
-            return param;
-        }
-        match self.0.get(&param.id) {
-            Some(first) => param.map(|_| Tensor::from_dispatch(first.clone())),
-            None => {
-                self.0.insert(param.id, param.base().into_dispatch());
-                param
-            }
         }
     }
 }

@@ -7,17 +7,15 @@ use std::time::Instant;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_lean_graph::{TensorMapper, Tensors};
-use burn_lean_reparam::{catch_quietly, each_float, map_with_path};
+use burn_lean_graph::Tensors;
+use burn_lean_reparam::{each_float, join_copies, map_with_path};
 
 use crate::host::{bar, read};
 use crate::layerwise::candidates::{Divergences, logits};
-use crate::layerwise::ties;
+use crate::layerwise::division::{Part, first_dimension, rows};
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
 use crate::{Masks, PruneError, Selection, layerwise::Candidate};
 
-/// Examples of a step, at most, where batches can be divided.
-const STEP: usize = 64;
 /// The highest learning rate of AdamW, as a share of the root mean square of the kept weights.
 const RATE: f64 = 0.01;
 
@@ -42,7 +40,7 @@ pub(crate) struct Tuning<'a> {
     pub(crate) progress: bool,
     /// When to stop.
     pub(crate) deadline: Option<Instant>,
-    /// The steps of a pass: a batch, and which of its examples; see [`steps`].
+    /// The steps of a pass: a batch, and which of its examples; see [`steps`](super::division::steps).
     pub(crate) steps: Vec<(usize, Range<usize>)>,
 }
 
@@ -114,11 +112,14 @@ impl Tuning<'_> {
         let copy = map_with_path(model.valid(), &mut trains);
         let attached = self.masks.attach(copy);
         let attached = attached.map_err(|rejected| rejected.into_error())?;
-        let mut student = ties::join(attached.train());
-        let mut trainable = false;
-        each_float(&student, |_, float| trainable |= float.is_require_grad());
-        if !trainable {
-            // Nothing has a gradient: the caller's network is frozen.
+        let mut student = join_copies(attached.train());
+        let (mut trainable, mut half) = (false, false);
+        each_float(&student, |_, float| {
+            trainable |= float.is_require_grad();
+            half |= float.is_require_grad() && matches!(float.dtype(), DType::F16 | DType::BF16);
+        });
+        if !trainable || half {
+            // The caller's network is frozen, or an optimizer's squares and epsilon would underflow.
             return Ok((model.valid(), 0));
         }
         let mut optimizer = AdamWConfig::new()
@@ -146,6 +147,10 @@ impl Tuning<'_> {
                 let outputs = logits(&forward(&student, inputs))?;
                 let target = rows(&dense[*batch], examples, all);
                 let loss = distance(target, outputs);
+                if !loss.is_tracked() {
+                    // What trains is not what the forward pass reads.
+                    return Ok((model.valid(), 0));
+                }
                 let mut gradients = loss.backward();
                 let gradients = match &self.only {
                     Some(ids) => GradientsParams::from_params(&mut gradients, &student, ids),
@@ -155,7 +160,7 @@ impl Tuning<'_> {
                 let progress = (done as f64 + 0.5) / steps as f64;
                 let up = (progress / 0.1).min(1.0);
                 let down = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
-                student = ties::join(optimizer.step(rate * up * down, student, gradients));
+                student = join_copies(optimizer.step(rate * up * down, student, gradients));
                 done += 1;
                 bar.inc(1);
             }
@@ -197,129 +202,6 @@ fn distance(dense: Tensor<2>, pruned: Tensor<2>) -> Tensor<1> {
     (pruned - dense).mask_fill(equal, 0.0).square().mean() * 0.5
 }
 
-/// The steps of a pass over `batches`, of which the dense network `model` gives `dense`: a batch is cut
-/// where it gives the same for the parts. That first axes are equally long says little: they may
-/// count nodes of a graph, or places of a sequence.
-pub(crate) fn steps<M: Module, I: Tensors, O: Tensors>(
-    model: &M,
-    forward: &impl Fn(&M, I) -> O,
-    batches: &[I],
-    dense: &[Tensor<2>],
-) -> Result<Vec<(usize, Range<usize>)>, PruneError> {
-    let mut known: HashMap<Vec<Vec<usize>>, bool> = HashMap::new();
-    let mut steps = Vec::new();
-    for (batch, (inputs, dense)) in batches.iter().zip(dense).enumerate() {
-        let mut parts = parts(inputs, dense);
-        if parts.len() > 1 {
-            let shapes = burn_lean_graph::shapes(inputs);
-            let divides = match known.get(&shapes).copied() {
-                Some(divides) => divides,
-                None => divides(model, forward, inputs, dense, &parts)?,
-            };
-            known.insert(shapes, divides);
-            if !divides {
-                let end = parts.last().map_or(0, |last| last.end);
-                parts = std::iter::once(0..end).collect();
-            }
-        }
-        steps.extend(parts.into_iter().map(|part| (batch, part)));
-    }
-    Ok(steps)
-}
-
-/// Whether the parts of a batch give what all of it gives.
-fn divides<M: Module, I: Tensors, O: Tensors>(
-    model: &M,
-    forward: &impl Fn(&M, I) -> O,
-    inputs: &I,
-    dense: &Tensor<2>,
-    parts: &[Range<usize>],
-) -> Result<bool, PruneError> {
-    let all = parts.last().map_or(0, |last| last.end);
-    for part in parts {
-        let given = catch_quietly(|| {
-            let inputs = inputs.map_tensors(&mut Part {
-                examples: Some(part.clone()),
-                trains: false,
-            });
-            let outputs = logits(&forward(model, inputs))?;
-            Ok::<_, PruneError>((outputs.dims(), read(outputs)?))
-        });
-        let Ok(Ok((dims, given))) = given else {
-            return Ok(false);
-        };
-        let expected = rows(dense, part, all);
-        let tolerance = match expected.dtype() {
-            DType::F32 | DType::F64 => 1e-3,
-            _ => 2e-2,
-        };
-        if dims != expected.dims() || !agree(&given, &read(expected)?, tolerance) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Whether numbers are the same to rounding, a fraction of the largest one.
-fn agree(given: &[f32], expected: &[f32], tolerance: f32) -> bool {
-    let finite = expected.iter().filter(|value| value.is_finite());
-    let largest = finite.fold(0.0, |most: f32, value| most.max(value.abs()));
-    let mut pairs = given.iter().zip(expected);
-    pairs.all(|(a, b)| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= tolerance * largest)
-}
-
-/// The outputs of some of so many examples.
-fn rows(dense: &Tensor<2>, examples: &Range<usize>, all: usize) -> Tensor<2> {
-    let [places, _] = dense.dims();
-    let per_example = places / all.max(1);
-    let end = match examples.end == all {
-        true => places,
-        false => examples.end * per_example,
-    };
-    dense.clone().slice([examples.start * per_example..end])
-}
-
-/// The examples of a batch, in parts: all at once where not all of its tensors count them.
-fn parts(inputs: &impl Tensors, dense: &Tensor<2>) -> Vec<Range<usize>> {
-    let [places, _] = dense.dims();
-    let (all, step) = match first_dimension(inputs) {
-        Some(all) if places.is_multiple_of(all.max(1)) => {
-            (all, all.div_ceil(all.div_ceil(STEP).max(1)))
-        }
-        Some(all) => (all, all),
-        None => (1, 1),
-    };
-    let starts = (0..all).step_by(step.max(1));
-    starts.map(|start| start..(start + step).min(all)).collect()
-}
-
-/// The first dimension, where all tensors share it.
-fn first_dimension(inputs: &impl Tensors) -> Option<usize> {
-    let shapes = burn_lean_graph::shapes(inputs);
-    let first = *shapes.first()?.first()?;
-    let same = shapes.iter().all(|shape| shape.first() == Some(&first));
-    (same && first > 0).then_some(first)
-}
-
-/// Some examples, or all; on the autodiff device where they train.
-struct Part {
-    examples: Option<Range<usize>>,
-    trains: bool,
-}
-
-impl TensorMapper for Part {
-    burn_lean_graph::every_kind!(|self, tensor| {
-        let tensor = match self.trains {
-            true => tensor.clone().autodiff(),
-            false => tensor.clone(),
-        };
-        match &self.examples {
-            Some(examples) => tensor.slice([examples.clone()]),
-            None => tensor,
-        }
-    });
-}
-
 /// Values of float parameters, from one model into another.
 #[derive(Default)]
 pub(crate) struct Values(HashMap<ParamId, Tensor<1>>);
@@ -328,7 +210,10 @@ impl ModuleVisitor for Values {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
         let count = value.shape().num_elements();
-        self.0.insert(param.id, value.reshape([count]));
+        // Burn's `reshape` takes an extent of 0 for the old one.
+        if count > 0 {
+            self.0.insert(param.id, value.reshape([count]));
+        }
     }
 }
 

@@ -76,7 +76,9 @@ impl Masks {
     /// optimizer goes on with the state that it has; parameters without a mask are untouched.
     ///
     /// Momentum that an optimizer has already gathered for a weight that is pruned now is not
-    /// cleared: it dies away in the base, behind the mask, because the gradient there is zero.
+    /// cleared: it dies away in the base, behind the mask, because the gradient there is zero. An optimizer
+    /// that mixes the gradients of a matrix (Muon) moves bases behind masks, too; they stay zero in the
+    /// forward pass, and `materialize` folds the mask in.
     ///
     /// # Errors
     ///
@@ -167,6 +169,21 @@ impl Masks {
             new,
         };
         Ok(map_with_path(model, &mut replace))
+    }
+
+    /// The first parameter that does not carry its mask, of the same shape.
+    pub(crate) fn lost_in<M: Module>(&self, model: &M) -> Option<String> {
+        let carried: HashMap<_, _> = attached_masks(model)
+            .into_iter()
+            .map(|mask| (mask.path, mask.shape))
+            .collect();
+        let mut masks = self.parameters().iter();
+        let lost = masks.find(|mask| {
+            carried
+                .get(mask.path())
+                .is_none_or(|shape| shape != mask.shape())
+        });
+        lost.map(|mask| mask.path().into())
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
-use burn_lean_reparam::evaluated_with_gradients;
+use burn_lean_reparam::{catch_quietly, evaluated_with_gradients};
 
 use crate::host::read;
 use crate::{Batch, PruneError, Selection};
@@ -59,7 +59,7 @@ impl ModuleMapper for GradientsOf {
 /// # Errors
 ///
 /// [`PruneError::NoSamples`] without examples, [`PruneError::Mismatch`] where the parts of a batch
-/// have other numbers of them, [`PruneError::Device`] where reading fails.
+/// have other numbers of them, [`PruneError::Panics`], [`PruneError::Device`] where reading fails.
 pub fn mean_loss<M: Module, B: Batch>(
     model: &M,
     loss: impl Fn(&M, &B) -> Tensor<1>,
@@ -83,7 +83,11 @@ pub fn mean_loss<M: Module, B: Batch>(
             Some(device) => batch.clone().to_device(device),
             None => batch.clone(),
         };
-        let value = read(loss(&model, &batch).without_autodiff())?;
+        let value = catch_quietly(|| loss(&model, &batch)).map_err(|reason| {
+            let closure = "loss";
+            PruneError::Panics { closure, reason }
+        })?;
+        let value = read(value.without_autodiff())?;
         sum += count as f64 * f64::from(value.first().copied().unwrap_or(f32::NAN));
         examples += count;
     }

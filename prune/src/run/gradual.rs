@@ -120,6 +120,7 @@ impl GradualConfig {
     ///   [grid](crate::SolverConfig::grid) with training after the last stage.
     /// - [`PruneError::NeedsMasks`]: the model carries a reparameterization, but no masks on all of
     ///   the parameters to prune.
+    /// - [`PruneError::MasksLost`]: `train` returns a model without the masks.
     /// - Whatever `train` returns, and as [`PrunerConfig::prune`].
     pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,
@@ -171,7 +172,7 @@ impl GradualConfig {
                 true => masks.replace(model)?,
                 false => masks.attach(model)?,
             };
-            let model = training.run(model, &mut train_stage)?;
+            let model = training.run(model, masks, &mut train_stage)?;
             Ok(match carries_masks {
                 true => model,
                 false => model.materialize(),

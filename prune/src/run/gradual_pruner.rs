@@ -188,6 +188,7 @@ impl GradualPruner {
     ///   with the masks.
     /// - [`PruneError::Record`], [`PruneError::Io`], [`PruneError::StagesOfAnotherRun`]: of the
     ///   [`state`](Self::state).
+    /// - [`PruneError::MasksLost`]: `train` returns a model without the masks.
     /// - Whatever `train` returns, and as [`Pruner::prune`] and [`Schedule::targets`].
     pub fn prune<M: Module, I: Tensors, O: Tensors, B: IntoIterator<Item = I>>(
         &self,
@@ -255,7 +256,9 @@ impl GradualPruner {
                 rates,
             );
             let masked = pruned.masks.attach(pruned.model)?;
-            model = training.run(masked, &mut train_stage)?.materialize();
+            model = training
+                .run(masked, &pruned.masks, &mut train_stage)?
+                .materialize();
             stages.push(LayerwiseStage {
                 stage,
                 target: *target,

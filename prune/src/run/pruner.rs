@@ -69,7 +69,8 @@ pub struct PrunerConfig {
     #[config(default = "RunningStatistics::Judged")]
     pub running_statistics: RunningStatistics,
     /// Whether the problem has the gradient of the loss, a = 1/m. Default: with more than one
-    /// stage, since the weights are no minimum of the loss from the second on.
+    /// stage, since the weights are no minimum of the loss from the second on; a sweep over ridges
+    /// judges each with it and without.
     #[config(default = "None")]
     pub first_order: Option<bool>,
     /// Where the gradient matrix would exceed its memory bound, solve it in blocks of columns

@@ -66,7 +66,8 @@ impl PrunerConfig {
             let (_, loss, _) = statistics.choose(pruned, loss)?;
             Ok(loss)
         };
-        let sweep = solve_with_ridge(&problem, solver, &self.ridge, &mut judge)?;
+        let ridges = self.ridges(first_order);
+        let sweep = solve_with_ridge(&problem, solver, &ridges, &mut judge)?;
         let solved = Solved {
             solution: sweep.solution,
             gradients: report,
@@ -75,6 +76,24 @@ impl PrunerConfig {
             seconds: start.elapsed().as_secs_f64(),
         };
         settle(solved, &statistics, selection, model, loss)
+    }
+
+    /// The ridges to judge; where nobody has said whether the gradient of the loss counts, with it and
+    /// without: where the loss is small, the empirical Fisher is far below its curvature, and the step along
+    /// the gradient too long for every ridge.
+    fn ridges(&self, first_order: f64) -> RidgeChoice {
+        let mut ridges = self.ridge.clone();
+        if let (RidgeChoice::Sweep(candidates), None) = (&mut ridges, self.first_order)
+            && first_order != 0.0
+        {
+            let open = candidates.clone().into_iter();
+            let open = open.filter(|ridge| ridge.first_order.is_none());
+            candidates.extend(open.map(|ridge| Ridge {
+                first_order: Some(0.0),
+                ..ridge
+            }));
+        }
+        ridges
     }
 
     /// The examples that judge what there is to choose in a stage; none where there is nothing.

@@ -1,9 +1,10 @@
 //! Training between stages: what is trained after which stage, at which learning rate.
 
+use burn::module::Module;
 use burn_lean_reparam::Rejected;
 
-use crate::PruneError;
 use crate::model::checks;
+use crate::{Masks, PruneError};
 
 /// The first and the last learning rate after a stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,15 +89,23 @@ impl StageTraining {
         self.rates.at(progress)
     }
 
-    /// Calls `train` unless there is no epoch.
-    pub(crate) fn run<M>(
+    /// Calls `train` unless there is no epoch. What comes back must still carry `masks`.
+    pub(crate) fn run<M: Module>(
         &self,
         model: M,
+        masks: &Masks,
         train: &mut impl FnMut(M, &Self) -> Result<M, Rejected<M, PruneError>>,
     ) -> Result<M, Rejected<M, PruneError>> {
-        match self.epochs {
-            0 => Ok(model),
-            _ => train(model, self),
+        if self.epochs == 0 {
+            return Ok(model);
+        }
+        let model = train(model, self)?;
+        match masks.lost_in(&model) {
+            None => Ok(model),
+            Some(path) => {
+                let stage = self.stage;
+                Err(Rejected::new(model, PruneError::MasksLost { path, stage }))
+            }
         }
     }
 

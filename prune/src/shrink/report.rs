@@ -60,6 +60,7 @@ impl fmt::Display for ShrinkReport {
         for group in &self.groups {
             write!(f, "{}: ", group.paths.join(", "))?;
             match &group.fixed {
+                Some(why) if group.units == 1 => writeln!(f, "1 unit stays: {why}")?,
                 Some(why) => writeln!(f, "{} units stay: {why}", group.units)?,
                 None => writeln!(f, "{} of {} units removed", group.removed, group.units)?,
             }

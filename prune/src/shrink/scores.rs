@@ -195,14 +195,21 @@ impl<'a> Scored<'a> {
     /// Of what the model's author decides: where units stay, and why.
     fn kept_by_the_model(&self) -> String {
         let mut text = String::new();
+        let mut is_written = false;
         for group in self.groups {
             let Some(why) = &group.fixed else { continue };
             if matches!(why, FixedBy::Input | FixedBy::Output) {
                 continue;
             }
+            let may_follow = [FixedBy::Groups, FixedBy::Reshape, FixedBy::Written];
+            is_written |= may_follow.contains(why);
             if let Some(maker) = group.axes.iter().find(|axis| axis.role.makes()) {
                 text += &format!("; those that `{}` makes stay: {why}", maker.path);
             }
+        }
+        if is_written {
+            text +=
+                ". With `Shrink::shrink_resizing` numbers that are written into the model follow";
         }
         text
     }

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 use burn_lean_reparam::{
-    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, Training, each_float, map_with_path,
-    visit_floats, visit_with_path,
+    FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, Training, catch_quietly, each_float,
+    map_with_path, visit_floats, visit_with_path,
 };
 
 use crate::host::read;
@@ -50,7 +50,8 @@ const BATCH_NORM: &str = "Struct:BatchNorm";
 ///
 /// The model comes back in the error, unchanged: [`PruneError::NoSamples`] without any batch,
 /// [`PruneError::Mismatch`] where the parts of one have other numbers of examples,
-/// [`PruneError::NonFiniteStatistics`] where the new ones are not finite, [`PruneError::Device`] where
+/// [`PruneError::NonFiniteStatistics`] where the new ones are not finite, [`PruneError::Panics`],
+/// [`PruneError::Device`] where
 /// reading fails. A batch without an example is left out.
 pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     model: M,
@@ -158,7 +159,10 @@ fn averages<M: Module, B: Batch, O>(
             Some(device) => batch.clone().to_device(device),
             None => batch.clone(),
         };
-        forward(&model, &batch);
+        catch_quietly(|| drop(forward(&model, &batch))).map_err(|reason| {
+            let closure = "forward pass";
+            PruneError::Panics { closure, reason }
+        })?;
         Statistics::of(&model.valid(), &folded)
     };
     let mut sum: Option<Statistics> = None;
