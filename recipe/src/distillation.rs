@@ -65,7 +65,17 @@ impl Distillation {
     /// which each position is an example; `[1]`.
     ///
     /// Gradients go to both; a teacher without autodiff gets none.
+    ///
+    /// # Panics
+    ///
+    /// Where the two have not the same shape.
     pub fn logits<const D: usize>(&self, student: Tensor<D>, teacher: Tensor<D>) -> Tensor<1> {
+        // Burn would repeat the only class of one for all of the other.
+        assert_eq!(
+            student.dims(),
+            teacher.dims(),
+            "logits of student and teacher"
+        );
         let classes = D - 1;
         let examples: usize = student.dims()[..classes].iter().product();
         let t = self.temperature;

@@ -14,5 +14,6 @@ mod refuses;
 mod resume;
 mod shrink;
 mod soup;
+mod ties;
 mod trust;
 mod whole_way;

@@ -101,6 +101,16 @@ fn paths_and_sizes_that_do_not_fit_are_refused_before_training() {
     }
 }
 
+/// What is left when all has gone that can go depends on shapes alone.
+#[test]
+fn a_share_that_shrinking_cannot_reach_is_refused_before_training() {
+    let recipe = Recipe::new()
+        .with_train(TrainStage::new(1, 0.01))
+        .with_shrink(ShrinkStage::new(1e-4));
+    let error = refused(&recipe, &Device::flex()).to_string();
+    assert!(error.contains("of the multiplications are left"), "{error}");
+}
+
 #[test]
 fn pruning_that_finds_no_weight_is_refused_before_training() {
     let device = Device::flex();

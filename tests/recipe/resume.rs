@@ -294,6 +294,15 @@ fn a_damaged_stage_is_an_error_and_not_a_model() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = Recipe::new().with_train(TrainStage::new(1, 0.01));
     run(&recipe, folder.path(), None).unwrap();
+    // What is kept beside the model, masks for example, is of its own.
+    let stage = folder.path().join("state/0-train/stage.toml");
+    let text = std::fs::read_to_string(&stage).unwrap();
+    let other = text.replacen("seconds = ", "seconds = 1", 1);
+    assert_ne!(other, text);
+    std::fs::write(&stage, other).unwrap();
+    let error = run(&recipe, folder.path(), None).unwrap_err().to_string();
+    assert!(error.contains("its checksum is wrong"), "{error}");
+    std::fs::write(&stage, text).unwrap();
     let model = folder.path().join("state/0-train/model.bpk");
     let mut bytes = std::fs::read(&model).unwrap();
     let middle = bytes.len() / 2;

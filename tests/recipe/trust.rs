@@ -65,8 +65,17 @@ fn labels_of_another_number_and_logits_that_are_no_numbers_are_refused() {
     let logits = Tensor::<2>::zeros([3, 2], &device);
     let error = Answers::collect([Ok((logits.clone(), labels(2)))]).unwrap_err();
     assert!(error.to_string().contains("3 rows of logits, but 2 labels"));
-    let nan = logits.mul_scalar(f32::NAN);
-    assert!(Answers::collect([Ok((nan, labels(3)))]).is_err());
+    let nan = logits.clone().mul_scalar(f32::NAN);
+    let error = Answers::collect([Ok((nan, labels(3)))]).unwrap_err();
+    assert!(error.to_string().contains("a logit of example 0"));
+    // Counted from 1, nothing would be right, before compression and after it, and no bound broken.
+    for label in [2, -1] {
+        let labels = Tensor::from_data([0, 1, label], &device);
+        let error = Answers::collect([Ok((logits.clone(), labels))]).unwrap_err();
+        let expected =
+            format!("the label of example 2 is {label}, but the logits are of 2 classes");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
 }
 
 #[test]

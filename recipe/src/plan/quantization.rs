@@ -42,6 +42,10 @@ pub enum RoundingMethod {
 
 /// Quantization: with training (QAT) where [`train`](Self::train) is given, without (PTQ) elsewhere.
 ///
+/// Weights that Burn cannot hold as codes, floats of 8 bits or some [`block`](Self::block)s among them, are
+/// floats of rounded values in the record, which is no smaller for them, and a warning says so; a
+/// `safetensors` of [`export`](crate::Recipe::export) has their codes.
+///
 /// ```
 /// use burn_lean_recipe::{QuantizeStage, TrainStage};
 ///

@@ -10,12 +10,15 @@ use crate::RecipeError;
 use crate::plan::Check;
 
 impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
-    /// Refuses paths that no parameter has, grids that do not fit a weight, and Fisher samples that
-    /// no batch is large enough for.
+    /// Refuses paths that no parameter has, a share that shrinking cannot reach, grids that do not fit a
+    /// weight, and Fisher samples that no batch is large enough for.
     pub(crate) fn check(&self, model: &M) -> Result<(), RecipeError> {
         let paths = paths(model);
         if let Some(shrink) = &self.recipe.shrink {
             Check("shrink").found(&shrink.exclude, &paths)?;
+            if self.recipe.train.is_some() {
+                self.check_shrink(shrink, model)?;
+            }
         }
         for (index, plan) in self.recipe.quantize.iter().enumerate() {
             let mut plan = plan.clone();

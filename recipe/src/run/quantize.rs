@@ -2,6 +2,7 @@
 
 use burn::module::Module;
 use burn_lean_prune::{Masks, SparseRecord};
+use burn_lean_quant::deploy::{ConvertedWeight, Outcome};
 use burn_lean_quant::{
     ConvertConfig, QuantizedForward, Unsupported, fold_for, rounding::set_weight_scales,
 };
@@ -53,9 +54,10 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
                 }
             },
             |model| {
-                let (model, _) = ConvertConfig::new()
+                let (model, report) = ConvertConfig::new()
                     .with_unsupported(Unsupported::KeepFakeQuantized)
                     .convert(model)?;
+                warn_of_floats(&name, &report.weights);
                 let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
                 Ok(Shipped { model, file })
             },
@@ -121,6 +123,16 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
             // Rounded weights lie on a grid of their own.
             Some(scales) => Ok(set_weight_scales(model, &scales)?),
             None => Ok(model),
+        }
+    }
+}
+
+/// The record of such a weight is no smaller than before.
+fn warn_of_floats(stage: &str, weights: &[ConvertedWeight]) {
+    for weight in weights {
+        if let Outcome::KeptFakeQuantized { reason } = &weight.outcome {
+            let path = &weight.path;
+            tracing::warn!(stage, path, reason, "stays a float in the record");
         }
     }
 }

@@ -47,8 +47,28 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         )
     }
 
+    /// Refuses a share that is out of reach: that depends on shapes, which training leaves as they are.
+    pub(crate) fn check_shrink(&self, plan: &ShrinkStage, model: &M) -> Result<(), RecipeError> {
+        self.smaller(plan, model)
+            .map(|_| ())
+            .map_err(|error| error.at(&plan.name()))
+    }
+
     fn cut(&self, plan: &ShrinkStage, dense: &M) -> Result<M, RecipeError> {
         let start = std::time::Instant::now();
+        let small = self.smaller(plan, dense)?;
+        // Training goes on from checkpoints of this very model.
+        let kept = Kept {
+            row: None,
+            masks: None,
+            seconds: start.elapsed().as_secs_f64(),
+            latency: String::new(),
+        };
+        self.state.keep(CUT, &small, kept, || Ok(()))?;
+        Ok(small)
+    }
+
+    fn smaller(&self, plan: &ShrinkStage, dense: &M) -> Result<M, RecipeError> {
         let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
         let batch = self
             .inputs(KEY)
@@ -60,15 +80,6 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
             Some(resize) => shrink.shrink_resizing(own(dense), forward, batch, resize),
             None => shrink.shrink(own(dense), forward, batch),
         };
-        let small = shrunk?.model;
-        // Training goes on from checkpoints of this very model.
-        let kept = Kept {
-            row: None,
-            masks: None,
-            seconds: start.elapsed().as_secs_f64(),
-            latency: String::new(),
-        };
-        self.state.keep(CUT, &small, kept, || Ok(()))?;
-        Ok(small)
+        Ok(shrunk?.model)
     }
 }

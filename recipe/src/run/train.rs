@@ -7,7 +7,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_amp::{Autocast, Checkpoints, GradScaler, GradScalerConfig};
 use burn_lean_quant::{QuantizedForward, advance, quantizers};
-use burn_lean_reparam::catch_quietly;
+use burn_lean_reparam::{catch_quietly, join_copies};
 
 use super::session::{Examples, Outputs, Session};
 use super::tensors::on_device;
@@ -105,6 +105,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         model: M,
         epochs: std::ops::Range<u64>,
     ) -> Result<M, RecipeError> {
+        let model = join_copies(model);
         self.quantizes = !quantizers(&model).is_empty();
         self.optim = self.session.task.optimizer(&self.session.device);
         self.scaler = scaler(self.dtype, self.max_norm)?;
@@ -126,7 +127,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         let optim = self.session.task.optimizer(&self.session.device);
         let (model, optim, scaler) = checkpoints.load(latest, model, optim)?;
         (self.optim, self.scaler, self.position) = (optim, scaler, position);
-        Ok(model)
+        Ok(join_copies(model))
     }
 
     /// One epoch, or what is left of it; `of` are its number and that of all as they are shown, and
@@ -288,12 +289,8 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         self.loss = Some(loss.clone().without_autodiff());
         let grads = self.scaler.scale(loss)?.backward();
         let grads = GradientsParams::from_grads(grads, &model);
-        Ok(advance(self.scaler.step(
-            &mut self.optim,
-            rate,
-            model,
-            grads,
-        )?))
+        let model = self.scaler.step(&mut self.optim, rate, model, grads)?;
+        Ok(advance(join_copies(model)))
     }
 }
 

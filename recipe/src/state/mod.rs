@@ -73,8 +73,14 @@ pub(crate) struct Kept {
 #[derive(Serialize, Deserialize)]
 struct Manifest {
     kept: Kept,
+    /// Of `kept` as it is written.
+    kept_crc32: u32,
     model_bytes: usize,
     model_crc32: u32,
+}
+
+fn checksum_of(kept: &Kept) -> Result<u32, toml::ser::Error> {
+    Ok(crc32fast::hash(toml::to_string(kept)?.as_bytes()))
 }
 
 impl State {
@@ -164,6 +170,9 @@ impl State {
         // TOML keeps floats to the last bit, and those that are no numbers.
         let manifest: Manifest = toml::from_slice(&FILES.read(&path)?)
             .map_err(|error| RecipeError::state(&path, error))?;
+        if checksum_of(&manifest.kept).ok() != Some(manifest.kept_crc32) {
+            return Err(RecipeError::state(&path, "its checksum is wrong"));
+        }
         let path = folder.join(MODEL);
         let bytes = FILES.read(&path)?;
         if bytes.len() != manifest.model_bytes || crc32fast::hash(&bytes) != manifest.model_crc32 {
@@ -194,13 +203,15 @@ impl State {
         let bytes = model.clone().into_record().into_bytes();
         let bytes = bytes.map_err(|error| RecipeError::io("cannot write", &path, error))?;
         FILES.write_plain(&path, &bytes)?;
-        let manifest = Manifest {
-            kept,
-            model_bytes: bytes.len(),
-            model_crc32: crc32fast::hash(&bytes),
-        };
         let path = partial.join(STAGE);
-        let text = toml::to_string(&manifest);
+        let text = checksum_of(&kept).and_then(|kept_crc32| {
+            toml::to_string(&Manifest {
+                kept,
+                kept_crc32,
+                model_bytes: bytes.len(),
+                model_crc32: crc32fast::hash(&bytes),
+            })
+        });
         let text = text.map_err(|error| RecipeError::io("cannot write", &path, error))?;
         FILES.write_plain(&path, text.as_bytes())?;
         FILES.flush(&partial)?;

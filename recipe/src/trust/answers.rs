@@ -31,8 +31,8 @@ impl Answers {
     ///
     /// # Errors
     ///
-    /// Those of the batches; [`RecipeError::Task`] where logits and labels differ in number, a logit
-    /// is NaN or +∞ or the device fails.
+    /// Those of the batches; [`RecipeError::Task`] where logits and labels differ in number, a label
+    /// is none of the classes, a logit is NaN or +∞ or the device fails.
     pub fn collect(
         batches: impl IntoIterator<Item = Result<(Tensor<2>, Tensor<1, Int>), RecipeError>>,
     ) -> Result<Self, RecipeError> {
@@ -46,6 +46,16 @@ impl Answers {
             let labels: Vec<i64> = labels.iter::<i64>().collect();
             if labels.len() != examples || classes == 0 {
                 let reason = format!("{examples} rows of logits, but {} labels", labels.len());
+                return Err(RecipeError::task(reason));
+            }
+            let first = answers.labels.len();
+            let is_class = |label: &i64| (0..classes as i64).contains(label);
+            if let Some(at) = labels.iter().position(|label| !is_class(label)) {
+                let reason = format!(
+                    "the label of example {} is {}, but the logits are of {classes} classes, from 0 on",
+                    first + at,
+                    labels[at],
+                );
                 return Err(RecipeError::task(reason));
             }
             answers.labels.extend(&labels);
@@ -68,7 +78,11 @@ impl Answers {
             });
         let sum: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
         if sum.is_nan() {
-            return Err(RecipeError::task("a logit is no number"));
+            let reason = format!(
+                "a logit of example {} is NaN or +∞: look at its inputs, and at the weights",
+                self.predicted.len(),
+            );
+            return Err(RecipeError::task(reason));
         }
         self.predicted.push(class as i64);
         self.confidence.push(1.0 / sum);

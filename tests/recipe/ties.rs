@@ -1,0 +1,54 @@
+//! Models that hold one layer at two places.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn_lean::recipe::{PruneStage, Recipe, Run, Task, TrainStage};
+
+use crate::support::{tensor, values, with_numbers};
+
+#[derive(Module, Debug)]
+struct Tied {
+    first: Linear,
+    again: Linear,
+    head: Linear,
+}
+
+impl Tied {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = relu(self.first.forward(x));
+        self.head.forward(relu(self.again.forward(x)))
+    }
+}
+
+/// Burn's optimizers step the first of the two alone, and what differs cannot be pruned as one.
+#[test]
+fn a_layer_at_two_places_stays_one_through_training_and_pruning() {
+    let device = Device::flex();
+    let on = device.clone().autodiff();
+    let layer: Linear = with_numbers(LinearConfig::new(8, 8).init(&on), 1);
+    let model = Tied {
+        first: layer.clone(),
+        again: layer.clone(),
+        head: with_numbers(LinearConfig::new(8, 2).init(&on), 2),
+    };
+    let task = Task::new(
+        |model: &Tied, x: Tensor<2>| model.forward(x),
+        |outputs: Tensor<2>, targets: Tensor<2>| (outputs - targets).square().mean(),
+        |seed| {
+            let x = tensor::<2>(seed % 7, [16, 8], &device);
+            vec![(x.clone(), x.clone().slice([0..16, 0..2]))]
+        },
+    );
+    let tune = TrainStage::new(2, 1e-2);
+    let recipe = Recipe::new()
+        .with_train(TrainStage::new(3, 1e-2))
+        .with_prune(PruneStage::new(0.5).with_tune(tune));
+    let outcome = Run::new(&recipe).run(model, &task).unwrap();
+    for stage in &outcome.stages {
+        let Tied { first, again, .. } = &stage.model;
+        assert_eq!(values(first.weight.val()), values(again.weight.val()));
+        assert_ne!(values(first.weight.val()), values(layer.weight.val()));
+    }
+}
