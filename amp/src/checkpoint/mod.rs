@@ -237,8 +237,8 @@ impl Checkpoints {
     /// # Errors
     ///
     /// [`AmpError::NoCheckpoint`] for a step without one; [`AmpError::Io`] for a file that cannot be read,
-    /// [`AmpError::Record`] for one that is damaged, of another version, of another model or another kind of optimizer, and
-    /// [`AmpError::OptimizerState`]. The model comes back in the error, unchanged.
+    /// [`AmpError::Record`] for one that is damaged, of another version, of another model or another kind of
+    /// optimizer, and [`AmpError::OptimizerState`]. The model comes back in the error, unchanged.
     pub fn load<M: Module>(
         &self,
         step: u64,

@@ -51,8 +51,7 @@ const BATCH_NORM: &str = "Struct:BatchNorm";
 /// The model comes back in the error, unchanged: [`PruneError::NoSamples`] without any batch,
 /// [`PruneError::Mismatch`] where the parts of one have other numbers of examples,
 /// [`PruneError::NonFiniteStatistics`] where the new ones are not finite, [`PruneError::Panics`],
-/// [`PruneError::Device`] where
-/// reading fails. A batch without an example is left out.
+/// [`PruneError::Device`] where reading fails. A batch without an example is left out.
 pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     model: M,
     forward: impl Fn(&M, &B) -> O,
