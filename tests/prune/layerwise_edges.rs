@@ -5,6 +5,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfi
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_lean::graph::GraphError;
 use burn_lean::prune::{
     Budget, Effort, PruneError, Pruner, Shrink, SparseRecord, SparsityPattern,
     layerwise::{Candidate, JudgedCandidate, Outputs, Refitted, SupportMethod},
@@ -400,4 +401,23 @@ fn outputs_that_are_no_logits_are_judged_by_their_distance() {
         of(Candidate::Configured) < 0.5 * of(Candidate::Magnitude),
         "{values}"
     );
+}
+
+/// The first batch is recorded without computing, and the second one has a word that is in no table.
+#[test]
+fn a_batch_that_an_operation_panics_at_costs_no_model() {
+    let device = Device::flex();
+    let model: (Embedding, Linear) = (
+        EmbeddingConfig::new(5, 4).init(&device),
+        LinearConfig::new(4, 3).init(&device),
+    );
+    let forward = |model: &(Embedding, Linear), words| model.1.forward(model.0.forward(words));
+    let batches = [[0, 4], [1, 7]].map(|words| Tensor::<2, Int>::from_ints([words], &device));
+    let refused = Pruner::new(Budget::Sparsity(0.5)).prune(model, forward, batches);
+    let (model, error) = refused.unwrap_err().into_parts();
+    let PruneError::NotRecorded { source } = &error else {
+        panic!("{error}");
+    };
+    assert!(matches!(source, GraphError::Panics { .. }), "{source}");
+    assert_eq!(model.0.weight.dims(), [5, 4]);
 }
