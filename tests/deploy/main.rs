@@ -12,6 +12,7 @@ mod support;
 
 mod batch;
 mod digits;
+mod embeddings;
 mod engine;
 mod functions;
 mod judge;

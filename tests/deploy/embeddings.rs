@@ -1,0 +1,123 @@
+//! Quantized embeddings: floats where they are run, codes in files.
+
+use burn::module::Param;
+use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::{Device, Int, Tensor};
+use burn_lean::deploy::{EngineConfig, Execution, Export, Form, Quantization};
+use burn_lean::quant::{Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme};
+
+use crate::engine::codes;
+use crate::judge::{close, operators};
+use crate::support::with_numbers;
+
+/// A table of 16 words with 8 numbers each, and some of them.
+fn words(device: &Device) -> (Embedding, Tensor<2, Int>) {
+    let embedding = with_numbers(EmbeddingConfig::new(16, 8).init(device), 3);
+    let tokens = Tensor::from_ints([[3, 15, 0], [7, 7, 1]], device);
+    (embedding, tokens)
+}
+
+fn forward(embedding: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
+    embedding.forward(tokens)
+}
+
+#[test]
+fn a_quantized_embedding_is_floats_where_it_is_run_and_the_reports_say_so() {
+    let device = Device::flex();
+    let (mut embedding, tokens) = words(&device);
+    let weight = codes(&embedding.weight.val(), NumberFormat::int8());
+    let export = Export::record(&embedding, &tokens, forward).unwrap();
+    let quantization = Quantization::none().with_weight("weight", weight.clone());
+    let export = export.with_quantization(quantization);
+    for (form, execution, bytes) in [
+        (Form::Qdq, Execution::Qdq, 16 * 8),
+        (Form::Float, Execution::DequantizedOnce, 4 * 16 * 8),
+    ] {
+        let layers = export.to_onnx(form).unwrap().layers;
+        assert_eq!(layers.len(), 1);
+        let layer = &layers[0];
+        assert_eq!(
+            (layer.path.as_str(), layer.execution, layer.weight_bytes),
+            ("weight", execution, bytes)
+        );
+    }
+    let engine = EngineConfig::new().compile(export).unwrap();
+    let layer = engine.report().layers.remove(0);
+    assert_eq!(layer.execution, Execution::DequantizedOnce);
+    assert!(layer.reason.unwrap().contains("rows are taken"));
+    embedding.weight = Param::from_tensor(weight.dequantize(&device).unwrap());
+    close(engine.run(&tokens).unwrap(), forward(&embedding, tokens));
+}
+
+/// Of a table, a row and a column each scale: what is dequantized are rows, or the table.
+#[test]
+fn a_file_has_the_codes_of_a_quantized_embedding() {
+    let device = Device::flex();
+    let (embedding, tokens) = words(&device);
+    let rows = ["Gather", "DequantizeLinear"];
+    let table = ["DequantizeLinear", "Gather"];
+    for (granularity, bits, expected) in [
+        (Granularity::PerTensor, 8, rows.to_vec()),
+        (
+            Granularity::PerChannel { axis: 0 },
+            8,
+            ["Gather", rows[0], rows[1]].to_vec(),
+        ),
+        (Granularity::PerChannel { axis: 1 }, 8, table.to_vec()),
+        (Granularity::PerTensor, 4, table.to_vec()),
+    ] {
+        let scheme = Scheme::symmetric(NumberFormat::int(bits)).with_granularity(granularity);
+        let qparams = QuantParams::of(&embedding.weight.val(), &scheme).unwrap();
+        let weight = QuantizedTensor::quantize(&embedding.weight.val(), &qparams, &scheme).unwrap();
+        let export = Export::record(&embedding, &tokens, forward).unwrap();
+        let quantization = Quantization::none().with_weight("weight", weight.clone());
+        let exported = export
+            .with_quantization(quantization)
+            .to_onnx(Form::Qdq)
+            .unwrap();
+        let mut found = operators(&exported);
+        found.retain(|operator| table.contains(operator));
+        assert_eq!(found, expected);
+        // The table is there once, as codes, with its scales.
+        let initializers = exported.model.initializers();
+        let tables = initializers.iter().filter(|one| one.shape() == [16, 8]);
+        let tables: Vec<_> = tables.map(|one| one.bytes().to_vec()).collect();
+        let bytes: Vec<u8> = match bits {
+            8 => weight.codes().iter().map(|code| *code as u8).collect(),
+            _ => {
+                let pairs = weight.codes().chunks(2);
+                let byte = |pair: &[i32]| (pair[0] & 15) as u8 | ((pair[1] & 15) << 4) as u8;
+                pairs.map(byte).collect()
+            }
+        };
+        assert_eq!(tables, [bytes]);
+        let scales: Vec<u8> = weight
+            .scale()
+            .iter()
+            .flat_map(|s| s.to_le_bytes())
+            .collect();
+        assert!(initializers.iter().any(|one| one.bytes() == scales));
+        assert_eq!(exported.layers[0].weight_bytes, 16 * 8 * bits as usize / 8);
+    }
+}
+
+/// ONNX's blocks are along the rows: it would have a scale for each code.
+#[test]
+fn a_file_has_floats_of_an_embedding_with_blocks_in_its_rows() {
+    let device = Device::flex();
+    let (embedding, tokens) = words(&device);
+    let blocks = Granularity::PerBlock {
+        extents: vec![1, 4],
+    };
+    let scheme = Scheme::symmetric(NumberFormat::int8()).with_granularity(blocks);
+    let qparams = QuantParams::of(&embedding.weight.val(), &scheme).unwrap();
+    let weight = QuantizedTensor::quantize(&embedding.weight.val(), &qparams, &scheme).unwrap();
+    let export = Export::record(&embedding, &tokens, forward).unwrap();
+    let export = export.with_quantization(Quantization::none().with_weight("weight", weight));
+    let layer = export.to_onnx(Form::Qdq).unwrap().layers.remove(0);
+    assert_eq!(
+        (layer.execution, layer.weight_bytes),
+        (Execution::DequantizedOnce, 4 * 16 * 8)
+    );
+    assert!(layer.reason.unwrap().contains("rows are taken"));
+}
