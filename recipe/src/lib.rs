@@ -50,6 +50,7 @@ mod state;
 mod task;
 mod trust;
 
+pub use burn_lean_prune::layerwise::Outputs;
 pub use distillation::Distillation;
 pub use error::RecipeError;
 pub use joint::{Joint, JointOutcome};

@@ -28,6 +28,18 @@ pub enum AttachError {
          `Module` and that no field holding parameters is marked `#[module(skip)]`"
     )]
     NoParameters,
+    /// The reparameterizer chose none of the model's parameters.
+    #[error(
+        "the reparameterizer chose none of the model's {parameters} floating-point parameters, of which \
+         the first is `{first}`: nothing would change; one made for a model (masks, for one) knows that \
+         model's parameters alone, and one that selects paths must name some of these"
+    )]
+    NothingChosen {
+        /// How many there are.
+        parameters: usize,
+        /// Path of the first.
+        first: String,
+    },
 }
 
 /// One parameter that carries a reparameterization.
@@ -58,7 +70,8 @@ pub fn attached<M: Module>(model: &M) -> Vec<Attached> {
 /// # Errors
 ///
 /// [`AttachError::AlreadyAttached`] with the path of the first such parameter,
-/// [`AttachError::NoParameters`] when the model has none. The model comes back in the error.
+/// [`AttachError::NoParameters`] when the model has none, [`AttachError::NothingChosen`] when
+/// `reparameterizer` leaves all of them alone. The model comes back in the error.
 pub fn attach<M: Module, R: Reparameterizer>(
     model: M,
     reparameterizer: R,
@@ -68,7 +81,7 @@ pub fn attach<M: Module, R: Reparameterizer>(
     if finder.float_parameters == 0 {
         return Err(Rejected::new(model, AttachError::NoParameters));
     }
-    let mut conflict = None;
+    let (mut conflict, mut chosen) = (None, 0);
     let checked = Checked {
         inner: reparameterizer,
         existing: finder
@@ -78,9 +91,16 @@ pub fn attach<M: Module, R: Reparameterizer>(
             .collect(),
         nested: finder.nested,
         conflict: &mut conflict,
+        chosen: &mut chosen,
     };
     // Modules are handles: the clone copies no tensor, and is what the error gives back.
     let attached = model.clone().apply_reparameterization(checked);
+    if chosen == 0 && conflict.is_none() {
+        conflict = Some(AttachError::NothingChosen {
+            parameters: finder.float_parameters,
+            first: finder.first,
+        });
+    }
     match conflict {
         None => Ok(attached),
         Some(error) => Err(Rejected::new(model, error)),
@@ -94,6 +114,7 @@ struct Checked<'a, R> {
     existing: HashMap<String, String>,
     nested: HashSet<ParamId>,
     conflict: &'a mut Option<AttachError>,
+    chosen: &'a mut usize,
 }
 
 impl<R: Reparameterizer> Reparameterizer for Checked<'_, R> {
@@ -117,6 +138,7 @@ impl<R: Reparameterizer> Reparameterizer for Checked<'_, R> {
             });
             return (base, None);
         }
+        *self.chosen += usize::from(reparameterization.is_some());
         (base, reparameterization)
     }
 }
@@ -128,6 +150,7 @@ struct AttachedFinder {
     depth: usize,
     last: Option<(String, ParamId)>,
     float_parameters: usize,
+    first: String,
     attached: Vec<Attached>,
     nested: HashSet<ParamId>,
 }
@@ -160,8 +183,12 @@ impl ModuleVisitor for AttachedFinder {
         if self.depth > 0 {
             self.nested.insert(param.id);
         } else {
+            let path = self.path.join(".");
+            if self.float_parameters == 0 {
+                self.first.clone_from(&path);
+            }
             self.float_parameters += 1;
-            self.last = Some((self.path.join("."), param.id));
+            self.last = Some((path, param.id));
         }
     }
 }

@@ -71,7 +71,7 @@
 //! |---|---|
 //! | `[train]` | trains, in half precision where the device computes in it; without it the model is taken as it is |
 //! | `[shrink]` | cuts channels and features down to a share of the multiplications |
-//! | `[prune]` | zeros: `layerwise` from inputs, `chita` and `gradual` from gradients |
+//! | `[prune]` | zeros: `layerwise` from inputs (of a regression with `outputs = "values"`), `chita` and `gradual` from gradients |
 //! | `[[quantize]]` | one or several ways, each from what pruning left: with `train` QAT, without it PTQ |
 //!
 //! `tune` in the second and the third trains what is left, `distillation` in it learns from the dense model.

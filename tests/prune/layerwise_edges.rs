@@ -421,3 +421,22 @@ fn a_batch_that_an_operation_panics_at_costs_no_model() {
     assert!(matches!(source, GraphError::Panics { .. }), "{source}");
     assert_eq!(model.0.weight.dims(), [5, 4]);
 }
+
+/// A score for each example, as recommenders give it: no softmax over the examples of a batch.
+#[test]
+fn outputs_of_one_axis_are_of_an_example_each() {
+    let device = Device::flex();
+    let model: [Linear; 2] =
+        [LinearConfig::new(6, 8), LinearConfig::new(8, 1)].map(|one| one.init(&device));
+    let model = with_numbers(model.to_vec(), 9);
+    let column = |m: &Vec<Linear>, x: Tensor<2>| m[1].forward(relu(m[0].forward(x)));
+    let pruner = Pruner::new(Budget::Sparsity(0.5));
+    for batches in [1, 3] {
+        let inputs = || features(batches, 24, 6, &device);
+        let expected = pruner.prune(model.clone(), column, inputs()).unwrap();
+        let scores = |m: &Vec<Linear>, x: Tensor<2>| column(m, x).squeeze_dim::<1>(1);
+        let pruned = pruner.prune(model.clone(), scores, inputs()).unwrap();
+        assert_eq!(pruned.report.candidates, expected.report.candidates);
+        assert_eq!(parameters(&pruned.model), parameters(&expected.model));
+    }
+}

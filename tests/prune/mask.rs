@@ -12,7 +12,7 @@ use burn_lean::prune::{
     rewind,
 };
 use burn_lean::quant::QatConfig;
-use burn_lean::reparam::{ChainReparameterizer, attach, attached};
+use burn_lean::reparam::{AttachError, ChainReparameterizer, attach, attached};
 
 use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
 
@@ -567,4 +567,26 @@ fn sparsity_is_the_fraction_of_zeros() {
     assert_eq!(Masks::default().sparsity(), 0.0);
     // The numbers that the other tests mask have no zeros of their own.
     assert!(numbers(1, 1000).iter().all(|number| *number != 0.0));
+}
+
+#[test]
+fn what_was_made_for_another_copy_attaches_nothing_and_says_so() {
+    let device = Device::flex();
+    let kept = ParameterMask::new("linear.weight", [8, 3], vec![true; 24]).unwrap();
+    let masks = Masks::new(vec![kept]).unwrap();
+    let (first, second) = (dense(&device), dense(&device));
+    let of_first = masks.reparameterizer(&first).unwrap();
+    let before = parameters(&second);
+    let rejected = attach(second, of_first).unwrap_err();
+    let expected = AttachError::NothingChosen {
+        parameters: 4,
+        first: "conv.weight".into(),
+    };
+    assert_eq!(*rejected.error(), expected);
+    assert_eq!(parameters(rejected.value()), before);
+    let of_first = masks.reparameterizer(&first).unwrap();
+    assert_eq!(attached(&attach(first, of_first).unwrap()).len(), 1);
+    // No masks at all are no mistake.
+    let model = Masks::new(vec![]).unwrap().attach(dense(&device)).unwrap();
+    assert_eq!(attached(&model).len(), 0);
 }

@@ -8,6 +8,7 @@ mod empty;
 mod energy;
 mod formats;
 mod joint;
+mod outputs;
 mod plan;
 mod problem;
 mod refuses;

@@ -213,6 +213,11 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
             "prune",
             "sparsity",
         ),
+        (
+            "[prune]\nsparsity = 0.5\nmethod = 'chita'\noutputs = 'values'",
+            "prune",
+            "outputs",
+        ),
         ("[prune]\nsparsity = 0.5\nstages = 3", "prune", "stages"),
         ("[prune]\nsparsity = 0.5\nsamples = 3", "prune", "samples"),
         (

@@ -181,12 +181,11 @@ impl AutocastConfig {
         }
         let autocast = self.autocast(compute, devices);
         let master = AttachMasterWeight { kept: kept.kept };
-        match attach(model, master) {
+        match attach(model, master).map_err(Rejected::into_parts) {
             Ok(model) => Ok((model, autocast)),
-            Err(rejected) => {
-                let (model, error) = rejected.into_parts();
-                Err(Rejected::new(model, error.into()))
-            }
+            // All of them stay in full precision: the region casts what goes in alone.
+            Err((model, AttachError::NothingChosen { .. })) => Ok((model, autocast)),
+            Err((model, error)) => Err(Rejected::new(model, error.into())),
         }
     }
 }

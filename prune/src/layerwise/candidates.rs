@@ -15,7 +15,7 @@ use crate::host::read;
 #[non_exhaustive]
 pub enum Outputs {
     /// Logits of classes along the last axis: the Kullback–Leibler divergence of their softmax, to which a
-    /// number that is added to all of them is nothing. Where that axis has one place, as
+    /// number that is added to all of them is nothing. Where that axis has one place, or is the only one, as
     /// [`Values`](Self::Values).
     #[default]
     Logits,
@@ -226,13 +226,17 @@ fn largest(values: &[f32]) -> Option<usize> {
     (0..values.len()).max_by(|a, b| values[*a].total_cmp(&values[*b]).then(b.cmp(a)))
 }
 
-/// The first float tensor of an output, its last axis as columns, all others as rows.
+/// The first float tensor of an output, its last axis as columns, all others as rows; of one axis, which
+/// counts examples, a row for each.
 pub(crate) fn logits(output: &impl Tensors) -> Result<Tensor<2>, PruneError> {
     struct First(Option<Tensor<2>>);
     impl TensorMapper for First {
         fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
             self.0.get_or_insert_with(|| {
-                let width = tensor.dims()[D - 1].max(1);
+                let width = match D {
+                    1 => 1,
+                    _ => tensor.dims()[D - 1].max(1),
+                };
                 let rows = tensor.shape().num_elements() / width;
                 tensor.clone().reshape([rows, width])
             });

@@ -6,7 +6,7 @@ use burn::config::Config;
 use burn::module::{Module, ParamGroup};
 use burn::tensor::Device;
 use burn_lean_graph::{Role, Tensors, record};
-use burn_lean_reparam::{Rejected, attach};
+use burn_lean_reparam::{AttachError, Rejected, attach};
 
 use crate::model::batch_norm::apply_schedule;
 use crate::model::called::uncalled;
@@ -101,16 +101,16 @@ impl QatConfig {
             Ok(quantizers) => quantizers,
             Err(error) => return Err(Rejected::new(model, error)),
         };
-        match attach(model, quantizers) {
-            Ok(model) => Ok(apply_schedule(map_quantizers(model, |located| {
-                let quantizer = located.quantizer.with_schedule(self.schedule);
-                quantizer.with_path(located.path)
-            }))),
-            Err(rejected) => {
-                let (model, error) = rejected.into_parts();
-                Err(Rejected::new(model, error.into()))
-            }
-        }
+        let model = match attach(model, quantizers).map_err(Rejected::into_parts) {
+            Ok(model) => model,
+            // Quantizers of activations may be all there is.
+            Err((model, AttachError::NothingChosen { .. })) => model,
+            Err((model, error)) => return Err(Rejected::new(model, error.into())),
+        };
+        Ok(apply_schedule(map_quantizers(model, |located| {
+            let quantizer = located.quantizer.with_schedule(self.schedule);
+            quantizer.with_path(located.path)
+        })))
     }
 
     /// As [`prepare`](Self::prepare), and with quantizers for what only the forward pass shows.

@@ -6,6 +6,7 @@ use burn::module::{Module, ParamGroup};
 use burn_lean_prune::{
     FisherConfig, GradientMatrix, GradualConfig, Problem, Pruner, PrunerConfig, RidgeChoice,
     Schedule, Selection, SolverConfig, SparsityPattern,
+    layerwise::Outputs,
     model::{ExcludedBecause, Layer},
 };
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,10 @@ pub struct PruneStage {
     /// How weights are removed. Default: layer by layer.
     #[serde(default)]
     pub method: PruneMethod,
+    /// What the outputs stand for, by which `layerwise` chooses among its candidates: `"logits"` or
+    /// `"values"`, those of a regression, say. Default: logits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outputs: Option<Outputs>,
     /// Stages of `chita` and `gradual`, at least 1. Default: 1 and 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages: Option<usize>,
@@ -81,6 +86,7 @@ impl PruneStage {
         Self {
             sparsity: sparsity.into(),
             method: PruneMethod::Layerwise,
+            outputs: None,
             stages: None,
             base: None,
             samples: None,
@@ -94,6 +100,12 @@ impl PruneStage {
     /// With another method.
     pub fn with_method(mut self, method: PruneMethod) -> Self {
         self.method = method;
+        self
+    }
+
+    /// With outputs of another meaning.
+    pub fn with_outputs(mut self, outputs: Outputs) -> Self {
+        self.outputs = Some(outputs);
         self
     }
 
@@ -145,6 +157,11 @@ impl PruneStage {
             self.sparsity,
             "a fraction where there are several stages: a pattern is reached in one",
         )?;
+        if let Some(outputs) = self.outputs {
+            let fits = self.method == PruneMethod::Layerwise;
+            let expected = "left out: it belongs to the method `layerwise`";
+            check.accept(fits, "outputs", format!("{outputs:?}"), expected)?;
+        }
         let of_gradients = "left out: it belongs to the methods `chita` and `gradual`";
         let given = [
             ("stages", self.stages),
@@ -218,6 +235,7 @@ impl PruneStage {
         let mut pruner = Pruner::new(self.sparsity.budget());
         pruner.pattern = self.sparsity.pattern();
         pruner.group = self.group(selection);
+        pruner.outputs = self.outputs.unwrap_or_default();
         pruner.progress = false;
         pruner
     }
