@@ -223,7 +223,7 @@ pub enum PruneError {
         reason: String,
     },
     /// A closure that only computes panics.
-    #[error("the {closure} panics ({reason}): look at the shapes that the loader gives")]
+    #[error("the {closure} panics ({reason}): look at the shapes and indices that it is given")]
     Panics {
         /// `forward pass` or `loss`.
         closure: &'static str,
@@ -563,6 +563,11 @@ impl PruneError {
     pub fn training<M>(model: M, reason: impl ToString) -> Rejected<M, PruneError> {
         let reason = reason.to_string();
         Rejected::new(model, Self::Training { reason })
+    }
+
+    /// Of what a closure said when it panicked.
+    pub(crate) fn panics(closure: &'static str) -> impl FnOnce(String) -> Self {
+        move |reason| Self::Panics { closure, reason }
     }
 }
 

@@ -3,13 +3,14 @@
 use burn::module::{Module, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{
-    BatchNorm, BatchNormConfig, InstanceNorm, InstanceNormConfig, Linear, LinearConfig,
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, InstanceNorm, InstanceNormConfig,
+    Linear, LinearConfig,
 };
 use burn::tensor::activation::{elu, mish, relu};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_lean::prune::{Masks, PruneError, Selection, Shrink, shrink::Shrunk};
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
 
 /// A residual network with a shortcut that has a convolution, as ResNets have.
 #[derive(Module, Debug)]
@@ -474,4 +475,30 @@ fn units_go_behind_activations_that_compare() {
         let shrunk = shrunk.map_err(|rejected| rejected.to_string()).unwrap();
         assert_eq!(shrunk.model[0].weight.dims(), [6, 8]);
     }
+}
+
+/// A recording computes nothing, so that the index is met later.
+#[test]
+fn a_batch_that_the_forward_pass_panics_at_gives_the_model_back() {
+    let device = Device::flex();
+    let table: Embedding = EmbeddingConfig::new(5, 4).init(&device);
+    let model = (table, LinearConfig::new(4, 2).init(&device));
+    let before = parameters(&model);
+    let forward = |model: &(Embedding, Linear), tokens: Tensor<2, Int>| {
+        model.1.forward(model.0.forward(tokens))
+    };
+    let beyond = Tensor::<2, Int>::from_ints([[1, 5]], &device);
+    let rejected = Shrink::to(0.5).shrink(model, forward, beyond).unwrap_err();
+    assert!(
+        matches!(
+            rejected.error(),
+            PruneError::Panics {
+                closure: "forward pass",
+                ..
+            }
+        ),
+        "{}",
+        rejected.error()
+    );
+    assert_eq!(parameters(rejected.value()), before);
 }

@@ -83,10 +83,7 @@ pub fn mean_loss<M: Module, B: Batch>(
             Some(device) => batch.clone().to_device(device),
             None => batch.clone(),
         };
-        let value = catch_quietly(|| loss(&model, &batch)).map_err(|reason| {
-            let closure = "loss";
-            PruneError::Panics { closure, reason }
-        })?;
+        let value = catch_quietly(|| loss(&model, &batch)).map_err(PruneError::panics("loss"))?;
         let value = read(value.without_autodiff())?;
         sum += count as f64 * f64::from(value.first().copied().unwrap_or(f32::NAN));
         examples += count;

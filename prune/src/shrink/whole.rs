@@ -113,6 +113,7 @@ impl Shrink {
     /// - [`PruneError::CannotShrink`]: it does not run with smaller parameters, or another result comes
     ///   out, for a reason that no group of units has alone; the share is not reached without the groups
     ///   whose sizes are written into the model.
+    /// - [`PruneError::Panics`]: it panics on the batch.
     /// - [`PruneError::CarriesReparameterization`]: a parameter carries something else than a mask.
     /// - [`PruneError::InvalidConfig`]: also an exception that no parameter with units meets.
     /// - [`PruneError::Device`].
@@ -198,10 +199,10 @@ impl Shrink {
         let device = dense.devices().into_iter().next();
         let batch = batch.map_tensors(&mut Plain(device.as_ref()));
         let recording = recorded(&dense, forward, &batch)?;
-        let outputs = comparable(|| forward(&dense, cloned(&batch)))?;
+        let outputs = comparable(|| computed(&dense, forward, &batch))?;
         if let Some(resize) = resize {
             let resized = resized(dense.valid(), resize)?;
-            let found = forward(&resized, cloned(&batch));
+            let found = computed(&resized, forward, &batch)?;
             agree(&outputs, &found).map_err(|_| PruneError::CannotShrink {
                 reason:
                     "`resize` changes the outputs of a model of which nothing is gone: set what \
@@ -312,10 +313,10 @@ impl<M: Module, I: Tensors, O: Tensors, F: Fn(&M, I) -> O> Cuts<'_, M, I, F> {
     ) -> Result<M, PruneError> {
         let forward = self.forward;
         let expected = match self.silences {
-            false => forward(self.dense, cloned(self.batch)),
+            false => computed(self.dense, forward, self.batch)?,
             true => {
                 let silent = silence(self.dense.valid(), groups, gone, moved);
-                forward(&silent, cloned(self.batch))
+                computed(&silent, forward, self.batch)?
             }
         };
         let mut small = cut(self.dense.valid(), groups, gone, moved);
@@ -330,7 +331,10 @@ impl<M: Module, I: Tensors, O: Tensors, F: Fn(&M, I) -> O> Cuts<'_, M, I, F> {
                  it ({source}). `Shrink::except` leaves parameters alone"
             ),
         })?;
-        let found = forward(&small, cloned(self.batch));
+        let found = computed(&small, forward, self.batch);
+        let found = found.map_err(|error| PruneError::CannotShrink {
+            reason: format!("with smaller parameters {error}"),
+        })?;
         agree(&expected, &found)?;
         Ok(small)
     }
@@ -381,10 +385,19 @@ fn recorded<M: Module, I: Tensors, O: Tensors>(
     recording.map_err(|source| PruneError::NotRecorded { source })
 }
 
+/// What the model gives for the batch; an index out of range panics here, and not in a recording.
+fn computed<M, I: Tensors, O>(
+    model: &M,
+    forward: &impl Fn(&M, I) -> O,
+    batch: &I,
+) -> Result<O, PruneError> {
+    catch_quietly(|| forward(model, cloned(batch))).map_err(PruneError::panics("forward pass"))
+}
+
 /// Refuses outputs that say nothing of a smaller model's: NaN is nobody's value, and random numbers are
 /// others each time. Returns them.
-fn comparable<O: Tensors>(outputs: impl Fn() -> O) -> Result<O, PruneError> {
-    let first = outputs();
+fn comparable<O: Tensors>(outputs: impl Fn() -> Result<O, PruneError>) -> Result<O, PruneError> {
+    let first = outputs()?;
     let outputs_of_it = floats(&first);
     if !outputs_of_it.is_empty()
         && outputs_of_it
@@ -402,7 +415,7 @@ fn comparable<O: Tensors>(outputs: impl Fn() -> O) -> Result<O, PruneError> {
             });
         }
     }
-    agree(&first, &outputs()).map_err(|error| match floats(&first).is_empty() {
+    agree(&first, &outputs()?).map_err(|error| match floats(&first).is_empty() {
         true => error,
         false => PruneError::CannotShrink {
             reason: "two forward passes of the given model differ, so that no smaller one can be compared \

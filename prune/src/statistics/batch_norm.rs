@@ -158,10 +158,8 @@ fn averages<M: Module, B: Batch, O>(
             Some(device) => batch.clone().to_device(device),
             None => batch.clone(),
         };
-        catch_quietly(|| drop(forward(&model, &batch))).map_err(|reason| {
-            let closure = "forward pass";
-            PruneError::Panics { closure, reason }
-        })?;
+        catch_quietly(|| drop(forward(&model, &batch)))
+            .map_err(PruneError::panics("forward pass"))?;
         Statistics::of(&model.valid(), &folded)
     };
     let mut sum: Option<Statistics> = None;
