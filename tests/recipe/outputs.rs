@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{Budget, Pruner};
 use burn_lean::recipe::{Outputs, PruneStage, Recipe, Run, Task};
 
-use crate::support::{parameters, tensor, with_numbers};
+use crate::support::{tensor, values, with_numbers};
 
 #[test]
 fn a_regression_is_pruned_as_its_values_want_it() {
@@ -31,12 +31,12 @@ fn a_regression_is_pruned_as_its_values_want_it() {
         );
         let recipe = Recipe::from_toml(&toml).unwrap();
         let outcome = Run::new(&recipe).run(model.clone(), &task).unwrap();
-        parameters(&outcome.last().model)
+        values(outcome.last().model.weight.val())
     };
     let direct = |outputs: Outputs| {
         let pruner = Pruner::new(Budget::Sparsity(0.5)).with_outputs(outputs);
         let pruned = pruner.prune(model.clone(), forward, batches()).unwrap();
-        parameters(&pruned.model)
+        values(pruned.model.weight.val())
     };
     assert_eq!(by(Outputs::Values), direct(Outputs::Values));
     assert_ne!(by(Outputs::Values), by(Outputs::Logits));
