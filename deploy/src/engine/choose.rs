@@ -182,9 +182,20 @@ fn nothing() -> DeployError {
 
 /// Of layers with codes, none of which rten computes in integers.
 fn no_kernel(layers: &[LayerReport]) -> DeployError {
-    let said = layers.iter().filter_map(|layer| {
-        let reason = layer.reason.as_ref()?;
-        Some(format!("`{}`: {reason}", layer.path))
+    // Most share a reason.
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for layer in layers {
+        let Some(reason) = &layer.reason else {
+            continue;
+        };
+        match reasons.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, paths)) => paths.push(&layer.path),
+            None => reasons.push((reason, vec![&layer.path])),
+        }
+    }
+    let said = reasons.iter().map(|(reason, paths)| match &paths[..] {
+        [path] => format!("`{path}`: {reason}"),
+        paths => format!("`{}` and {} more: {reason}", paths[0], paths.len() - 1),
     });
     DeployError::Load {
         reason: format!(
