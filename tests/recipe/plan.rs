@@ -1,5 +1,6 @@
 //! Recipes as files and from the builder; what cannot work is refused before anything runs.
 
+use burn_lean::quant::NumberFormat;
 use burn_lean::recipe::{
     ComputeDtype, Distillation, Format, Numbers, PruneMethod, PruneStage, QuantizeStage,
     RateSchedule, Recipe, RecipeError, RoundingMethod, TrainStage,
@@ -365,7 +366,9 @@ fn numbers_are_parsed_and_others_refused_by_name() {
     for name in ["int2", "int8", "uint4", "e4m3", "e5m2", "e2m1", "none"] {
         assert_eq!(name.parse::<Numbers>().unwrap().to_string(), name);
     }
-    for name in ["int1", "int9", "uint", "fp8", ""] {
+    let narrow = Numbers::new(NumberFormat::int(4).narrow());
+    assert_eq!(narrow, narrow.to_string().parse().unwrap());
+    for name in ["int1", "int9", "int04", "int+4", "uint", "fp8", ""] {
         let error = name.parse::<Numbers>().unwrap_err();
         assert!(
             matches!(&error, RecipeError::Numbers { text } if text == name),

@@ -65,9 +65,17 @@ pub(crate) enum FallbackName {
 pub struct Numbers(Option<NumberFormat>);
 
 impl Numbers {
-    /// The numbers of a format.
+    /// The numbers of a format, with all of its range: a name says no more. Weights are narrow in a
+    /// recipe whatever it says.
     pub fn new(format: NumberFormat) -> Self {
-        Self(Some(format))
+        Self(Some(match format {
+            NumberFormat::Int { bits, signed, .. } => NumberFormat::Int {
+                bits,
+                signed,
+                narrow_range: false,
+            },
+            float => float,
+        }))
     }
 
     /// Nothing is quantized.
@@ -120,11 +128,12 @@ impl std::str::FromStr for Numbers {
                     (_, Some(bits)) => (bits, false),
                     _ => return Err(unknown()),
                 };
-                let bits = bits.parse::<u8>().map_err(|_| unknown())?;
-                match (2..=8).contains(&bits) {
-                    true if signed => NumberFormat::int(bits),
-                    true => NumberFormat::uint(bits),
-                    false => return Err(unknown()),
+                let &[digit @ b'2'..=b'8'] = bits.as_bytes() else {
+                    return Err(unknown());
+                };
+                match signed {
+                    true => NumberFormat::int(digit - b'0'),
+                    false => NumberFormat::uint(digit - b'0'),
                 }
             }
         };
