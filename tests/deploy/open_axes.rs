@@ -444,6 +444,27 @@ fn what_computes_with_a_length_is_named() {
     });
 }
 
+/// Attention of channels, whose features lie along the axis, divides by the root of its size.
+#[test]
+fn attention_along_an_open_axis_needs_a_scale_of_its_own() {
+    each_device(|target| {
+        let axes = [OpenAxis::new("length", [(0, 3)])];
+        let inputs = [6, 1, 11].map(|length| tensor::<4>(3, [2, 1, 5, length], &target.device));
+        let scaled = |scale| {
+            move |_: &Nothing, x: Tensor<4>| {
+                let options = AttentionModuleOptions {
+                    scale,
+                    ..AttentionModuleOptions::default()
+                };
+                attention(x.clone(), x.clone(), x, None, None, options)
+            }
+        };
+        let reason = refused(&Nothing {}, &axes, &inputs[0], scaled(None));
+        assert!(reason.contains("give `scale`"), "{reason}");
+        runs(&Nothing {}, &axes, &inputs, scaled(Some(0.3)));
+    });
+}
+
 #[derive(Module, Debug)]
 struct Recurrent {
     lstm: Lstm,

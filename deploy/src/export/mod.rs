@@ -35,6 +35,10 @@ pub enum Form {
     Float,
     /// Codes with `DequantizeLinear`, and `QuantizeLinear` and `DequantizeLinear` where an
     /// activation is quantized. Runtimes fuse them into integer kernels.
+    ///
+    /// On x86 CPUs without VNNI onnxruntime adds pairs of products of codes of 8 bits in 16, by default, and
+    /// they saturate: outputs are wrong without a word. There set its session option
+    /// `session.x64quantprecision` to `"1"`.
     #[default]
     Qdq,
     /// Operators that compute in integers: `MatMulInteger`, `ConvInteger`.

@@ -187,6 +187,15 @@ impl Analysis<'_> {
         match module {
             // The rows of a quantized table are given their shape.
             Embedding(o) => self.at_most(&o.out, 1),
+            // Without a scale of its own it is 1/√ of the last size, which the file has as a number.
+            Attention(o) => {
+                let sizes = &self.open.sizes[&o.query.id];
+                let is_scaled = o.options.scale.is_some();
+                match is_scaled || !sizes.last().is_some_and(Size::is_open) {
+                    true => Ok(()),
+                    false => Err("scales by a size of it: give `scale`"),
+                }
+            }
             AdaptiveAvgPool1d(o) => self.windows(&o.x, &[o.output_size]),
             AdaptiveAvgPool2d(o) => self.windows(&o.x, &o.output_size),
             AdaptiveAvgPool3d(o) => self.windows(&o.x, &o.output_size),
