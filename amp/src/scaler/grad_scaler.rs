@@ -236,7 +236,8 @@ impl GradScaler {
         let before = RunningStatistics::before_forward(&model);
         Ok(match taken {
             true => {
-                self.statistics.keep(before);
+                let left = RunningStatistics::after_forward(&model);
+                self.statistics.keep(left);
                 optim.step(lr, model, unscaled.grads)
             }
             false => self.statistics.mend(&before, model),

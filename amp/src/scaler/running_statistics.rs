@@ -34,6 +34,16 @@ impl RunningStatistics {
         found
     }
 
+    /// The statistics that the forward passes so far have left, the last one's among them, which Burn
+    /// keeps apart until it is asked. Ask [`before_forward`](Self::before_forward) first.
+    pub(crate) fn after_forward<M: Module>(model: &M) -> Self {
+        if Self::of(model).values.is_empty() {
+            return Self::default();
+        }
+        let _ = model.valid();
+        Self::of(model)
+    }
+
     /// The statistics that a model shows.
     pub(crate) fn of<M: Module>(model: &M) -> Self {
         let mut collected = Self::default();
@@ -41,9 +51,9 @@ impl RunningStatistics {
         collected
     }
 
-    /// Remembers the statistics of before a step that was sound.
-    pub(crate) fn keep(&mut self, before: Self) {
-        self.values.extend(before.values);
+    /// Remembers the statistics that a sound step left.
+    pub(crate) fn keep(&mut self, left: Self) {
+        self.values.extend(left.values);
     }
 
     /// Puts back the elements that are not finite now: those of before the last forward pass, or,

@@ -79,6 +79,7 @@ struct Pending<M: Module> {
     model: M,
     buffers: Buffers,
     statistics: RunningStatistics,
+    left: RunningStatistics,
     optim: ModuleOptimizer,
     scaler: GradScaler,
 }
@@ -202,6 +203,7 @@ impl<M: Module> Speculative<M> {
             model,
             buffers,
             statistics,
+            left,
             optim,
             mut scaler,
         } = pending;
@@ -220,7 +222,7 @@ impl<M: Module> Speculative<M> {
             // The gradients computed meanwhile were scaled with the same scale and belong to the
             // next step: their loss is pending there.
             scaler.take_pending_loss(&mut self.scaler);
-            scaler.statistics.keep(statistics);
+            scaler.statistics.keep(left);
             self.scaler = scaler;
             return Ok(false);
         }
@@ -248,6 +250,7 @@ impl<M: Module> Speculative<M> {
                 model: self.model.clone(),
                 // Before the buffers, which take the update of the forward pass in.
                 statistics: RunningStatistics::before_forward(&self.model),
+                left: RunningStatistics::after_forward(&self.model),
                 buffers: Buffers::of(&self.model),
                 optim: self.optim.clone(),
                 scaler: self.scaler.clone(),

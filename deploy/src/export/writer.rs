@@ -30,6 +30,8 @@ pub(crate) struct Writer<'a> {
     initializers: Vec<Initializer>,
     /// Names that are taken.
     names: HashSet<String>,
+    /// The number that the next tensor of a name tries first: of a loop over time there are thousands.
+    numbers: HashMap<String, usize>,
     /// Names of tensors of the graph.
     of: HashMap<TensorId, String>,
     /// Names of what is written once, by what it is.
@@ -57,6 +59,7 @@ impl<'a> Writer<'a> {
             nodes: Vec::new(),
             initializers: Vec::new(),
             names: HashSet::new(),
+            numbers: HashMap::new(),
             of: HashMap::new(),
             once: HashMap::new(),
         }
@@ -72,13 +75,17 @@ impl<'a> Writer<'a> {
     pub(crate) fn unique(&mut self, name: &str) -> String {
         // Of a model that is a parameter itself, whose path is empty; ONNX takes no such name.
         let name = if name.is_empty() { "parameter" } else { name };
-        let mut unique = name.to_string();
-        let mut count = 1;
-        while !self.names.insert(unique.clone()) {
-            unique = format!("{name}_{count}");
-            count += 1;
+        let number = self.numbers.entry(name.to_string()).or_default();
+        loop {
+            let unique = match *number {
+                0 => name.to_string(),
+                number => format!("{name}_{number}"),
+            };
+            *number += 1;
+            if self.names.insert(unique.clone()) {
+                return unique;
+            }
         }
-        unique
     }
 
     /// Whether a tensor is a constant of the model.

@@ -19,7 +19,7 @@ pub(crate) mod norm_pair;
 
 pub use norm_pair::{NormPair, NotFoldable};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -223,16 +223,30 @@ fn plan<M: Module>(model: &M, pairs: &[FoldPair]) -> Result<Plan, QuantError> {
         values: HashMap::new(),
         frozen: Vec::new(),
     };
+    // Read at once: a walk through the model for each pair takes time of their number squared.
+    let read = float_parameters::read(model, &named(&parameters, pairs))?;
     for pair in pairs {
-        fold_pair(model, &parameters, &stored, pair, &mut plan)?;
+        fold_pair(&parameters, (&stored, &read), pair, &mut plan)?;
     }
     Ok(plan)
 }
 
-fn fold_pair<M: Module>(
-    model: &M,
+/// The paths of what these pairs name, as far as the model has it.
+fn named(parameters: &[FloatParameter], pairs: &[FoldPair]) -> Vec<String> {
+    let of_pair = |pair: &FoldPair| {
+        let layer = ["weight", "bias"].map(|field| format!("{}.{field}", pair.layer));
+        let norm = ["gamma", "beta", "running_mean", "running_var"];
+        let norm = norm.map(|field| format!("{}.{field}", pair.batch_norm));
+        layer.into_iter().chain(norm)
+    };
+    let there: HashSet<&str> = parameters.iter().map(|one| one.path.as_str()).collect();
+    let named = pairs.iter().flat_map(of_pair);
+    named.filter(|path| there.contains(path.as_str())).collect()
+}
+
+fn fold_pair(
     parameters: &[FloatParameter],
-    stored: &Stored,
+    (stored, read): (&Stored, &HashMap<String, HostTensor>),
     pair: &FoldPair,
     plan: &mut Plan,
 ) -> Result<(), QuantError> {
@@ -259,17 +273,9 @@ fn fold_pair<M: Module>(
     let layout = ChannelLayout::of(&weight_parameter)?;
     refuse_reparameterized(parameters, &weight_path)?;
     let has_bias = parameters.iter().any(|p| p.path == bias_path);
-    let mut paths = vec![
-        weight_path.clone(),
-        gamma.clone(),
-        beta.clone(),
-        mean.clone(),
-        variance.clone(),
-    ];
-    if has_bias {
-        paths.push(bias_path.clone());
+    for path in [&gamma, &beta, &mean, &variance] {
+        float_parameters::find(parameters, path)?;
     }
-    let read = float_parameters::read(model, &paths)?;
     let of = |path: &String| -> &HostTensor { &read[path] };
 
     let channels = of(&gamma).values.len();

@@ -52,16 +52,28 @@ pub(crate) fn read<M: Module>(
     paths: &[String],
 ) -> Result<HashMap<String, HostTensor>, QuantError> {
     let parameters = list(model);
+    let by_path: HashMap<&str, &FloatParameter> = parameters
+        .iter()
+        .rev()
+        .map(|parameter| (parameter.path.as_str(), parameter))
+        .collect();
     let shapes = paths
         .iter()
-        .map(|path| Ok(find(&parameters, path)?.shape.clone()))
+        .map(|path| match by_path.get(path.as_str()) {
+            Some(parameter) => Ok(parameter.shape.clone()),
+            None => Ok(find(&parameters, path)?.shape.clone()),
+        })
         .collect::<Result<Vec<_>, QuantError>>()?;
     let weights = quantizers(model)
         .into_iter()
         .filter(|located| located.site == Site::Weight);
     let weights = weights.filter_map(|located| Some((located.parameter?, located.quantizer)));
     let mut reader = Reader {
-        wanted: paths,
+        wanted: paths
+            .iter()
+            .enumerate()
+            .map(|(index, path)| (path.as_str(), index))
+            .collect(),
         quantizers: weights.collect(),
         found: Vec::new(),
         transaction: Some(Transaction::default()),
@@ -144,7 +156,8 @@ pub(crate) fn isolate<M: Module>(model: M) -> M {
 }
 
 struct Reader<'a> {
-    wanted: &'a [String],
+    /// Where the values of a path go; without those that were found.
+    wanted: HashMap<&'a str, usize>,
     /// Those of weights, by the path of the weight.
     quantizers: HashMap<String, FakeQuantize>,
     found: Vec<usize>,
@@ -153,12 +166,9 @@ struct Reader<'a> {
 
 impl FloatVisitor for Reader<'_> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        let Some(index) = self.wanted.iter().position(|wanted| wanted == path) else {
+        let Some(index) = self.wanted.remove(path) else {
             return;
         };
-        if self.found.contains(&index) {
-            return;
-        }
         let value = param.base().without_autodiff();
         let value = match (value.dtype(), self.quantizers.get(path)) {
             (DType::QFloat(_), Some(quantizer)) => quantizer.stored_values(value),

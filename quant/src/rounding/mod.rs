@@ -13,7 +13,7 @@ pub use weight_scales::{GroupParams, set_weight_qparams, set_weight_scales};
 
 use matrix_layout::{MatrixLayout, grid};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use burn::config::Config;
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codes::weights::quantized_weights;
 use crate::model::float_parameters::{self, FloatParameter};
-use crate::module::effective::Effective;
+use crate::module::effective::{Effective, HostTensor};
 use crate::module::listen::layer_inputs::LayerInputs;
 use crate::module::walk::{self, Site, quantizers};
 use crate::{Learned, QuantError, QuantParams, QuantizedTensor, Scheme, module::InputStatistics};
@@ -142,6 +142,15 @@ impl RoundingConfig {
             }
         }
         let effective = Effective::of(model);
+        // Read at once: a walk through the model for each of its layers takes time of their number squared.
+        let paths: HashSet<&str> = parameters.iter().map(|one| one.path.as_str()).collect();
+        let mut wanted = Vec::new();
+        for path in inputs.paths().filter(|path| paths.contains(*path)) {
+            wanted.push(path.to_string());
+            let bias = bias_of(path).filter(|bias| paths.contains(bias.as_str()));
+            wanted.extend(bias);
+        }
+        let mut stored = float_parameters::read(model, &wanted)?;
         let mut plan = Plan::default();
         for parameter in &parameters {
             let (Some(groups), Some(weight)) =
@@ -153,8 +162,7 @@ impl RoundingConfig {
                 continue;
             }
             let rounded = self.round(
-                (model, &effective),
-                &parameters,
+                (&effective, &mut stored),
                 parameter,
                 weight,
                 groups,
@@ -175,10 +183,9 @@ impl RoundingConfig {
         Ok(plan)
     }
 
-    fn round<M: Module>(
+    fn round(
         &self,
-        (model, effective): (&M, &Effective),
-        parameters: &[FloatParameter],
+        (effective, stored): (&Effective, &mut HashMap<String, HostTensor>),
         parameter: &FloatParameter,
         weight: &QuantizedTensor,
         groups: &[InputStatistics],
@@ -191,13 +198,8 @@ impl RoundingConfig {
                 reason: "only integers are rounded; leave this weight out",
             });
         }
-        let bias_path = path
-            .strip_suffix("weight")
-            .map(|prefix| format!("{prefix}bias"))
-            .filter(|bias| self.bias_correction && parameters.iter().any(|p| p.path == *bias));
-        let mut paths = vec![path.clone()];
-        paths.extend(bias_path.clone());
-        let mut stored = float_parameters::read(model, &paths)?;
+        let bias_path =
+            bias_of(path).filter(|bias| self.bias_correction && stored.contains_key(bias));
         if let Some(stored) = stored.get_mut(path) {
             effective.replace_masked(path, stored)?;
         }
@@ -291,6 +293,12 @@ pub fn bias_correction(
     let mean = Mat::from_fn(features, 1, |row, _| f64::from(mean[row]));
     let off = error * mean;
     Ok((0..outputs).map(|row| -off[(row, 0)] as f32).collect())
+}
+
+/// Where the bias of a weight would be.
+fn bias_of(weight: &str) -> Option<String> {
+    let module = weight.strip_suffix("weight")?;
+    Some(format!("{module}bias"))
 }
 
 #[derive(Default)]
