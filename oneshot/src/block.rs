@@ -78,10 +78,11 @@ pub(crate) fn blocks<O: Tensors>(
         None => block_of(path, preset),
     };
     let products = walk.products();
-    let embedded: HashSet<_> = products
-        .iter()
-        .filter(|product| product.is_embedding())
-        .map(|product| product.parameter.id)
+    // Tables that rows are taken of, by an embedding or by their indices (`select`).
+    let looked_up = walk.graph().nodes().filter(|node| node.looks_up());
+    let embedded: HashSet<_> = looked_up
+        .flat_map(|node| node.parameters())
+        .map(|parameter| parameter.id)
         .collect();
     let is_compressed = |product: &&Product| {
         let path = &product.parameter.path;

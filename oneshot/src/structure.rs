@@ -92,12 +92,13 @@ impl<'a> Structure<'a> {
         id
     }
 
-    /// Where the input of a group comes from, if nothing else reads it or the parameters that make it,
-    /// and features are only rescaled or rectified on the way.
+    /// Where the input of a group comes from, if nothing else reads it, the parameters that make it or the
+    /// weights of the group, and features are only rescaled or rectified on the way.
     pub(crate) fn producer(&self, group: &Group) -> Option<Producer> {
         self.origin(group).filter(|producer| {
             let matrix = producer.matrix.iter().map(|one| &one.parameter.path);
-            let mut paths = producer.vectors.iter().chain(matrix);
+            let weights = group.layers.iter().map(|one| &one.product.parameter.path);
+            let mut paths = producer.vectors.iter().chain(matrix).chain(weights);
             paths.all(|path| self.is_read_once(path))
         })
     }

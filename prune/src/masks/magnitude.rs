@@ -54,6 +54,9 @@ pub(crate) fn largest(
     layout: &Layout,
 ) -> Result<Vec<usize>, PruneError> {
     let feasible = Feasible::new(pattern, budget, layout)?;
+    if let Some(largest) = feasible.largest(weights) {
+        return Ok(largest);
+    }
     let all: Vec<usize> = (0..weights.len()).collect();
     let sizes: Vec<f64> = weights.iter().map(|w| f64::from(w.abs())).collect();
     feasible.select(&all, &sizes, 1.0)

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::inspect::health::{QuantizerHealth, health};
 use crate::model::layers::Layers;
 use crate::model::unobserved::{LeftFloat, Unobserved, leave_float, without_range};
-use crate::qat::training::calibrated;
+use crate::qat::training::{WeightRanges, calibrated};
 use crate::range::observer::ObserverConfig;
 use crate::{
     NumberFormat, QatConfig, QuantError, QuantizedForward, RangeMethod, Rounding, RoundingConfig,
@@ -369,8 +369,12 @@ impl PtqConfig {
         let mut left: Vec<LeftFloat> = Vec::new();
         for observer in &self.observers {
             let prepared = self.config(Some(*observer)).prepare(model.clone())?;
+            let weights = match self.has_static_weights() {
+                true => WeightRanges::OfValues,
+                false => WeightRanges::Observed,
+            };
             let (calibrated, without_range) = data.run("calibration", |run| {
-                calibrated(&prepared, |_| true, self.unobserved, run)
+                calibrated(&prepared, |_| true, self.unobserved, weights, run)
             })??;
             left.extend(without_range);
             let health = data.run("comparing ranges", |run| health(&calibrated, run))??;

@@ -7,7 +7,7 @@ use burn_lean_graph::{AsRecorded, GraphError, Recordings, Tensors, hooks, model_
 use burn_lean_reparam::Rejected;
 
 use crate::module::walk::own_quantizers;
-use crate::qat::training::calibrated;
+use crate::qat::training::{WeightRanges, calibrated};
 use crate::{QuantError, model::Unobserved};
 
 /// Runs forward passes with the quantizers of a prepared model, without an edit of the model: the
@@ -200,7 +200,13 @@ impl QuantizedForward {
                     .map(drop)
             })
         };
-        match calibrated(&model, |_| true, Unobserved::Refuse, run) {
+        match calibrated(
+            &model,
+            |_| true,
+            Unobserved::Refuse,
+            WeightRanges::Observed,
+            run,
+        ) {
             Ok((calibrated, _)) => Ok(calibrated),
             Err(error) => Err(Rejected::new(model, error)),
         }

@@ -79,7 +79,13 @@ pub fn calibrate<M: Module, R: RunOutcome>(
     model: M,
     run: impl FnOnce(&M) -> R,
 ) -> Result<M, Rejected<M, QuantError>> {
-    match calibrated(&model, |_| true, Unobserved::Refuse, run) {
+    match calibrated(
+        &model,
+        |_| true,
+        Unobserved::Refuse,
+        WeightRanges::Observed,
+        run,
+    ) {
         Ok((calibrated, _)) => Ok(calibrated),
         Err(error) => Err(Rejected::new(model, error)),
     }
@@ -100,10 +106,25 @@ pub fn calibrate_unobserved<M: Module, R: RunOutcome>(
     run: impl FnOnce(&M) -> R,
 ) -> Result<M, Rejected<M, QuantError>> {
     let lacks_one = |quantizer: &FakeQuantize| quantizer.keeps_range() && !quantizer.has_range();
-    match calibrated(&model, lacks_one, Unobserved::Refuse, run) {
+    match calibrated(
+        &model,
+        lacks_one,
+        Unobserved::Refuse,
+        WeightRanges::Observed,
+        run,
+    ) {
         Ok((calibrated, _)) => Ok(calibrated),
         Err(error) => Err(Rejected::new(model, error)),
     }
+}
+
+/// Where the ranges of weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WeightRanges {
+    /// From what came by.
+    Observed,
+    /// From their values, after the calibration: it does not matter whether they came by.
+    OfValues,
 }
 
 /// A calibrated copy of `model`, and what was left float of it.
@@ -111,6 +132,7 @@ pub(crate) fn calibrated<M: Module, R: RunOutcome>(
     model: &M,
     chosen: impl Fn(&FakeQuantize) -> bool,
     unobserved: Unobserved,
+    weights: WeightRanges,
     run: impl FnOnce(&M) -> R,
 ) -> Result<(M, Vec<LeftFloat>), QuantError> {
     if quantizers(model).is_empty() {
@@ -140,6 +162,7 @@ pub(crate) fn calibrated<M: Module, R: RunOutcome>(
                 let quantizer = located.quantizer.with_state_of(&quantizer);
                 calibrated.insert(located.path, quantizer);
             }
+            Err(_) if located.site == Site::Weight && weights == WeightRanges::OfValues => {}
             Err(error) => without_range.push((located, error)),
         };
     }

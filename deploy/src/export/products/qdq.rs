@@ -111,12 +111,22 @@ impl Writer<'_> {
         }
     }
 
-    /// The codes of a weight, and the node that dequantizes them.
+    /// The codes of a weight, and the nodes that dequantize them.
+    ///
+    /// ONNX Runtime fuses a product with the node that dequantizes bytes for it, and takes scales of blocks for
+    /// those of columns: such a matrix is stored by columns, and turned after it is dequantized.
     fn dequantized_weight(&mut self, tensor: &TensorIr, codes: &Codes) -> String {
         let key = format!("qdq {}", tensor.id);
         self.written_once(key, |writer| {
             let (inputs, attributes) = writer.stored(tensor, codes);
-            writer.emit("DequantizeLinear", inputs, &codes.path, attributes)
+            let name = writer.emit("DequantizeLinear", inputs, &codes.path, attributes);
+            match is_turned(codes) {
+                false => name,
+                true => {
+                    let order = vec![Attribute::Ints("perm", vec![1, 0])];
+                    writer.emit("Transpose", vec![name], "Transpose", order)
+                }
+            }
         })
     }
 
@@ -133,8 +143,13 @@ impl Writer<'_> {
                 let rank = codes.shape.len();
                 let mut shape = codes.shape.clone();
                 shape[rank - 2] /= block;
+                let mut axis = rank as i64 - 2;
+                if is_turned(codes) {
+                    shape.reverse();
+                    axis = 1;
+                }
                 let attributes = vec![
-                    Attribute::Int("axis", rank as i64 - 2),
+                    Attribute::Int("axis", axis),
                     Attribute::Int("block_size", *block as i64),
                 ];
                 (shape, attributes)
@@ -144,20 +159,42 @@ impl Writer<'_> {
             Spread::Tensor(scale) => vec![*scale],
             Spread::Axis(_, scales) | Spread::Blocks(_, scales) => scales.clone(),
         };
+        let turn = is_turned(codes);
+        let columns = codes.shape.last().copied().unwrap_or(1);
+        let mut of = codes.shape.clone();
+        if turn {
+            of.reverse();
+        }
         let joined = self.written_once(format!("stored {}", tensor.id), |writer| {
             let element = code_type(codes);
-            let bytes = pack(&codes.codes, element);
+            let bytes = pack(&by_columns(&codes.codes, columns, turn), element);
+            let scales = by_columns(&scales, columns, turn);
             let mut names = vec![
-                writer.initializer(&format!("{path}.codes"), element, &codes.shape, bytes),
+                writer.initializer(&format!("{path}.codes"), element, &of, bytes),
                 writer.floats(&format!("{path}.scale"), &shape, &scales),
             ];
             if !codes.is_symmetric() {
-                let zeros = pack(&codes.zero_point, element);
+                let zeros = pack(&by_columns(&codes.zero_point, columns, turn), element);
                 let name = format!("{path}.zero_point");
                 names.push(writer.initializer(&name, element, &shape, zeros));
             }
             names.join("\n")
         });
         (joined.split('\n').map(String::from).collect(), attributes)
+    }
+}
+
+/// Whether a matrix is stored by columns: one of bytes in blocks.
+fn is_turned(codes: &Codes) -> bool {
+    matches!(codes.scale, Spread::Blocks(..)) && codes.bits > 4 && codes.shape.len() == 2
+}
+
+/// The numbers of a matrix, column by column if `turn`.
+fn by_columns<T: Copy>(numbers: &[T], columns: usize, turn: bool) -> Vec<T> {
+    match turn {
+        false => numbers.to_vec(),
+        true => (0..columns)
+            .flat_map(|column| numbers.iter().skip(column).step_by(columns).copied())
+            .collect(),
     }
 }
